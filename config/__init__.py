@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Configuration files and the places where Sluice's own files are found."""
