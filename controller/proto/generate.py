@@ -2,8 +2,8 @@
 """Generates the package sluice.rpc from the .proto files beside this script.
 
 Called by dev/python_layout.py for a checkout and by CMakeLists.txt here for a wheel. It owns
-<out>/sluice/rpc and writes it only when a .proto file is newer. grpcio-tools carries its own protoc,
-so nothing is fetched. Type stubs are written where mypy-protobuf is installed.
+<out>/sluice/rpc and writes it only when a .proto file is newer. grpcio-tools carries its own
+protoc, so nothing is fetched. Type stubs are written where mypy-protobuf is installed.
 """
 
 from __future__ import annotations

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads Sluice's INI files into checked models.
+
+Called by the services' main functions. A file is INI as configparser reads it, with comments that
+begin with `;` or `#` at the start of a line, or with `;` anywhere behind a value, with or without
+a space before it. It promises that whatever is wrong ends in one ConfigError whose lines each name
+the file, the section, the key, the value that was found, and what would be right.
+"""
+
+from __future__ import annotations
+
+import configparser
+import difflib
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class ConfigError(ValueError):
+    """A configuration file cannot be used; the message is meant for the operator."""
+
+
+class Section(BaseModel):
+    """One [section] of a file; its fields are the section's keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_config(path: Path | None, model: type[Model]) -> Model:
+    """Returns the model filled from the file; None or a missing section means the defaults.
+
+    The model's fields are sections, named as in the file with `-` written `_`.
+    """
+    sections = {} if path is None else _parse(path)
+    by_field = {name.replace("-", "_"): keys for name, keys in sections.items()}
+    try:
+        return model.model_validate(by_field)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(path, model, error, by_field))) from None
+
+
+def _parse(path: Path) -> dict[str, dict[str, str]]:
+    parser = configparser.ConfigParser(
+        interpolation=None, comment_prefixes=("#", ";"), delimiters=("=",), strict=True
+    )
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    try:
+        # seeds indent keys below their section, which configparser would take for continuations
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+        parser.read_string("\n".join(lines), source=str(path))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); create it or name another with --config"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
+    except configparser.Error as error:
+        detail = " ".join(str(error).split())
+        raise ConfigError(
+            f"{path}: is not an INI file: {detail}; write [section] lines and `key = value` lines"
+        ) from None
+    return {
+        name: {key: value.split(";", 1)[0].strip() for key, value in parser.items(name)}
+        for name in parser.sections()
+    }
+
+
+def _explain(
+    path: Path | None,
+    model: type[BaseModel],
+    error: ValidationError,
+    sections: dict[str, dict[str, str]],
+) -> list[str]:
+    file = str(path) if path else "built-in defaults"
+    lines: list[str] = []
+    for problem in error.errors():
+        place = [str(part) for part in problem["loc"]]
+        known_sections = [name.replace("_", "-") for name in model.model_fields]
+        if len(place) < 2:
+            name = place[0].replace("_", "-") if place else ""
+            if problem["type"] == "extra_forbidden":
+                fix = f"use one of {', '.join(f'[{known}]' for known in known_sections)}"
+                lines.append(f"{file}: [{name}]: there is no such section; {fix}")
+            else:
+                keys = ", ".join(sections.get(place[0], {})) if place else ""
+                where = f" (keys {keys})" if keys else ""
+                lines.append(f"{file}: [{name}]: {_plain(problem['msg'])}{where}")
+            continue
+        section, key = place[0].replace("_", "-"), place[1]
+        found = sections.get(place[0], {}).get(key)
+        section_model = model.model_fields[place[0]].annotation
+        assert isinstance(section_model, type)
+        assert issubclass(section_model, BaseModel)
+        if problem["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(key, section_model.model_fields, n=1)
+            fix = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"known keys: {', '.join(section_model.model_fields)}"
+            )
+            lines.append(f"{file}: [{section}] {key} = {found}: there is no such key; {fix}")
+            continue
+        field = section_model.model_fields.get(key)
+        wanted = field.description if field and field.description else _plain(problem["msg"])
+        lines.append(
+            f"{file}: [{section}] {key} = {found}: {_plain(problem['msg'])}; give {wanted}"
+        )
+    return lines
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sections that several configuration files share: logging and addresses.
+
+Used by config.server and config.controller. A field's description completes the sentence "give …"
+of an error message and is the text that docs/configuration.md shows.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from sluice.config.ini import Section
+
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+def _upper(value: object) -> object:
+    return value.upper() if isinstance(value, str) else value
+
+
+def _host_and_port(value: str) -> str:
+    host, colon, port = value.rpartition(":")
+    if (
+        not colon
+        or not host
+        or not re.fullmatch(r"[0-9]{1,5}", port)
+        or not 0 <= int(port) <= 65535
+    ):
+        raise ValueError("is not host:port")
+    return value
+
+
+def _ip_address(value: str) -> str:
+    ipaddress.ip_address(value)
+    return value
+
+
+HostPort = Annotated[str, AfterValidator(_host_and_port)]
+IpAddress = Annotated[str, AfterValidator(_ip_address)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Level = Annotated[LogLevel, BeforeValidator(_upper)]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Splits host:port (or [v6]:port) into host and port."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class LogSection(Section):
+    """[log]: where a service logs and how much."""
+
+    log_with_time: bool = Field(True, description="true or false: each line carries the time")
+    log_to_screen: bool = Field(True, description="true or false: log to standard error")
+    log_to_file: bool = Field(True, description="true or false: log to a file in log_dir")
+    log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING or ERROR, for the screen")
+    file_log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING or ERROR, for the file")
+    log_dir: Path = Field(Path("/var/log/sluice"), description="the folder of the log files")

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""server.conf as a model: what an operator may set for sluice-server.
+
+Called by sluice.server's main; the object is handed to every part of the server and never changed.
+The sections [log] [controller] [server] [server-nccl] [throttle] and their first keys are those of
+the systems that Sluice replaces, so that an operator's file can be brought along.
+"""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sluice.config.ini import Section, read_config
+from sluice.config.sections import HostPort, IpAddress, LogSection, Port
+
+DEFAULT_PATH = Path("/etc/sluice/server.conf")
+
+
+class ControllerSection(Section):
+    """[controller]: where the controller is."""
+
+    controller_addr: HostPort = Field(
+        "127.0.0.1:9123", description="the controller's REST address as host:port"
+    )
+    grpc_addr: HostPort | None = Field(
+        None, description="the controller's gRPC address as host:port (REST host, REST port + 1)"
+    )
+    wait_seconds: float = Field(
+        5.0, ge=0, le=300, description="how many seconds a client waits for an absent controller"
+    )
+
+    @property
+    def grpc_target(self) -> str:
+        """The gRPC address, derived from the REST address unless given."""
+        if self.grpc_addr:
+            return self.grpc_addr
+        host, _, port = self.controller_addr.rpartition(":")
+        return f"{host}:{int(port) + 1}"
+
+
+class ServerSection(Section):
+    """[server]: this host's GPUs, doors and folders."""
+
+    vgpu_count: int = Field(
+        4, ge=1, le=64, description="into how many vGPUs a GPU is cut by default, 1 to 64"
+    )
+    bind_addr: IpAddress = Field("127.0.0.1", description="the IP address of the data plane")
+    bind_net: str | None = Field(
+        None, description="the network interface of the data plane, instead of bind_addr"
+    )
+    listen_port: Port = Field(9960, description="the data port, 1 to 65535 (0: any free one)")
+    advertise_addr: str | None = Field(
+        None, description="the address that TCP clients are told, if it is not bind_addr"
+    )
+    enable_kvm: bool = Field(True, description="true or false: serve guests of libvirt")
+    enable_shm: bool = Field(True, description="true or false: serve processes of this host")
+    enable_rdma: bool = Field(
+        False, description="true or false: use RDMA (not there yet: true only logs a warning)"
+    )
+    ibverbs_device: str | None = Field(None, description="the RDMA device, such as mlx5_0")
+
+    node_name: str = Field(
+        default_factory=socket.gethostname,
+        min_length=1,
+        max_length=120,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="the node's name in the pool, letters, digits, dot, dash and underscore",
+    )
+    run_dir: Path = Field(Path("/run/sluice"), description="the folder of sockets and worker state")
+    socket_path: Path | None = Field(
+        None, description="the Unix socket of local clients (run_dir/server.sock)"
+    )
+    region_dir: Path = Field(Path("/dev/shm"), description="the folder of the guests' regions")
+    region_slots: int = Field(
+        8, ge=1, le=64, description="how many processes of one guest can be served at once, 1 to 64"
+    )
+    arena_mib: int = Field(
+        256, ge=1, le=65536, description="MiB of shared pinned memory of a local session"
+    )
+    region_arena_mib: int = Field(
+        64,
+        ge=1,
+        le=65536,
+        description="MiB of pinned memory of each slot of a guest's region",
+    )
+    driver: str = Field("auto", description="auto, softgpu, or the path of a CUDA driver library")
+    visible_devices: str = Field(
+        "", description="a comma-separated list of GPU UUIDs to put in the pool (empty: all)"
+    )
+    worker_user: str = Field("sluice-worker", description="the account that workers run as")
+    worker_sandbox: bool = Field(True, description="true or false: workers confine themselves")
+    prestart_workers: int = Field(
+        1, ge=0, le=16, description="how many workers wait ready for each GPU, 0 to 16"
+    )
+    worker_start_seconds: float = Field(
+        60.0, gt=0, le=600, description="how many seconds a worker may take to be ready"
+    )
+    session_memory_mib: int = Field(
+        0, ge=0, description="MiB of host memory of one session's cgroup (0: no limit)"
+    )
+    session_pids: int = Field(
+        1024, ge=0, description="how many threads one session's cgroup may hold (0: no limit)"
+    )
+    silent_seconds: float = Field(
+        300.0, gt=0, description="after how many silent seconds a guest's session is given up"
+    )
+
+
+class NcclSection(Section):
+    """[server-nccl]: collective communication between GPU nodes."""
+
+    comm_id: HostPort = Field(
+        "127.0.0.1:9970", description="NCCL's address and port on this host as host:port"
+    )
+
+
+class ThrottleSection(Section):
+    """[throttle]: how strictly compute shares are kept."""
+
+    throttle_level: int = Field(
+        100, ge=0, le=100, description="0 (strictest) to 100 (most throughput)"
+    )
+    enable_computation_throttle: bool = Field(
+        True, description="true or false: keep compute shares"
+    )
+    computation_throttle_mode2: Literal[True] = Field(True, description="true, the only mode")
+
+
+class ServerConfig(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    log: LogSection = LogSection()
+    controller: ControllerSection = ControllerSection()
+    server: ServerSection = Field(default_factory=ServerSection)
+    server_nccl: NcclSection = NcclSection()
+    throttle: ThrottleSection = ThrottleSection()
+
+    @model_validator(mode="after")
+    def _one_data_address(self) -> ServerConfig:
+        if self.server.bind_net and "bind_addr" in self.server.model_fields_set:
+            raise ValueError("[server] has both bind_addr and bind_net; keep one of them")
+        return self
+
+    @property
+    def client_socket(self) -> Path:
+        """The Unix socket of local clients."""
+        return self.server.socket_path or self.server.run_dir / "server.sock"
+
+
+def read_server_config(path: Path | None) -> ServerConfig:
+    """Reads server.conf; None takes the default path if it is there, else the defaults."""
+    if path is None and DEFAULT_PATH.exists():
+        path = DEFAULT_PATH
+    return read_config(path, ServerConfig)
