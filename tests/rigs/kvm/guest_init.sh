@@ -1,0 +1,51 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# First process of a rig guest: the host's root by 9p, read-only, under a tmpfs overlay; then udev and the
+# guest agent. Words of the kernel command line: rig_agent=PATH and rig_modules=PATH (host paths).
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev 2>/dev/null
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs tmpfs /dev/shm
+mount -t devpts devpts /dev/pts
+while read -r module; do insmod "$module" || echo "rig: insmod $module failed"; done </modules.list
+for word in $(cat /proc/cmdline); do
+  case $word in
+    rig_agent=*) agent=${word#*=} ;;
+    rig_modules=*) modules=${word#*=} ;;
+    rig_host=*) name=${word#*=} ;;
+  esac
+done
+hostname "${name:-guest}"
+ip link set lo up
+
+# Without a cache, since files change on the host while guests run.
+mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=none,ro hostroot /ro || echo "rig: no root"
+mount -t tmpfs tmpfs /rw
+mkdir -p /rw/upper /rw/work
+mount -t overlay -o lowerdir=/ro,upperdir=/rw/upper,workdir=/rw/work overlay /newroot || echo "rig: no overlay"
+for folder in proc sys dev host tmp run var/tmp lib/modules etc/sluice; do mkdir -p "/newroot/$folder"; done
+for folder in proc sys dev; do mount --rbind "/$folder" "/newroot/$folder"; done
+mount --rbind /ro /newroot/host
+mount -t tmpfs tmpfs /newroot/run
+mount -t tmpfs -o mode=1777 tmpfs /newroot/tmp
+[ -n "$modules" ] && mount --bind "/ro$modules" /newroot/lib/modules
+echo "rig: root at $(cut -d' ' -f1 /proc/uptime)"
+
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
+chroot /newroot /lib/systemd/systemd-udevd --daemon
+
+tries=0
+while [ -z "$port" ] && [ $tries -lt 500 ]; do
+  for candidate in /sys/class/virtio-ports/*; do
+    [ "$(cat "$candidate/name" 2>/dev/null)" = org.qemu.guest_agent.0 ] && port=/dev/$(basename "$candidate")
+  done
+  [ -n "$port" ] || sleep 0.02
+  tries=$((tries + 1))
+done
+echo "rig: agent on ${port:-nothing} at $(cut -d' ' -f1 /proc/uptime)"
+# An agent that dies is started again: a test may have filled the guest's memory.
+while :; do
+  chroot /newroot "$agent" -m virtio-serial -p "$port" -t /run -l /run/qga.log
+  sleep 0.2
+done

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rig guest boots from: packages on this machine, Debian's kernel unpacked, an initramfs.
+
+Called by rig.py before anything starts. Owns ``build/rig/images``, which all rigs of a checkout share
+under a file lock; a second call finds everything there and takes no time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import initramfs, vmlinux
+
+#: Debian packages on the machine that runs the rig.
+PACKAGES = (
+    "qemu-system-x86",
+    "libvirt-daemon",
+    "libvirt-daemon-driver-qemu",
+    "libvirt-clients",
+    "libvirt-dev",
+    "libxml2-utils",
+    "pkg-config",
+    "gcc",
+    "busybox-static",
+    "kmod",
+    "iproute2",
+    "udev",
+)
+
+#: What init needs to reach the host's root and the agent's port; virtio_net for guests with a network.
+MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "virtio_console", "virtio_net")
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Paths of what a guest boots from."""
+
+    kernel: Path
+    initramfs: Path
+    agent: Path
+    modules: Path
+    release: str
+
+
+def install_packages(progress: Progress) -> None:
+    """Installs what is missing of :data:`PACKAGES` by apt; needs root only if something is missing."""
+    listed = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *PACKAGES],
+        check=False,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    present = {line.split()[1] for line in listed if line.startswith("installed ")}
+    missing = [package for package in PACKAGES if package not in present]
+    if not missing:
+        return
+    progress(f"installing {', '.join(missing)}")
+    environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
+    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
+        done = subprocess.run(
+            ["apt-get", *arguments], check=False, capture_output=True, text=True, env=environment
+        )
+        if done.returncode:
+            raise RuntimeError(f"apt-get {' '.join(arguments)} failed: {done.stderr.strip()[-2000:]}")
+
+
+def prepare(cache: Path, progress: Progress) -> Images:
+    """Fetches and builds what is missing below ``cache`` and returns the paths."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _prepare_locked(cache, progress)
+
+
+def _prepare_locked(cache: Path, progress: Progress) -> Images:
+    named = cache / "kernel-package"
+    if not named.exists():
+        named.write_text(_kernel_package())
+    package = named.read_text()
+    release = package.removeprefix("linux-image-")
+    unpacked = _unpack(package, cache, progress)
+    agent = _unpack("qemu-guest-agent", cache, progress) / "usr/sbin/qemu-ga"
+    images = Images(
+        kernel=cache / f"vmlinux-{release}",
+        initramfs=cache / f"initramfs-{release}",
+        agent=agent,
+        modules=unpacked / "lib/modules",
+        release=release,
+    )
+    if not (unpacked / f"lib/modules/{release}/modules.dep.bin").exists():
+        subprocess.run(["/sbin/depmod", "-b", str(unpacked), release], check=True)
+    if not images.kernel.exists():
+        progress("unpacking the guest's kernel")
+        partial = images.kernel.with_suffix(".partial")
+        vmlinux.extract(unpacked / f"boot/vmlinuz-{release}", partial)
+        partial.rename(images.kernel)
+    here = Path(__file__).parent
+    inputs = [here / "guest_init.sh", here / "initramfs.py", here / "images.py"]
+    newest = max(path.stat().st_mtime for path in inputs)
+    if not images.initramfs.exists() or images.initramfs.stat().st_mtime < newest:
+        progress("building the guest's initramfs")
+        partial = images.initramfs.with_suffix(".partial")
+        initramfs.build(partial, here / "guest_init.sh", unpacked, release, MODULES)
+        partial.rename(images.initramfs)
+    return images
+
+
+def _kernel_package() -> str:
+    """The versioned package behind linux-image-amd64."""
+    shown = subprocess.run(
+        ["apt-cache", "depends", "linux-image-amd64"], check=True, capture_output=True, text=True
+    ).stdout
+    for line in shown.splitlines():
+        kind, _, name = line.strip().partition(": ")
+        if kind == "Depends" and name.startswith("linux-image-"):
+            return name
+    raise RuntimeError("apt knows no linux-image-amd64: run apt-get update")
+
+
+def _unpack(package: str, cache: Path, progress: Progress) -> Path:
+    """Downloads ``package`` and unpacks it below ``cache`` without installing it."""
+    target = cache / package
+    if target.exists():
+        return target
+    progress(f"downloading {package}")
+    partial = cache / f"{package}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    # apt's own sandbox user cannot write below the checkout; it says so and goes on as root.
+    for attempt in (0, 1):
+        done = subprocess.run(
+            ["apt-get", "download", "-qq", package],
+            cwd=partial,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode == 0:
+            break
+        if attempt:
+            raise RuntimeError(f"apt-get download {package} failed: {done.stderr.strip()[-2000:]}")
+        subprocess.run(["apt-get", "update", "-qq"], check=False, capture_output=True)
+    archive = next(partial.glob("*.deb"))
+    subprocess.run(["dpkg-deb", "-x", archive.name, "."], cwd=partial, check=True)
+    archive.unlink()
+    partial.rename(target)
+    return target

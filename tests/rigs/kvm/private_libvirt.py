@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One libvirtd of our own: private /etc, /run, /var below a folder, in its own mount namespace.
+
+Called by rig.py. Owns the daemon and the folder; several can run side by side with different folders.
+No systemd, no virtlogd, no cgroups, QEMU as root. Clients connect from outside the namespace by the
+socket's real path, so nobody needs nsenter.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+_BINDS = (
+    ("etc", "/etc/libvirt"),
+    ("run", "/run/libvirt"),
+    ("lib", "/var/lib/libvirt"),
+    ("log", "/var/log/libvirt"),
+    ("cache", "/var/cache/libvirt"),
+)
+
+_QEMU_CONF = """\
+security_driver = "none"
+user = "root"
+group = "root"
+dynamic_ownership = 0
+remember_owner = 0
+cgroup_controllers = [ ]
+namespaces = [ ]
+stdio_handler = "file"
+"""
+
+_LIBVIRTD_CONF = """\
+unix_sock_group = "root"
+unix_sock_dir = "/run/libvirt"
+auth_unix_ro = "none"
+auth_unix_rw = "none"
+log_outputs = "3:file:/var/log/libvirt/libvirtd.log"
+"""
+
+
+class PrivateLibvirt:
+    """A libvirtd below ``root``; start and stop may be called at any time, by any process."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.socket = root / "run/libvirt-sock"
+        self._pid_file = root / "libvirtd.pid"
+        if len(str(self.socket)) > 107:
+            raise ValueError(f"{self.socket}: longer than a Unix socket's path may be; choose a shorter folder")
+
+    @property
+    def uri(self) -> str:
+        return f"qemu:///system?socket={self.socket}"
+
+    def running(self) -> bool:
+        pid = self._pid()
+        return pid is not None and _is_libvirtd(pid) and self.socket.exists()
+
+    def start(self, timeout: float = 20) -> None:
+        """Starts the daemon unless it runs; returns when its socket answers."""
+        if self.running():
+            return
+        _ensure_account()
+        for folder, _ in _BINDS:
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        (self.root / "etc/qemu.conf").write_text(_QEMU_CONF)
+        (self.root / "etc/libvirtd.conf").write_text(_LIBVIRTD_CONF)
+        self.socket.unlink(missing_ok=True)
+        script = ["set -e"]
+        for folder, target in _BINDS:
+            script.append(f"mkdir -p {target}; mount --bind '{self.root / folder}' {target}")
+        script.append("exec libvirtd -f /etc/libvirt/libvirtd.conf")
+        with open(self.root / "libvirtd.out", "ab") as out:
+            process = subprocess.Popen(
+                ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        self._pid_file.write_text(str(process.pid))
+        deadline = time.monotonic() + timeout
+        while not self.socket.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = (self.root / "libvirtd.out").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"libvirtd below {self.root} did not start: {said}")
+            time.sleep(0.02)
+
+    def stop(self, timeout: float = 10) -> None:
+        """Ends the daemon; guests that still run keep running, as on any host."""
+        pid = self._pid()
+        if pid is None or not _is_libvirtd(pid):
+            return
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + timeout
+        while _is_libvirtd(pid):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                break
+            _reap(pid)
+            time.sleep(0.02)
+        self._pid_file.unlink(missing_ok=True)
+
+    def _pid(self) -> int | None:
+        try:
+            return int(self._pid_file.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+
+def _reap(pid: int) -> None:
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+
+
+def _is_libvirtd(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() in ("libvirtd", "unshare", "sh") and (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _ensure_account() -> None:
+    """libvirtd looks its default account up even where the configuration names another."""
+    if subprocess.run(["getent", "group", "kvm"], check=False, capture_output=True).returncode:
+        subprocess.run(["groupadd", "-r", "kvm"], check=True)
+    if subprocess.run(["getent", "passwd", "libvirt-qemu"], check=False, capture_output=True).returncode:
+        subprocess.run(
+            ["useradd", "-r", "-U", "-M", "-d", "/var/lib/libvirt", "-s", "/usr/sbin/nologin", "libvirt-qemu"],
+            check=True,
+        )

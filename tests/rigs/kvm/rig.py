@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way in to the KVM rig: a private libvirt and guests that boot in two seconds without KVM.
+
+Called by the demo and by tests/hypervisor (``from tests.rigs.kvm.rig import Rig``), or by hand with
+``python -m tests.rigs.kvm.rig shell``. Owns the guests it defined: ``stop()`` destroys and undefines them and
+ends the daemon. ``SLUICE_RIG`` names another folder than ``build/rig``; two folders do not disturb each other.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+import uuid as uuids
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import jinja2
+import libvirt
+
+from . import agent, images
+from .agent import Finished, GuestProcess
+from .private_libvirt import PrivateLibvirt
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+_KERNEL_WORDS = (
+    "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable audit=0 apparmor=0 "
+    "cryptomgr.notests random.trust_cpu=on 8250.nr_uarts=1"
+)
+
+Progress = Callable[[str], None]
+
+
+def print_progress(line: str) -> None:
+    """Shows a line with the time of day on standard error."""
+    print(f"{time.strftime('%H:%M:%S')} rig: {line}", file=sys.stderr, flush=True)
+
+
+class Guest:
+    """A defined domain and the agent inside it. Made by :meth:`Rig.define_guest`."""
+
+    def __init__(self, rig: Rig, domain: libvirt.virDomain, console: Path) -> None:
+        self._rig = rig
+        self.domain = domain
+        self.console = console
+        self.name: str = domain.name()
+        self.uuid: str = domain.UUIDString()
+
+    @property
+    def active(self) -> bool:
+        return bool(self.domain.isActive())
+
+    def start(self) -> None:
+        """Powers on; returns at once, see :meth:`wait_ready`."""
+        self._rig.progress(f"starting guest {self.name}")
+        self.domain.create()
+
+    def wait_ready(self, timeout: float = 60) -> float:
+        """Waits until commands can be run; returns the seconds it took."""
+        began = time.monotonic()
+        while True:
+            try:
+                agent.call(self.domain, "guest-ping", timeout=1)
+                break
+            except libvirt.libvirtError as error:
+                if time.monotonic() - began > timeout:
+                    raise TimeoutError(f"{self.name}: no agent after {timeout} s: {error}\n{self.console_tail()}") from error
+                if not self.active:
+                    raise RuntimeError(f"{self.name}: ended while booting\n{self.console_tail()}") from error
+                time.sleep(0.05)
+        waited = time.monotonic() - began
+        self._rig.progress(f"guest {self.name} ready after {waited:.1f} s")
+        return waited
+
+    def run(self, command: str, timeout: float = 60, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
+        """Runs ``command`` by bash in the guest; its exit code (minus the signal's number), output, errors.
+
+        After ``timeout`` seconds the command and all it started are killed and TimeoutError is raised.
+        """
+        finished = self.spawn(command, environment).wait(timeout)
+        return finished.code, finished.out, finished.err
+
+    def check(self, command: str, timeout: float = 60, environment: dict[str, str] | None = None) -> str:
+        """Runs ``command`` and returns its output; RuntimeError with everything it said if it fails."""
+        code, out, err = self.run(command, timeout, environment)
+        if code:
+            raise RuntimeError(f"in {self.name}: {command!r} ended with {code}\n{out}{err}")
+        return out
+
+    def spawn(self, command: str, environment: dict[str, str] | None = None) -> GuestProcess:
+        """Starts ``command`` by bash in the guest, in a session of its own, and returns at once."""
+        return GuestProcess(self.domain, command, environment or {})
+
+    def put(self, source: Path, target: str, timeout: float = 60) -> None:
+        """Copies a file or folder of the host (not below /dev or /proc) to ``target`` in the guest.
+
+        The guest also sees the host's whole root, read-only, below ``/host``.
+        """
+        inside = shlex.quote("/host" + str(source.resolve()))
+        goal = shlex.quote(target)
+        self.check(f"mkdir -p $(dirname {goal}) && cp -a -T {inside} {goal}", timeout)
+
+    def write(self, target: str, content: bytes) -> None:
+        """Writes ``content`` to the file ``target`` in the guest."""
+        import base64
+
+        handle = agent.call(self.domain, "guest-file-open", path=target, mode="wb")
+        try:
+            for start in range(0, len(content), 1 << 20):
+                piece = base64.b64encode(content[start : start + (1 << 20)]).decode()
+                agent.call(self.domain, "guest-file-write", handle=handle, buf_b64=piece)
+        finally:
+            agent.call(self.domain, "guest-file-close", handle=handle)
+
+    def pause(self) -> None:
+        self.domain.suspend()
+
+    def resume(self) -> None:
+        self.domain.resume()
+
+    def destroy(self) -> None:
+        """Pulls the plug; nothing happens if the guest is off."""
+        if self.active:
+            self.domain.destroy()
+
+    def restart(self, timeout: float = 60) -> None:
+        """Pulls the plug, powers on, waits."""
+        self.destroy()
+        self.start()
+        self.wait_ready(timeout)
+
+    def undefine(self) -> None:
+        """Powers off and removes the definition."""
+        self.destroy()
+        self.domain.undefine()
+
+    def console_tail(self, characters: int = 3000) -> str:
+        try:
+            return self.console.read_text(errors="replace")[-characters:]
+        except FileNotFoundError:
+            return "(no console output)"
+
+
+class Rig:
+    """A private libvirt with its guests. Usable as a context manager."""
+
+    def __init__(self, name: str = "default", progress: Progress = print_progress) -> None:
+        base = Path(os.environ.get("SLUICE_RIG", CHECKOUT / "build/rig"))
+        self.root = base / name
+        self.progress = progress
+        self._images_folder = base / "images"
+        self._daemon = PrivateLibvirt(self.root)
+        self._connection: libvirt.virConnect | None = None
+        self._images: images.Images | None = None
+        self._guests: dict[str, Guest] = {}
+
+    @property
+    def uri(self) -> str:
+        """What libvirt clients, ``virsh -c`` and ``sluice vm --connect`` take."""
+        return self._daemon.uri
+
+    @property
+    def connection(self) -> libvirt.virConnect:
+        if self._connection is None:
+            raise RuntimeError("the rig is not started")
+        return self._connection
+
+    def start(self) -> None:
+        """Installs and builds what is missing, starts libvirtd, removes what an earlier run left."""
+        began = time.monotonic()
+        images.install_packages(self.progress)
+        self._images = images.prepare(self._images_folder, self.progress)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._daemon.start()
+        libvirt.registerErrorHandler(lambda *_: None, None)
+        self._connection = libvirt.open(self.uri)
+        self._clear()
+        self.progress(f"libvirt at {self.uri} after {time.monotonic() - began:.1f} s")
+
+    def restart_daemon(self) -> None:
+        """Ends and starts libvirtd while guests keep running; their objects stay usable."""
+        if self._connection is not None:
+            self._connection.close()
+        self._daemon.stop()
+        self._daemon.start()
+        self._connection = libvirt.open(self.uri)
+        for guest in self._guests.values():
+            guest.domain = self._connection.lookupByUUIDString(guest.uuid)
+
+    def stop(self) -> None:
+        """Destroys and undefines every guest and ends the daemon."""
+        if self._connection is not None:
+            self._clear()
+            self._connection.close()
+            self._connection = None
+        self._daemon.stop()
+        self.progress("stopped")
+
+    def define_guest(
+        self,
+        name: str,
+        mem_mib: int = 512,
+        vcpus: int = 2,
+        *,
+        machine: str = "q35",
+        spare_ports: int = 4,
+        network: bool = False,
+        uuid: str | None = None,
+        devices: str = "",
+    ) -> Guest:
+        """Defines a persistent guest. ``spare_ports`` root ports stay free (q35 only); ``devices`` is raw XML."""
+        console = self.root / f"console-{name}.log"
+        domain = self.connection.defineXML(
+            self.guest_xml(
+                name,
+                mem_mib,
+                vcpus,
+                machine=machine,
+                spare_ports=spare_ports,
+                network=network,
+                uuid=uuid,
+                devices=devices,
+            )
+        )
+        guest = Guest(self, domain, console)
+        self._guests[name] = guest
+        return guest
+
+    def guest_xml(
+        self,
+        name: str,
+        mem_mib: int = 512,
+        vcpus: int = 2,
+        *,
+        machine: str = "q35",
+        spare_ports: int = 4,
+        network: bool = False,
+        uuid: str | None = None,
+        devices: str = "",
+    ) -> str:
+        """The XML that :meth:`define_guest` defines."""
+        if self._images is None:
+            raise RuntimeError("the rig is not started")
+        words = (
+            f"{_KERNEL_WORDS} rig_host={name} rig_agent={self._images.agent} rig_modules={self._images.modules}"
+        )
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined
+        )
+        return environment.get_template("guest.xml.j2").render(
+            name=name,
+            uuid=uuid or str(uuids.uuid4()),
+            mem_mib=mem_mib,
+            vcpus=vcpus,
+            machine=machine,
+            # The root file system, the agent's port and the network sit on root ports of their own.
+            ports=2 + int(network) + spare_ports,
+            kernel=self._images.kernel,
+            initramfs=self._images.initramfs,
+            cmdline=words,
+            console=self.root / f"console-{name}.log",
+            network=network,
+            devices=devices,
+        )
+
+    def _clear(self) -> None:
+        for domain in self.connection.listAllDomains():
+            if domain.isActive():
+                domain.destroy()
+            try:
+                domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # a transient one is gone already
+                    raise
+        self._guests.clear()
+
+    def __enter__(self) -> Rig:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+__all__ = ["Finished", "Guest", "GuestProcess", "Rig", "print_progress"]
+
+
+def main() -> None:
+    """``smoke`` boots one guest and runs a command in it; ``stop`` ends whatever runs below the folder."""
+    verb = sys.argv[1] if len(sys.argv) > 1 else "smoke"
+    rig = Rig(sys.argv[2] if len(sys.argv) > 2 else "default")
+    rig.start()
+    try:
+        if verb == "smoke":
+            guest = rig.define_guest("smoke")
+            guest.start()
+            guest.wait_ready()
+            print(guest.check("uname -r; cat /proc/uptime; id; ls /host | head -3; free -m; pgrep -a udevd"))
+    finally:
+        rig.stop()
+
+
+if __name__ == "__main__":
+    main()
