@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/region.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace sluice::channel {
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace {
+constexpr int kReadWrite = PROT_READ | PROT_WRITE;
+
+std::string failed(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
+}  // namespace
+
+MappedSlot::~MappedSlot() {
+  if (control_) munmap(control_, control_bytes_);
+  if (ring_) munmap(ring_, layout_.ring_bytes * 2);
+  if (arena_) munmap(arena_, layout_.arena_bytes);
+}
+
+MappedSlot& MappedSlot::operator=(MappedSlot&& other) noexcept {
+  std::swap(control_, other.control_);
+  std::swap(ring_, other.ring_);
+  std::swap(arena_, other.arena_);
+  std::swap(control_bytes_, other.control_bytes_);
+  std::swap(layout_, other.layout_);
+  return *this;
+}
+
+bool MappedSlot::map(int fd, size_t slot_bytes, uint32_t index, uint64_t arena_address,
+                     std::string* error) {
+  layout_ = slot_layout(slot_bytes);
+  if (layout_.total == 0) {
+    *error = "a slot of " + std::to_string(slot_bytes) + " bytes is too small (4 MiB at least)";
+    return false;
+  }
+  const off_t base = static_cast<off_t>(slot_offset_of(slot_bytes, index));
+  control_bytes_ = layout_.ring;
+  void* control = mmap(nullptr, control_bytes_, kReadWrite, MAP_SHARED, fd, base);
+  if (control == MAP_FAILED) {
+    *error = failed("mapping the slot's control pages");
+    return false;
+  }
+  control_ = static_cast<char*>(control);
+
+  void* twice = mmap(nullptr, layout_.ring_bytes * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (twice == MAP_FAILED) {
+    *error = failed("reserving room for the ring");
+    return false;
+  }
+  ring_ = static_cast<std::byte*>(twice);
+  for (int half = 0; half < 2; ++half) {
+    if (mmap(ring_ + static_cast<size_t>(half) * layout_.ring_bytes, layout_.ring_bytes, kReadWrite,
+             MAP_SHARED | MAP_FIXED, fd, base + static_cast<off_t>(layout_.ring)) == MAP_FAILED) {
+      *error = failed("mapping the ring");
+      return false;
+    }
+  }
+  if (arena_address) {
+    void* at = reinterpret_cast<void*>(arena_address);
+    void* arena = mmap(at, layout_.arena_bytes, kReadWrite, MAP_SHARED | MAP_FIXED_NOREPLACE, fd,
+                       base + static_cast<off_t>(layout_.arena));
+    if (arena != at) {
+      if (arena != MAP_FAILED) munmap(arena, layout_.arena_bytes);
+      *error = failed("mapping the arena at its fixed address");
+      return false;
+    }
+    madvise(arena, layout_.arena_bytes, MADV_DONTFORK);
+    arena_ = static_cast<std::byte*>(arena);
+  }
+  return true;
+}
+
+void format_slot(const MappedSlot& slot, uint32_t index, SlotState first) {
+  SlotHeader& h = slot.header();
+  const SlotLayout& l = slot.layout();
+  h.state.store(static_cast<uint32_t>(SlotState::kClosed));
+  for (uint32_t i = 0; i < kLaneCount; ++i) {
+    slot.lane(i).sequence.store(0);
+    slot.lane(i).waiting.store(0);
+  }
+  std::memset(slot.mailbox().data(), 0, 1024);
+  for (size_t i = 0; i < kMarkCount; ++i) slot.marks()[i].store(0, std::memory_order_relaxed);
+  h.index = index;
+  h.lane_count = kLaneCount;
+  h.lanes_offset = l.lanes;
+  h.lane_bytes = kLaneBytes;
+  h.mailbox_offset = l.mailbox;
+  h.mailbox_bytes = kMailboxBytes;
+  h.marks_offset = l.marks;
+  h.mark_count = kMarkCount;
+  h.ring_offset = l.ring;
+  h.ring_bytes = l.ring_bytes;
+  h.arena_offset = l.arena;
+  h.arena_bytes = l.arena_bytes;
+  h.generation.fetch_add(1);
+  h.sticky_error.store(0);
+  h.client_pid.store(0);
+  h.client_start.store(0);
+  h.heartbeat.store(0);
+  h.tail.store(0);
+  h.head.store(0);
+  h.head_wanted.store(0);
+  h.sleeping.store(0);
+  h.doorbell.store(0);
+  h.magic = kSlotMagic;
+  h.state.store(static_cast<uint32_t>(first), std::memory_order_release);
+}
+
+bool format_region(int fd, size_t region_bytes, uint32_t slots, std::string* error) {
+  const size_t slot_bytes = slot_bytes_of(region_bytes, slots);
+  if (slot_layout(slot_bytes).total == 0) {
+    *error = std::to_string(region_bytes) + " bytes are too few for " + std::to_string(slots) +
+             " slots of at least 4 MiB; give the region more memory or fewer slots";
+    return false;
+  }
+  void* page = mmap(nullptr, kPage, kReadWrite, MAP_SHARED, fd, 0);
+  if (page == MAP_FAILED) {
+    *error = failed("mapping the region's header");
+    return false;
+  }
+  auto& h = *static_cast<RegionHeader*>(page);
+  h.magic = 0;
+  h.version = 1;
+  h.slot_count = slots;
+  h.region_bytes = region_bytes;
+  h.slot_bytes = slot_bytes;
+  uint32_t generation = h.generation.load() + 1;
+  if (generation == 0 || generation == ~0u) generation = 1;
+  h.generation.store(generation);
+  h.host_beat.store(0);
+  std::atomic_thread_fence(std::memory_order_release);
+  h.magic = kRegionMagic;
+  munmap(page, kPage);
+  return true;
+}
+
+size_t check_region(const RegionHeader& header, size_t region_bytes, std::string* error) {
+  if (header.magic != kRegionMagic) {
+    *error = header.magic == 0 || header.magic == ~0ull
+                 ? "the region is blank: the host has not set it up, or the device was taken away"
+                 : "the region is not Sluice's";
+    return 0;
+  }
+  if (header.version != 1) {
+    *error = "the region has layout version " + std::to_string(header.version) +
+             ", this side speaks 1: bring both to the same release";
+    return 0;
+  }
+  const uint32_t slots = header.slot_count;
+  const size_t bytes = header.region_bytes, slot_bytes = header.slot_bytes;
+  if (slots == 0 || slots > 4096 || bytes > region_bytes ||
+      slot_bytes != slot_bytes_of(bytes, slots) || slot_layout(slot_bytes).total == 0) {
+    *error = "the region's header does not fit its size";
+    return 0;
+  }
+  return slot_bytes;
+}
+
+}  // namespace sluice::channel

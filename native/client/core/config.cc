@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/config.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <map>
+
+namespace sluice::client {
+
+namespace {
+
+struct Value {
+  std::string text;
+  std::string where;
+};
+using Values = std::map<std::string, Value>;  // "section.key"
+
+std::string trimmed(const std::string& s) {
+  const char* blanks = " \t\r\n";
+  const size_t first = s.find_first_not_of(blanks);
+  return first == std::string::npos ? "" : s.substr(first, s.find_last_not_of(blanks) - first + 1);
+}
+
+void read_file(const std::string& path, Values* values) {
+  std::ifstream in(path);
+  std::string line, section;
+  for (int number = 1; std::getline(in, line); ++number) {
+    const size_t comment = line.find_first_of(";#");
+    line = trimmed(line.substr(0, comment));
+    if (line.empty()) continue;
+    if (line.front() == '[' && line.back() == ']') {
+      section = line.substr(1, line.size() - 2);
+      continue;
+    }
+    const size_t equal = line.find('=');
+    if (equal == std::string::npos) continue;
+    (*values)[section + "." + trimmed(line.substr(0, equal))] = {
+        trimmed(line.substr(equal + 1)), path + ":" + std::to_string(number)};
+  }
+}
+
+class Reader {
+ public:
+  Reader(const Values& values, Config* config) : values_(values), config_(config) {}
+
+  bool find(const char* file_key, std::initializer_list<const char*> variables, Value* out) const {
+    for (const char* name : variables) {
+      if (const char* v = std::getenv(name); v && *v) {
+        *out = {v, std::string("environment variable ") + name};
+        return true;
+      }
+    }
+    const auto it = file_key ? values_.find(file_key) : values_.end();
+    if (it == values_.end()) return false;
+    *out = it->second;
+    return true;
+  }
+
+  void text(const char* key, std::initializer_list<const char*> variables, std::string* to) const {
+    if (Value v; find(key, variables, &v)) *to = v.text;
+  }
+
+  template <class T>
+  void number(const char* key, std::initializer_list<const char*> variables, long low, long high,
+              T* to) const {
+    Value v;
+    if (!find(key, variables, &v)) return;
+    char* end = nullptr;
+    errno = 0;
+    const long n = std::strtol(v.text.c_str(), &end, 10);
+    if (errno || *end || end == v.text.c_str() || n < low || n > high) {
+      if (config_->error.empty())
+        config_->error = v.where + " is \"" + v.text + "\": a whole number from " +
+                         std::to_string(low) + " to " + std::to_string(high) + " is wanted";
+      return;
+    }
+    *to = static_cast<T>(n);
+  }
+
+  void flag(const char* key, std::initializer_list<const char*> variables, bool* to) const {
+    Value v;
+    if (!find(key, variables, &v)) return;
+    if (v.text == "1" || v.text == "true" || v.text == "yes" || v.text == "on")
+      *to = true;
+    else if (v.text == "0" || v.text == "false" || v.text == "no" || v.text == "off")
+      *to = false;
+    else if (config_->error.empty())
+      config_->error = v.where + " is \"" + v.text + "\": true or false is wanted";
+  }
+
+ private:
+  const Values& values_;
+  Config* config_;
+};
+
+}  // namespace
+
+Config read_config() {
+  Config c;
+  Values values;
+  read_file("/etc/sluice/client.conf", &values);
+  if (const char* home = std::getenv("HOME")) read_file(std::string(home) + "/.sluice/client.conf", &values);
+  const Reader r(values, &c);
+  r.text("controller.controller_addr", {"SLUICE_CONTROLLER", "ORION_CONTROLLER"}, &c.controller);
+  r.text("client.server_socket", {"SLUICE_SERVER_SOCKET"}, &c.server_socket);
+  r.text("client.channel", {"SLUICE_CHANNEL"}, &c.channel);
+  r.text("client.ivshmem", {"SLUICE_IVSHMEM"}, &c.ivshmem);
+  r.flag("client.enable_net", {}, &c.enable_net);
+  r.flag("log.log_to_screen", {}, &c.log_to_screen);
+  r.number("client.vgpu_count", {"SLUICE_VGPU", "ORION_VGPU"}, 1, 64, &c.vgpu_count);
+  r.number("client.gmem", {"SLUICE_GMEM", "ORION_GMEM"}, 1, 1 << 30, &c.gmem_mib);
+  r.number("client.ratio", {"SLUICE_RATIO", "ORION_RATIO"}, 1, 100, &c.ratio_percent);
+  r.flag("client.cross_node", {"SLUICE_CROSS_NODE", "ORION_CROSS_NODE"}, &c.cross_node);
+  r.number("client.priority", {"SLUICE_PRIORITY"}, -1000, 1000, &c.priority);
+  r.number("client.wait", {"SLUICE_WAIT"}, -1, 1 << 30, &c.wait_seconds);
+  r.number(nullptr, {"SLUICE_DEBUG"}, 0, 9, &c.debug);
+  r.flag(nullptr, {"SLUICE_STATS"}, &c.stats);
+  if (c.channel != "auto" && c.channel != "shm" && c.channel != "ivshmem" && c.channel != "tcp" &&
+      c.error.empty())
+    c.error = "the channel \"" + c.channel + "\" is unknown: auto, shm, ivshmem or tcp is wanted";
+  return c;
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the user asked for: environment first, then ~/.sluice/client.conf, then /etc/sluice/client.conf. Read once, at the
+// first CUDA call. A value that cannot be used is an error that names where it stands and what is wanted.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sluice::client {
+
+struct Config {
+  std::string controller = "127.0.0.1:9123";
+  std::string server_socket = "/run/sluice/server.sock";
+  std::string channel = "auto";  // auto, shm, ivshmem, tcp
+  std::string ivshmem;           // resource file, "" = find it
+  std::string log_file;          // "" = none
+  bool log_to_screen = true;
+  bool enable_net = true;
+  uint32_t vgpu_count = 1;
+  uint32_t gmem_mib = 0;
+  uint32_t ratio_percent = 0;
+  bool cross_node = false;
+  int32_t priority = 0;
+  int32_t wait_seconds = -1;
+  int debug = 0;
+  bool stats = false;
+  std::string error;  // the first value that cannot be used; the session is then refused with it
+};
+
+Config read_config();
+
+}  // namespace sluice::client

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles that the client mints: the opaque pointers an application holds are ids, never addresses. An id names a kind, a slot of that
+// kind's table and the slot's generation, so a destroyed, foreign or made-up handle is recognised and answered with CUDA's error.
+// Objects stay at their address for ever (slots are reused), so a lookup takes no lock.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace sluice::client {
+
+enum class Kind : uint8_t {
+  kContext = 1,
+  kStream = 2,
+  kEvent = 3,
+  kModule = 4,
+  kLibrary = 5,
+  kFunction = 6,
+  kKernel = 7,
+};
+
+// tag:16 | kind:8 | generation:16 | index:24
+inline constexpr uint64_t kHandleTag = 0x51ceull << 48;
+
+template <class T>
+class HandleTable {
+ public:
+  explicit HandleTable(Kind kind) : kind_(kind) {}
+
+  // A blank object and its id; the caller fills it before it gives the id away.
+  T* create(uint64_t* id) {
+    std::lock_guard lock(mutex_);
+    uint32_t index;
+    if (free_.empty()) {
+      index = used_;
+      if (index >= kChunks * kChunkSize) return nullptr;
+      if (index % kChunkSize == 0) chunks_[index / kChunkSize].store(new Chunk());
+      ++used_;
+    } else {
+      index = free_.back();
+      free_.pop_back();
+    }
+    Entry& e = (*chunks_[index / kChunkSize].load())[index % kChunkSize];
+    ++e.generation;
+    *id = kHandleTag | uint64_t(kind_) << 40 | uint64_t(e.generation) << 24 | index;
+    e.value = T{};
+    e.id.store(*id, std::memory_order_release);
+    return &e.value;
+  }
+
+  T* find(uint64_t id) const {
+    const uint32_t index = id & 0xffffff;
+    if (id >> 40 != (kHandleTag >> 40 | uint64_t(kind_)) || index >= kChunks * kChunkSize) return nullptr;
+    Chunk* chunk = chunks_[index / kChunkSize].load(std::memory_order_acquire);
+    if (!chunk) return nullptr;
+    Entry& e = (*chunk)[index % kChunkSize];
+    return e.id.load(std::memory_order_acquire) == id ? &e.value : nullptr;
+  }
+  template <class Handle>
+  T* find(Handle handle) const {
+    return find(reinterpret_cast<uint64_t>(handle));
+  }
+
+  bool destroy(uint64_t id) {
+    std::lock_guard lock(mutex_);
+    if (!find(id)) return false;
+    const uint32_t index = id & 0xffffff;
+    (*chunks_[index / kChunkSize].load())[index % kChunkSize].id.store(0);
+    free_.push_back(index);
+    return true;
+  }
+
+  template <class F>
+  void for_each(F&& f) {
+    std::lock_guard lock(mutex_);
+    for (uint32_t i = 0; i < used_; ++i) {
+      Entry& e = (*chunks_[i / kChunkSize].load())[i % kChunkSize];
+      if (const uint64_t id = e.id.load()) f(id, e.value);
+    }
+  }
+
+ private:
+  static constexpr uint32_t kChunkSize = 1024, kChunks = 1024;
+  struct Entry {
+    std::atomic<uint64_t> id{0};
+    uint16_t generation = 0;
+    T value{};
+  };
+  using Chunk = std::array<Entry, kChunkSize>;
+
+  const Kind kind_;
+  std::mutex mutex_;
+  uint32_t used_ = 0;
+  std::vector<uint32_t> free_;
+  std::array<std::atomic<Chunk*>, kChunks> chunks_{};
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening a session in a guest: find the region among the PCI devices, claim a slot, put the request into its mailbox,
+// ring. A watcher process outside the application's tree marks the slot closed when the application dies.
+#include <dirent.h>
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "client/core/shm_channel.h"
+#include "wire/session_record.h"
+
+extern char** environ;
+
+namespace sluice::client {
+
+using channel::SlotState;
+
+namespace {
+
+constexpr uint64_t kAnswerTimeoutNs = 30'000'000'000;  // of a host that says nothing at all
+
+std::string read_line(const std::string& path) {
+  std::ifstream in(path);
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+// The folder that this library was loaded from; the watcher lies beside it.
+std::string own_folder() {
+  Dl_info info;
+  if (!dladdr(reinterpret_cast<void*>(&find_ivshmem), &info) || !info.dli_fname) return "";
+  const std::string path = info.dli_fname;
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash);
+}
+
+// Starts `sluice-watch RESOURCE SLOT GENERATION PID`; it detaches itself, so waiting for it is short.
+bool start_watcher(const std::string& resource, uint32_t slot, uint32_t generation,
+                   std::string* error) {
+  const char* given = std::getenv("SLUICE_WATCH");
+  const std::string folder = own_folder();
+  for (const std::string& path :
+       {std::string(given ? given : ""), folder + "/sluice-watch", folder + "/../bin/sluice-watch",
+        std::string("/usr/lib/sluice/sluice-watch")}) {
+    if (path.empty() || access(path.c_str(), X_OK) != 0) continue;
+    const std::string s = std::to_string(slot), g = std::to_string(generation),
+                      p = std::to_string(getpid());
+    const char* argv[] = {path.c_str(), resource.c_str(), s.c_str(), g.c_str(), p.c_str(), nullptr};
+    // The loader variables of the application are not the watcher's business.
+    const char* environment[] = {"PATH=/usr/bin:/bin", nullptr};
+    pid_t pid;
+    if (posix_spawn(&pid, path.c_str(), nullptr, nullptr, const_cast<char**>(argv),
+                    const_cast<char**>(environment)) != 0)
+      continue;
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
+    }
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
+  }
+  *error = "sluice-watch cannot be started (looked beside " + folder +
+           "): without it a killed program's vGPU would not come back; reinstall the guest bundle";
+  return false;
+}
+
+}  // namespace
+
+std::string find_ivshmem(std::string* why) {
+  const std::string root = "/sys/bus/pci/devices";
+  DIR* dir = opendir(root.c_str());
+  *why = "no ivshmem device in this machine";
+  if (!dir) return "";
+  std::string found;
+  while (const dirent* entry = readdir(dir)) {
+    const std::string device = root + "/" + entry->d_name;
+    if (read_line(device + "/vendor") != "0x1af4" || read_line(device + "/device") != "0x1110")
+      continue;
+    const std::string resource = device + "/resource2";
+    const int fd = open(resource.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) {
+      *why = resource + ": " + std::strerror(errno) +
+             (errno == EACCES ? " (join the group sluice, or install the udev rule)" : "");
+      continue;
+    }
+    struct stat st {};
+    fstat(fd, &st);
+    void* page = mmap(nullptr, channel::kPage, PROT_READ, MAP_SHARED, fd, 0);
+    if (page != MAP_FAILED) {
+      std::string error;
+      if (channel::check_region(*static_cast<channel::RegionHeader*>(page),
+                                static_cast<size_t>(st.st_size), &error))
+        found = resource;
+      else
+        *why = resource + ": " + error;
+      munmap(page, channel::kPage);
+    }
+    ::close(fd);
+    if (!found.empty()) break;
+  }
+  closedir(dir);
+  return found;
+}
+
+std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSession request,
+                                      std::string* error) {
+  request.channel = wire::ChannelKind::kIvshmem;
+  const int fd = open(resource.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat st {};
+  if (fd < 0 || fstat(fd, &st) != 0) {
+    *error = resource + ": " + std::strerror(errno);
+    return nullptr;
+  }
+  void* page = mmap(nullptr, channel::kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (page == MAP_FAILED) {
+    *error = "mapping " + resource + ": " + std::strerror(errno);
+    ::close(fd);
+    return nullptr;
+  }
+  const auto& region = *static_cast<channel::RegionHeader*>(page);
+  const size_t slot_bytes =
+      channel::check_region(region, static_cast<size_t>(st.st_size), error);
+  const uint32_t slots = region.slot_count;
+  munmap(page, channel::kPage);
+  if (slot_bytes == 0) {
+    ::close(fd);
+    return nullptr;
+  }
+  channel::MappedSlot slot;
+  uint32_t index = 0;
+  for (; index < slots; ++index) {
+    channel::MappedSlot candidate;
+    if (!candidate.map(fd, slot_bytes, index, 0, error)) break;
+    auto& h = candidate.header();
+    uint32_t expected = static_cast<uint32_t>(SlotState::kFree);
+    if (h.magic != channel::kSlotMagic ||
+        !h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClaimed)))
+      continue;
+    candidate = channel::MappedSlot();
+    if (!slot.map(fd, slot_bytes, index, wire::kArenaAddress, error)) {
+      channel::MappedSlot again;
+      std::string ignored;
+      if (again.map(fd, slot_bytes, index, 0, &ignored))
+        again.header().state.store(static_cast<uint32_t>(SlotState::kFree));
+      ::close(fd);
+      return nullptr;
+    }
+    break;
+  }
+  if (!slot) {
+    if (error->empty())
+      *error = "all " + std::to_string(slots) +
+               " slots of this machine's region are in use: end a program, or attach with more slots";
+    ::close(fd);
+    return nullptr;
+  }
+  auto& h = slot.header();
+  const uint32_t generation = h.generation.load();
+  h.client_pid.store(static_cast<uint32_t>(getpid()));
+  h.client_start.store(request.start_time);
+  if (!start_watcher(resource, index, generation, error)) {
+    h.state.store(static_cast<uint32_t>(SlotState::kFree));
+    ::close(fd);
+    return nullptr;
+  }
+  std::memcpy(slot.mailbox().data(), &request, sizeof request);
+  h.state.store(static_cast<uint32_t>(SlotState::kOpening), std::memory_order_seq_cst);
+  h.doorbell.store(1, std::memory_order_seq_cst);
+
+  uint64_t pause = 50'000, silent_since = channel::now_ns();
+  std::string shown;
+  for (;;) {
+    const auto state = static_cast<SlotState>(h.state.load(std::memory_order_acquire));
+    if (state == SlotState::kReady) break;
+    wire::OpenReply reply;
+    std::memcpy(&reply, slot.mailbox().data(), sizeof reply);
+    reply.message[sizeof reply.message - 1] = 0;
+    if (state == SlotState::kOpening) {
+      // A waiting request: the line in the mailbox changes as the queue moves.
+      if (reply.header.function == wire::kOpenReply && reply.status == 600) {
+        silent_since = channel::now_ns();
+        if (shown != reply.message) {
+          shown = reply.message;
+          std::fprintf(stderr, "sluice: %s\n", shown.c_str());
+        }
+      }
+      if (channel::now_ns() - silent_since < kAnswerTimeoutNs) {
+        channel::sleep_ns(pause);
+        pause = std::min<uint64_t>(pause * 2, 1'000'000);
+        continue;
+      }
+      *error = "the host does not answer on " + resource + ": is sluice-server running there?";
+    } else if (state == SlotState::kRefused) {
+      *error = reply.message;
+    } else {
+      *error = "the host took the region away while the session was being opened";
+    }
+    h.state.store(static_cast<uint32_t>(state == SlotState::kOpening ? SlotState::kClosed
+                                                                     : SlotState::kFree));
+    h.doorbell.store(1, std::memory_order_seq_cst);
+    ::close(fd);
+    return nullptr;
+  }
+  return std::make_unique<ShmChannel>(std::move(slot), wire::ChannelKind::kIvshmem, -1, fd);
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening a session on the same host: ask the server over its Unix socket, map the memfd that comes back.
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "client/core/shm_channel.h"
+#include "wire/session_record.h"
+
+namespace sluice::client {
+
+namespace {
+
+struct FdCloser {
+  int fd;
+  ~FdCloser() {
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+// One packet with up to two descriptors. Returns bytes, -1 on error.
+ssize_t receive(int socket, wire::OpenReply* reply, int fds[2]) {
+  iovec io{reply, sizeof *reply};
+  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))];
+  msghdr m{};
+  m.msg_iov = &io;
+  m.msg_iovlen = 1;
+  m.msg_control = control;
+  m.msg_controllen = sizeof control;
+  ssize_t n;
+  do n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC);
+  while (n < 0 && errno == EINTR);
+  for (cmsghdr* c = CMSG_FIRSTHDR(&m); n >= 0 && c; c = CMSG_NXTHDR(&m, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count && i < 2; ++i)
+      std::memcpy(&fds[i], CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+  }
+  return n;
+}
+
+}  // namespace
+
+std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
+                                   std::string* error) {
+  request.channel = wire::ChannelKind::kShm;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (socket_path.size() >= sizeof address.sun_path) {
+    *error = "the server's socket path is too long: " + socket_path;
+    return nullptr;
+  }
+  std::memcpy(address.sun_path, socket_path.data(), socket_path.size());
+  const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  if (s < 0 || connect(s, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+    *error = "no sluice-server at " + socket_path + ": " + std::strerror(errno);
+    if (s >= 0) ::close(s);
+    return nullptr;
+  }
+  FdCloser socket_closer{s};
+  if (send(s, &request, sizeof request, MSG_NOSIGNAL) != sizeof request) {
+    *error = "asking sluice-server at " + socket_path + ": " + std::strerror(errno);
+    return nullptr;
+  }
+  int fds[2] = {-1, -1};
+  for (;;) {
+    wire::OpenReply reply{};
+    const ssize_t n = receive(s, &reply, fds);
+    if (n < static_cast<ssize_t>(offsetof(wire::OpenReply, message)) ||
+        reply.header.function != wire::kOpenReply) {
+      *error = "sluice-server at " + socket_path + " closed the connection before it answered";
+      return nullptr;
+    }
+    reply.message[sizeof reply.message - 1] = 0;
+    if (reply.status == 600) {
+      std::fprintf(stderr, "sluice: %s\n", reply.message);
+      continue;
+    }
+    if (reply.status != 0) {
+      *error = reply.message;
+      return nullptr;
+    }
+    break;
+  }
+  FdCloser region{fds[0]}, worker{fds[1]};
+  struct stat st;
+  if (fds[0] < 0 || fstat(fds[0], &st) != 0) {
+    *error = "sluice-server granted a session without its shared memory";
+    return nullptr;
+  }
+  const size_t slot_bytes = channel::slot_bytes_of(static_cast<size_t>(st.st_size), 1);
+  channel::MappedSlot slot;
+  if (!slot.map(fds[0], slot_bytes, 0, wire::kArenaAddress, error)) return nullptr;
+  if (slot.header().magic != channel::kSlotMagic) {
+    *error = "the session's shared memory was not set up by a worker of this release";
+    return nullptr;
+  }
+  // The socket's end says nothing about the session (a child may hold it), so it is closed here.
+  worker.fd = -1;
+  return std::make_unique<ShmChannel>(std::move(slot), wire::ChannelKind::kShm, fds[1], -1);
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Best-fit allocation of address ranges: the bookkeeping under device windows, slabs and the arena. Touches no memory, takes no lock.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace sluice::client {
+
+class RangeAllocator {
+ public:
+  static constexpr uint64_t kNone = ~0ull;
+
+  void add(uint64_t start, uint64_t bytes) { insert_free(start, bytes); }
+
+  // The start of a range of `bytes`, kNone when no free range is large enough. `bytes` sets the alignment of all starts by always being a
+  // multiple of the allocator's unit.
+  uint64_t allocate(uint64_t bytes) {
+    const auto it = by_size_.lower_bound({bytes, 0});
+    if (it == by_size_.end()) return kNone;
+    const auto [size, start] = *it;
+    by_size_.erase(it);
+    by_start_.erase(start);
+    if (size > bytes) insert_free(start + bytes, size - bytes);
+    used_.emplace(start, bytes);
+    return start;
+  }
+
+  // The bytes given back, 0 when nothing starts there.
+  uint64_t release(uint64_t start) {
+    const auto it = used_.find(start);
+    if (it == used_.end()) return 0;
+    const uint64_t bytes = it->second;
+    used_.erase(it);
+    insert_free(start, bytes);
+    return bytes;
+  }
+
+  // The allocation that contains `address`.
+  bool find(uint64_t address, uint64_t* start, uint64_t* bytes) const {
+    auto it = used_.upper_bound(address);
+    if (it == used_.begin()) return false;
+    --it;
+    if (address - it->first >= it->second) return false;
+    *start = it->first;
+    *bytes = it->second;
+    return true;
+  }
+
+  // The allocation with the lowest address.
+  bool first(uint64_t* start, uint64_t* bytes) const {
+    if (used_.empty()) return false;
+    *start = used_.begin()->first;
+    *bytes = used_.begin()->second;
+    return true;
+  }
+  size_t used_count() const { return used_.size(); }
+
+ private:
+  void insert_free(uint64_t start, uint64_t bytes) {
+    auto next = by_start_.lower_bound(start);
+    if (next != by_start_.end() && next->first == start + bytes) {
+      bytes += next->second;
+      by_size_.erase({next->second, next->first});
+      next = by_start_.erase(next);
+    }
+    if (next != by_start_.begin()) {
+      auto before = std::prev(next);
+      if (before->first + before->second == start) {
+        start = before->first;
+        bytes += before->second;
+        by_size_.erase({before->second, before->first});
+        by_start_.erase(before);
+      }
+    }
+    by_start_.emplace(start, bytes);
+    by_size_.emplace(bytes, start);
+  }
+
+  std::map<uint64_t, uint64_t> by_start_;
+  std::set<std::pair<uint64_t, uint64_t>> by_size_;
+  std::map<uint64_t, uint64_t> used_;
+};
+
+}  // namespace sluice::client

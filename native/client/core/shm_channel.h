@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The channel over a mapped slot: shared memory of one host (futexes both ways) or a guest's ivshmem region
+// (no interrupts: the guest rings the doorbell word and polls with growing pauses).
+#pragma once
+
+#include "channel/ring.h"
+#include "client/core/channel.h"
+
+namespace sluice::client {
+
+class ShmChannel : public Channel {
+ public:
+  // Takes the mapped slot, whose state is ready. worker_pidfd may be -1 (guests): then only the slot's state tells of the worker's end.
+  ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int worker_pidfd, int region_fd);
+  ~ShmChannel() override;
+
+  wire::ChannelKind kind() const override { return kind_; }
+  std::byte* reserve(size_t n) override;
+  void commit(size_t n, bool answered) override;
+  bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) override;
+  uint32_t sticky_error() override {
+    return slot_.header().sticky_error.load(std::memory_order_relaxed);
+  }
+  std::atomic<uint64_t>* marks() override { return slot_.marks(); }
+  std::span<std::byte> arena() override { return {slot_.arena(), slot_.layout().arena_bytes}; }
+  size_t inline_limit() const override { return wire::kInlineChunkBytes; }
+  uint32_t lane_count() const override { return channel::kLaneCount; }
+  void close() override;
+  std::span<const std::byte> open_reply() override { return slot_.mailbox(); }
+
+ private:
+  bool worker_gone();
+  bool shares_futex() const { return kind_ == wire::ChannelKind::kShm; }
+
+  channel::MappedSlot slot_;
+  channel::RingProducer producer_;
+  wire::ChannelKind kind_;
+  int worker_pidfd_;
+  int region_fd_;
+  uint32_t generation_;
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/tcp_channel.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+namespace sluice::client {
+
+namespace {
+constexpr size_t kSendWhen = 48 << 10;  // gathered bytes that are sent without waiting for more
+constexpr auto kGather = std::chrono::microseconds(40);
+constexpr size_t kReadBytes = 64 << 10;
+}  // namespace
+
+TcpChannel::TcpChannel(int socket, std::vector<std::byte> open_reply)
+    : socket_(socket), open_reply_(std::move(open_reply)), lanes_(kLanes), in_(kReadBytes) {
+  out_.resize(kSendWhen + wire::kMaxFrameBytes);
+  // The application's signals are its own: this thread takes none.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  flusher_ = std::thread([this] { flush_when_idle(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+TcpChannel::~TcpChannel() {
+  {
+    std::lock_guard lock(send_mutex_);
+    closing_ = true;
+  }
+  send_pending_.notify_all();
+  flusher_.join();
+  ::close(socket_);
+}
+
+std::byte* TcpChannel::reserve(size_t n) {
+  send_mutex_.lock();
+  if (gone_ || (out_used_ + n > out_.size() && !send_all())) {
+    send_mutex_.unlock();
+    return nullptr;
+  }
+  return out_.data() + out_used_;
+}
+
+void TcpChannel::commit(size_t n, bool answered) {
+  const bool first = out_used_ == 0;
+  out_used_ += n;
+  bytes_out += n;
+  if (answered || out_used_ >= kSendWhen) {
+    send_all();
+    send_mutex_.unlock();
+  } else {
+    send_mutex_.unlock();
+    if (first) send_pending_.notify_one();
+  }
+}
+
+bool TcpChannel::send_all() {
+  size_t sent = 0;
+  while (sent < out_used_) {
+    const ssize_t n = send(socket_, out_.data() + sent, out_used_ - sent, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      gone_ = true;
+      break;
+    }
+    sent += static_cast<size_t>(n);
+  }
+  out_used_ = 0;
+  return !gone_;
+}
+
+void TcpChannel::flush_when_idle() {
+  std::unique_lock lock(send_mutex_);
+  while (!closing_) {
+    send_pending_.wait(lock, [this] { return closing_ || out_used_ > 0; });
+    if (closing_) break;
+    // A burst is likely: let it gather, then send what its own threads have not sent.
+    lock.unlock();
+    std::this_thread::sleep_for(kGather);
+    lock.lock();
+    if (out_used_ > 0) send_all();
+  }
+}
+
+bool TcpChannel::read_exact(std::byte* to, size_t n) {
+  while (n > 0) {
+    if (in_begin_ < in_end_) {
+      const size_t take = std::min(n, in_end_ - in_begin_);
+      std::memcpy(to, in_.data() + in_begin_, take);
+      in_begin_ += take;
+      to += take;
+      n -= take;
+      continue;
+    }
+    // Large bodies go straight to their place.
+    std::byte* into = n >= in_.size() ? to : in_.data();
+    const size_t want = n >= in_.size() ? n : in_.size();
+    const ssize_t got = recv(socket_, into, want, 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return false;
+    if (into == to) {
+      to += got;
+      n -= static_cast<size_t>(got);
+    } else {
+      in_begin_ = 0;
+      in_end_ = static_cast<size_t>(got);
+    }
+  }
+  return true;
+}
+
+bool TcpChannel::read_frame() {
+  wire::FrameHeader h;
+  if (!read_exact(reinterpret_cast<std::byte*>(&h), sizeof h)) return false;
+  if (h.function != wire::kReply || h.size < sizeof h || h.size > wire::kMaxReplyBytes) return false;
+  const size_t bytes = h.size - sizeof h;
+  if (h.lane == wire::kNoLane) {  // said unasked: the session is over
+    sticky_.store(h.context ? h.context : 999u, std::memory_order_relaxed);
+    std::vector<std::byte> drop(bytes);
+    return read_exact(drop.data(), bytes);
+  }
+  if (h.lane >= kLanes) return false;
+  LaneState& lane = lanes_[h.lane];
+  std::byte* to;
+  {
+    std::lock_guard lock(read_mutex_);
+    lane.in_sink = !lane.sink.empty() && bytes >= lane.sink.size();
+    if (!lane.in_sink && lane.body.size() < bytes) lane.body.resize(bytes);
+    to = lane.in_sink ? lane.sink.data() : lane.body.data();
+  }
+  size_t direct = lane.in_sink ? lane.sink.size() : bytes;
+  if (!read_exact(to, direct)) return false;
+  std::byte padding[8];
+  for (size_t rest = bytes - direct; rest > 0;) {
+    const size_t n = std::min(rest, sizeof padding);
+    if (!read_exact(padding, n)) return false;
+    rest -= n;
+  }
+  std::lock_guard lock(read_mutex_);
+  lane.bytes = direct;
+  lane.status = h.context;
+  lane.sequence = h.sequence;
+  return true;
+}
+
+bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply,
+                      std::span<std::byte> sink) {
+  LaneState& lane = lanes_[lane_index];
+  std::unique_lock lock(read_mutex_);
+  lane.sink = sink;
+  while (lane.sequence != sequence) {
+    if (gone_) return false;
+    if (reading_) {
+      ++readers_waiting_;
+      read_done_.wait(lock);
+      --readers_waiting_;
+      continue;
+    }
+    reading_ = true;
+    lock.unlock();
+    const bool ok = read_frame();
+    lock.lock();
+    reading_ = false;
+    if (!ok) gone_ = true;
+    if (readers_waiting_ > 0) read_done_.notify_all();
+  }
+  lane.sink = {};
+  reply->status = lane.status;
+  reply->body = lane.in_sink ? std::span<const std::byte>(sink)
+                             : std::span<const std::byte>(lane.body.data(), lane.bytes);
+  return true;
+}
+
+void TcpChannel::close() {
+  std::lock_guard lock(send_mutex_);
+  if (gone_) return;
+  send_all();
+  shutdown(socket_, SHUT_WR);
+}
+
+}  // namespace sluice::client

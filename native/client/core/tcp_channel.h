@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The channel over one TCP connection. Commands are gathered and sent in one write, at once when their sender waits;
+// a flusher thread sends what nobody waits for. Whichever thread waits for an answer reads the socket for all.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "client/core/channel.h"
+
+namespace sluice::client {
+
+class TcpChannel : public Channel {
+ public:
+  // Takes the connected socket, on which the opening reply was read.
+  TcpChannel(int socket, std::vector<std::byte> open_reply);
+  ~TcpChannel() override;
+
+  wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
+  std::byte* reserve(size_t n) override;
+  void commit(size_t n, bool answered) override;
+  bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) override;
+  uint32_t sticky_error() override { return sticky_.load(std::memory_order_relaxed); }
+  std::atomic<uint64_t>* marks() override { return nullptr; }
+  std::span<std::byte> arena() override { return {}; }
+  size_t inline_limit() const override { return 512 << 10; }
+  uint32_t lane_count() const override { return kLanes; }
+  void close() override;
+  std::span<const std::byte> open_reply() override { return open_reply_; }
+
+ private:
+  static constexpr uint32_t kLanes = 256;
+  struct LaneState {
+    uint32_t sequence = 0;
+    uint32_t status = 0;
+    size_t bytes = 0;
+    bool in_sink = false;
+    std::vector<std::byte> body;
+    std::span<std::byte> sink;  // of the waiting thread
+  };
+
+  bool send_all();            // send_mutex_ held
+  bool read_frame();          // reads one frame and puts it into its lane; called by one thread at a time
+  bool read_exact(std::byte* to, size_t n);
+  void flush_when_idle();
+
+  int socket_;
+  std::vector<std::byte> open_reply_;
+  std::mutex send_mutex_;
+  std::condition_variable send_pending_;
+  std::vector<std::byte> out_;
+  size_t out_used_ = 0;
+  bool closing_ = false;
+  std::atomic<uint32_t> sticky_{0};
+  std::atomic<bool> gone_{false};
+
+  std::mutex read_mutex_;
+  std::condition_variable read_done_;
+  bool reading_ = false;
+  uint32_t readers_waiting_ = 0;
+  std::vector<LaneState> lanes_;
+  std::vector<std::byte> in_;
+  size_t in_begin_ = 0, in_end_ = 0;
+  std::thread flusher_;
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bodies of the commands that are Sluice's own rather than one CUDA function's: memory, copies, modules, launches, marks, host
+// functions. The ids are in frame.h. Fields are 8-byte aligned as they stand; append-only.
+// "mark, value": when `mark` is not kNoMark, the worker has the stream write `value` into that word of the completion page at this point.
+// Streams: 0 or CU_STREAM_LEGACY (1) is the legacy default stream, everything else an id that the client minted.
+#pragma once
+
+#include "wire/frame.h"
+
+namespace sluice::wire {
+
+inline constexpr uint32_t kNoMark = ~0u;
+
+struct Upload {  // bytes follow
+  uint64_t blob;
+  uint64_t total;
+  uint64_t offset;
+  uint64_t bytes;
+};
+inline constexpr uint64_t kMaxBlobBytes = 2ull << 30;
+
+struct MemoryMap {
+  uint32_t device;
+  uint32_t reserved;
+  uint64_t address;
+  uint64_t bytes;
+};
+using MemoryUnmap = MemoryMap;
+
+struct ArenaRegister {
+  uint64_t address;
+  uint64_t bytes;
+};
+
+struct Mark {
+  uint64_t stream;
+  uint32_t mark;
+  uint32_t reserved;
+  uint64_t value;
+};
+
+// Where the host side of a copy lives.
+enum class HostPlace : uint32_t { kInline = 0, kArena = 1 };
+
+// rows = 1 for a plain copy; pitches then do not count. Host rows of inline data are packed.
+struct CopyToDevice {  // inline data follows
+  uint64_t stream;
+  uint64_t device_address;
+  uint64_t device_pitch;
+  uint64_t host_address;  // in the arena
+  uint64_t host_pitch;
+  uint64_t width;
+  uint64_t rows;
+  HostPlace place;
+  uint32_t mark;
+  uint64_t value;
+  uint32_t wait;  // answered: the reply is sent when the copy has been done
+  uint32_t reserved;
+};
+using CopyToHost = CopyToDevice;  // kInline: the data is the reply's body
+
+struct CopyOnDevice {
+  uint64_t stream;
+  uint64_t to, to_pitch;
+  uint64_t from, from_pitch;
+  uint64_t width, rows;
+  uint32_t wait, reserved;
+};
+
+struct FillDevice {
+  uint64_t stream;
+  uint64_t address, pitch;
+  uint64_t width;  // elements
+  uint64_t rows;
+  uint32_t element_bytes;  // 1, 2 or 4
+  uint32_t value;
+};
+
+enum class CodeKind : uint32_t { kModule = 0, kLibrary = 1 };
+
+struct CodeLoad {
+  uint64_t id;
+  uint64_t blob;
+  CodeKind kind;
+  uint32_t option_count;  // u32 option, u32 value pairs follow (the scalar JIT options)
+};
+struct CodeLoadReply {  // the JIT logs follow
+  uint32_t info_bytes, error_bytes;
+};
+
+struct CodeUnload {
+  uint64_t id;
+  CodeKind kind;
+  uint32_t reserved;
+};
+
+struct FunctionGet {  // the name follows, no NUL
+  uint64_t id;
+  uint64_t code;
+  CodeKind kind;
+  uint32_t name_bytes;
+};
+inline constexpr uint32_t kFunctionAttributes = 24;
+struct FunctionRecord {  // param_count pairs of u32 offset, u32 size follow
+  int32_t attributes[kFunctionAttributes];
+  uint32_t attribute_mask;
+  uint32_t param_count;
+  uint32_t param_bytes;  // of the whole buffer
+  uint32_t reserved;
+};
+
+struct FunctionOfKernel {  // a module function handle for a library's kernel
+  uint64_t id;
+  uint64_t kernel;
+};
+
+struct GlobalGet {  // the name follows
+  uint64_t code;
+  CodeKind kind;
+  uint32_t name_bytes;
+};
+struct GlobalReply {
+  uint64_t address;
+  uint64_t bytes;
+};
+
+struct FunctionSet {
+  uint64_t function;
+  int32_t attribute;
+  int32_t value;
+};
+
+struct Launch {  // param_bytes of parameters follow, then attribute_count LaunchAttribute
+  uint64_t function;
+  uint64_t stream;
+  uint32_t grid[3];
+  uint32_t block[3];
+  uint32_t shared_bytes;
+  uint32_t param_bytes;
+  uint32_t attribute_count;
+  uint32_t reserved;
+};
+struct LaunchAttribute {
+  uint32_t id;
+  uint32_t reserved;
+  std::byte value[64];
+};
+
+struct StreamCreate {
+  uint64_t id;
+  uint32_t flags;
+  int32_t priority;
+};
+struct StreamId {
+  uint64_t stream;
+};
+struct EventCreate {
+  uint64_t id;
+  uint32_t flags;
+  uint32_t reserved;
+};
+struct EventId {
+  uint64_t event;
+};
+struct EventRecord {
+  uint64_t event;
+  uint64_t stream;
+  uint32_t mark;
+  uint32_t flags;
+  uint64_t value;
+};
+struct StreamWaitEvent {
+  uint64_t stream;
+  uint64_t event;
+  uint32_t flags;
+  uint32_t reserved;
+};
+struct EventElapsed {
+  uint64_t start, end;
+};
+struct ElapsedReply {
+  float milliseconds;
+  uint32_t reserved;
+};
+
+// The stream writes ready_value to the ready mark, then waits until the done mark reaches it.
+struct HostFunction {
+  uint64_t stream;
+  uint32_t ready_mark, done_mark;
+  uint64_t value;
+};
+struct HostFunctionDone {  // where no completion page is shared
+  uint32_t done_mark, reserved;
+  uint64_t value;
+};
+
+struct DeviceIdle {
+  uint32_t device;
+  uint32_t reserved;
+};
+
+}  // namespace sluice::wire

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one framing of every channel: what a command and a reply look like as bytes.
+// Used by client, worker, doorbell and the generated stubs. A frame is a FrameHeader and a body; its size is a
+// multiple of 8, so that a body struct of 8-byte alignment can be copied out as it is. Little endian, append-only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sluice::wire {
+
+inline constexpr uint16_t kProtocolMajor = 1;
+inline constexpr uint16_t kProtocolMinor = 0;
+inline constexpr uint32_t kMaxFrameBytes = 1u << 20;  // one command, its inline data included
+inline constexpr uint32_t kInlineChunkBytes = 64u << 10;    // data carried inside one command
+inline constexpr uint32_t kMaxReplyBytes = 16u << 20;       // body of one reply on a network channel
+
+struct FrameHeader {
+  uint32_t size;      // header and body, multiple of 8
+  uint16_t function;  // ControlFunction, or an id of native/api/ids.lock
+  uint16_t lane;      // where the reply goes; kNoLane for fire and forget
+  uint32_t sequence;  // of the lane: the reply carries it back
+  uint32_t context;   // device index + 1 of the calling thread's current context, 0 = none
+};
+static_assert(sizeof(FrameHeader) == 16);
+
+inline constexpr uint16_t kNoLane = 0xffff;
+
+enum ControlFunction : uint16_t {
+  kReply = 0,  // network channels; `context` is the status, a CUresult
+  kOpenSession = 1,
+  kOpenReply = 2,
+  kClose = 3,         // the client ends its session in good order
+  kPing = 4,          // answered at once: the floor of a round trip
+  kUpload = 5,        // a piece of a blob too large for one frame
+  kMemoryMap = 6,     // back window addresses with device memory
+  kMemoryUnmap = 7,   // give them back; nothing uses them any more
+  kDeviceIdle = 8,    // answered once the device has nothing left to do
+  kArenaRegister = 9, // make arena pages known to the driver
+  kMark = 10,         // write a value into the completion page at this point of a stream
+  kHostFunction = 11, // hold a stream until the client has run a function
+  kHostFunctionDone = 12,
+  kCopyToDevice = 13,
+  kCopyToHost = 14,
+  kCopyOnDevice = 15,
+  kFillDevice = 16,
+  kCodeLoad = 17,
+  kCodeUnload = 18,
+  kFunctionGet = 19,
+  kFunctionOfKernel = 20,
+  kFunctionSet = 21,
+  kGlobalGet = 22,
+  kLaunch = 23,
+  kStreamCreate = 24,
+  kStreamDestroy = 25,
+  kStreamSynchronize = 26,
+  kStreamQuery = 27,
+  kStreamWaitEvent = 28,
+  kEventCreate = 29,
+  kEventDestroy = 30,
+  kEventRecord = 31,
+  kEventSynchronize = 32,
+  kEventQuery = 33,
+  kEventElapsed = 34,
+  kFirstApiFunction = 64,
+};
+
+inline constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace sluice::wire

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a session is asked for and answered. The client writes OpenSession; the server (or, once a grant
+// exists, the worker) answers with OpenReply, which a granted session's SessionRecord follows (session_record.h).
+// The same bytes travel over the Unix socket, a region's mailbox and TCP. docs/protocol.md has the table of fields.
+#pragma once
+
+#include "wire/frame.h"
+
+namespace sluice::wire {
+
+inline constexpr uint32_t kOpenMagic = 0x43494c53;  // "SLIC"
+
+enum class ChannelKind : uint32_t { kAuto = 0, kShm = 1, kIvshmem = 2, kTcp = 3, kVsock = 4, kRdma = 5 };
+
+enum OpenFlags : uint32_t { kCrossNode = 1u << 0 };
+
+struct OpenSession {
+  FrameHeader header;
+  uint32_t magic;
+  uint16_t protocol_major;
+  uint16_t protocol_minor;
+  uint32_t vgpu_count;     // 0 = 1
+  uint32_t gmem_mib;       // of each vGPU; 0 = the pool's default
+  uint32_t ratio_percent;  // of each vGPU; 0 = the pool's default
+  uint32_t flags;          // OpenFlags
+  int32_t priority;
+  int32_t wait_seconds;  // -1 = for ever, 0 = fail at once
+  uint32_t pid;          // informative: the server learns it from the host
+  uint32_t uid;
+  uint64_t start_time;    // clock ticks since boot, /proc/self/stat field 22
+  uint32_t cuda_version;  // of the client's runtime, 13000 = 13.0
+  ChannelKind channel;    // the client's wish
+  char key[64];           // one-time key of a network channel
+  char host[64];
+  char program[128];
+  char reserved[184];
+};
+static_assert(sizeof(OpenSession) == 512);
+static_assert(offsetof(OpenSession, start_time) == 56 && offsetof(OpenSession, key) == 72 &&
+              offsetof(OpenSession, program) == 200);
+
+struct OpenReply {
+  FrameHeader header;
+  uint32_t status;  // CUresult; 0 granted, CUDA_ERROR_NOT_READY = a line to show while waiting
+  uint32_t reserved;
+  uint64_t session_id;
+  char message[480];
+  // after a grant, behind these 512 bytes: SessionRecord
+};
+static_assert(sizeof(OpenReply) == 512);
+
+}  // namespace sluice::wire

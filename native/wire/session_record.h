@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a client knows of its vGPUs without asking again: written once by the worker behind the OpenReply.
+// Address windows are disjoint, reserved by client and worker alike. Attribute values are the driver's own,
+// indexed by CUdevice_attribute, with those that Sluice changes already changed.
+#pragma once
+
+#include "wire/frame.h"
+
+namespace sluice::wire {
+
+inline constexpr uint32_t kMaxDevices = 64;
+inline constexpr uint32_t kDeviceAttributes = 192;  // CU_DEVICE_ATTRIBUTE_MAX of CUDA 13.0 is below
+
+// Windows lie between these; the hole keeps clear of position-independent executables and their heap.
+inline constexpr uint64_t kWindowsBegin = 0x200000000000;
+inline constexpr uint64_t kWindowsEnd = 0x600000000000;
+inline constexpr uint64_t kWindowHoleBegin = 0x550000000000;
+inline constexpr uint64_t kWindowHoleEnd = 0x570000000000;
+// The arena of pinned memory is mapped here by client and worker (above AddressSanitizer's own heap).
+inline constexpr uint64_t kArenaAddress = 0x680000000000;
+
+struct DeviceRecord {
+  uint64_t window_begin;
+  uint64_t window_bytes;
+  uint64_t memory_bytes;  // of the vGPU: what cuMemGetInfo calls total
+  uint32_t compute_percent;
+  uint32_t attribute_count;
+  uint8_t uuid[16];
+  uint8_t physical_uuid[16];
+  char name[128];
+  char pci_bus_id[32];
+  int32_t attributes[kDeviceAttributes];
+  int32_t stream_priority_least;
+  int32_t stream_priority_greatest;
+  uint64_t granularity;  // of device mappings
+  uint64_t limits[8];    // CUlimit
+  uint64_t reserved[4];
+};
+
+struct SessionRecord {
+  uint32_t record_bytes;  // of this struct and the devices behind it
+  uint32_t device_bytes;  // of one DeviceRecord, so that it can grow
+  uint32_t device_count;
+  uint32_t driver_version;
+  uint32_t heartbeat_seconds;
+  uint32_t software_gpu;  // 1: the back end is the software GPU
+  uint64_t reserved[4];
+  // DeviceRecord devices[device_count]
+};
+
+}  // namespace sluice::wire
