@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Renders the XML that goes into a domain, from the Jinja2 templates in templates/libvirt.
+
+Called by channel_devices.py and by the tests that hold the result against libvirt's own schema. Every
+value is escaped; a missing one is an error.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import jinja2
+
+from sluice.hypervisor.domain_document import PciAddress
+from sluice.hypervisor.request import ELEMENT, NAMESPACE, NAMESPACE_KEY, VgpuRequest
+
+#: The folders install side by side below `sluice`, as they lie in a checkout.
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates" / "libvirt"
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def region_device(name: str, size_mib: int, place: PciAddress | None) -> str:
+    """The `<shmem>` device of a region of `size_mib` MiB."""
+    template = _environment().get_template("region_device.xml.j2")
+    return template.render(name=name, size_mib=size_mib, place=place)
+
+
+def vsock_device(place: PciAddress | None) -> str:
+    """A `<vsock>` device whose CID libvirt chooses."""
+    return _environment().get_template("vsock_device.xml.j2").render(place=place)
+
+
+def request_metadata(request: VgpuRequest, *, with_namespace: bool = False) -> str:
+    """The `<vgpu>` element: bare as libvirt's metadata call takes it, or as it stands in domain XML."""
+    return (
+        _environment()
+        .get_template("request.xml.j2")
+        .render(
+            element=ELEMENT,
+            attributes=request.attributes(),
+            key=NAMESPACE_KEY if with_namespace else None,
+            namespace=NAMESPACE,
+        )
+    )

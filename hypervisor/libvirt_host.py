@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The libvirt connection as this package uses it: domains by name, their documents, QEMU's account.
+
+Blocking calls only; service.py runs them in threads. Errors come out as HypervisorError with libvirt's
+own words, and nothing is printed by libvirt itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import libvirt
+from sluice.hypervisor.domain_document import DomainDocument, parse_domain
+from sluice.hypervisor.errors import HypervisorError
+
+DEFAULT_URI = "qemu:///system"
+VHOST_VSOCK = Path("/dev/vhost-vsock")
+
+_Result = TypeVar("_Result")
+
+
+def silence_libvirt() -> None:
+    """libvirt prints every error on standard error unless a handler takes it."""
+    libvirt.registerErrorHandler(lambda *_: None, None)
+
+
+def default_uri() -> str:
+    """`LIBVIRT_DEFAULT_URI` as virsh reads it, else the system's QEMU."""
+    return os.environ.get("LIBVIRT_DEFAULT_URI") or DEFAULT_URI
+
+
+def libvirt_identity(uri: str) -> str:
+    """Names one libvirt on this host: the same for every way of writing a connection to it."""
+    socket = re.search(r"[?&]socket=([^&]+)", uri)
+    return socket.group(1) if socket else "system"
+
+
+@contextmanager
+def connected(uri: str) -> Iterator[libvirt.virConnect]:
+    """A connection for the time of a command."""
+    silence_libvirt()
+    try:
+        connection = libvirt.open(uri)
+    except libvirt.libvirtError as error:
+        raise HypervisorError(
+            f"no connection to libvirt at {uri}: {words(error)}; is libvirtd running, and may you use it?"
+        ) from error
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def find_domain(connection: libvirt.virConnect, name: str) -> libvirt.virDomain:
+    """The domain of that name, UUID or number."""
+    attempts: list[Callable[[], libvirt.virDomain]] = [lambda: connection.lookupByName(name)]
+    if re.fullmatch(r"[0-9a-fA-F-]{36}", name):
+        attempts.insert(0, lambda: connection.lookupByUUIDString(name))
+    if name.isdecimal():
+        attempts.append(lambda: connection.lookupByID(int(name)))
+    for attempt in attempts:
+        try:
+            return attempt()
+        except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+                raise HypervisorError(f"{name}: {words(error)}") from error
+    raise HypervisorError(f"no domain {name!r}: `virsh list --all` shows those there are")
+
+
+def persistent_document(domain: libvirt.virDomain) -> DomainDocument:
+    """The definition that the next start uses."""
+    flags = libvirt.VIR_DOMAIN_XML_INACTIVE if domain.isPersistent() else 0
+    return parse_domain(call(lambda: domain.XMLDesc(flags)))
+
+
+def live_document(domain: libvirt.virDomain) -> DomainDocument | None:
+    """What runs now, or None where the domain is off."""
+    if not domain.isActive():
+        return None
+    return parse_domain(call(lambda: domain.XMLDesc(0)))
+
+
+def qemu_account(domain: libvirt.virDomain) -> tuple[int, int] | None:
+    """The uid and gid that QEMU runs this domain as, or None where that is root or unknown."""
+    labels = ElementTree.fromstring(domain.XMLDesc(0)).findall("seclabel[@model='dac']")
+    found = next((text for label in labels if (text := label.findtext("label"))), None)
+    if found is None:
+        capabilities = ElementTree.fromstring(domain.connect().getCapabilities())
+        for model in capabilities.findall("host/secmodel"):
+            if model.findtext("model") == "dac":
+                found = next(
+                    (b.text for b in model.findall("baselabel") if b.get("type") == "qemu"), None
+                )
+    match = re.fullmatch(r"\+?([0-9]{1,10}):\+?([0-9]{1,10})", found or "")
+    if match is None or match.group(1) == "0":
+        return None
+    return int(match.group(1)), int(match.group(2))
+
+
+def call(action: Callable[[], _Result]) -> _Result:
+    """Runs a libvirt call; its error becomes a HypervisorError."""
+    try:
+        return action()
+    except libvirt.libvirtError as error:
+        raise HypervisorError(words(error)) from error
+
+
+def words(error: libvirt.libvirtError) -> str:
+    """libvirt's message on one line."""
+    return " ".join(str(error.get_error_message() or error).split())

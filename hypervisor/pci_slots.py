@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Chooses where a channel device is plugged, so that it keeps its place over every restart.
+
+Called by channel_devices.py with the persistent and the live document. Pure. A place has to be free in both:
+libvirt would otherwise move the device at the next start.
+"""
+
+from __future__ import annotations
+
+from sluice.hypervisor.domain_document import DomainDocument, PciAddress
+from sluice.hypervisor.errors import HypervisorError
+
+_ROOT_PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
+_ADD_PORTS = (
+    "shut the guest down and attach again (a port is then added by itself), or add some for later with "
+    "`virsh edit`: <controller type='pci' model='pcie-root-port'/>"
+)
+
+
+def choose_place(
+    persistent: DomainDocument, live: DomainDocument | None, taken: frozenset[PciAddress]
+) -> PciAddress | None:
+    """A free place; None where libvirt may choose, as the domain is off and it can add a port.
+
+    `taken` are places given away in the same operation. HypervisorError where a running domain has
+    nothing free.
+    """
+    used = persistent.used | taken | (live.used if live is not None else frozenset())
+    if persistent.is_q35:
+        place = _free_root_port(persistent, live, used)
+    elif persistent.controllers.get(0) == "pci-root":
+        place = _free_slot(persistent, used)
+    else:
+        model = persistent.controllers.get(0, "none")
+        raise HypervisorError(
+            f"{persistent.name}: machine type {persistent.machine or 'unknown'} has no PCI bus that "
+            f"takes an ivshmem device (bus 0 is {model}): use q35 or pc"
+        )
+    if place is None and live is not None:
+        if persistent.is_q35:
+            raise HypervisorError(
+                f"{persistent.name}: no free pcie-root-port to hot-plug into: {_ADD_PORTS}"
+            )
+        raise HypervisorError(
+            f"{persistent.name}: every slot of PCI bus 0 is used: detach a device, or add a "
+            "pci-bridge with `virsh edit`"
+        )
+    return place
+
+
+def _free_root_port(
+    persistent: DomainDocument, live: DomainDocument | None, used: frozenset[PciAddress]
+) -> PciAddress | None:
+    busy = {address.bus for address in used}
+    for index, model in sorted(persistent.controllers.items()):
+        present = live is None or live.controllers.get(index) == model
+        if model in _ROOT_PORTS and index not in busy and present:
+            return PciAddress(bus=index, slot=0)
+    return None
+
+
+def _free_slot(persistent: DomainDocument, used: frozenset[PciAddress]) -> PciAddress | None:
+    buses = [index for index, model in sorted(persistent.controllers.items()) if model == "pci-root"]
+    # Slots 0 to 2 of the classic machine are the host bridge, the PIIX and the display's by custom.
+    busy = {(address.bus, address.slot) for address in used}
+    for bus in buses:
+        for slot in range(3, 32):
+            if (bus, slot) not in busy:
+                return PciAddress(bus=bus, slot=slot)
+    return None

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the hypervisor part needs from sluice-server, as an interface that the server implements.
+
+service.py calls it on the server's event loop, one call at a time for one region. Identity flows this way
+only: a region's owner is what libvirt said, never what a guest said. Every call is idempotent, since the
+periodic reconcile repeats what an event already told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sluice.hypervisor.request import VgpuRequest
+
+
+@dataclass(frozen=True)
+class RegionOwner:
+    """The domain that a region belongs to."""
+
+    uuid: str
+    name: str
+
+
+class RegionKeeper(Protocol):
+    """The server's side of regions; `region_id` is the owning domain's UUID.
+
+    Between `add_region` and `remove_region` a region is the domain's, also while the domain is off.
+    """
+
+    async def add_region(
+        self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
+    ) -> None:
+        """Formats (if blank) and watches the region; called again when name or request changed.
+
+        The file exists with its full size and mode 0600.
+        """
+
+    async def remove_region(self, region_id: str, reason: str) -> None:
+        """Ends every session of the region and stops watching it; the caller deletes the file."""
+
+    async def domain_paused(self, region_id: str) -> None:
+        """The guest stands still: silence is no sign of death until it is resumed."""
+
+    async def domain_resumed(self, region_id: str) -> None:
+        """The guest runs again."""
+
+    async def domain_stopped(self, region_id: str, reason: str) -> None:
+        """All processes of the guest are gone (off, rebooted, crashed, or the device was unplugged).
+
+        Every session of the region ends; its slots become free for the next boot.
+        """

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a domain asks for: the `<vgpu>` element of its metadata as a checked value.
+
+Made by cli.py from options and by domain_document.py from domain XML, which anybody who may edit the
+domain wrote: every number is bounded before it is believed. Owns the metadata's vocabulary, whose
+attributes are append-only.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.hypervisor.errors import InvalidRequest
+
+NAMESPACE = "https://sluice.dev/xmlns/libvirt/1"
+NAMESPACE_KEY = "sluice"
+ELEMENT = "vgpu"
+
+#: A slot below this cannot hold its control words, lanes and ring (native/channel/slot.h).
+MIN_SLOT_BYTES = 4 << 20
+REGION_HEADER_BYTES = 4096
+
+#: Attribute → (field, lowest, highest, default; None where it must be given).
+_NUMBERS: Mapping[str, tuple[str, int, int, int | None]] = {
+    "count": ("count", 1, 64, 1),
+    "memory-mib": ("memory_mib", 1, 16 << 20, None),
+    "compute": ("compute", 1, 100, None),
+    "region-mib": ("region_mib", 1, 1 << 20, 256),
+    "slots": ("slots", 1, 64, 4),
+    "priority": ("priority", -1000, 1000, 0),
+}
+_VSOCK = {"yes": True, "no": False}
+
+
+@dataclass(frozen=True)
+class VgpuRequest:
+    """One request; always valid once made.
+
+    `memory_mib` and `compute` (percent) are per vGPU. `region_mib` is the size of the ivshmem region,
+    `slots` how many processes of the guest share it. `vsock` says that the `<vsock>` device of the
+    domain was put there for this request and goes with it.
+    """
+
+    memory_mib: int
+    compute: int
+    count: int = 1
+    region_mib: int = 256
+    slots: int = 4
+    priority: int = 0
+    vsock: bool = False
+
+    def __post_init__(self) -> None:
+        for attribute, (field, low, high, _) in _NUMBERS.items():
+            value = getattr(self, field)
+            if not low <= value <= high:
+                raise InvalidRequest(f"{attribute}={value}: give {low} to {high}")
+        if self.region_mib & (self.region_mib - 1):
+            below = 1 << (self.region_mib.bit_length() - 1)
+            raise InvalidRequest(
+                f"region-mib={self.region_mib} is not a power of two, which a PCI BAR has to be: "
+                f"give {below} or {below * 2}"
+            )
+        slot_bytes = (self.region_bytes - REGION_HEADER_BYTES) // self.slots // 4096 * 4096
+        if slot_bytes < MIN_SLOT_BYTES:
+            needed = 1 << ((self.slots * MIN_SLOT_BYTES + REGION_HEADER_BYTES) - 1).bit_length()
+            raise InvalidRequest(
+                f"region-mib={self.region_mib} is too small for {self.slots} slots of at least "
+                f"{MIN_SLOT_BYTES >> 20} MiB: give region-mib={needed >> 20} or fewer slots"
+            )
+
+    @property
+    def region_bytes(self) -> int:
+        """The size of the region's file."""
+        return self.region_mib << 20
+
+    def attributes(self) -> dict[str, str]:
+        """The attributes of the metadata element, complete and in a fixed order."""
+        numbers = {name: str(getattr(self, entry[0])) for name, entry in _NUMBERS.items()}
+        return {**numbers, "vsock": "yes" if self.vsock else "no"}
+
+
+def parse_request(element: ElementTree.Element) -> VgpuRequest:
+    """Reads a `<vgpu>` element of our namespace; InvalidRequest says what is wrong with it.
+
+    Attributes that this version does not know are ignored, so that an older server reads what a
+    newer one wrote.
+    """
+    if element.tag != f"{{{NAMESPACE}}}{ELEMENT}":
+        raise InvalidRequest(f"the element {_shown(element.tag)} is not ours: expected <{ELEMENT}>")
+    values: dict[str, int] = {}
+    for attribute, (field, low, high, default) in _NUMBERS.items():
+        text = element.get(attribute)
+        if text is None:
+            if default is None:
+                raise InvalidRequest(f"{attribute} is missing: give {low} to {high}")
+            values[field] = default
+        elif not re.fullmatch(r"-?[0-9]{1,9}", text):
+            raise InvalidRequest(f"{attribute}={_shown(text)}: give a number, {low} to {high}")
+        else:
+            values[field] = int(text)
+    vsock = element.get("vsock", "no")
+    if vsock not in _VSOCK:
+        raise InvalidRequest(f"vsock={_shown(vsock)}: give yes or no")
+    return VgpuRequest(vsock=_VSOCK[vsock], **values)
+
+
+def _shown(text: str) -> str:
+    """A hostile string, safe and short enough for a log line."""
+    return ascii(text if len(text) <= 60 else text[:57] + "...")
