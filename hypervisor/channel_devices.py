@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts a request and its channel devices into a domain, running or not, and takes them out again.
+
+Called by cli.py; blocking. Owns the order of steps: file, device, metadata; backwards for detach, so that
+whoever sees the metadata sees a channel that works. Doing a thing twice changes nothing. What fails is
+undone or named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, field, replace
+
+import libvirt
+from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
+from sluice.hypervisor.domain_document import DomainDocument, PciAddress
+from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.libvirt_host import (
+    VHOST_VSOCK,
+    call,
+    live_document,
+    persistent_document,
+    qemu_account,
+    words,
+)
+from sluice.hypervisor.pci_slots import choose_place
+from sluice.hypervisor.region_file import RegionFiles
+from sluice.hypervisor.request import NAMESPACE, NAMESPACE_KEY, VgpuRequest
+
+#: A guest releases a device within a second; one that is booting or paused may never.
+RELEASE_SECONDS = 15.0
+
+
+@dataclass
+class Outcome:
+    """What an operation did, would do or could not do."""
+
+    #: XML that was or would be added or removed, in order.
+    documents: list[str] = field(default_factory=list)
+    #: Lines for the person at the terminal.
+    notes: list[str] = field(default_factory=list)
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class _State:
+    domain: libvirt.virDomain
+    persistent: DomainDocument
+    live: DomainDocument | None
+
+    @property
+    def both(self) -> int:
+        """The flags of an operation on the definition and on what runs."""
+        live = libvirt.VIR_DOMAIN_AFFECT_LIVE if self.live is not None else 0
+        return int(libvirt.VIR_DOMAIN_AFFECT_CONFIG | live)
+
+
+def _read(domain: libvirt.virDomain) -> _State:
+    persistent = persistent_document(domain)
+    if not domain.isPersistent():
+        raise HypervisorError(
+            f"{persistent.name} is transient: nothing put into it would outlive it; define it first "
+            f"(virsh dumpxml {persistent.name} >file; virsh define file)"
+        )
+    return _State(domain, persistent, live_document(domain))
+
+
+def attach(
+    domain: libvirt.virDomain,
+    request: VgpuRequest,
+    files: RegionFiles,
+    *,
+    vsock: bool = True,
+    dry_run: bool = False,
+) -> Outcome:
+    """Gives the domain its channel and records the request; `dry_run` only says how."""
+    state = _read(domain)
+    outcome = Outcome()
+    _refuse_foreign(state)
+    if state.live is None and domain.hasManagedSaveImage():
+        raise HypervisorError(
+            f"{state.persistent.name} has a managed save image, which would start without the new device: "
+            f"start it, or drop the image (virsh managedsave-remove {state.persistent.name})"
+        )
+    stale = _stale_region(state, request)
+    region_xml, region_flags, place = _region_change(state, request, replaced=stale is not None)
+    vsock_xml, vsock_place_taken = None, place
+    wanted = replace(request, vsock=bool(state.persistent.request and state.persistent.request.vsock))
+    if vsock:
+        vsock_xml = _vsock_change(state, vsock_place_taken, outcome)
+        wanted = replace(wanted, vsock=wanted.vsock or vsock_xml is not None)
+    metadata_changed = state.persistent.request != wanted or (
+        state.live is not None and state.live.request != wanted
+    )
+    if region_xml:
+        outcome.documents.append(region_xml)
+    if vsock_xml:
+        outcome.documents.append(vsock_xml)
+    if metadata_changed:
+        outcome.documents.append(request_metadata(wanted, with_namespace=True))
+    outcome.changed = bool(outcome.documents)
+    files.check_room(state.persistent.uuid, request.region_bytes)
+    if dry_run:
+        return outcome
+    if stale:
+        call(lambda: domain.detachDeviceFlags(stale, libvirt.VIR_DOMAIN_AFFECT_CONFIG))
+        files.remove(state.persistent.uuid)
+    created = files.ensure(state.persistent.uuid, request.region_bytes, qemu_account(domain))
+    if region_xml:
+        try:
+            call(lambda: domain.attachDeviceFlags(region_xml, region_flags))
+        except HypervisorError as error:
+            if created:
+                files.remove(state.persistent.uuid)
+            raise HypervisorError(f"{state.persistent.name}: {error}") from error
+    if vsock_xml:
+        try:
+            domain.attachDeviceFlags(vsock_xml, state.both)
+        except libvirt.libvirtError as error:
+            outcome.documents.remove(vsock_xml)
+            outcome.notes.append(f"no vsock device, the guest does without: {words(error)}")
+            wanted = replace(wanted, vsock=bool(state.persistent.request and state.persistent.request.vsock))
+    if metadata_changed:
+        _set_metadata(state, request_metadata(wanted))
+    return outcome
+
+
+def detach(
+    domain: libvirt.virDomain,
+    files: RegionFiles,
+    *,
+    dry_run: bool = False,
+    release_seconds: float = RELEASE_SECONDS,
+) -> Outcome:
+    """Takes request, devices and file away; the grant ends with the metadata."""
+    state = _read(domain)
+    outcome = Outcome()
+    name = state.persistent.name
+    removals = _removals(state)
+    has_metadata = any(
+        document is not None and (document.request is not None or document.problem is not None)
+        for document in (state.persistent, state.live)
+    )
+    outcome.documents = [xml for xml, _ in removals]
+    outcome.changed = bool(removals) or has_metadata
+    if dry_run:
+        return outcome
+    if has_metadata:
+        _set_metadata(state, None)
+    for xml, flags in removals:
+        try:
+            call(lambda xml=xml, flags=flags: domain.detachDeviceFlags(xml, flags))  # type: ignore[misc]
+        except HypervisorError as error:
+            raise HypervisorError(
+                f"{name}: the grant is ended, but a device stays: {error}"
+            ) from error
+    if any(flags & libvirt.VIR_DOMAIN_AFFECT_LIVE for _, flags in removals):
+        _await_release(domain, state.persistent, release_seconds)
+    outcome.changed = files.remove(state.persistent.uuid) or outcome.changed
+    return outcome
+
+
+def _refuse_foreign(state: _State) -> None:
+    for document in (state.persistent, state.live):
+        if document is not None and document.foreign_regions:
+            raise HypervisorError(
+                f"{document.name} carries the channel of another domain ({document.foreign_regions[0]}), as a "
+                "copied definition does: remove that <shmem> with `virsh edit` first"
+            )
+
+
+def _stale_region(state: _State, request: VgpuRequest) -> str | None:
+    """The device to replace in an inactive definition, because its size changes."""
+    name = state.persistent.name
+    for document in (state.live, state.persistent):
+        region = document.region if document is not None else None
+        if region is None or region.size_bytes == request.region_bytes:
+            continue
+        if state.live is not None:
+            raise HypervisorError(
+                f"{name} runs with a region of {region.size_bytes >> 20} MiB: `sluice vm detach {name}` "
+                f"before attaching one of {request.region_mib} MiB"
+            )
+        return region_device(region.name, region.size_bytes >> 20, region.address)
+    return None
+
+
+def _region_change(
+    state: _State, request: VgpuRequest, *, replaced: bool
+) -> tuple[str | None, int, PciAddress | None]:
+    """The region's device, where it is missing (libvirt's flags), and its place."""
+    in_config = None if replaced else state.persistent.region
+    in_live = state.live.region if state.live is not None else None
+    flags = 0 if in_config else libvirt.VIR_DOMAIN_AFFECT_CONFIG
+    if state.live is not None and in_live is None:
+        flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
+    place = next((r.address for r in (in_live, in_config) if r is not None), None)
+    if not flags:
+        return None, 0, place
+    if place is None and replaced and state.persistent.region is not None:
+        place = state.persistent.region.address
+    if place is None:
+        place = choose_place(state.persistent, state.live, frozenset())
+    xml = region_device(state.persistent.region_name, request.region_mib, place)
+    return xml, flags, place
+
+
+def _vsock_change(state: _State, taken: PciAddress | None, outcome: Outcome) -> str | None:
+    if state.persistent.vsock is not None:
+        return None
+    if not VHOST_VSOCK.exists():
+        outcome.notes.append(
+            f"no vsock device: this host has no {VHOST_VSOCK} (modprobe vhost_vsock); the channel works without"
+        )
+        return None
+    try:
+        place = choose_place(state.persistent, state.live, frozenset([taken] if taken else []))
+    except HypervisorError as error:
+        outcome.notes.append(f"no vsock device, the channel works without: {error}")
+        return None
+    return vsock_device(place)
+
+
+def _removals(state: _State) -> list[tuple[str, int]]:
+    """Each device of ours with the flags of where it is."""
+    found: dict[str, int] = {}
+    sides = (
+        (state.persistent, libvirt.VIR_DOMAIN_AFFECT_CONFIG),
+        (state.live, libvirt.VIR_DOMAIN_AFFECT_LIVE),
+    )
+    for document, flag in sides:
+        if document is None:
+            continue
+        if document.region is not None:
+            region = document.region
+            xml = region_device(region.name, region.size_bytes >> 20, region.address)
+            found[xml] = found.get(xml, 0) | flag
+        ours = document.request is not None and document.request.vsock
+        if ours and document.vsock is not None:
+            xml = vsock_device(document.vsock.address)
+            found[xml] = found.get(xml, 0) | flag
+    return list(found.items())
+
+
+def _await_release(domain: libvirt.virDomain, before: DomainDocument, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (live := live_document(domain)) is not None and live.region is not None:
+        if time.monotonic() > deadline:
+            raise HypervisorError(
+                f"{before.name}: the guest has not released the device within {seconds:.0f} s (is it paused, "
+                "or still booting?); it is out of the definition, its grant is ended, and it goes when the "
+                "guest releases it or is powered off"
+            )
+        time.sleep(0.05)
+
+
+def _set_metadata(state: _State, xml: str | None) -> None:
+    key = NAMESPACE_KEY if xml is not None else None
+    kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+    if xml is not None:
+        call(lambda: state.domain.setMetadata(kind, xml, key, NAMESPACE, state.both))
+        return
+    for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+        if state.both & flag:
+            # Removing what one side never had is an error to libvirt and none to us.
+            with contextlib.suppress(libvirt.libvirtError):
+                state.domain.setMetadata(kind, None, None, NAMESPACE, flag)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands `sluice vm attach|detach|list|show`.
+
+Mounted by sluice.cli. They talk to libvirt and need no running server: a server that runs follows what
+they change. Exit status 0 if the domain is as asked, 1 with one line on standard error if not.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from sluice.hypervisor import channel_devices, inspection
+from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.libvirt_host import (
+    call,
+    connected,
+    default_uri,
+    find_domain,
+    libvirt_identity,
+)
+from sluice.hypervisor.region_file import RegionFiles
+from sluice.hypervisor.request import VgpuRequest
+
+app = typer.Typer(
+    name="vm", help="Give libvirt domains a vGPU, and take it back.", no_args_is_help=True
+)
+
+Domain = Annotated[str, typer.Argument(metavar="DOMAIN", help="name, UUID or number of a domain")]
+Connect = Annotated[
+    str | None,
+    typer.Option(
+        "--connect",
+        "-c",
+        metavar="URI",
+        help="libvirt, as in virsh -c (LIBVIRT_DEFAULT_URI, else qemu:///system)",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="show the XML and change nothing")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+@app.command()
+def attach(
+    domain: Domain,
+    memory_mib: Annotated[int, typer.Option(help="GPU memory of each vGPU, in MiB")],
+    compute: Annotated[int, typer.Option(help="share of a GPU's time of each vGPU, in percent")],
+    count: Annotated[int, typer.Option(help="how many vGPUs")] = 1,
+    region_mib: Annotated[
+        int, typer.Option(help="size of the channel in MiB, a power of two")
+    ] = 256,
+    slots: Annotated[int, typer.Option(help="how many processes of the guest at once")] = 4,
+    priority: Annotated[int, typer.Option(help="in the queue; higher goes first")] = 0,
+    vsock: Annotated[bool, typer.Option(help="also add a vsock device if the host can")] = True,
+    dry_run: DryRun = False,
+    connect: Connect = None,
+) -> None:
+    """Give DOMAIN a channel to the pool, now and for every later start."""
+
+    def work() -> None:
+        request = VgpuRequest(
+            count=count,
+            memory_mib=memory_mib,
+            compute=compute,
+            region_mib=region_mib,
+            slots=slots,
+            priority=priority,
+        )
+        uri = connect or default_uri()
+        with connected(uri) as connection:
+            found = find_domain(connection, domain)
+            files = RegionFiles(libvirt_identity(uri))
+            outcome = channel_devices.attach(found, request, files, vsock=vsock, dry_run=dry_run)
+            _report(outcome, dry_run)
+            if dry_run:
+                return
+            shown = inspection.inspect(found, files)
+        region = shown["region"] if shown else {}
+        verb = "attached" if outcome.changed else "already attached"
+        where = "plugged in" if region.get("plugged") else "from the next start"
+        print(
+            f"{verb}: {count} x {memory_mib} MiB, {compute} %, at {region.get('address')}, {where}"
+        )
+
+    _run(work)
+
+
+@app.command()
+def detach(domain: Domain, dry_run: DryRun = False, connect: Connect = None) -> None:
+    """End DOMAIN's grant and remove its channel, now and from its definition."""
+
+    def work() -> None:
+        uri = connect or default_uri()
+        with connected(uri) as connection:
+            found = find_domain(connection, domain)
+            files = RegionFiles(libvirt_identity(uri))
+            outcome = channel_devices.detach(found, files, dry_run=dry_run)
+            _report(outcome, dry_run)
+        if not dry_run:
+            print("detached" if outcome.changed else "nothing was attached")
+
+    _run(work)
+
+
+@app.command(name="list")
+def list_domains(connect: Connect = None, as_json: AsJson = False) -> None:
+    """List the domains that have a request or a channel."""
+
+    def work() -> None:
+        uri = connect or default_uri()
+        files = RegionFiles(libvirt_identity(uri))
+        with connected(uri) as connection:
+            rows = [
+                row
+                for domain in call(connection.listAllDomains)
+                if (row := inspection.inspect(domain, files)) is not None
+            ]
+        rows.sort(key=lambda row: str(row["domain"]))
+        if as_json:
+            print(json.dumps(rows, indent=2))
+        else:
+            _print_table(rows)
+
+    _run(work)
+
+
+@app.command()
+def show(domain: Domain, connect: Connect = None, as_json: AsJson = False) -> None:
+    """Show DOMAIN's request, its channel, and what is wrong with them."""
+
+    def work() -> None:
+        uri = connect or default_uri()
+        with connected(uri) as connection:
+            found = find_domain(connection, domain)
+            row = inspection.inspect(found, RegionFiles(libvirt_identity(uri)))
+        if row is None:
+            raise HypervisorError(f"{domain} has no vGPU: `sluice vm attach {domain}` gives it one")
+        if as_json:
+            print(json.dumps(row, indent=2))
+        else:
+            _print_domain(row)
+
+    _run(work)
+
+
+def _run(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except HypervisorError as error:
+        _fail(str(error))
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"sluice vm: {message}", file=sys.stderr)
+    raise typer.Exit(1)
+
+
+def _report(outcome: channel_devices.Outcome, dry_run: bool) -> None:
+    for note in outcome.notes:
+        print(note, file=sys.stderr)
+    if dry_run:
+        print("\n".join(outcome.documents) if outcome.changed else "nothing to do")
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    head = ("DOMAIN", "STATE", "VGPUS", "MIB", "COMPUTE", "CHANNEL", "PROBLEM")
+    lines = [head]
+    for row in rows:
+        request = row["request"] or {}
+        region = row["region"]
+        lines.append(
+            (
+                row["domain"],
+                row["state"],
+                request.get("count", "-"),
+                request.get("memory-mib", "-"),
+                f"{request['compute']} %" if request else "-",
+                region["address"] or "-",
+                row["problems"][0] if row["problems"] else "",
+            )
+        )
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _print_domain(row: dict[str, Any]) -> None:
+    region = row["region"]
+    request = row["request"]
+    print(f"domain   {row['domain']}  {row['uuid']}  ({row['state']}, {row['machine']})")
+    if request:
+        print("request  " + "  ".join(f"{name}={value}" for name, value in request.items()))
+    plugged = "plugged in" if region["plugged"] else "not plugged in"
+    defined = "in the definition" if region["in_definition"] else "not in the definition"
+    print(f"channel  {region['mib']} MiB at {region['address']}, {plugged}, {defined}")
+    print(f"file     {region['file']}{'' if region['present'] else '  (missing)'}")
+    if row["vsock_cid"] is not None:
+        print(f"vsock    CID {row['vsock_cid']}")
+    for problem in row["problems"]:
+        print(f"problem  {problem}")
+
+
+if __name__ == "__main__":
+    app()
