@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sets up a service's logging from its [log] section.
+
+Called once by each service's main. Screen lines go to standard error; file lines to
+log_dir/<service>.log. A log folder that cannot be written is an error on the screen, never the end
+of the service.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import sys
+
+from sluice.config.sections import LogSection
+
+WITH_TIME = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+WITHOUT_TIME = "%(levelname)s %(name)s: %(message)s"
+
+
+def set_up_logging(section: LogSection, service: str) -> None:
+    """Directs the logger "sluice" to screen and file as the section says."""
+    logger = logging.getLogger("sluice")
+    logger.handlers.clear()
+    logger.propagate = False
+    formatter = logging.Formatter(WITH_TIME if section.log_with_time else WITHOUT_TIME)
+    lowest = logging.CRITICAL
+    if section.log_to_screen:
+        screen = logging.StreamHandler(sys.stderr)
+        screen.setLevel(section.log_level)
+        screen.setFormatter(formatter)
+        logger.addHandler(screen)
+        lowest = min(lowest, screen.level)
+    if section.log_to_file:
+        try:
+            section.log_dir.mkdir(parents=True, exist_ok=True)
+            # reopened when logrotate has moved it away
+            file = logging.handlers.WatchedFileHandler(section.log_dir / f"{service}.log")
+        except OSError as error:
+            print(
+                f"sluice: {section.log_dir}/{service}.log cannot be written ({error.strerror}); "
+                "set [log] log_dir or log_to_file = false",
+                file=sys.stderr,
+            )
+        else:
+            file.setLevel(section.file_log_level)
+            file.setFormatter(formatter)
+            logger.addHandler(file)
+            lowest = min(lowest, file.level)
+    logger.setLevel(lowest)

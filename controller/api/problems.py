@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of the REST API as RFC 9457 problem documents.
+
+Raised by the handlers of controller.api; app.py turns them, and FastAPI's own errors, into
+application/problem+json. Every document says what was wanted, what was found, and what to do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+
+class ProblemDocument(BaseModel):
+    """The body of every error."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    instance: str = ""
+    cuda_error: int | None = None
+
+
+class Problem(Exception):
+    """Ends a request with a problem document."""
+
+    def __init__(
+        self, status: int, title: str, detail: str, *, cuda_error: int | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.title = title
+        self.detail = detail
+        self.cuda_error = cuda_error
+
+
+def not_found(kind: str, name: str) -> Problem:
+    """There is no such resource."""
+    return Problem(404, f"No such {kind}", f"there is no {kind} {name}; list them at /v1/{kind}s")
+
+
+def _answer(request: Request, problem: Problem, headers: dict[str, str] | None = None) -> Any:
+    document = ProblemDocument(
+        title=problem.title,
+        status=problem.status,
+        detail=problem.detail,
+        instance=request.url.path,
+        cuda_error=problem.cuda_error,
+    )
+    return JSONResponse(
+        document.model_dump(exclude_none=True),
+        status_code=problem.status,
+        media_type="application/problem+json",
+        headers=headers,
+    )
+
+
+async def answer_problem(request: Request, error: Exception) -> Any:
+    """Answers a Problem."""
+    assert isinstance(error, Problem)
+    return _answer(request, error)
+
+
+async def answer_http_error(request: Request, error: Exception) -> Any:
+    """Answers what the framework refuses: unknown paths, wrong methods."""
+    assert isinstance(error, HTTPException)
+    problem = Problem(
+        error.status_code,
+        str(error.detail),
+        f"{request.method} {request.url.path}: {error.detail}; the API is described at "
+        "/v1/openapi.json",
+    )
+    return _answer(request, problem, dict(error.headers) if error.headers else None)
+
+
+async def answer_invalid(request: Request, error: Exception) -> Any:
+    """Answers a body or parameter that is not as described."""
+    assert isinstance(error, RequestValidationError)
+    parts = [
+        f"{'.'.join(str(step) for step in e['loc'])}: {e['msg']} (found {e.get('input')!r:.80})"
+        for e in error.errors()
+    ]
+    return _answer(request, Problem(422, "Invalid request", "; ".join(parts)))

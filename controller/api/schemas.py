@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The resources of the REST API as JSON, and how they are made from the pool's records.
+
+Used by the handlers in controller.api; the OpenAPI document is generated from these models. Times
+are ISO 8601 in UTC, memory is in MiB, compute in percent. Fields are added, never renamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sluice.controller.pool import model
+from sluice.controller.pool.pool import Pool
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+class NodeView(BaseModel):
+    """A host that runs sluice-server."""
+
+    name: str
+    state: Literal["up", "away", "lost"]
+    address: str
+    port: int
+    version: str
+    vgpu_count: int
+    gpus: int
+    sessions: int
+    generation: int
+
+
+class GpuView(BaseModel):
+    """A GPU and what is promised of it."""
+
+    id: str = Field(description="node:uuid")
+    node: str
+    uuid: str
+    model: str
+    state: Literal["up", "away", "lost"]
+    software: bool
+    memory_mib: int
+    reserved_mib: int
+    context_overhead_mib: int
+    granted_mib: int = Field(description="vGPUs and their contexts' overhead")
+    granted_percent: int
+    vgpus: int
+
+
+class VgpuView(BaseModel):
+    """A slice of one GPU."""
+
+    gpu: str
+    memory_mib: int
+    compute_percent: int
+
+
+class GrantView(BaseModel):
+    """What a job holds."""
+
+    id: str
+    state: Literal["live", "ended"]
+    node: str
+    vgpus: list[VgpuView]
+    priority: int
+    sessions: list[str]
+    created: datetime
+    ended: datetime | None
+    reason: str
+    generation: int
+
+
+class SessionView(BaseModel):
+    """A client process that uses a grant."""
+
+    id: str
+    grant_id: str
+    state: Literal["opening", "running", "ended"]
+    node: str
+    channel: str
+    host: str
+    program: str
+    client_pid: int
+    client_uid: int
+    domain_uuid: str
+    domain_name: str
+    started: datetime
+    ended: datetime | None
+    reason: str
+
+
+class EventView(BaseModel):
+    """A line of the event log."""
+
+    time: datetime
+    kind: str
+    subject: str
+    text: str
+
+
+class NodeList(BaseModel):
+    """Every node."""
+
+    nodes: list[NodeView]
+
+
+class GpuList(BaseModel):
+    """Every GPU."""
+
+    gpus: list[GpuView]
+
+
+class GrantList(BaseModel):
+    """Grants, oldest first."""
+
+    grants: list[GrantView]
+
+
+class SessionList(BaseModel):
+    """Sessions, oldest first."""
+
+    sessions: list[SessionView]
+
+
+class EventList(BaseModel):
+    """Events, newest first."""
+
+    events: list[EventView]
+
+
+class SessionRequest(BaseModel):
+    """What a client without a server near it asks for; zeros take the pool's defaults."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    vgpu_count: int = Field(0, ge=0, le=64)
+    gmem_mib: int = Field(0, ge=0, le=2**31 - 1)
+    ratio_percent: int = Field(0, ge=0, le=100)
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    wait_seconds: int = Field(0, ge=-1, le=2**31 - 1, description="-1 = for ever, 0 = not at all")
+    host: str = Field("", max_length=255)
+    program: str = Field("", max_length=255)
+    pid: int = Field(0, ge=0, le=2**31 - 1)
+
+
+class SessionTicket(BaseModel):
+    """Where to connect, and the key to show there once."""
+
+    session_id: str
+    grant_id: str
+    address: str
+    port: int
+    key: str
+    key_seconds: int
+
+
+class PoolView(BaseModel):
+    """The pool in one look."""
+
+    version: str
+    nodes: int
+    nodes_up: int
+    gpus: int
+    memory_mib: int
+    granted_mib: int
+    grants: int
+    sessions: int
+    waiting: int
+
+
+def node_view(pool: Pool, node: model.Node) -> NodeView:
+    """A node as JSON."""
+    return NodeView(
+        name=node.name,
+        state=node.state.value,
+        address=node.address,
+        port=node.port,
+        version=node.version,
+        vgpu_count=node.vgpu_count,
+        gpus=sum(1 for key in pool.gpus if key.node == node.name),
+        sessions=sum(
+            1
+            for s in pool.sessions.values()
+            if s.node == node.name and s.state is not model.SessionState.ENDED
+        ),
+        generation=node.generation,
+    )
+
+
+def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
+    """A GPU as JSON."""
+    usage = pool.usage(gpu.key)
+    return GpuView(
+        id=str(gpu.key),
+        node=gpu.node,
+        uuid=gpu.uuid,
+        model=gpu.model,
+        state=pool.nodes[gpu.node].state.value,
+        software=gpu.software,
+        memory_mib=gpu.memory_mib,
+        reserved_mib=gpu.reserved_mib,
+        context_overhead_mib=gpu.context_overhead_mib,
+        granted_mib=usage.memory_mib,
+        granted_percent=usage.compute_percent,
+        vgpus=usage.vgpus,
+    )
+
+
+def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantView:
+    """A grant as JSON."""
+    return GrantView(
+        id=grant.id,
+        state=grant.state.value,
+        node=grant.node,
+        vgpus=[
+            VgpuView(
+                gpu=f"{grant.node}:{v.gpu_uuid}",
+                memory_mib=v.memory_mib,
+                compute_percent=v.compute_percent,
+            )
+            for v in grant.vgpus
+        ],
+        priority=grant.priority,
+        sessions=[session.id for session in sessions],
+        created=_time(grant.created),
+        ended=_time(grant.ended) if grant.ended is not None else None,
+        reason=grant.reason,
+        generation=grant.generation,
+    )
+
+
+def session_view(session: model.Session) -> SessionView:
+    """A session as JSON."""
+    return SessionView(
+        id=session.id,
+        grant_id=session.grant_id,
+        state=session.state.value,
+        node=session.node,
+        channel=session.channel,
+        host=session.host,
+        program=session.program,
+        client_pid=session.client_pid,
+        client_uid=session.client_uid,
+        domain_uuid=session.domain_uuid,
+        domain_name=session.domain_name,
+        started=_time(session.started),
+        ended=_time(session.ended) if session.ended is not None else None,
+        reason=session.reason,
+    )
+
+
+def event_view(event: model.Event) -> EventView:
+    """An event as JSON."""
+    return EventView(
+        time=_time(event.time), kind=event.kind, subject=event.subject, text=event.text
+    )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""POST /v1/sessions: where a client without a server near it asks for a session.
+
+Mounted by controller.api.app. The answer names a GPU node's data port and a one-time key, which
+that node already holds when the client reads it. If the client hangs up while it waits, or the
+node does
+not take the assignment, the grant is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from fastapi import APIRouter, Request
+
+from sluice.controller.api.problems import Problem, ProblemDocument
+from sluice.controller.api.schemas import SessionRequest, SessionTicket
+from sluice.controller.desk import GrantDesk
+from sluice.controller.node_service import PoolService
+from sluice.controller.pool.model import (
+    CudaStatus,
+    Granted,
+    GrantRequest,
+    Refused,
+)
+
+ASSIGN_SECONDS = 5.0
+HANGUP_POLL_SECONDS = 1.0
+NODE_TRIES = 2
+
+
+def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) -> APIRouter:
+    """The handler, bound to one pool."""
+    routes = APIRouter()
+
+    @routes.post(
+        "/sessions",
+        tags=["sessions"],
+        status_code=201,
+        responses={
+            409: {"model": ProblemDocument, "description": "cannot be granted"},
+            503: {"model": ProblemDocument, "description": "no node took it"},
+        },
+    )
+    async def open_session(body: SessionRequest, request: Request) -> SessionTicket:
+        """Grants vGPUs on a GPU node and returns where to connect; waits up to wait_seconds."""
+        peer = request.client.host if request.client else ""
+        trouble = ""
+        for _ in range(NODE_TRIES):
+            wanted = GrantRequest(
+                request_id=secrets.token_hex(8),
+                vgpu_count=body.vgpu_count or 1,
+                memory_mib=body.gmem_mib,
+                compute_percent=body.ratio_percent,
+                priority=body.priority,
+                wait_seconds=body.wait_seconds,
+                channel="tcp",
+                host=body.host or peer,
+                program=body.program,
+                client_pid=body.pid,
+            )
+            answer = await _answer_or_hangup(desk, wanted, request)
+            if isinstance(answer, Refused):
+                raise Problem(409, "Not granted", answer.message, cuda_error=int(answer.status))
+            key = secrets.token_hex(16)
+            node = desk.pool.nodes[answer.grant.node]
+            link = service.links.get(node.name)
+            trouble = (
+                await link.assign(answer, key, key_seconds, ASSIGN_SECONDS)
+                if link
+                else "it is not connected"
+            )
+            if not trouble:
+                return SessionTicket(
+                    session_id=answer.session.id,
+                    grant_id=answer.grant.id,
+                    address=node.address,
+                    port=node.port,
+                    key=key,
+                    key_seconds=key_seconds,
+                )
+            trouble = f"node {node.name} did not take session {answer.session.id}: {trouble}"
+            await desk.step(
+                lambda answer=answer, trouble=trouble: desk.pool.release(  # type: ignore[misc]
+                    answer.grant.id, trouble
+                )
+            )
+        raise Problem(
+            503,
+            "No node took the session",
+            f"{trouble}; look at `sluice node list` and try again",
+            cuda_error=int(CudaStatus.SYSTEM_NOT_READY),
+        )
+
+    return routes
+
+
+async def _answer_or_hangup(
+    desk: GrantDesk, wanted: GrantRequest, request: Request
+) -> Granted | Refused:
+    async def decided() -> Granted | Refused:
+        async for answer in desk.request(wanted, "the client hung up"):
+            if isinstance(answer, Granted | Refused):
+                return answer
+        raise AssertionError("the desk ended without an answer")
+
+    task = asyncio.create_task(decided())
+    try:
+        while True:
+            done, _ = await asyncio.wait([task], timeout=HANGUP_POLL_SECONDS)
+            if done:
+                return task.result()
+            if await request.is_disconnected():
+                raise Problem(499, "Client hung up", "the client closed the connection")
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])

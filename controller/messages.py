@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns gRPC messages into the pool's records and back.
+
+Called by controller.node_service only; nothing else of the controller knows the wire's types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluice.controller.pool import model
+from sluice.controller.pool.pool import ReportedSession
+from sluice.rpc import pool_pb2 as rpc
+
+
+def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
+    """A GPU as its node reports it."""
+    return model.Gpu(
+        node=node,
+        uuid=message.uuid,
+        model=message.model,
+        memory_mib=message.memory_mib,
+        software=message.software,
+        context_overhead_mib=message.context_overhead_mib,
+        reserved_mib=message.reserved_mib,
+    )
+
+
+def vgpus_of(messages: Iterable[rpc.Vgpu]) -> tuple[model.Vgpu, ...]:
+    """The slices of a session, without the overhead that only the pool knows."""
+    return tuple(model.Vgpu(m.gpu_uuid, m.memory_mib, m.compute_percent) for m in messages)
+
+
+def vgpu_messages(grant: model.Grant) -> list[rpc.Vgpu]:
+    """A grant's slices for the server that will run them."""
+    return [
+        rpc.Vgpu(gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent)
+        for v in grant.vgpus
+    ]
+
+
+def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
+    """A session that a server reports."""
+    session = model.Session(
+        id=message.session_id,
+        grant_id=message.grant_id,
+        node=node,
+        channel=message.channel,
+        host=message.host,
+        program=message.program,
+        client_pid=message.client_pid,
+        client_uid=message.client_uid,
+        domain_uuid=message.domain_uuid,
+        domain_name=message.domain_name,
+        started=message.started,
+        state=model.SessionState.OPENING if message.opening else model.SessionState.RUNNING,
+    )
+    return ReportedSession(session, vgpus_of(message.vgpus), message.request_id, message.priority)
+
+
+def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
+    """A client's request as its server passes it on."""
+    return model.GrantRequest(
+        request_id=message.request_id,
+        vgpu_count=message.vgpu_count or 1,
+        memory_mib=message.memory_mib,
+        compute_percent=message.compute_percent,
+        priority=message.priority,
+        wait_seconds=message.wait_seconds,
+        node=message.node,
+        local_only=message.local_only,
+        channel=message.channel,
+        host=message.host,
+        program=message.program,
+        client_pid=message.client_pid,
+        client_uid=message.client_uid,
+        domain_uuid=message.domain_uuid,
+        domain_name=message.domain_name,
+    )
+
+
+def answer_message(
+    answer: model.Waiting | model.Granted | model.Refused,
+) -> rpc.GrantAnswer:
+    """The desk's answer on the wire."""
+    if isinstance(answer, model.Waiting):
+        return rpc.GrantAnswer(waiting=rpc.Waiting(position=answer.position, line=answer.line))
+    if isinstance(answer, model.Refused):
+        return rpc.GrantAnswer(
+            refused=rpc.Refused(status=int(answer.status), message=answer.message)
+        )
+    return rpc.GrantAnswer(
+        granted=rpc.Granted(
+            grant_id=answer.grant.id,
+            session_id=answer.session.id,
+            vgpus=vgpu_messages(answer.grant),
+        )
+    )

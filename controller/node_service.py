@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC service that servers speak to: registration streams and grant requests.
+
+Started by controller.service. It owns one ServerLink per connected server, through which REST
+handlers send assignments and log requests. It promises that a server's newest stream is the one
+that counts, and that what a server reports reaches the desk in the order in which it was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from importlib.metadata import PackageNotFoundError, version
+
+import grpc
+
+from sluice.controller.desk import GrantDesk
+from sluice.controller.messages import (
+    answer_message,
+    gpu_of,
+    request_of,
+    session_of,
+    vgpu_messages,
+)
+from sluice.controller.pool.model import Decisions, EndOrder, Granted, Node
+from sluice.rpc import pool_pb2 as rpc
+from sluice.rpc import pool_pb2_grpc
+
+log = logging.getLogger("sluice.controller")
+
+
+def own_version() -> str:
+    """The installed distribution's version, or "checkout"."""
+    try:
+        return version("sluice-gpu")
+    except PackageNotFoundError:
+        return "checkout"
+
+
+class ServerGone(Exception):
+    """The server's stream ended before it answered."""
+
+
+class ServerLink:
+    """One server's open stream."""
+
+    def __init__(self) -> None:
+        self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
+        self._calls = itertools.count(1)
+        self._assignments: dict[str, asyncio.Future[str]] = {}
+        self._logs: dict[int, asyncio.Future[rpc.LogText]] = {}
+
+    def end_grant(self, order: EndOrder) -> None:
+        """Tells the server to end what it runs for a grant."""
+        self.orders.put_nowait(
+            rpc.Order(end_grant=rpc.EndGrant(grant_id=order.grant_id, reason=order.reason))
+        )
+
+    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> str:
+        """Gives the server a session to expect; returns "" or why it will not take it."""
+        session = granted.session
+        taken = asyncio.get_running_loop().create_future()
+        self._assignments[session.id] = taken
+        self.orders.put_nowait(
+            rpc.Order(
+                assignment=rpc.Assignment(
+                    session_id=session.id,
+                    grant_id=granted.grant.id,
+                    key=key,
+                    key_seconds=key_seconds,
+                    vgpus=vgpu_messages(granted.grant),
+                    host=session.host,
+                    program=session.program,
+                    priority=granted.grant.priority,
+                )
+            )
+        )
+        try:
+            return await asyncio.wait_for(taken, timeout)
+        except TimeoutError:
+            return f"it did not answer within {timeout:g} s"
+        finally:
+            del self._assignments[session.id]
+
+    async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> rpc.LogText:
+        """Fetches the end of a session's log from the server."""
+        call = next(self._calls)
+        text = asyncio.get_running_loop().create_future()
+        self._logs[call] = text
+        self.orders.put_nowait(
+            rpc.Order(read_log=rpc.ReadLog(call=call, session_id=session_id, tail_bytes=tail_bytes))
+        )
+        try:
+            return await asyncio.wait_for(text, timeout)
+        except TimeoutError:
+            return rpc.LogText(call=call, error=f"no answer within {timeout:g} s")
+        finally:
+            del self._logs[call]
+
+    def assignment_taken(self, message: rpc.AssignmentTaken) -> None:
+        """The server's answer to assign()."""
+        waiter = self._assignments.get(message.session_id)
+        if waiter and not waiter.done():
+            waiter.set_result(message.error)
+
+    def log_text(self, message: rpc.LogText) -> None:
+        """The server's answer to read_log()."""
+        waiter = self._logs.get(message.call)
+        if waiter and not waiter.done():
+            waiter.set_result(message)
+
+    def close(self) -> None:
+        """Ends the stream and whoever waits for the server."""
+        self.orders.put_nowait(None)
+        for taken in self._assignments.values():
+            if not taken.done():
+                taken.set_result("its stream ended")
+        for text in self._logs.values():
+            if not text.done():
+                text.set_result(rpc.LogText(error="its stream ended"))
+
+
+class PoolService(pool_pb2_grpc.PoolServicer):
+    """What controller/proto/pool.proto promises to servers."""
+
+    def __init__(self, desk: GrantDesk, heartbeat_seconds: int) -> None:
+        self._desk = desk
+        self._heartbeat_seconds = heartbeat_seconds
+        self.links: dict[str, ServerLink] = {}
+
+    async def Register(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[rpc.NodeReport],
+        context: grpc.aio.ServicerContext[rpc.NodeReport, rpc.Order],
+    ) -> AsyncIterator[rpc.Order]:
+        """Serves one server's stream until either side ends it."""
+        link = ServerLink()
+        reader = asyncio.create_task(self._read(request_iterator, link, context.peer()))
+        try:
+            while (order := await link.orders.get()) is not None:
+                yield order
+        finally:
+            reader.cancel()
+
+    async def RequestGrant(  # noqa: N802
+        self,
+        request: rpc.GrantRequest,
+        context: grpc.aio.ServicerContext[rpc.GrantRequest, rpc.GrantAnswer],
+    ) -> AsyncIterator[rpc.GrantAnswer]:
+        """Answers a client's request; the server cancels the call when its client is gone."""
+        if request.node not in self.links:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"node {request.node} has no registration stream; open it first",
+            )
+        answers = self._desk.request(request_of(request))
+        try:
+            async for answer in answers:
+                yield answer_message(answer)
+        finally:
+            await answers.aclose()
+
+    async def ReleaseGrant(  # noqa: N802
+        self,
+        request: rpc.GrantRelease,
+        context: grpc.aio.ServicerContext[rpc.GrantRelease, rpc.GrantReleased],
+    ) -> rpc.GrantReleased:
+        """Gives a grant back; doing it twice does no harm."""
+        was_live = False
+
+        def release() -> Decisions:
+            nonlocal was_live
+            if request.grant_id:
+                grant = self._desk.pool.grants.get(request.grant_id)
+                was_live = grant is not None and grant.ended is None
+                return self._desk.pool.release(request.grant_id, request.reason)
+            return self._desk.pool.withdraw(request.request_id, request.reason)
+
+        await self._desk.step(release)
+        return rpc.GrantReleased(was_live=was_live)
+
+    async def _read(
+        self, reports: AsyncIterator[rpc.NodeReport], link: ServerLink, peer: str
+    ) -> None:
+        node = ""
+        try:
+            async for report in reports:
+                kind = report.WhichOneof("report")
+                if kind == "inventory":
+                    node = report.inventory.node
+                    await self._register(report.inventory, link)
+                elif not node:
+                    log.warning("%s sent %s before its inventory; closing its stream", peer, kind)
+                    return
+                else:
+                    self._desk.pool.seen(node)
+                    await self._take(kind, report, link)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("the stream of %s ended with an error", node or peer)
+        finally:
+            link.close()
+            if node and self.links.get(node) is link:
+                del self.links[node]
+                del self._desk.links[node]
+                self._desk.pool.disconnected(node)
+
+    async def _register(self, inventory: rpc.Inventory, link: ServerLink) -> None:
+        name = inventory.node
+        if (older := self.links.get(name)) and older is not link:
+            log.warning("node %s opened a second stream; the first is closed", name)
+            older.close()
+        self.links[name] = link
+        self._desk.links[name] = link
+        link.orders.put_nowait(
+            rpc.Order(
+                welcome=rpc.Welcome(
+                    heartbeat_seconds=self._heartbeat_seconds, controller_version=own_version()
+                )
+            )
+        )
+        node = Node(
+            name=name,
+            address=inventory.data_address,
+            port=inventory.data_port,
+            version=inventory.version,
+            vgpu_count=inventory.vgpu_count,
+        )
+        await self._desk.step(
+            lambda: self._desk.pool.register(
+                node,
+                [gpu_of(name, gpu) for gpu in inventory.gpus],
+                [session_of(name, session) for session in inventory.sessions],
+                inventory.pending_requests,
+            )
+        )
+
+    async def _take(self, kind: str | None, report: rpc.NodeReport, link: ServerLink) -> None:
+        pool = self._desk.pool
+        if kind == "heartbeat":
+            link.orders.put_nowait(
+                rpc.Order(heartbeat_seen=rpc.HeartbeatSeen(beat=report.heartbeat.beat))
+            )
+        elif kind == "session_started":
+            started = report.session_started
+
+            def note() -> Decisions:
+                pool.session_started(started.session_id, started.client_pid, started.channel)
+                return Decisions()
+
+            await self._desk.step(note)
+        elif kind == "session_ended":
+            ended = report.session_ended
+            await self._desk.step(lambda: pool.release(ended.grant_id, ended.reason))
+        elif kind == "assignment_taken":
+            link.assignment_taken(report.assignment_taken)
+        elif kind == "log_text":
+            link.log_text(report.log_text)

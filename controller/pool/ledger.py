@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The books of every GPU: what live grants take of its memory and compute.
+
+Owned by pool.Pool, which books each live grant once and unbooks it once. It promises exact sums: a
+GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.controller.pool.model import GpuKey, Grant
+
+
+@dataclass(slots=True)
+class Usage:
+    """What is promised of one GPU."""
+
+    memory_mib: int = 0
+    compute_percent: int = 0
+    vgpus: int = 0
+
+
+class Ledger:
+    """Use by GPU, changed only by booking and unbooking whole grants."""
+
+    def __init__(self) -> None:
+        self._usage: dict[GpuKey, Usage] = {}
+
+    def usage(self, key: GpuKey) -> Usage:
+        """The use of a GPU; zeros if nothing is booked on it."""
+        return self._usage.get(key) or Usage()
+
+    def book(self, grant: Grant) -> None:
+        """Adds a grant's vGPUs."""
+        self._add(grant, 1)
+
+    def unbook(self, grant: Grant) -> None:
+        """Takes a grant's vGPUs off again."""
+        self._add(grant, -1)
+
+    def _add(self, grant: Grant, sign: int) -> None:
+        for vgpu in grant.vgpus:
+            key = GpuKey(grant.node, vgpu.gpu_uuid)
+            usage = self._usage.setdefault(key, Usage())
+            usage.memory_mib += sign * (vgpu.memory_mib + vgpu.overhead_mib)
+            usage.compute_percent += sign * vgpu.compute_percent
+            usage.vgpus += sign
+            if usage.vgpus == 0:
+                del self._usage[key]

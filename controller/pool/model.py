@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of the pool: nodes, GPUs, grants, sessions, events, and what is asked and answered.
+
+Used by every layer of the controller; plain data without behaviour beyond trivial sums. Memory is
+in MiB and compute in percent of one GPU, in names too. Times called `created`, `started`, `ended`
+are seconds since the epoch; `last_seen` and `deadline` are monotonic and are never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """The time, injected so that tests can move it."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        ...
+
+    def monotonic(self) -> float:
+        """Seconds that never jump."""
+        ...
+
+
+IdFactory = Callable[[], str]
+
+
+class CudaStatus(IntEnum):
+    """The CUresult values that a refusal carries to the client."""
+
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    DEVICE_UNAVAILABLE = 46
+    NO_DEVICE = 100
+    NOT_READY = 600
+    NOT_PERMITTED = 800
+    NOT_SUPPORTED = 801
+    SYSTEM_NOT_READY = 802
+    SYSTEM_DRIVER_MISMATCH = 803
+    UNKNOWN = 999
+
+
+class NodeState(StrEnum):
+    """UP has a stream; AWAY lost it moments ago; LOST was silent for too long."""
+
+    UP = "up"
+    AWAY = "away"
+    LOST = "lost"
+
+
+class SessionState(StrEnum):
+    """OPENING is granted but its client is not there yet."""
+
+    OPENING = "opening"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class GrantState(StrEnum):
+    """A grant counts against its GPUs while it is LIVE."""
+
+    LIVE = "live"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuKey:
+    """A GPU's place in the pool: UUIDs of software GPUs are unique on one node only."""
+
+    node: str
+    uuid: str
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical (or software) GPU as its node reports it."""
+
+    node: str
+    uuid: str
+    model: str
+    memory_mib: int
+    software: bool = False
+    context_overhead_mib: int = 0
+    reserved_mib: int = 0
+
+    @property
+    def key(self) -> GpuKey:
+        """Its place in the pool."""
+        return GpuKey(self.node, self.uuid)
+
+    @property
+    def grantable_mib(self) -> int:
+        """The most that one vGPU can have when nothing else is granted."""
+        return max(0, self.memory_mib - self.reserved_mib - self.context_overhead_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRemoved:
+    """Says to the store that a node no longer has a GPU."""
+
+    node: str
+    uuid: str
+
+
+@dataclass(slots=True)
+class Node:
+    """A host that runs sluice-server."""
+
+    name: str
+    address: str
+    port: int
+    version: str
+    vgpu_count: int
+    state: NodeState = NodeState.AWAY
+    generation: int = 0
+    last_seen: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Vgpu:
+    """A slice of one GPU; overhead_mib is the context's memory, charged besides memory_mib."""
+
+    gpu_uuid: str
+    memory_mib: int
+    compute_percent: int
+    overhead_mib: int = 0
+
+
+@dataclass(slots=True)
+class Grant:
+    """What a job holds: vGPUs of one node."""
+
+    id: str
+    request_id: str
+    node: str
+    vgpus: tuple[Vgpu, ...]
+    priority: int
+    created: float
+    state: GrantState = GrantState.LIVE
+    generation: int = 1
+    ended: float | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """One client process that uses a grant."""
+
+    id: str
+    grant_id: str
+    node: str
+    channel: str
+    host: str
+    program: str
+    client_pid: int
+    client_uid: int
+    domain_uuid: str
+    domain_name: str
+    started: float
+    state: SessionState = SessionState.OPENING
+    ended: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A line of the event log."""
+
+    time: float
+    kind: str
+    subject: str
+    text: str
+
+
+Change = Node | Gpu | GpuRemoved | Grant | Session | Event
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRequest:
+    """What a client process asks for; zeros take the pool's defaults."""
+
+    request_id: str
+    vgpu_count: int = 1
+    memory_mib: int = 0
+    compute_percent: int = 0
+    priority: int = 0
+    wait_seconds: int = 0
+    node: str = ""  # the asking server; with local_only also where the GPUs must be
+    local_only: bool = False
+    channel: str = "shm"
+    host: str = ""
+    program: str = ""
+    client_pid: int = 0
+    client_uid: int = 0
+    domain_uuid: str = ""
+    domain_name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The request holds this grant, and this session may open."""
+
+    grant: Grant
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request will not be granted; message is shown to the user."""
+
+    status: CudaStatus
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The request is in the queue; position 1 is next."""
+
+    position: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndOrder:
+    """A server must end what it runs for this grant."""
+
+    node: str
+    grant_id: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What a step of the pool decided and others must be told."""
+
+    answers: dict[str, Granted | Refused] = field(default_factory=dict)  # by request id
+    ends: list[EndOrder] = field(default_factory=list)

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says why a request can never be granted, or was not granted in time, in words for its user.
+
+Called by pool.Pool. Each message names what was wanted, what there is, and what to change.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sluice.controller.pool.model import CudaStatus, GrantRequest, Refused
+from sluice.controller.pool.placement import GpuRoom, slice_on
+
+MOST_VGPUS = 64
+
+
+def wanted(request: GrantRequest) -> str:
+    """The request in words, such as "2 vGPUs of 1024 MiB and 25 %"."""
+    vgpus = "1 vGPU" if request.vgpu_count == 1 else f"{request.vgpu_count} vGPUs"
+    memory = f"{request.memory_mib} MiB" if request.memory_mib else "default memory"
+    compute = f"{request.compute_percent} %" if request.compute_percent else "default compute"
+    return f"{vgpus} of {memory} and {compute}"
+
+
+def malformed(request: GrantRequest) -> Refused | None:
+    """Refuses numbers that no GPU could meet."""
+    if not 1 <= request.vgpu_count <= MOST_VGPUS:
+        return Refused(
+            CudaStatus.INVALID_VALUE,
+            f"wanted {request.vgpu_count} vGPUs; set SLUICE_VGPU to 1 to {MOST_VGPUS}",
+        )
+    if not 0 <= request.compute_percent <= 100:
+        return Refused(
+            CudaStatus.INVALID_VALUE,
+            f"wanted {request.compute_percent} % of a GPU; set SLUICE_RATIO to 1 to 100",
+        )
+    if request.wait_seconds < -1:
+        return Refused(
+            CudaStatus.INVALID_VALUE,
+            f"wanted to wait {request.wait_seconds} s; set SLUICE_WAIT to seconds, 0 to fail at "
+            "once, or -1 to wait for ever",
+        )
+    return None
+
+
+def never(request: GrantRequest, empty: Sequence[GpuRoom]) -> Refused | None:
+    """Refuses what would not fit even if every GPU that may be used were empty.
+
+    `empty` are those GPUs with all their room.
+    """
+    where = f"node {request.node}" if request.local_only else "the pool"
+    if not empty:
+        fix = (
+            "set SLUICE_CONTROLLER and use the TCP channel to reach a GPU node"
+            if request.local_only
+            else "start sluice-server on a GPU node and look at `sluice gpu list`"
+        )
+        return Refused(CudaStatus.NO_DEVICE, f"{where} has no GPU; {fix}")
+    fitting = [
+        room
+        for room in empty
+        if slice_on(request, room.gpu, room.vgpu_count).memory_mib <= room.gpu.grantable_mib
+    ]
+    if not fitting:
+        largest = max(empty, key=lambda room: room.gpu.grantable_mib).gpu
+        return Refused(
+            CudaStatus.OUT_OF_MEMORY,
+            f"wanted {request.memory_mib} MiB in one vGPU; the largest that {where} can give is "
+            f"{largest.grantable_mib} MiB ({largest.model} {largest.uuid} on {largest.node}); "
+            f"set SLUICE_GMEM to at most {largest.grantable_mib}",
+        )
+    most = max(Counter(room.gpu.node for room in fitting).values())
+    if most < request.vgpu_count:
+        return Refused(
+            CudaStatus.DEVICE_UNAVAILABLE,
+            f"wanted {wanted(request)}, each on a GPU of its own on one node; {where} has at most "
+            f"{most} such GPU(s) on one node; set SLUICE_VGPU to at most {most}",
+        )
+    return None
+
+
+def not_in_time(request: GrantRequest, position: int, queued: int) -> Refused:
+    """Refuses what did not fit within the time that its user gave."""
+    if request.wait_seconds == 0:
+        text = (
+            f"wanted {wanted(request)}; every GPU that could give it is in use now "
+            f"({queued} request(s) wait); set SLUICE_WAIT to the seconds to wait, or -1 for ever"
+        )
+    else:
+        text = (
+            f"wanted {wanted(request)}; still at position {position} after {request.wait_seconds} "
+            "s; set SLUICE_WAIT to more seconds, or -1 to wait for ever"
+        )
+    return Refused(CudaStatus.DEVICE_UNAVAILABLE, text)
+
+
+def waiting_line(request: GrantRequest, position: int, queued: int) -> str:
+    """The line that a waiting client prints."""
+    return (
+        f"sluice: waiting for {wanted(request)}: position {position} of {queued} in the queue "
+        "(SLUICE_WAIT=0 fails at once instead)"
+    )
