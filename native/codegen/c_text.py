@@ -23,10 +23,10 @@ def declare(ctype: str, name: str, dims: tuple[int, ...] = ()) -> str:
     return f"{ctype}{space}{name}{suffix}"
 
 
-def prototype(function: ImportedFunction) -> str:
-    """Without the semicolon, so that a definition can use it too."""
-    params = ", ".join(declare(p.ctype, p.name) for p in function.params) or "void"
-    return f"{declare(function.returns, function.name)}({params})"
+def prototype(function: ImportedFunction, named: bool = True) -> str:
+    """Return the prototype without its semicolon, so that a definition can use it too."""
+    params = ", ".join(declare(p.ctype, p.name) if named else p.ctype for p in function.params)
+    return f"{declare(function.returns, function.name)}({params or 'void'})"
 
 
 def type_text(declaration: TypeDeclaration) -> str:
@@ -37,7 +37,11 @@ def type_text(declaration: TypeDeclaration) -> str:
     if declaration.kind == "function_pointer":
         params = ", ".join(declare(ctype, name) for name, ctype in declaration.params) or "void"
         return f"typedef {declaration.returns} (*{declaration.name})({params});"
-    head = f"{declaration.kind} {declaration.tag}" if declaration.tag else f"typedef {declaration.kind}"
+    head = (
+        f"{declaration.kind} {declaration.tag}"
+        if declaration.tag
+        else f"typedef {declaration.kind}"
+    )
     tail = ";" if declaration.tag else f" {declaration.name or ''};"
     if not declaration.tag and not declaration.name:
         head, tail = declaration.kind, ";"
@@ -94,5 +98,9 @@ def constant_text(constant: Constant) -> str:
     if constant.alias:
         return f"#define {constant.name} {constant.alias}"
     value = number(constant.value or 0)
-    text = f"(({constant.cast}){value})" if constant.cast else (f"({value})" if value.startswith("-") else value)
+    text = (
+        f"(({constant.cast}){value})"
+        if constant.cast
+        else (f"({value})" if value.startswith("-") else value)
+    )
     return f"#define {constant.name} {text}"

@@ -67,14 +67,25 @@ def parse_unit(
     name = "import.c" if language == "c" else "import.cpp"
     unit = Index.create().parse(
         name,
-        args=["-x", language, standard, "-w", f"-I{include}", "-isystem", builtin_include(), *macros],
+        args=[
+            "-x",
+            language,
+            standard,
+            "-w",
+            f"-I{include}",
+            "-isystem",
+            builtin_include(),
+            *macros,
+        ],
         unsaved_files=[(name, source)],
         options=TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD,
     )
     worst = Diagnostic.Fatal if tolerant else Diagnostic.Error
     for diagnostic in unit.diagnostics:
         if diagnostic.severity >= worst:
-            raise HeaderError(f"{diagnostic.location.file}:{diagnostic.location.line}: {diagnostic.spelling}")
+            raise HeaderError(
+                f"{diagnostic.location.file}:{diagnostic.location.line}: {diagnostic.spelling}"
+            )
     return unit
 
 
@@ -88,7 +99,9 @@ def parse_library(
 ) -> Library:
     for header in headers:
         if not any((include / d / header).exists() for d in ("", "crt")):
-            raise HeaderError(f"{include} holds no {header}; unpack the wheel that carries it there")
+            raise HeaderError(
+                f"{include} holds no {header}; unpack the wheel that carries it there"
+            )
     unit = parse_unit(include, source, language, macros, tolerant)
     library = Library()
     bodies: dict[str, tuple[str, list[str]]] = {}
@@ -166,7 +179,11 @@ def typedef_only(cursor: Cursor) -> bool:
 
 
 def enum_row(cursor: Cursor, header: str) -> Json:
-    values = [[c.spelling, c.enum_value] for c in cursor.get_children() if c.kind == CursorKind.ENUM_CONSTANT_DECL]
+    values = [
+        [c.spelling, c.enum_value]
+        for c in cursor.get_children()
+        if c.kind == CursorKind.ENUM_CONSTANT_DECL
+    ]
     row: Json = {"kind": "enum", "tag": None if typedef_only(cursor) else cursor.spelling}
     if typedef_only(cursor) and not is_nameless(cursor):
         row["name"] = cursor.spelling
@@ -220,7 +237,10 @@ def base_of_anonymous(parent: Cursor, child: Cursor, base: int) -> int:
             inner = int(child.type.get_offset(candidate.spelling))
             if outer >= 0:
                 return base + (outer - inner) // 8
-        if candidate.kind in (CursorKind.STRUCT_DECL, CursorKind.UNION_DECL) and candidate.is_anonymous():
+        if (
+            candidate.kind in (CursorKind.STRUCT_DECL, CursorKind.UNION_DECL)
+            and candidate.is_anonymous()
+        ):
             return base_of_anonymous(parent, candidate, base)
     raise HeaderError(f"cannot place an anonymous member of {parent.spelling}")
 
@@ -249,7 +269,11 @@ def typedef_row(cursor: Cursor, header: str) -> Json | None:
     underlying = cursor.underlying_typedef_type
     declaration = underlying.get_declaration()
     tagged = (CursorKind.STRUCT_DECL, CursorKind.UNION_DECL, CursorKind.ENUM_DECL)
-    if declaration.kind in tagged and underlying.kind != TypeKind.TYPEDEF and typedef_only(declaration):
+    if (
+        declaration.kind in tagged
+        and underlying.kind != TypeKind.TYPEDEF
+        and typedef_only(declaration)
+    ):
         return None  # the declaration row carries the name
     row: Json = {"kind": "typedef", "name": cursor.spelling, "header": header}
     pointee = underlying.get_pointee() if underlying.kind == TypeKind.POINTER else None
@@ -257,7 +281,9 @@ def typedef_row(cursor: Cursor, header: str) -> Json | None:
         parameters = [c for c in cursor.get_children() if c.kind == CursorKind.PARM_DECL]
         row["kind"] = "function_pointer"
         row["returns"] = pointee.get_result().spelling
-        row["params"] = [[p.spelling or f"arg{i}", p.type.spelling] for i, p in enumerate(parameters)]
+        row["params"] = [
+            [p.spelling or f"arg{i}", p.type.spelling] for i, p in enumerate(parameters)
+        ]
         return row
     row["type"] = spell(underlying)
     return row

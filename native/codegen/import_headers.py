@@ -168,7 +168,9 @@ def diff(old_folder: Path, data: dict[str, dict[str, list[Json]]]) -> int:
                 count += 1
                 print(f"{verb:8} {library} {part}: {key}")
                 if verb == "changed":
-                    print(f"           was {json.dumps(old[key])}\n           now {json.dumps(new[key])}")
+                    print(
+                        f"           was {json.dumps(old[key])}\n           now {json.dumps(new[key])}"
+                    )
     print(f"{count} differences")
     return count
 
@@ -189,7 +191,10 @@ def main(arguments: list[str] | None = None) -> int:
     target.add_argument("--diff", type=Path, help="folder to compare with; nothing is written")
     options = parser.parse_args(arguments)
     try:
-        data = {"driver": import_driver(options.include), "runtime": import_runtime(options.include)}
+        data = {
+            "driver": import_driver(options.include),
+            "runtime": import_runtime(options.include),
+        }
     except HeaderError as error:
         print(f"import_headers: {error}", file=sys.stderr)
         return 1

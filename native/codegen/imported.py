@@ -103,11 +103,14 @@ class ImportedLibrary:
     constants: tuple[Constant, ...]
     proc_address: tuple[ProcAddress, ...]
 
-    def enum(self, tag: str) -> tuple[tuple[str, int], ...]:
+    def enum(self, name: str) -> tuple[tuple[str, int], ...]:
+        """Return the enumerators of an enum, by its tag or by a typedef of it."""
+        tags = {f"enum {name}", name}
+        tags.update(t.ctype for t in self.types if t.kind == "typedef" and t.name == name)
         for declaration in self.types:
-            if declaration.kind == "enum" and tag in (declaration.tag, declaration.name):
+            if declaration.kind == "enum" and declaration.spelling in tags:
                 return declaration.values
-        raise RegistryError(f"{self.library}: no enum {tag} was imported")
+        raise RegistryError(f"{self.library}: no enum {name} was imported")
 
 
 def read_json(path: Path) -> Any:
@@ -116,11 +119,16 @@ def read_json(path: Path) -> Any:
     except FileNotFoundError as error:
         raise RegistryError(f"{path} is missing; run native/codegen/import_headers.py") from error
     except json.JSONDecodeError as error:
-        raise RegistryError(f"{path}:{error.lineno}: not JSON ({error.msg}); import again") from error
+        raise RegistryError(
+            f"{path}:{error.lineno}: not JSON ({error.msg}); import again"
+        ) from error
 
 
 def load_library(folder: Path, library: str) -> ImportedLibrary:
-    rows = {part: read_json(folder / f"{library}_{part}.json") for part in ("functions", "types", "constants")}
+    rows = {
+        part: read_json(folder / f"{library}_{part}.json")
+        for part in ("functions", "types", "constants")
+    }
     proc_path = folder / f"{library}_proc_address.json"
     proc_rows = read_json(proc_path) if proc_path.exists() else []
     return ImportedLibrary(
@@ -128,7 +136,8 @@ def load_library(folder: Path, library: str) -> ImportedLibrary:
         functions={row["name"]: load_function(row) for row in rows["functions"]},
         types=tuple(load_type(row) for row in rows["types"]),
         constants=tuple(
-            Constant(r["name"], r.get("value"), r.get("cast", ""), r.get("alias", "")) for r in rows["constants"]
+            Constant(r["name"], r.get("value"), r.get("cast", ""), r.get("alias", ""))
+            for r in rows["constants"]
         ),
         proc_address=tuple(ProcAddress(**row) for row in proc_rows),
     )
