@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts a request and its channel devices into a domain, running or not, and takes them out again.
 
-Called by cli.py; blocking. Owns the order of steps: file, device, metadata; backwards for detach, so that
-whoever sees the metadata sees a channel that works. Doing a thing twice changes nothing. What fails is
-undone or named.
+Called by cli.py; blocking. Owns the order of steps: file, device, metadata; backwards for detach,
+so that whoever sees the metadata sees a channel that works. Doing a thing twice changes nothing.
+What fails is undone or named.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 import libvirt
+
 from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
 from sluice.hypervisor.domain_document import DomainDocument, PciAddress
 from sluice.hypervisor.errors import HypervisorError
@@ -56,11 +57,25 @@ class _State:
         return int(libvirt.VIR_DOMAIN_AFFECT_CONFIG | live)
 
 
+@dataclass(frozen=True)
+class _Change:
+    """What attach is about to do; None where nothing is missing."""
+
+    request: VgpuRequest
+    metadata_differs: bool
+    #: A device of another size that has to leave an inactive definition first.
+    stale_xml: str | None
+    region_xml: str | None
+    region_flags: int
+    vsock_xml: str | None
+
+
 def _read(domain: libvirt.virDomain) -> _State:
     persistent = persistent_document(domain)
     if not domain.isPersistent():
         raise HypervisorError(
-            f"{persistent.name} is transient: nothing put into it would outlive it; define it first "
+            f"{persistent.name} is transient: nothing put into it would outlive it; define it "
+            "first "
             f"(virsh dumpxml {persistent.name} >file; virsh define file)"
         )
     return _State(domain, persistent, live_document(domain))
@@ -80,49 +95,19 @@ def attach(
     _refuse_foreign(state)
     if state.live is None and domain.hasManagedSaveImage():
         raise HypervisorError(
-            f"{state.persistent.name} has a managed save image, which would start without the new device: "
+            f"{state.persistent.name} has a managed save image, which would start without the new "
+            "device: "
             f"start it, or drop the image (virsh managedsave-remove {state.persistent.name})"
         )
-    stale = _stale_region(state, request)
-    region_xml, region_flags, place = _region_change(state, request, replaced=stale is not None)
-    vsock_xml, vsock_place_taken = None, place
-    wanted = replace(request, vsock=bool(state.persistent.request and state.persistent.request.vsock))
-    if vsock:
-        vsock_xml = _vsock_change(state, vsock_place_taken, outcome)
-        wanted = replace(wanted, vsock=wanted.vsock or vsock_xml is not None)
-    metadata_changed = state.persistent.request != wanted or (
-        state.live is not None and state.live.request != wanted
-    )
-    if region_xml:
-        outcome.documents.append(region_xml)
-    if vsock_xml:
-        outcome.documents.append(vsock_xml)
-    if metadata_changed:
-        outcome.documents.append(request_metadata(wanted, with_namespace=True))
+    change = _plan(state, request, outcome, vsock=vsock)
+    outcome.documents = [xml for xml in (change.region_xml, change.vsock_xml) if xml is not None]
+    if change.metadata_differs:
+        outcome.documents.append(request_metadata(change.request, with_namespace=True))
     outcome.changed = bool(outcome.documents)
     files.check_room(state.persistent.uuid, request.region_bytes)
-    if dry_run:
-        return outcome
-    if stale:
-        call(lambda: domain.detachDeviceFlags(stale, libvirt.VIR_DOMAIN_AFFECT_CONFIG))
-        files.remove(state.persistent.uuid)
-    created = files.ensure(state.persistent.uuid, request.region_bytes, qemu_account(domain))
-    if region_xml:
-        try:
-            call(lambda: domain.attachDeviceFlags(region_xml, region_flags))
-        except HypervisorError as error:
-            if created:
-                files.remove(state.persistent.uuid)
-            raise HypervisorError(f"{state.persistent.name}: {error}") from error
-    if vsock_xml:
-        try:
-            domain.attachDeviceFlags(vsock_xml, state.both)
-        except libvirt.libvirtError as error:
-            outcome.documents.remove(vsock_xml)
-            outcome.notes.append(f"no vsock device, the guest does without: {words(error)}")
-            wanted = replace(wanted, vsock=bool(state.persistent.request and state.persistent.request.vsock))
-    if metadata_changed:
-        _set_metadata(state, request_metadata(wanted))
+    if not dry_run:
+        with files.locked():
+            _apply(state, change, files, outcome)
     return outcome
 
 
@@ -161,11 +146,55 @@ def detach(
     return outcome
 
 
+def _plan(state: _State, request: VgpuRequest, outcome: Outcome, *, vsock: bool) -> _Change:
+    stale_xml = _stale_region(state, request)
+    region_xml, flags, place = _region_change(state, request, replaced=stale_xml is not None)
+    vsock_xml = _vsock_change(state, place, outcome) if vsock else None
+    had_vsock = state.persistent.request is not None and state.persistent.request.vsock
+    wanted = replace(request, vsock=had_vsock or vsock_xml is not None)
+    sides = [side for side in (state.persistent, state.live) if side is not None]
+    return _Change(
+        request=wanted,
+        metadata_differs=any(side.request != wanted for side in sides),
+        stale_xml=stale_xml,
+        region_xml=region_xml,
+        region_flags=flags,
+        vsock_xml=vsock_xml,
+    )
+
+
+def _apply(state: _State, change: _Change, files: RegionFiles, outcome: Outcome) -> None:
+    domain, uuid = state.domain, state.persistent.uuid
+    region_xml, vsock_xml, stale_xml = change.region_xml, change.vsock_xml, change.stale_xml
+    if stale_xml is not None:
+        call(lambda: domain.detachDeviceFlags(stale_xml, libvirt.VIR_DOMAIN_AFFECT_CONFIG))
+        files.remove(uuid)
+    created = files.ensure(uuid, change.request.region_bytes, qemu_account(domain))
+    if region_xml is not None:
+        try:
+            call(lambda: domain.attachDeviceFlags(region_xml, change.region_flags))
+        except HypervisorError as error:
+            if created:
+                files.remove(uuid)
+            raise HypervisorError(f"{state.persistent.name}: {error}") from error
+    request, metadata_differs = change.request, change.metadata_differs
+    if vsock_xml is not None:
+        try:
+            domain.attachDeviceFlags(vsock_xml, state.both)
+        except libvirt.libvirtError as error:
+            outcome.documents.remove(vsock_xml)
+            outcome.notes.append(f"no vsock device, the guest does without: {words(error)}")
+            request, metadata_differs = replace(request, vsock=False), True
+    if metadata_differs:
+        _set_metadata(state, request_metadata(request))
+
+
 def _refuse_foreign(state: _State) -> None:
     for document in (state.persistent, state.live):
         if document is not None and document.foreign_regions:
             raise HypervisorError(
-                f"{document.name} carries the channel of another domain ({document.foreign_regions[0]}), as a "
+                f"{document.name} carries the channel of another domain "
+                f"({document.foreign_regions[0]}), as a "
                 "copied definition does: remove that <shmem> with `virsh edit` first"
             )
 
@@ -179,7 +208,8 @@ def _stale_region(state: _State, request: VgpuRequest) -> str | None:
             continue
         if state.live is not None:
             raise HypervisorError(
-                f"{name} runs with a region of {region.size_bytes >> 20} MiB: `sluice vm detach {name}` "
+                f"{name} runs with a region of {region.size_bytes >> 20} MiB: `sluice vm detach "
+                f"{name}` "
                 f"before attaching one of {request.region_mib} MiB"
             )
         return region_device(region.name, region.size_bytes >> 20, region.address)
@@ -211,7 +241,8 @@ def _vsock_change(state: _State, taken: PciAddress | None, outcome: Outcome) -> 
         return None
     if not VHOST_VSOCK.exists():
         outcome.notes.append(
-            f"no vsock device: this host has no {VHOST_VSOCK} (modprobe vhost_vsock); the channel works without"
+            f"no vsock device: this host has no {VHOST_VSOCK} (modprobe vhost_vsock); the channel "
+            "works without"
         )
         return None
     try:
@@ -248,8 +279,10 @@ def _await_release(domain: libvirt.virDomain, before: DomainDocument, seconds: f
     while (live := live_document(domain)) is not None and live.region is not None:
         if time.monotonic() > deadline:
             raise HypervisorError(
-                f"{before.name}: the guest has not released the device within {seconds:.0f} s (is it paused, "
-                "or still booting?); it is out of the definition, its grant is ended, and it goes when the "
+                f"{before.name}: the guest has not released the device within {seconds:.0f} s (is "
+                "it paused, "
+                "or still booting?); it is out of the definition, its grant is ended, and it goes "
+                "when the "
                 "guest releases it or is powered off"
             )
         time.sleep(0.05)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands `sluice vm attach|detach|list|show`.
 
-Mounted by sluice.cli. They talk to libvirt and need no running server: a server that runs follows what
-they change. Exit status 0 if the domain is as asked, 1 with one line on standard error if not.
+Mounted by sluice.cli. They talk to libvirt and need no running server: a server that runs follows
+what they change. Exit status 0 if the domain is as asked, 1 with one line on standard error if not.
 """
 
 from __future__ import annotations
@@ -185,7 +185,9 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 def _print_domain(row: dict[str, Any]) -> None:

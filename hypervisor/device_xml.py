@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renders the XML that goes into a domain, from the Jinja2 templates in templates/libvirt.
 
-Called by channel_devices.py and by the tests that hold the result against libvirt's own schema. Every
-value is escaped; a missing one is an error.
+Called by channel_devices.py and by the tests that hold the result against libvirt's own schema.
+Every value is escaped; a missing one is an error.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def vsock_device(place: PciAddress | None) -> str:
 
 
 def request_metadata(request: VgpuRequest, *, with_namespace: bool = False) -> str:
-    """The `<vgpu>` element: bare as libvirt's metadata call takes it, or as it stands in domain XML."""
+    """The `<vgpu>` element: bare for libvirt's metadata call, or as it stands in domain XML."""
     return (
         _environment()
         .get_template("request.xml.j2")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What of a domain's XML matters to Sluice, read once into plain values.
 
-Used by channel_devices.py, service.py and cli.py on the persistent and on the live XML. Pure: it knows
-no libvirt connection. It promises never to believe a region that carries another domain's name.
+Used by channel_devices.py, service.py and cli.py on the persistent and on the live XML. Pure: it
+knows no libvirt connection. It promises never to believe a region that carries another domain's
+name.
 """
 
 from __future__ import annotations
@@ -116,9 +117,7 @@ def parse_domain(xml: str) -> DomainDocument:
             for element in devices.findall("controller")
             if element.get("type") == "pci"
         },
-        used=frozenset(
-            address for device in devices if (address := _address(device)) is not None
-        ),
+        used=frozenset(address for device in devices if (address := _address(device)) is not None),
         request=request,
         problem=problem,
     )

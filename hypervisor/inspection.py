@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `sluice vm list` and `sluice vm show` say about a domain, as plain data.
 
-Called by cli.py; blocking, changes nothing. Says what is wrong with a request or a device and what to do.
+Called by cli.py; blocking, changes nothing. Says what is wrong with a request or a device and what
+to do.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import libvirt
+
 from sluice.hypervisor.domain_document import DomainDocument
 from sluice.hypervisor.libvirt_host import live_document, persistent_document
 from sluice.hypervisor.region_file import RegionFiles
@@ -72,7 +74,9 @@ def _problems(
         found.append("a device but no request: `sluice vm attach` or `sluice vm detach`")
     if persistent.request and persistent.region:
         if persistent.region.size_bytes != persistent.request.region_bytes:
-            found.append("the device's size is not the request's region-mib: detach and attach again")
+            found.append(
+                "the device's size is not the request's region-mib: detach and attach again"
+            )
         if not file_present:
             found.append("the region's file is missing: sluice-server makes it when it runs")
     if live is not None and persistent.region and live.region is None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libvirt connection as this package uses it: domains by name, their documents, QEMU's account.
 
-Blocking calls only; service.py runs them in threads. Errors come out as HypervisorError with libvirt's
-own words, and nothing is printed by libvirt itself.
+Blocking calls only; service.py runs them in threads. Errors come out as HypervisorError with
+libvirt's own words, and nothing is printed by libvirt itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import libvirt
+
 from sluice.hypervisor.domain_document import DomainDocument, parse_domain
 from sluice.hypervisor.errors import HypervisorError
 
@@ -49,7 +50,8 @@ def connected(uri: str) -> Iterator[libvirt.virConnect]:
         connection = libvirt.open(uri)
     except libvirt.libvirtError as error:
         raise HypervisorError(
-            f"no connection to libvirt at {uri}: {words(error)}; is libvirtd running, and may you use it?"
+            f"no connection to libvirt at {uri}: {words(error)}; is libvirtd running, and may you "
+            "use it?"
         ) from error
     try:
         yield connection

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses where a channel device is plugged, so that it keeps its place over every restart.
 
-Called by channel_devices.py with the persistent and the live document. Pure. A place has to be free in both:
-libvirt would otherwise move the device at the next start.
+Called by channel_devices.py with the persistent and the live document. Pure. A place has to be free
+in both: libvirt would otherwise move the device at the next start.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from sluice.hypervisor.errors import HypervisorError
 
 _ROOT_PORTS = ("pcie-root-port", "pcie-switch-downstream-port")
 _ADD_PORTS = (
-    "shut the guest down and attach again (a port is then added by itself), or add some for later with "
+    "shut the guest down and attach again (a port is then added by itself), or add some for later "
+    "with "
     "`virsh edit`: <controller type='pci' model='pcie-root-port'/>"
 )
 
@@ -33,7 +34,8 @@ def choose_place(
     else:
         model = persistent.controllers.get(0, "none")
         raise HypervisorError(
-            f"{persistent.name}: machine type {persistent.machine or 'unknown'} has no PCI bus that "
+            f"{persistent.name}: machine type {persistent.machine or 'unknown'} has no PCI bus "
+            "that "
             f"takes an ivshmem device (bus 0 is {model}): use q35 or pc"
         )
     if place is None and live is not None:
@@ -60,7 +62,9 @@ def _free_root_port(
 
 
 def _free_slot(persistent: DomainDocument, used: frozenset[PciAddress]) -> PciAddress | None:
-    buses = [index for index, model in sorted(persistent.controllers.items()) if model == "pci-root"]
+    buses = [
+        index for index, model in sorted(persistent.controllers.items()) if model == "pci-root"
+    ]
     # Slots 0 to 2 of the classic machine are the host bridge, the PIIX and the display's by custom.
     busy = {(address.bus, address.slot) for address in used}
     for bus in buses:

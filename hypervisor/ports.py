@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the hypervisor part needs from sluice-server, as an interface that the server implements.
 
-service.py calls it on the server's event loop, one call at a time for one region. Identity flows this way
-only: a region's owner is what libvirt said, never what a guest said. Every call is idempotent, since the
-periodic reconcile repeats what an event already told.
+service.py calls it on the server's event loop, one call at a time for one region. Identity flows
+this way only: a region's owner is what libvirt said, never what a guest said. Every call is
+idempotent, since the periodic reconcile repeats what an event already told.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class RegionKeeper(Protocol):
         """The guest runs again."""
 
     async def domain_stopped(self, region_id: str, reason: str) -> None:
-        """All processes of the guest are gone (off, rebooted, crashed, or the device was unplugged).
+        """All processes of the guest are gone (off, rebooted, crashed, or the device was
+        unplugged).
 
         Every session of the region ends; its slots become free for the next boot.
         """

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shared file behind a domain's ivshmem device: made before QEMU opens it, deleted by us alone.
 
-Used by channel_devices.py (attach, detach) and service.py (boot of the host, undefine). QEMU creates a missing
-file itself, readable by others, and never deletes one. Beside each file a record names the libvirt that
-the domain lives in, so that one libvirt's server never deletes what belongs to another's domain; records
-live in the run folder, which a reboot empties like /dev/shm.
+Used by channel_devices.py (attach, detach) and service.py (boot of the host, undefine). QEMU
+creates a missing file itself, readable by others, and never deletes one. Beside each file a record
+names the libvirt that the domain lives in, so that one libvirt's server never deletes what belongs
+to another's domain; records live in the run folder, which a reboot empties like /dev/shm.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +26,7 @@ RUN_FOLDER = Path("/run/sluice")
 
 @dataclass(frozen=True)
 class RegionFiles:
-    """Where regions and their records lie; `libvirt` is the identity of the libvirt they belong to."""
+    """Where regions and their records lie; `libvirt` identifies the libvirt they belong to."""
 
     libvirt: str
     folder: Path = REGION_FOLDER
@@ -34,26 +37,28 @@ class RegionFiles:
         return self.folder / (REGION_PREFIX + uuid)
 
     def check_room(self, uuid: str, size: int) -> None:
-        """HypervisorError where a region of `size` bytes does not fit into the folder beside the rest."""
+        """HypervisorError where a region of `size` bytes does not fit beside the rest."""
         volume = os.statvfs(self.folder)
         present = self._size(uuid) or 0
         total, free = volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
         if size > total:
             raise HypervisorError(
-                f"a region of {size >> 20} MiB is larger than {self.folder} ({total >> 20} MiB): choose a "
+                f"a region of {size >> 20} MiB is larger than {self.folder} ({total >> 20} MiB): "
+                "choose a "
                 "smaller --region-mib, or remount it larger (mount -o remount,size=… /dev/shm)"
             )
         if size - present > free:
             raise HypervisorError(
-                f"a region of {size >> 20} MiB does not fit: {self.folder} has {free >> 20} MiB free; choose a "
+                f"a region of {size >> 20} MiB does not fit: {self.folder} has {free >> 20} MiB "
+                "free; choose a "
                 "smaller --region-mib, or free some"
             )
 
     def ensure(self, uuid: str, size: int, owner: tuple[int, int] | None = None) -> bool:
         """Makes the file with mode 0600 and exactly `size` bytes; True if it was not there.
 
-        `owner` is the uid and gid that QEMU runs as, where that is not root. A file of another size is
-        refused, since somebody maps it or made it.
+        `owner` is the uid and gid that QEMU runs as, where that is not root. A file of another size
+        is refused, since somebody maps it or made it.
         """
         path = self.path(uuid)
         try:
@@ -99,6 +104,15 @@ class RegionFiles:
         except FileNotFoundError:
             return set()
         return {record.name for record in records if self._owner(record) == self.libvirt}
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps making and deleting apart: a file that QEMU has just opened must not be deleted."""
+        folder = self._record("x").parent
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _record(self, uuid: str) -> Path:
         return self.run_folder / "regions" / uuid

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a domain asks for: the `<vgpu>` element of its metadata as a checked value.
 
-Made by cli.py from options and by domain_document.py from domain XML, which anybody who may edit the
-domain wrote: every number is bounded before it is believed. Owns the metadata's vocabulary, whose
-attributes are append-only.
+Made by cli.py from options and by domain_document.py from domain XML, which anybody who may edit
+the domain wrote: every number is bounded before it is believed. Owns the metadata's vocabulary,
+whose attributes are append-only.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _VSOCK = {"yes": True, "no": False}
 class VgpuRequest:
     """One request; always valid once made.
 
-    `memory_mib` and `compute` (percent) are per vGPU. `region_mib` is the size of the ivshmem region,
-    `slots` how many processes of the guest share it. `vsock` says that the `<vsock>` device of the
-    domain was put there for this request and goes with it.
+    `memory_mib` and `compute` (percent) are per vGPU. `region_mib` is the size of the ivshmem
+    region, `slots` how many processes of the guest share it. `vsock` says that the `<vsock>` device
+    of the domain was put there for this request and goes with it.
     """
 
     memory_mib: int

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs commands in a guest through the QEMU guest agent.
 
-Called by rig.py. Owns nothing: a command belongs to a session of its own in the guest, so that a timeout
-or a kill takes all that it started.
+Called by rig.py. Owns nothing: a command belongs to a session of its own in the guest, so that a
+timeout or a kill takes all that it started.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ def call(domain: libvirt.virDomain, command: str, timeout: int = 10, **arguments
     request: dict[str, Any] = {"execute": command}
     if arguments:
         request["arguments"] = {name.replace("_", "-"): value for name, value in arguments.items()}
-    return json.loads(libvirt_qemu.qemuAgentCommand(domain, json.dumps(request), timeout, 0))["return"]
+    return json.loads(libvirt_qemu.qemuAgentCommand(domain, json.dumps(request), timeout, 0))[
+        "return"
+    ]
 
 
 class GuestProcess:
     """A command running in the guest."""
 
-    def __init__(self, domain: libvirt.virDomain, command: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self, domain: libvirt.virDomain, command: str, environment: dict[str, str]
+    ) -> None:
         self._domain = domain
         self.command = command
         self.finished: Finished | None = None
@@ -73,7 +77,7 @@ class GuestProcess:
         return self.finished
 
     def wait(self, timeout: float) -> Finished:
-        """Waits for the end; after ``timeout`` seconds the command is killed and TimeoutError raised."""
+        """Waits for the end; after ``timeout`` seconds kills it and raises TimeoutError."""
         deadline = time.monotonic() + timeout
         pause = 0.01
         while (finished := self.poll()) is None:
@@ -81,7 +85,8 @@ class GuestProcess:
                 self.kill()
                 finished = self._after_kill()
                 raise TimeoutError(
-                    f"in the guest, after {timeout} s: {self.command!r}\n{finished.out[-2000:]}{finished.err[-2000:]}"
+                    f"in the guest, after {timeout} s: "
+                    f"{self.command!r}\n{finished.out[-2000:]}{finished.err[-2000:]}"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.1)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a rig guest boots from: packages on this machine, Debian's kernel unpacked, an initramfs.
 
-Called by rig.py before anything starts. Owns ``build/rig/images``, which all rigs of a checkout share
-under a file lock; a second call finds everything there and takes no time.
+Called by rig.py before anything starts. Owns ``build/rig/images``, which all rigs of a checkout
+share under a file lock; a second call finds everything there and takes no time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ PACKAGES = (
     "udev",
 )
 
-#: What init needs to reach the host's root and the agent's port; virtio_net for guests with a network.
+#: What init needs to reach the host's root and the agent's port; virtio_net for guests with a
+#: network.
 MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "virtio_console", "virtio_net")
 
 Progress = Callable[[str], None]
@@ -51,7 +52,7 @@ class Images:
 
 
 def install_packages(progress: Progress) -> None:
-    """Installs what is missing of :data:`PACKAGES` by apt; needs root only if something is missing."""
+    """Installs what is missing of :data:`PACKAGES` by apt; needs root only then."""
     listed = subprocess.run(
         ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n", *PACKAGES],
         check=False,
@@ -64,18 +65,23 @@ def install_packages(progress: Progress) -> None:
         return
     progress(f"installing {', '.join(missing)}")
     environment = dict(os.environ, DEBIAN_FRONTEND="noninteractive")
-    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *missing]):
+    for arguments in (
+        ["update", "-qq"],
+        ["install", "-y", "-qq", "--no-install-recommends", *missing],
+    ):
         done = subprocess.run(
             ["apt-get", *arguments], check=False, capture_output=True, text=True, env=environment
         )
         if done.returncode:
-            raise RuntimeError(f"apt-get {' '.join(arguments)} failed: {done.stderr.strip()[-2000:]}")
+            raise RuntimeError(
+                f"apt-get {' '.join(arguments)} failed: {done.stderr.strip()[-2000:]}"
+            )
 
 
 def prepare(cache: Path, progress: Progress) -> Images:
     """Fetches and builds what is missing below ``cache`` and returns the paths."""
     cache.mkdir(parents=True, exist_ok=True)
-    with open(cache / "lock", "w") as lock:
+    with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         return _prepare_locked(cache, progress)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the rig guest's initramfs: busybox, the few kernel modules that reach the root, one init script.
+"""Builds the rig guest's initramfs: busybox, the few kernel modules that reach the root, one init
+script.
 
-Called by images.py. Writes the ``newc`` archive itself, since a fresh Debian has no cpio(1), and leaves
-it uncompressed, since unpacking costs more under emulation than reading.
+Called by images.py. Writes the ``newc`` archive itself, since a fresh Debian has no cpio(1), and
+leaves it uncompressed, since unpacking costs more under emulation than reading.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class _Archive:
         self._data = bytearray()
         self._names: set[str] = set()
 
-    def add(self, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)) -> None:
+    def add(
+        self, name: str, mode: int, data: bytes = b"", device: tuple[int, int] = (0, 0)
+    ) -> None:
         if name in self._names:
             return
         parent = name.rpartition("/")[0]
@@ -61,7 +64,9 @@ def module_files(modules_root: Path, release: str, names: tuple[str, ...]) -> li
     return ordered
 
 
-def build(target: Path, init: Path, modules_root: Path, release: str, names: tuple[str, ...]) -> None:
+def build(
+    target: Path, init: Path, modules_root: Path, release: str, names: tuple[str, ...]
+) -> None:
     """Writes the archive to ``target``; ``names`` are loaded by init in the order given."""
     archive = _Archive()
     for folder in FOLDERS:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One libvirtd of our own: private /etc, /run, /var below a folder, in its own mount namespace.
 
-Called by rig.py. Owns the daemon and the folder; several can run side by side with different folders.
-No systemd, no virtlogd, no cgroups, QEMU as root. Clients connect from outside the namespace by the
-socket's real path, so nobody needs nsenter.
+Called by rig.py. Owns the daemon and the folder; several can run side by side with different
+folders. No systemd, no virtlogd, no cgroups, QEMU as root. Clients connect from outside the
+namespace by the socket's real path, so nobody needs nsenter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -50,7 +51,9 @@ class PrivateLibvirt:
         self.socket = root / "run/libvirt-sock"
         self._pid_file = root / "libvirtd.pid"
         if len(str(self.socket)) > 107:
-            raise ValueError(f"{self.socket}: longer than a Unix socket's path may be; choose a shorter folder")
+            raise ValueError(
+                f"{self.socket}: longer than a Unix socket's path may be; choose a shorter folder"
+            )
 
     @property
     def uri(self) -> str:
@@ -74,7 +77,7 @@ class PrivateLibvirt:
         for folder, target in _BINDS:
             script.append(f"mkdir -p {target}; mount --bind '{self.root / folder}' {target}")
         script.append("exec libvirtd -f /etc/libvirt/libvirtd.conf")
-        with open(self.root / "libvirtd.out", "ab") as out:
+        with (self.root / "libvirtd.out").open("ab") as out:
             process = subprocess.Popen(
                 ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)],
                 stdin=subprocess.DEVNULL,
@@ -113,10 +116,8 @@ class PrivateLibvirt:
 
 
 def _reap(pid: int) -> None:
-    try:
+    with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass
 
 
 def _is_libvirtd(pid: int) -> bool:
@@ -132,8 +133,20 @@ def _ensure_account() -> None:
     """libvirtd looks its default account up even where the configuration names another."""
     if subprocess.run(["getent", "group", "kvm"], check=False, capture_output=True).returncode:
         subprocess.run(["groupadd", "-r", "kvm"], check=True)
-    if subprocess.run(["getent", "passwd", "libvirt-qemu"], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        ["getent", "passwd", "libvirt-qemu"], check=False, capture_output=True
+    ).returncode:
         subprocess.run(
-            ["useradd", "-r", "-U", "-M", "-d", "/var/lib/libvirt", "-s", "/usr/sbin/nologin", "libvirt-qemu"],
+            [
+                "useradd",
+                "-r",
+                "-U",
+                "-M",
+                "-d",
+                "/var/lib/libvirt",
+                "-s",
+                "/usr/sbin/nologin",
+                "libvirt-qemu",
+            ],
             check=True,
         )

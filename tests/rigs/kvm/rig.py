@@ -2,8 +2,9 @@
 """The way in to the KVM rig: a private libvirt and guests that boot in two seconds without KVM.
 
 Called by the demo and by tests/hypervisor (``from tests.rigs.kvm.rig import Rig``), or by hand with
-``python -m tests.rigs.kvm.rig shell``. Owns the guests it defined: ``stop()`` destroys and undefines them and
-ends the daemon. ``SLUICE_RIG`` names another folder than ``build/rig``; two folders do not disturb each other.
+``python -m tests.rigs.kvm.rig smoke``. Owns the guests it defined: ``stop()`` destroys and
+undefines them and ends the daemon. ``SLUICE_RIG`` names another folder than ``build/rig``; two
+folders do not disturb each other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from .private_libvirt import PrivateLibvirt
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 _KERNEL_WORDS = (
-    "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable audit=0 apparmor=0 "
+    "console=ttyS0 panic=-1 quiet loglevel=1 mitigations=off nokaslr tsc=reliable audit=0 "
+    "apparmor=0 "
     "cryptomgr.notests random.trust_cpu=on 8250.nr_uarts=1"
 )
 
@@ -67,24 +69,34 @@ class Guest:
                 break
             except libvirt.libvirtError as error:
                 if time.monotonic() - began > timeout:
-                    raise TimeoutError(f"{self.name}: no agent after {timeout} s: {error}\n{self.console_tail()}") from error
+                    raise TimeoutError(
+                        f"{self.name}: no agent after {timeout} s: {error}\n{self.console_tail()}"
+                    ) from error
                 if not self.active:
-                    raise RuntimeError(f"{self.name}: ended while booting\n{self.console_tail()}") from error
+                    raise RuntimeError(
+                        f"{self.name}: ended while booting\n{self.console_tail()}"
+                    ) from error
                 time.sleep(0.05)
         waited = time.monotonic() - began
         self._rig.progress(f"guest {self.name} ready after {waited:.1f} s")
         return waited
 
-    def run(self, command: str, timeout: float = 60, environment: dict[str, str] | None = None) -> tuple[int, str, str]:
-        """Runs ``command`` by bash in the guest; its exit code (minus the signal's number), output, errors.
+    def run(
+        self, command: str, timeout: float = 60, environment: dict[str, str] | None = None
+    ) -> tuple[int, str, str]:
+        """Runs ``command`` by bash in the guest; its exit code (minus the signal's number), output,
+        errors.
 
-        After ``timeout`` seconds the command and all it started are killed and TimeoutError is raised.
+        After ``timeout`` seconds the command and all it started are killed and TimeoutError is
+        raised.
         """
         finished = self.spawn(command, environment).wait(timeout)
         return finished.code, finished.out, finished.err
 
-    def check(self, command: str, timeout: float = 60, environment: dict[str, str] | None = None) -> str:
-        """Runs ``command`` and returns its output; RuntimeError with everything it said if it fails."""
+    def check(
+        self, command: str, timeout: float = 60, environment: dict[str, str] | None = None
+    ) -> str:
+        """Runs ``command`` and returns its output; RuntimeError with all it said if it fails."""
         code, out, err = self.run(command, timeout, environment)
         if code:
             raise RuntimeError(f"in {self.name}: {command!r} ended with {code}\n{out}{err}")
@@ -169,7 +181,7 @@ class Rig:
         return self._connection
 
     def start(self) -> None:
-        """Installs and builds what is missing, starts libvirtd, removes what an earlier run left."""
+        """Installs and builds what is missing, starts libvirtd, removes an earlier run's guests."""
         began = time.monotonic()
         images.install_packages(self.progress)
         self._images = images.prepare(self._images_folder, self.progress)
@@ -211,7 +223,10 @@ class Rig:
         uuid: str | None = None,
         devices: str = "",
     ) -> Guest:
-        """Defines a persistent guest. ``spare_ports`` root ports stay free (q35 only); ``devices`` is raw XML."""
+        """Defines a persistent guest with ``spare_ports`` free root ports (q35 only).
+
+        ``devices`` is raw XML that is put among its devices.
+        """
         console = self.root / f"console-{name}.log"
         domain = self.connection.defineXML(
             self.guest_xml(
@@ -245,7 +260,8 @@ class Rig:
         if self._images is None:
             raise RuntimeError("the rig is not started")
         words = (
-            f"{_KERNEL_WORDS} rig_host={name} rig_agent={self._images.agent} rig_modules={self._images.modules}"
+            f"{_KERNEL_WORDS} rig_host={name} rig_agent={self._images.agent} "
+            f"rig_modules={self._images.modules}"
         )
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined
@@ -273,7 +289,9 @@ class Rig:
             try:
                 domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
             except libvirt.libvirtError as error:
-                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # a transient one is gone already
+                if (
+                    error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN
+                ):  # a transient one is gone already
                     raise
         self._guests.clear()
 
@@ -282,7 +300,10 @@ class Rig:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -291,7 +312,7 @@ __all__ = ["Finished", "Guest", "GuestProcess", "Rig", "print_progress"]
 
 
 def main() -> None:
-    """``smoke`` boots one guest and runs a command in it; ``stop`` ends whatever runs below the folder."""
+    """``smoke`` boots one guest and runs a command in it; ``stop`` ends what runs there."""
     verb = sys.argv[1] if len(sys.argv) > 1 else "smoke"
     rig = Rig(sys.argv[2] if len(sys.argv) > 2 else "default")
     rig.start()
@@ -300,7 +321,11 @@ def main() -> None:
             guest = rig.define_guest("smoke")
             guest.start()
             guest.wait_ready()
-            print(guest.check("uname -r; cat /proc/uptime; id; ls /host | head -3; free -m; pgrep -a udevd"))
+            print(
+                guest.check(
+                    "uname -r; cat /proc/uptime; id; ls /host | head -3; free -m; pgrep -a udevd"
+                )
+            )
     finally:
         rig.stop()
 

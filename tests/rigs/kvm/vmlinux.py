@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Takes the uncompressed ELF kernel out of a distribution's bzImage.
 
-Called by images.py. QEMU starts such a kernel by its PVH note and saves the five seconds that unpacking
-takes under emulation.
+Called by images.py. QEMU starts such a kernel by its PVH note and saves the five seconds that
+unpacking takes under emulation.
 """
 
 from __future__ import annotations
@@ -37,5 +37,7 @@ def _unpack(body: bytes) -> bytes:
     for magic, tool in ((b"\x28\xb5\x2f\xfd", "zstd"), (b"\x02\x21\x4c\x18", "lz4")):
         if body.startswith(magic):
             # The trailing size word makes the tools complain after all output is written.
-            return subprocess.run([tool, "-dc"], input=body, stdout=subprocess.PIPE, check=False).stdout
+            return subprocess.run(
+                [tool, "-dc"], input=body, stdout=subprocess.PIPE, check=False
+            ).stdout
     raise ValueError(f"unknown kernel compression {body[:6].hex()}")

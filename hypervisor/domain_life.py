@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to happen to a region, given what was known of its domain and what libvirt says now.
+
+Called by service.py for every event and at every reconcile. Pure, so that every history of a domain
+can be tested without one: the same steps come out whether an event told of a change or a later look
+found it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from sluice.hypervisor.domain_document import DomainDocument
+from sluice.hypervisor.request import VgpuRequest
+
+
+class Life(enum.Enum):
+    """Whether the guest can use its region."""
+
+    OFF = "off"  # the domain is off, or the device is not plugged in
+    RUNNING = "running"
+    PAUSED = "paused"
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A domain as libvirt has it now."""
+
+    uuid: str
+    name: str
+    life: Life
+    #: libvirt's number of this run of the domain; -1 while off.
+    boot: int
+    #: The request that counts, or None where there is none or it cannot be served.
+    request: VgpuRequest | None
+    #: The device is in the definition or plugged in: the file has to stay.
+    has_device: bool
+    #: The uid and gid of its QEMU, where that is not root.
+    account: tuple[int, int] | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the server was told of a domain's region."""
+
+    name: str
+    request: VgpuRequest
+    life: Life
+    boot: int
+
+
+class Step(enum.Enum):
+    """One call to the server's regions, in the order in which they are listed."""
+
+    STOP = "stop"
+    REMOVE = "remove"
+    ADD = "add"
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+def observe(
+    persistent: DomainDocument,
+    live: DomainDocument | None,
+    *,
+    paused: bool,
+    boot: int,
+    account: tuple[int, int] | None = None,
+) -> Observed:
+    """Puts the two documents together; what runs counts before what is defined."""
+    current = live if live is not None else persistent
+    region = current.region or persistent.region
+    problems = [f"{persistent.name}: {current.problem}"] if current.problem else []
+    problems += [
+        f"{persistent.name}: uses {name}, the channel of another domain; remove it from the "
+        "definition"
+        for name in sorted({*persistent.foreign_regions, *current.foreign_regions})
+    ]
+    request = current.request
+    if request is not None and region is not None and region.size_bytes != request.region_bytes:
+        problems.append(
+            f"{persistent.name}: the device has {region.size_bytes >> 20} MiB, the request says "
+            f"region-mib={request.region_mib}: detach and attach again"
+        )
+        request = None
+    if region is None:
+        request = None
+    life = Life.OFF
+    if live is not None and live.region is not None:
+        life = Life.PAUSED if paused else Life.RUNNING
+    return Observed(
+        uuid=persistent.uuid,
+        name=persistent.name,
+        life=life,
+        boot=boot if live is not None else -1,
+        request=request,
+        has_device=region is not None,
+        account=account,
+        problems=tuple(problems),
+    )
+
+
+def steps(
+    known: Known | None, seen: Observed | None, *, guest_restarted: bool = False
+) -> list[Step]:
+    """The calls that bring the server from `known` to `seen`.
+
+    `seen` is None where the domain is gone. `guest_restarted` says that an event told of a stop or
+    a reboot, which a look afterwards may no longer show.
+    """
+    if seen is None or seen.request is None:
+        return [] if known is None else [Step.REMOVE]
+    if known is None:
+        return [Step.ADD] + ([Step.PAUSE] if seen.life is Life.PAUSED else [])
+    found = []
+    ended = seen.life is Life.OFF or seen.boot != known.boot or guest_restarted
+    stopped = known.life is not Life.OFF and ended
+    if stopped:
+        found.append(Step.STOP)
+    if (known.name, known.request) != (seen.name, seen.request):
+        found.append(Step.ADD)
+    if seen.life is Life.PAUSED and (known.life is not Life.PAUSED or stopped):
+        found.append(Step.PAUSE)
+    if seen.life is Life.RUNNING and known.life is Life.PAUSED:
+        found.append(Step.RESUME)
+    return found

@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows libvirt for sluice-server: which region is whose, and what became of the guest.
+
+Started by the server's main as one task (`await HypervisorService(...).run()`), it never returns
+until it is cancelled, and reconnects for ever. Events are hints that make it look at one domain
+now; a periodic look at all of them is the truth. Owns the region files of this libvirt's domains:
+it makes missing ones and deletes those of domains that are gone. A lost connection changes nothing:
+guests go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import libvirt
+
+from sluice.hypervisor import domain_life
+from sluice.hypervisor.domain_life import Known, Observed, Step
+from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.event_loop import bind_running_loop
+from sluice.hypervisor.libvirt_host import (
+    DEFAULT_URI,
+    libvirt_identity,
+    live_document,
+    persistent_document,
+    qemu_account,
+    silence_libvirt,
+    words,
+)
+from sluice.hypervisor.ports import RegionKeeper, RegionOwner
+from sluice.hypervisor.region_file import RegionFiles
+
+log = logging.getLogger(__name__)
+
+_STOPPED = {
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: "the VM was shut down",
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: "the VM was destroyed",
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: "the VM crashed",
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_MIGRATED: "the VM was migrated away",
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED: "the VM was saved",
+    libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: "the VM's emulator failed",
+}
+_PAUSED = (
+    libvirt.VIR_DOMAIN_PAUSED,
+    libvirt.VIR_DOMAIN_PMSUSPENDED,
+)
+_BURST_SECONDS = 0.01
+
+
+class HypervisorService:
+    """One libvirt, watched. All methods belong to the event loop that runs `run`."""
+
+    def __init__(
+        self,
+        regions: RegionKeeper,
+        *,
+        uri: str = DEFAULT_URI,
+        files: RegionFiles | None = None,
+        reconcile_seconds: float = 30.0,
+        reconnect_seconds: float = 2.0,
+    ) -> None:
+        self._regions = regions
+        self._uri = uri
+        self._files = files or RegionFiles(libvirt_identity(uri))
+        self._reconcile_seconds = reconcile_seconds
+        self._reconnect_seconds = reconnect_seconds
+        self._known: dict[str, Known] = {}
+        #: Domains to look at, with why their guest restarted where an event said so.
+        self._hints: dict[str, str | None] = {}
+        self._changed = asyncio.Event()
+        self._lost = False
+        self._reported: dict[str, tuple[str, ...]] = {}
+        #: Set while connected; for tests and for whoever waits for the first look.
+        self.connected = asyncio.Event()
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with domains' requests, a line each."""
+        return [line for lines in self._reported.values() for line in lines]
+
+    async def run(self) -> None:
+        """Watches until cancelled."""
+        silence_libvirt()
+        bind_running_loop()
+        told = False
+        while True:
+            try:
+                async with self._connection() as connection:
+                    told = False
+                    await self._watch(connection)
+                log.warning("libvirt at %s: connection lost, trying again", self._uri)
+            except (libvirt.libvirtError, HypervisorError) as error:
+                if not told:
+                    text = words(error) if isinstance(error, libvirt.libvirtError) else str(error)
+                    log.warning("libvirt at %s: %s; trying again for ever", self._uri, text)
+                told = True
+            self.connected.clear()
+            await asyncio.sleep(self._reconnect_seconds)
+
+    @contextlib.asynccontextmanager
+    async def _connection(self) -> AsyncIterator[libvirt.virConnect]:
+        connection = await asyncio.to_thread(libvirt.open, self._uri)
+        self._lost = False
+        callbacks: list[int] = []
+        try:
+            await asyncio.to_thread(connection.setKeepAlive, 5, 3)
+            connection.registerCloseCallback(self._on_close, None)
+            for event, handler in (
+                (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle),
+                (libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, self._on_reboot),
+                (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, self._on_change),
+                (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, self._on_change),
+                (libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE, self._on_change),
+            ):
+                callbacks.append(
+                    await asyncio.to_thread(
+                        connection.domainEventRegisterAny, None, event, handler, None
+                    )
+                )
+            yield connection
+        finally:
+            # A dead connection refuses all of this, and needs none of it.
+            for callback in callbacks:
+                with contextlib.suppress(libvirt.libvirtError):
+                    await asyncio.to_thread(connection.domainEventDeregisterAny, callback)
+            with contextlib.suppress(libvirt.libvirtError):
+                connection.unregisterCloseCallback()
+            with contextlib.suppress(libvirt.libvirtError):
+                await asyncio.to_thread(connection.close)
+
+    async def _watch(self, connection: libvirt.virConnect) -> None:
+        await self._reconcile(connection)
+        log.info("libvirt at %s: watching, %d regions", self._uri, len(self._known))
+        self.connected.set()
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._reconcile_seconds
+        while not self._lost:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), max(0.0, due - loop.time()))
+            # A stop comes as several events; the one that says why is not the first.
+            await asyncio.sleep(_BURST_SECONDS)
+            self._changed.clear()
+            hints, self._hints = self._hints, {}
+            for uuid, restarted in hints.items():
+                await self._look(connection, uuid, restarted)
+            if loop.time() >= due:
+                await self._reconcile(connection)
+                due = loop.time() + self._reconcile_seconds
+
+    async def _reconcile(self, connection: libvirt.virConnect) -> None:
+        """Looks at every domain, and at every region whose domain is gone."""
+        domains = await asyncio.to_thread(connection.listAllDomains)
+        present = {domain.UUIDString() for domain in domains}
+        recorded = await asyncio.to_thread(self._files.recorded)
+        for uuid in sorted(present | set(self._known) | recorded):
+            await self._look(connection, uuid, None)
+        for uuid in set(self._reported) - present:
+            del self._reported[uuid]
+
+    async def _look(self, connection: libvirt.virConnect, uuid: str, restarted: str | None) -> None:
+        """Brings one domain's region in line with libvirt; its failure disturbs no other."""
+        try:
+            seen = await asyncio.to_thread(_observe, connection, uuid)
+            if seen is not None:
+                self._report(seen)
+            known = self._known.get(uuid)
+            for step in domain_life.steps(known, seen, guest_restarted=restarted is not None):
+                await self._take(step, uuid, seen, restarted)
+            if seen is None or not seen.has_device:
+                await asyncio.to_thread(self._remove_file, connection, uuid)
+            if seen is not None and seen.request is not None:
+                self._known[uuid] = Known(seen.name, seen.request, seen.life, seen.boot)
+        except libvirt.libvirtError as error:
+            if not connection.isAlive():
+                raise
+            log.error("domain %s: %s", uuid, words(error))
+        except (HypervisorError, OSError) as error:
+            log.error("domain %s: %s", uuid, error)
+        except Exception:
+            # The server's side failed: the next look repeats the step.
+            log.exception("domain %s: its region could not be brought in line", uuid)
+
+    async def _take(
+        self, step: Step, uuid: str, seen: Observed | None, restarted: str | None
+    ) -> None:
+        if step is Step.REMOVE or seen is None or seen.request is None:
+            reason = "the domain was undefined" if seen is None else "the vGPU was detached"
+            log.info("region %s: removed, %s", uuid, reason)
+            await self._regions.remove_region(uuid, reason)
+            self._known.pop(uuid, None)
+        elif step is Step.ADD:
+            size = seen.request.region_bytes
+            await asyncio.to_thread(self._files.ensure, uuid, size, seen.account)
+            log.info("region %s: of domain %s, %s", uuid, seen.name, seen.request)
+            owner = RegionOwner(uuid, seen.name)
+            await self._regions.add_region(uuid, self._files.path(uuid), owner, seen.request)
+        elif step is Step.STOP:
+            reason = restarted or (
+                "the channel was unplugged" if seen.boot != -1 else "the VM is off"
+            )
+            log.info("region %s: every session ends, %s", uuid, reason)
+            await self._regions.domain_stopped(uuid, reason)
+        elif step is Step.PAUSE:
+            await self._regions.domain_paused(uuid)
+        elif step is Step.RESUME:
+            await self._regions.domain_resumed(uuid)
+
+    def _report(self, seen: Observed) -> None:
+        """Logs what is wrong with a domain, once."""
+        if self._reported.get(seen.uuid, ()) != seen.problems:
+            for line in seen.problems:
+                log.warning("%s", line)
+        if seen.problems:
+            self._reported[seen.uuid] = seen.problems
+        else:
+            self._reported.pop(seen.uuid, None)
+
+    def _remove_file(self, connection: libvirt.virConnect, uuid: str) -> None:
+        """Deletes the file unless an attach has put the device in meanwhile."""
+        if uuid not in self._files.recorded():
+            return
+        with self._files.locked():
+            seen = _observe(connection, uuid)
+            if (seen is None or not seen.has_device) and self._files.remove(uuid):
+                log.info("region %s: file deleted", uuid)
+
+    # Events: called by libvirt on the loop's thread.
+
+    def _on_lifecycle(
+        self, _: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, __: Any
+    ) -> None:
+        stopped = event == libvirt.VIR_DOMAIN_EVENT_STOPPED
+        self._hint(domain, _STOPPED.get(detail, "the VM stopped") if stopped else None)
+
+    def _on_reboot(self, _: libvirt.virConnect, domain: libvirt.virDomain, __: Any) -> None:
+        self._hint(domain, "the VM rebooted")
+
+    def _on_change(self, _: libvirt.virConnect, domain: libvirt.virDomain, *__: Any) -> None:
+        self._hint(domain, None)
+
+    def _on_close(self, _: libvirt.virConnect, reason: int, __: Any) -> None:
+        self._lost = True
+        self._changed.set()
+
+    def _hint(self, domain: libvirt.virDomain, restarted: str | None) -> None:
+        uuid = domain.UUIDString()
+        self._hints[uuid] = restarted or self._hints.get(uuid)
+        self._changed.set()
+
+
+def _observe(connection: libvirt.virConnect, uuid: str) -> Observed | None:
+    """One domain now, or None where there is none of that UUID; blocking."""
+    try:
+        domain = connection.lookupByUUIDString(uuid)
+        state, _ = domain.state()
+        live = live_document(domain)
+        persistent = persistent_document(domain)
+        return domain_life.observe(
+            persistent,
+            live,
+            paused=state in _PAUSED,
+            boot=domain.ID(),
+            account=qemu_account(domain) if persistent.region or (live and live.region) else None,
+        )
+    except (libvirt.libvirtError, HypervisorError) as error:
+        cause = error.__cause__ if isinstance(error, HypervisorError) else error
+        if isinstance(cause, libvirt.libvirtError) and (
+            cause.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
+        ):
+            return None
+        raise
