@@ -53,8 +53,7 @@ def driver_row(registry: Registry, name: str) -> Row:
         remarks.append("cached")
     if annotation.may_block:
         remarks.append("may block")
-    error_class = "" if function.error_class == ErrorClass.HAND else str(function.error_class)
-    return Row(name, how, error_class, ", ".join(remarks))
+    return Row(name, how, str(function.error_class), ", ".join(remarks))
 
 
 def runtime_row(registry: Registry, name: str) -> Row:

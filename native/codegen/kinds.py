@@ -169,7 +169,7 @@ def infer(param: ImportedParam, types: TypeTable, creates: bool, where: str) -> 
     raise RegistryError(
         f"{where}: parameter {param.name}: its type {param.ctype!r} does not say how it crosses the "
         f"wire; add params: {{{param.name}: KIND}} with one of {', '.join(sorted(Kind))}, "
-        "or use class hand"
+        "or hand: all"
     )
 
 
@@ -204,7 +204,7 @@ def resolve_params(
     generated: bool,
     where: str,
 ) -> tuple[Param, ...]:
-    """Resolve every parameter; for functions by hand the kinds are informative only."""
+    """Resolve every parameter; without a generated frame the kinds are informative only."""
     names = [p.name for p in imported]
     for name in annotated:
         if name not in names:
@@ -277,7 +277,7 @@ def check_param(
     if param.kind in valued and not types.plain(param.element) and not param.handle:
         raise RegistryError(
             f"{place}: {param.element!r} holds pointers or is incomplete, so its bytes mean nothing "
-            "on the other side; use class hand"
+            "on the other side; use hand: all"
         )
     if param.count is not None:
         counter = next((p for p in imported if p.name == param.count), None)

@@ -37,19 +37,20 @@ class ErrorClass(StrEnum):
     """A round trip; the caller waits for the worker's result."""
     ASYNC = "async"
     """Fire and forget; only errors that CUDA itself reports asynchronously."""
-    HAND = "hand"
-    """Nothing is generated: the client's function and its frames, if any, are written by hand."""
     UNSUPPORTED = "unsupported"
     """Said explicitly, with a reason in `note`; the same as no entry."""
 
 
 class Hand(StrEnum):
-    """Which end of a generated frame is written by hand."""
+    """What is written by hand; the rest is generated."""
 
     NONE = "none"
     CLIENT = "client"
     WORKER = "worker"
     BOTH = "both"
+    """Client's function and worker's handler; the frame between them is generated."""
+    ALL = "all"
+    """The frame too: it is one of native/wire/frame.h, or there is none."""
 
 
 class State(StrEnum):
@@ -81,8 +82,6 @@ class Annotation:
     """The answer may take as long as the GPU's work: it runs on the calling thread's lane."""
     allocates: bool = False
     """May take GPU memory on the node: the worker reads the driver's books afterwards."""
-    wire: bool = False
-    """For class hand: it crosses the wire in a frame of its own, so it needs an id."""
     require: tuple[str, ...] = ()
     """C conditions on the arguments; the client refuses the call at once when one is false."""
     note: str = ""
@@ -104,21 +103,22 @@ class Function:
         return self.annotation.error_class
 
     @property
-    def crosses_wire(self) -> bool:
-        """Has an id. Its frame is generated unless the class is hand."""
-        if self.error_class == ErrorClass.HAND:
-            return self.annotation.wire
-        return self.error_class in (ErrorClass.ANSWERED, ErrorClass.ASYNC)
-
-    @property
     def frame_generated(self) -> bool:
-        return self.crosses_wire and self.error_class != ErrorClass.HAND
+        """It crosses the wire in a frame of its own, under an id of ids.lock."""
+        on_wire = self.error_class in (ErrorClass.ANSWERED, ErrorClass.ASYNC)
+        return on_wire and self.annotation.hand != Hand.ALL
 
     @property
     def client_generated(self) -> bool:
         """The exported function's body comes from the generator."""
         hand_client = self.annotation.hand in (Hand.CLIENT, Hand.BOTH)
         return self.library == "driver" and self.frame_generated and not hand_client
+
+    @property
+    def client_by_hand(self) -> bool:
+        """Somebody must define the exported function under native/client."""
+        supported = self.error_class != ErrorClass.UNSUPPORTED
+        return self.library == "driver" and supported and not self.client_generated
 
     @property
     def worker_generated(self) -> bool:
@@ -160,7 +160,7 @@ class Registry:
     def wire_functions(self) -> list[Function]:
         """Everything with an id, in the order of ids."""
         every = [*self.functions.values(), *self.commands.values()]
-        return sorted((f for f in every if f.crosses_wire), key=lambda f: f.id or 0)
+        return sorted((f for f in every if f.frame_generated), key=lambda f: f.id or 0)
 
     def supported(self, name: str) -> bool:
         annotated = self.functions.get(name)
@@ -196,7 +196,7 @@ def choice(enum: type[StrEnum], value: Any, where: str, key: str) -> Any:
         raise RegistryError(f"{where}: {key} is {value!r}; use one of {allowed}") from error
 
 
-BOOLEAN_KEYS = ("may_block", "allocates", "wire")
+BOOLEAN_KEYS = ("may_block", "allocates")
 ENUM_KEYS: dict[str, type[StrEnum]] = {"hand": Hand, "state": State, "cache": Cache}
 
 
@@ -230,17 +230,10 @@ def read_annotation(entry: Any, where: str) -> Annotation:
 
 def check_annotation(annotation: Annotation, where: str) -> None:
     error_class = annotation.error_class
-    if error_class == ErrorClass.LOCAL and annotation.hand != Hand.CLIENT:
+    if error_class == ErrorClass.LOCAL and annotation.hand not in (Hand.CLIENT, Hand.ALL):
         raise RegistryError(
             f"{where}: class local is decided by the client's own code; add hand: client"
         )
-    if error_class == ErrorClass.HAND and annotation.hand != Hand.NONE:
-        raise RegistryError(
-            f"{where}: class hand means that nothing is generated; drop hand: {annotation.hand}, "
-            "or give the error class (local, answered, async) and keep it"
-        )
-    if annotation.wire and error_class != ErrorClass.HAND:
-        raise RegistryError(f"{where}: wire: true is for class hand; {error_class} says it already")
     if error_class == ErrorClass.UNSUPPORTED and not annotation.note:
         raise RegistryError(f"{where}: class unsupported needs a note that says why")
     if annotation.cache != Cache.NONE and error_class != ErrorClass.ANSWERED:
@@ -324,7 +317,8 @@ def build(
     where: str,
 ) -> Function:
     annotation = read_annotation(entry, where)
-    generated = annotation.error_class in (ErrorClass.ANSWERED, ErrorClass.ASYNC)
+    on_wire = annotation.error_class in (ErrorClass.ANSWERED, ErrorClass.ASYNC)
+    generated = on_wire and annotation.hand != Hand.ALL
     creates = annotation.state == State.CREATES
     params = resolve_params(imported, annotation.params, types, creates, generated, where)
     function = Function(name, library, returns, params, annotation, ids.get(name))
