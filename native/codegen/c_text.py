@@ -30,6 +30,7 @@ def prototype(function: ImportedFunction, named: bool = True) -> str:
 
 
 def type_text(declaration: TypeDeclaration) -> str:
+    """Return the declaration of a type, with its semicolon."""
     if declaration.opaque:
         return f"{declaration.spelling};"
     if declaration.kind == "typedef":
@@ -55,12 +56,14 @@ def type_text(declaration: TypeDeclaration) -> str:
 
 
 def number(value: int) -> str:
+    """Spell an enumerator so that C and C++ give it the same value."""
     if value > 0x7FFFFFFF:
         return f"{value:#x}u"
     return "(-2147483647 - 1)" if value == -(1 << 31) else str(value)
 
 
 def field_lines(fields: tuple[Field, ...], depth: int) -> Iterator[str]:
+    """Yield the lines of a record's fields."""
     pad = "  " * depth
     for field in fields:
         if field.inline is None:
@@ -85,6 +88,7 @@ def layout_checks(declaration: TypeDeclaration) -> Iterator[tuple[str, int]]:
 
 
 def offsets(fields: tuple[Field, ...], prefix: str, base: int) -> Iterator[tuple[str, int]]:
+    """Yield every named field's path and absolute offset."""
     for field in fields:
         if field.name is None:
             yield from offsets(field.fields, prefix, base)
@@ -95,6 +99,7 @@ def offsets(fields: tuple[Field, ...], prefix: str, base: int) -> Iterator[tuple
 
 
 def constant_text(constant: Constant) -> str:
+    """Return the `#define` of a constant."""
     if constant.alias:
         return f"#define {constant.name} {constant.alias}"
     value = number(constant.value or 0)

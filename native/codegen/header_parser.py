@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clang.cindex import (
+from clang.cindex import (  # type: ignore[import-untyped, unused-ignore]
     Cursor,
     CursorKind,
     Diagnostic,
@@ -38,6 +38,8 @@ class HeaderError(Exception):
 
 @dataclass
 class Library:
+    """What one parse saw in the named headers."""
+
     functions: list[Json] = field(default_factory=list)
     types: list[Json] = field(default_factory=list)
     constants: list[Json] = field(default_factory=list)
@@ -63,6 +65,10 @@ def parse_unit(
     macros: Sequence[str],
     tolerant: bool = False,
 ) -> TranslationUnit:
+    """Parse a source text; raise HeaderError on the first error.
+
+    `tolerant` accepts errors in inline device code, which only nvcc can compile.
+    """
     standard = "-std=c11" if language == "c" else "-std=c++17"
     name = "import.c" if language == "c" else "import.cpp"
     unit = Index.create().parse(
@@ -97,6 +103,7 @@ def parse_library(
     headers: Sequence[str],
     tolerant: bool = False,
 ) -> Library:
+    """Collect everything that `headers` declare when `source` includes them."""
     for header in headers:
         if not any((include / d / header).exists() for d in ("", "crt")):
             raise HeaderError(
@@ -135,6 +142,7 @@ def parse_library(
 
 
 def declarations(cursor: Cursor) -> Iterator[Cursor]:
+    """Yield top-level cursors, those inside extern "C" too."""
     for child in cursor.get_children():
         if child.kind in (CursorKind.LINKAGE_SPEC, CursorKind.UNEXPOSED_DECL):
             yield from declarations(child)
@@ -150,6 +158,7 @@ def split_name(name: str) -> tuple[str, int, str]:
 
 
 def function_row(cursor: Cursor, header: str) -> Json:
+    """Describe a function's declaration."""
     base, version, stream = split_name(cursor.spelling)
     params = []
     for index, argument in enumerate(cursor.get_arguments()):
@@ -167,6 +176,7 @@ def function_row(cursor: Cursor, header: str) -> Json:
 
 
 def is_nameless(cursor: Cursor) -> bool:
+    """Tell whether a record or enum has neither tag nor typedef name."""
     return not cursor.spelling or "(" in cursor.spelling or cursor.is_anonymous()
 
 
@@ -179,6 +189,7 @@ def typedef_only(cursor: Cursor) -> bool:
 
 
 def enum_row(cursor: Cursor, header: str) -> Json:
+    """Describe an enum."""
     values = [
         [c.spelling, c.enum_value]
         for c in cursor.get_children()
@@ -191,6 +202,7 @@ def enum_row(cursor: Cursor, header: str) -> Json:
 
 
 def record_row(cursor: Cursor, header: str) -> Json:
+    """Describe a struct or union with its layout, or its forward declaration."""
     kind = "union" if cursor.kind == CursorKind.UNION_DECL else "struct"
     row: Json = {"kind": kind, "tag": None if typedef_only(cursor) else cursor.spelling}
     if row["tag"] is None and not is_nameless(cursor):
@@ -246,6 +258,7 @@ def base_of_anonymous(parent: Cursor, child: Cursor, base: int) -> int:
 
 
 def field_row(child: Cursor, nested: dict[int, Cursor], base: int) -> Json:
+    """Describe one named field."""
     offset = base + child.get_field_offsetof() // 8
     ctype, dims = child.type, []
     while ctype.kind == TypeKind.CONSTANTARRAY:
@@ -266,6 +279,7 @@ def field_row(child: Cursor, nested: dict[int, Cursor], base: int) -> Json:
 
 
 def typedef_row(cursor: Cursor, header: str) -> Json | None:
+    """Describe a typedef; None when it only names an untagged record or enum."""
     underlying = cursor.underlying_typedef_type
     declaration = underlying.get_declaration()
     tagged = (CursorKind.STRUCT_DECL, CursorKind.UNION_DECL, CursorKind.ENUM_DECL)
@@ -290,6 +304,7 @@ def typedef_row(cursor: Cursor, header: str) -> Json | None:
 
 
 def spell(ctype: Type) -> str:
+    """Return a type as the header spells it."""
     return str(ctype.spelling)
 
 
@@ -313,6 +328,7 @@ def without_repeats(types: list[Json]) -> list[Json]:
 
 
 def remapped_names(bodies: dict[str, tuple[str, list[str]]], functions: set[str]) -> dict[str, str]:
+    """Find macros that give a function another exported name."""
     return {
         name: tokens[0]
         for name, (_, tokens) in sorted(bodies.items())
@@ -343,6 +359,7 @@ def constant_rows(
 
 
 def evaluate(tokens: list[str], bodies: dict[str, tuple[str, list[str]]]) -> tuple[str, int] | None:
+    """Return (cast, value) of an integer macro, or None when it is no integer."""
     while len(tokens) >= 2 and tokens[0] == "(" and closing(tokens, 0) == len(tokens) - 1:
         tokens = tokens[1:-1]
     if len(tokens) >= 3 and tokens[0] == "(":
@@ -363,6 +380,7 @@ def evaluate(tokens: list[str], bodies: dict[str, tuple[str, list[str]]]) -> tup
 
 
 def closing(tokens: list[str], start: int) -> int:
+    """Return the index of the parenthesis that closes the one at `start`, or -1."""
     depth = 0
     for index in range(start, len(tokens)):
         depth += {"(": 1, ")": -1}.get(tokens[index], 0)

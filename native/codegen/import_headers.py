@@ -35,8 +35,8 @@ RUNTIME_HEADERS = (
     "cuda_profiler_api.h",
 )
 HOST_ABI_HEADERS = ("device_functions.h", "host_runtime.h")
-# Declared for nvcc's own use, but no part of the library: the first is defined by the device linker,
-# the other two left libcudart with texture references in CUDA 12.
+# Declared for nvcc's own use, but no part of the library: the device linker defines the first, the
+# other two left libcudart with texture references in CUDA 12.
 HOST_ABI_OUT = ("__cudaRegisterLinkedBinary", "__cudaRegisterTexture", "__cudaRegisterSurface")
 # vector_types.h declares some fifty vectors; only these appear in the runtime's own signatures.
 RUNTIME_VECTOR_TYPES = ("dim3", "uint3")
@@ -47,6 +47,7 @@ PER_THREAD = ("-DCUDA_API_PER_THREAD_DEFAULT_STREAM",)
 
 
 def import_driver(include: Path) -> dict[str, list[Json]]:
+    """Import cuda.h, cudaProfiler.h and the tables of cuGetProcAddress."""
     source = "".join(f'#include "{h}"\n' for h in DRIVER_HEADERS)
     plain = parse_library(include, source, "c", (), DRIVER_HEADERS)
     per_thread = parse_library(include, source, "c", PER_THREAD, DRIVER_HEADERS)
@@ -62,6 +63,7 @@ def import_driver(include: Path) -> dict[str, list[Json]]:
 
 
 def import_runtime(include: Path) -> dict[str, list[Json]]:
+    """Import cuda_runtime_api.h and the host ABI of nvcc."""
     source = "".join(f'#include "{h}"\n' for h in RUNTIME_HEADERS)
     plain = parse_library(include, source, "c", (), RUNTIME_HEADERS)
     per_thread = parse_library(include, source, "c", PER_THREAD, RUNTIME_HEADERS)
@@ -132,6 +134,7 @@ def public_enums(internal: Library, plain: Library) -> list[Json]:
 
 
 def type_key(declaration: Json) -> str:
+    """Name a type so that old and new imports can be compared."""
     name = declaration.get("tag") or declaration.get("name") or declaration["values"][0][0]
     suffix = " forward" if declaration.get("opaque") else ""
     kind = "typedef" if declaration["kind"] in ("typedef", "function_pointer") else "tag"
@@ -139,6 +142,7 @@ def type_key(declaration: Json) -> str:
 
 
 def write(out: Path, data: dict[str, dict[str, list[Json]]], version: int) -> None:
+    """Write one file per library and part, one fact a line."""
     out.mkdir(parents=True, exist_ok=True)
     for library, parts in data.items():
         for part, rows in parts.items():
@@ -168,14 +172,14 @@ def diff(old_folder: Path, data: dict[str, dict[str, list[Json]]]) -> int:
                 count += 1
                 print(f"{verb:8} {library} {part}: {key}")
                 if verb == "changed":
-                    print(
-                        f"           was {json.dumps(old[key])}\n           now {json.dumps(new[key])}"
-                    )
+                    print(f"           was {json.dumps(old[key])}")
+                    print(f"           now {json.dumps(new[key])}")
     print(f"{count} differences")
     return count
 
 
 def keyed(part: str, rows: list[Json]) -> dict[str, Json]:
+    """Index rows by what identifies them."""
     if part == "types":
         return {type_key(r): r for r in rows}
     if part == "proc_address":
@@ -184,6 +188,7 @@ def keyed(part: str, rows: list[Json]) -> dict[str, Json]:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--include", type=Path, required=True, help="folder of the CUDA headers")
     target = parser.add_mutually_exclusive_group(required=True)

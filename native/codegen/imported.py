@@ -21,6 +21,8 @@ class RegistryError(Exception):
 
 @dataclass(frozen=True)
 class ImportedParam:
+    """One parameter of an imported function."""
+
     name: str
     ctype: str
     """As the header spells it, `CUstream`."""
@@ -30,6 +32,8 @@ class ImportedParam:
 
 @dataclass(frozen=True)
 class ImportedFunction:
+    """One exported function."""
+
     name: str
     base: str
     version: int
@@ -44,6 +48,8 @@ class ImportedFunction:
 
 @dataclass(frozen=True)
 class Field:
+    """One field of a record; without a name it is an anonymous member."""
+
     name: str | None
     offset: int
     size: int
@@ -57,6 +63,8 @@ class Field:
 
 @dataclass(frozen=True)
 class TypeDeclaration:
+    """One type, in the order of the headers."""
+
     kind: str
     """enum, struct, union, typedef or function_pointer."""
     name: str | None
@@ -79,6 +87,8 @@ class TypeDeclaration:
 
 @dataclass(frozen=True)
 class Constant:
+    """An object-like macro: an integer, maybe cast, or another name of an enumerator."""
+
     name: str
     value: int | None
     cast: str
@@ -87,6 +97,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class ProcAddress:
+    """The exported function that answers for a symbol from a CUDA version on."""
+
     symbol: str
     version: int
     stream: str
@@ -114,6 +126,7 @@ class ImportedLibrary:
 
 
 def read_json(path: Path) -> Any:
+    """Read one imported file."""
     try:
         return json.loads(path.read_text())
     except FileNotFoundError as error:
@@ -125,6 +138,7 @@ def read_json(path: Path) -> Any:
 
 
 def load_library(folder: Path, library: str) -> ImportedLibrary:
+    """Load everything imported about "driver" or "runtime"."""
     rows = {
         part: read_json(folder / f"{library}_{part}.json")
         for part in ("functions", "types", "constants")
@@ -144,11 +158,13 @@ def load_library(folder: Path, library: str) -> ImportedLibrary:
 
 
 def load_function(row: Json) -> ImportedFunction:
+    """Build a function of its row."""
     params = tuple(ImportedParam(*param) for param in row["params"])
     return ImportedFunction(**{**row, "params": params})
 
 
 def load_type(row: Json) -> TypeDeclaration:
+    """Build a type of its row."""
     known = {
         "kind": row["kind"],
         "name": row.get("name"),
@@ -167,6 +183,7 @@ def load_type(row: Json) -> TypeDeclaration:
 
 
 def load_field(row: Json) -> Field:
+    """Build a field, and those inside it, of its row."""
     nested = tuple(load_field(f) for f in row.get("fields", []))
     if "anonymous" in row:
         return Field(None, -1, 0, None, (), row["anonymous"], None, nested)

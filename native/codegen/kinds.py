@@ -16,6 +16,8 @@ from imported import Field, ImportedLibrary, ImportedParam, RegistryError, TypeD
 
 
 class Kind(StrEnum):
+    """How one parameter crosses the wire."""
+
     SCALAR = "scalar"
     """Integer, enum, float, or a pointer-free struct, by value."""
     DEVICE = "device"
@@ -64,6 +66,8 @@ INTEGERS = {
 
 @dataclass(frozen=True)
 class Param:
+    """One parameter with its kind resolved."""
+
     name: str
     ctype: str
     """As declared, e.g. `CUevent *`."""
@@ -129,11 +133,13 @@ class TypeTable:
         return record is not None and all(self.plain_field(f) for f in record.fields)
 
     def plain_field(self, field: Field) -> bool:
+        """Tell whether a field holds neither pointer nor handle."""
         if field.inline:
             return all(self.plain_field(f) for f in field.fields)
         return self.plain(str(field.ctype)) and self.handle(str(field.ctype)) is None
 
     def struct(self, ctype: str) -> bool:
+        """Tell whether a type is a complete struct or union."""
         return self.canonical(ctype).removeprefix("const ") in self.records
 
 
@@ -147,6 +153,7 @@ def pointee(ctype: str) -> tuple[str, bool] | None:
 
 
 def infer(param: ImportedParam, types: TypeTable, creates: bool, where: str) -> Kind:
+    """Return the kind that the C type alone implies, or say what to write."""
     if types.handle(param.ctype):
         return Kind.HANDLE
     if param.ctype in ("CUdevice", "CUdevice_v1"):
@@ -167,9 +174,9 @@ def infer(param: ImportedParam, types: TypeTable, creates: bool, where: str) -> 
         if is_const and types.struct(inner) and types.plain(inner):
             return Kind.IN
     raise RegistryError(
-        f"{where}: parameter {param.name}: its type {param.ctype!r} does not say how it crosses the "
-        f"wire; add params: {{{param.name}: KIND}} with one of {', '.join(sorted(Kind))}, "
-        "or hand: all"
+        f"{where}: parameter {param.name}: its type {param.ctype!r} does not say how it "
+        f"crosses the wire; add params: {{{param.name}: KIND}} with one of "
+        f"{', '.join(sorted(Kind))}, or hand: all"
     )
 
 
@@ -237,6 +244,7 @@ BY_VALUE = (Kind.SCALAR, Kind.DEVICE, Kind.DEVICE_ADDRESS, Kind.HANDLE)
 def make_param(
     param: ImportedParam, kind: Kind, count: str | None, nullable: bool, types: TypeTable
 ) -> Param:
+    """Join a parameter with its kind."""
     target = pointee(param.ctype)
     element = param.ctype if kind in BY_VALUE or target is None else target[0]
     return Param(
@@ -254,6 +262,7 @@ def make_param(
 def check_param(
     param: Param, imported: tuple[ImportedParam, ...], types: TypeTable, place: str
 ) -> None:
+    """Refuse a kind that the C type cannot carry."""
     target = pointee(param.ctype)
     by_pointer = param.kind not in (*BY_VALUE, Kind.IGNORED)
     if by_pointer and target is None:
@@ -276,8 +285,8 @@ def check_param(
     valued = (Kind.SCALAR, Kind.OUT, Kind.IN, Kind.IN_OUT, Kind.IN_ARRAY, Kind.OUT_ARRAY)
     if param.kind in valued and not types.plain(param.element) and not param.handle:
         raise RegistryError(
-            f"{place}: {param.element!r} holds pointers or is incomplete, so its bytes mean nothing "
-            "on the other side; use hand: all"
+            f"{place}: {param.element!r} holds pointers or is incomplete, so its bytes mean "
+            "nothing on the other side; use hand: all"
         )
     if param.count is not None:
         counter = next((p for p in imported if p.name == param.count), None)

@@ -74,6 +74,8 @@ class Cache(StrEnum):
 
 @dataclass(frozen=True)
 class Annotation:
+    """One entry of driver.yaml."""
+
     error_class: ErrorClass
     hand: Hand = Hand.NONE
     state: State = State.NONE
@@ -90,6 +92,8 @@ class Annotation:
 
 @dataclass(frozen=True)
 class Function:
+    """A driver function or a command of our own, with its parameters resolved."""
+
     name: str
     library: str
     """"driver", or "sluice" for commands of our own."""
@@ -100,6 +104,7 @@ class Function:
 
     @property
     def error_class(self) -> ErrorClass:
+        """When the caller learns of an error."""
         return self.annotation.error_class
 
     @property
@@ -122,12 +127,15 @@ class Function:
 
     @property
     def worker_generated(self) -> bool:
+        """The worker's handler comes from the generator."""
         return self.frame_generated and self.annotation.hand not in (Hand.WORKER, Hand.BOTH)
 
     def param(self, name: str) -> Param:
+        """Return the parameter of that name."""
         return next(p for p in self.params if p.name == name)
 
     def of_kind(self, *kinds: Kind) -> tuple[Param, ...]:
+        """Return the parameters of these kinds, in order."""
         return tuple(p for p in self.params if p.kind in kinds)
 
     @property
@@ -138,6 +146,8 @@ class Function:
 
 @dataclass(frozen=True)
 class Registry:
+    """Everything under native/api, checked."""
+
     driver: ImportedLibrary
     runtime: ImportedLibrary
     functions: dict[str, Function]
@@ -163,20 +173,24 @@ class Registry:
         return sorted((f for f in every if f.frame_generated), key=lambda f: f.id or 0)
 
     def supported(self, name: str) -> bool:
+        """Tell whether a driver function does more than refuse."""
         annotated = self.functions.get(name)
         if annotated:
             return annotated.error_class != ErrorClass.UNSUPPORTED
         return name in self.aliases or name in self.variants
 
     def unsupported_driver(self) -> list[ImportedFunction]:
+        """Return the driver functions that only refuse."""
         return [f for n, f in self.driver.functions.items() if not self.supported(n)]
 
     def unsupported_runtime(self) -> list[ImportedFunction]:
+        """Return the runtime functions that only refuse."""
         known = self.runtime_hand | self.runtime_variants.keys()
         return [f for n, f in self.runtime.functions.items() if n not in known]
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
+    """Read one file of annotations."""
     try:
         data = yaml.safe_load(path.read_text()) or {}
     except FileNotFoundError as error:
@@ -189,6 +203,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def choice(enum: type[StrEnum], value: Any, where: str, key: str) -> Any:
+    """Return the member of `enum` with that value, or say which there are."""
     try:
         return enum(value)
     except ValueError as error:
@@ -201,6 +216,7 @@ ENUM_KEYS: dict[str, type[StrEnum]] = {"hand": Hand, "state": State, "cache": Ca
 
 
 def read_annotation(entry: Any, where: str) -> Annotation:
+    """Read one entry; a bare word is its class."""
     if isinstance(entry, str):
         entry = {"class": entry}
     if not isinstance(entry, dict) or "class" not in entry:
@@ -229,6 +245,7 @@ def read_annotation(entry: Any, where: str) -> Annotation:
 
 
 def check_annotation(annotation: Annotation, where: str) -> None:
+    """Refuse entries that contradict themselves."""
     error_class = annotation.error_class
     if error_class == ErrorClass.LOCAL and annotation.hand not in (Hand.CLIENT, Hand.ALL):
         raise RegistryError(
@@ -243,6 +260,7 @@ def check_annotation(annotation: Annotation, where: str) -> None:
 
 
 def check_function(function: Function, where: str) -> None:
+    """Refuse entries that contradict the function's parameters."""
     if not function.frame_generated:
         return
     outputs = function.of_kind(
@@ -267,6 +285,7 @@ def load_functions(
     ids: dict[str, int],
     file: str,
 ) -> dict[str, Function]:
+    """Load the section `functions`."""
     functions: dict[str, Function] = {}
     for name, entry in section.items():
         where = f"{file}: {name}"
@@ -289,6 +308,7 @@ def load_functions(
 def load_commands(
     section: dict[str, Any], types: TypeTable, ids: dict[str, int], file: str
 ) -> dict[str, Function]:
+    """Load the section `commands`."""
     commands: dict[str, Function] = {}
     for name, entry in section.items():
         where = f"{file}: commands: {name}"
@@ -316,6 +336,7 @@ def build(
     ids: dict[str, int],
     where: str,
 ) -> Function:
+    """Join a signature with its entry."""
     annotation = read_annotation(entry, where)
     on_wire = annotation.error_class in (ErrorClass.ANSWERED, ErrorClass.ASYNC)
     generated = on_wire and annotation.hand != Hand.ALL
@@ -327,6 +348,7 @@ def build(
 
 
 def load_aliases(section: dict[str, Any], library: ImportedLibrary, file: str) -> dict[str, str]:
+    """Load the section `aliases`; parameters must be the same."""
     for old, target in section.items():
         where = f"{file}: aliases: {old}"
         for name in (old, target):
@@ -353,8 +375,8 @@ def load_ids(path: Path) -> dict[str, int]:
             raise RegistryError(f"{where}: {line!r} is not 'ID NAME' or 'ID NAME retired'")
         if int(parts[0]) != expected:
             raise RegistryError(
-                f"{where}: id {parts[0]} where {expected} must stand; ids are never changed, reused "
-                "or removed (mark a line 'retired'); restore the file and run --update-ids"
+                f"{where}: id {parts[0]} where {expected} must stand; ids are never changed, "
+                "reused or removed (mark a line 'retired'); restore the file and run --update-ids"
             )
         if parts[1] in ids:
             raise RegistryError(f"{where}: {parts[1]} has an id already")
@@ -366,12 +388,14 @@ def load_ids(path: Path) -> dict[str, int]:
 
 
 def missing_ids(registry: Registry) -> list[str]:
+    """Return functions that need an id and have none."""
     return [f.name for f in registry.wire_functions() if f.id is None]
 
 
 def load_runtime(
     api: Path, runtime: ImportedLibrary
 ) -> tuple[frozenset[str], dict[str, PerThreadVariant], dict[str, str]]:
+    """Load runtime.yaml: functions by hand, their variants, undeclared names."""
     data = read_yaml(api / "runtime.yaml")
     hand = data.get("hand") or []
     if len(set(hand)) != len(hand):
@@ -391,6 +415,7 @@ def load_runtime(
 
 
 def load_error_strings(path: Path, library: ImportedLibrary) -> dict[int, str]:
+    """Return error texts by value."""
     names = dict(library.enum("cudaError"))
     strings: dict[int, str] = {}
     for name, text in (read_yaml(path).get("strings") or {}).items():
@@ -401,6 +426,7 @@ def load_error_strings(path: Path, library: ImportedLibrary) -> dict[int, str]:
 
 
 def load_registry(api: Path = API) -> Registry:
+    """Load and check everything under native/api."""
     folder = api / "imported" / CUDA_VERSION_FOLDER
     driver, runtime = load_library(folder, "driver"), load_library(folder, "runtime")
     types = TypeTable(driver)

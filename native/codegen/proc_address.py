@@ -13,7 +13,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from clang.cindex import CursorKind, TypeKind
+from clang.cindex import (  # type: ignore[import-untyped, unused-ignore]
+    CursorKind,
+    TypeKind,
+)
 from header_parser import HeaderError, declarations, parse_unit
 
 Json = dict[str, Any]
@@ -25,6 +28,7 @@ TYPEDEF_HEADERS = ("cudaTypedefs.h", "cudaProfilerTypedefs.h")
 def import_proc_address(
     include: Path, functions: list[Json], remapped: dict[str, str]
 ) -> list[Json]:
+    """Return one row per symbol, version and kind of default stream."""
     source = "".join(f'#include "{h}"\n' for h in TYPEDEF_HEADERS if (include / h).exists())
     macros = ("-D__CUDA_API_VERSION_INTERNAL", "-D__CUDA_API_VERSION_INTERNAL_ODR")
     unit = parse_unit(include, source, "c", macros)

@@ -19,6 +19,8 @@ STREAM_RECORDS = {"const CUlaunchConfig *": "hStream", "const cudaLaunchConfig_t
 
 @dataclass(frozen=True)
 class PerThreadVariant:
+    """One name and how its definition calls another."""
+
     function: ImportedFunction
     target: str
     """The function that does the work."""
@@ -33,6 +35,7 @@ class PerThreadVariant:
 def per_thread_variants(
     library: ImportedLibrary, supported: frozenset[str], per_thread: str
 ) -> dict[str, PerThreadVariant]:
+    """Return the variants that follow from supported functions."""
     result: dict[str, PerThreadVariant] = {}
     for name, function in library.functions.items():
         if not function.stream or name in supported:
@@ -53,6 +56,7 @@ def per_thread_variants(
 def stream_variant(
     function: ImportedFunction, plain: str, per_thread: str
 ) -> PerThreadVariant | None:
+    """Build cuX_ptsz of cuX; None when it has no stream."""
     arguments = []
     found = False
     record: tuple[str, str, str] | None = None
@@ -77,6 +81,7 @@ def synchronous_variant(
     supported: frozenset[str],
     per_thread: str,
 ) -> PerThreadVariant | None:
+    """Build cuX_ptds of cuXAsync; None when there is no such function."""
     stem = re.sub(r"_v\d+$", "", plain).replace("2DUnaligned", "2D")
     names = [p.name for p in function.params]
     for suffix in ("_v2", ""):
