@@ -63,6 +63,9 @@ class ServerSection(Section):
     )
     ibverbs_device: str | None = Field(None, description="the RDMA device, such as mlx5_0")
 
+    libvirt_uri: str = Field(
+        "qemu:///system", description="the libvirt whose guests are served, as in virsh -c"
+    )
     node_name: str = Field(
         default_factory=socket.gethostname,
         min_length=1,
@@ -93,6 +96,9 @@ class ServerSection(Section):
     )
     worker_user: str = Field("sluice-worker", description="the account that workers run as")
     worker_sandbox: bool = Field(True, description="true or false: workers confine themselves")
+    context_overhead_mib: int | None = Field(
+        None, ge=0, description="MiB of a GPU that each session's context takes (534 on NVIDIA)"
+    )
     prestart_workers: int = Field(
         1, ge=0, le=16, description="how many workers wait ready for each GPU, 0 to 16"
     )

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""After a restart: finds the workers that an earlier server started, and takes them over.
+
+Called once by server.service before a door opens. A worker with a session goes to the session desk,
+a warm one to the warm workers or to its end, and what has no process any more is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from sluice.server.packets import Message
+from sluice.server.peers import PeerGone, open_process
+from sluice.server.session_desk import SessionDesk
+from sluice.server.session_logs import SessionLog
+from sluice.server.sessions import session_from_record
+from sluice.server.warm_workers import WarmWorkers
+from sluice.server.worker import Worker, WorkerError
+from sluice.server.worker_process import WorkerFiles, WorkerRecord, WorkerStarter
+
+log = logging.getLogger("sluice.server")
+
+
+async def adopt_workers(starter: WorkerStarter, workers: WarmWorkers, desk: SessionDesk) -> int:
+    """Takes over every worker that still runs; returns how many sessions were adopted."""
+    files = starter.files
+    found = await asyncio.gather(
+        *(_adopt(worker_id, files, workers, desk) for worker_id in files.worker_ids())
+    )
+    if starter.cgroups:
+        known = set(files.worker_ids())
+        for worker_id in set(starter.cgroups.leftovers()) - known:
+            starter.cgroups.remove(worker_id)
+    if any(found):
+        log.info("adopted %d session(s) of the server before this one", sum(found))
+    return sum(found)
+
+
+async def _adopt(
+    worker_id: str, files: WorkerFiles, workers: WarmWorkers, desk: SessionDesk
+) -> bool:
+    record = files.read(worker_id)
+    if record is None:
+        # without a record its process is unknown: started, but the server died before it wrote it
+        log.warning("worker %s left no record; its socket is removed, so that it ends", worker_id)
+        files.remove(worker_id)
+        return False
+    try:
+        pidfd = open_process(record.pid, record.start_time)
+    except PeerGone:
+        _note_end(record)
+        files.remove(worker_id)
+        return False
+    worker = Worker(record, pidfd, files)
+    try:
+        worker.connect()
+        status = await worker.status()
+    except (OSError, WorkerError) as error:
+        log.warning("worker %s does not answer (%s) and is killed", worker_id, error)
+        worker.kill()
+        return False
+    worker.mark_ready()
+    return _take_over(worker, status, workers, desk)
+
+
+def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: SessionDesk) -> bool:
+    session = worker.record.session
+    state = status.get("state")
+    if state == "running" and session and status.get("id") == session["id"]:
+        session_log = SessionLog(Path(worker.record.log), session["id"], session["grant_id"])
+        desk.adopt(session_from_record(session, worker, session_log))
+        return True
+    if state == "idle" and not session and workers.adopt(worker):
+        return False
+    worker.end("it is of no use to the server that found it")
+    return False
+
+
+def _note_end(record: WorkerRecord) -> None:
+    if record.session:
+        session = record.session
+        SessionLog(Path(record.log), session["id"], session["grant_id"]).write(
+            "ended while no server ran"
+        )

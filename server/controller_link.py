@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This server's line to the controller: the registration stream and the grant calls.
+
+Used by service and session_desk. It owns the gRPC channel and reconnects for ever, whoever started
+first; each time it reports what really runs here. It promises that a grant whose answer was lost,
+or whose asker is gone, is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.rpc import pool_pb2_grpc
+from sluice.server.open_session import RefusalError, Status
+
+log = logging.getLogger("sluice.server")
+
+RETRY_SECONDS = 0.25
+RETRY_MOST_SECONDS = 2.0
+COMPLAIN_EVERY_SECONDS = 30.0
+SILENT_BEATS = 4
+CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.enable_retries", 0),
+)
+
+
+class ServerSide(Protocol):
+    """What the controller may ask of this server; implemented by server.service."""
+
+    def inventory(self) -> rpc.Inventory:
+        """Everything that is here and runs here, now."""
+        ...
+
+    def take_assignment(self, assignment: rpc.Assignment) -> str:
+        """Expects a TCP client; returns "" or why not."""
+        ...
+
+    def end_grant(self, grant_id: str, reason: str) -> None:
+        """Ends what runs for a grant."""
+        ...
+
+    def read_log(self, session_id: str, tail_bytes: int) -> str:
+        """The end of a session's log; raises OSError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedVgpu:
+    """A slice of a GPU of this node."""
+
+    gpu_uuid: str
+    memory_mib: int
+    compute_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGrant:
+    """What the controller granted to a client of this server."""
+
+    grant_id: str
+    session_id: str
+    request_id: str
+    vgpus: tuple[GrantedVgpu, ...]
+
+
+class ControllerLink:
+    """The line to one controller."""
+
+    def __init__(self, target: str, side: ServerSide, wait_seconds: float) -> None:
+        self._target = target
+        self._side = side
+        self._wait_seconds = wait_seconds
+        self._connected = asyncio.Event()
+        self._reports: asyncio.Queue[rpc.NodeReport] = asyncio.Queue()
+        self._pending: set[str] = set()
+        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self._stub = pool_pb2_grpc.PoolStub(self._channel)
+        self._changed_since_inventory = False
+        self._last_order = 0.0
+        self._last_complaint = -COMPLAIN_EVERY_SECONDS
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the controller has welcomed this server."""
+        return self._connected.is_set()
+
+    async def run(self) -> None:
+        """Keeps the registration stream open, for ever."""
+        delay = RETRY_SECONDS
+        while True:
+            try:
+                await self._stream()
+            except grpc.aio.AioRpcError as error:
+                self._complain(error.details() or error.code().name)
+            except Exception:
+                log.exception("the controller's stream ended with an error")
+            finally:
+                was_connected = self._connected.is_set()
+                self._connected.clear()
+            if was_connected:
+                delay = RETRY_SECONDS
+                log.warning("the controller at %s is gone; sessions go on", self._target)
+            await asyncio.sleep(delay)
+            delay = min(delay * 1.5, RETRY_MOST_SECONDS)
+
+    async def close(self) -> None:
+        """Hangs up."""
+        for task in list(self._tasks):
+            task.cancel()
+        await self._channel.close(grace=None)
+
+    def report(self, report: rpc.NodeReport) -> None:
+        """Reports a change; without a stream it is dropped, as the next inventory shows it."""
+        if self._connected.is_set():
+            self._reports.put_nowait(report)
+        else:
+            self._changed_since_inventory = True
+
+    def report_inventory(self) -> None:
+        """Reports everything anew, when GPUs have come or gone."""
+        self.report(rpc.NodeReport(inventory=self._inventory()))
+
+    @contextlib.asynccontextmanager
+    async def grant(
+        self, request: rpc.GrantRequest, tell: Callable[[str], None]
+    ) -> AsyncIterator[LocalGrant]:
+        """Asks for a grant and holds it until the block has made it a session.
+
+        An exception inside the block, or cancellation, gives the grant back. Raises RefusalError
+        with what the client is told.
+        """
+        request.request_id = secrets.token_hex(8)
+        self._pending.add(request.request_id)
+        settled = False
+        try:
+            yield await self._ask(request, tell)
+            settled = True
+        finally:
+            self._pending.discard(request.request_id)
+            if not settled:
+                self._in_background(self._give_back(request.request_id))
+
+    async def _ask(self, request: rpc.GrantRequest, tell: Callable[[str], None]) -> LocalGrant:
+        patience = time.monotonic() + self._wait_seconds
+        while True:
+            if not self._connected.is_set():
+                await self._wait_connected(patience)
+            try:
+                async for answer in self._stub.RequestGrant(request):
+                    kind = answer.WhichOneof("answer")
+                    if kind == "waiting":
+                        tell(answer.waiting.line)
+                    elif kind == "refused":
+                        raise RefusalError(answer.refused.status, answer.refused.message)
+                    else:
+                        granted = answer.granted
+                        vgpus = tuple(
+                            GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent)
+                            for v in granted.vgpus
+                        )
+                        return LocalGrant(
+                            granted.grant_id, granted.session_id, request.request_id, vgpus
+                        )
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.INTERNAL:
+                    raise RefusalError(
+                        Status.UNKNOWN, f"the controller failed: {error.details()}"
+                    ) from error
+                log.info("a grant request is repeated: %s", error.details())
+                patience = max(patience, time.monotonic() + self._wait_seconds)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _wait_connected(self, until: float) -> None:
+        try:
+            await asyncio.wait_for(
+                self._connected.wait(), max(0.0, until - time.monotonic()) or 0.001
+            )
+        except TimeoutError:
+            raise RefusalError(
+                Status.SYSTEM_NOT_READY,
+                f"sluice-server cannot reach the controller at {self._target} (tried for "
+                f"{self._wait_seconds:g} s); start sluice-controller or set [controller] in "
+                "/etc/sluice/server.conf",
+            ) from None
+
+    async def _give_back(self, request_id: str) -> None:
+        # without a connection nothing needs to be said: the next inventory does not name it
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await self._stub.ReleaseGrant(
+                rpc.GrantRelease(request_id=request_id, reason="the client went away"), timeout=5
+            )
+
+    async def _stream(self) -> None:
+        while not self._reports.empty():
+            self._reports.get_nowait()
+        # made before the stream opens: what is asked for later is asked for over this stream
+        first = rpc.NodeReport(inventory=self._inventory())
+        call = self._stub.Register(self._outgoing(first))
+        beats: asyncio.Task[None] | None = None
+        try:
+            async for order in call:
+                self._last_order = time.monotonic()
+                kind = order.WhichOneof("order")
+                if kind == "welcome":
+                    log.info("joined the pool of the controller at %s", self._target)
+                    self._connected.set()
+                    if self._changed_since_inventory:
+                        self.report_inventory()
+                    seconds = max(1, order.welcome.heartbeat_seconds)
+                    beats = beats or asyncio.create_task(self._beat(seconds, call))
+                elif kind == "assignment":
+                    assignment = order.assignment
+                    error = self._side.take_assignment(assignment)
+                    self.report(
+                        rpc.NodeReport(
+                            assignment_taken=rpc.AssignmentTaken(
+                                session_id=assignment.session_id, error=error
+                            )
+                        )
+                    )
+                elif kind == "end_grant":
+                    self._side.end_grant(order.end_grant.grant_id, order.end_grant.reason)
+                elif kind == "read_log":
+                    self._read_log(order.read_log)
+        finally:
+            if beats:
+                beats.cancel()
+            call.cancel()
+
+    async def _outgoing(self, first: rpc.NodeReport) -> AsyncIterator[rpc.NodeReport]:
+        yield first
+        while True:
+            yield await self._reports.get()
+
+    async def _beat(self, seconds: int, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
+        beat = 0
+        while True:
+            await asyncio.sleep(seconds)
+            beat += 1
+            self._reports.put_nowait(rpc.NodeReport(heartbeat=rpc.Heartbeat(beat=beat)))
+            if time.monotonic() - self._last_order > SILENT_BEATS * seconds:
+                log.warning("the controller is silent; connecting anew")
+                call.cancel()
+                return
+
+    def _inventory(self) -> rpc.Inventory:
+        self._changed_since_inventory = False
+        inventory = self._side.inventory()
+        inventory.pending_requests.extend(self._pending)
+        return inventory
+
+    def _read_log(self, order: rpc.ReadLog) -> None:
+        answer = rpc.LogText(call=order.call)
+        try:
+            answer.text = self._side.read_log(order.session_id, order.tail_bytes)
+        except OSError as error:
+            answer.error = str(error)
+        self.report(rpc.NodeReport(log_text=answer))
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _complain(self, detail: str) -> None:
+        now = time.monotonic()
+        if now - self._last_complaint >= COMPLAIN_EVERY_SECONDS:
+            self._last_complaint = now
+            log.warning(
+                "the controller at %s does not answer (%s); trying for ever", self._target, detail
+            )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who is at the other end of a Unix socket, as the kernel says, and a pidfd to learn of its death.
+
+Called by server.unix_door and, after a restart, by server.adoption. A pidfd names one process for
+ever, so a pid that was reused is never mistaken for the client that asked.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+SO_PEERPIDFD = 77  # Linux 6.5; Python's socket module does not name it yet
+
+
+class PeerGone(Exception):
+    """The peer ended before it could be held on to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process; whoever holds the value closes pidfd. start_time is in clock ticks since boot."""
+
+    pid: int
+    uid: int
+    gid: int
+    start_time: int
+    pidfd: int
+
+
+def start_time_of(pid: int) -> int:
+    """Field 22 of /proc/<pid>/stat; raises PeerGone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        # the program's name may hold spaces and brackets; what follows its last bracket is fixed
+        return int(stat[stat.rindex(b")") + 2 :].split()[19])
+    except (OSError, ValueError, IndexError) as error:
+        raise PeerGone(f"process {pid} is gone") from error
+
+
+def peer_of(connected: socket.socket) -> Peer:
+    """Returns the process that connected; raises PeerGone."""
+    size = struct.calcsize("3i")
+    pid, uid, gid = struct.unpack(
+        "3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    if pid <= 0:
+        raise PeerGone("the peer is in a pid namespace that this host does not see")
+    try:
+        pidfd = connected.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        pass  # an older kernel: open it by pid and make sure that it is still the same process
+    else:
+        try:
+            started = start_time_of(pid)
+            signal.pidfd_send_signal(pidfd, 0)
+        except (PeerGone, ProcessLookupError):
+            os.close(pidfd)
+            raise PeerGone(f"process {pid} is gone") from None
+        except PermissionError:
+            pass  # it lives, and belongs to somebody else
+        return Peer(pid, uid, gid, started, pidfd)
+    started = start_time_of(pid)
+    pidfd = open_process(pid, started)
+    try:
+        if not connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            raise PeerGone(f"process {pid} closed its connection")
+    except BlockingIOError:
+        pass
+    except PeerGone:
+        os.close(pidfd)
+        raise
+    return Peer(pid, uid, gid, started, pidfd)
+
+
+def open_process(pid: int, start_time: int) -> int:
+    """Returns a pidfd of the process that has this pid and start time; raises PeerGone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError as error:
+        raise PeerGone(f"process {pid} is gone") from error
+    try:
+        found = start_time_of(pid)
+    except PeerGone:
+        os.close(pidfd)
+        raise
+    if found != start_time:
+        os.close(pidfd)
+        raise PeerGone(f"process {pid} is another one now")
+    return pidfd

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guests' regions: who they belong to, what their slots run, and when that ends.
+
+Implements hypervisor.ports.RegionKeeper for the hypervisor part, and serves what the doorbell
+reports. Identity comes from the host alone: a request that came through a region is its domain's,
+bounded by what the domain's metadata grants. It promises that a slot becomes free only after its
+worker has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from sluice.hypervisor.ports import RegionOwner
+from sluice.hypervisor.request import VgpuRequest
+from sluice.server.doorbell import Doorbell, DoorbellError
+from sluice.server.open_session import (
+    OpenSession,
+    RefusalError,
+    Status,
+    parse_open_session,
+)
+from sluice.server.packets import Message
+from sluice.server.session_desk import SessionDesk
+from sluice.server.sessions import Asker, Session
+
+log = logging.getLogger("sluice.server")
+
+
+@dataclass(slots=True)
+class Region:
+    """One domain's region. `paused` suspends every judgement by silence."""
+
+    id: str
+    path: Path
+    owner: RegionOwner
+    request: VgpuRequest
+    paused: bool = False
+    watched: bool = False
+    opening: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+
+class Regions:
+    """Every region of this host."""
+
+    def __init__(self, desk: SessionDesk, silent_seconds: float) -> None:
+        self._desk = desk
+        self._silent_seconds = silent_seconds
+        self._regions: dict[str, Region] = {}
+        self._doorbell: Doorbell | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        desk.on_end.append(self._session_ended)
+
+    def use_doorbell(self, doorbell: Doorbell) -> None:
+        """Names the doorbell that watches the regions."""
+        self._doorbell = doorbell
+
+    # what the hypervisor part tells
+
+    async def add_region(
+        self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
+    ) -> None:
+        """Formats (if blank) and watches the region; called again when name or request changed."""
+        region = self._regions.get(region_id)
+        if region is None:
+            region = Region(region_id, path, owner, request)
+            self._regions[region_id] = region
+            log.info("region %s of domain %s joins", path, owner.name)
+        else:
+            if (region.path, region.request.slots) != (path, request.slots):
+                region.watched = False
+            region.path, region.owner, region.request = path, owner, request
+        if not region.watched:
+            await self._watch(region)
+
+    async def remove_region(self, region_id: str, reason: str) -> None:
+        """Ends every session of the region and stops watching it."""
+        region = self._regions.pop(region_id, None)
+        if region is None:
+            return
+        await self._end_all(region, reason)
+        if self._doorbell:
+            self._doorbell.tell(Message("forget", {"id": region_id}))
+        log.info("region %s of domain %s leaves: %s", region.path, region.owner.name, reason)
+
+    async def domain_paused(self, region_id: str) -> None:
+        """Silence is no sign of death until the guest is resumed."""
+        if region := self._regions.get(region_id):
+            region.paused = True
+
+    async def domain_resumed(self, region_id: str) -> None:
+        """The guest runs again."""
+        if region := self._regions.get(region_id):
+            region.paused = False
+
+    async def domain_stopped(self, region_id: str, reason: str) -> None:
+        """Every process of the guest is gone: its sessions end, its slots become free."""
+        if region := self._regions.get(region_id):
+            await self._end_all(region, reason)
+
+    # what the doorbell tells
+
+    def doorbell_connected(self) -> None:
+        """A new doorbell, or a new connection: it is told of every region again."""
+        for region in self._regions.values():
+            region.watched = False
+            self._in_background(self._watch(region))
+
+    def doorbell_said(self, message: Message) -> None:
+        """Serves `open`, `closed` and `silent`."""
+        region = self._regions.get(message.get("id"))
+        if region is None:
+            log.debug("the doorbell spoke of region %s, which nobody owns", message.get("id"))
+            return
+        slot = message.number("slot", -1)
+        if not 0 <= slot < region.request.slots:
+            log.warning("the doorbell spoke of slot %d of region %s", slot, region.id)
+        elif message.verb == "open":
+            self._open(region, slot, message.get("request"))
+        elif message.verb == "closed":
+            self._close(region, slot, message.get("reason") or "the client closed its slot")
+        elif message.verb == "silent" and not region.paused:
+            seconds = message.number("seconds")
+            if seconds >= self._silent_seconds:
+                self._close(region, slot, f"the guest was silent for {seconds} s")
+
+    # within
+
+    def _session_of(self, region_id: str, slot: int) -> Session | None:
+        for session in self._desk.sessions.values():
+            if session.asker.region_id == region_id and session.asker.slot == slot:
+                return session
+        return None
+
+    def _open(self, region: Region, slot: int, request: str) -> None:
+        if slot in region.opening:
+            return  # the doorbell repeats what has no answer yet
+        if older := self._session_of(region.id, slot):
+            # the slot was claimed again, so its former client is gone; the worker still holds it
+            self._desk.end(older, "its slot was claimed by another client")
+        task = asyncio.create_task(self._open_slot(region, slot, request))
+        region.opening[slot] = task
+        task.add_done_callback(lambda _: region.opening.pop(slot, None))
+
+    async def _open_slot(self, region: Region, slot: int, request: str) -> None:
+        while older := self._session_of(region.id, slot):
+            await older.gone.wait()
+
+        def tell(line: str) -> None:
+            self._tell(region, "wait", slot, message=line)
+
+        try:
+            wish = self._bounded(region, parse_open_session(_bytes(request)))
+            asker = Asker(
+                channel="ivshmem",
+                host=region.owner.name,
+                program=wish.program,
+                region_id=region.id,
+                slot=slot,
+                domain_uuid=region.owner.uuid,
+                domain_name=region.owner.name,
+            )
+            try:
+                descriptor = os.open(region.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError as error:
+                raise RefusalError(
+                    Status.OPERATING_SYSTEM,
+                    f"the region of domain {region.owner.name} cannot be opened: {error}; attach "
+                    "it again with `sluice vm attach`",
+                ) from error
+            try:
+                fields = {
+                    "slot": str(slot),
+                    "slots": str(region.request.slots),
+                    "region_bytes": str(os.fstat(descriptor).st_size),
+                    "region": region.id,
+                }
+                await self._desk.open(wish, asker, fields, descriptor, tell)
+            finally:
+                os.close(descriptor)
+        except RefusalError as refusal:
+            log.warning(
+                "refused slot %d of domain %s: %s", slot, region.owner.name, refusal.message
+            )
+            self._tell(region, "refuse", slot, status=refusal.status, message=refusal.message)
+        except asyncio.CancelledError:
+            self._tell(region, "release", slot)
+            raise
+
+    def _bounded(self, region: Region, wish: OpenSession) -> OpenSession:
+        """The request with the domain's figures as defaults; raises RefusalError above them."""
+        bound = region.request
+        asked = (
+            ("vGPUs", "SLUICE_VGPU", wish.vgpu_count, bound.count),
+            ("MiB", "SLUICE_GMEM", wish.gmem_mib, bound.memory_mib),
+            ("% of a GPU", "SLUICE_RATIO", wish.ratio_percent, bound.compute),
+        )
+        for unit, variable, wanted, most in asked:
+            if wanted > most:
+                raise RefusalError(
+                    Status.INVALID_VALUE,
+                    f"wanted {wanted} {unit}; domain {region.owner.name} was given {most}: set "
+                    f"{variable} to at most {most}, or raise it with `sluice vm attach`",
+                )
+        return replace(
+            wish,
+            vgpu_count=wish.vgpu_count or bound.count,
+            gmem_mib=wish.gmem_mib or bound.memory_mib,
+            ratio_percent=wish.ratio_percent or bound.compute,
+            priority=min(wish.priority, bound.priority) if wish.priority else bound.priority,
+        )
+
+    def _close(self, region: Region, slot: int, reason: str) -> None:
+        if task := region.opening.get(slot):
+            task.cancel()
+        if session := self._session_of(region.id, slot):
+            self._desk.end(session, reason)
+        elif slot not in region.opening:
+            self._tell(region, "release", slot)
+
+    def _session_ended(self, session: Session, reason: str) -> None:
+        region = self._regions.get(session.asker.region_id)
+        if region:
+            self._tell(region, "release", session.asker.slot)
+
+    async def _end_all(self, region: Region, reason: str) -> None:
+        for task in list(region.opening.values()):
+            task.cancel()
+        ending = [s for s in self._desk.sessions.values() if s.asker.region_id == region.id]
+        for session in ending:
+            self._desk.end(session, reason)
+        for session in ending:
+            await session.gone.wait()
+
+    async def _watch(self, region: Region) -> None:
+        if self._doorbell is None or not self._doorbell.is_connected:
+            return  # it is told of every region when it connects
+        fields = {
+            "id": region.id,
+            "path": str(region.path),
+            "slots": str(region.request.slots),
+            "region_bytes": str(region.request.region_bytes),
+        }
+        try:
+            await self._doorbell.ask(Message("watch", fields), "watching")
+            region.watched = True
+        except DoorbellError as error:
+            # told again when the doorbell connects, and at the hypervisor part's next look
+            log.error("region %s is not watched: %s", region.path, error)
+
+    def _tell(self, region: Region, verb: str, slot: int, **fields: object) -> None:
+        if self._doorbell:
+            values = {key: str(value) for key, value in fields.items()}
+            self._doorbell.tell(Message(verb, {"id": region.id, "slot": str(slot), **values}))
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""

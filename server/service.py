@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running server: every part of it, started and stopped in one readable order.
+
+Called by server.__main__ and by tests. Order of start: driver, adoption of what still runs, the line
+to the controller, GPUs and warm workers, doors. On stop the doors close and sessions go on: their
+workers outlive the server, and the next one adopts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Coroutine
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from sluice.config.native_files import NativeFileMissing
+from sluice.config.server import ServerConfig
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.adoption import adopt_workers
+from sluice.server.controller_link import ControllerLink
+from sluice.server.doorbell import Doorbell
+from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
+from sluice.server.regions import Regions
+from sluice.server.session_desk import SessionDesk
+from sluice.server.session_logs import read_session_log
+from sluice.server.tcp_door import TcpDoor
+from sluice.server.unix_door import UnixDoor
+from sluice.server.warm_workers import WarmWorkers
+from sluice.server.worker import WorkerError
+from sluice.server.worker_process import WorkerFiles, WorkerStarter
+
+log = logging.getLogger("sluice.server")
+
+DISCOVERY_RETRY_SECONDS = 10.0
+SIOCGIFADDR = 0x8915
+
+
+class StartError(Exception):
+    """The server cannot start; the message says why and what to do."""
+
+
+class Server:
+    """One sluice-server; it is also the ServerSide of its ControllerLink."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._lock = -1
+        self.gpus: list[LocalGpu] = []
+
+    async def start(self) -> None:
+        """Starts everything; raises StartError."""
+        section, log_dir = self._config.server, self._config.log.log_dir
+        self._take_run_dir(section.run_dir)
+        if section.enable_rdma:
+            log.warning("[server] enable_rdma = true: RDMA is not there yet and is not used")
+        driver = self._driver()
+        starter = WorkerStarter(self._config, WorkerFiles(section.run_dir))
+        self._workers = WarmWorkers(
+            starter,
+            driver,
+            log_dir,
+            per_gpu=section.prestart_workers,
+            start_seconds=section.worker_start_seconds,
+        )
+        controller = self._config.controller
+        self.controller = ControllerLink(controller.grpc_target, self, controller.wait_seconds)
+        self.desk = SessionDesk(section.node_name, self.controller, self._workers, starter, log_dir)
+        self.regions = Regions(self.desk, section.silent_seconds)
+        await adopt_workers(starter, self._workers, self.desk)
+
+        address = _data_address(section.bind_addr, section.bind_net)
+        self.tcp_door = TcpDoor(address, section.listen_port, self.desk, self.controller)
+        self._advertised = section.advertise_addr or address
+        try:
+            self.tcp_door.open()
+        except OSError as error:
+            raise StartError(
+                f"the data port {address}:{section.listen_port} cannot be opened "
+                f"({error.strerror}); set [server] bind_addr and listen_port"
+            ) from None
+        await self._find_gpus(driver)
+        self._run(self.controller.run())
+        self.unix_door = UnixDoor(
+            self._config.client_socket, self.desk, section.arena_mib, socket.gethostname()
+        )
+        if section.enable_shm:
+            try:
+                self.unix_door.open()
+            except OSError as error:
+                raise StartError(
+                    f"{self._config.client_socket} cannot be opened ({error.strerror}); set "
+                    "[server] socket_path or run_dir to a place that the server may write"
+                ) from None
+        if section.enable_kvm:
+            self._serve_guests(starter, log_dir)
+
+    async def stop(self) -> None:
+        """Closes the doors; sessions go on without this server."""
+        await self.unix_door.close()
+        await self.tcp_door.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._workers.stop()
+        self.desk.let_go()
+        await self.controller.close()
+        os.close(self._lock)
+        log.info("stopped; %d session(s) go on", len(self.desk.sessions))
+
+    # what the controller may ask (ServerSide)
+
+    def inventory(self) -> rpc.Inventory:
+        """Everything that is here and runs here, now."""
+        sessions = [session.report() for session in self.desk.sessions.values()]
+        return rpc.Inventory(
+            node=self._config.server.node_name,
+            data_address=self._advertised,
+            data_port=self.tcp_door.port,
+            version=_own_version(),
+            vgpu_count=self._config.server.vgpu_count,
+            gpus=[
+                rpc.Gpu(
+                    uuid=gpu.uuid,
+                    model=gpu.name,
+                    memory_mib=gpu.memory_mib,
+                    software=gpu.software,
+                    context_overhead_mib=gpu.context_overhead_mib,
+                    reserved_mib=gpu.reserved_mib,
+                )
+                for gpu in self.gpus
+            ],
+            sessions=sessions + self.tcp_door.expected_reports(),
+        )
+
+    def take_assignment(self, assignment: rpc.Assignment) -> str:
+        """Expects a TCP client; returns "" or why not."""
+        known = {gpu.uuid for gpu in self.gpus}
+        missing = [v.gpu_uuid for v in assignment.vgpus if v.gpu_uuid not in known]
+        if missing:
+            return f"it has no GPU {', '.join(missing)}"
+        self.tcp_door.expect(assignment)
+        return ""
+
+    def end_grant(self, grant_id: str, reason: str) -> None:
+        """Ends what runs for a grant."""
+        running = self.desk.end_grant(grant_id, reason)
+        if not running and not self.tcp_door.forget_grant(grant_id, reason):
+            # nothing of it is here: the books only need to hear that
+            self.controller.report(
+                rpc.NodeReport(session_ended=rpc.SessionEnded(grant_id=grant_id, reason=reason))
+            )
+
+    def read_log(self, session_id: str, tail_bytes: int) -> str:
+        """The end of a session's log."""
+        return read_session_log(self._config.log.log_dir, session_id, tail_bytes)
+
+    # within
+
+    def _take_run_dir(self, run_dir: Path) -> None:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(run_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartError(
+                f"another sluice-server runs in {run_dir}; stop it, or set [server] run_dir"
+            ) from None
+        except OSError as error:
+            raise StartError(
+                f"{run_dir} cannot be used ({error.strerror}); set [server] run_dir to a folder "
+                "that the server may write"
+            ) from None
+
+    def _driver(self) -> Driver:
+        try:
+            return find_driver(self._config.server.driver)
+        except (NativeFileMissing, FileNotFoundError) as error:
+            raise StartError(str(error)) from None
+
+    async def _find_gpus(self, driver: Driver) -> None:
+        try:
+            await self._look_at_gpus(driver)
+        except WorkerError as error:
+            log.error("no GPU of this host is in the pool: %s", error)
+            self._run(self._keep_looking(driver))
+
+    async def _keep_looking(self, driver: Driver) -> None:
+        while True:
+            await asyncio.sleep(DISCOVERY_RETRY_SECONDS)
+            try:
+                await self._look_at_gpus(driver)
+            except WorkerError as error:
+                log.debug("still no GPU: %s", error)
+            else:
+                self.controller.report_inventory()
+                return
+
+    async def _look_at_gpus(self, driver: Driver) -> None:
+        section = self._config.server
+        wanted = {uuid.strip() for uuid in section.visible_devices.split(",") if uuid.strip()}
+        devices = [d for d in await self._workers.see_devices() if not wanted or d.uuid in wanted]
+        self.gpus = describe_gpus(
+            devices, driver, section.prestart_workers, section.context_overhead_mib
+        )
+        for gpu in self.gpus:
+            log.info("GPU %s: %s, %d MiB", gpu.uuid, gpu.name, gpu.memory_mib)
+        self._workers.serve([gpu.uuid for gpu in self.gpus])
+
+    def _serve_guests(self, starter: WorkerStarter, log_dir: Path) -> None:
+        try:
+            from sluice.hypervisor.region_file import RegionFiles
+            from sluice.hypervisor.service import HypervisorService, libvirt_identity
+        except ImportError as error:
+            log.warning(
+                "guests are not served: %s; install the extra `sluice-gpu[libvirt]`, or set "
+                "[server] enable_kvm = false",
+                error,
+            )
+            return
+        section = self._config.server
+        doorbell = Doorbell(
+            starter,
+            section.run_dir,
+            log_dir,
+            self.regions.doorbell_said,
+            self.regions.doorbell_connected,
+        )
+        self.regions.use_doorbell(doorbell)
+        files = RegionFiles(
+            libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
+        )
+        hypervisor = HypervisorService(self.regions, uri=section.libvirt_uri, files=files)
+        self._run(doorbell.run())
+        self._run(hypervisor.run())
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("a part of the server ended with an error", exc_info=error)
+
+
+def _own_version() -> str:
+    try:
+        return version("sluice-gpu")
+    except PackageNotFoundError:
+        return "checkout"
+
+
+def _data_address(bind_addr: str, bind_net: str | None) -> str:
+    if bind_net is None:
+        return bind_addr
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = bind_net.encode()[:15].ljust(40, b"\0")
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(any_socket, SIOCGIFADDR, request)[20:24])
+        except OSError as error:
+            raise StartError(
+                f"[server] bind_net = {bind_net} has no IPv4 address ({error.strerror}); name "
+                "another interface, or set bind_addr"
+            ) from None

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opens sessions and ends them: grant, worker and channel on the way in, all of it back at the end.
+
+Called by the doors (unix_door, tcp_door, regions), by adoption and by the controller's orders. It
+owns every session of this server. It promises that a session's end, however it came, leaves no
+process, no descriptor, no cgroup and no grant, within seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller_link import ControllerLink, GrantedVgpu
+from sluice.server.open_session import OpenSession, RefusalError, Status
+from sluice.server.packets import Message
+from sluice.server.session_logs import SessionLog
+from sluice.server.sessions import Asker, Session, close_descriptor, grant_request
+from sluice.server.warm_workers import WarmWorkers
+from sluice.server.worker import WorkerError
+from sluice.server.worker_process import WorkerStarter
+
+log = logging.getLogger("sluice.server")
+
+
+class SessionDesk:
+    """Every session of this server."""
+
+    def __init__(
+        self,
+        node: str,
+        controller: ControllerLink,
+        workers: WarmWorkers,
+        starter: WorkerStarter,
+        log_dir: Path,
+    ) -> None:
+        self._node = node
+        self._controller = controller
+        self._workers = workers
+        self._starter = starter
+        self._log_dir = log_dir
+        self.sessions: dict[str, Session] = {}
+        self.on_end: list[Callable[[Session, str], None]] = []
+
+    async def open(
+        self,
+        wish: OpenSession,
+        asker: Asker,
+        channel_fields: dict[str, str],
+        descriptor: int,
+        tell: Callable[[str], None],
+    ) -> Session:
+        """Gets a grant from the controller and opens the session; raises RefusalError.
+
+        Descriptors stay the caller's: the session keeps copies. Cancelling it, as a door does when
+        its client is gone, takes everything back.
+        """
+        request = grant_request(self._node, wish, asker)
+        log.info("open: %s asks for %s", asker.describe(), _wanted(wish))
+        try:
+            async with self._controller.grant(request, tell) as grant:
+                return await self.attach(
+                    wish,
+                    asker,
+                    channel_fields,
+                    descriptor,
+                    ids=(grant.session_id, grant.grant_id, grant.request_id),
+                    vgpus=grant.vgpus,
+                )
+        except RefusalError as refusal:
+            log.warning(
+                "refused: %s: %s (status %d)", asker.describe(), refusal.message, refusal.status
+            )
+            raise
+
+    async def attach(
+        self,
+        wish: OpenSession,
+        asker: Asker,
+        channel_fields: dict[str, str],
+        descriptor: int,
+        *,
+        ids: tuple[str, str, str],
+        vgpus: tuple[GrantedVgpu, ...],
+    ) -> Session:
+        """Gives a granted session its worker; raises RefusalError, the grant is the caller's."""
+        session_id, grant_id, request_id = ids
+        if asker.pidfd >= 0:
+            asker = replace(asker, pidfd=os.dup(asker.pidfd))
+        try:
+            worker = await self._workers.take([v.gpu_uuid for v in vgpus])
+        except BaseException as error:
+            close_descriptor(asker.pidfd)
+            if not isinstance(error, WorkerError):
+                raise
+            raise RefusalError(Status.OPERATING_SYSTEM, f"session {session_id}: {error}") from error
+        session = Session(
+            id=session_id,
+            grant_id=grant_id,
+            request_id=request_id,
+            vgpus=vgpus,
+            priority=wish.priority,
+            asker=asker,
+            worker=worker,
+            log=SessionLog.take_over(self._log_dir, worker.record.log, session_id, grant_id),
+        )
+        worker.record.log = str(session.log.path)
+        worker.record.session = session.to_record()
+        self._starter.files.write(worker.record)
+        self._follow(session)
+        region = "socket" if asker.channel == "tcp" else "region"
+        descriptors = [(region, descriptor)]
+        if asker.pidfd >= 0:
+            descriptors.append(("client_pidfd", asker.pidfd))
+        fields = {
+            "id": session_id,
+            "grant": grant_id,
+            "channel": asker.channel,
+            "vgpus": str(len(vgpus)),
+            "request": wish.raw.hex(),
+            **channel_fields,
+        }
+        for index, vgpu in enumerate(vgpus):
+            fields[f"vgpu.{index}.device"] = vgpu.gpu_uuid
+            fields[f"vgpu.{index}.memory_mib"] = str(vgpu.memory_mib)
+            fields[f"vgpu.{index}.compute_percent"] = str(vgpu.compute_percent)
+        try:
+            await worker.start_session(fields, descriptors)
+        except WorkerError as error:
+            session.log.write(f"did not start: {error}", logging.ERROR)
+            worker.end("the session did not start", grace=0)
+            raise RefusalError(
+                Status.OPERATING_SYSTEM, f"session {session_id} did not start: {error}"
+            ) from error
+        except asyncio.CancelledError:
+            worker.end("the client went away", grace=0)
+            raise
+        session.opening = False
+        self._controller.report(rpc.NodeReport(session_started=session.report()))
+        session.log.write(
+            f"started: {asker.describe()} over {asker.channel}, worker {worker.id} pid "
+            f"{worker.record.pid}, "
+            + ", ".join(f"{v.gpu_uuid} {v.memory_mib} MiB {v.compute_percent} %" for v in vgpus)
+        )
+        return session
+
+    def adopt(self, session: Session) -> None:
+        """Takes over a session that an earlier server opened and whose worker still runs."""
+        self._follow(session)
+        session.log.write(f"adopted: {session.asker.describe()}, worker {session.worker.id}")
+        if session.asker.channel == "shm" and session.asker.pidfd < 0:
+            self.end(session, "the client ended while no server ran")
+
+    def end(self, session: Session, reason: str) -> None:
+        """Ends a session; its client gets a sticky CUDA error."""
+        session.log.write(f"ending: {reason}")
+        session.worker.end(reason)
+
+    def end_grant(self, grant_id: str, reason: str) -> bool:
+        """Ends every session of a grant; False if there is none."""
+        sessions = [s for s in self.sessions.values() if s.grant_id == grant_id]
+        for session in sessions:
+            self.end(session, reason)
+        return bool(sessions)
+
+    def of_process(self, pid: int, start_time: int) -> list[Session]:
+        """The sessions of one client process."""
+        return [
+            s
+            for s in self.sessions.values()
+            if s.asker.pid == pid and s.asker.start_time == start_time and s.asker.pidfd >= 0
+        ]
+
+    def let_go(self) -> None:
+        """The server stops: sessions go on without it."""
+        for session in self.sessions.values():
+            self._unwatch_client(session)
+            session.worker.let_go()
+
+    def _follow(self, session: Session) -> None:
+        self.sessions[session.id] = session
+        session.worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
+        session.worker.on_exit = lambda _, reason: self._ended(session, reason)
+        if session.asker.pidfd >= 0:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(session.asker.pidfd, self._client_ended, session)
+
+    def _client_ended(self, session: Session) -> None:
+        asyncio.get_running_loop().remove_reader(session.asker.pidfd)
+        # the worker sees the same pidfd and ends by itself; this is for one that cannot
+        session.worker.end("the client ended")
+
+    def _worker_says_ended(self, session: Session, message: Message) -> None:
+        figures = " ".join(
+            f"{key}={value}" for key, value in message.fields.items() if key != "reason"
+        )
+        session.log.write(f"the worker ends: {message.get('reason')} {figures}".rstrip())
+
+    def _ended(self, session: Session, reason: str) -> None:
+        self.sessions.pop(session.id, None)
+        self._unwatch_client(session)
+        close_descriptor(session.asker.pidfd)
+        session.asker.pidfd = -1
+        if self._starter.cgroups:
+            self._starter.cgroups.remove(session.worker.id)
+        session.log.write(f"ended: {reason}")
+        self._controller.report(
+            rpc.NodeReport(
+                session_ended=rpc.SessionEnded(
+                    session_id=session.id, grant_id=session.grant_id, reason=reason
+                )
+            )
+        )
+        session.gone.set()
+        for told in self.on_end:
+            told(session, reason)
+
+    def _unwatch_client(self, session: Session) -> None:
+        if session.asker.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(session.asker.pidfd)
+
+
+def _wanted(wish: OpenSession) -> str:
+    memory = f"{wish.gmem_mib} MiB" if wish.gmem_mib else "default memory"
+    compute = f"{wish.ratio_percent} %" if wish.ratio_percent else "default compute"
+    return f"{wish.vgpu_count or 1} vGPU of {memory} and {compute}"

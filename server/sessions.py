@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session is: records that session_desk keeps and that survive a restart of the server.
+
+Used by session_desk, regions, adoption and the doors. Plain data; what of it must survive is what
+to_record() writes beside the worker's socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller_link import GrantedVgpu
+from sluice.server.open_session import OpenSession
+from sluice.server.peers import PeerGone, open_process
+from sluice.server.session_logs import SessionLog
+from sluice.server.worker import Worker
+
+
+@dataclass(slots=True)
+class Asker:
+    """Who asks for a session, as the host knows it.
+
+    `descriptor` is what the channel runs over: the memfd, the region or the TCP socket. It and
+    `pidfd` are owned by whoever holds the Asker.
+    """
+
+    channel: str
+    host: str
+    program: str
+    pid: int = 0
+    uid: int = 0
+    start_time: int = 0
+    pidfd: int = -1
+    region_id: str = ""
+    slot: int = 0
+    domain_uuid: str = ""
+    domain_name: str = ""
+
+    def describe(self) -> str:
+        """In words, for logs."""
+        if self.channel == "ivshmem":
+            return f"{self.program or 'a program'} in domain {self.domain_name} slot {self.slot}"
+        if self.channel == "tcp":
+            return f"{self.program or 'a program'} at {self.host}"
+        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}"
+
+
+@dataclass(slots=True)
+class Session:
+    """A session that runs, or is about to."""
+
+    id: str
+    grant_id: str
+    request_id: str
+    vgpus: tuple[GrantedVgpu, ...]
+    priority: int
+    asker: Asker
+    worker: Worker
+    log: SessionLog
+    started: float = field(default_factory=time.time)
+    opening: bool = True
+    replaced: bool = False  # its process has closed the connection it opened the session on
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def report(self) -> rpc.SessionReport:
+        """As the controller is told."""
+        asker = self.asker
+        return rpc.SessionReport(
+            session_id=self.id,
+            grant_id=self.grant_id,
+            request_id=self.request_id,
+            vgpus=[
+                rpc.Vgpu(
+                    gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent
+                )
+                for v in self.vgpus
+            ],
+            channel=asker.channel,
+            host=asker.host,
+            program=asker.program,
+            client_pid=asker.pid,
+            client_uid=asker.uid,
+            domain_uuid=asker.domain_uuid,
+            domain_name=asker.domain_name,
+            started=self.started,
+            priority=self.priority,
+            opening=self.opening,
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """What a later server needs to adopt it."""
+        asker = self.asker
+        return {
+            "id": self.id,
+            "grant_id": self.grant_id,
+            "request_id": self.request_id,
+            "vgpus": [[v.gpu_uuid, v.memory_mib, v.compute_percent] for v in self.vgpus],
+            "priority": self.priority,
+            "started": self.started,
+            "asker": {
+                "channel": asker.channel,
+                "host": asker.host,
+                "program": asker.program,
+                "pid": asker.pid,
+                "uid": asker.uid,
+                "start_time": asker.start_time,
+                "region_id": asker.region_id,
+                "slot": asker.slot,
+                "domain_uuid": asker.domain_uuid,
+                "domain_name": asker.domain_name,
+            },
+        }
+
+
+def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog) -> Session:
+    """Rebuilds a session of an earlier server; its client's pidfd is -1 if the client is gone."""
+    asker = Asker(**record["asker"])
+    if asker.pid and asker.channel == "shm":
+        try:
+            asker.pidfd = open_process(asker.pid, asker.start_time)
+        except PeerGone:
+            asker.pidfd = -1
+    return Session(
+        id=record["id"],
+        grant_id=record["grant_id"],
+        request_id=record["request_id"],
+        vgpus=tuple(GrantedVgpu(*vgpu) for vgpu in record["vgpus"]),
+        priority=record["priority"],
+        asker=asker,
+        worker=worker,
+        log=log,
+        started=record["started"],
+        opening=False,
+    )
+
+
+def grant_request(node: str, wish: OpenSession, asker: Asker) -> rpc.GrantRequest:
+    """What the controller is asked for a client of this host."""
+    return rpc.GrantRequest(
+        node=node,
+        vgpu_count=wish.vgpu_count or 1,
+        memory_mib=wish.gmem_mib,
+        compute_percent=wish.ratio_percent,
+        priority=wish.priority,
+        wait_seconds=wish.wait_seconds,
+        local_only=True,
+        channel=asker.channel,
+        host=asker.host,
+        program=asker.program,
+        client_pid=asker.pid,
+        client_uid=asker.uid,
+        domain_uuid=asker.domain_uuid,
+        domain_name=asker.domain_name,
+    )
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Closes a descriptor unless there is none."""
+    if descriptor >= 0:
+        os.close(descriptor)

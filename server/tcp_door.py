@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data port: clients elsewhere, let in by a one-time key that the controller issued.
+
+Started by server.service. The controller tells this server of each session and its key before it
+tells the client; a key is good once and for a minute. After OpenSession the connected socket goes
+to the worker, and nothing of the session's data passes here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import os
+import socket
+import time
+from dataclasses import dataclass, replace
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller_link import ControllerLink, GrantedVgpu
+from sluice.server.open_session import (
+    FRAME_BYTES,
+    BadOpen,
+    OpenSession,
+    RefusalError,
+    Status,
+    check_header,
+    pack_open_reply,
+    parse_open_session,
+)
+from sluice.server.session_desk import SessionDesk
+from sluice.server.sessions import Asker
+
+log = logging.getLogger("sluice.server")
+
+FIRST_FRAME_SECONDS = 10.0
+MOST_UNKNOWN_CONNECTIONS = 256
+
+
+@dataclass(slots=True)
+class Expected:
+    """A session whose client has not connected yet."""
+
+    assignment: rpc.Assignment
+    deadline: float
+
+    @property
+    def vgpus(self) -> tuple[GrantedVgpu, ...]:
+        """The granted slices."""
+        return tuple(
+            GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in self.assignment.vgpus
+        )
+
+    def report(self) -> rpc.SessionReport:
+        """As the controller is told when it asks what there is."""
+        assignment = self.assignment
+        return rpc.SessionReport(
+            session_id=assignment.session_id,
+            grant_id=assignment.grant_id,
+            vgpus=assignment.vgpus,
+            channel="tcp",
+            host=assignment.host,
+            program=assignment.program,
+            started=time.time(),
+            priority=assignment.priority,
+            opening=True,
+        )
+
+
+class TcpDoor:
+    """Listens on the data port."""
+
+    def __init__(
+        self, address: str, port: int, desk: SessionDesk, controller: ControllerLink
+    ) -> None:
+        self._address = address
+        self._port = port
+        self._desk = desk
+        self._controller = controller
+        self._expected: dict[str, Expected] = {}  # by session id; keys are compared, not looked up
+        self._attaching: dict[str, Expected] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+        self.port = port
+
+    def open(self) -> None:
+        """Begins to listen; raises OSError."""
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((self._address, self._port))
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            raise
+        self._listener = listener
+        self.port = listener.getsockname()[1]
+        asyncio.get_running_loop().add_reader(listener, self._accept)
+        log.info("data port: %s:%d", self._address, self.port)
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._listener is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        self._listener = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def expect(self, assignment: rpc.Assignment) -> None:
+        """A client will come with this key."""
+        deadline = time.monotonic() + assignment.key_seconds
+        expected = Expected(rpc.Assignment(), deadline)
+        expected.assignment.CopyFrom(assignment)
+        self._expected[assignment.session_id] = expected
+        asyncio.get_running_loop().call_later(
+            assignment.key_seconds, self._key_expired, assignment.session_id
+        )
+
+    def expected_reports(self) -> list[rpc.SessionReport]:
+        """Sessions that have a key and no client yet, for the inventory."""
+        waiting = {**self._expected, **self._attaching}
+        return [
+            expected.report()
+            for session_id, expected in waiting.items()
+            if session_id not in self._desk.sessions
+        ]
+
+    def forget_grant(self, grant_id: str, reason: str) -> bool:
+        """Withdraws the key of a grant; False if there is none."""
+        found = False
+        for session_id, expected in list(self._expected.items()):
+            if expected.assignment.grant_id == grant_id:
+                del self._expected[session_id]
+                self._report_ended(expected.assignment, reason)
+                found = True
+        return found
+
+    def _key_expired(self, session_id: str) -> None:
+        if expected := self._expected.pop(session_id, None):
+            log.info("session %s: no client came with its key in time", session_id)
+            self._report_ended(expected.assignment, "no client came with the key in time")
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(32):
+            try:
+                connected, peer = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.error("a connection to the data port cannot be accepted: %s", error)
+                return
+            if len(self._tasks) >= MOST_UNKNOWN_CONNECTIONS:
+                connected.close()
+                continue
+            connected.setblocking(False)
+            task = asyncio.create_task(self._serve(connected, str(peer[0])))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connected: socket.socket, host: str) -> None:
+        with connected:
+            try:
+                wish = await asyncio.wait_for(_read_open(connected), FIRST_FRAME_SECONDS)
+            except TimeoutError:
+                log.info("%s connected to the data port and sent no OpenSession", host)
+                return
+            except (OSError, EOFError) as error:
+                log.info("%s connected to the data port and left (%s)", host, error)
+                return
+            except BadOpen as refusal:
+                log.warning("refused %s on the data port: %s", host, refusal.message)
+                await _refuse(connected, refusal)
+                return
+            expected = self._use_key(wish.key)
+            if expected is None:
+                log.warning("refused %s on the data port: unknown, used or expired key", host)
+                await _refuse(
+                    connected,
+                    RefusalError(
+                        Status.NOT_PERMITTED,
+                        "the key is unknown, was used before or has expired; ask the controller "
+                        "for a new one (POST /v1/sessions)",
+                    ),
+                )
+                return
+            session_id = expected.assignment.session_id
+            self._attaching[session_id] = expected
+            try:
+                await self._attach(connected, host, wish, expected)
+            finally:
+                del self._attaching[session_id]
+
+    async def _attach(
+        self, connected: socket.socket, host: str, wish: OpenSession, expected: Expected
+    ) -> None:
+        assignment = expected.assignment
+        asker = Asker(
+            channel="tcp",
+            host=host,
+            program=wish.program or assignment.program,
+        )
+        # the worker gets a frame that no longer carries a secret
+        keyless = replace(wish, raw=wish.raw[:72] + bytes(64) + wish.raw[136:])
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
+        try:
+            await self._desk.attach(
+                keyless,
+                asker,
+                {"slot": "0"},
+                connected.fileno(),
+                ids=(assignment.session_id, assignment.grant_id, ""),
+                vgpus=expected.vgpus,
+            )
+        except RefusalError as refusal:
+            connected.setblocking(False)
+            await _refuse(connected, refusal)
+            self._report_ended(assignment, refusal.message)
+        except asyncio.CancelledError:
+            self._report_ended(assignment, "the server stopped")
+            raise
+
+    def _use_key(self, key: str) -> Expected | None:
+        # every key is compared, in constant time each
+        found = None
+        for session_id, expected in self._expected.items():
+            if hmac.compare_digest(expected.assignment.key.encode(), key.encode()):
+                found = session_id
+        if found is None or not key:
+            return None
+        expected = self._expected.pop(found)
+        return expected if time.monotonic() < expected.deadline else None
+
+    def _report_ended(self, assignment: rpc.Assignment, reason: str) -> None:
+        self._controller.report(
+            rpc.NodeReport(
+                session_ended=rpc.SessionEnded(
+                    session_id=assignment.session_id, grant_id=assignment.grant_id, reason=reason
+                )
+            )
+        )
+
+
+async def _read_open(connected: socket.socket) -> OpenSession:
+    # exactly one frame: what follows it belongs to the worker
+    header = await _read_exactly(connected, 16)
+    check_header(header)
+    return parse_open_session(header + await _read_exactly(connected, FRAME_BYTES - 16))
+
+
+async def _read_exactly(connected: socket.socket, count: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < count:
+        part = await loop.sock_recv(connected, count - len(data))
+        if not part:
+            raise EOFError(f"after {len(data)} of {count} bytes")
+        data += part
+    return data
+
+
+async def _refuse(connected: socket.socket, refusal: RefusalError) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        reply = pack_open_reply(refusal.status, 0, refusal.message)
+        await asyncio.wait_for(loop.sock_sendall(connected, reply), 1.0)
+        # bytes of the client that nobody read would turn the close into a reset, and the reply
+        # would be lost with it
+        connected.shutdown(socket.SHUT_WR)
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            if not await asyncio.wait_for(loop.sock_recv(connected, 1 << 16), 1.0):
+                return
+    except (OSError, TimeoutError) as error:
+        log.debug("a refused client did not read its reply: %s", os.strerror(error.errno or 0))

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door for processes of this host: a SOCK_SEQPACKET socket, credentials from the kernel.
+
+Started by server.service. One task serves one connection: it reads OpenSession, has the session
+opened, and passes the memfd to the client. Anything wrong is answered with an OpenReply. The
+client's death is learned from its pidfd, also while it still waits for a grant.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from pathlib import Path
+
+from sluice.server.open_session import (
+    BadOpen,
+    Channel,
+    OpenSession,
+    RefusalError,
+    Status,
+    pack_open_reply,
+    parse_open_session,
+)
+from sluice.server.packets import receive
+from sluice.server.peers import Peer, PeerGone, peer_of
+from sluice.server.session_desk import SessionDesk
+from sluice.server.sessions import Asker, Session
+
+log = logging.getLogger("sluice.server")
+
+FIRST_FRAME_SECONDS = 5.0
+MOST_CONNECTIONS = 4096
+#: The header page and a slot's control words, lanes, marks and largest ring (channel/slot.h).
+SLOT_OVERHEAD_MIB = 8
+
+
+class UnixDoor:
+    """Listens on one Unix socket."""
+
+    def __init__(self, path: Path, desk: SessionDesk, arena_mib: int, host: str) -> None:
+        self._path = path
+        self._desk = desk
+        self._region_bytes = (arena_mib + SLOT_OVERHEAD_MIB) << 20
+        self._arena_mib = arena_mib
+        self._host = host
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener: socket.socket | None = None
+
+    def open(self) -> None:
+        """Begins to listen; raises OSError. Any user of the host may connect."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            listener.bind(str(self._path))
+            self._path.chmod(0o666)
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            raise
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept)
+        log.info("local clients: %s", self._path)
+
+    async def close(self) -> None:
+        """Stops listening; clients that wait for a grant are sent away, sessions go on."""
+        if self._listener is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        self._listener = None
+        self._path.unlink(missing_ok=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(32):
+            try:
+                connected, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.error("a local client cannot be accepted: %s", error)
+                return
+            if len(self._tasks) >= MOST_CONNECTIONS:
+                connected.close()
+                continue
+            connected.setblocking(False)
+            task = asyncio.create_task(self._serve(connected))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, connected: socket.socket) -> None:
+        with connected:
+            try:
+                peer = peer_of(connected)
+            except PeerGone as error:
+                log.info("a local client was not served: %s", error)
+                return
+            try:
+                await self._serve_peer(connected, peer)
+            finally:
+                os.close(peer.pidfd)
+
+    async def _serve_peer(self, connected: socket.socket, peer: Peer) -> None:
+        try:
+            frame = await asyncio.wait_for(_receive(connected), FIRST_FRAME_SECONDS)
+            if not frame:
+                return
+            wish = parse_open_session(frame)
+            if wish.channel not in (Channel.AUTO, Channel.SHM):
+                raise BadOpen(
+                    Status.NOT_SUPPORTED,
+                    f"channel {wish.channel} was asked for on the Unix socket, which carries shm",
+                )
+        except TimeoutError:
+            log.info("pid %d connected and sent nothing", peer.pid)
+            return
+        except RefusalError as refusal:
+            log.warning("refused pid %d uid %d: %s", peer.pid, peer.uid, refusal.message)
+            _reply(connected, refusal.status, 0, refusal.message)
+            return
+        for older in self._desk.of_process(peer.pid, peer.start_time):
+            if older.replaced:
+                self._desk.end(older, "its process started another program")
+        session = await self._open(connected, peer, wish)
+        if session is None:
+            return
+        # nothing more is said on this connection; that it closes means only that the program that
+        # opened the session was replaced (exec) or that its last holder is gone
+        while await _receive(connected):
+            pass
+        session.replaced = True
+
+    async def _open(
+        self, connected: socket.socket, peer: Peer, wish: OpenSession
+    ) -> Session | None:
+        asker = Asker(
+            channel="shm",
+            host=self._host,
+            program=wish.program,
+            pid=peer.pid,
+            uid=peer.uid,
+            start_time=peer.start_time,
+            pidfd=peer.pidfd,
+        )
+        memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(memory, self._region_bytes)
+            fields = {
+                "slot": "0",
+                "slots": "1",
+                "region_bytes": str(self._region_bytes),
+                "arena_mib": str(self._arena_mib),
+            }
+
+            def tell(line: str) -> None:
+                _reply(connected, Status.NOT_READY, 0, line)
+
+            opening = asyncio.create_task(self._desk.open(wish, asker, fields, memory, tell))
+            try:
+                session = await _unless_gone(opening, peer.pidfd)
+            except PeerGone:
+                log.info("pid %d ended before its session was open", peer.pid)
+                return None
+            except RefusalError as refusal:
+                _reply(connected, refusal.status, 0, refusal.message)
+                return None
+            if not _reply(connected, 0, int(session.id, 16), "", memory):
+                self._desk.end(session, "the client cannot be answered")
+            return session
+        finally:
+            os.close(memory)
+
+
+async def _unless_gone(opening: asyncio.Task[Session], pidfd: int) -> Session:
+    """Waits for the session; cancels its opening when the process ends. Raises PeerGone."""
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+
+    def process_ended() -> None:
+        loop.remove_reader(watch)
+        gone.set_result(None)
+
+    watch = os.dup(pidfd)  # the session watches the same process with a descriptor of its own
+    loop.add_reader(watch, process_ended)
+    try:
+        await asyncio.wait([opening, gone], return_when=asyncio.FIRST_COMPLETED)
+        if opening.done():
+            return opening.result()
+        raise PeerGone("the process ended")
+    finally:
+        loop.remove_reader(watch)
+        os.close(watch)
+        if not opening.done():
+            opening.cancel()
+            await asyncio.wait([opening])
+
+
+async def _receive(connected: socket.socket) -> bytes:
+    """One packet, b"" at the end; descriptors that a client sends are closed unseen."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            packet, descriptors = receive(connected)
+        except BlockingIOError:
+            readable = loop.create_future()
+            loop.add_reader(connected, _wake, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(connected)
+            continue
+        except OSError:
+            return b""
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return packet
+
+
+def _wake(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
+
+
+def _reply(
+    connected: socket.socket, status: int, session_id: int, message: str, descriptor: int = -1
+) -> bool:
+    ancillary = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
+        if descriptor >= 0
+        else []
+    )
+    try:
+        connected.sendmsg(
+            [pack_open_reply(status, session_id, message)], ancillary, socket.MSG_NOSIGNAL
+        )
+    except OSError as error:
+        # a full socket buffer included: this client does not read
+        log.info("a local client cannot be answered: %s", error)
+        return False
+    return True

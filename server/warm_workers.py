@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that wait ready, one or more per GPU, so that a client need not wait for a driver.
+
+Used by session_desk (take) and service (start, stop). It owns every worker that has no session. A
+taken worker is replaced in the background, a little later, so that the new session has the CPU
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice.config.native_files import NativeFileMissing
+from sluice.server.gpus import Driver
+from sluice.server.worker import Worker, WorkerDevice, WorkerError
+from sluice.server.worker_process import WorkerStarter
+
+log = logging.getLogger("sluice.server")
+
+REFILL_DELAY_SECONDS = 0.5
+RETRY_SECONDS = 10.0
+
+
+class WarmWorkers:
+    """Ready workers by GPU UUID."""
+
+    def __init__(
+        self,
+        starter: WorkerStarter,
+        driver: Driver,
+        log_dir: Path,
+        *,
+        per_gpu: int,
+        start_seconds: float,
+    ) -> None:
+        self._starter = starter
+        self._driver = driver
+        self._log_dir = log_dir
+        self._per_gpu = per_gpu
+        self._start_seconds = start_seconds
+        self._warm: dict[str, list[Worker]] = {}
+        self._refills: dict[str, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    async def see_devices(self) -> list[WorkerDevice]:
+        """Starts a worker that sees every GPU, asks it what they are, and lets it end."""
+        worker = self._spawn([])
+        try:
+            await worker.wait_ready(self._start_seconds)
+            return worker.devices
+        finally:
+            worker.end("it was started to look at the GPUs")
+
+    def serve(self, gpus: Sequence[str]) -> None:
+        """Keeps workers warm for these GPUs from now on."""
+        for uuid in gpus:
+            self._warm.setdefault(uuid, [])
+            self._refill(uuid, 0)
+
+    def adopt(self, worker: Worker) -> bool:
+        """Takes in a worker of an earlier server that has no session; False if it is of no use."""
+        record = worker.record
+        if self._per_gpu == 0 or record.driver != self._driver.path or len(record.devices) != 1:
+            return False
+        warm = self._warm.setdefault(record.devices[0], [])
+        if len(warm) >= self._per_gpu:
+            return False
+        worker.on_exit = self._warm_one_ended
+        warm.append(worker)
+        return True
+
+    async def take(self, gpus: Sequence[str]) -> Worker:
+        """Returns a ready worker that sees exactly these GPUs; raises WorkerError.
+
+        The caller owns it from then on.
+        """
+        if len(gpus) == 1:
+            warm = self._warm.get(gpus[0], [])
+            ready = [w for w in warm if w.is_ready] or warm
+            if ready:
+                worker = ready[0]
+                warm.remove(worker)
+                worker.on_exit = None
+                self._refill(gpus[0], REFILL_DELAY_SECONDS)
+                try:
+                    await worker.wait_ready(self._start_seconds)
+                except (WorkerError, asyncio.CancelledError):
+                    worker.end("it was not ready in time")
+                    raise
+                return worker
+        worker = self._spawn(list(gpus))
+        try:
+            await worker.wait_ready(self._start_seconds)
+        except (WorkerError, asyncio.CancelledError):
+            worker.end("it was not ready in time")
+            raise
+        return worker
+
+    def stop(self) -> None:
+        """Ends the warm workers: without a session nothing is lost with them."""
+        self._stopping = True
+        for task in self._refills.values():
+            task.cancel()
+        for warm in self._warm.values():
+            for worker in warm:
+                worker.on_exit = None
+                worker.end("the server stops", grace=0)
+
+    def _spawn(self, gpus: list[str]) -> Worker:
+        worker_id = secrets.token_hex(6)
+        log_path = self._log_dir / "worker" / f"{worker_id}.log"
+        try:
+            record, pidfd = self._starter.start(worker_id, self._driver.path, gpus, log_path)
+        except (OSError, NativeFileMissing) as error:
+            raise WorkerError(f"no worker can be started: {error}") from error
+        worker = Worker(record, pidfd, self._starter.files)
+        worker.on_exit = self._unused_one_ended
+        try:
+            worker.connect()
+        except OSError as error:
+            worker.kill()
+            raise WorkerError(f"worker {worker_id} cannot be reached: {error}") from error
+        return worker
+
+    def _refill(self, uuid: str, delay: float) -> None:
+        if self._stopping or ((task := self._refills.get(uuid)) and not task.done()):
+            return
+        self._refills[uuid] = asyncio.create_task(self._fill(uuid, delay))
+
+    async def _fill(self, uuid: str, delay: float) -> None:
+        await asyncio.sleep(delay)
+        while len(self._warm[uuid]) < self._per_gpu:
+            try:
+                worker = self._spawn([uuid])
+                worker.on_exit = self._warm_one_ended
+                self._warm[uuid].append(worker)
+                await worker.wait_ready(self._start_seconds)
+            except WorkerError as error:
+                log.error("GPU %s has no warm worker: %s", uuid, error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _warm_one_ended(self, worker: Worker, reason: str) -> None:
+        uuid = worker.record.devices[0]
+        warm = self._warm.get(uuid, [])
+        if worker in warm:
+            warm.remove(worker)
+            log.warning("the warm worker %s of GPU %s ended: %s", worker.id, uuid, reason)
+            self._clean(worker)
+            self._refill(uuid, RETRY_SECONDS)
+
+    def _unused_one_ended(self, worker: Worker, reason: str) -> None:
+        log.debug("worker %s ended unused: %s", worker.id, reason)
+        self._clean(worker)
+
+    def _clean(self, worker: Worker) -> None:
+        if self._starter.cgroups:
+            self._starter.cgroups.remove(worker.id)
+        path = Path(worker.record.log)
+        # an unused worker's log matters only if it said something
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()

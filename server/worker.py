@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One sluice-worker process as the server sees it: its control socket, its life and its death.
+
+Used by server.warm_workers, session_desk and adoption. It owns the connection and the pidfd; it
+promises that on_exit is called exactly once, after the process has really ended, with the reason
+that the worker gave or what its end looked like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sluice.server.packets import Message, PacketLink
+from sluice.server.worker_process import WorkerFiles, WorkerRecord, reap
+
+log = logging.getLogger("sluice.server")
+
+END_SECONDS = 2.0
+ANSWER_SECONDS = 20.0
+
+
+class WorkerError(Exception):
+    """The worker refused, did not answer, or ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDevice:
+    """A GPU as the worker's driver names it."""
+
+    uuid: str
+    name: str
+    memory_mib: int
+
+
+class Worker:
+    """A live worker process."""
+
+    def __init__(self, record: WorkerRecord, pidfd: int, files: WorkerFiles) -> None:
+        self.record = record
+        self.devices: list[WorkerDevice] = []
+        self.on_exit: Callable[[Worker, str], None] | None = None
+        self.on_ended: Callable[[Worker, Message], None] | None = None
+        self.exited = False
+        self.end_reason = ""
+        self._files = files
+        self._pidfd = pidfd
+        self._link: PacketLink | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._answers: dict[str, asyncio.Future[Message]] = {}
+        self._kill_timer: asyncio.TimerHandle | None = None
+        self._loop.add_reader(pidfd, self._process_ended)
+
+    @property
+    def id(self) -> str:
+        """The worker's id, which names its socket and record."""
+        return self.record.id
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the driver is initialised and the worker waits for a session."""
+        return self._ready.done() and not self.exited and not self._ready.exception()
+
+    def connect(self) -> None:
+        """Connects to the control socket; raises OSError if nobody listens there."""
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            control.connect(str(self._files.socket_path(self.id)))
+        except OSError:
+            control.close()
+            raise
+        self._link = PacketLink(control, self._take, self._link_gone)
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Waits until the worker's driver is initialised; raises WorkerError."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ready), seconds)
+        except TimeoutError:
+            raise WorkerError(
+                f"worker {self.id} was not ready within {seconds:g} s; its log is {self.record.log}"
+            ) from None
+
+    async def start_session(
+        self, fields: Mapping[str, str], descriptors: Sequence[tuple[str, int]]
+    ) -> None:
+        """Gives the worker its session, with named descriptors beside it; raises WorkerError."""
+        names = ",".join(name for name, _ in descriptors)
+        message = Message("session", {**fields, "descriptors": names})
+        answer = await self._ask(message, "started", [fd for _, fd in descriptors])
+        if answer.verb == "error":
+            raise WorkerError(f"worker {self.id}: {answer.get('message', 'no reason given')}")
+
+    async def status(self) -> Message:
+        """Asks how the worker does; raises WorkerError."""
+        return await self._ask(Message("status"), "status")
+
+    def mark_ready(self) -> None:
+        """An adopted worker was ready before this server was there to hear it."""
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def end(self, reason: str, grace: float = END_SECONDS) -> None:
+        """Asks the worker to end its session and exit, and kills it when it does not."""
+        if self.exited:
+            return
+        self.end_reason = self.end_reason or reason
+        if self._link:
+            self._link.send(Message("end", {"reason": reason}))
+        if self._kill_timer is None:
+            self._kill_timer = self._loop.call_later(grace if self._link else 0, self.kill)
+
+    def kill(self) -> None:
+        """Ends the process at once."""
+        if not self.exited:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def let_go(self) -> None:
+        """The server stops: the worker goes on, and a later server adopts it."""
+        self._loop.remove_reader(self._pidfd)
+        if self._link:
+            self._link.close()
+        if self._kill_timer:
+            self._kill_timer.cancel()
+        os.close(self._pidfd)
+        self.exited = True
+
+    async def _ask(
+        self, message: Message, expected: str, descriptors: Sequence[int] = ()
+    ) -> Message:
+        if self._link is None or self.exited:
+            raise WorkerError(f"worker {self.id} has ended; its log is {self.record.log}")
+        answer: asyncio.Future[Message] = self._loop.create_future()
+        self._answers[expected] = answer
+        self._link.send(message, descriptors)
+        try:
+            return await asyncio.wait_for(answer, ANSWER_SECONDS)
+        except TimeoutError:
+            raise WorkerError(
+                f"worker {self.id} did not answer `{message.verb}` within {ANSWER_SECONDS:g} s"
+            ) from None
+        finally:
+            self._answers.pop(expected, None)
+
+    def _take(self, message: Message) -> None:
+        if message.verb == "ready":
+            self.devices = _devices(message)
+            self.mark_ready()
+        elif message.verb == "ended":
+            self.end_reason = message.get("reason") or self.end_reason
+            if self.on_ended:
+                self.on_ended(self, message)
+            # it exits by itself; the timer is for one that cannot
+            if self._kill_timer is None:
+                self._kill_timer = self._loop.call_later(END_SECONDS, self.kill)
+        elif message.verb == "error" and self._answers:
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_result(message)
+        elif (waiter := self._answers.get(message.verb)) is not None:
+            if not waiter.done():
+                waiter.set_result(message)
+        else:
+            log.debug("worker %s said %s, which nobody asked for", self.id, message.verb)
+
+    def _link_gone(self) -> None:
+        # its exit, which the pidfd shows, is what counts; a worker that lives but closed its
+        # control socket cannot be told anything any more
+        if not self.exited and self._kill_timer is None:
+            self._kill_timer = self._loop.call_later(END_SECONDS, self.kill)
+
+    def _process_ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self.exited = True
+        if self._link:
+            # its last words may still be in the socket when the pidfd shows its exit
+            self._link.read_now()
+            self._link.close()
+        os.close(self._pidfd)
+        reap(self.record.pid)
+        if self._kill_timer:
+            self._kill_timer.cancel()
+        self._files.remove(self.id)
+        reason = self.end_reason or "the worker ended without a word (killed or crashed)"
+        gone = WorkerError(f"worker {self.id} ended: {reason}; its log is {self.record.log}")
+        if not self._ready.done():
+            self._ready.set_exception(gone)
+            self._ready.exception()  # nobody may be waiting, which is no error
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(gone)
+        if self.on_exit:
+            self.on_exit(self, reason)
+
+
+def _devices(message: Message) -> list[WorkerDevice]:
+    devices = []
+    index = 0
+    while uuid := message.get(f"device.{index}.uuid"):
+        devices.append(
+            WorkerDevice(
+                uuid,
+                message.get(f"device.{index}.name", "unknown GPU"),
+                message.number(f"device.{index}.memory_mib"),
+            )
+        )
+        index += 1
+    return devices

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts sluice-worker (and the doorbell) so that it outlives this server.
+
+Called by server.warm_workers and server.doorbell. Where systemd runs, the process gets a scope of
+its own; elsewhere a session of its own (setsid) and a cgroup. Beside each worker's control socket
+lies a JSON file with what a restarted server needs to adopt it: this module owns both files' names
+and their removal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice.config.native_files import find_native
+from sluice.config.server import ServerConfig
+from sluice.server.cgroups import SessionCgroups
+from sluice.server.peers import PeerGone, open_process, start_time_of
+
+log = logging.getLogger("sluice.server")
+
+SYSTEMD_RUNS = Path("/run/systemd/system")
+KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER", "TZ")
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """What is known of a worker process across a restart of the server."""
+
+    id: str
+    pid: int
+    start_time: int
+    driver: str
+    devices: list[str]
+    log: str
+    session: dict[str, Any] = field(default_factory=dict)
+
+
+class WorkerFiles:
+    """The folder of control sockets and records, one pair per worker."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = run_dir / "workers"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+
+    def socket_path(self, worker_id: str) -> Path:
+        """Where the worker listens."""
+        return self.folder / f"{worker_id}.sock"
+
+    def write(self, record: WorkerRecord) -> None:
+        """Stores a record so that a crash leaves the old or the new one, never half of it."""
+        path = self.folder / f"{record.id}.json"
+        scratch = path.with_suffix(".tmp")
+        scratch.write_text(json.dumps(asdict(record)))
+        scratch.rename(path)
+
+    def read(self, worker_id: str) -> WorkerRecord | None:
+        """A worker's record; None if there is none that can be read."""
+        try:
+            return WorkerRecord(**json.loads((self.folder / f"{worker_id}.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def remove(self, worker_id: str) -> None:
+        """Forgets a worker that has ended."""
+        for suffix in (".sock", ".json", ".tmp"):
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / f"{worker_id}{suffix}").unlink()
+
+    def worker_ids(self) -> list[str]:
+        """Every worker that left a socket or a record."""
+        return sorted({path.stem for path in self.folder.iterdir()})
+
+
+class WorkerStarter:
+    """Starts workers as the configuration says."""
+
+    def __init__(self, config: ServerConfig, files: WorkerFiles) -> None:
+        self._config = config
+        self.files = files
+        self._systemd = SYSTEMD_RUNS.is_dir() and shutil.which("systemd-run") is not None
+        section = config.server
+        self.cgroups = (
+            None
+            if self._systemd
+            else SessionCgroups(section.session_memory_mib, section.session_pids)
+        )
+        self._account = _account(section.worker_user)
+
+    def start(
+        self, worker_id: str, driver: str, devices: Sequence[str], log_path: Path
+    ) -> tuple[WorkerRecord, int]:
+        """Starts a worker that sees these GPUs (none named: all); returns its record and pidfd.
+
+        Raises OSError or NativeFileMissing.
+        """
+        program = find_native("sluice-worker")
+        socket_path = self.files.socket_path(worker_id)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(socket_path))
+            listener.listen(4)
+            command = [str(program), "--id", worker_id, "--control", str(listener.fileno())]
+            command += ["--driver", driver]
+            if devices:
+                command += ["--visible-devices", ",".join(devices)]
+            if self._account:
+                command += ["--uid", str(self._account[0]), "--gid", str(self._account[1])]
+            command += ["--sandbox", "on" if self._config.server.worker_sandbox else "off"]
+            try:
+                pid = self._spawn(worker_id, command, log_path, (listener.fileno(),))
+            except OSError:
+                socket_path.unlink(missing_ok=True)
+                raise
+        try:
+            started = start_time_of(pid)
+            pidfd = open_process(pid, started)
+        except PeerGone as error:
+            self.files.remove(worker_id)
+            raise OSError(f"{program} ended at once; its log is {log_path}") from error
+        record = WorkerRecord(worker_id, pid, started, driver, list(devices), str(log_path))
+        self.files.write(record)
+        if self.cgroups:
+            self.cgroups.add(worker_id, pid)
+        return record, pidfd
+
+    def start_doorbell(self, socket_path: Path, log_path: Path) -> int:
+        """Starts sluice-doorbell; returns its pid. Raises OSError or NativeFileMissing."""
+        program = find_native("sluice-doorbell")
+        return self._spawn("doorbell", [str(program), "--control", str(socket_path)], log_path, ())
+
+    def _spawn(
+        self, name: str, command: list[str], log_path: Path, descriptors: tuple[int, ...]
+    ) -> int:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        if self._systemd:
+            section = self._config.server
+            scope = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit=sluice-{name}"]
+            if section.session_memory_mib:
+                scope += ["-p", f"MemoryMax={section.session_memory_mib}M"]
+            if section.session_pids:
+                scope += ["-p", f"TasksMax={section.session_pids}"]
+            command = [*scope, "--", *command]  # it execs the command: the pid stays
+        with log_path.open("ab") as log_file:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log_file,
+                pass_fds=descriptors,
+                start_new_session=True,
+                cwd="/",
+                env=_environment(),
+            )
+        # reaped by whoever holds its pidfd; this object must not try to
+        process.returncode = 0
+        return process.pid
+
+
+def reap(pid: int) -> None:
+    """Collects an ended child; does nothing if it is not ours (adopted, or reaped already)."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def _environment() -> dict[str, str]:
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key in KEPT_VARIABLES or key.startswith(("SLUICE_", "ASAN_", "UBSAN_", "TSAN_"))
+    }
+
+
+def _account(user: str) -> tuple[int, int] | None:
+    if os.geteuid() != 0:
+        log.info("not root: workers run as uid %d", os.geteuid())
+        return None
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        log.warning(
+            "there is no account %s: workers run as root; create it with `useradd --system "
+            "--no-create-home --shell /usr/sbin/nologin %s`",
+            user,
+            user,
+        )
+        return None
+    return entry.pw_uid, entry.pw_gid
