@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// How libcudart.so.13 calls the driver: every cuXxx that it uses is a weak reference, so that it loads
+// on any libcuda.so.1 (ours, NVIDIA's, the software GPU). A function that the driver at hand lacks
+// answers CUDA_ERROR_NOT_SUPPORTED. Used by every file of this folder; owns nothing.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "abi/cuda_driver.h"
+#include "abi/cuda_runtime.h"
+
+extern "C" {
+#define SLUICE_DRIVER_FUNCTION(name) [[gnu::weak]] decltype(name) name;
+#include "abi/driver_functions.inc"
+#undef SLUICE_DRIVER_FUNCTION
+}
+
+namespace sluice::cudart {
+
+template <typename... Params, typename... Args>
+inline CUresult driver(CUresult (*function)(Params...), Args&&... args) {
+  return function != nullptr ? function(std::forward<Args>(args)...) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+inline CUdeviceptr device_address(const void* pointer) {
+  return static_cast<CUdeviceptr>(reinterpret_cast<uintptr_t>(pointer));
+}
+
+// Where the driver writes an address that the runtime's caller takes as a pointer.
+inline CUdeviceptr* address_slot(void** pointer) {
+  static_assert(sizeof(CUdeviceptr) == sizeof(void*));
+  return reinterpret_cast<CUdeviceptr*>(pointer);
+}
+
+// Both enumerations give the same number to the same condition.
+inline cudaError_t to_runtime(CUresult result) { return static_cast<cudaError_t>(result); }
+
+}  // namespace sluice::cudart

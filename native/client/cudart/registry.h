@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// What nvcc's code registered: fat binaries, and the kernels and variables in them, found by the
+// address of their host stub or shadow. Filled by registration.cc in static constructors, without a
+// driver call; the driver sees a fat binary at its first use. launch.cc, function.cc and symbol.cc ask.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+
+#include "client/cudart/driver.h"
+
+namespace sluice::cudart {
+
+struct Module;
+
+struct Kernel {
+  Module* module;
+  const void* host_stub;
+  const char* name;
+  // Context-independent, so one handle serves every device.
+  std::atomic<CUkernel> handle{nullptr};
+};
+
+struct Variable {
+  Module* module;
+  const void* host_shadow;
+  const char* name;
+  size_t size;
+  bool managed;
+};
+
+Kernel* find_kernel(const void* host_stub);
+Variable* find_variable(const void* host_shadow);
+
+// Loads the fat binary if need be. cudaErrorInvalidDeviceFunction when it holds no such kernel.
+cudaError_t load_kernel(Kernel& kernel, CUkernel* handle);
+inline cudaError_t kernel_handle(Kernel& kernel, CUkernel* handle) {
+  *handle = kernel.handle.load(std::memory_order_acquire);
+  return *handle != nullptr ? cudaSuccess : load_kernel(kernel, handle);
+}
+
+// Handles given to the application, which it may pass wherever a host stub is expected.
+void note_kernel_handle(CUkernel handle);
+bool is_kernel_handle(const void* pointer);
+
+// A host stub or a kernel handle, as the runtime's functions take them.
+cudaError_t resolve_kernel(const void* function, CUkernel* handle);
+// The same as a function of this thread's current context.
+cudaError_t resolve_function(const void* function, CUfunction* result);
+
+// The variable's address on this thread's current device.
+cudaError_t variable_address(const Variable& variable, CUdeviceptr* address, size_t* size);
+
+}  // namespace sluice::cudart
