@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks for the ways from this machine to the pool, in the order in which the native library tries
+them.
+
+Used by check.py. Opens nothing that a session would be charged for: a region is mapped and read, a
+socket is looked at, a controller is connected to and let go.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+
+from .configuration import Value
+from .findings import Finding, Verdict, bad, note, ok
+
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+REGION_MAGIC = 0x31304E4745524C53  # "SLREGN01", native/channel/slot.h
+GROUP = "sluice"
+
+_HEADER = struct.Struct(
+    "<QIIQQII"
+)  # magic, version, slots, region bytes, slot bytes, generation, -
+#: An uncached mapping reads a hundred times slower than this.
+_SLOWEST_BYTES_PER_SECOND = 200e6
+_TIMED_BYTES = 1 << 20
+
+
+def check_channels(settings: dict[str, Value], pci_devices: Path = PCI_DEVICES) -> list[Finding]:
+    """Every channel that the settings allow; one good one is enough."""
+    wanted = settings["client.channel"].text
+    results: list[Finding] = []
+    if wanted in ("auto", "shm"):
+        found = check_socket(Path(settings["client.server_socket"].text))
+        results.append(found)
+        # A socket that is there is used, and nothing else is tried.
+        if found.verdict is Verdict.OK or Path(settings["client.server_socket"].text).exists():
+            return results
+    if wanted in ("auto", "ivshmem"):
+        named = settings["client.ivshmem"].text
+        found = check_region(Path(named)) if named else check_regions(pci_devices)
+        results.append(found)
+        if found.verdict is Verdict.OK:
+            return [note(r.subject, r.text) for r in results[:-1]] + [found]
+    if wanted in ("auto", "tcp"):
+        if wanted == "auto" and not settings["client.enable_net"].true:
+            results.append(note("tcp", "the network is switched off (enable_net)"))
+        else:
+            found = check_controller(settings["controller.controller_addr"])
+            results.append(found)
+            if found.verdict is Verdict.OK:
+                return [note(r.subject, r.text) for r in results[:-1]] + [found]
+    return results
+
+
+def check_socket(path: Path) -> Finding:
+    """The server of this host, if this machine is one."""
+    if not path.exists():
+        return bad(
+            "server socket",
+            f"no {path}",
+            "on a GPU host: start sluice-server; in a guest another channel is used",
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            remedy = (
+                f"join the group {GROUP}"
+                if error.errno == errno.EACCES
+                else "start sluice-server: the socket is there and nobody listens"
+            )
+            return bad("server socket", f"{path}: {error.strerror}", remedy)
+    return ok(
+        "server socket", f"{path} answers: this host's server serves programs by shared memory"
+    )
+
+
+def check_regions(pci_devices: Path) -> Finding:
+    """The ivshmem devices of this machine; the best finding of them."""
+    devices = [device for device in sorted(pci_devices.glob("*")) if _is_ivshmem(device)]
+    if not devices:
+        return bad(
+            "ivshmem",
+            "no ivshmem device (1af4:1110) in this machine",
+            "on the host: sluice vm attach DOMAIN --memory-mib … --compute …",
+        )
+    findings = [_check_device(device) for device in devices]
+    return next((f for f in findings if f.verdict is Verdict.OK), findings[0])
+
+
+def _is_ivshmem(device: Path) -> bool:
+    try:
+        ids = [(device / name).read_text().strip() for name in ("vendor", "device")]
+    except OSError:
+        return False
+    return ids == ["0x1af4", "0x1110"]
+
+
+def _check_device(device: Path) -> Finding:
+    resource = device / "resource2"
+    if not resource.exists():
+        return bad(
+            "ivshmem",
+            f"{device.name} was plugged in where the PCI window had no room for its memory",
+            "as root: /opt/sluice/libexec/sluice-pci-setup /devices/… (the udev rule does it), or "
+            "restart "
+            "the guest",
+        )
+    return check_region(resource)
+
+
+def check_region(resource: Path) -> Finding:
+    """One region: may it be used, is it ours and formatted, is its mapping fast."""
+    try:
+        descriptor = os.open(resource, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        remedy = (
+            f"join the group {GROUP} (usermod -aG {GROUP} $USER, then log in again); if the file "
+            "belongs to root:root, the udev rule of the bundle is missing (install.sh)"
+            if error.errno in (errno.EACCES, errno.EPERM)
+            else "see `dmesg`, and attach the channel again on the host"
+        )
+        return bad("ivshmem", f"{resource}: {error.strerror}", remedy)
+    try:
+        size = os.fstat(descriptor).st_size
+        with mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) as region:
+            return _check_contents(resource, region, size)
+    except (OSError, ValueError) as error:
+        return bad("ivshmem", f"{resource} cannot be mapped: {error}", "restart the guest")
+    finally:
+        os.close(descriptor)
+
+
+def _check_contents(resource: Path, region: mmap.mmap, size: int) -> Finding:
+    magic, _, slots, region_bytes, _, generation, _ = _HEADER.unpack_from(region, 0)
+    if magic in (0, (1 << 64) - 1) or generation in (0, (1 << 32) - 1):
+        return bad(
+            "ivshmem",
+            f"{resource} ({size >> 20} MiB) is not formatted",
+            "start sluice-server on the host; it formats the region within seconds",
+        )
+    if magic != REGION_MAGIC or region_bytes != size:
+        return bad(
+            "ivshmem",
+            f"{resource} is not a region of Sluice, or one of another version",
+            "another program of this machine uses ivshmem: name ours by "
+            "SLUICE_IVSHMEM=…/resource2; "
+            "or bring host and guest to the same release",
+        )
+    length = min(size, _TIMED_BYTES)
+    region[:length]  # the first pass pays for the page tables
+    began = time.perf_counter()
+    region[:length]
+    speed = length / max(time.perf_counter() - began, 1e-9)
+    if speed < _SLOWEST_BYTES_PER_SECOND:
+        return bad(
+            "ivshmem",
+            f"{resource} reads at {speed / 1e6:.0f} MB/s: this machine maps it uncached",
+            "use another channel (SLUICE_CHANNEL=tcp), or a guest kernel that maps prefetchable "
+            "memory cached",
+        )
+    return ok(
+        "ivshmem", f"{resource}: {size >> 20} MiB, {slots} slots, reads at {speed / 1e9:.1f} GB/s"
+    )
+
+
+def check_controller(address: Value) -> Finding:
+    """Whether the controller can be reached; sessions then go by TCP."""
+    host, colon, port = address.text.rpartition(":")
+    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+        return bad(
+            "tcp",
+            f"{address.origin}: {address.text!r} is no host:port",
+            "set SLUICE_CONTROLLER=host:port",
+        )
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=3):
+            pass
+    except OSError as error:
+        return bad(
+            "tcp",
+            f"no controller at {address.text} ({address.origin}): {error}",
+            "set SLUICE_CONTROLLER=host:port, and see that the network lets it through",
+        )
+    return ok("tcp", f"a controller listens at {address.text} ({address.origin})")

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice check [PROGRAM]`: would a program use Sluice here, and if not, what has to be done.
+
+Used by main.py and by the host's `sluice`. Changes nothing and opens no session. Exit status 0 only
+if it would work.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TextIO
+
+from .channels import check_channels
+from .configuration import SYSTEM_FILE, Value, read_settings
+from .findings import Finding, Verdict, bad, note, ok
+from .installation import check_installation, find_installation
+from .program_check import check_program
+
+_SIGNS = {Verdict.OK: "ok  ", Verdict.NOTE: "note", Verdict.BAD: "BAD "}
+
+
+def findings(program: str | None) -> list[Finding]:
+    """Everything there is to say, in the order in which a call would meet it."""
+    settings = read_settings()
+    results = check_program(program) if program else []
+    results += check_installation(find_installation())
+    results += _check_settings(settings)
+    channels = check_channels(settings)
+    # With several ways to try, one that is missing matters only if none is left.
+    return results + channels
+
+
+def check(program: str | None = None, out: TextIO | None = None) -> int:
+    """Prints the findings; 0 if a program would work, 1 if not."""
+    results = findings(program)
+    return report(results, out or sys.stdout)
+
+
+def report(results: Iterable[Finding], out: TextIO) -> int:
+    """Prints findings and a last line that sums them up."""
+    bad_ones = 0
+    for finding in results:
+        print(f"{_SIGNS[finding.verdict]}  {finding.subject}: {finding.text}", file=out)
+        if finding.remedy:
+            print(f"      -> {finding.remedy}", file=out)
+        bad_ones += finding.verdict is Verdict.BAD
+    print("it would work" if not bad_ones else "it would not work", file=out)
+    return 1 if bad_ones else 0
+
+
+def _check_settings(settings: dict[str, Value]) -> list[Finding]:
+    results = []
+    for key, value in settings.items():
+        name = key.partition(".")[2]
+        if value.problem:
+            results.append(
+                bad(
+                    "configuration",
+                    f"{name} is {value.text!r} ({value.origin})",
+                    f"change it: {value.problem}",
+                )
+            )
+        elif value.origin != "default":
+            text = f"{name} = {value.text} ({value.origin})"
+            if "ORION_" in value.origin:
+                results.append(note("configuration", text, "the SLUICE_ spelling works as well"))
+            else:
+                results.append(ok("configuration", text))
+    if not results:
+        results.append(
+            ok("configuration", f"defaults (no variables, nothing in {SYSTEM_FILE} or ~/.sluice)")
+        )
+    return results

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's settings and where each came from: environment, then the user's file, then the
+system's.
+
+Used by check.py and channels.py to explain what the native library will do; the library reads the
+same files itself (native/client/core/config.cc), and the table below follows it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_FILE = Path("/etc/sluice/client.conf")
+
+_FLAGS = ("1", "true", "yes", "on", "0", "false", "no", "off")
+_CHANNELS = ("auto", "shm", "ivshmem", "tcp")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: its key in the files, its variables in order, default and what it accepts."""
+
+    key: str
+    variables: tuple[str, ...]
+    default: str
+    #: A range for numbers, words for choices, None for any text.
+    accepts: range | tuple[str, ...] | None = None
+
+
+SETTINGS = (
+    Setting(
+        "controller.controller_addr", ("SLUICE_CONTROLLER", "ORION_CONTROLLER"), "127.0.0.1:9123"
+    ),
+    Setting("client.server_socket", ("SLUICE_SERVER_SOCKET",), "/run/sluice/server.sock"),
+    Setting("client.channel", ("SLUICE_CHANNEL",), "auto", _CHANNELS),
+    Setting("client.ivshmem", ("SLUICE_IVSHMEM",), ""),
+    Setting("client.enable_net", (), "true", _FLAGS),
+    Setting("client.vgpu_count", ("SLUICE_VGPU", "ORION_VGPU"), "1", range(1, 65)),
+    Setting("client.gmem", ("SLUICE_GMEM", "ORION_GMEM"), "", range(1, (1 << 30) + 1)),
+    Setting("client.ratio", ("SLUICE_RATIO", "ORION_RATIO"), "", range(1, 101)),
+    Setting("client.cross_node", ("SLUICE_CROSS_NODE", "ORION_CROSS_NODE"), "false", _FLAGS),
+    Setting("client.priority", ("SLUICE_PRIORITY",), "0", range(-1000, 1001)),
+    Setting("client.wait", ("SLUICE_WAIT",), "-1", range(-1, (1 << 30) + 1)),
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A setting's text and where it stands."""
+
+    text: str
+    origin: str
+    #: Why the native library will refuse it, or None.
+    problem: str | None = None
+
+    @property
+    def true(self) -> bool:
+        """The value of a flag."""
+        return self.text in _FLAGS[:4]
+
+
+def read_file(path: Path) -> dict[str, tuple[str, int]]:
+    """`section.key` → (value, line number); a missing file is empty."""
+    found: dict[str, tuple[str, int]] = {}
+    section = ""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return found
+    for number, raw in enumerate(lines, 1):
+        line = re.split("[;#]", raw, maxsplit=1)[0].strip()
+        if line.startswith("[") and line.endswith("]"):
+            section = line[1:-1]
+        elif "=" in line:
+            key, _, value = line.partition("=")
+            found[f"{section}.{key.strip()}"] = (value.strip(), number)
+    return found
+
+
+def read_settings(
+    environment: dict[str, str] | None = None, system_file: Path = SYSTEM_FILE
+) -> dict[str, Value]:
+    """Every setting as the native library will see it, by key."""
+    variables = dict(os.environ) if environment is None else environment
+    files = []
+    home = variables.get("HOME")
+    if home:
+        files.append(Path(home) / ".sluice" / "client.conf")
+    files.append(system_file)
+    contents = [(path, read_file(path)) for path in files]
+    return {setting.key: _find(setting, variables, contents) for setting in SETTINGS}
+
+
+def _find(
+    setting: Setting,
+    variables: dict[str, str],
+    contents: list[tuple[Path, dict[str, tuple[str, int]]]],
+) -> Value:
+    for name in setting.variables:
+        if variables.get(name):
+            text = variables[name]
+            return Value(text, f"environment variable {name}", _problem(setting, text))
+    for path, values in contents:
+        if setting.key in values:
+            text, line = values[setting.key]
+            return Value(text, f"{path}:{line}", _problem(setting, text))
+    return Value(setting.default, "default")
+
+
+def _problem(setting: Setting, text: str) -> str | None:
+    if isinstance(setting.accepts, range):
+        low, high = setting.accepts[0], setting.accepts[-1]
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text) or not low <= int(text) <= high:
+            return f"a whole number from {low} to {high} is wanted"
+    elif isinstance(setting.accepts, tuple) and text not in setting.accepts:
+        return f"one of {', '.join(setting.accepts)} is wanted"
+    return None

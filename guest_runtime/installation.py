@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the client libraries that `sluice run` would use, and says whether they are sound.
+
+Used by run.py and check.py. In the bundle they lie in `lib` beside this package's folder; in a
+checkout in build/native; `SLUICE_LIBRARIES` overrules both.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from .elf_file import ElfError, ElfFile, read_elf
+from .findings import Finding, bad, note, ok
+
+AUDIT = "libsluice-audit.so"
+DRIVER = "libcuda.so.1"
+RUNTIME = "libcudart.so.13"
+WATCHER = "sluice-watch"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where the native parts are; a part that is missing is None."""
+
+    folder: Path | None
+    audit: Path | None
+    driver: Path | None
+    runtime: Path | None
+    watcher: Path | None
+
+
+def candidate_folders() -> list[Path]:
+    """Where the libraries are looked for, the first with a libcuda.so.1 wins."""
+    here = Path(__file__).resolve().parent
+    given = os.environ.get("SLUICE_LIBRARIES")
+    folders = [Path(given)] if given else []
+    # The bundle's lib/python/sluice_guest; the installed package; a checkout.
+    folders += [here.parent.parent, here.parent / "native", here.parent / "build" / "native"]
+    folders.append(Path("/opt/sluice/lib"))
+    return folders
+
+
+def find_installation() -> Installation:
+    """Looks for the libraries."""
+    for folder in candidate_folders():
+        for place in (folder, folder / "client", folder / "lib"):
+            if (place / DRIVER).exists():
+                return _at(place)
+    return Installation(None, None, None, None, None)
+
+
+def _at(folder: Path) -> Installation:
+    def first(*paths: Path) -> Path | None:
+        return next((path for path in paths if path.exists()), None)
+
+    return Installation(
+        folder=folder,
+        audit=first(folder / AUDIT, folder / "audit" / AUDIT),
+        driver=first(folder / DRIVER),
+        runtime=first(folder / RUNTIME, folder / "cudart" / RUNTIME),
+        watcher=first(
+            folder / WATCHER, folder.parent / "bin" / WATCHER, folder / "watch" / WATCHER
+        ),
+    )
+
+
+def check_installation(found: Installation) -> list[Finding]:
+    """Every part that a guest needs."""
+    if found.folder is None:
+        places = ", ".join(str(folder) for folder in candidate_folders())
+        return [
+            bad(
+                "libraries",
+                f"no {DRIVER} of Sluice in {places}",
+                "install the guest bundle (install.sh), or set SLUICE_LIBRARIES to its lib folder",
+            )
+        ]
+    results = []
+    for name, path, needed in (
+        (DRIVER, found.driver, True),
+        (RUNTIME, found.runtime, True),
+        (AUDIT, found.audit, True),
+    ):
+        if path is None:
+            results.append(
+                (bad if needed else note)(
+                    "libraries",
+                    f"{name} is missing in {found.folder}",
+                    "install the guest bundle again (install.sh)",
+                )
+            )
+            continue
+        try:
+            elf = read_elf(path)
+        except ElfError as error:
+            results.append(bad("libraries", str(error), "install the guest bundle again"))
+            continue
+        results.append(ok("libraries", f"{path}{_version(elf)}"))
+    if found.watcher is None:
+        results.append(
+            bad(
+                "libraries",
+                f"{WATCHER} is missing beside {found.folder}: a killed program's vGPU would not "
+                "come back",
+                "install the guest bundle again (install.sh)",
+            )
+        )
+    return results
+
+
+def _version(elf: ElfFile) -> str:
+    """The version string that a library of ours carries, if it does."""
+    mark = b"sluice-version:"
+    at = elf.data.find(mark)
+    if at < 0:
+        return ""
+    end = elf.data.find(b"\0", at)
+    return " " + elf.data[at + len(mark) : min(end, at + 64)].decode("utf-8", "replace").strip()

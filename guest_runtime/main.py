@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `sluice` command of the guest bundle: `run`, `check`, `version`.
+
+Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run`
+belongs to the program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from . import VERSION
+from .check import check
+from .run import run
+
+_USAGE = """\
+usage: sluice run CMD [ARGUMENT...]   start CMD on a vGPU of the pool
+       sluice check [PROGRAM]         would PROGRAM work here, and if not, what to do
+       sluice version
+
+SLUICE_VGPU (how many), SLUICE_GMEM (MiB of each) and SLUICE_RATIO (percent of each) say what CMD
+asks for; /etc/sluice/client.conf and ~/.sluice/client.conf give defaults.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = words.pop(0) if words else "help"
+    if verb == "run":
+        if words and words[0] == "--":
+            words.pop(0)
+        run(words)
+    if verb == "check" and len(words) <= 1:
+        return check(words[0] if words else None)
+    if verb in ("version", "--version"):
+        print(f"sluice {VERSION}")
+        return 0
+    if verb in ("help", "--help", "-h"):
+        print(_USAGE, end="")
+        return 0
+    print(_USAGE, end="", file=sys.stderr)
+    return 2

@@ -1,0 +1,118 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Installs Sluice's guest runtime from this unpacked bundle, or removes it again. Run as root; running it again
+# upgrades. Nothing of the running programs is disturbed: files are replaced, never rewritten.
+#
+#   ./install.sh [--prefix /opt/sluice] [--root DIR] [--no-ldconfig] [--uninstall]
+#
+# --no-ldconfig keeps our libcuda.so.1 out of the loader's cache: only `sluice run CMD` then uses it.
+# --root installs into an image mounted at DIR and touches nothing of this machine.
+set -eu
+
+prefix=/opt/sluice root= ldconfig=yes uninstall=no
+while [ $# -gt 0 ]; do
+  case $1 in
+    --prefix) prefix=$2; shift ;;
+    --prefix=*) prefix=${1#*=} ;;
+    --root) root=$2; shift ;;
+    --root=*) root=${1#*=} ;;
+    --no-ldconfig) ldconfig=no ;;
+    --uninstall) uninstall=yes ;;
+    -h | --help) sed -n '3,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "install.sh: $1 is unknown (see --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+case $prefix in /*) ;; *) echo "install.sh: --prefix must be an absolute path" >&2; exit 2 ;; esac
+here=$(cd "$(dirname "$0")" && pwd)
+group=sluice
+rules=/etc/udev/rules.d/70-sluice.rules
+loader=/etc/ld.so.conf.d/00-sluice.conf
+
+fail() { echo "install.sh: $*" >&2; exit 1; }
+[ "$(id -u)" = 0 ] || [ -n "$root" ] || fail "run it as root"
+
+refresh_loader() { [ -n "$root" ] || ! command -v ldconfig >/dev/null || ldconfig; }
+refresh_udev() { [ -n "$root" ] || ! command -v udevadm >/dev/null || udevadm control --reload 2>/dev/null || true; }
+
+# Same path, new file: a program that has the old one open keeps it.
+place() { # mode source target
+  mkdir -p "$(dirname "$root$3")"
+  cp "$2" "$root$3.new"
+  chmod "$1" "$root$3.new"
+  mv -f "$root$3.new" "$root$3"
+}
+
+if [ $uninstall = yes ]; then
+  rm -rf "${root:?}$prefix" 2>/dev/null || rm -rf "$root$prefix"
+  rm -f "$root$rules" "$root$loader"
+  [ "$(readlink "$root/usr/local/bin/sluice" 2>/dev/null)" = "$prefix/bin/sluice" ] && rm -f "$root/usr/local/bin/sluice"
+  refresh_loader
+  refresh_udev
+  echo "removed $prefix; /etc/sluice/client.conf and the group $group are kept"
+  exit 0
+fi
+
+[ "$(uname -m)" = x86_64 ] || fail "this bundle is for x86_64, this machine is $(uname -m)"
+[ -e "$here/lib/libcuda.so.1" ] || fail "$here is no unpacked bundle (lib/libcuda.so.1 is missing)"
+
+for file in "$here"/lib/*.so*; do
+  name=$(basename "$file")
+  if [ -L "$file" ]; then
+    mkdir -p "$root$prefix/lib"
+    ln -sfn "$(readlink "$file")" "$root$prefix/lib/$name"
+  else
+    place 755 "$file" "$prefix/lib/$name"
+  fi
+done
+for file in "$here"/bin/* "$here"/libexec/*; do
+  [ -e "$file" ] || continue
+  place 755 "$file" "$prefix/${file#"$here"/}"
+done
+rm -rf "$root$prefix/python.new"
+cp -r "$here/python" "$root$prefix/python.new"
+rm -rf "$root$prefix/python"
+mv "$root$prefix/python.new" "$root$prefix/python"
+place 644 "$here/VERSION" "$prefix/VERSION"
+mkdir -p "$root/usr/local/bin"
+ln -sfn "$prefix/bin/sluice" "$root/usr/local/bin/sluice"
+
+if [ -e "$root/etc/sluice/client.conf" ]; then
+  place 644 "$here/etc/client.conf" /etc/sluice/client.conf.dist
+else
+  place 644 "$here/etc/client.conf" /etc/sluice/client.conf
+fi
+
+if ! grep -q "^$group:" "$root/etc/group" 2>/dev/null; then
+  if [ -z "$root" ] && command -v groupadd >/dev/null; then
+    groupadd -r "$group"
+  elif [ -z "$root" ] && command -v addgroup >/dev/null; then
+    addgroup -S "$group" 2>/dev/null || addgroup --system "$group"
+  else
+    chroot "${root:-/}" groupadd -r "$group" || fail "cannot make the group $group: make it and run this again"
+  fi
+fi
+
+mkdir -p "$root/etc/udev/rules.d"
+sed "s#@PREFIX@#$prefix#g" "$here/etc/70-sluice.rules" >"$root$rules.new"
+mv -f "$root$rules.new" "$root$rules"
+if [ $ldconfig = yes ]; then
+  mkdir -p "$root/etc/ld.so.conf.d"
+  sed "s#@PREFIX@#$prefix#g" "$here/etc/ld.so.conf" >"$root$loader.new"
+  mv -f "$root$loader.new" "$root$loader"
+else
+  rm -f "$root$loader"
+fi
+refresh_loader
+refresh_udev
+
+# A channel that is there already gets what the rule gives to those that come.
+if [ -z "$root" ]; then
+  for device in /sys/bus/pci/devices/*; do
+    [ "$(cat "$device/vendor" 2>/dev/null) $(cat "$device/device" 2>/dev/null)" = "0x1af4 0x1110" ] || continue
+    path=$(readlink -f "$device")
+    "$prefix/libexec/sluice-pci-setup" "${path#/sys}" || true
+  done
+fi
+echo "installed Sluice $(cat "$here/VERSION") in $root$prefix"
+echo "next: add the users of vGPUs to the group $group (usermod -aG $group NAME), then: sluice check"

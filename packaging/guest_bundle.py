@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds dist/sluice-guest-x86_64.tar.gz: what a guest installs.
+
+Called by `make guest-bundle`. Owns build/guest (the native client libraries for glibc 2.28, by
+zig) and the file in dist. It refuses to pack libraries that would not load on an old guest or that
+export other names than NVIDIA's. The same sources give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import library_rules
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+PARTS = CHECKOUT / "packaging" / "guest"
+NAME = "sluice-guest-x86_64"
+#: Files of build/guest → their place in the bundle.
+LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libsluice-audit.so")
+PROGRAMS = ("sluice-watch",)
+LINKS = {"libcuda.so": "libcuda.so.1", "libcudart.so": "libcudart.so.13"}
+
+
+def build(folder: Path, jobs: int) -> None:
+    """Compiles the client libraries for the oldest glibc that is promised."""
+    environment = dict(os.environ, SLUICE_PYTHON=sys.executable)
+    cmake = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
+    if cmake is None:
+        sys.exit("guest bundle: cmake is missing: pip install cmake")
+    configure = [
+        cmake,
+        *("-S", str(CHECKOUT / "native"), "-B", str(folder)),
+        f"-DCMAKE_TOOLCHAIN_FILE={CHECKOUT / 'packaging' / 'zig-toolchain.cmake'}",
+        f"-DSLUICE_PYTHON={sys.executable}",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DSLUICE_CLIENT_ONLY=ON",
+        "-DSLUICE_TESTS=OFF",
+        "-DCMAKE_SHARED_LINKER_FLAGS=-s",
+        "-DCMAKE_MODULE_LINKER_FLAGS=-s",
+        "-DCMAKE_EXE_LINKER_FLAGS=-s",
+    ]
+    if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
+        configure += ["-G", "Ninja"]
+    for command in (configure, [cmake, "--build", str(folder), "-j", str(jobs)]):
+        done = subprocess.run(command, check=False, env=environment)
+        if done.returncode:
+            sys.exit(f"guest bundle: {' '.join(command[:3])} … failed")
+
+
+def built_file(folder: Path, name: str) -> Path:
+    """A library or program of the build."""
+    for place in (folder / "lib", folder / "bin", folder):
+        if (place / name).exists():
+            return (place / name).resolve()
+    sys.exit(f"guest bundle: {name} was not built in {folder}")
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file of the bundle: name → (mode, content)."""
+    files: dict[str, tuple[int, bytes]] = {}
+    for name in LIBRARIES:
+        files[f"lib/{name}"] = (0o755, built_file(folder, name).read_bytes())
+    for name in PROGRAMS:
+        files[f"bin/{name}"] = (0o755, built_file(folder, name).read_bytes())
+    for name in ("sluice", "sluice-run"):
+        files[f"bin/{name}"] = (0o755, (PARTS / name).read_bytes())
+    files["libexec/sluice-pci-setup"] = (0o755, (PARTS / "sluice-pci-setup").read_bytes())
+    for name in ("client.conf", "70-sluice.rules", "ld.so.conf"):
+        files[f"etc/{name}"] = (0o644, (PARTS / name).read_bytes())
+    for source in sorted((CHECKOUT / "guest_runtime").glob("*.py")):
+        files[f"python/sluice_guest/{source.name}"] = (0o644, source.read_bytes())
+    files["install.sh"] = (0o755, (PARTS / "install.sh").read_bytes())
+    files["README"] = (0o644, (PARTS / "README").read_bytes())
+    files["LICENSE"] = (0o644, _license())
+    files["VERSION"] = (0o644, f"{_version()}\n".encode())
+    return files
+
+
+def pack(files: dict[str, tuple[int, bytes]], target: Path) -> None:
+    """Writes the archive; owner, times and order do not depend on who builds."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")
+    with (
+        partial.open("wb") as raw,
+        gzip.GzipFile("", "wb", 9, raw, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, (mode, content) in sorted(files.items()):
+            member = tarfile.TarInfo(f"sluice-guest/{name}")
+            member.mode, member.size = mode, len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for name, goal in sorted(LINKS.items()):
+            link = tarfile.TarInfo(f"sluice-guest/lib/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, goal
+            archive.addfile(link)
+    partial.rename(target)
+
+
+def _license() -> bytes:
+    path = CHECKOUT / "LICENSE"
+    return path.read_bytes() if path.exists() else b"Apache-2.0\n"
+
+
+def _version() -> str:
+    for line in (CHECKOUT / "guest_runtime" / "__init__.py").read_text().splitlines():
+        if line.startswith("VERSION"):
+            return line.split('"')[1]
+    sys.exit("guest bundle: guest_runtime/__init__.py has no VERSION")
+
+
+def main() -> None:
+    """Builds, checks, packs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=Path, default=CHECKOUT / "build" / "guest")
+    parser.add_argument("--dist", type=Path, default=CHECKOUT / "dist")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    arguments = parser.parse_args()
+    build(arguments.build, arguments.jobs)
+    wrong = [
+        line
+        for name in (*LIBRARIES, *PROGRAMS)
+        for line in library_rules.violations(built_file(arguments.build, name), name)
+    ]
+    if wrong:
+        sys.exit("guest bundle: " + "\n".join(wrong))
+    target = arguments.dist / f"{NAME}.tar.gz"
+    pack(contents(arguments.build), target)
+    print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a library of the guest bundle may need and export, read from its ELF file.
+
+Used by guest_bundle.py before it packs, and by tests/guest_runtime. Needs pyelftools.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from elftools.elf.dynamic import DynamicSection
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.sections import SymbolTableSection
+
+NEWEST_GLIBC = (2, 28)
+#: Part of every glibc; nothing else may be needed in a guest.
+ALLOWED_NEEDS = {
+    "libc.so.6",
+    "libm.so.6",
+    "libdl.so.2",
+    "libpthread.so.0",
+    "librt.so.1",
+    "ld-linux-x86-64.so.2",
+}
+#: Library → what the names that it exports look like.
+EXPORTS = {
+    "libcuda.so.1": r"cu[A-Z]\w*",
+    "libcudart.so.13": r"cuda[A-Z]\w*|__cuda\w+|cu(Get|Memcpy)\w*",
+    "libsluice-audit.so": r"la_(version|objsearch)",
+}
+
+
+def violations(path: Path, name: str) -> list[str]:
+    """Every rule that the file breaks, a line each."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        found = [*_needs(elf, name), *_versions(elf, name)]
+        if name in EXPORTS:
+            found += _exports(elf, name)
+        if name.endswith(tuple("0123456789")):
+            found += _soname(elf, name)
+    return found
+
+
+def _dynamic(elf: ELFFile, tag: str, attribute: str) -> list[str]:
+    # pyelftools names the attribute of a tag's string after the tag.
+    return [
+        str(getattr(entry, attribute))
+        for section in elf.iter_sections()
+        if isinstance(section, DynamicSection)
+        for entry in section.iter_tags(tag)
+    ]
+
+
+def _needs(elf: ELFFile, name: str) -> list[str]:
+    return [
+        f"{name} needs {needed}, which a guest may not have"
+        for needed in _dynamic(elf, "DT_NEEDED", "needed")
+        if needed not in ALLOWED_NEEDS
+    ]
+
+
+def _soname(elf: ELFFile, name: str) -> list[str]:
+    names = _dynamic(elf, "DT_SONAME", "soname")
+    return [] if names == [name] else [f"{name} has SONAME {names}"]
+
+
+def _versions(elf: ELFFile, name: str) -> list[str]:
+    found = []
+    for section in elf.iter_sections():
+        if not isinstance(section, GNUVerNeedSection):
+            continue
+        for library, versions in section.iter_versions():
+            for version in versions:
+                match = re.fullmatch(r"GLIBC_(\d+)\.(\d+)(?:\.\d+)?", version.name)
+                if match is None or (int(match[1]), int(match[2])) > NEWEST_GLIBC:
+                    found.append(f"{name} needs {version.name} of {library.name}")
+    return found
+
+
+def _exports(elf: ELFFile, name: str) -> list[str]:
+    wanted = re.compile(EXPORTS[name])
+    exported = [
+        symbol.name
+        for section in elf.iter_sections()
+        if isinstance(section, SymbolTableSection) and section.name == ".dynsym"
+        for symbol in section.iter_symbols()
+        if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
+    ]
+    if not exported:
+        return [f"{name} exports nothing"]
+    foreign = [symbol for symbol in exported if not wanted.fullmatch(symbol)]
+    return (
+        [f"{name} exports {', '.join(foreign[:5])}, which is none of its names"] if foreign else []
+    )
