@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The running server: every part of it, started and stopped in one readable order.
 
-Called by server.__main__ and by tests. Order of start: driver, adoption of what still runs, the line
-to the controller, GPUs and warm workers, doors. On stop the doors close and sessions go on: their
-workers outlive the server, and the next one adopts them.
+Called by server.__main__ and by tests. Order of start: driver, adoption of what still runs, data
+port, GPUs and warm workers, the line to the controller, the other doors. On stop the doors close
+and sessions go on: their workers outlive the server, and the next one adopts them.
 """
 
 from __future__ import annotations
@@ -214,8 +214,9 @@ class Server:
 
     def _serve_guests(self, starter: WorkerStarter, log_dir: Path) -> None:
         try:
+            from sluice.hypervisor.libvirt_host import libvirt_identity
             from sluice.hypervisor.region_file import RegionFiles
-            from sluice.hypervisor.service import HypervisorService, libvirt_identity
+            from sluice.hypervisor.service import HypervisorService
         except ImportError as error:
             log.warning(
                 "guests are not served: %s; install the extra `sluice-gpu[libvirt]`, or set "

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real controller and server processes for tests, each in a folder of its own.
+
+Used by tests/controller, tests/server and tests/cli, and free for others. A ControlPlane owns its
+processes and ends them, workers included. Workers are real where the native part is built, and
+FakeWorker elsewhere or where a test asks for it.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sluice.config.native_files import NativeFileMissing, find_native
+from sluice.server.gpus import SOFTGPU
+
+HARNESS = Path(__file__).resolve().parent
+PYTHON_PATH = HARNESS.parent.parent / "build" / "python"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 10.0, message: str = "") -> Any:
+    """Returns what() once it is true; fails the test when that takes too long."""
+    deadline = time.monotonic() + seconds
+    while True:
+        if result := what():
+            return result
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s: {message or what}")
+        time.sleep(0.02)
+
+
+def native_worker() -> Path | None:
+    """The built worker, if it and the software GPU are there."""
+    try:
+        find_native(SOFTGPU)
+        return find_native("sluice-worker")
+    except NativeFileMissing:
+        return None
+
+
+def make_fake_native(folder: Path) -> Path:
+    """A folder for SLUICE_NATIVE_DIR that holds FakeWorker in the place of sluice-worker."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "sluice-worker"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{HARNESS}/fake_worker.py" "$@"\n')
+    script.chmod(0o755)
+    (folder / SOFTGPU).touch()
+    return folder
+
+
+@dataclass
+class Client:
+    """A process of its own that opens a session over the Unix socket and holds it."""
+
+    process: subprocess.Popen[str]
+    first: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def session_id(self) -> str:
+        return f"{self.first['session_id']:016x}"
+
+    def read(self) -> dict[str, Any]:
+        """The client's next line: one OpenReply."""
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line, "the client ended without a reply"
+        result: dict[str, Any] = json.loads(line)
+        return result
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class ControlPlane:
+    """One controller and one server."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fake: bool = False,
+        server: dict[str, Any] | None = None,
+        pool: dict[str, Any] | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.rest_port, self.grpc_port = free_port(), free_port()
+        self.data_port = free_port()
+        self.node = "node-a"
+        self.fake = fake or native_worker() is None
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(PYTHON_PATH),
+            **(environment or {}),
+        }
+        if self.fake:
+            self._environment["SLUICE_NATIVE_DIR"] = str(make_fake_native(folder / "native"))
+        self.socket_path = folder / "run" / "server.sock"
+        log = {"log_dir": folder / "log", "log_to_screen": "true", "log_level": "DEBUG"}
+        self._write(
+            "controller.conf",
+            log=log,
+            controller={
+                "rest_port": self.rest_port,
+                "grpc_port": self.grpc_port,
+                "store": folder / "controller.db",
+            },
+            pool={"heartbeat_seconds": 1, "node_timeout_seconds": 3, **(pool or {})},
+        )
+        self._write(
+            "server.conf",
+            log={**log, "log_level": "INFO"},
+            controller={
+                "controller_addr": f"127.0.0.1:{self.rest_port}",
+                "grpc_addr": f"127.0.0.1:{self.grpc_port}",
+                "wait_seconds": 1,
+            },
+            server={
+                "node_name": self.node,
+                "run_dir": folder / "run",
+                "listen_port": self.data_port,
+                "driver": "softgpu",
+                "enable_kvm": "false",
+                "region_dir": folder,
+                **(server or {}),
+            },
+        )
+        self.controller: subprocess.Popen[bytes] | None = None
+        self.server: subprocess.Popen[bytes] | None = None
+        self.clients: list[Client] = []
+        self.rest = httpx.Client(base_url=f"http://127.0.0.1:{self.rest_port}/v1", timeout=15)
+
+    def _write(self, name: str, **sections: dict[str, Any]) -> None:
+        lines = []
+        for section, keys in sections.items():
+            lines += [f"[{section}]", *(f"    {key} = {value}" for key, value in keys.items())]
+        (self.folder / name).write_text("\n".join(lines) + "\n")
+
+    # processes
+
+    def start_controller(self) -> None:
+        self.controller = self._run("controller")
+        wait_for(self._rest_answers, message="the controller's REST")
+
+    def start_server(self, joined: bool = True) -> None:
+        self.server = self._run("server")
+        wait_for(self.socket_path.exists, 30, message="the server's socket")
+        if joined:
+            wait_for(lambda: self.node_state() == "up", message="the node to join")
+
+    def _run(self, service: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{service}.out").open("ab") as out:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    f"sluice.{service}",
+                    "--config",
+                    str(self.folder / f"{service}.conf"),
+                ],
+                stdout=out,
+                stderr=out,
+                env=self._environment,
+            )
+
+    def stop(self, service: str, number: signal.Signals = signal.SIGTERM) -> None:
+        process: subprocess.Popen[bytes] | None = getattr(self, service)
+        assert process
+        process.send_signal(number)
+        process.wait(10)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.kill()
+        for service in ("server", "controller"):
+            process: subprocess.Popen[bytes] | None = getattr(self, service)
+            if process and process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(5)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        for pid in self.worker_pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.rest.close()
+
+    # what there is
+
+    def _rest_answers(self) -> bool:
+        try:
+            return self.rest.get("/pool").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def node_state(self) -> str:
+        answer = self.rest.get(f"/nodes/{self.node}")
+        return str(answer.json()["state"]) if answer.status_code == 200 else ""
+
+    def grants(self) -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = self.rest.get("/grants").json()["grants"]
+        return result
+
+    def sessions(self, state: str = "live") -> list[dict[str, Any]]:
+        result: list[dict[str, Any]] = self.rest.get("/sessions", params={"state": state}).json()[
+            "sessions"
+        ]
+        return result
+
+    def worker_records(self) -> list[dict[str, Any]]:
+        records = []
+        for path in (self.folder / "run" / "workers").glob("*.json"):
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                records.append(json.loads(path.read_text()))
+        return records
+
+    def worker_pids(self) -> list[int]:
+        return [record["pid"] for record in self.worker_records() if _is_alive(record["pid"])]
+
+    def session_worker_pids(self) -> list[int]:
+        return [r["pid"] for r in self.worker_records() if r["session"] and _is_alive(r["pid"])]
+
+    def log(self, service: str) -> str:
+        return (self.folder / f"{service}.out").read_text()
+
+    # clients
+
+    def client(self, **wish: Any) -> Client:
+        """Starts a client process and reads its first reply."""
+        command = [sys.executable, str(HARNESS / "unix_client.py"), str(self.socket_path)]
+        process = subprocess.Popen(
+            [*command, json.dumps(wish)],
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+            env=self._environment,
+        )
+        client = Client(process)
+        self.clients.append(client)
+        client.first = client.read()
+        return client
+
+    def connect_unix(self) -> socket.socket:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connected.settimeout(10)
+        connected.connect(str(self.socket_path))
+        return connected
+
+    def connect_data(self) -> socket.socket:
+        connected = socket.create_connection(("127.0.0.1", self.data_port), timeout=10)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connected
+
+
+def receive_reply(connected: socket.socket) -> tuple[bytes, list[int]]:
+    """One OpenReply packet and the descriptors beside it."""
+    descriptors = array.array("i")
+    packet, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(16))
+    for _, _, data in ancillary:
+        descriptors.frombytes(data)
+    return packet, list(descriptors)
+
+
+def read_stream(connected: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connected.recv(count - len(data))
+        if not part:
+            break
+        data += part
+    return data
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat[stat.rindex(")") + 2] != "Z"
+
+
+@contextlib.contextmanager
+def running(folder: Path, **options: Any) -> Iterator[ControlPlane]:
+    """A controller and a server that has joined it."""
+    plane = ControlPlane(folder, **options)
+    try:
+        plane.start_controller()
+        plane.start_server()
+        yield plane
+    finally:
+        plane.close()

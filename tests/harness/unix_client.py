@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A client process of the Unix socket: asks for a session, prints each OpenReply as a JSON line.
+
+It holds the session until its standard input ends or it is killed.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import socket
+import struct
+import sys
+
+
+def main() -> None:
+    path, wish = sys.argv[1], json.loads(sys.argv[2])
+    program = wish.pop("program", "unix_client")
+    open_body = struct.pack(
+        "<IHHIIIIiiIIQII64s64s128s",
+        0x43494C53,
+        1,
+        0,
+        wish.get("vgpu_count", 0),
+        wish.get("gmem_mib", 0),
+        wish.get("ratio_percent", 0),
+        0,
+        wish.get("priority", 0),
+        wish.get("wait_seconds", 0),
+        0,
+        0,
+        0,
+        13000,
+        0,
+        b"",
+        b"",
+        program.encode(),
+    )
+    frame = (struct.pack("<IHHII", 512, 1, 0, 0, 0) + open_body).ljust(512, b"\0")
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connected.connect(path)
+    connected.send(frame)
+    while True:
+        descriptors = array.array("i")
+        packet, ancillary, _, _ = connected.recvmsg(4096, socket.CMSG_SPACE(16))
+        for _, _, data in ancillary:
+            descriptors.frombytes(data)
+        if not packet:
+            sys.exit("the server closed the connection")
+        *_, status, _, session_id, message = struct.unpack("<IHHIIIIQ480s", packet[:512])
+        line = {
+            "status": status,
+            "session_id": session_id,
+            "message": message.split(b"\0", 1)[0].decode(),
+            "descriptors": len(descriptors),
+        }
+        print(json.dumps(line), flush=True)
+        if status != 600:
+            break
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

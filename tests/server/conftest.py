@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures: a controller and a server that has joined it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane, running
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    with running(tmp_path) as control_plane:
+        yield control_plane
+
+
+@pytest.fixture
+def fake_plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """Always with FakeWorker, for what a real worker cannot be made to do."""
+    with running(tmp_path, fake=True) as control_plane:
+        yield control_plane
