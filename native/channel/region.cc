@@ -78,16 +78,26 @@ bool MappedSlot::map(int fd, size_t slot_bytes, uint32_t index, uint64_t arena_a
   return true;
 }
 
-void format_slot(const MappedSlot& slot, uint32_t index, SlotState first) {
+void start_slot(const MappedSlot& slot) {
   SlotHeader& h = slot.header();
-  const SlotLayout& l = slot.layout();
-  h.state.store(static_cast<uint32_t>(SlotState::kClosed));
   for (uint32_t i = 0; i < kLaneCount; ++i) {
     slot.lane(i).sequence.store(0);
     slot.lane(i).waiting.store(0);
   }
-  std::memset(slot.mailbox().data(), 0, 1024);
   for (size_t i = 0; i < kMarkCount; ++i) slot.marks()[i].store(0, std::memory_order_relaxed);
+  h.sticky_error.store(0);
+  h.tail.store(0);
+  h.head.store(0);
+  h.head_wanted.store(0);
+  h.sleeping.store(0);
+}
+
+void format_slot(const MappedSlot& slot, uint32_t index, SlotState first) {
+  SlotHeader& h = slot.header();
+  const SlotLayout& l = slot.layout();
+  h.state.store(static_cast<uint32_t>(SlotState::kClosed));
+  start_slot(slot);
+  std::memset(slot.mailbox().data(), 0, 1024);
   h.index = index;
   h.lane_count = kLaneCount;
   h.lanes_offset = l.lanes;
@@ -101,14 +111,9 @@ void format_slot(const MappedSlot& slot, uint32_t index, SlotState first) {
   h.arena_offset = l.arena;
   h.arena_bytes = l.arena_bytes;
   h.generation.fetch_add(1);
-  h.sticky_error.store(0);
   h.client_pid.store(0);
   h.client_start.store(0);
   h.heartbeat.store(0);
-  h.tail.store(0);
-  h.head.store(0);
-  h.head_wanted.store(0);
-  h.sleeping.store(0);
   h.doorbell.store(0);
   h.magic = kSlotMagic;
   h.state.store(static_cast<uint32_t>(first), std::memory_order_release);

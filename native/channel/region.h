@@ -49,6 +49,9 @@ class MappedSlot {
 // Host side. Writes a blank slot (zeroed control words, state `first`); the arena is left alone.
 void format_slot(const MappedSlot& slot, uint32_t index, SlotState first);
 
+// Host side. Blanks what a session leaves behind (ring, lanes, marks) in a slot that a client has claimed; its state stays.
+void start_slot(const MappedSlot& slot);
+
 // Host side. Writes the region's header for a file of region_bytes.
 bool format_region(int fd, size_t region_bytes, uint32_t slots, std::string* error);
 

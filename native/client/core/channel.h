@@ -38,6 +38,8 @@ class Channel {
 
   // What the worker said unasked: 0, or the CUresult that every later call returns.
   virtual uint32_t sticky_error() = 0;
+  // Whether the worker can still answer. Costs a system call: asked only after a long wait.
+  virtual bool alive() = 0;
   // Completion page; nullptr where no memory is shared.
   virtual std::atomic<uint64_t>* marks() = 0;
   // Pinned memory shared with the worker, at its fixed address; empty where none is shared.

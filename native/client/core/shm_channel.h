@@ -21,6 +21,7 @@ class ShmChannel : public Channel {
   uint32_t sticky_error() override {
     return slot_.header().sticky_error.load(std::memory_order_relaxed);
   }
+  bool alive() override { return !worker_gone(); }
   std::atomic<uint64_t>* marks() override { return slot_.marks(); }
   std::span<std::byte> arena() override { return {slot_.arena(), slot_.layout().arena_bytes}; }
   size_t inline_limit() const override { return wire::kInlineChunkBytes; }

@@ -23,6 +23,7 @@ class TcpChannel : public Channel {
   void commit(size_t n, bool answered) override;
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) override;
   uint32_t sticky_error() override { return sticky_.load(std::memory_order_relaxed); }
+  bool alive() override { return !gone_; }
   std::atomic<uint64_t>* marks() override { return nullptr; }
   std::span<std::byte> arena() override { return {}; }
   size_t inline_limit() const override { return 512 << 10; }

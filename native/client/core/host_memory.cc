@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/host_memory.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+
+namespace sluice::client {
+
+namespace {
+constexpr size_t kPage = 4096;
+constexpr size_t kKnownChunk = 32 << 20;  // registered with the driver at once
+constexpr size_t kStagingPiece = 1 << 20;
+constexpr size_t kStagingPieces = 16;
+
+size_t pages(size_t n) { return (std::max<size_t>(n, 1) + kPage - 1) / kPage * kPage; }
+}  // namespace
+
+void HostMemory::open(std::span<std::byte> arena, Marks* marks,
+                      std::function<bool(uint64_t, uint64_t)> make_known) {
+  arena_ = arena;
+  marks_ = marks;
+  make_known_ = std::move(make_known);
+  if (arena.empty()) return;
+  // A quarter of the arena at most stages pageable copies.
+  staging_bytes_ = std::min(kStagingPiece * kStagingPieces, arena.size() / 4 / kPage * kPage);
+  const uint64_t base = reinterpret_cast<uint64_t>(arena.data());
+  free_.add(base + staging_bytes_, (arena.size() - staging_bytes_) / kPage * kPage);
+  known_.assign(arena.size() / kKnownChunk + 1, false);
+}
+
+bool HostMemory::know(uint64_t start, uint64_t bytes) {
+  const uint64_t base = reinterpret_cast<uint64_t>(arena_.data());
+  for (size_t chunk = (start - base) / kKnownChunk; chunk <= (start - base + bytes - 1) / kKnownChunk;
+       ++chunk) {
+    if (known_[chunk]) continue;
+    const uint64_t at = chunk * kKnownChunk;
+    if (!make_known_(base + at, std::min<uint64_t>(kKnownChunk, arena_.size() - at))) return false;
+    known_[chunk] = true;
+  }
+  return true;
+}
+
+bool HostMemory::allocate(size_t bytes, unsigned flags, uint32_t device, void** at) {
+  std::lock_guard lock(mutex_);
+  const size_t rounded = pages(bytes);
+  if (rounded < bytes) return false;
+  Range r{0, bytes, flags, Place::kArena, device};
+  r.start = arena_.empty() ? RangeAllocator::kNone : free_.allocate(rounded);
+  if (r.start != RangeAllocator::kNone) {
+    if (!know(r.start, rounded)) return false;
+  } else {
+    void* plain = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (plain == MAP_FAILED) return false;
+    r.start = reinterpret_cast<uint64_t>(plain);
+    r.place = Place::kPlain;
+  }
+  ranges_[r.start] = r;
+  *at = reinterpret_cast<void*>(r.start);
+  return true;
+}
+
+bool HostMemory::release(void* at) {
+  std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(reinterpret_cast<uint64_t>(at));
+  if (it == ranges_.end() || it->second.place == Place::kRegistered) return false;
+  if (it->second.place == Place::kArena)
+    free_.release(it->first);
+  else
+    munmap(at, pages(it->second.bytes));
+  ranges_.erase(it);
+  return true;
+}
+
+bool HostMemory::add_registered(void* at, size_t bytes, unsigned flags, uint32_t device) {
+  std::lock_guard lock(mutex_);
+  const uint64_t start = reinterpret_cast<uint64_t>(at);
+  auto next = ranges_.lower_bound(start);
+  if (next != ranges_.end() && next->first < start + bytes) return false;
+  if (next != ranges_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > start)
+    return false;
+  ranges_[start] = {start, bytes, flags, Place::kRegistered, device};
+  return true;
+}
+
+bool HostMemory::drop_registered(void* at) {
+  std::lock_guard lock(mutex_);
+  const auto it = ranges_.find(reinterpret_cast<uint64_t>(at));
+  if (it == ranges_.end() || it->second.place != Place::kRegistered) return false;
+  ranges_.erase(it);
+  return true;
+}
+
+HostMemory::Range HostMemory::find(const void* at) {
+  std::lock_guard lock(mutex_);
+  const uint64_t address = reinterpret_cast<uint64_t>(at);
+  auto it = ranges_.upper_bound(address);
+  if (it != ranges_.begin()) {
+    --it;
+    if (address - it->first < std::max<uint64_t>(it->second.bytes, 1)) return it->second;
+  }
+  return {};
+}
+
+std::vector<HostMemory::Staging>& HostMemory::staging() {
+  if (staging_ready_ || arena_.empty()) return staging_;
+  std::lock_guard lock(mutex_);
+  if (!know(reinterpret_cast<uint64_t>(arena_.data()), staging_bytes_)) return staging_;
+  const size_t piece = std::min(kStagingPiece, staging_bytes_ / 4 / kPage * kPage);
+  for (size_t at = 0; piece && at + piece <= staging_bytes_; at += piece)
+    staging_.push_back({arena_.data() + at, piece, marks_->take(), 0});
+  staging_ready_ = true;
+  return staging_;
+}
+
+}  // namespace sluice::client

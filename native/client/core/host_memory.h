@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host memory that CUDA knows of: pinned allocations (cut from the channel's arena while it lasts, else ordinary memory that copies are
+// staged from), registered ranges, and the staging buffers of pageable copies. Owns the arena's bookkeeping.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "client/core/marks.h"
+#include "client/core/range_allocator.h"
+
+namespace sluice::client {
+
+class HostMemory {
+ public:
+  enum class Place { kPageable, kArena, kPlain, kRegistered };
+  struct Range {
+    uint64_t start = 0, bytes = 0;
+    unsigned flags = 0;
+    Place place = Place::kPageable;
+    uint32_t device = 0;  // whose context was current
+  };
+  // A piece of the arena that a copy passes through. Busy until its mark shows `value`.
+  struct Staging {
+    std::byte* at = nullptr;
+    size_t bytes = 0;
+    uint32_t mark = wire::kNoMark;
+    uint64_t value = 0;
+  };
+
+  // `make_known`: tells the worker to register arena pages before their first use. False: the session is lost.
+  void open(std::span<std::byte> arena, Marks* marks,
+            std::function<bool(uint64_t address, uint64_t bytes)> make_known);
+
+  bool allocate(size_t bytes, unsigned flags, uint32_t device, void** at);
+  bool release(void* at);
+  bool add_registered(void* at, size_t bytes, unsigned flags, uint32_t device);
+  bool drop_registered(void* at);
+  // kPageable when CUDA does not know the address.
+  Range find(const void* at);
+  bool in_arena(const void* at, size_t bytes) const {
+    const uint64_t a = reinterpret_cast<uint64_t>(at) - reinterpret_cast<uint64_t>(arena_.data());
+    return a < arena_.size() && bytes <= arena_.size() - a;
+  }
+
+  // Staging buffers, in turn. The caller holds the staging lock for the whole of its copy.
+  std::mutex staging_lock;
+  std::vector<Staging>& staging();
+
+ private:
+  bool know(uint64_t start, uint64_t bytes);
+
+  std::mutex mutex_;
+  std::span<std::byte> arena_;
+  size_t staging_bytes_ = 0;
+  Marks* marks_ = nullptr;
+  std::function<bool(uint64_t, uint64_t)> make_known_;
+  RangeAllocator free_;
+  std::vector<bool> known_;  // by chunk of kKnownChunk
+  std::map<uint64_t, Range> ranges_;
+  std::vector<Staging> staging_;
+  bool staging_ready_ = false;
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/log.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+
+#include "client/unsupported.h"
+
+namespace sluice::client {
+
+namespace {
+std::mutex g_mutex;
+int g_file = -1;
+int g_debug = 0;
+bool g_screen = true;
+}  // namespace
+
+void log_open(const Config& config) {
+  std::lock_guard lock(g_mutex);
+  g_debug = config.debug;
+  g_screen = config.log_to_screen;
+  const char* home = std::getenv("HOME");
+  if (!home || !*home) return;
+  std::string path = std::string(home) + "/.sluice";
+  mkdir(path.c_str(), 0700);
+  path += "/log";
+  mkdir(path.c_str(), 0700);
+  char name[64];
+  const time_t now = time(nullptr);
+  tm t{};
+  localtime_r(&now, &t);
+  std::snprintf(name, sizeof name, "/%04d%02d%02d-%02d%02d%02d-%d.log", t.tm_year + 1900, t.tm_mon + 1,
+                t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec, getpid());
+  g_file = open((path + name).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+}
+
+void log_line(LogLevel level, const std::string& text) {
+  std::lock_guard lock(g_mutex);
+  if (level == LogLevel::kDebug && g_debug < 1) return;
+  const std::string line = "sluice: " + text + "\n";
+  const bool screen = g_screen && (level == LogLevel::kError || g_debug > 0);
+  if (screen && write(STDERR_FILENO, line.data(), line.size()) < 0) return;
+  if (g_file >= 0 && write(g_file, line.data(), line.size()) < 0) return;
+}
+
+void note_export_table(const void* caller) {
+  Dl_info info{};
+  const std::string who =
+      dladdr(caller, &info) && info.dli_fname ? info.dli_fname : "an unknown library";
+  static std::mutex mutex;
+  static std::set<std::string> told;
+  {
+    std::lock_guard lock(mutex);
+    if (!told.insert(who).second) return;
+  }
+  log_line(LogLevel::kInfo, who +
+                                " asked for a private driver table and was told that there is none. If it is a "
+                                "statically linked CUDA runtime, relink the program with a shared libcudart.");
+}
+
+void note_unsupported(const char* function) {
+  static std::mutex mutex;
+  static std::set<std::string> told;
+  {
+    std::lock_guard lock(mutex);
+    if (!told.insert(function).second) return;
+  }
+  log_line(LogLevel::kError, std::string(function) + " is not supported yet and returned \"not supported\"");
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/session.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+#include "channel/futex.h"
+#include "client/core/log.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+
+namespace sluice::client {
+
+std::atomic<Session*> Session::current_{nullptr};
+
+namespace {
+
+std::mutex g_open_mutex;
+CUresult g_open_result = CUDA_ERROR_NOT_INITIALIZED;
+bool g_open_tried = false;
+std::atomic<bool> g_forked{false};
+
+void after_fork_in_child() {
+  // Channel, lanes and arena belong to the parent. The child learns what native CUDA says.
+  g_forked = true;
+}
+
+uint64_t own_start_time() {
+  std::ifstream in("/proc/self/stat");
+  std::string all;
+  std::getline(in, all);
+  const size_t paren = all.rfind(')');
+  if (paren == std::string::npos) return 0;
+  const char* at = all.c_str() + paren + 1;
+  for (int field = 2; *at && field < 21; ++at)
+    if (*at == ' ') ++field;
+  return std::strtoull(at, nullptr, 10);
+}
+
+template <size_t N>
+void put_text(char (&to)[N], const std::string& from) {
+  std::memcpy(to, from.data(), std::min(from.size(), N - 1));
+}
+
+wire::OpenSession make_request(const Config& c) {
+  wire::OpenSession r{};
+  r.header = {sizeof r, wire::kOpenSession, wire::kNoLane, 0, 0};
+  r.magic = wire::kOpenMagic;
+  r.protocol_major = wire::kProtocolMajor;
+  r.protocol_minor = wire::kProtocolMinor;
+  r.vgpu_count = c.vgpu_count;
+  r.gmem_mib = c.gmem_mib;
+  r.ratio_percent = c.ratio_percent;
+  r.flags = c.cross_node ? wire::kCrossNode : 0u;
+  r.priority = c.priority;
+  r.wait_seconds = c.wait_seconds;
+  r.pid = static_cast<uint32_t>(getpid());
+  r.uid = static_cast<uint32_t>(getuid());
+  r.start_time = own_start_time();
+  r.cuda_version = 13000;
+  char host[64] = "";
+  gethostname(host, sizeof host - 1);
+  put_text(r.host, host);
+  char exe[256];
+  const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
+  if (n > 0) {
+    const std::string path(exe, static_cast<size_t>(n));
+    put_text(r.program, path.substr(path.rfind('/') + 1));
+  }
+  return r;
+}
+
+std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& request,
+                                      std::string* error) {
+  const bool any = c.channel == "auto";
+  std::string why_not;
+  if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
+    return open_unix(c.server_socket, request, error);
+  if (any || c.channel == "ivshmem") {
+    const std::string resource = c.ivshmem.empty() ? find_ivshmem(&why_not) : c.ivshmem;
+    if (!resource.empty()) return open_ivshmem(resource, request, error);
+    if (!any) {
+      *error = why_not;
+      return nullptr;
+    }
+  }
+  if (any && !c.enable_net) {
+    *error = "no channel: no server socket " + c.server_socket + "; " + why_not +
+             "; the network is disabled (enable_net)";
+    return nullptr;
+  }
+  auto channel = open_tcp(c.controller, request, error);
+  if (!channel && any)
+    *error += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
+  return channel;
+}
+
+}  // namespace
+
+ThreadState& thread_state() {
+  static thread_local ThreadState state{};
+  return state;
+}
+
+CUresult Session::open() {
+  if (g_forked) return CUDA_ERROR_NOT_INITIALIZED;
+  if (current_.load(std::memory_order_acquire)) return CUDA_SUCCESS;
+  std::lock_guard lock(g_open_mutex);
+  if (g_open_tried) return g_open_result;
+  g_open_tried = true;
+  static Session* session = new Session(read_config());  // lives until the process ends
+  g_open_result = session->start();
+  if (g_open_result == CUDA_SUCCESS) {
+    pthread_atfork(nullptr, nullptr, after_fork_in_child);
+    current_.store(session, std::memory_order_release);
+  }
+  return g_open_result;
+}
+
+CUresult Session::start() {
+  log_open(config_);
+  std::string error = config_.error;
+  const wire::OpenSession request = make_request(config_);
+  if (error.empty()) channel_ = open_channel(config_, request, &error);
+  if (channel_ && !read_record(&error)) channel_.reset();
+  if (!channel_) {
+    log_line(LogLevel::kError, "no vGPU: " + error);
+    return CUDA_ERROR_NO_DEVICE;
+  }
+  lanes_ = std::make_unique<LaneUse[]>(channel_->lane_count());
+  marks_.open(channel_->marks());
+  host_memory_.open(channel_->arena(), &marks_, [this](uint64_t address, uint64_t bytes) {
+    return post(wire::kArenaRegister, wire::ArenaRegister{address, bytes}) == CUDA_SUCCESS;
+  });
+  return CUDA_SUCCESS;
+}
+
+bool Session::read_record(std::string* error) {
+  const std::span<const std::byte> all = channel_->open_reply();
+  wire::SessionRecord record;
+  if (all.size() < sizeof(wire::OpenReply) + sizeof record) {
+    *error = "the session's record is cut short";
+    return false;
+  }
+  const std::byte* at = all.data() + sizeof(wire::OpenReply);
+  std::memcpy(&record, at, sizeof record);
+  at += sizeof record;
+  if (record.device_count == 0 || record.device_count > wire::kMaxDevices ||
+      record.device_bytes < sizeof(wire::DeviceRecord) ||
+      all.size() < sizeof(wire::OpenReply) + sizeof record +
+                       size_t{record.device_bytes} * record.device_count) {
+    *error = "the session's record does not fit this client: bring client and server to one release";
+    return false;
+  }
+  driver_version_ = record.driver_version;
+  for (uint32_t i = 0; i < record.device_count; ++i, at += record.device_bytes) {
+    auto d = std::make_unique<Device>();
+    d->index = i;
+    std::memcpy(&d->record, at, sizeof d->record);
+    d->record.name[sizeof d->record.name - 1] = 0;
+    d->record.pci_bus_id[sizeof d->record.pci_bus_id - 1] = 0;
+    void* window = reinterpret_cast<void*>(d->record.window_begin);
+    // Nothing of this process may lie where device addresses are: a pointer's value alone says what it is.
+    void* got = mmap(window, d->record.window_bytes, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+    if (got != window) {
+      *error = "the vGPU's address window cannot be reserved in this process: " +
+               std::string(std::strerror(errno));
+      return false;
+    }
+    madvise(window, d->record.window_bytes, MADV_DONTFORK);
+    Device* raw = d.get();
+    const auto tell = [this, raw](uint16_t function) {
+      return [this, raw, function](uint64_t address, uint64_t bytes) {
+        return post(function, wire::MemoryMap{raw->index, 0, address, bytes}) == CUDA_SUCCESS;
+      };
+    };
+    d->memory.open(d->record.window_begin, d->record.window_bytes, d->record.memory_bytes,
+                   {tell(wire::kMemoryMap), tell(wire::kMemoryUnmap)});
+    d->legacy.device = raw;
+    Context* context = contexts.create(&d->primary);
+    *context = {raw, 0, true};
+    devices_.push_back(std::move(d));
+  }
+  return true;
+}
+
+CUresult Session::lose() {
+  uint32_t expected = 0;
+  if (lost_.compare_exchange_strong(expected, CUDA_ERROR_SYSTEM_NOT_READY)) {
+    const uint32_t told = channel_->sticky_error();
+    lost_ = told ? told : static_cast<uint32_t>(CUDA_ERROR_UNKNOWN);
+    log_line(LogLevel::kError, "the session was ended by the pool (its worker is gone); every further call fails");
+  }
+  return sticky();
+}
+
+CUresult Session::post(uint16_t function, const void* body, size_t bytes,
+                       std::span<const std::byte> tail, Stream* work, uint32_t context) {
+  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  const size_t size = wire::round_up(sizeof(wire::FrameHeader) + bytes + tail.size(), 8);
+  std::lock_guard lock(append_);
+  std::byte* at = channel_->reserve(size);
+  if (!at) return lose();
+  const wire::FrameHeader h{static_cast<uint32_t>(size), function, wire::kNoLane, 0, context};
+  std::memcpy(at, &h, sizeof h);
+  std::memcpy(at + sizeof h, body, bytes);
+  if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
+  if (work) {
+    Device& d = *work->device;
+    d.only_stream = d.issued == d.idle_at || d.only_stream == work ? work : nullptr;
+    ++d.issued;
+  }
+  ++statistics_.commands;
+  channel_->commit(size, false);
+  return CUDA_SUCCESS;
+}
+
+CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
+                           std::span<const std::byte> tail, std::span<std::byte> sink, size_t* got,
+                           Stream* work, uint32_t context) {
+  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  // A lane of its own for the time of the call; the thread's last one is likely free and warm.
+  ThreadState& thread = thread_state();
+  uint32_t lane = thread.last_lane % channel_->lane_count();
+  for (uint32_t tried = 0; lanes_[lane].busy.exchange(true, std::memory_order_acquire);) {
+    lane = (lane + 1) % channel_->lane_count();
+    if (++tried % channel_->lane_count() == 0) channel::sleep_ns(50'000);
+  }
+  thread.last_lane = lane;
+  struct Free {
+    std::atomic<bool>& busy;
+    ~Free() { busy.store(false, std::memory_order_release); }
+  } free_lane{lanes_[lane].busy};
+
+  uint32_t sequence = ++lanes_[lane].sequence;
+  if (sequence == 0) sequence = ++lanes_[lane].sequence;
+  const size_t size = wire::round_up(sizeof(wire::FrameHeader) + bytes + tail.size(), 8);
+  {
+    std::lock_guard lock(append_);
+    std::byte* at = channel_->reserve(size);
+    if (!at) return lose();
+    const wire::FrameHeader h{static_cast<uint32_t>(size), function, static_cast<uint16_t>(lane),
+                              sequence, context};
+    std::memcpy(at, &h, sizeof h);
+    std::memcpy(at + sizeof h, body, bytes);
+    if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
+    if (work) {
+      Device& d = *work->device;
+      d.only_stream = d.issued == d.idle_at || d.only_stream == work ? work : nullptr;
+      ++d.issued;
+    }
+    channel_->commit(size, true);
+  }
+  statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
+  statistics_.by_function[function % 64].fetch_add(1, std::memory_order_relaxed);
+  Reply reply;
+  if (!channel_->wait(lane, sequence, &reply, sink)) return lose();
+  statistics_.bytes_in.fetch_add(reply.body.size(), std::memory_order_relaxed);
+  if (got) *got = reply.body.size();
+  if (!sink.empty() && reply.body.data() != sink.data())
+    std::memcpy(sink.data(), reply.body.data(), std::min(sink.size(), reply.body.size()));
+  return static_cast<CUresult>(reply.status);
+}
+
+void Session::note_done(Device& device, const Stream* stream, uint64_t upto) {
+  std::lock_guard lock(append_);
+  if (upto <= device.idle_at) return;
+  if (!stream || device.only_stream == stream) device.idle_at = upto;
+}
+
+uint64_t Session::issued(const Device& device) {
+  std::lock_guard lock(append_);
+  return device.issued;
+}
+
+bool Session::idle(const Device& device) {
+  std::lock_guard lock(append_);
+  return device.issued == device.idle_at;
+}
+
+Device* Session::device_of_address(uint64_t address) {
+  for (auto& d : devices_)
+    if (d->memory.in_window(address)) return d.get();
+  return nullptr;
+}
+
+bool Session::is_device_address(uint64_t address) {
+  if (device_of_address(address)) return true;
+  std::lock_guard lock(globals_mutex_);
+  auto it = globals_.upper_bound(address);
+  return it != globals_.begin() && address - std::prev(it)->first < std::prev(it)->second;
+}
+
+void Session::add_global(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(globals_mutex_);
+  globals_[address] = bytes;
+}
+
+void Session::close() {
+  if (g_forked) return;
+  if (config_.stats) {
+    std::fprintf(stderr,
+                 "sluice: %llu asynchronous commands, %llu round trips, %llu bytes out, %llu bytes in\n",
+                 static_cast<unsigned long long>(statistics_.commands),
+                 static_cast<unsigned long long>(statistics_.round_trips.load()),
+                 static_cast<unsigned long long>(channel_->bytes_out),
+                 static_cast<unsigned long long>(statistics_.bytes_in.load()));
+  }
+  channel_->close();
+}
+
+CUresult enter(Session** session, Device** device) {
+  if (const CUresult e = enter(session); e != CUDA_SUCCESS) return e;
+  const ThreadState& thread = thread_state();
+  if (thread.depth == 0) return CUDA_ERROR_INVALID_CONTEXT;
+  const Context* context = (*session)->contexts.find(thread.contexts[thread.depth - 1]);
+  if (!context) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+  *device = context->device;
+  return CUDA_SUCCESS;
+}
+
+CUresult resolve_stream(Session* session, Device* device, CUstream handle, Stream** stream) {
+  const auto value = reinterpret_cast<uint64_t>(handle);
+  if (value <= 1) {
+    *stream = &device->legacy;
+    return CUDA_SUCCESS;
+  }
+  if (value == 2) return per_thread_stream(session, device, stream);
+  *stream = session->streams.find(value);
+  return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+namespace {
+struct CloseAtExit {
+  ~CloseAtExit() {
+    if (Session* s = Session::get()) s->close();
+  }
+} close_at_exit;
+}  // namespace
+
+}  // namespace sluice::client

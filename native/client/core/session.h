@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// The process's session: opened at the first CUDA call that needs it, closed at exit. Owns the channel, the vGPUs and the tables of minted
+// handles; everything under client/driver goes through post() and exchange(). Promises: commands of all threads reach the worker in the order in
+// which post()/exchange() were entered; an error that the worker declared sticky is returned by every later call; a child of fork() gets
+// CUDA_ERROR_NOT_INITIALIZED.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "abi/cuda_driver.h"
+#include "client/core/channel.h"
+#include "client/core/config.h"
+#include "client/core/device_memory.h"
+#include "client/core/handles.h"
+#include "client/core/host_memory.h"
+#include "client/core/marks.h"
+#include "wire/commands.h"
+#include "wire/session_record.h"
+
+namespace sluice::client {
+
+struct Device;
+
+struct Context {
+  Device* device = nullptr;
+  unsigned flags = 0;
+  bool primary = false;
+};
+
+struct Stream {
+  Device* device = nullptr;
+  uint64_t wire_id = 0;  // 0: the legacy default stream
+  unsigned flags = 0;
+  int priority = 0;
+  std::atomic<uint32_t> host_functions{0};  // not yet run
+
+  Stream() = default;
+  Stream& operator=(Stream&& o) noexcept {
+    device = o.device, wire_id = o.wire_id, flags = o.flags, priority = o.priority;
+    host_functions = 0;
+    return *this;
+  }
+};
+
+struct Event {
+  Device* device = nullptr;
+  unsigned flags = 0;
+  uint32_t mark = wire::kNoMark;
+  uint64_t value = 0;     // of the newest record; 0: never recorded
+  Stream* stream = nullptr;
+  uint64_t work = 0;      // Device::issued at the newest record
+};
+
+// A loaded module or library.
+struct Code {
+  Device* device = nullptr;  // of a module
+  struct Named {
+    std::string name;
+    uint64_t handle;
+  };
+  std::vector<Named> functions;
+  struct Global {
+    std::string name;
+    uint64_t address, bytes;
+  };
+  std::vector<Global> globals;
+};
+
+// A module's function or a library's kernel.
+struct Function {
+  Device* device = nullptr;  // nullptr for a kernel: it runs on the current context's device
+  uint64_t code = 0;
+  std::string name;
+  wire::FunctionRecord record{};
+  struct Param {
+    uint32_t offset, size;
+  };
+  std::vector<Param> params;
+};
+
+struct Device {
+  uint32_t index = 0;
+  wire::DeviceRecord record{};
+  DeviceMemory memory;
+  uint64_t primary = 0;  // CUcontext of the primary context, minted at open
+  std::atomic<uint32_t> primary_uses{0};
+  std::atomic<unsigned> primary_flags{0};
+  Stream legacy;
+
+  // Under the session's append lock: commands that give the device work, how many of them are known to be done, and the stream that has all
+  // the others (nullptr: several have).
+  uint64_t issued = 0, idle_at = 0;
+  Stream* only_stream = nullptr;
+};
+
+struct Statistics {
+  uint64_t commands = 0;  // fire and forget, under the append lock
+  std::atomic<uint64_t> round_trips{0};
+  std::atomic<uint64_t> bytes_in{0};
+  std::atomic<uint64_t> by_function[64]{};
+};
+
+class Session {
+ public:
+  // The open session, nullptr before cuInit.
+  static Session* get() { return current_.load(std::memory_order_acquire); }
+  // Opens it once; later calls return what the first one did. The reason of a failure was printed.
+  static CUresult open();
+
+  // 0, or what every call returns now.
+  CUresult sticky() {
+    const uint32_t e = channel_->sticky_error();
+    return e ? static_cast<CUresult>(e) : static_cast<CUresult>(lost_.load(std::memory_order_relaxed));
+  }
+
+  // Fire and forget. `work`: the stream that the command gives work to, if it does.
+  CUresult post(uint16_t function, const void* body, size_t bytes, std::span<const std::byte> tail = {},
+                Stream* work = nullptr, uint32_t context = 0);
+  // Sends and waits. The reply's body is copied to `sink` as far as it goes; `got` says how many bytes it had.
+  CUresult exchange(uint16_t function, const void* body, size_t bytes, std::span<const std::byte> tail = {},
+                    std::span<std::byte> sink = {}, size_t* got = nullptr, Stream* work = nullptr,
+                    uint32_t context = 0);
+  template <class T>
+  CUresult post(uint16_t function, const T& body, std::span<const std::byte> tail = {},
+                Stream* work = nullptr, uint32_t context = 0) {
+    return post(function, &body, sizeof body, tail, work, context);
+  }
+  template <class T>
+  CUresult exchange(uint16_t function, const T& body, std::span<const std::byte> tail = {},
+                    std::span<std::byte> sink = {}, size_t* got = nullptr, Stream* work = nullptr,
+                    uint32_t context = 0) {
+    return exchange(function, &body, sizeof body, tail, sink, got, work, context);
+  }
+
+  // What a completed wait teaches: all work of `stream` (nullptr: of the device) up to issue number `upto` is done.
+  void note_done(Device& device, const Stream* stream, uint64_t upto);
+  uint64_t issued(const Device& device);
+  bool idle(const Device& device);
+
+  Channel& channel() { return *channel_; }
+  HostMemory& host_memory() { return host_memory_; }
+  Marks& marks() { return marks_; }
+  std::vector<std::unique_ptr<Device>>& devices() { return devices_; }
+  const Config& config() const { return config_; }
+  Statistics& statistics() { return statistics_; }
+  uint32_t driver_version() const { return driver_version_; }
+  Device* device_of_address(uint64_t address);
+  // In a vGPU's window, or a module's global (whose address is the driver's own).
+  bool is_device_address(uint64_t address);
+  void add_global(uint64_t address, uint64_t bytes);
+
+  HandleTable<Context> contexts{Kind::kContext};
+  HandleTable<Stream> streams{Kind::kStream};
+  HandleTable<Event> events{Kind::kEvent};
+  HandleTable<Code> modules{Kind::kModule};
+  HandleTable<Code> libraries{Kind::kLibrary};
+  HandleTable<Function> functions{Kind::kFunction};
+  HandleTable<Function> kernels{Kind::kKernel};
+
+  void close();
+
+ private:
+  explicit Session(Config config) : config_(std::move(config)) {}
+  CUresult start();
+  bool read_record(std::string* error);
+  CUresult lose();
+
+  static std::atomic<Session*> current_;
+
+  Config config_;
+  std::unique_ptr<Channel> channel_;
+  std::mutex append_;
+  std::atomic<uint32_t> lost_{0};
+  struct LaneUse {
+    std::atomic<bool> busy{false};
+    uint32_t sequence = 0;
+  };
+  std::unique_ptr<LaneUse[]> lanes_;
+  std::vector<std::unique_ptr<Device>> devices_;
+  HostMemory host_memory_;
+  Marks marks_;
+  std::mutex globals_mutex_;
+  std::map<uint64_t, uint64_t> globals_;  // start, bytes
+  Statistics statistics_;
+  uint32_t driver_version_ = 0;
+};
+
+// What a thread carries: its stack of current contexts (the newest last), and its own streams.
+struct ThreadState {
+  static constexpr uint32_t kDepth = 64;
+  uint32_t depth = 0;
+  uint32_t last_lane = 0;
+  uint64_t contexts[kDepth];
+};
+ThreadState& thread_state();
+
+// The start of every driver call: the session, or the error to return.
+inline CUresult enter(Session** session) {
+  *session = Session::get();
+  if (!*session) return CUDA_ERROR_NOT_INITIALIZED;
+  return (*session)->sticky();
+}
+
+// The same for calls that need a current context.
+CUresult enter(Session** session, Device** device);
+// The stream that a handle means in the current context, or CUDA_ERROR_INVALID_HANDLE.
+CUresult resolve_stream(Session* session, Device* device, CUstream handle, Stream** stream);
+// The blocking stream that stands for CU_STREAM_PER_THREAD of this thread and device, minted at first use (client/driver/stream.cc).
+CUresult per_thread_stream(Session* session, Device* device, Stream** stream);
+
+}  // namespace sluice::client

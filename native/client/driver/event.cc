@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Events. A record marks the completion page too, so that asking and waiting need no round trip where the page is shared.
+#include "client/driver/transfer.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace {
+
+CUresult find(CUevent handle, Session** s, Event** event) {
+  if (const CUresult e = enter(s); e != CUDA_SUCCESS) return e;
+  *event = (*s)->events.find(handle);
+  return *event ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+uint64_t as_id(CUevent e) { return reinterpret_cast<uint64_t>(e); }
+
+void learn_done(Session* s, const Event& e) {
+  s->note_done(*e.device, e.stream, e.work);
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuEventCreate(CUevent* event, unsigned int flags) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  constexpr unsigned kKnown =
+      CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+  if (!event || flags & ~kKnown) return CUDA_ERROR_INVALID_VALUE;
+  if (flags & CU_EVENT_INTERPROCESS)
+    return flags & CU_EVENT_DISABLE_TIMING ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+  uint64_t id;
+  Event* made = s->events.create(&id);
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  made->device = d;
+  made->flags = flags;
+  made->mark = s->marks() ? s->marks().take(true) : wire::kNoMark;
+  *event = reinterpret_cast<CUevent>(id);
+  return s->post(wire::kEventCreate, wire::EventCreate{id, flags, 0}, {}, nullptr, d->index + 1);
+}
+
+CUresult cuEventDestroy_v2(CUevent handle) {
+  Session* s;
+  Event* event;
+  if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
+  const uint32_t mark = event->mark, context = event->device->index + 1;
+  if (!s->events.destroy(as_id(handle))) return CUDA_ERROR_INVALID_HANDLE;
+  s->marks().give_back(mark);
+  return s->post(wire::kEventDestroy, wire::EventId{as_id(handle)}, {}, nullptr, context);
+}
+
+CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned int flags) {
+  Session* s;
+  Device* d;
+  Stream* stream;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  Event* event = s->events.find(handle);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
+  if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->stream != stream && event->mark != wire::kNoMark && event->value != 0 &&
+      !s->marks().reached(event->mark, event->value)) {
+    // Two streams must not write the same word in an order that nobody knows.
+    s->marks().give_back(event->mark);
+    event->mark = s->marks().take(true);
+  }
+  event->value = event->mark == wire::kNoMark ? event->value + 1 : s->marks().next(event->mark);
+  event->stream = stream;
+  event->work = s->issued(*d);
+  return s->post(wire::kEventRecord,
+                 wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value},
+                 {}, nullptr, d->index + 1);
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+  return cuEventRecordWithFlags(event, stream, 0);
+}
+
+CUresult cuEventQuery(CUevent handle) {
+  Session* s;
+  Event* event;
+  if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
+  if (event->value == 0) return CUDA_SUCCESS;
+  if (event->mark != wire::kNoMark) {
+    if (!s->marks().reached(event->mark, event->value)) return CUDA_ERROR_NOT_READY;
+    learn_done(s, *event);
+    return CUDA_SUCCESS;
+  }
+  return s->exchange(wire::kEventQuery, wire::EventId{as_id(handle)});
+}
+
+CUresult cuEventSynchronize(CUevent handle) {
+  Session* s;
+  Event* event;
+  if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
+  if (event->value == 0) return CUDA_SUCCESS;
+  const CUresult e = event->mark != wire::kNoMark
+                         ? wait_mark(s, event->mark, event->value)
+                         : s->exchange(wire::kEventSynchronize, wire::EventId{as_id(handle)});
+  if (e == CUDA_SUCCESS) learn_done(s, *event);
+  return e;
+}
+
+CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) {
+  Session* s;
+  Event *a, *b;
+  if (const CUresult e = find(start, &s, &a); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = find(end, &s, &b); e != CUDA_SUCCESS) return e;
+  if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+  if (a->value == 0 || b->value == 0 || (a->flags | b->flags) & CU_EVENT_DISABLE_TIMING)
+    return CUDA_ERROR_INVALID_HANDLE;
+  if (cuEventQuery(start) == CUDA_ERROR_NOT_READY || cuEventQuery(end) == CUDA_ERROR_NOT_READY)
+    return CUDA_ERROR_NOT_READY;
+  wire::ElapsedReply reply{};
+  const CUresult e =
+      s->exchange(wire::kEventElapsed, wire::EventElapsed{as_id(start), as_id(end)}, {},
+                  {reinterpret_cast<std::byte*>(&reply), sizeof reply});
+  if (e == CUDA_SUCCESS) *milliseconds = reply.milliseconds;
+  return e;
+}
+
+}  // extern "C"

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Host functions and stream callbacks (rule 4): the stream writes a mark, a thread here runs the function, its answer lets the stream go on.
+// Where no page is shared the worker is asked in turn, which waits on a lane of its own.
+#include <pthread.h>
+#include <signal.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "channel/futex.h"
+#include "client/driver/transfer.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace {
+
+struct Pending {
+  Session* s;
+  Stream* stream;
+  uint32_t ready_mark, done_mark;
+  uint64_t value;
+  std::function<void(CUresult)> run;
+};
+
+// One thread runs all host functions, one after the other and in the order in which streams reach them, as CUDA's own does.
+class Runner {
+ public:
+  void add(Pending p) {
+    std::lock_guard lock(mutex_);
+    pending_.push_back(std::move(p));
+    if (!started_) start();
+    wanted_.notify_one();
+  }
+
+ private:
+  void start() {
+    started_ = true;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { loop(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void loop() {
+    uint64_t pause = 1'000;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wanted_.wait(lock, [this] { return !pending_.empty(); });
+      auto it = pending_.begin();
+      CUresult status = CUDA_SUCCESS;
+      for (; it != pending_.end(); ++it) {
+        if (it->s->marks().reached(it->ready_mark, it->value)) break;
+        if ((status = it->s->sticky()) != CUDA_SUCCESS) break;
+      }
+      if (it == pending_.end()) {
+        lock.unlock();
+        sluice::channel::sleep_ns(pause);
+        pause = std::min<uint64_t>(pause * 2, 500'000);
+        lock.lock();
+        continue;
+      }
+      pause = 1'000;
+      Pending p = std::move(*it);
+      pending_.erase(it);
+      lock.unlock();
+      p.run(status);
+      p.s->marks().word(p.done_mark).store(p.value, std::memory_order_release);
+      p.stream->host_functions.fetch_sub(1);
+      p.s->marks().give_back(p.ready_mark);
+      p.s->marks().give_back(p.done_mark);
+      lock.lock();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wanted_;
+  std::deque<Pending> pending_;
+  bool started_ = false;
+};
+
+Runner& runner() {
+  static Runner* r = new Runner();  // never destroyed: its thread may outlive main
+  return *r;
+}
+
+CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
+  Session* s;
+  Device* d;
+  Stream* stream;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (!s->marks()) {
+    // No shared page: the function runs when everything before it is done, and the stream gets nothing new meanwhile.
+    if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
+    run(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
+  }
+  Pending p{s, stream, s->marks().take(), s->marks().take(), 0, std::move(run)};
+  if (p.ready_mark == wire::kNoMark || p.done_mark == wire::kNoMark) {
+    s->marks().give_back(p.ready_mark);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  // One value for both words, larger than anything either has shown.
+  p.value = std::max(s->marks().next(p.ready_mark), s->marks().next(p.done_mark));
+  s->marks().raise(p.ready_mark, p.value);
+  s->marks().raise(p.done_mark, p.value);
+  stream->host_functions.fetch_add(1);
+  const wire::HostFunction h{stream->wire_id, p.ready_mark, p.done_mark, p.value};
+  const CUresult e = s->post(wire::kHostFunction, h, {}, stream, stream->device->index + 1);
+  if (e != CUDA_SUCCESS) return e;
+  runner().add(std::move(p));
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
+  if (!function) return CUDA_ERROR_INVALID_VALUE;
+  return enqueue(stream, [=](CUresult status) {
+    if (status == CUDA_SUCCESS) function(data);  // as CUDA: not called after an error
+  });
+}
+
+CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void* data,
+                             unsigned int flags) {
+  if (!callback || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  return enqueue(stream, [=](CUresult status) { callback(stream, status, data); });
+}
+
+}  // extern "C"

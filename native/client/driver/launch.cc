@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel launches: the hot path. A configuration that CUDA would refuse at once is refused here, from the cached attributes; everything
+// else is one command.
+#include <algorithm>
+#include <cstring>
+
+#include "client/driver/module.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace {
+
+constexpr size_t kMaxParamBytes = 32764;  // CUDA's own limit for kernel parameters
+constexpr size_t kMaxAttributes = 64;
+
+int attribute(const Function& f, CUfunction_attribute a) { return f.record.attributes[a]; }
+
+CUresult check(const Device& d, const Function& f, const uint32_t grid[3], const uint32_t block[3],
+               uint32_t shared) {
+  const int32_t* limit = d.record.attributes;
+  for (int i = 0; i < 3; ++i) {
+    if (grid[i] == 0 || block[i] == 0 ||
+        grid[i] > static_cast<uint32_t>(limit[CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X + i]) ||
+        block[i] > static_cast<uint32_t>(limit[CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X + i]))
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+  const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
+  if (threads > static_cast<uint64_t>(limit[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK]))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (threads > static_cast<uint64_t>(attribute(f, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)))
+    return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  // A value set by cuFuncSetAttribute, or what every kernel may have.
+  const auto dynamic =
+      static_cast<uint64_t>(std::max(0, attribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)));
+  if (shared > dynamic) return CUDA_ERROR_INVALID_VALUE;
+  return CUDA_SUCCESS;
+}
+
+// Gathers the parameters into one buffer, as the function's layout says.
+CUresult gather(const Function& f, void** params, void** extra, std::byte* to, uint32_t* bytes) {
+  if (params && extra) return CUDA_ERROR_INVALID_VALUE;
+  *bytes = 0;
+  if (extra) {
+    const void* buffer = nullptr;
+    size_t size = 0;
+    for (int i = 0; extra[i] != CU_LAUNCH_PARAM_END; i += 2) {
+      if (extra[i] == CU_LAUNCH_PARAM_BUFFER_POINTER)
+        buffer = extra[i + 1];
+      else if (extra[i] == CU_LAUNCH_PARAM_BUFFER_SIZE)
+        size = *static_cast<size_t*>(extra[i + 1]);
+      else
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (size > kMaxParamBytes || (size && !buffer)) return CUDA_ERROR_INVALID_VALUE;
+    std::memcpy(to, buffer, size);
+    *bytes = static_cast<uint32_t>(size);
+    return CUDA_SUCCESS;
+  }
+  if (f.params.empty()) return CUDA_SUCCESS;
+  if (!params || f.record.param_bytes > kMaxParamBytes) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < f.params.size(); ++i)
+    std::memcpy(to + f.params[i].offset, params[i], f.params[i].size);
+  *bytes = f.record.param_bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
+                CUstream stream_handle, void** params, void** extra, const CUlaunchAttribute* attributes,
+                unsigned attribute_count) {
+  Session* s;
+  Device* d;
+  Stream* stream;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  const Function* f = find_function(s, function);
+  if (!f) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
+  if (f->device && f->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult e = check(*d, *f, grid, block, shared); e != CUDA_SUCCESS) return e;
+  if (attribute_count > kMaxAttributes) return CUDA_ERROR_INVALID_VALUE;
+
+  alignas(16) std::byte tail[kMaxParamBytes + kMaxAttributes * sizeof(wire::LaunchAttribute) + 8];
+  wire::Launch l{};
+  if (const CUresult e = gather(*f, params, extra, tail, &l.param_bytes); e != CUDA_SUCCESS) return e;
+  size_t bytes = l.param_bytes;
+  for (unsigned i = 0; i < attribute_count; ++i) {
+    wire::LaunchAttribute a{};
+    a.id = static_cast<uint32_t>(attributes[i].id);
+    static_assert(sizeof attributes[i].value <= sizeof a.value);
+    std::memcpy(a.value, &attributes[i].value, sizeof attributes[i].value);
+    // Attributes that name an event carry a handle inside; none of those is spoken yet.
+    if (a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
+        a.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ||
+        a.id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
+      return CUDA_ERROR_NOT_SUPPORTED;
+    std::memcpy(tail + bytes, &a, sizeof a);
+    bytes += sizeof a;
+  }
+  l.function = reinterpret_cast<uint64_t>(function);
+  l.stream = stream->wire_id;
+  std::memcpy(l.grid, grid, sizeof l.grid);
+  std::memcpy(l.block, block, sizeof l.block);
+  l.shared_bytes = shared;
+  l.attribute_count = attribute_count;
+  return s->post(wire::kLaunch, &l, sizeof l, {tail, bytes}, stream, stream->device->index + 1);
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
+                        unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,
+                        void** params, void** extra) {
+  const uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+  return launch(f, grid, block, shared, stream, params, extra, nullptr, 0);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction f, void** params, void** extra) {
+  if (!c) return CUDA_ERROR_INVALID_VALUE;
+  const uint32_t grid[3] = {c->gridDimX, c->gridDimY, c->gridDimZ};
+  const uint32_t block[3] = {c->blockDimX, c->blockDimY, c->blockDimZ};
+  return launch(f, grid, block, c->sharedMemBytes, c->hStream, params, extra, c->attrs, c->numAttrs);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
+                                   unsigned int bx, unsigned int by, unsigned int bz,
+                                   unsigned int shared, CUstream stream, void** params) {
+  CUlaunchAttribute cooperative{};
+  cooperative.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  cooperative.value.cooperative = 1;
+  const uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+  return launch(f, grid, block, shared, stream, params, nullptr, &cooperative, 1);
+}
+
+}  // extern "C"

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// The copy and fill functions: what CUDA's signatures say, turned into the four moves of transfer.h.
+#include <cstring>
+#include <vector>
+
+#include "client/driver/transfer.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace {
+
+enum class Side { kHost, kDevice };
+
+struct Pointer {
+  Side side;
+  uint64_t address;
+  void* host() const { return reinterpret_cast<void*>(address); }
+};
+
+// By its value alone, as unified addressing does.
+Pointer classify(Session* s, uint64_t address) {
+  return {s->is_device_address(address) ? Side::kDevice : Side::kHost, address};
+}
+
+struct Copy {
+  Session* s = nullptr;
+  Device* d = nullptr;
+  Stream* stream = nullptr;
+};
+
+CUresult begin(Copy* c, CUstream stream) {
+  if (const CUresult e = enter(&c->s, &c->d); e != CUDA_SUCCESS) return e;
+  return resolve_stream(c->s, c->d, stream, &c->stream);
+}
+
+CUresult host_to_host(const Copy& c, void* to, uint64_t to_pitch, const void* from,
+                      uint64_t from_pitch, Rect r) {
+  // In stream order: after everything before it, before everything after it.
+  if (const CUresult e = synchronize_stream(c.s, c.stream); e != CUDA_SUCCESS) return e;
+  for (uint64_t row = 0; row < r.rows; ++row)
+    std::memmove(static_cast<char*>(to) + row * to_pitch,
+                 static_cast<const char*>(from) + row * from_pitch, r.width);
+  return CUDA_SUCCESS;
+}
+
+CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch, Rect r,
+              bool wait) {
+  if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  if (to.side == Side::kDevice && from.side == Side::kDevice)
+    return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r, false);
+  if (to.side == Side::kDevice)
+    return copy_to_device(c.s, c.stream, to.address, to_pitch, from.host(), from_pitch, r, wait);
+  if (from.side == Side::kDevice)
+    return copy_to_host(c.s, c.stream, to.host(), to_pitch, from.address, from_pitch, r, wait);
+  return host_to_host(c, to.host(), to_pitch, from.host(), from_pitch, r);
+}
+
+CUresult plain(CUstream stream, Pointer to, Pointer from, size_t bytes, bool wait) {
+  Copy c;
+  if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
+  return copy(c, to, bytes, from, bytes, Rect{bytes, 1}, wait);
+}
+
+Pointer device(CUdeviceptr p) { return {Side::kDevice, p}; }
+Pointer host(const void* p) { return {Side::kHost, reinterpret_cast<uint64_t>(p)}; }
+
+// One end of a 2D or 3D copy. False: arrays, which are not spoken yet.
+template <class Params>
+bool ends(Session* s, const Params& p, Pointer* to, Pointer* from) {
+  switch (p.srcMemoryType) {
+    case CU_MEMORYTYPE_HOST: *from = host(p.srcHost); break;
+    case CU_MEMORYTYPE_DEVICE: *from = device(p.srcDevice); break;
+    case CU_MEMORYTYPE_UNIFIED: *from = classify(s, p.srcDevice); break;
+    default: return false;
+  }
+  switch (p.dstMemoryType) {
+    case CU_MEMORYTYPE_HOST: *to = host(p.dstHost); break;
+    case CU_MEMORYTYPE_DEVICE: *to = device(p.dstDevice); break;
+    case CU_MEMORYTYPE_UNIFIED: *to = classify(s, p.dstDevice); break;
+    default: return false;
+  }
+  return true;
+}
+
+CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream stream, bool wait) {
+  Copy c;
+  if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
+  if (!p) return CUDA_ERROR_INVALID_VALUE;
+  Pointer to{}, from{};
+  if (!ends(c.s, *p, &to, &from)) return CUDA_ERROR_NOT_SUPPORTED;
+  const size_t to_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
+  const size_t from_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes;
+  if (to_pitch < p->WidthInBytes || from_pitch < p->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
+  to.address += p->dstY * to_pitch + p->dstXInBytes;
+  from.address += p->srcY * from_pitch + p->srcXInBytes;
+  return copy(c, to, to_pitch, from, from_pitch, Rect{p->WidthInBytes, p->Height}, wait);
+}
+
+CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream stream, bool wait) {
+  Copy c;
+  if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
+  if (!p) return CUDA_ERROR_INVALID_VALUE;
+  Pointer to{}, from{};
+  if (!ends(c.s, *p, &to, &from)) return CUDA_ERROR_NOT_SUPPORTED;
+  const size_t to_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
+  const size_t from_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes;
+  const size_t to_height = p->dstHeight ? p->dstHeight : p->Height;
+  const size_t from_height = p->srcHeight ? p->srcHeight : p->Height;
+  if (to_pitch < p->WidthInBytes || from_pitch < p->WidthInBytes || to_height < p->Height ||
+      from_height < p->Height)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (size_t z = 0; z < p->Depth; ++z) {
+    Pointer t = to, f = from;
+    t.address += ((p->dstZ + z) * to_height + p->dstY) * to_pitch + p->dstXInBytes;
+    f.address += ((p->srcZ + z) * from_height + p->srcY) * from_pitch + p->srcXInBytes;
+    const CUresult e = copy(c, t, to_pitch, f, from_pitch, Rect{p->WidthInBytes, p->Height}, wait);
+    if (e != CUDA_SUCCESS) return e;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint32_t element,
+              uint32_t value, CUstream stream) {
+  Copy c;
+  if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
+  if (width == 0 || rows == 0) return CUDA_SUCCESS;
+  if (address % element || !c.s->is_device_address(address) ||
+      (rows > 1 && pitch < width * element))
+    return CUDA_ERROR_INVALID_VALUE;
+  const wire::FillDevice f{c.stream->wire_id, address, pitch, width, rows, element, value};
+  return c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t n) {
+  return plain(nullptr, device(to), host(from), n, true);
+}
+CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t n) {
+  return plain(nullptr, host(to), device(from), n, true);
+}
+CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) {
+  return plain(nullptr, device(to), device(from), n, false);
+}
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n, CUstream stream) {
+  return plain(stream, device(to), host(from), n, false);
+}
+CUresult cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, size_t n, CUstream stream) {
+  return plain(stream, host(to), device(from), n, false);
+}
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
+  return plain(stream, device(to), device(from), n, false);
+}
+
+CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t n) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  return plain(nullptr, classify(s, to), classify(s, from), n, true);
+}
+CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t n, CUstream stream) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  return plain(stream, classify(s, to), classify(s, from), n, false);
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                           CUcontext from_context, size_t n, CUstream stream) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!s->contexts.find(to_context) || !s->contexts.find(from_context))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  return plain(stream, device(to), device(from), n, false);
+}
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                      size_t n) {
+  return cuMemcpyPeerAsync(to, to_context, from, from_context, n, nullptr);
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* p) { return copy_2d(p, nullptr, true); }
+CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* p) { return copy_2d(p, nullptr, true); }
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D* p, CUstream stream) {
+  return copy_2d(p, stream, false);
+}
+CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* p) { return copy_3d(p, nullptr, true); }
+CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* p, CUstream stream) {
+  return copy_3d(p, stream, false);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {
+  return fill(to, 0, n, 1, 1, value, nullptr);
+}
+CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t n) {
+  return fill(to, 0, n, 1, 2, value, nullptr);
+}
+CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t n) {
+  return fill(to, 0, n, 1, 4, value, nullptr);
+}
+CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
+  return fill(to, 0, n, 1, 1, value, stream);
+}
+CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t n, CUstream stream) {
+  return fill(to, 0, n, 1, 2, value, stream);
+}
+CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream) {
+  return fill(to, 0, n, 1, 4, value, stream);
+}
+CUresult cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t w, size_t h) {
+  return fill(to, pitch, w, h, 1, value, nullptr);
+}
+CUresult cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t w, size_t h) {
+  return fill(to, pitch, w, h, 2, value, nullptr);
+}
+CUresult cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned int value, size_t w, size_t h) {
+  return fill(to, pitch, w, h, 4, value, nullptr);
+}
+CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t w, size_t h,
+                           CUstream stream) {
+  return fill(to, pitch, w, h, 1, value, stream);
+}
+CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t w, size_t h,
+                            CUstream stream) {
+  return fill(to, pitch, w, h, 2, value, stream);
+}
+CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t w, size_t h,
+                            CUstream stream) {
+  return fill(to, pitch, w, h, 4, value, stream);
+}
+
+}  // extern "C"

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Allocation: device memory from the vGPU's window, pinned memory from the arena; both without asking anybody.
+#include <cstring>
+
+#include "client/driver/transfer.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace {
+
+constexpr unsigned kHostAllocFlags =
+    CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
+
+CUresult as_result(DeviceMemory::Result r) {
+  switch (r) {
+    case DeviceMemory::Result::kDone: return CUDA_SUCCESS;
+    case DeviceMemory::Result::kOutOfMemory: return CUDA_ERROR_OUT_OF_MEMORY;
+    case DeviceMemory::Result::kUnknown: return CUDA_ERROR_INVALID_VALUE;
+    case DeviceMemory::Result::kSessionLost: break;
+  }
+  return CUDA_ERROR_UNKNOWN;
+}
+
+// As cuMemFree does: returns when running kernels have ended, at once when the device is known to be idle.
+CUresult wait_idle(Session* s, Device* d) {
+  if (s->idle(*d)) return CUDA_SUCCESS;
+  const uint64_t upto = s->issued(*d);
+  const CUresult e = s->exchange(wire::kDeviceIdle, wire::DeviceIdle{d->index, 0});
+  if (e == CUDA_SUCCESS) s->note_done(*d, nullptr, upto);
+  return e;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!pointer || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t address = 0;
+  const CUresult e = as_result(d->memory.allocate(bytes, &address));
+  if (e == CUDA_SUCCESS) *pointer = address;
+  return e;
+}
+
+CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width, size_t height,
+                            unsigned int element) {
+  if (!pitch || (element != 4 && element != 8 && element != 16)) return CUDA_ERROR_INVALID_VALUE;
+  const size_t rounded = wire::round_up(width, 512);
+  if (width == 0 || height == 0 || rounded > ~size_t{0} / height) return CUDA_ERROR_INVALID_VALUE;
+  const CUresult e = cuMemAlloc_v2(pointer, rounded * height);
+  if (e == CUDA_SUCCESS) *pitch = rounded;
+  return e;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (pointer == 0) return CUDA_SUCCESS;
+  Device* d = s->device_of_address(pointer);
+  uint64_t start, bytes;
+  if (!d || !d->memory.find(pointer, &start, &bytes) || start != pointer)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
+  return as_result(d->memory.free(pointer));
+}
+
+// In stream order: the address is good at once, and given back when the stream has come to its release.
+CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream stream) {
+  Session* s;
+  Device* d;
+  Stream* st;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = resolve_stream(s, d, stream, &st); e != CUDA_SUCCESS) return e;
+  return cuMemAlloc_v2(pointer, bytes);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
+  Session* s;
+  Device* d;
+  Stream* st;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = resolve_stream(s, d, stream, &st); e != CUDA_SUCCESS) return e;
+  return cuMemFree_v2(pointer);  // waits, which is allowed; reuse in stream order comes with the pools
+}
+
+CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  uint64_t available, total;
+  d->memory.info(&available, &total);
+  if (free_bytes) *free_bytes = available;
+  if (total_bytes) *total_bytes = total;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr pointer) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  Device* d = s->device_of_address(pointer);
+  uint64_t start = 0, bytes = 0;
+  if (!d || !d->memory.find(pointer, &start, &bytes)) return CUDA_ERROR_NOT_FOUND;
+  if (base) *base = start;
+  if (size) *size = bytes;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned int flags) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!pointer || bytes == 0 || flags & ~kHostAllocFlags) return CUDA_ERROR_INVALID_VALUE;
+  if (s->host_memory().allocate(bytes, flags, d->index, pointer)) return CUDA_SUCCESS;
+  return s->sticky() != CUDA_SUCCESS ? s->sticky() : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
+
+CUresult cuMemFreeHost(void* pointer) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  const auto range = s->host_memory().find(pointer);
+  if (range.start != reinterpret_cast<uint64_t>(pointer) ||
+      range.place == HostMemory::Place::kPageable)
+    return CUDA_ERROR_INVALID_VALUE;
+  for (auto& device : s->devices())
+    if (const CUresult e = wait_idle(s, device.get()); e != CUDA_SUCCESS) return e;
+  return s->host_memory().release(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int flags) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!pointer || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (s->host_memory().in_arena(pointer, bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  return s->host_memory().add_registered(pointer, bytes, flags, d->index)
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+}
+
+CUresult cuMemHostUnregister(void* pointer) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  return s->host_memory().drop_registered(pointer) ? CUDA_SUCCESS
+                                                   : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr* device, void* pointer, unsigned int flags) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!device || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  const auto range = s->host_memory().find(pointer);
+  if (range.place == HostMemory::Place::kPageable) return CUDA_ERROR_INVALID_VALUE;
+  // Only arena memory is the same memory on both sides.
+  if (range.place != HostMemory::Place::kArena) return CUDA_ERROR_NOT_SUPPORTED;
+  *device = reinterpret_cast<CUdeviceptr>(pointer);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostGetFlags(unsigned int* flags, void* pointer) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  const auto range = s->host_memory().find(pointer);
+  if (!flags || range.place == HostMemory::Place::kPageable) return CUDA_ERROR_INVALID_VALUE;
+  *flags = range.flags | CU_MEMHOSTALLOC_DEVICEMAP;
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// Modules, libraries, and the functions, kernels and globals in them. The image travels in pieces, then one round trip loads it; a function's
+// attributes and parameter layout come with its first lookup and are answered locally from then on.
+#include "client/driver/module.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include "client/driver/image_size.h"
+#include "client/unsupported.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace sluice::client {
+
+namespace {
+
+std::mutex g_mutex;  // the lists inside Code
+std::atomic<uint64_t> g_blob{0};
+
+std::span<const std::byte> as_bytes(const void* p, size_t n) {
+  return {static_cast<const std::byte*>(p), n};
+}
+
+CUresult upload(Session* s, const void* image, size_t bytes, uint64_t* blob) {
+  *blob = ++g_blob;
+  const size_t piece = s->channel().inline_limit();
+  for (size_t at = 0; at < bytes; at += piece) {
+    const size_t n = std::min(piece, bytes - at);
+    const wire::Upload u{*blob, bytes, at, n};
+    if (const CUresult e =
+            s->post(wire::kUpload, u, as_bytes(static_cast<const char*>(image) + at, n));
+        e != CUDA_SUCCESS)
+      return e;
+  }
+  return CUDA_SUCCESS;
+}
+
+// The JIT options that are values go along; the log buffers are filled here.
+struct JitOptions {
+  std::vector<uint32_t> pairs;
+  char* info = nullptr;
+  char* error = nullptr;
+  size_t info_bytes = 0, error_bytes = 0;
+  void** info_size = nullptr;
+  void** error_size = nullptr;
+
+  JitOptions(unsigned count, const CUjit_option* options, void** values) {
+    for (unsigned i = 0; options && values && i < count; ++i) {
+      const auto value = reinterpret_cast<uint64_t>(values[i]);
+      switch (options[i]) {
+        case CU_JIT_INFO_LOG_BUFFER: info = static_cast<char*>(values[i]); break;
+        case CU_JIT_ERROR_LOG_BUFFER: error = static_cast<char*>(values[i]); break;
+        case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_bytes = value, info_size = &values[i]; break;
+        case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_bytes = value, error_size = &values[i]; break;
+        case CU_JIT_WALL_TIME: break;
+        default:
+          pairs.push_back(static_cast<uint32_t>(options[i]));
+          pairs.push_back(static_cast<uint32_t>(value));
+      }
+    }
+  }
+
+  static void give(char* to, size_t room, void** size, const char* from, size_t n) {
+    n = to && room ? std::min(n, room - 1) : 0;
+    if (to && room) {
+      std::memcpy(to, from, n);
+      to[n] = 0;
+    }
+    if (size) *size = reinterpret_cast<void*>(n);
+  }
+};
+
+CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const void* image, unsigned count,
+              const CUjit_option* options, void** values) {
+  const void* start = image;
+  const size_t bytes = image_size(image, &start);
+  if (bytes == 0 || bytes > wire::kMaxBlobBytes) return CUDA_ERROR_INVALID_IMAGE;
+  uint64_t blob;
+  if (const CUresult e = upload(s, start, bytes, &blob); e != CUDA_SUCCESS) return e;
+  JitOptions jit(count, options, values);
+  const wire::CodeLoad c{id, blob, kind, static_cast<uint32_t>(jit.pairs.size() / 2)};
+  std::vector<std::byte> reply(4096);
+  size_t got = 0;
+  const CUresult e = s->exchange(wire::kCodeLoad, c, as_bytes(jit.pairs.data(), jit.pairs.size() * 4),
+                                 reply, &got, nullptr, d->index + 1);
+  wire::CodeLoadReply r{};
+  if (got >= sizeof r && got <= reply.size()) {
+    std::memcpy(&r, reply.data(), sizeof r);
+    const char* text = reinterpret_cast<const char*>(reply.data()) + sizeof r;
+    if (sizeof r + size_t{r.info_bytes} + r.error_bytes <= got) {
+      JitOptions::give(jit.info, jit.info_bytes, jit.info_size, text, r.info_bytes);
+      JitOptions::give(jit.error, jit.error_bytes, jit.error_size, text + r.info_bytes, r.error_bytes);
+    }
+  }
+  return e;
+}
+
+}  // namespace
+
+CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id, const char* name,
+                      uint64_t* handle) {
+  auto& codes = kind == wire::CodeKind::kModule ? s->modules : s->libraries;
+  auto& table = kind == wire::CodeKind::kModule ? s->functions : s->kernels;
+  {
+    std::lock_guard lock(g_mutex);
+    Code* code = codes.find(code_id);
+    if (!code) return CUDA_ERROR_INVALID_HANDLE;
+    for (const auto& f : code->functions) {
+      if (f.name != name) continue;
+      *handle = f.handle;
+      return CUDA_SUCCESS;
+    }
+  }
+  uint64_t id;
+  Function* f = table.create(&id);
+  if (!f) return CUDA_ERROR_OUT_OF_MEMORY;
+  const wire::FunctionGet g{id, code_id, kind, static_cast<uint32_t>(std::strlen(name))};
+  std::vector<std::byte> reply(s->marks() ? sluice::channel::kLaneBytes : 64 << 10);
+  size_t got = 0;
+  CUresult e = s->exchange(wire::kFunctionGet, g, as_bytes(name, g.name_bytes), reply, &got, nullptr,
+                           d->index + 1);
+  if (e == CUDA_SUCCESS) {
+    std::memcpy(&f->record, reply.data(), sizeof f->record);
+    const size_t pairs = f->record.param_count;
+    if (got < sizeof f->record + pairs * 8 || pairs > 4096) {
+      e = CUDA_ERROR_UNKNOWN;
+    } else {
+      f->params.resize(pairs);
+      for (size_t i = 0; i < pairs; ++i)
+        std::memcpy(&f->params[i], reply.data() + sizeof f->record + i * 8, 8);
+      f->device = kind == wire::CodeKind::kModule ? d : nullptr;
+      f->code = code_id;
+      f->name = name;
+    }
+  }
+  if (e != CUDA_SUCCESS) {
+    table.destroy(id);
+    return e;
+  }
+  std::lock_guard lock(g_mutex);
+  if (Code* code = codes.find(code_id)) code->functions.push_back({name, id});
+  *handle = id;
+  return CUDA_SUCCESS;
+}
+
+CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id, const char* name,
+                    CUdeviceptr* address, size_t* bytes) {
+  auto& codes = kind == wire::CodeKind::kModule ? s->modules : s->libraries;
+  {
+    std::lock_guard lock(g_mutex);
+    Code* code = codes.find(code_id);
+    if (!code) return CUDA_ERROR_INVALID_HANDLE;
+    for (const auto& g : code->globals) {
+      if (g.name != name) continue;
+      if (address) *address = g.address;
+      if (bytes) *bytes = g.bytes;
+      return CUDA_SUCCESS;
+    }
+  }
+  const wire::GlobalGet g{code_id, kind, static_cast<uint32_t>(std::strlen(name))};
+  wire::GlobalReply reply{};
+  const CUresult e =
+      s->exchange(wire::kGlobalGet, g, as_bytes(name, g.name_bytes),
+                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, nullptr, nullptr, d->index + 1);
+  if (e != CUDA_SUCCESS) return e;
+  s->add_global(reply.address, reply.bytes);
+  if (address) *address = reply.address;
+  if (bytes) *bytes = reply.bytes;
+  std::lock_guard lock(g_mutex);
+  if (Code* code = codes.find(code_id)) code->globals.push_back({name, reply.address, reply.bytes});
+  return CUDA_SUCCESS;
+}
+
+namespace {
+
+CUresult unload(Session* s, Device* d, wire::CodeKind kind, uint64_t id) {
+  auto& codes = kind == wire::CodeKind::kModule ? s->modules : s->libraries;
+  auto& table = kind == wire::CodeKind::kModule ? s->functions : s->kernels;
+  std::vector<Code::Named> functions;
+  {
+    std::lock_guard lock(g_mutex);
+    Code* code = codes.find(id);
+    if (!code || !codes.destroy(id)) return CUDA_ERROR_INVALID_HANDLE;
+    functions.swap(code->functions);
+  }
+  for (const auto& f : functions) table.destroy(f.handle);
+  return s->post(wire::kCodeUnload, wire::CodeUnload{id, kind, 0}, {}, nullptr, d->index + 1);
+}
+
+// A file's bytes, NUL behind them; empty when it cannot be read.
+std::vector<char> read_file(const char* path) {
+  std::vector<char> all;
+  if (FILE* f = std::fopen(path, "rb")) {
+    char buffer[65536];
+    for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, f)) > 0;)
+      all.insert(all.end(), buffer, buffer + n);
+    std::fclose(f);
+    all.push_back(0);
+  }
+  return all;
+}
+
+}  // namespace
+}  // namespace sluice::client
+
+extern "C" {
+
+CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int count,
+                            CUjit_option* options, void** values) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!module || !image) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t id;
+  Code* code = s->modules.create(&id);
+  if (!code) return CUDA_ERROR_OUT_OF_MEMORY;
+  code->device = d;
+  const CUresult e = load(s, d, wire::CodeKind::kModule, id, image, count, options, values);
+  if (e == CUDA_SUCCESS)
+    *module = reinterpret_cast<CUmodule>(id);
+  else
+    s->modules.destroy(id);
+  return e;
+}
+
+CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  return cuModuleLoadDataEx(module, image, 0, nullptr, nullptr);
+}
+CUresult cuModuleLoadFatBinary(CUmodule* module, const void* image) {
+  return cuModuleLoadDataEx(module, image, 0, nullptr, nullptr);
+}
+
+CUresult cuModuleLoad(CUmodule* module, const char* path) {
+  if (!path) return CUDA_ERROR_INVALID_VALUE;
+  const std::vector<char> image = read_file(path);
+  return image.empty() ? CUDA_ERROR_FILE_NOT_FOUND : cuModuleLoadData(module, image.data());
+}
+
+CUresult cuModuleUnload(CUmodule module) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  return unload(s, d, wire::CodeKind::kModule, reinterpret_cast<uint64_t>(module));
+}
+
+CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!function || !name || !*name) return CUDA_ERROR_INVALID_VALUE;
+  return get_function(s, d, wire::CodeKind::kModule, reinterpret_cast<uint64_t>(module), name,
+                      reinterpret_cast<uint64_t*>(function));
+}
+
+CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!name || (!address && !bytes)) return CUDA_ERROR_INVALID_VALUE;
+  return get_global(s, d, wire::CodeKind::kModule, reinterpret_cast<uint64_t>(module), name, address,
+                    bytes);
+}
+
+CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
+  if (!mode) return CUDA_ERROR_INVALID_VALUE;
+  *mode = CU_MODULE_LAZY_LOADING;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options, void** values,
+                           unsigned int count, CUlibraryOption* library_options, void**,
+                           unsigned int library_count) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!library || !code) return CUDA_ERROR_INVALID_VALUE;
+  for (unsigned i = 0; library_options && i < library_count; ++i)
+    if (library_options[i] != CU_LIBRARY_BINARY_IS_PRESERVED) return CUDA_ERROR_NOT_SUPPORTED;
+  uint64_t id;
+  if (!s->libraries.create(&id)) return CUDA_ERROR_OUT_OF_MEMORY;
+  // A library belongs to no context; the worker loads it under the first device's.
+  const CUresult e = load(s, s->devices()[0].get(), wire::CodeKind::kLibrary, id, code, count, options,
+                          values);
+  if (e == CUDA_SUCCESS)
+    *library = reinterpret_cast<CUlibrary>(id);
+  else
+    s->libraries.destroy(id);
+  return e;
+}
+
+CUresult cuLibraryLoadFromFile(CUlibrary* library, const char* path, CUjit_option* options,
+                               void** values, unsigned int count, CUlibraryOption* library_options,
+                               void** library_values, unsigned int library_count) {
+  if (!path) return CUDA_ERROR_INVALID_VALUE;
+  const std::vector<char> image = read_file(path);
+  if (image.empty()) return CUDA_ERROR_FILE_NOT_FOUND;
+  return cuLibraryLoadData(library, image.data(), options, values, count, library_options,
+                           library_values, library_count);
+}
+
+CUresult cuLibraryUnload(CUlibrary library) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  return unload(s, s->devices()[0].get(), wire::CodeKind::kLibrary,
+                reinterpret_cast<uint64_t>(library));
+}
+
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* name) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!kernel || !name || !*name) return CUDA_ERROR_INVALID_VALUE;
+  return get_function(s, s->devices()[0].get(), wire::CodeKind::kLibrary,
+                      reinterpret_cast<uint64_t>(library), name, reinterpret_cast<uint64_t*>(kernel));
+}
+
+CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!name || (!address && !bytes)) return CUDA_ERROR_INVALID_VALUE;
+  return get_global(s, d, wire::CodeKind::kLibrary, reinterpret_cast<uint64_t>(library), name, address,
+                    bytes);
+}
+
+CUresult cuLibraryGetManaged(CUdeviceptr*, size_t*, CUlibrary, const char*) {
+  return CUDA_ERROR_NOT_SUPPORTED;  // managed memory is not spoken yet
+}
+
+CUresult cuLibraryGetModule(CUmodule*, CUlibrary) {
+  note_unsupported("cuLibraryGetModule");
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // extern "C"

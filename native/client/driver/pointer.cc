@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a pointer is: answered from the windows, the arena and the registered ranges.
+#include <cstring>
+
+#include "client/core/session.h"
+
+using namespace sluice::client;
+
+namespace {
+
+struct Facts {
+  bool known = false;
+  CUmemorytype type = CU_MEMORYTYPE_HOST;
+  Device* device = nullptr;
+  uint64_t start = 0, bytes = 0;
+  bool same_address = false;  // device and host use the same pointer
+};
+
+Facts facts_of(Session* s, uint64_t address) {
+  Facts f;
+  if (Device* d = s->device_of_address(address)) {
+    f.known = d->memory.find(address, &f.start, &f.bytes);
+    f.type = CU_MEMORYTYPE_DEVICE;
+    f.device = d;
+    return f;
+  }
+  const auto range = s->host_memory().find(reinterpret_cast<void*>(address));
+  if (range.place == HostMemory::Place::kPageable) return f;
+  f.known = true;
+  f.device = s->devices()[range.device].get();
+  f.start = range.start;
+  f.bytes = range.bytes;
+  f.same_address = range.place == HostMemory::Place::kArena;
+  return f;
+}
+
+template <class T>
+CUresult put(void* to, T value) {
+  std::memcpy(to, &value, sizeof value);
+  return CUDA_SUCCESS;
+}
+
+CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, const Facts& f) {
+  switch (a) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT:
+      return put(to, reinterpret_cast<CUcontext>(f.device->primary));
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return put(to, static_cast<unsigned>(f.type));
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+      if (f.type == CU_MEMORYTYPE_HOST && !f.same_address) return CUDA_ERROR_INVALID_VALUE;
+      return put(to, static_cast<CUdeviceptr>(address));
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+      if (f.type == CU_MEMORYTYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+      return put(to, reinterpret_cast<void*>(address));
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+      return put(to, static_cast<unsigned long long>(f.start >> 9));
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return put(to, 0u);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return put(to, static_cast<int>(f.device->index));
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return put(to, 0u);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return put(to, static_cast<CUdeviceptr>(f.start));
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return put(to, static_cast<size_t>(f.bytes));
+    case CU_POINTER_ATTRIBUTE_MAPPED: return put(to, 1u);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return put(to, 0ull);
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return put(to, 0u);
+    default: break;
+  }
+  (void)s;
+  return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuPointerGetAttribute(void* to, CUpointer_attribute a, CUdeviceptr pointer) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!to) return CUDA_ERROR_INVALID_VALUE;
+  const Facts f = facts_of(s, pointer);
+  return f.known ? get(to, a, s, pointer, f) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
+                                CUdeviceptr pointer) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!attributes || !data) return CUDA_ERROR_INVALID_VALUE;
+  const Facts f = facts_of(s, pointer);
+  for (unsigned i = 0; i < count; ++i) {
+    if (f.known && get(data[i], attributes[i], s, pointer, f) == CUDA_SUCCESS) continue;
+    // CUDA answers unknown pointers with zeros here, and with -2 as the ordinal.
+    switch (attributes[i]) {
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: put(data[i], -2); break;
+      case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      case CU_POINTER_ATTRIBUTE_MAPPED: put(data[i], 0u); break;
+      default: put(data[i], uint64_t{0});
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams: minted here, created on the node without waiting. The default streams are names, not objects of the application.
+#include <pthread.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/driver/transfer.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace sluice::client {
+
+namespace {
+
+// Each thread's own blocking streams, by device index; given back when the thread ends.
+struct PerThread {
+  uint64_t ids[wire::kMaxDevices] = {};
+};
+pthread_key_t g_key;
+
+void end_of_thread(void* p) {
+  auto* mine = static_cast<PerThread*>(p);
+  if (Session* s = Session::get())
+    for (uint64_t id : mine->ids)
+      if (id && s->streams.destroy(id)) s->post(wire::kStreamDestroy, wire::StreamId{id});
+  delete mine;
+}
+
+CUresult mint(Session* s, Device* d, unsigned flags, int priority, uint64_t* id, Stream** stream) {
+  Stream* made = s->streams.create(id);
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  made->device = d;
+  made->wire_id = *id;
+  made->flags = flags;
+  made->priority = priority;
+  *stream = made;
+  return s->post(wire::kStreamCreate, wire::StreamCreate{*id, flags, priority}, {}, nullptr,
+                 d->index + 1);
+}
+
+}  // namespace
+
+CUresult per_thread_stream(Session* s, Device* d, Stream** stream) {
+  static const int made = pthread_key_create(&g_key, end_of_thread);
+  if (made != 0) return CUDA_ERROR_OUT_OF_MEMORY;
+  auto* mine = static_cast<PerThread*>(pthread_getspecific(g_key));
+  if (!mine) pthread_setspecific(g_key, mine = new PerThread());
+  uint64_t& id = mine->ids[d->index];
+  if (id && (*stream = s->streams.find(id))) return CUDA_SUCCESS;
+  return mint(s, d, CU_STREAM_DEFAULT, 0, &id, stream);
+}
+
+}  // namespace sluice::client
+
+namespace {
+
+CUresult with_stream(CUstream handle, Session** s, Stream** stream) {
+  Device* d;
+  if (const CUresult e = enter(s, &d); e != CUDA_SUCCESS) return e;
+  return resolve_stream(*s, d, handle, stream);
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!stream || flags & ~unsigned{CU_STREAM_NON_BLOCKING}) return CUDA_ERROR_INVALID_VALUE;
+  // Out of range is not an error: CUDA takes the nearest.
+  priority = std::min(std::max(priority, d->record.stream_priority_greatest),
+                      d->record.stream_priority_least);
+  uint64_t id;
+  Stream* made;
+  const CUresult e = mint(s, d, flags, priority, &id, &made);
+  if (e == CUDA_SUCCESS) *stream = reinterpret_cast<CUstream>(id);
+  return e;
+}
+
+CUresult cuStreamCreate(CUstream* stream, unsigned int flags) {
+  return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+CUresult cuStreamDestroy_v2(CUstream handle) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  const auto id = reinterpret_cast<uint64_t>(handle);
+  Stream* stream = s->streams.find(id);
+  if (id <= 2 || !stream) return CUDA_ERROR_INVALID_HANDLE;
+  const uint32_t context = stream->device->index + 1;
+  if (!s->streams.destroy(id)) return CUDA_ERROR_INVALID_HANDLE;
+  return s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, context);
+}
+
+CUresult cuStreamSynchronize(CUstream handle) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  return synchronize_stream(s, stream);
+}
+
+CUresult cuStreamQuery(CUstream handle) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (s->idle(*stream->device)) return CUDA_SUCCESS;
+  const uint64_t upto = s->issued(*stream->device);
+  const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {}, nullptr,
+                                 nullptr, stream->device->index + 1);
+  if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
+  return e;
+}
+
+CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  const Event* ev = s->events.find(event);
+  if (!ev) return CUDA_ERROR_INVALID_HANDLE;
+  if (ev->value == 0) return CUDA_SUCCESS;  // never recorded
+  return s->post(
+      wire::kStreamWaitEvent,
+      wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0}, {}, nullptr,
+      stream->device->index + 1);
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int* priority) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (!priority) return CUDA_ERROR_INVALID_VALUE;
+  *priority = stream->priority;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream handle, unsigned int* flags) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (!flags) return CUDA_ERROR_INVALID_VALUE;
+  *flags = stream->flags;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long* id) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (!id) return CUDA_ERROR_INVALID_VALUE;
+  *id = stream->wire_id ? stream->wire_id & 0xffffffffff : 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (!context) return CUDA_ERROR_INVALID_VALUE;
+  *context = reinterpret_cast<CUcontext>(stream->device->primary);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (!device) return CUDA_ERROR_INVALID_VALUE;
+  *device = static_cast<CUdevice>(stream->device->index);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
+  Session* s;
+  Stream* stream;
+  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (!status) return CUDA_ERROR_INVALID_VALUE;
+  *status = CU_STREAM_CAPTURE_STATUS_NONE;  // capture is not spoken yet, so nothing is
+  return CUDA_SUCCESS;
+}
+
+CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
+  // The mode is this thread's; with no capture to guard it is remembered and nothing else.
+  static thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
+  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+    return CUDA_ERROR_INVALID_VALUE;
+  std::swap(*mode, current);
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

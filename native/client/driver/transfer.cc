@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/driver/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "channel/futex.h"
+
+namespace sluice::client {
+
+using wire::CopyToDevice;
+using wire::CopyToHost;
+using wire::HostPlace;
+
+namespace {
+
+constexpr uint64_t kReplyPiece = 4 << 20;  // of a copy to the host over a network
+constexpr size_t kLaneBody = channel::kLaneBytes - 16;
+
+std::span<const std::byte> bytes_of(const void* at, size_t n) {
+  return {static_cast<const std::byte*>(at), n};
+}
+
+void gather(std::byte* to, const std::byte* from, uint64_t from_pitch, Rect r) {
+  if (r.rows == 1) {
+    std::memcpy(to, from, r.width);
+    return;
+  }
+  for (uint64_t row = 0; row < r.rows; ++row)
+    std::memcpy(to + row * r.width, from + row * from_pitch, r.width);
+}
+
+void scatter(std::byte* to, uint64_t to_pitch, const std::byte* from, Rect r) {
+  if (r.rows == 1) {
+    std::memcpy(to, from, r.width);
+    return;
+  }
+  for (uint64_t row = 0; row < r.rows; ++row)
+    std::memcpy(to + row * to_pitch, from + row * r.width, r.width);
+}
+
+// Cuts a rectangle into pieces of at most `limit` bytes: whole rows while one fits, else parts of a row. Calls f(row, column, piece).
+template <class F>
+CUresult for_pieces(Rect r, uint64_t limit, F&& f) {
+  if (r.width <= limit) {
+    const uint64_t rows_at_once = std::max<uint64_t>(1, limit / std::max<uint64_t>(1, r.width));
+    for (uint64_t row = 0; row < r.rows; row += rows_at_once)
+      if (const CUresult e = f(row, 0, Rect{r.width, std::min(rows_at_once, r.rows - row)});
+          e != CUDA_SUCCESS)
+        return e;
+    return CUDA_SUCCESS;
+  }
+  for (uint64_t row = 0; row < r.rows; ++row)
+    for (uint64_t column = 0; column < r.width; column += limit)
+      if (const CUresult e = f(row, column, Rect{std::min(limit, r.width - column), 1});
+          e != CUDA_SUCCESS)
+        return e;
+  return CUDA_SUCCESS;
+}
+
+CopyToDevice describe(const Stream* stream, uint64_t device, uint64_t device_pitch, Rect r,
+                      HostPlace place) {
+  CopyToDevice c{};
+  c.stream = stream->wire_id;
+  c.device_address = device;
+  c.device_pitch = device_pitch;
+  c.host_pitch = r.width;
+  c.width = r.width;
+  c.rows = r.rows;
+  c.place = place;
+  c.mark = wire::kNoMark;
+  return c;
+}
+
+uint32_t context_of(const Stream* stream) { return stream->device->index + 1; }
+
+}  // namespace
+
+CUresult wait_mark(Session* s, uint32_t mark, uint64_t value) {
+  const Marks& marks = s->marks();
+  const uint64_t start = channel::now_ns();
+  uint64_t pause = 5'000, alive_at = start;
+  for (;;) {
+    for (int i = 0; i < 100; ++i) {
+      if (marks.reached(mark, value)) return CUDA_SUCCESS;
+      channel::cpu_relax();
+    }
+    if (const CUresult e = s->sticky(); e != CUDA_SUCCESS) return e;
+    const uint64_t now = channel::now_ns();
+    if (now - start < 100'000) continue;
+    if (now - alive_at > 100'000'000) {
+      alive_at = now;
+      if (!s->channel().alive() && !marks.reached(mark, value))
+        return s->exchange(wire::kPing, uint64_t{0});  // fails, and marks the session as lost
+    }
+    channel::sleep_ns(pause);
+    pause = std::min<uint64_t>(pause * 2, 500'000);
+  }
+}
+
+CUresult synchronize_stream(Session* s, Stream* stream) {
+  const uint64_t upto = s->issued(*stream->device);
+  const CUresult e = s->exchange(wire::kStreamSynchronize, wire::StreamId{stream->wire_id}, {}, {},
+                                 nullptr, nullptr, context_of(stream));
+  if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
+  return e;
+}
+
+CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, const void* from,
+                        uint64_t from_pitch, Rect r, bool wait) {
+  if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  const auto* source = static_cast<const std::byte*>(from);
+  const uint64_t span = r.rows == 1 ? r.width : from_pitch * (r.rows - 1) + r.width;
+  const uint32_t context = context_of(stream);
+  if (s->host_memory().in_arena(from, span)) {
+    CopyToDevice c = describe(stream, to, to_pitch, r, HostPlace::kArena);
+    c.host_address = reinterpret_cast<uint64_t>(from);
+    c.host_pitch = from_pitch;
+    c.wait = wait;
+    if (!wait) return s->post(wire::kCopyToDevice, c, {}, stream, context);
+    return s->exchange(wire::kCopyToDevice, c, {}, {}, nullptr, stream, context);
+  }
+  // Memory that a host function earlier on this stream may still write is read only after it ran.
+  if (stream->host_functions.load() > 0)
+    if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
+  const uint64_t limit = s->channel().inline_limit();
+  if (r.width * r.rows <= limit || !s->marks()) {
+    std::vector<std::byte> packed;
+    return for_pieces(r, limit, [&](uint64_t row, uint64_t column, Rect piece) {
+      const std::byte* at = source + row * from_pitch + column;
+      if (piece.rows > 1 && from_pitch != piece.width) {
+        packed.resize(piece.width * piece.rows);
+        gather(packed.data(), at, from_pitch, piece);
+        at = packed.data();
+      }
+      const CopyToDevice c =
+          describe(stream, to + row * to_pitch + column, to_pitch, piece, HostPlace::kInline);
+      return s->post(wire::kCopyToDevice, c, bytes_of(at, piece.width * piece.rows), stream, context);
+    });
+  }
+  std::lock_guard lock(s->host_memory().staging_lock);
+  auto& pieces = s->host_memory().staging();
+  if (pieces.empty()) return s->sticky();
+  size_t next = 0;
+  return for_pieces(r, pieces[0].bytes, [&](uint64_t row, uint64_t column, Rect piece) {
+    HostMemory::Staging& staging = pieces[next++ % pieces.size()];
+    if (const CUresult e = wait_mark(s, staging.mark, staging.value); e != CUDA_SUCCESS) return e;
+    gather(staging.at, source + row * from_pitch + column, from_pitch, piece);
+    CopyToDevice c =
+        describe(stream, to + row * to_pitch + column, to_pitch, piece, HostPlace::kArena);
+    c.host_address = reinterpret_cast<uint64_t>(staging.at);
+    c.mark = staging.mark;
+    c.value = staging.value = s->marks().next(staging.mark);
+    return s->post(wire::kCopyToDevice, c, {}, stream, context);
+  });
+}
+
+CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, uint64_t from,
+                      uint64_t from_pitch, Rect r, bool wait) {
+  if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  auto* target = static_cast<std::byte*>(to);
+  const uint64_t span = r.rows == 1 ? r.width : to_pitch * (r.rows - 1) + r.width;
+  const uint32_t context = context_of(stream);
+  const uint64_t upto = s->issued(*stream->device);
+  if (s->host_memory().in_arena(to, span)) {
+    CopyToHost c = describe(stream, from, from_pitch, r, HostPlace::kArena);
+    c.host_address = reinterpret_cast<uint64_t>(to);
+    c.host_pitch = to_pitch;
+    c.wait = wait;
+    if (!wait) return s->post(wire::kCopyToHost, c, {}, stream, context);
+    const CUresult e = s->exchange(wire::kCopyToHost, c, {}, {}, nullptr, stream, context);
+    if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto + 1);
+    return e;
+  }
+  const bool shared = static_cast<bool>(s->marks());
+  const uint64_t reply_limit = shared ? kLaneBody : kReplyPiece;
+  if (r.width * r.rows <= reply_limit || !shared) {
+    std::vector<std::byte> packed;
+    return for_pieces(r, reply_limit, [&](uint64_t row, uint64_t column, Rect piece) {
+      const CopyToHost c = describe(stream, from + row * from_pitch + column, from_pitch, piece,
+                                    HostPlace::kInline);
+      std::byte* at = target + row * to_pitch + column;
+      const bool direct = piece.rows == 1 || to_pitch == piece.width;
+      const size_t bytes = piece.width * piece.rows;
+      if (!direct) packed.resize(bytes);
+      size_t got = 0;
+      const CUresult e = s->exchange(wire::kCopyToHost, c, {},
+                                     {direct ? at : packed.data(), bytes}, &got, nullptr, context);
+      if (e == CUDA_SUCCESS && got < bytes) return CUDA_ERROR_UNKNOWN;
+      if (e == CUDA_SUCCESS && !direct) scatter(at, to_pitch, packed.data(), piece);
+      if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
+      return e;
+    });
+  }
+  std::lock_guard lock(s->host_memory().staging_lock);
+  auto& pieces = s->host_memory().staging();
+  if (pieces.empty()) return s->sticky();
+  struct Under {
+    size_t staging;
+    std::byte* to;
+    Rect rect;
+  };
+  std::vector<Under> under;  // issued, oldest first
+  size_t done = 0;
+  const auto finish_oldest = [&]() -> CUresult {
+    const Under& u = under[done++];
+    const HostMemory::Staging& staging = pieces[u.staging];
+    if (const CUresult e = wait_mark(s, staging.mark, staging.value); e != CUDA_SUCCESS) return e;
+    scatter(u.to, to_pitch, staging.at, u.rect);
+    return CUDA_SUCCESS;
+  };
+  CUresult e = for_pieces(r, pieces[0].bytes, [&](uint64_t row, uint64_t column, Rect piece) {
+    if (under.size() - done == pieces.size())
+      if (const CUresult failed = finish_oldest(); failed != CUDA_SUCCESS) return failed;
+    const size_t index = under.size() % pieces.size();
+    HostMemory::Staging& staging = pieces[index];
+    if (const CUresult failed = wait_mark(s, staging.mark, staging.value); failed != CUDA_SUCCESS)
+      return failed;
+    CopyToHost c =
+        describe(stream, from + row * from_pitch + column, from_pitch, piece, HostPlace::kArena);
+    c.host_address = reinterpret_cast<uint64_t>(staging.at);
+    c.mark = staging.mark;
+    c.value = staging.value = s->marks().next(staging.mark);
+    under.push_back({index, target + row * to_pitch + column, piece});
+    return s->post(wire::kCopyToHost, c, {}, stream, context);
+  });
+  while (e == CUDA_SUCCESS && done < under.size()) e = finish_oldest();
+  return e;
+}
+
+CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, uint64_t from,
+                        uint64_t from_pitch, Rect r, bool wait) {
+  if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  const wire::CopyOnDevice c{stream->wire_id, to,     to_pitch, from, from_pitch,
+                             r.width,         r.rows, wait,     0};
+  if (!wait) return s->post(wire::kCopyOnDevice, c, {}, stream, context_of(stream));
+  return s->exchange(wire::kCopyOnDevice, c, {}, {}, nullptr, stream, context_of(stream));
+}
+
+}  // namespace sluice::client

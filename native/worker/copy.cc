@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies and fills. Host sides lie in the arena or in the command (the reply); everything a command names is checked against what the session has.
+#include "worker/dispatch.h"
+
+namespace sluice::worker {
+
+namespace {
+
+constexpr uint64_t kMaxPitch = 1ull << 40;
+
+// Bytes from the first to the last of a rectangle, or 0 when it makes no sense.
+uint64_t span_of(uint64_t pitch, uint64_t width, uint64_t rows) {
+  if (width == 0 || rows == 0 || width > kMaxPitch || rows > kMaxPitch) return 0;
+  if (rows == 1) return width;
+  if (pitch < width || pitch > kMaxPitch || rows > (1ull << 46) / pitch) return 0;
+  return pitch * (rows - 1) + width;
+}
+
+CUresult run(Session& s, CUstream stream, CUmemorytype to_type, uint64_t to, uint64_t to_pitch,
+             CUmemorytype from_type, uint64_t from, uint64_t from_pitch, uint64_t width,
+             uint64_t rows) {
+  const bool to_host = to_type == CU_MEMORYTYPE_HOST, from_host = from_type == CU_MEMORYTYPE_HOST;
+  if (rows == 1) {
+    if (from_host) return s.driver.cuMemcpyHtoDAsync_v2(to, reinterpret_cast<void*>(from), width, stream);
+    if (to_host) return s.driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to), from, width, stream);
+    return s.driver.cuMemcpyDtoDAsync_v2(to, from, width, stream);
+  }
+  CUDA_MEMCPY2D p{};
+  p.WidthInBytes = width;
+  p.Height = rows;
+  p.srcMemoryType = from_type;
+  p.dstMemoryType = to_type;
+  if (from_host)
+    p.srcHost = reinterpret_cast<void*>(from);
+  else
+    p.srcDevice = from;
+  if (to_host)
+    p.dstHost = reinterpret_cast<void*>(to);
+  else
+    p.dstDevice = to;
+  p.srcPitch = from_pitch;
+  p.dstPitch = to_pitch;
+  return s.driver.cuMemcpy2DAsync_v2(&p, stream);
+}
+
+// Checks what both directions share. False: rejected.
+bool accept(Session& s, const Command& c, const wire::CopyToDevice& copy, CUstream* stream) {
+  const uint64_t device_span = span_of(copy.device_pitch, copy.width, copy.rows);
+  if (device_span == 0 || !s.device_range(copy.device_address, device_span)) {
+    s.reject("a copy names device memory that the session does not have");
+    return false;
+  }
+  if (copy.place == wire::HostPlace::kArena) {
+    const uint64_t host_span = span_of(copy.host_pitch, copy.width, copy.rows);
+    if (host_span == 0 || !s.arena_range(copy.host_address, host_span)) {
+      s.reject("a copy names host memory outside the arena");
+      return false;
+    }
+  } else if (copy.place != wire::HostPlace::kInline) {
+    s.reject("a copy's host side lies nowhere");
+    return false;
+  }
+  if (copy.mark != wire::kNoMark && !s.mark_valid(copy.mark)) {
+    s.reject("a copy names a mark that there is not");
+    return false;
+  }
+  return s.stream(copy.stream, c.header.context, stream);
+}
+
+void to_device(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& copy = d.fixed<wire::CopyToDevice>();
+  CUstream stream;
+  if (!d.ok()) return s.reject("CopyToDevice is cut short");
+  if (!accept(s, c, copy, &stream)) return;
+  uint64_t from = copy.host_address, pitch = copy.host_pitch;
+  if (copy.place == wire::HostPlace::kInline) {
+    if (copy.width > wire::kMaxFrameBytes || copy.rows > wire::kMaxFrameBytes)
+      return s.reject("CopyToDevice carries more than a frame holds");
+    const auto data = d.bytes(copy.width * copy.rows);
+    if (!d.ok()) return s.reject("CopyToDevice carries less than it says");
+    from = reinterpret_cast<uint64_t>(data.data());
+    pitch = copy.width;
+  }
+  reply.status = run(s, stream, CU_MEMORYTYPE_DEVICE, copy.device_address, copy.device_pitch,
+                     CU_MEMORYTYPE_HOST, from, pitch, copy.width, copy.rows);
+  if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
+  if (reply.status == CUDA_SUCCESS && c.answered())
+    reply.status = s.driver.cuStreamSynchronize(stream);
+}
+
+// Data for a reply passes through pinned memory of this thread: the driver copies into it at bus speed.
+std::byte* bounce(Session& s, size_t bytes) {
+  struct Bounce {
+    void* at = nullptr;
+    size_t bytes = 0;
+  };
+  static thread_local Bounce b;
+  if (b.bytes >= bytes) return static_cast<std::byte*>(b.at);
+  if (b.at) s.driver.cuMemFreeHost(b.at);
+  b = {};
+  const size_t want = std::max<size_t>(bytes, 64 << 10);
+  if (s.driver.cuMemHostAlloc(&b.at, want, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS) return nullptr;
+  b.bytes = want;
+  return static_cast<std::byte*>(b.at);
+}
+
+void to_host(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& copy = d.fixed<wire::CopyToHost>();
+  CUstream stream;
+  if (!d.ok()) return s.reject("CopyToHost is cut short");
+  if (!accept(s, c, copy, &stream)) return;
+  if (copy.place == wire::HostPlace::kArena) {
+    reply.status = run(s, stream, CU_MEMORYTYPE_HOST, copy.host_address, copy.host_pitch,
+                       CU_MEMORYTYPE_DEVICE, copy.device_address, copy.device_pitch, copy.width, copy.rows);
+    if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
+    if (reply.status == CUDA_SUCCESS && c.answered())
+      reply.status = s.driver.cuStreamSynchronize(stream);
+    return;
+  }
+  if (!c.answered()) return s.reject("CopyToHost wants its data in a reply and no reply");
+  const size_t limit = s.endpoint().reply_limit();
+  if (copy.width > limit || copy.rows > limit || copy.width * copy.rows > limit)
+    return s.reject("CopyToHost asks for more than a reply holds");
+  const size_t bytes = copy.width * copy.rows;
+  std::byte* to = bounce(s, bytes);
+  if (!to) {
+    reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    return;
+  }
+  reply.status = run(s, stream, CU_MEMORYTYPE_HOST, reinterpret_cast<uint64_t>(to), copy.width,
+                     CU_MEMORYTYPE_DEVICE, copy.device_address, copy.device_pitch, copy.width, copy.rows);
+  if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuStreamSynchronize(stream);
+  if (reply.status == CUDA_SUCCESS) reply.borrowed = {to, bytes};
+}
+
+void on_device(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& copy = d.fixed<wire::CopyOnDevice>();
+  if (!d.ok()) return s.reject("CopyOnDevice is cut short");
+  const uint64_t to_span = span_of(copy.to_pitch, copy.width, copy.rows);
+  const uint64_t from_span = span_of(copy.from_pitch, copy.width, copy.rows);
+  if (!to_span || !from_span || !s.device_range(copy.to, to_span) ||
+      !s.device_range(copy.from, from_span))
+    return s.reject("CopyOnDevice names device memory that the session does not have");
+  CUstream stream;
+  if (!s.stream(copy.stream, c.header.context, &stream)) return;
+  reply.status = run(s, stream, CU_MEMORYTYPE_DEVICE, copy.to, copy.to_pitch, CU_MEMORYTYPE_DEVICE,
+                     copy.from, copy.from_pitch, copy.width, copy.rows);
+  if (reply.status == CUDA_SUCCESS && c.answered())
+    reply.status = s.driver.cuStreamSynchronize(stream);
+}
+
+void fill(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& f = d.fixed<wire::FillDevice>();
+  if (!d.ok()) return s.reject("FillDevice is cut short");
+  const uint32_t e = f.element_bytes;
+  if ((e != 1 && e != 2 && e != 4) || f.address % e || f.width > kMaxPitch)
+    return s.reject("FillDevice has elements of no size that there is");
+  const uint64_t span = span_of(f.pitch, f.width * e, f.rows);
+  if (!span || !s.device_range(f.address, span))
+    return s.reject("FillDevice names device memory that the session does not have");
+  CUstream stream;
+  if (!s.stream(f.stream, c.header.context, &stream)) return;
+  const auto& d_ = s.driver;
+  const auto b = static_cast<unsigned char>(f.value);
+  const auto h = static_cast<unsigned short>(f.value);
+  if (f.rows == 1) {
+    reply.status = e == 1   ? d_.cuMemsetD8Async(f.address, b, f.width, stream)
+                   : e == 2 ? d_.cuMemsetD16Async(f.address, h, f.width, stream)
+                            : d_.cuMemsetD32Async(f.address, f.value, f.width, stream);
+  } else {
+    reply.status = e == 1   ? d_.cuMemsetD2D8Async(f.address, f.pitch, b, f.width, f.rows, stream)
+                   : e == 2 ? d_.cuMemsetD2D16Async(f.address, f.pitch, h, f.width, f.rows, stream)
+                            : d_.cuMemsetD2D32Async(f.address, f.pitch, f.value, f.width, f.rows, stream);
+  }
+}
+
+}  // namespace
+
+void add_copy_handlers(DispatchTable& t) {
+  using enum Handler::Answered;
+  t[wire::kCopyToDevice] = {"CopyToDevice", to_device, kEither, true};
+  t[wire::kCopyToHost] = {"CopyToHost", to_host, kEither, true};
+  t[wire::kCopyOnDevice] = {"CopyOnDevice", on_device, kEither, true};
+  t[wire::kFillDevice] = {"FillDevice", fill, kNever, false};
+}
+
+}  // namespace sluice::worker

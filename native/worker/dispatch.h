@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which handler answers which command. Each file of handlers registers its own by one function; the generated ones come from the registry.
+#pragma once
+
+#include <array>
+
+#include "worker/session.h"
+
+namespace sluice::worker {
+
+struct Command {
+  wire::FrameHeader header;
+  std::span<const std::byte> body;
+  bool answered() const { return header.lane != wire::kNoLane; }
+};
+
+struct Handler {
+  const char* name = nullptr;
+  void (*run)(Session&, const Command&, Reply&) = nullptr;
+  // kOnly: the client must wait for it; kNever: it must not; kEither: as the frame says.
+  enum class Answered { kOnly, kNever, kEither } answered = Answered::kNever;
+  // An answered call that may take as long as the GPU's work: others must be able to pass it.
+  bool may_block = false;
+};
+
+using DispatchTable = std::array<Handler, 1024>;
+
+void add_memory_handlers(DispatchTable&);
+void add_copy_handlers(DispatchTable&);
+void add_code_handlers(DispatchTable&);
+void add_launch_handlers(DispatchTable&);
+void add_stream_handlers(DispatchTable&);
+void add_event_handlers(DispatchTable&);
+void add_generated_handlers(DispatchTable&);
+
+const DispatchTable& dispatch_table();
+
+}  // namespace sluice::worker

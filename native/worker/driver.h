@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver library that this worker executes on, loaded by path: NVIDIA's libcuda or the software GPU (rule 9). One function pointer per exported
+// driver function, nullptr where that library has none.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "abi/cuda_driver.h"
+
+namespace sluice::worker {
+
+struct Driver {
+#define SLUICE_DRIVER_FUNCTION(name) decltype(&::name) name = nullptr;
+#include "abi/driver_functions.inc"
+#undef SLUICE_DRIVER_FUNCTION
+
+  std::string path;
+
+  // nullptr with `error`, which names the library and what is missing.
+  static std::unique_ptr<Driver> load(const std::string& path, std::string* error);
+
+  std::string error_text(CUresult e) const;
+};
+
+// The context survives none of these: every later call returns the same.
+bool is_sticky(CUresult e);
+
+}  // namespace sluice::worker

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker's end of a channel. take() is called by one thread at a time (the leader, see executor.h); reply() by any. What take() yields is a private
+// copy of the frame; nothing of it is believed yet but that its size fits.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "channel/region.h"
+#include "wire/frame.h"
+
+namespace sluice::worker {
+
+class Endpoint {
+ public:
+  enum class Got { kFrame, kEmpty, kBroken, kGone };
+
+  virtual ~Endpoint() = default;
+  // `out` has room for kMaxFrameBytes. Network endpoints block instead of answering kEmpty.
+  virtual Got take(std::byte* out) = 0;
+  virtual bool empty() = 0;
+  // The client closed its session in good order, or its watcher says that it died.
+  virtual bool closed() = 0;
+  // Tells producers whether they have to wake somebody: true before the last look at an empty channel.
+  virtual void set_sleeping(bool sleeping) = 0;
+  // Sleeping threads wait on this word.
+  virtual std::atomic<uint32_t>& wake_word() = 0;
+
+  virtual void reply(uint16_t lane, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
+                     std::span<const std::byte> body) = 0;
+  // Largest body of a reply.
+  virtual size_t reply_limit() const = 0;
+  // Every later call of the client returns `error`. `over`: and the session has ended.
+  virtual void publish_error(uint32_t error, bool over) = 0;
+  // The opening reply: head, record and devices. Then the session runs.
+  virtual bool publish_record(std::span<const std::byte> all, std::string* error) = 0;
+
+  // Memory that the client shares; empty on a network.
+  virtual std::span<std::byte> arena() = 0;
+  virtual std::atomic<uint64_t>* marks() = 0;
+  virtual size_t mark_count() const = 0;
+  virtual uint64_t bytes_in() const = 0;
+};
+
+// A formatted slot of the region (formats it: the session starts blank).
+std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, uint32_t slots,
+                                            uint32_t slot, bool format, std::string* error);
+// A connected socket, from which the server has read the OpenSession frame.
+std::unique_ptr<Endpoint> make_tcp_endpoint(int socket);
+
+}  // namespace sluice::worker

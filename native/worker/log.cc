@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/log.h"
+
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <mutex>
+
+namespace sluice::worker {
+
+namespace {
+std::mutex g_mutex;
+std::string g_name = "session=- grant=-";
+
+void line(const char* level, const std::string& text) {
+  timeval now;
+  gettimeofday(&now, nullptr);
+  tm t{};
+  gmtime_r(&now.tv_sec, &t);
+  char stamp[40];
+  const size_t n = strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &t);
+  std::snprintf(stamp + n, sizeof stamp - n, ".%03ldZ", static_cast<long>(now.tv_usec / 1000));
+  std::lock_guard lock(g_mutex);
+  const std::string all = std::string(stamp) + " " + level + " worker " + g_name + " " + text + "\n";
+  if (write(STDERR_FILENO, all.data(), all.size()) < 0) return;
+}
+}  // namespace
+
+void log_name(const std::string& session, const std::string& grant) {
+  std::lock_guard lock(g_mutex);
+  g_name = "session=" + session + " grant=" + grant;
+}
+
+void log_info(const std::string& text) { line("INFO", text); }
+void log_error(const std::string& text) { line("ERROR", text); }
+
+}  // namespace sluice::worker

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device memory: backs the addresses that the client chose, under the session's books (rule 6). Every mapping is one the client will unmap as a whole.
+#include <cstdio>
+
+#include "worker/dispatch.h"
+#include "worker/log.h"
+
+namespace sluice::worker {
+
+namespace {
+
+constexpr uint64_t kGranularity = 2ull << 20;
+constexpr size_t kMaxMappings = 1 << 20;
+
+bool check_range(Session& s, const Vgpu& v, const wire::MemoryMap& m) {
+  const uint64_t at = m.address - v.window_begin;
+  if (m.bytes == 0 || m.bytes % kGranularity || m.address % kGranularity || at >= v.window_bytes ||
+      m.bytes > v.window_bytes - at) {
+    s.reject("a memory command names a range outside its window");
+    return false;
+  }
+  return true;
+}
+
+void map(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::MemoryMap>();
+  if (!d.ok()) return s.reject("MemoryMap is cut short");
+  Vgpu* v = s.use(m.device);
+  if (!v || !check_range(s, *v, m)) return;
+  std::lock_guard lock(v->mutex);
+  // The client keeps the same books: a well-behaved one cannot get here.
+  if (m.bytes > v->memory_bytes - v->mapped_bytes)
+    return s.reject("MemoryMap asks for more than the vGPU's memory");
+  auto next = v->mappings.lower_bound(m.address);
+  const bool overlaps =
+      (next != v->mappings.end() && next->first < m.address + m.bytes) ||
+      (next != v->mappings.begin() &&
+       std::prev(next)->first + std::prev(next)->second.bytes > m.address);
+  if (overlaps || v->mappings.size() >= kMaxMappings)
+    return s.reject("MemoryMap names addresses that are already backed");
+
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {v->gpu->ordinal}};
+  CUmemGenericAllocationHandle handle;
+  reply.status = s.driver.cuMemCreate(&handle, m.bytes, &prop, 0);
+  if (reply.status != CUDA_SUCCESS) return;
+  reply.status = s.driver.cuMemMap(m.address, m.bytes, 0, handle, 0);
+  if (reply.status == CUDA_SUCCESS) {
+    CUmemAccessDesc access{};
+    access.location = prop.location;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    reply.status = s.driver.cuMemSetAccess(m.address, m.bytes, &access, 1);
+    if (reply.status != CUDA_SUCCESS) s.driver.cuMemUnmap(m.address, m.bytes);
+  }
+  if (reply.status != CUDA_SUCCESS) {
+    s.driver.cuMemRelease(handle);
+    return;
+  }
+  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle});
+  v->mapped_bytes += m.bytes;
+}
+
+void unmap(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::MemoryUnmap>();
+  if (!d.ok()) return s.reject("MemoryUnmap is cut short");
+  Vgpu* v = s.use(m.device);
+  if (!v || !check_range(s, *v, m)) return;
+  // The client waited until the device was idle before it gave the memory up; a hostile one that did not harms its own context only.
+  std::lock_guard lock(v->mutex);
+  const auto it = v->mappings.find(m.address);
+  if (it == v->mappings.end() || it->second.bytes != m.bytes)
+    return s.reject("MemoryUnmap names addresses that are not backed so");
+  reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
+  if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuMemRelease(it->second.handle);
+  v->mapped_bytes -= m.bytes;
+  v->mappings.erase(it);
+}
+
+void arena_register(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& a = d.fixed<wire::ArenaRegister>();
+  if (!d.ok() || a.bytes == 0 || a.address % 4096 || a.bytes % 4096 ||
+      !s.arena_range(a.address, a.bytes))
+    return s.reject("ArenaRegister names no part of the arena");
+  if (!s.use_context(c.header.context ? c.header.context : 1)) return;
+  reply.status = s.driver.cuMemHostRegister_v2(
+      reinterpret_cast<void*>(a.address), a.bytes,
+      CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+}
+
+void device_idle(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& i = d.fixed<wire::DeviceIdle>();
+  if (!d.ok()) return s.reject("DeviceIdle is cut short");
+  if (s.use(i.device)) reply.status = s.driver.cuCtxSynchronize();
+}
+
+}  // namespace
+
+void add_memory_handlers(DispatchTable& t) {
+  using enum Handler::Answered;
+  t[wire::kMemoryMap] = {"MemoryMap", map, kNever, false};
+  t[wire::kMemoryUnmap] = {"MemoryUnmap", unmap, kNever, false};
+  t[wire::kArenaRegister] = {"ArenaRegister", arena_register, kNever, false};
+  t[wire::kDeviceIdle] = {"DeviceIdle", device_idle, kOnly, true};
+}
+
+}  // namespace sluice::worker

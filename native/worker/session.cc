@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/session.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "wire/open_session.h"
+#include "worker/log.h"
+
+namespace sluice::worker {
+
+namespace {
+
+constexpr uint64_t kTiB = 1ull << 40;
+
+std::string hex(uint64_t v) {
+  char text[32];
+  std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
+  return text;
+}
+
+std::string uuid_text(const CUuuid& u) {
+  char text[48];
+  const auto b = [&](int i) { return static_cast<unsigned char>(u.bytes[i]); };
+  std::snprintf(text, sizeof text,
+                "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b(0), b(1),
+                b(2), b(3), b(4), b(5), b(6), b(7), b(8), b(9), b(10), b(11), b(12), b(13), b(14), b(15));
+  return text;
+}
+
+}  // namespace
+
+Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPlan p)
+    : driver(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {}
+
+void Session::reject(const std::string& reason) {
+  std::lock_guard lock(reason_mutex_);
+  if (rejected_) return;
+  reason_ = reason;
+  rejected_ = true;
+}
+
+std::string Session::reason() {
+  std::lock_guard lock(reason_mutex_);
+  return reason_;
+}
+
+bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
+  for (const auto& v : plan.vgpus) {
+    const auto gpu = std::find_if(gpus.begin(), gpus.end(), [&](const Gpu& g) {
+      return v.device.empty() || uuid_text(g.uuid) == v.device;
+    });
+    if (gpu == gpus.end()) {
+      *error = "this worker does not see the GPU " + v.device;
+      return false;
+    }
+    auto made = std::make_unique<Vgpu>();
+    made->gpu = &*gpu;
+    made->memory_bytes = v.memory_mib << 20;
+    made->compute_percent = v.compute_percent;
+    made->gate = std::make_unique<Gate>(driver);
+    vgpus.push_back(std::move(made));
+  }
+  if (vgpus.empty() || vgpus.size() > wire::kMaxDevices) {
+    *error = "a session needs 1 to 64 vGPUs";
+    return false;
+  }
+  if (!reserve_windows(error) || !share_marks(error)) return false;
+  return endpoint_->publish_record(record(), error);
+}
+
+bool Session::reserve_windows(std::string* error) {
+  const uint64_t bytes = vgpus.size() <= 4 ? 8 * kTiB : kTiB;
+  uint64_t at = wire::kWindowsBegin;
+  for (auto& v : vgpus) {
+    if (at < wire::kWindowHoleEnd && at + bytes > wire::kWindowHoleBegin) at = wire::kWindowHoleEnd;
+    if (at + bytes > wire::kWindowsEnd) {
+      *error = "too many vGPUs for the address windows";
+      return false;
+    }
+    driver.cuCtxSetCurrent(v->gpu->context);
+    CUdeviceptr got = 0;
+    const CUresult e = driver.cuMemAddressReserve(&got, bytes, 0, at, 0);
+    if (e != CUDA_SUCCESS || got != at) {
+      *error = "the driver does not give the address window at " + hex(at) + ": " +
+               (e != CUDA_SUCCESS ? driver.error_text(e) : "it offers " + hex(got));
+      return false;
+    }
+    v->window_begin = at;
+    v->window_bytes = bytes;
+    at += bytes;
+  }
+  return true;
+}
+
+bool Session::share_marks(std::string* error) {
+  std::atomic<uint64_t>* marks = endpoint_->marks();
+  if (!marks) return true;
+  driver.cuCtxSetCurrent(vgpus[0]->gpu->context);
+  const size_t bytes = endpoint_->mark_count() * sizeof(uint64_t);
+  CUresult e = driver.cuMemHostRegister_v2(
+      marks, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  if (e == CUDA_SUCCESS) e = driver.cuMemHostGetDevicePointer_v2(&marks_device_, marks, 0);
+  if (e != CUDA_SUCCESS) {
+    *error = "the completion page cannot be registered: " + driver.error_text(e);
+    return false;
+  }
+  mark_count_ = static_cast<uint32_t>(endpoint_->mark_count());
+  return true;
+}
+
+void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
+  r->window_begin = v.window_begin;
+  r->window_bytes = v.window_bytes;
+  r->memory_bytes = v.memory_bytes;
+  r->compute_percent = v.compute_percent;
+  std::memcpy(r->physical_uuid, v.gpu->uuid.bytes, 16);
+  // A vGPU is a device of its own: the same card in two sessions has two names.
+  std::memcpy(r->uuid, v.gpu->uuid.bytes, 16);
+  uint64_t h = 0xcbf29ce484222325 ^ v.window_begin;
+  for (unsigned char c : plan.id) h = (h ^ c) * 0x100000001b3;
+  for (int i = 0; i < 8; ++i) r->uuid[i] ^= static_cast<uint8_t>(h >> (8 * i));
+  std::snprintf(r->name, sizeof r->name, "%s", v.gpu->name.c_str());
+  std::snprintf(r->pci_bus_id, sizeof r->pci_bus_id, "%s", v.gpu->pci_bus_id.c_str());
+  r->granularity = 2 << 20;
+  r->attribute_count = std::min<uint32_t>(wire::kDeviceAttributes, CU_DEVICE_ATTRIBUTE_MAX);
+  for (uint32_t a = 1; a < r->attribute_count; ++a) {
+    int value = 0;
+    if (driver.cuDeviceGetAttribute(&value, static_cast<CUdevice_attribute>(a), v.gpu->ordinal) ==
+        CUDA_SUCCESS)
+      r->attributes[a] = value;
+  }
+  const auto set = [&](CUdevice_attribute a, int value) { r->attributes[a] = value; };
+  // What Sluice does not carry (yet), the attributes must not promise.
+  set(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 0);
+  set(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0);
+  set(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0);
+  set(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0);
+  set(CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0);
+  set(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 0);
+  set(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 0);
+  set(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 0);
+  set(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0);
+  set(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 0);
+  set(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 0);
+  if (endpoint_->arena().empty()) set(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 0);
+  driver.cuCtxSetCurrent(v.gpu->context);
+  driver.cuCtxGetStreamPriorityRange(&r->stream_priority_least, &r->stream_priority_greatest);
+  for (int l = 0; l < 8; ++l) {
+    size_t value = 0;
+    r->limits[l] = driver.cuCtxGetLimit(&value, static_cast<CUlimit>(l)) == CUDA_SUCCESS ? value : ~0ull;
+  }
+}
+
+std::vector<std::byte> Session::record() {
+  wire::OpenReply reply{};
+  wire::SessionRecord head{};
+  reply.header = {sizeof reply, wire::kOpenReply, wire::kNoLane, 0, 0};
+  reply.session_id = std::strtoull(plan.id.c_str(), nullptr, 16);
+  head.device_bytes = sizeof(wire::DeviceRecord);
+  head.device_count = static_cast<uint32_t>(vgpus.size());
+  head.record_bytes = static_cast<uint32_t>(sizeof head + vgpus.size() * sizeof(wire::DeviceRecord));
+  int version = 0;
+  driver.cuDriverGetVersion(&version);
+  head.driver_version = static_cast<uint32_t>(version);
+  head.software_gpu = vgpus[0]->gpu->name.find("software GPU") != std::string::npos;
+  std::vector<std::byte> all(sizeof reply + head.record_bytes);
+  std::memcpy(all.data(), &reply, sizeof reply);
+  std::memcpy(all.data() + sizeof reply, &head, sizeof head);
+  for (size_t i = 0; i < vgpus.size(); ++i) {
+    wire::DeviceRecord r{};
+    fill(*vgpus[i], &r);
+    std::memcpy(all.data() + sizeof reply + sizeof head + i * sizeof r, &r, sizeof r);
+  }
+  return all;
+}
+
+Vgpu* Session::use(uint32_t device) {
+  if (device >= vgpus.size()) {
+    reject("a command names the vGPU " + std::to_string(device) + " of " +
+           std::to_string(vgpus.size()));
+    return nullptr;
+  }
+  Vgpu* v = vgpus[device].get();
+  static thread_local CUcontext current = nullptr;
+  if (current != v->gpu->context) {
+    driver.cuCtxSetCurrent(v->gpu->context);
+    current = v->gpu->context;
+  }
+  return v;
+}
+
+bool Session::stream(uint64_t id, uint32_t context, CUstream* handle) {
+  if (id == 0) {
+    *handle = CU_STREAM_LEGACY;
+    return use_context(context) != nullptr;
+  }
+  StreamObject s;
+  if (!streams.get(id, &s)) {
+    reject("a command names the stream " + hex(id) + ", which the session does not have");
+    return false;
+  }
+  *handle = s.handle;
+  return use(s.device) != nullptr;
+}
+
+bool Session::device_range(uint64_t address, uint64_t bytes) {
+  for (auto& v : vgpus) {
+    const uint64_t at = address - v->window_begin;
+    if (at < v->window_bytes) return bytes <= v->window_bytes - at;
+  }
+  if (arena_range(address, bytes)) return true;  // the device reaches pinned memory by the same address
+  std::lock_guard lock(globals_mutex_);
+  auto it = globals_.upper_bound(address);
+  if (it == globals_.begin()) return false;
+  --it;
+  const uint64_t at = address - it->first;
+  return at < it->second && bytes <= it->second - at;
+}
+
+bool Session::arena_range(uint64_t address, uint64_t bytes) {
+  const auto arena = endpoint_->arena();
+  const uint64_t at = address - reinterpret_cast<uint64_t>(arena.data());
+  return at < arena.size() && bytes <= arena.size() - at;
+}
+
+void Session::add_global(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(globals_mutex_);
+  globals_[address] = bytes;
+}
+
+CUresult Session::mark(CUstream stream, uint32_t mark, uint64_t value) {
+  if (mark == wire::kNoMark) return CUDA_SUCCESS;
+  if (!mark_valid(mark)) {
+    reject("a command names the mark " + std::to_string(mark) + ", which there is not");
+    return CUDA_SUCCESS;
+  }
+  return driver.cuStreamWriteValue64_v2(stream, mark_address(mark), value, 0);
+}
+
+}  // namespace sluice::worker

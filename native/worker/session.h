@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// One session: the vGPUs that a grant gives, the objects that its client made, and the books of its memory. Handlers (memory.cc, copy.cc, code.cc,
+// launch.cc, stream.cc, event.cc and the generated ones) check everything that a command says against it. A command that does not fit
+// ends the session by reject(); nothing else of the worker's does what a client says.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "wire/commands.h"
+#include "wire/session_record.h"
+#include "worker/driver.h"
+#include "worker/endpoint.h"
+#include "worker/gate.h"
+#include "worker/objects.h"
+
+namespace sluice::worker {
+
+// A GPU that this worker sees, with its primary context retained.
+struct Gpu {
+  CUdevice ordinal = 0;
+  CUuuid uuid{};
+  std::string name;
+  std::string pci_bus_id;
+  uint64_t memory_bytes = 0;
+  CUcontext context = nullptr;
+  CUstream house = nullptr;  // non-blocking, the worker's own
+};
+
+struct Vgpu {
+  Gpu* gpu = nullptr;
+  uint64_t memory_bytes = 0;
+  uint32_t compute_percent = 100;
+  uint64_t window_begin = 0, window_bytes = 0;
+  std::mutex mutex;  // the books below
+  struct Mapping {
+    uint64_t bytes;
+    CUmemGenericAllocationHandle handle;
+  };
+  std::map<uint64_t, Mapping> mappings;
+  uint64_t mapped_bytes = 0;
+  uint64_t code_bytes = 0;
+  std::unique_ptr<Gate> gate;
+};
+
+struct SessionPlan {
+  std::string id, grant, channel;
+  struct VgpuPlan {
+    std::string device;  // UUID
+    uint64_t memory_mib;
+    uint32_t compute_percent;
+  };
+  std::vector<VgpuPlan> vgpus;
+};
+
+class Session;
+
+// A command's body, read piece by piece; `ok` turns false at the first piece that is not there. fixed() must come first: only the start of a
+// body is aligned.
+class Decoder {
+ public:
+  explicit Decoder(std::span<const std::byte> body) : rest_(body) {}
+  template <class T>
+  const T& fixed() {
+    static const T blank{};
+    if (rest_.size() < sizeof(T)) return ok_ = false, blank;
+    const T* at = reinterpret_cast<const T*>(rest_.data());
+    rest_ = rest_.subspan(sizeof(T));
+    return *at;
+  }
+  std::span<const std::byte> bytes(uint64_t n) {
+    if (n > rest_.size()) return ok_ = false, std::span<const std::byte>();
+    const auto piece = rest_.first(n);
+    rest_ = rest_.subspan(n);
+    return piece;
+  }
+  bool ok() const { return ok_; }
+
+ private:
+  std::span<const std::byte> rest_;
+  bool ok_ = true;
+};
+
+// What a handler answers. For a fire-and-forget command only `status` counts.
+struct Reply {
+  CUresult status = CUDA_SUCCESS;
+  std::vector<std::byte> body;
+  std::span<const std::byte> borrowed;  // sent behind `body`; valid until the reply is sent
+  template <class T>
+  void put(const T& value) {
+    const auto* at = reinterpret_cast<const std::byte*>(&value);
+    body.insert(body.end(), at, at + sizeof value);
+  }
+  void put_bytes(const void* data, size_t n) {
+    const auto* at = static_cast<const std::byte*>(data);
+    body.insert(body.end(), at, at + n);
+  }
+};
+
+struct StreamObject {
+  CUstream handle = nullptr;
+  uint32_t device = 0;
+};
+struct CodeObject {
+  CUmodule module = nullptr;
+  CUlibrary library = nullptr;
+  uint32_t device = 0;
+  uint64_t bytes = 0;
+};
+struct FunctionObject {
+  CUfunction function = nullptr;  // or a kernel, cast
+  CUkernel kernel = nullptr;
+  uint32_t param_bytes = 0;
+};
+
+class Session {
+ public:
+  Session(const Driver& driver, std::unique_ptr<Endpoint> endpoint, SessionPlan plan);
+
+  // Reserves windows, registers what is shared and publishes the record. False with `error`.
+  bool open(std::vector<Gpu>& gpus, std::string* error);
+
+  // A command that no client of ours sends. Ends the session with this reason.
+  void reject(const std::string& reason);
+  bool rejected() const { return rejected_.load(std::memory_order_relaxed); }
+  std::string reason();
+
+  // Makes the vGPU's context current on this thread. nullptr: there is no such device (rejected).
+  Vgpu* use(uint32_t device);
+  // By the frame's context field (device + 1).
+  Vgpu* use_context(uint32_t context) { return use(context - 1); }
+
+  // The driver's stream; its context is made current. False: no such stream (rejected).
+  bool stream(uint64_t id, uint32_t context, CUstream* handle);
+  // Whether all of [address, address + bytes) is device memory that this session may name.
+  bool device_range(uint64_t address, uint64_t bytes);
+  bool arena_range(uint64_t address, uint64_t bytes);
+  // Has `stream` write `value` into the completion page. kNoMark does nothing.
+  CUresult mark(CUstream stream, uint32_t mark, uint64_t value);
+
+  const Driver& driver;
+  const SessionPlan plan;
+  Endpoint& endpoint() { return *endpoint_; }
+  std::vector<std::unique_ptr<Vgpu>> vgpus;
+
+  ObjectTable<StreamObject> streams{2, 1 << 16};
+  ObjectTable<CUevent> events{3, 1 << 20};
+  ObjectTable<CodeObject> modules{4, 1 << 16};
+  ObjectTable<CodeObject> libraries{5, 1 << 16};
+  ObjectTable<FunctionObject> functions{6, 1 << 20};
+  ObjectTable<FunctionObject> kernels{7, 1 << 20};
+
+  // Blobs under way (kUpload). Only the leader touches them.
+  struct Blob {
+    std::vector<std::byte> bytes;
+    uint64_t received = 0;
+  };
+  std::map<uint64_t, Blob> blobs;
+  uint64_t blob_bytes = 0;
+
+  // Address ranges of module globals, which lie outside the windows.
+  void add_global(uint64_t address, uint64_t bytes);
+  void drop_globals_of(uint64_t code);
+  CUdeviceptr mark_address(uint32_t mark) const { return marks_device_ + mark * sizeof(uint64_t); }
+  bool mark_valid(uint32_t mark) const { return mark < mark_count_; }
+
+  std::atomic<uint64_t> commands{0}, round_trips{0}, bytes_out{0};
+  std::atomic<uint64_t> activity{0};  // grows while there may be GPU work: the watchdog looks
+
+ private:
+  bool reserve_windows(std::string* error);
+  bool share_marks(std::string* error);
+  std::vector<std::byte> record();
+  void fill(const Vgpu& v, wire::DeviceRecord* r);
+
+  std::unique_ptr<Endpoint> endpoint_;
+  std::atomic<bool> rejected_{false};
+  std::mutex reason_mutex_;
+  std::string reason_;
+  CUdeviceptr marks_device_ = 0;
+  uint32_t mark_count_ = 0;
+  std::mutex globals_mutex_;
+  std::map<uint64_t, uint64_t> globals_;
+};
+
+}  // namespace sluice::worker

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// The endpoint over one TCP connection: frames in, replies out. Shares no memory.
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <vector>
+
+#include "worker/endpoint.h"
+
+namespace sluice::worker {
+
+namespace {
+
+constexpr size_t kReadBytes = 256 << 10;
+
+class TcpEndpoint : public Endpoint {
+ public:
+  explicit TcpEndpoint(int socket) : socket_(socket), in_(kReadBytes) {}
+  ~TcpEndpoint() override { ::close(socket_); }
+
+  Got take(std::byte* out) override {
+    wire::FrameHeader h;
+    if (const Got g = read(reinterpret_cast<std::byte*>(&h), sizeof h); g != Got::kFrame) return g;
+    if (h.size < sizeof h || h.size > wire::kMaxFrameBytes || h.size % 8) return Got::kBroken;
+    std::memcpy(out, &h, sizeof h);
+    return h.size == sizeof h ? Got::kFrame : read(out + sizeof h, h.size - sizeof h);
+  }
+  bool empty() override { return false; }
+  bool closed() override { return gone_.load(std::memory_order_relaxed); }
+  void set_sleeping(bool) override {}
+  std::atomic<uint32_t>& wake_word() override { return wake_; }
+
+  void reply(uint16_t lane, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
+             std::span<const std::byte> body) override {
+    const size_t size = wire::round_up(sizeof(wire::FrameHeader) + head.size() + body.size(), 8);
+    wire::FrameHeader h{static_cast<uint32_t>(size), wire::kReply, lane, sequence, status};
+    const uint64_t padding = 0;
+    iovec parts[4] = {{&h, sizeof h},
+                      {const_cast<std::byte*>(head.data()), head.size()},
+                      {const_cast<std::byte*>(body.data()), body.size()},
+                      {const_cast<uint64_t*>(&padding), size - sizeof h - head.size() - body.size()}};
+    std::lock_guard lock(send_mutex_);
+    send_parts(parts, 4);
+  }
+  size_t reply_limit() const override { return wire::kMaxReplyBytes - 64; }
+
+  void publish_error(uint32_t error, bool over) override {
+    reply(wire::kNoLane, 0, error, {}, {});
+    if (over) shutdown(socket_, SHUT_RDWR);
+  }
+
+  bool publish_record(std::span<const std::byte> all, std::string* error) override {
+    iovec part{const_cast<std::byte*>(all.data()), all.size()};
+    std::lock_guard lock(send_mutex_);
+    if (send_parts(&part, 1)) return true;
+    *error = "the client went away while its session was being opened";
+    return false;
+  }
+
+  std::span<std::byte> arena() override { return {}; }
+  std::atomic<uint64_t>* marks() override { return nullptr; }
+  size_t mark_count() const override { return 0; }
+  uint64_t bytes_in() const override { return received_.load(std::memory_order_relaxed); }
+
+ private:
+  Got read(std::byte* to, size_t n) {
+    while (n > 0) {
+      if (begin_ < end_) {
+        const size_t take = std::min(n, end_ - begin_);
+        std::memcpy(to, in_.data() + begin_, take);
+        begin_ += take;
+        to += take;
+        n -= take;
+        continue;
+      }
+      const ssize_t got = recv(socket_, in_.data(), in_.size(), 0);
+      if (got < 0 && errno == EINTR) continue;
+      if (got <= 0) {
+        gone_ = true;
+        return Got::kGone;
+      }
+      begin_ = 0;
+      end_ = static_cast<size_t>(got);
+      received_.fetch_add(end_, std::memory_order_relaxed);
+    }
+    return Got::kFrame;
+  }
+
+  bool send_parts(iovec* parts, int count) {
+    int first = 0;
+    while (first < count) {
+      msghdr m{};
+      m.msg_iov = parts + first;
+      m.msg_iovlen = static_cast<size_t>(count - first);
+      ssize_t sent = sendmsg(socket_, &m, MSG_NOSIGNAL);
+      if (sent < 0 && errno == EINTR) continue;
+      if (sent < 0) return false;
+      while (first < count && static_cast<size_t>(sent) >= parts[first].iov_len)
+        sent -= static_cast<ssize_t>(parts[first++].iov_len);
+      if (first < count && sent > 0) {
+        parts[first].iov_base = static_cast<char*>(parts[first].iov_base) + sent;
+        parts[first].iov_len -= static_cast<size_t>(sent);
+      }
+    }
+    return true;
+  }
+
+  int socket_;
+  std::vector<std::byte> in_;
+  size_t begin_ = 0, end_ = 0;
+  std::mutex send_mutex_;
+  std::atomic<uint32_t> wake_{0};
+  std::atomic<bool> gone_{false};
+  std::atomic<uint64_t> received_{0};
+};
+
+}  // namespace
+
+std::unique_ptr<Endpoint> make_tcp_endpoint(int socket) {
+  return std::make_unique<TcpEndpoint>(socket);
+}
+
+}  // namespace sluice::worker
