@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds every program of this folder into build/programs, or the ones named on the command line.
+
+Run by `make demo`, the tests and developers. The compiler is nvcc 13: from CUDA_HOME or
+/usr/local/cuda where that is version 13, else from NVIDIA's PyPI wheels in build/cuda13, which are
+installed there when missing. What comes out needs libcudart.so.13 (and libcuda.so.1 where it calls
+the driver API) by name only, has no search path, and carries its PTX uncompressed, which the software
+GPU reads and a real GPU compiles. A program is rebuilt when its sources or these flags change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+WHEELS = (
+    "nvidia-cuda-nvcc==13.0.*",
+    "nvidia-cuda-crt==13.0.*",
+    "nvidia-nvvm==13.0.*",
+    "nvidia-cuda-runtime==13.0.*",
+    "nvidia-cuda-cccl==13.0.*",
+)
+FLAGS = (
+    "-O2",
+    "-std=c++17",
+    "--no-compress",
+    "-gencode=arch=compute_75,code=compute_75",
+    "-cudart=shared",
+    "-cudadevrt=none",
+    "-Xcompiler=-Wall,-Wextra,-pthread",
+)
+DRIVER_CALL = re.compile(r"\bcu[A-Z]\w+\s*\(")
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    nvcc: Path
+    runtime: Path
+    """libcudart.so.13 to link against."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("programs", nargs="*", help="names without .cu; all when none is given")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "programs")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    sources = [HERE / f"{name}.cu" for name in options.programs] or sorted(HERE.glob("*.cu"))
+    missing = [source.name for source in sources if not source.is_file()]
+    if missing:
+        parser.error(f"no such program: {', '.join(missing)}")
+    failures = build(sources, options.out, options.jobs)
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
+
+
+def build(sources: list[Path], out: Path, jobs: int = 2) -> list[str]:
+    """Builds what changed and returns the compiler's complaints, none when all is well."""
+    out.mkdir(parents=True, exist_ok=True)
+    toolkit = find_toolkit()
+    link_dir = prepare_link_dir(out, toolkit)
+    with ThreadPoolExecutor(max_workers=jobs) as pool:
+        results = pool.map(lambda source: build_one(source, out, toolkit, link_dir), sources)
+        return [message for message in results if message]
+
+
+def find_toolkit() -> Toolkit:
+    for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda"):
+        if home and is_version_13(Path(home) / "bin" / "nvcc"):
+            for folder in ("lib64", "lib"):
+                runtime = Path(home) / folder / "libcudart.so.13"
+                if runtime.exists():
+                    return Toolkit(Path(home) / "bin" / "nvcc", runtime)
+    unpacked = ROOT / "build" / "cuda13" / "nvidia" / "cu13"
+    if not is_version_13(unpacked / "bin" / "nvcc"):
+        install_wheels(ROOT / "build" / "cuda13")
+    return Toolkit(unpacked / "bin" / "nvcc", unpacked / "lib" / "libcudart.so.13")
+
+
+def is_version_13(nvcc: Path) -> bool:
+    if not nvcc.is_file():
+        return False
+    version = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    return "release 13." in version.stdout
+
+
+def install_wheels(target: Path) -> None:
+    print(f"installing nvcc 13.0 from its wheels into {target}")
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
+    subprocess.run([*command, *WHEELS], check=True)
+
+
+def prepare_link_dir(out: Path, toolkit: Toolkit) -> Path:
+    """A folder with the two libraries under the names that the linker looks for.
+
+    The driver is a stub of our own with the public names, so that none need be installed.
+    """
+    folder = out / ".link"
+    folder.mkdir(exist_ok=True)
+    runtime = folder / "libcudart.so"
+    if not (runtime.is_symlink() and runtime.readlink() == toolkit.runtime):
+        runtime.unlink(missing_ok=True)
+        runtime.symlink_to(toolkit.runtime)
+    driver = folder / "libcuda.so"
+    imported = ROOT / "native" / "api" / "imported" / "cuda13" / "driver_functions.json"
+    if not driver.exists() or driver.stat().st_mtime < imported.stat().st_mtime:
+        names = [entry["name"] for entry in json.loads(imported.read_text())]
+        stub = "".join(f"void {name}(void) {{}}\n" for name in names)
+        command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(driver)]
+        subprocess.run([*command, "-x", "c", "-"], input=stub, text=True, check=True)
+    return folder
+
+
+def build_one(source: Path, out: Path, toolkit: Toolkit, link_dir: Path) -> str:
+    program = out / source.stem
+    stamp = out / f".{source.stem}.stamp"
+    libraries = ["-lcuda"] if DRIVER_CALL.search(source.read_text()) else []
+    flags = [*FLAGS, f"-L{link_dir}", *libraries]
+    key = fingerprint(source, flags, toolkit)
+    if program.exists() and stamp.exists() and stamp.read_text() == key:
+        return ""
+    command = [str(toolkit.nvcc), *flags, "-o", str(program), str(source)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        return f"{source.name} does not compile:\n{result.stdout}{result.stderr}"
+    stamp.write_text(key)
+    print(f"built {program}", file=sys.stderr)
+    return result.stderr
+
+
+def fingerprint(source: Path, flags: list[str], toolkit: Toolkit) -> str:
+    digest = hashlib.sha256()
+    for path in (source, *sorted(HERE.glob("*.h"))):
+        digest.update(path.read_bytes())
+    digest.update("\0".join([*flags, str(toolkit.nvcc)]).encode())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
