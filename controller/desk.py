@@ -44,6 +44,10 @@ class NodeLink(Protocol):
         """Tells the server to end what it runs for a grant; must not block."""
         ...
 
+    def close(self) -> None:
+        """Ends the stream; a server that still lives registers anew."""
+        ...
+
 
 class GrantDesk:
     """Serialises the pool's steps and makes them durable."""
@@ -117,6 +121,9 @@ class GrantDesk:
         for order in decisions.ends:
             if link := self.links.get(order.node):
                 link.end_grant(order)
+        for node in decisions.lost:
+            if link := self.links.get(node):
+                link.close()
 
     def _as_of_now(self, change: Change) -> Change:
         # what could not be stored may have changed again since

@@ -205,11 +205,11 @@ class ControllerLink:
             )
 
     async def _stream(self) -> None:
-        while not self._reports.empty():
-            self._reports.get_nowait()
+        # a queue of its own: the last stream's sender may still wait at the last one
+        self._reports = asyncio.Queue()
         # made before the stream opens: what is asked for later is asked for over this stream
         first = rpc.NodeReport(inventory=self._inventory())
-        call = self._stub.Register(self._outgoing(first))
+        call = self._stub.Register(_outgoing(first, self._reports))
         beats: asyncio.Task[None] | None = None
         try:
             async for order in call:
@@ -240,11 +240,6 @@ class ControllerLink:
             if beats:
                 beats.cancel()
             call.cancel()
-
-    async def _outgoing(self, first: rpc.NodeReport) -> AsyncIterator[rpc.NodeReport]:
-        yield first
-        while True:
-            yield await self._reports.get()
 
     async def _beat(self, seconds: int, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
         beat = 0
@@ -283,3 +278,11 @@ class ControllerLink:
             log.warning(
                 "the controller at %s does not answer (%s); trying for ever", self._target, detail
             )
+
+
+async def _outgoing(
+    first: rpc.NodeReport, reports: asyncio.Queue[rpc.NodeReport]
+) -> AsyncIterator[rpc.NodeReport]:
+    yield first
+    while True:
+        yield await reports.get()

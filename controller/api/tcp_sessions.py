@@ -3,8 +3,7 @@
 
 Mounted by controller.api.app. The answer names a GPU node's data port and a one-time key, which
 that node already holds when the client reads it. If the client hangs up while it waits, or the
-node does
-not take the assignment, the grant is given back.
+node does not take the assignment, the grant is given back.
 """
 
 from __future__ import annotations

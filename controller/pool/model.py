@@ -242,3 +242,4 @@ class Decisions:
 
     answers: dict[str, Granted | Refused] = field(default_factory=dict)  # by request id
     ends: list[EndOrder] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)  # nodes

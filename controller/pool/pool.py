@@ -163,6 +163,7 @@ class Pool:
             if node.state is NodeState.LOST or now - node.last_seen < self._node_timeout:
                 continue
             node.state = NodeState.LOST
+            decisions.lost.append(node.name)
             self._changes.append(replace(node))
             self._event("node.lost", node.name, f"silent for {now - node.last_seen:.0f} s")
             for grant in list(self.grants.values()):

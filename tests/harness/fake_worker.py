@@ -2,8 +2,8 @@
 """FakeWorker: speaks sluice-worker's control protocol and runs nothing.
 
 It stands in for native/worker in tests of the control plane on a machine where the native part is
-not built. It has one software GPU (FAKE_WORKER_GPUS sets more, FAKE_WORKER_MIB their memory), ends
-with its client, and obeys `end`; FAKE_WORKER_MODE=stubborn ignores it, =broken refuses sessions.
+not built. It has one software GPU (SLUICE_FAKE_WORKER_GPUS sets more, SLUICE_FAKE_WORKER_MIB their memory), ends
+with its client, and obeys `end`; SLUICE_FAKE_WORKER_MODE=stubborn ignores it, =broken refuses sessions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import sys
 
 class FakeWorker:
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.mode = os.environ.get("FAKE_WORKER_MODE", "")
-        count = int(os.environ.get("FAKE_WORKER_GPUS", "1"))
-        self.memory_mib = int(os.environ.get("FAKE_WORKER_MIB", "8192"))
+        self.mode = os.environ.get("SLUICE_FAKE_WORKER_MODE", "")
+        count = int(os.environ.get("SLUICE_FAKE_WORKER_GPUS", "1"))
+        self.memory_mib = int(os.environ.get("SLUICE_FAKE_WORKER_MIB", "8192"))
         everything = [f"GPU-fake-{index}" for index in range(count)]
         visible = [v for v in arguments.visible_devices.split(",") if v]
         self.devices = [uuid for uuid in everything if not visible or uuid in visible]
