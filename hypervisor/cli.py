@@ -2,14 +2,17 @@
 """The commands `sluice vm attach|detach|list|show`.
 
 Mounted by sluice.cli. They talk to libvirt and need no running server: a server that runs follows
-what they change. Exit status 0 if the domain is as asked, 1 with one line on standard error if not.
+what they change; `SLUICE_RUN_DIR` names that server's run_dir where it is not /run/sluice. Exit
+status 0 if the domain is as asked, 1 with one line on standard error if not.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -23,7 +26,7 @@ from sluice.hypervisor.libvirt_host import (
     find_domain,
     libvirt_identity,
 )
-from sluice.hypervisor.region_file import RegionFiles
+from sluice.hypervisor.region_file import RUN_FOLDER, RegionFiles
 from sluice.hypervisor.request import VgpuRequest
 
 app = typer.Typer(
@@ -73,7 +76,7 @@ def attach(
         uri = connect or default_uri()
         with connected(uri) as connection:
             found = find_domain(connection, domain)
-            files = RegionFiles(libvirt_identity(uri))
+            files = _files(uri)
             outcome = channel_devices.attach(found, request, files, vsock=vsock, dry_run=dry_run)
             _report(outcome, dry_run)
             if dry_run:
@@ -97,7 +100,7 @@ def detach(domain: Domain, dry_run: DryRun = False, connect: Connect = None) -> 
         uri = connect or default_uri()
         with connected(uri) as connection:
             found = find_domain(connection, domain)
-            files = RegionFiles(libvirt_identity(uri))
+            files = _files(uri)
             outcome = channel_devices.detach(found, files, dry_run=dry_run)
             _report(outcome, dry_run)
         if not dry_run:
@@ -112,7 +115,7 @@ def list_domains(connect: Connect = None, as_json: AsJson = False) -> None:
 
     def work() -> None:
         uri = connect or default_uri()
-        files = RegionFiles(libvirt_identity(uri))
+        files = _files(uri)
         with connected(uri) as connection:
             rows = [
                 row
@@ -136,7 +139,7 @@ def show(domain: Domain, connect: Connect = None, as_json: AsJson = False) -> No
         uri = connect or default_uri()
         with connected(uri) as connection:
             found = find_domain(connection, domain)
-            row = inspection.inspect(found, RegionFiles(libvirt_identity(uri)))
+            row = inspection.inspect(found, _files(uri))
         if row is None:
             raise HypervisorError(f"{domain} has no vGPU: `sluice vm attach {domain}` gives it one")
         if as_json:
@@ -145,6 +148,13 @@ def show(domain: Domain, connect: Connect = None, as_json: AsJson = False) -> No
             _print_domain(row)
 
     _run(work)
+
+
+def _files(uri: str) -> RegionFiles:
+    run_folder = os.environ.get("SLUICE_RUN_DIR")
+    return RegionFiles(
+        libvirt_identity(uri), run_folder=Path(run_folder) if run_folder else RUN_FOLDER
+    )
 
 
 def _run(work: Callable[[], None]) -> None:

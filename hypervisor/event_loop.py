@@ -30,7 +30,7 @@ class _Task:
         self._loop.soon(self._cancel_now)
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
-        if self._cancelled:
+        if self._cancelled or self._loop.real.is_closed():
             work.close()
         else:
             self._task = self._loop.real.create_task(work)
@@ -51,18 +51,28 @@ class _Loop:
     def __init__(self, real: asyncio.AbstractEventLoop) -> None:
         self.real = real
         self._thread = threading.get_ident()
-        self.add_reader = real.add_reader
-        self.add_writer = real.add_writer
-        self.remove_reader = real.remove_reader
-        self.remove_writer = real.remove_writer
+
+    def add_reader(self, descriptor: int, callback: Callable[..., Any], *arguments: Any) -> None:
+        if not self.real.is_closed():
+            self.real.add_reader(descriptor, callback, *arguments)
+
+    def add_writer(self, descriptor: int, callback: Callable[..., Any], *arguments: Any) -> None:
+        if not self.real.is_closed():
+            self.real.add_writer(descriptor, callback, *arguments)
+
+    def remove_reader(self, descriptor: int) -> bool:
+        return not self.real.is_closed() and self.real.remove_reader(descriptor)
+
+    def remove_writer(self, descriptor: int) -> bool:
+        return not self.real.is_closed() and self.real.remove_writer(descriptor)
 
     def create_task(self, work: Coroutine[Any, Any, Any], **_: Any) -> _Task:
         return _Task(self, work)
 
     def soon(self, action: Callable[[], None]) -> None:
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self._thread or self.real.is_closed():
             action()
-        elif not self.real.is_closed():
+        else:
             self.real.call_soon_threadsafe(action)
 
 

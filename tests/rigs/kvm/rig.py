@@ -192,15 +192,22 @@ class Rig:
         self._clear()
         self.progress(f"libvirt at {self.uri} after {time.monotonic() - began:.1f} s")
 
-    def restart_daemon(self) -> None:
-        """Ends and starts libvirtd while guests keep running; their objects stay usable."""
+    def stop_daemon(self) -> None:
+        """Ends libvirtd while guests keep running; :meth:`restart_daemon` brings it back."""
         if self._connection is not None:
             self._connection.close()
+            self._connection = None
         self._daemon.stop()
+
+    def restart_daemon(self) -> None:
+        """Ends and starts libvirtd while guests keep running; their objects stay usable."""
+        self.stop_daemon()
         self._daemon.start()
         self._connection = libvirt.open(self.uri)
+        present = {domain.UUIDString(): domain for domain in self._connection.listAllDomains()}
+        # A guest that somebody undefined stays with its dead connection.
         for guest in self._guests.values():
-            guest.domain = self._connection.lookupByUUIDString(guest.uuid)
+            guest.domain = present.get(guest.uuid, guest.domain)
 
     def stop(self) -> None:
         """Destroys and undefines every guest and ends the daemon."""

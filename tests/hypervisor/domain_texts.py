@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Domain XML as libvirt formats it, for tests without a libvirt."""
+
+from __future__ import annotations
+
+from sluice.hypervisor.device_xml import region_device, request_metadata
+from sluice.hypervisor.domain_document import PciAddress
+from sluice.hypervisor.request import VgpuRequest
+
+UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
+OTHER_UUID = "11111111-2222-3333-4444-555555555555"
+REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64)
+
+
+def q35(
+    *,
+    ports: int = 3,
+    metadata: str = "",
+    devices: str = "",
+    uuid: str = UUID,
+    name: str = "guest",
+) -> str:
+    """A q35 domain; root port 1 holds a disk, the others are free."""
+    controllers = "".join(
+        f"<controller type='pci' index='{index}' model='pcie-root-port'>"
+        f"<address type='pci' domain='0x0000' bus='0x00' slot='0x01' function='{index - 1:#x}'/>"
+        "</controller>"
+        for index in range(1, ports + 1)
+    )
+    return f"""
+    <domain type='kvm'>
+      <name>{name}</name><uuid>{uuid}</uuid>
+      <metadata>{metadata}</metadata>
+      <memory unit='KiB'>524288</memory><vcpu>1</vcpu>
+      <os><type arch='x86_64' machine='pc-q35-7.2'>hvm</type></os>
+      <devices>
+        <controller type='pci' index='0' model='pcie-root'/>{controllers}
+        <disk type='file' device='disk'>
+          <source file='/x'/><target dev='vda' bus='virtio'/>
+          <address type='pci' domain='0x0000' bus='0x01' slot='0x00' function='0x0'/>
+        </disk>{devices}
+      </devices>
+    </domain>"""
+
+
+def pc(devices: str = "") -> str:
+    """An i440fx domain with the usual devices in slots 1 to 3."""
+    return f"""
+    <domain type='kvm'>
+      <name>guest</name><uuid>{UUID}</uuid>
+      <memory unit='KiB'>524288</memory><vcpu>1</vcpu>
+      <os><type arch='x86_64' machine='pc-i440fx-7.2'>hvm</type></os>
+      <devices>
+        <controller type='pci' index='0' model='pci-root'/>
+        <controller type='ide' index='0'>
+          <address type='pci' domain='0x0000' bus='0x00' slot='0x01' function='0x1'/>
+        </controller>
+        <interface type='user'>
+          <address type='pci' domain='0x0000' bus='0x00' slot='0x03' function='0x0'/>
+        </interface>{devices}
+      </devices>
+    </domain>"""
+
+
+def ours(request: VgpuRequest = REQUEST) -> str:
+    """The metadata of a request."""
+    return request_metadata(request, with_namespace=True)
+
+
+def region(uuid: str = UUID, size_mib: int = 64, bus: int = 2) -> str:
+    """The channel device of a domain, plugged into a root port."""
+    return region_device(f"sluice-{uuid}", size_mib, PciAddress(bus=bus, slot=0))

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the templates give is what libvirt's own schema takes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
+from sluice.hypervisor.domain_document import PciAddress, parse_domain
+
+from .domain_texts import REQUEST, UUID, ours, pc, q35, region
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("virt-xml-validate") is None, reason="libvirt's schema is not installed"
+)
+
+
+def validate(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "domain.xml"
+    path.write_text(text.strip())
+    return subprocess.run(
+        ["virt-xml-validate", str(path), "domain"], check=False, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("place", [None, PciAddress(bus=2, slot=0), PciAddress(bus=0, slot=31)])
+@pytest.mark.parametrize("machine", [q35, pc])
+def test_both_devices_fit_into_both_machines(
+    machine: object, place: PciAddress | None, tmp_path: Path
+) -> None:
+    devices = region_device(f"sluice-{UUID}", 256, place) + vsock_device(place)
+    done = validate(machine(devices=devices), tmp_path)  # type: ignore[operator]
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_request_fits_into_the_metadata(tmp_path: Path) -> None:
+    done = validate(q35(metadata=ours(), devices=region()), tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_schema_would_notice_a_mistake(tmp_path: Path) -> None:
+    done = validate(q35(devices=region().replace("ivshmem-plain", "ivshmem-fancy")), tmp_path)
+    assert done.returncode != 0
+
+
+def test_values_are_escaped() -> None:
+    text = region_device("a'><evil/>&", 16, None)
+    assert ElementTree.fromstring(text).get("name") == "a'><evil/>&"
+
+
+def test_the_bare_element_has_no_prefix_since_libvirt_adds_it() -> None:
+    assert request_metadata(REQUEST).strip().startswith("<vgpu ")
+
+
+def test_what_is_rendered_is_what_is_read() -> None:
+    document = parse_domain(q35(metadata=ours(), devices=region(bus=3)))
+    assert document.request == REQUEST
+    assert document.region is not None
+    assert document.region.address == PciAddress(bus=3, slot=0)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice vm` on a real libvirt: what is attached stays, and goes without a trace."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import libvirt
+import pytest
+
+from sluice.hypervisor.libvirt_host import live_document, persistent_document
+from tests.rigs.kvm.rig import Guest, Rig
+
+from .conftest import CHECKOUT, VmCommand
+
+pytestmark = pytest.mark.vm
+
+DEVICES = "grep -l 0x1110 /sys/bus/pci/devices/*/device | xargs -rn1 dirname | xargs -rn1 basename"
+SETUP = f"/host{CHECKOUT}/packaging/guest/sluice-pci-setup"
+READY = f"""
+getent group sluice >/dev/null || groupadd -r sluice
+for device in $({DEVICES}); do
+  path=$(readlink -f /sys/bus/pci/devices/$device)
+  {SETUP} ${{path#/sys}} && echo $device $(stat -c '%G %a %s' $path/resource2)
+done
+"""
+
+
+def region_path(guest: Guest) -> Path:
+    return Path(f"/dev/shm/sluice-{guest.uuid}")
+
+
+def test_attached_to_a_running_domain_it_is_memory_shared_with_the_host(
+    vm: VmCommand, running: Guest
+) -> None:
+    done = vm.attach(running.name, "--region-mib", "64")
+    assert done.code == 0, done.err
+    assert "plugged in" in done.out
+    found = region_path(running).stat()
+    assert (found.st_size, stat.S_IMODE(found.st_mode)) == (64 << 20, 0o600)
+
+    seen = running.check(READY).split()
+    assert seen[1:] == ["sluice", "660", str(64 << 20)], "the guest's group may use the whole BAR"
+    write = (
+        "import mmap,os; f=os.open('/sys/bus/pci/devices/%s/resource2', os.O_RDWR); "
+        "m=mmap.mmap(f, 0); m[12345678:12345687]=b'from here'; print(bytes(m[40:45]).decode())"
+    )
+    with region_path(running).open("r+b") as file:
+        file.seek(40)
+        file.write(b"hello")
+    assert running.check(f'python3 -c "{write % seen[0]}"').strip() == "hello"
+    with region_path(running).open("rb") as file:
+        file.seek(12345678)
+        assert file.read(9) == b"from here"
+
+
+def test_it_keeps_its_place_over_destroy_start_and_edit(
+    vm: VmCommand, running: Guest, rig: Rig
+) -> None:
+    assert vm.attach(running.name, "--region-mib", "32").code == 0
+    before = persistent_document(running.domain).region
+    live = live_document(running.domain)
+    assert live is not None
+    assert live.region == before
+    running.restart()
+    # What `virsh edit` does: the whole text out and in again.
+    text = running.domain.XMLDesc(
+        libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+    ).replace("<vcpu", "<title>edited</title><vcpu")
+    rig.connection.defineXML(text)
+    running.restart()
+    after = live_document(running.domain)
+    assert after is not None
+    assert after.region == before == persistent_document(running.domain).region
+    assert after.request is not None
+    assert after.request.memory_mib == 1024
+    devices = running.check(READY).split()
+    assert devices[1:] == ["sluice", "660", str(32 << 20)]
+
+
+def test_detached_nothing_is_left(vm: VmCommand, running: Guest) -> None:
+    vm.attach(running.name, "--region-mib", "32")
+    running.check(READY)
+    done = vm("detach", running.name)
+    assert (done.code, done.out.strip()) == (0, "detached")
+    assert running.check(DEVICES).strip() == ""
+    for document in (persistent_document(running.domain), live_document(running.domain)):
+        assert document is not None
+        assert (document.region, document.request, document.problem) == (None, None, None)
+    assert "sluice" not in running.domain.XMLDesc()
+    assert not region_path(running).exists()
+    assert vm.files.recorded() == set()
+    again = vm("detach", running.name)
+    assert (again.code, again.out.strip()) == (0, "nothing was attached")
+
+
+def test_attaching_twice_changes_nothing_and_new_figures_change_the_request(
+    vm: VmCommand, running: Guest
+) -> None:
+    assert vm.attach(running.name, "--region-mib", "32").out.startswith("attached")
+    before = running.domain.XMLDesc()
+    assert vm.attach(running.name, "--region-mib", "32").out.startswith("already attached")
+    assert running.domain.XMLDesc() == before
+    assert vm.attach(running.name, "--region-mib", "32", "--count", "2").code == 0
+    for document in (persistent_document(running.domain), live_document(running.domain)):
+        assert document is not None
+        assert document.request is not None
+        assert document.request.count == 2
+    refused = vm.attach(running.name, "--region-mib", "64")
+    assert refused.code == 1
+    assert "sluice vm detach" in refused.err
+
+
+def test_a_dry_run_shows_the_xml_and_changes_nothing(
+    vm: VmCommand, make_guest: Callable[..., Guest]
+) -> None:
+    guest = make_guest()
+    before = guest.domain.XMLDesc()
+    shown = vm.attach(guest.name, "--dry-run")
+    assert shown.code == 0
+    assert f"<shmem name='sluice-{guest.uuid}'>" in shown.out
+    assert "memory-mib='1024'" in shown.out
+    assert guest.domain.XMLDesc() == before
+    assert not region_path(guest).exists()
+    vm.attach(guest.name)
+    assert "<shmem" in vm("detach", guest.name, "--dry-run").out
+    assert region_path(guest).exists()
+
+
+def test_two_domains_have_two_regions(vm: VmCommand, make_guest: Callable[..., Guest]) -> None:
+    first, second = make_guest("-a"), make_guest("-b")
+    assert vm.attach(first.name, "--region-mib", "32").code == 0
+    assert vm.attach(second.name, "--region-mib", "64").code == 0
+    rows = {row["domain"]: row for row in json.loads(vm("list", "--json").out)}
+    assert rows[first.name]["region"]["file"] == str(region_path(first))
+    assert rows[second.name]["region"]["file"] == str(region_path(second))
+    assert rows[first.name]["region"]["mib"] == 32
+    assert rows[second.name]["region"]["mib"] == 64
+    assert region_path(first).stat().st_ino != region_path(second).stat().st_ino
+    table = vm("list").out
+    assert first.name in table
+    assert second.name in table
+
+
+def test_off_it_may_change_its_size_and_is_plugged_at_the_next_start(
+    vm: VmCommand, make_guest: Callable[..., Guest]
+) -> None:
+    guest = make_guest()
+    assert "from the next start" in vm.attach(guest.name, "--region-mib", "32").out
+    place = persistent_document(guest.domain).region
+    assert vm.attach(guest.name, "--region-mib", "64").code == 0
+    region = persistent_document(guest.domain).region
+    assert place is not None
+    assert region is not None
+    assert region.address == place.address
+    assert region_path(guest).stat().st_size == 64 << 20
+    guest.start()
+    guest.wait_ready()
+    assert running_size(guest) == 64 << 20
+
+
+def running_size(guest: Guest) -> int:
+    return int(guest.check(READY).split()[3])
+
+
+def test_on_the_classic_machine_it_is_hot_plugged_too(
+    vm: VmCommand, make_guest: Callable[..., Guest]
+) -> None:
+    guest = make_guest(machine="pc")
+    guest.start()
+    guest.wait_ready()
+    done = vm.attach(guest.name, "--region-mib", "32")
+    assert done.code == 0, done.err
+    guest.run('for i in $(seq 50); do [ -n "$(' + DEVICES + ')" ] && break; sleep 0.1; done')
+    assert running_size(guest) == 32 << 20
+    assert vm("detach", guest.name).code == 0
+
+
+def test_without_a_free_port_it_says_what_to_do_and_off_it_adds_one(
+    vm: VmCommand, make_guest: Callable[..., Guest]
+) -> None:
+    guest = make_guest(spare_ports=0)
+    guest.start()
+    guest.wait_ready()
+    refused = vm.attach(guest.name, "--region-mib", "32")
+    assert refused.code == 1
+    assert "pcie-root-port" in refused.err
+    assert not region_path(guest).exists()
+    guest.destroy()
+    assert vm.attach(guest.name, "--region-mib", "32").code == 0
+    guest.start()
+    guest.wait_ready()
+    assert running_size(guest) == 32 << 20
+
+
+def test_a_paused_guest_cannot_release_and_this_is_said(vm: VmCommand, running: Guest) -> None:
+    from sluice.hypervisor.channel_devices import detach
+    from sluice.hypervisor.errors import HypervisorError
+
+    vm.attach(running.name, "--region-mib", "32")
+    running.check(READY)
+    running.pause()
+    with pytest.raises(HypervisorError, match="paused"):
+        detach(running.domain, vm.files, release_seconds=1)
+    assert persistent_document(running.domain).request is None
+    assert persistent_document(running.domain).region is None
+    running.resume()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--region-mib", "100"), "power of two"),
+        (("--region-mib", "8"), "too small"),
+        (("--region-mib", "1048576"), "does not fit|larger than"),
+        (("--count", "0"), "count=0"),
+        (("--priority", "5000"), "priority=5000"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_touched(
+    vm: VmCommand, make_guest: Callable[..., Guest], options: tuple[str, ...], named: str
+) -> None:
+    guest = make_guest()
+    before = guest.domain.XMLDesc()
+    refused = vm.attach(guest.name, *options)
+    assert refused.code == 1
+    assert any(words in refused.err for words in named.split("|")), refused.err
+    assert refused.err.count("\n") == 1 + refused.err.count("no vsock")
+    assert guest.domain.XMLDesc() == before
+    assert not region_path(guest).exists()
+
+
+def test_unknown_and_transient_domains_are_named(vm: VmCommand, rig: Rig) -> None:
+    assert "virsh list --all" in vm.attach("nobody").err
+    assert vm("show", "nobody").code == 1
+    transient = rig.connection.createXML(rig.guest_xml("transient", mem_mib=128, vcpus=1))
+    try:
+        refused = vm.attach("transient")
+        assert refused.code == 1
+        assert "transient" in refused.err
+        assert "virsh define" in refused.err
+    finally:
+        transient.destroy()
+
+
+def test_a_libvirt_that_is_not_there_is_said(vm: VmCommand) -> None:
+    refused = vm("list", "--connect", "qemu:///system?socket=/nowhere/libvirt-sock")
+    assert refused.code == 1
+    assert "is libvirtd running" in refused.err
+
+
+def test_a_copied_definition_is_refused(
+    vm: VmCommand, make_guest: Callable[..., Guest], rig: Rig
+) -> None:
+    original, copy = make_guest("-original"), make_guest("-copy")
+    vm.attach(original.name, "--region-mib", "32")
+    text = original.domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)
+    text = text.replace(f"<uuid>{original.uuid}</uuid>", f"<uuid>{copy.uuid}</uuid>")
+    rig.connection.defineXML(text.replace(f">{original.name}<", f">{copy.name}<"))
+    refused = vm.attach(copy.name)
+    assert refused.code == 1
+    assert "another domain" in refused.err
+    assert "virsh edit" in refused.err
+    assert "another domain" in vm("show", copy.name).out
