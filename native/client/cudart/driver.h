@@ -33,6 +33,13 @@ inline CUdeviceptr* address_slot(void** pointer) {
   return reinterpret_cast<CUdeviceptr*>(pointer);
 }
 
+// Structures and enumerations that the two APIs name differently and lay out alike.
+template <typename To, typename From>
+To* same(From* pointer) {
+  static_assert(sizeof(To) == sizeof(From) && alignof(To) == alignof(From));
+  return reinterpret_cast<To*>(pointer);
+}
+
 // Both enumerations give the same number to the same condition.
 inline cudaError_t to_runtime(CUresult result) { return static_cast<cudaError_t>(result); }
 

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA arrays of plain channel formats: their life and what they are. Textures and surfaces on them
+// are not spoken yet.
+#include "client/cudart/pitched_copy.h"
+#include "client/cudart/state.h"
+
+using namespace sluice::cudart;
+
+namespace {
+
+struct ChannelFormat {
+  CUarray_format format;
+  int bits;
+  cudaChannelFormatKind kind;
+};
+
+constexpr ChannelFormat kFormats[] = {
+    {CU_AD_FORMAT_UNSIGNED_INT8, 8, cudaChannelFormatKindUnsigned},
+    {CU_AD_FORMAT_UNSIGNED_INT16, 16, cudaChannelFormatKindUnsigned},
+    {CU_AD_FORMAT_UNSIGNED_INT32, 32, cudaChannelFormatKindUnsigned},
+    {CU_AD_FORMAT_SIGNED_INT8, 8, cudaChannelFormatKindSigned},
+    {CU_AD_FORMAT_SIGNED_INT16, 16, cudaChannelFormatKindSigned},
+    {CU_AD_FORMAT_SIGNED_INT32, 32, cudaChannelFormatKindSigned},
+    {CU_AD_FORMAT_HALF, 16, cudaChannelFormatKindFloat},
+    {CU_AD_FORMAT_FLOAT, 32, cudaChannelFormatKindFloat},
+};
+
+// One, two or four channels of the same width, as the driver's arrays have them.
+cudaError_t to_native(const cudaChannelFormatDesc& desc, CUDA_ARRAY3D_DESCRIPTOR* native) {
+  const int bits[] = {desc.x, desc.y, desc.z, desc.w};
+  unsigned channels = 0;
+  while (channels < 4 && bits[channels] != 0) ++channels;
+  for (unsigned i = 0; i < 4; ++i) {
+    if (bits[i] != (i < channels ? desc.x : 0)) return cudaErrorInvalidChannelDescriptor;
+  }
+  if (channels == 0 || channels == 3) return cudaErrorInvalidChannelDescriptor;
+  for (const ChannelFormat& format : kFormats) {
+    if (format.bits == desc.x && format.kind == desc.f) {
+      native->Format = format.format;
+      native->NumChannels = channels;
+      return cudaSuccess;
+    }
+  }
+  return cudaErrorInvalidChannelDescriptor;
+}
+
+cudaError_t from_native(const CUDA_ARRAY3D_DESCRIPTOR& native, cudaChannelFormatDesc* desc) {
+  for (const ChannelFormat& format : kFormats) {
+    if (format.format != native.Format) continue;
+    const auto bits = [&](unsigned channel) {
+      return channel < native.NumChannels ? format.bits : 0;
+    };
+    *desc = {bits(0), bits(1), bits(2), bits(3), format.kind};
+    return cudaSuccess;
+  }
+  return cudaErrorInvalidChannelDescriptor;
+}
+
+cudaError_t describe(const cudaChannelFormatDesc* desc, cudaExtent extent, unsigned flags,
+                     CUDA_ARRAY3D_DESCRIPTOR* native) {
+  if (desc == nullptr) return cudaErrorInvalidValue;
+  *native = {};
+  native->Width = extent.width;
+  native->Height = extent.height;
+  native->Depth = extent.depth;
+  native->Flags = flags;
+  return to_native(*desc, native);
+}
+
+CUmipmappedArray native_mipmapped(cudaMipmappedArray_const_t array) {
+  return reinterpret_cast<CUmipmappedArray>(const_cast<cudaMipmappedArray*>(array));
+}
+
+}  // namespace
+
+extern "C" {
+
+struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w,
+                                                   enum cudaChannelFormatKind f) {
+  return {x, y, z, w, f};
+}
+
+cudaError_t cudaMalloc3DArray(cudaArray_t* array, const struct cudaChannelFormatDesc* desc,
+                              struct cudaExtent extent, unsigned int flags) {
+  if (array == nullptr) return record(cudaErrorInvalidValue);
+  CUDA_ARRAY3D_DESCRIPTOR native;
+  if (const cudaError_t error = describe(desc, extent, flags, &native); error != cudaSuccess) {
+    return record(error);
+  }
+  return forward(cuArray3DCreate_v2, reinterpret_cast<CUarray*>(array), &native);
+}
+
+cudaError_t cudaMallocArray(cudaArray_t* array, const struct cudaChannelFormatDesc* desc,
+                            size_t width, size_t height, unsigned int flags) {
+  return cudaMalloc3DArray(array, desc, {width, height, 0}, flags);
+}
+
+cudaError_t cudaFreeArray(cudaArray_t array) {
+  if (array == nullptr) return record(ensure_context());
+  return forward(cuArrayDestroy, native_array(array));
+}
+
+cudaError_t cudaMallocMipmappedArray(cudaMipmappedArray_t* mipmappedArray,
+                                     const struct cudaChannelFormatDesc* desc,
+                                     struct cudaExtent extent, unsigned int numLevels,
+                                     unsigned int flags) {
+  if (mipmappedArray == nullptr) return record(cudaErrorInvalidValue);
+  CUDA_ARRAY3D_DESCRIPTOR native;
+  if (const cudaError_t error = describe(desc, extent, flags, &native); error != cudaSuccess) {
+    return record(error);
+  }
+  return forward(cuMipmappedArrayCreate, reinterpret_cast<CUmipmappedArray*>(mipmappedArray),
+                 &native, numLevels);
+}
+
+cudaError_t cudaFreeMipmappedArray(cudaMipmappedArray_t mipmappedArray) {
+  if (mipmappedArray == nullptr) return record(ensure_context());
+  return forward(cuMipmappedArrayDestroy, native_mipmapped(mipmappedArray));
+}
+
+cudaError_t cudaGetMipmappedArrayLevel(cudaArray_t* levelArray,
+                                       cudaMipmappedArray_const_t mipmappedArray,
+                                       unsigned int level) {
+  return forward(cuMipmappedArrayGetLevel, reinterpret_cast<CUarray*>(levelArray),
+                 native_mipmapped(mipmappedArray), level);
+}
+
+cudaError_t cudaGetChannelDesc(struct cudaChannelFormatDesc* desc, cudaArray_const_t array) {
+  if (desc == nullptr) return record(cudaErrorInvalidValue);
+  CUDA_ARRAY3D_DESCRIPTOR native = {};
+  const cudaError_t error = forward(cuArray3DGetDescriptor_v2, &native, native_array(array));
+  return error != cudaSuccess ? error : record(from_native(native, desc));
+}
+
+cudaError_t cudaArrayGetInfo(struct cudaChannelFormatDesc* desc, struct cudaExtent* extent,
+                             unsigned int* flags, cudaArray_t array) {
+  CUDA_ARRAY3D_DESCRIPTOR native = {};
+  const cudaError_t error = forward(cuArray3DGetDescriptor_v2, &native, native_array(array));
+  if (error != cudaSuccess) return error;
+  if (extent != nullptr) *extent = {native.Width, native.Height, native.Depth};
+  if (flags != nullptr) *flags = native.Flags;
+  return desc != nullptr ? record(from_native(native, desc)) : cudaSuccess;
+}
+
+cudaError_t cudaArrayGetPlane(cudaArray_t* pPlaneArray, cudaArray_t hArray,
+                              unsigned int planeIdx) {
+  return forward(cuArrayGetPlane, reinterpret_cast<CUarray*>(pPlaneArray), native_array(hArray),
+                 planeIdx);
+}
+
+}  // extern "C"
