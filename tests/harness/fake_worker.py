@@ -2,8 +2,9 @@
 """FakeWorker: speaks sluice-worker's control protocol and runs nothing.
 
 It stands in for native/worker in tests of the control plane on a machine where the native part is
-not built. It has one software GPU (SLUICE_FAKE_WORKER_GPUS sets more, SLUICE_FAKE_WORKER_MIB their memory), ends
-with its client, and obeys `end`; SLUICE_FAKE_WORKER_MODE=stubborn ignores it, =broken refuses sessions.
+not built. It shows one GPU (SLUICE_FAKE_WORKER_GPUS sets more, SLUICE_FAKE_WORKER_MIB their
+memory), ends with its client, and obeys `end`; SLUICE_FAKE_WORKER_MODE=stubborn ignores it, =broken
+refuses sessions.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures OpenSession to its reply on a warm server and prints it; nothing is asserted.
 
-Run it as `python tests/harness/open_latency.py [--fake] [--count N]`. Each round waits until the next
-worker is warm, as a client that comes alone finds it.
+Run it as `python tests/harness/open_latency.py [--fake] [--count N]`. Each round waits until the
+next worker is warm, as a client that comes alone finds it.
 """
 
 from __future__ import annotations

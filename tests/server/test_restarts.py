@@ -19,9 +19,7 @@ def unstarted(tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_restarted_server_adopts_its_sessions(
-    plane: ControlPlane, how: signal.Signals
-) -> None:
+def test_a_restarted_server_adopts_its_sessions(plane: ControlPlane, how: signal.Signals) -> None:
     client = plane.client(gmem_mib=256, program="survivor")
     [worker] = plane.session_worker_pids()
     plane.stop("server", how)

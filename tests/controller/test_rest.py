@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs rest_cases.yaml against the application, with a real store and a FakeServerLink as node."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from sluice.controller.api.app import build_app
+from sluice.controller.desk import GrantDesk
+from sluice.controller.node_service import PoolService, ServerLink
+from sluice.controller.pool.model import Gpu, Granted, Node
+from sluice.controller.pool.pool import Pool
+from sluice.controller.service import SystemClock
+from sluice.controller.store.sqlite import SqliteStore
+from sluice.rpc import pool_pb2 as rpc
+
+CASES = yaml.safe_load((Path(__file__).parent / "rest_cases.yaml").read_text())
+
+
+class FakeServerLink(ServerLink):
+    """A connected server that takes (or refuses) assignments and ends what it is told to end."""
+
+    def __init__(self, desk: GrantDesk, refuses: bool) -> None:
+        super().__init__()
+        self._desk = desk
+        self._refuses = refuses
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> str:
+        assert len(key) == 32
+        return "it was told to refuse" if self._refuses else ""
+
+    def end_grant(self, order: Any) -> None:
+        release = self._desk.step(lambda: self._desk.pool.release(order.grant_id, order.reason))
+        self._tasks.append(asyncio.ensure_future(release))
+
+    async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> rpc.LogText:
+        return rpc.LogText(text=f"log of {session_id}")
+
+
+def filled(value: Any, kept: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        for name, text in kept.items():
+            value = value.replace(f"${name}", text)
+        return value
+    if isinstance(value, dict):
+        return {key: filled(inner, kept) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [filled(inner, kept) for inner in value]
+    return value
+
+
+def assert_contains(found: Any, expected: Any, where: str) -> None:
+    if isinstance(expected, dict):
+        assert isinstance(found, dict), where
+        for key, inner in expected.items():
+            assert key in found, f"{where}.{key} is missing"
+            assert_contains(found[key], inner, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert isinstance(found, list), where
+        assert len(found) == len(expected), f"{where} is {found}"
+        for index, inner in enumerate(expected):
+            assert_contains(found[index], inner, f"{where}[{index}]")
+    else:
+        assert found == expected, where
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
+    numbers = itertools.count(1)
+    pool = Pool(SystemClock(), lambda: f"{next(numbers):016x}")
+    gpus = [
+        Gpu("node-a", f"gpu-{index}", "Model", mib, context_overhead_mib=100)
+        for index, mib in enumerate((8000, 4000))
+    ]
+    pool.register(Node("node-a", "10.0.0.1", 9960, "1", 4), gpus, [])
+    store = SqliteStore(tmp_path / "store.db")
+    await store.load()
+    desk = GrantDesk(pool, store)
+    service = PoolService(desk, 5)
+    link = FakeServerLink(desk, case.get("link") == "refuses")
+    service.links["node-a"] = desk.links["node-a"] = link
+    ticking = asyncio.create_task(desk.tick())
+    transport = httpx.ASGITransport(build_app(desk, service, 60))
+    kept: dict[str, str] = {}
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            for step in case["steps"]:
+                method = next(verb for verb in ("get", "post", "delete") if verb in step)
+                answer = await client.request(
+                    method.upper(),
+                    filled(step[method], kept),
+                    json=step.get("body"),
+                    headers=step.get("headers_sent"),
+                )
+                where = f"{method} {step[method]}"
+                assert answer.status_code == step.get("status", 200), f"{where}: {answer.text}"
+                if answer.status_code >= 400:
+                    assert answer.headers["content-type"] == "application/problem+json"
+                    assert answer.json()["status"] == answer.status_code
+                    assert answer.json()["detail"]
+                if "json" in step:
+                    assert_contains(answer.json(), filled(step["json"], kept), where)
+                if "text" in step:
+                    assert answer.text == filled(step["text"], kept)
+                for name, value in step.get("headers", {}).items():
+                    assert answer.headers[name] == value
+                for name, key in step.get("keep", {}).items():
+                    kept[name] = answer.json()[key]
+                await asyncio.sleep(0.02)  # what the fake server was told takes effect
+    finally:
+        ticking.cancel()
+        await store.close()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pool with a clock that tests move, and shorthand to fill it and to ask it for grants."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from sluice.controller.pool.model import (
+    Decisions,
+    Gpu,
+    Granted,
+    GrantRequest,
+    Node,
+    Refused,
+)
+from sluice.controller.pool.pool import Pool
+
+
+class FakeClock:
+    """Stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def wall(self) -> float:
+        return 1.7e9 + self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class PoolBench:
+    """A pool and what tests do with it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.clock = FakeClock()
+        numbers = itertools.count(1)
+        self.pool = Pool(self.clock, lambda: f"{next(numbers):016x}", **options)
+        self._requests = itertools.count(1)
+
+    def node(self, name: str, *memory_mib: int, vgpu_count: int = 4, **gpu: Any) -> Decisions:
+        gpus = [
+            Gpu(name, f"{name}-gpu{index}", "Model", mib, **gpu)
+            for index, mib in enumerate(memory_mib)
+        ]
+        return self.pool.register(Node(name, "10.0.0.1", 9960, "1", vgpu_count), gpus, [])
+
+    def ask(self, **wish: Any) -> Granted | Refused | str:
+        """The answer, or the request id of one that waits."""
+        request_id = wish.pop("request_id", f"r{next(self._requests)}")
+        decisions = self.pool.submit(GrantRequest(request_id, **wish))
+        return decisions.answers.get(request_id, request_id)
+
+    def granted(self, **wish: Any) -> Granted:
+        answer = self.ask(**wish)
+        assert isinstance(answer, Granted), answer
+        return answer
+
+    def refused(self, **wish: Any) -> Refused:
+        answer = self.ask(**wish)
+        assert isinstance(answer, Refused), answer
+        return answer

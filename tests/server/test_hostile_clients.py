@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that send rubbish get a clear refusal or nothing; the server serves the next one."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane, read_stream, receive_reply, wait_for
+
+from sluice.server.open_session import (
+    BadOpen,
+    Channel,
+    pack_open_session,
+    parse_open_session,
+    unpack_open_reply,
+)
+
+GOOD = pack_open_session(gmem_mib=64)
+WRONG_FRAMES = [
+    pytest.param(b"\0", "has 1 bytes", id="one byte"),
+    pytest.param(GOOD[:511], "has 511 bytes", id="short"),
+    pytest.param(GOOD + b"\0", "has 513 bytes", id="long"),
+    pytest.param(GOOD * 7, "has 3584 bytes", id="several"),
+    pytest.param(b"\xff" * 512, "first frame has size", id="ones"),
+    pytest.param(bytes(512), "first frame has size 0", id="zeros"),
+    pytest.param(
+        pack_open_session(magic=0xDEADBEEF), "0xdeadbeef instead of 0x43494c53", id="magic"
+    ),
+    pytest.param(
+        pack_open_session(version=(2, 3)),
+        "speaks protocol 2.3; this server speaks version 1",
+        id="version",
+    ),
+    pytest.param(pack_open_session(wait_seconds=-2), "SLUICE_WAIT is -2", id="wait"),
+    pytest.param(pack_open_session(vgpu_count=65), "wanted 65 vGPUs", id="count"),
+    pytest.param(pack_open_session(ratio_percent=101), "101 %", id="ratio"),
+    pytest.param(pack_open_session(gmem_mib=0xFFFFFFFF), "4294967295 MiB", id="memory"),
+]
+
+
+@pytest.mark.parametrize(("frame", "message"), WRONG_FRAMES)
+def test_a_wrong_frame_names_what_is_wrong(frame: bytes, message: str) -> None:
+    with pytest.raises(BadOpen) as refusal:
+        parse_open_session(frame)
+    assert message in refusal.value.message
+
+
+def test_control_characters_of_a_client_do_not_reach_logs() -> None:
+    wish = parse_open_session(pack_open_session(program="a\x1b[2J\nb", host="h\r"))
+    assert wish.program == "a�[2J�b"
+    assert wish.host == "h�"
+
+
+def test_rubbish_on_the_unix_socket_is_refused_and_the_next_client_served(
+    plane: ControlPlane,
+) -> None:
+    source = random.Random(20261121)
+    frames = [parameter.values[0] for parameter in WRONG_FRAMES]
+    frames += [source.randbytes(source.randrange(1, 2000)) for _ in range(50)]
+    frames += [GOOD[:at] + source.randbytes(8) + GOOD[at + 8 : 512] for at in (0, 16, 24)]
+    for frame in frames:
+        with plane.connect_unix() as connected:
+            assert isinstance(frame, bytes)
+            connected.send(frame)
+            packet, descriptors = receive_reply(connected)
+            status, _, message = unpack_open_reply(packet)
+            assert status not in (0, 600), frame
+            assert message
+            assert descriptors == []
+    with plane.connect_unix():
+        pass  # connects and leaves
+    with plane.connect_unix() as silent:
+        assert plane.client().first["status"] == 0
+        silent.close()
+    assert len(plane.grants()) == 1
+
+
+def test_the_unix_socket_carries_no_other_channel(plane: ControlPlane) -> None:
+    with plane.connect_unix() as connected:
+        connected.send(pack_open_session(channel=Channel.IVSHMEM))
+        status, _, message = unpack_open_reply(receive_reply(connected)[0])
+    assert status == 801
+    assert "carries shm" in message
+
+
+def test_descriptors_that_a_client_sends_are_closed(plane: ControlPlane) -> None:
+    assert plane.server
+    folder = Path(f"/proc/{plane.server.pid}/fd")
+
+    def held() -> int:
+        return len(list(folder.iterdir()))
+
+    before = held()
+    for _ in range(20):
+        with plane.connect_unix() as connected, socket.socket() as extra:
+            socket.send_fds(connected, [b"rubbish"], [extra.fileno()] * 5)
+            receive_reply(connected)
+    wait_for(lambda: held() <= before + 2, 5, "the descriptors to be closed")
+
+
+def test_rubbish_on_the_data_port_is_refused_and_the_next_client_served(
+    plane: ControlPlane,
+) -> None:
+    source = random.Random(20261122)
+    for frame in [
+        bytes(16),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        source.randbytes(5000),
+        pack_open_session(magic=1),
+        pack_open_session(version=(9, 0), key="k"),
+        pack_open_session(),
+        pack_open_session(key="0123456789abcdef"),
+        pack_open_session(key="ü" * 20),
+    ]:
+        with plane.connect_data() as connected:
+            connected.sendall(frame)
+            status, _, message = unpack_open_reply(read_stream(connected, 512))
+            assert status not in (0, 600)
+            assert message
+    with plane.connect_data() as connected:
+        connected.sendall(GOOD[:100])  # and leaves in the middle
+    assert plane.grants() == []
+    assert plane.client().first["status"] == 0
