@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, read_elf
-from .findings import Finding, bad, note, ok
+from .findings import Finding, bad, ok
 
 AUDIT = "libsluice-audit.so"
 DRIVER = "libcuda.so.1"
@@ -36,8 +36,10 @@ def candidate_folders() -> list[Path]:
     here = Path(__file__).resolve().parent
     given = os.environ.get("SLUICE_LIBRARIES")
     folders = [Path(given)] if given else []
-    # The bundle's lib/python/sluice_guest; the installed package; a checkout.
-    folders += [here.parent.parent, here.parent / "native", here.parent / "build" / "native"]
+    if here.parent.name == "python":  # an unpacked or installed bundle
+        folders.append(here.parent.parent / "lib")
+    # The installed package; a checkout.
+    folders += [here.parent / "native" / "lib", here.parent / "build" / "native" / "lib"]
     folders.append(Path("/opt/sluice/lib"))
     return folders
 
@@ -45,9 +47,8 @@ def candidate_folders() -> list[Path]:
 def find_installation() -> Installation:
     """Looks for the libraries."""
     for folder in candidate_folders():
-        for place in (folder, folder / "client", folder / "lib"):
-            if (place / DRIVER).exists():
-                return _at(place)
+        if (folder / DRIVER).exists():
+            return _at(folder)
     return Installation(None, None, None, None, None)
 
 
@@ -57,12 +58,10 @@ def _at(folder: Path) -> Installation:
 
     return Installation(
         folder=folder,
-        audit=first(folder / AUDIT, folder / "audit" / AUDIT),
+        audit=first(folder / AUDIT),
         driver=first(folder / DRIVER),
-        runtime=first(folder / RUNTIME, folder / "cudart" / RUNTIME),
-        watcher=first(
-            folder / WATCHER, folder.parent / "bin" / WATCHER, folder / "watch" / WATCHER
-        ),
+        runtime=first(folder / RUNTIME),
+        watcher=first(folder / WATCHER, folder.parent / "bin" / WATCHER),
     )
 
 
@@ -78,14 +77,14 @@ def check_installation(found: Installation) -> list[Finding]:
             )
         ]
     results = []
-    for name, path, needed in (
-        (DRIVER, found.driver, True),
-        (RUNTIME, found.runtime, True),
-        (AUDIT, found.audit, True),
+    for name, path in (
+        (DRIVER, found.driver),
+        (RUNTIME, found.runtime),
+        (AUDIT, found.audit),
     ):
         if path is None:
             results.append(
-                (bad if needed else note)(
+                bad(
                     "libraries",
                     f"{name} is missing in {found.folder}",
                     "install the guest bundle again (install.sh)",

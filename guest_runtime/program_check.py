@@ -21,8 +21,11 @@ _RELINK = (
     "link it with -cudart shared (nvcc), or with CUDA::cudart instead of CUDA::cudart_static "
     "(CMake)"
 )
-#: Strings inside libcudart_static that stripping leaves, and that no program has otherwise.
-_STATIC_MARKS = (b"libcudart_static", b"cudaErrorCallRequiresNewerDriver")
+#: Strings of the runtime's error tables, which survive stripping; together nothing else has them.
+_STATIC_MARKS = (
+    b"cudaErrorCudartUnloading\0",
+    b"CUDA driver version is insufficient for CUDA runtime version\0",
+)
 
 
 def find_program(name: str) -> Path | None:
@@ -105,13 +108,10 @@ def _check_elf(elf: ElfFile) -> list[Finding]:
 
 
 def _has_static_runtime(elf: ElfFile) -> bool:
-    """By symbols where there are any, else by strings that only the static runtime brings."""
-    if "__cudaRegisterFatBinary" in elf.defined:
-        # The shared runtime defines it as well; a program that is one is a library, not a program.
-        return not (elf.soname or "").startswith("libcudart")
-    if "__cudaRegisterFatBinary" in elf.undefined:
+    """By symbols where there are any, else by what stripping leaves."""
+    if (elf.soname or "").startswith("libcudart") or "__cudaRegisterFatBinary" in elf.undefined:
         return False
-    return b".nv_fatbin" in elf.data and all(mark in elf.data for mark in _STATIC_MARKS[1:])
+    return "__cudaRegisterFatBinary" in elf.defined or all(m in elf.data for m in _STATIC_MARKS)
 
 
 def _path_has_cuda(elf: ElfFile, value: str) -> bool:

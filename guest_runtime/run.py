@@ -30,18 +30,13 @@ def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]
         raise CannotRun(f"libsluice-audit.so is missing in {found.folder}: run install.sh again")
     result = dict(base)
     result["LD_AUDIT"] = _prepend(str(found.audit), base.get("LD_AUDIT"))
-    folders = [str(found.folder)]
-    if found.runtime is not None and found.runtime.parent != found.folder:
-        folders.append(str(found.runtime.parent))
-    result["LD_LIBRARY_PATH"] = _prepend(":".join(folders), base.get("LD_LIBRARY_PATH"))
+    result["LD_LIBRARY_PATH"] = _prepend(str(found.folder), base.get("LD_LIBRARY_PATH"))
     return result
 
 
 def _prepend(first: str, rest: str | None) -> str:
     """An empty rest adds nothing: an empty entry would mean the current folder."""
-    entries = [
-        entry for entry in (rest or "").split(":") if entry and entry not in first.split(":")
-    ]
+    entries = [entry for entry in (rest or "").split(":") if entry and entry != first]
     return ":".join([first, *entries])
 
 

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program that would miss Sluice is told why, and one that would not is let through."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sluice.guest_runtime.findings import Finding, Verdict
+from sluice.guest_runtime.program_check import check_program
+
+from .conftest import CHECKOUT, Compile
+
+USES = "extern int cudaMalloc(void**, unsigned long); int main(){ return cudaMalloc(0, 0); }"
+RUNTIME = "int cudaMalloc(void** p, unsigned long n){ return 0; }"
+STATIC_RUNTIME = CHECKOUT / "build/cuda13/nvidia/cu13/lib/libcudart_static.a"
+
+
+def runtime(compile_c: Compile, name: str = "libcudart.so.13") -> Path:
+    return compile_c(name, RUNTIME, "-shared", "-fPIC", f"-Wl,-soname,{Path(name).name}")
+
+
+def bad_ones(findings: list[Finding]) -> list[str]:
+    return [f.text + " -> " + f.remedy for f in findings if f.verdict is Verdict.BAD]
+
+
+def test_a_program_with_the_shared_runtime_works(compile_c: Compile) -> None:
+    program = compile_c("program", USES, str(runtime(compile_c)))
+    findings = check_program(str(program))
+    assert bad_ones(findings) == []
+    assert "libcudart.so.13" in findings[0].text
+
+
+def test_a_program_with_the_runtime_inside_is_told_to_relink(compile_c: Compile) -> None:
+    inside = "void __cudaRegisterFatBinary(void){} int main(){__cudaRegisterFatBinary();}"
+    (text,) = bad_ones(check_program(str(compile_c("program", inside))))
+    assert "libcudart_static" in text
+    assert "-cudart shared" in text
+
+
+@pytest.mark.skipif(not STATIC_RUNTIME.exists(), reason="no CUDA 13 runtime unpacked in build/")
+@pytest.mark.parametrize("stripped", [False, True])
+def test_the_real_static_runtime_is_seen_also_when_stripped(
+    compile_c: Compile, stripped: bool
+) -> None:
+    program = compile_c(
+        "program", USES, str(STATIC_RUNTIME), "-lpthread", "-ldl", "-lrt", "-lstdc++", "-lm"
+    )
+    if stripped:
+        subprocess.run(["strip", str(program)], check=True)
+    (text,) = bad_ones(check_program(str(program)))
+    assert "libcudart_static" in text
+
+
+def test_another_major_version_is_named(compile_c: Compile) -> None:
+    program = compile_c("program", USES, str(runtime(compile_c, "libcudart.so.12")))
+    (text,) = bad_ones(check_program(str(program)))
+    assert "libcudart.so.12" in text
+    assert "libcudart.so.13" in text
+
+
+def test_a_static_program_is_refused(compile_c: Compile) -> None:
+    program = compile_c("program", "int main(){return 0;}", "-static")
+    assert "statically" in bad_ones(check_program(str(program)))[0]
+
+
+def test_an_rpath_with_a_runtime_of_its_own_is_noted(compile_c: Compile) -> None:
+    library = runtime(compile_c, "own/libcudart.so.13")
+    program = compile_c("program", USES, str(library), "-Wl,-rpath,$ORIGIN/own")
+    findings = check_program(str(program))
+    assert bad_ones(findings) == []
+    assert any("sluice run" in f.remedy for f in findings)
+
+
+def test_a_script_is_followed_to_its_interpreter(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.write_text("#!/usr/bin/env -S bash -e\ntrue\n")
+    script.chmod(0o755)
+    findings = check_program(str(script))
+    assert bad_ones(findings) == []
+    assert "is a script, run by" in findings[0].text
+    assert "bash" in findings[0].text
+
+
+def test_a_program_that_is_not_there() -> None:
+    assert "no such program" in bad_ones(check_program("/nowhere/at-all"))[0]
