@@ -21,6 +21,8 @@ std::string hex(uint64_t v) {
   return text;
 }
 
+}  // namespace
+
 std::string uuid_text(const CUuuid& u) {
   char text[48];
   const auto b = [&](int i) { return static_cast<unsigned char>(u.bytes[i]); };
@@ -29,8 +31,6 @@ std::string uuid_text(const CUuuid& u) {
                 b(2), b(3), b(4), b(5), b(6), b(7), b(8), b(9), b(10), b(11), b(12), b(13), b(14), b(15));
   return text;
 }
-
-}  // namespace
 
 Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPlan p)
     : driver(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {}
@@ -217,7 +217,7 @@ bool Session::device_range(uint64_t address, uint64_t bytes) {
   if (it == globals_.begin()) return false;
   --it;
   const uint64_t at = address - it->first;
-  return at < it->second && bytes <= it->second - at;
+  return at < it->second.bytes && bytes <= it->second.bytes - at;
 }
 
 bool Session::arena_range(uint64_t address, uint64_t bytes) {
@@ -226,9 +226,14 @@ bool Session::arena_range(uint64_t address, uint64_t bytes) {
   return at < arena.size() && bytes <= arena.size() - at;
 }
 
-void Session::add_global(uint64_t address, uint64_t bytes) {
+void Session::add_global(uint64_t address, uint64_t bytes, uint64_t code) {
   std::lock_guard lock(globals_mutex_);
-  globals_[address] = bytes;
+  globals_[address] = {bytes, code};
+}
+
+void Session::drop_globals_of(uint64_t code) {
+  std::lock_guard lock(globals_mutex_);
+  std::erase_if(globals_, [&](const auto& g) { return g.second.code == code; });
 }
 
 CUresult Session::mark(CUstream stream, uint32_t mark, uint64_t value) {

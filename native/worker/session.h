@@ -33,6 +33,9 @@ struct Gpu {
   CUstream house = nullptr;  // non-blocking, the worker's own
 };
 
+// "GPU-8-4-4-4-12", as nvidia-smi and CUDA_VISIBLE_DEVICES spell it.
+std::string uuid_text(const CUuuid& uuid);
+
 struct Vgpu {
   Gpu* gpu = nullptr;
   uint64_t memory_bytes = 0;
@@ -116,6 +119,7 @@ struct CodeObject {
 struct FunctionObject {
   CUfunction function = nullptr;  // or a kernel, cast
   CUkernel kernel = nullptr;
+  uint64_t code = 0;  // the module or library that it came from
   uint32_t param_bytes = 0;
 };
 
@@ -165,7 +169,7 @@ class Session {
   uint64_t blob_bytes = 0;
 
   // Address ranges of module globals, which lie outside the windows.
-  void add_global(uint64_t address, uint64_t bytes);
+  void add_global(uint64_t address, uint64_t bytes, uint64_t code);
   void drop_globals_of(uint64_t code);
   CUdeviceptr mark_address(uint32_t mark) const { return marks_device_ + mark * sizeof(uint64_t); }
   bool mark_valid(uint32_t mark) const { return mark < mark_count_; }
@@ -186,7 +190,10 @@ class Session {
   CUdeviceptr marks_device_ = 0;
   uint32_t mark_count_ = 0;
   std::mutex globals_mutex_;
-  std::map<uint64_t, uint64_t> globals_;
+  struct Global {
+    uint64_t bytes, code;
+  };
+  std::map<uint64_t, Global> globals_;
 };
 
 }  // namespace sluice::worker

@@ -18,6 +18,7 @@
 #include <fstream>
 
 #include "client/core/shm_channel.h"
+#include "client/watch/offsets.h"
 #include "wire/session_record.h"
 
 extern char** environ;
@@ -27,6 +28,13 @@ namespace sluice::client {
 using channel::SlotState;
 
 namespace {
+
+static_assert(offsetof(channel::RegionHeader, slot_bytes) == SLUICE_REGION_SLOT_BYTES);
+static_assert(offsetof(channel::SlotHeader, state) == SLUICE_SLOT_STATE);
+static_assert(offsetof(channel::SlotHeader, generation) == SLUICE_SLOT_GENERATION);
+static_assert(offsetof(channel::SlotHeader, heartbeat) == SLUICE_SLOT_HEARTBEAT);
+static_assert(offsetof(channel::SlotHeader, sleeping) == SLUICE_SLOT_SLEEPING);
+static_assert(offsetof(channel::SlotHeader, doorbell) == SLUICE_SLOT_DOORBELL);
 
 constexpr uint64_t kAnswerTimeoutNs = 30'000'000'000;  // of a host that says nothing at all
 

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// sluice-doorbell: one per host. Watches the guests' regions: wakes workers whose guest rang, tells the server of guests that open or end a session, and writes
+// the server's refusals into mailboxes. A guest has no other way to reach the host; so this process outlives the server and holds nothing that cannot be learned
+// again. It believes nothing that stands in a region: sizes come from the server, words are read once, nonsense is reported as an end.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "channel/futex.h"
+#include "channel/region.h"
+#include "wire/control.h"
+#include "wire/open_session.h"
+
+namespace sluice::doorbell {
+namespace {
+
+using channel::SlotState;
+using wire::Message;
+
+constexpr uint64_t kFastNs = 50'000, kIdleNs = 2'000'000, kUnusedNs = 10'000'000;
+constexpr uint64_t kAbandonedNs = 10'000'000'000;  // a slot claimed or refused by a client that is gone
+constexpr uint64_t kSilentNs = 30'000'000'000;     // a running slot without a heartbeat
+
+struct Slot {
+  channel::MappedSlot map;
+  bool open_reported = false, closed_reported = false;
+  SlotState last = SlotState::kFree;
+  uint64_t since = 0;      // when the state was first seen
+  uint64_t heartbeat = 0;  // last seen value
+  uint64_t heard = 0;      // when it last changed
+};
+
+struct Region {
+  std::string id, path;
+  struct stat file {};
+  std::vector<Slot> slots;
+};
+
+class Doorbell {
+ public:
+  explicit Doorbell(int listener) : control_(listener) {}
+  int run();
+
+ private:
+  void handle(const Message& m);
+  bool watch(const Message& m, std::string* error);
+  // True when the slot had something to say.
+  bool scan(Region& r, uint32_t index, uint64_t now);
+  void report_open(Region& r, uint32_t index);
+  Slot* find(const Message& m, Region** region, uint32_t* index);
+
+  wire::Control control_;
+  std::map<std::string, std::unique_ptr<Region>> regions_;
+};
+
+std::string hex(const std::byte* data, size_t n) {
+  static const char* digits = "0123456789abcdef";
+  std::string out;
+  out.reserve(n * 2);
+  for (size_t i = 0; i < n; ++i) {
+    const auto b = static_cast<unsigned>(data[i]);
+    out += digits[b >> 4];
+    out += digits[b & 15];
+  }
+  return out;
+}
+
+bool Doorbell::watch(const Message& m, std::string* error) {
+  uint64_t slots = 0;
+  if (m.text("id").empty() || m.text("path").empty() || !m.number("slots", 1, 4096, &slots)) {
+    *error = "watch needs id, path and slots from 1 to 4096";
+    return false;
+  }
+  auto r = std::make_unique<Region>();
+  r->id = m.text("id");
+  r->path = m.text("path");
+  const int fd = open(r->path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0 || fstat(fd, &r->file) != 0 || !S_ISREG(r->file.st_mode)) {
+    *error = r->path + ": " + (fd < 0 ? std::strerror(errno) : "not a regular file");
+    if (fd >= 0) close(fd);
+    return false;
+  }
+  const auto known = regions_.find(r->id);
+  if (known != regions_.end() && known->second->file.st_ino == r->file.st_ino &&
+      known->second->slots.size() == slots) {
+    close(fd);
+    for (auto& s : known->second->slots) s.open_reported = s.closed_reported = false;
+    return true;
+  }
+  const auto region_bytes = static_cast<size_t>(r->file.st_size);
+  const size_t slot_bytes = channel::slot_bytes_of(region_bytes, static_cast<uint32_t>(slots));
+  bool ok = channel::slot_layout(slot_bytes).total != 0;
+  if (!ok)
+    *error = r->path + ": " + std::to_string(region_bytes) + " bytes are too few for " +
+             std::to_string(slots) + " slots of at least 4 MiB";
+  // A region whose header is what we would write keeps its sessions; anything else is blank or damaged and starts anew.
+  channel::RegionHeader header{};
+  std::string ignored;
+  const bool valid = ok && pread(fd, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header) &&
+                     channel::check_region(header, region_bytes, &ignored) == slot_bytes &&
+                     header.slot_count == slots;
+  for (uint32_t i = 0; ok && i < slots; ++i) {
+    Slot s;
+    ok = s.map.map(fd, slot_bytes, i, 0, error);
+    if (ok && (!valid || s.map.header().magic != channel::kSlotMagic))
+      channel::format_slot(s.map, i, SlotState::kFree);
+    r->slots.push_back(std::move(s));
+  }
+  if (ok && !valid) ok = channel::format_region(fd, region_bytes, static_cast<uint32_t>(slots), error);
+  close(fd);
+  if (!ok) return false;
+  regions_[r->id] = std::move(r);
+  return true;
+}
+
+Slot* Doorbell::find(const Message& m, Region** region, uint32_t* index) {
+  const auto it = regions_.find(m.text("id"));
+  uint64_t slot = 0;
+  if (it == regions_.end() || !m.number("slot", 0, it->second->slots.size() - 1, &slot)) return nullptr;
+  *region = it->second.get();
+  *index = static_cast<uint32_t>(slot);
+  return &(*region)->slots[slot];
+}
+
+void Doorbell::handle(const Message& m) {
+  const auto id = m.text("id");
+  if (m.verb == "watch") {
+    std::string error;
+    if (watch(m, &error)) return control_.send("watching", {{"id", id}});
+    return control_.send("error", {{"id", id}, {"message", error}});
+  }
+  if (m.verb == "forget") {
+    regions_.erase(id);
+    return;
+  }
+  if (m.verb == "list") {
+    std::map<std::string, std::string> all;
+    for (const auto& [name, r] : regions_) all[name] = r->path;
+    return control_.send("regions", all);
+  }
+  Region* region;
+  uint32_t index;
+  Slot* slot = find(m, &region, &index);
+  if (!slot) return control_.send("error", {{"id", id}, {"message", m.verb + ": no such region or slot"}});
+  auto& h = slot->map.header();
+  if (m.verb == "refuse" || m.verb == "wait") {
+    uint64_t status = 999;
+    m.number("status", 1, 9999, &status);
+    wire::OpenReply reply{};
+    reply.header = {sizeof reply, wire::kOpenReply, wire::kNoLane, 0, 0};
+    reply.status = m.verb == "wait" ? 600 : static_cast<uint32_t>(status);
+    const std::string& text = m.text("message");
+    std::memcpy(reply.message, text.data(), std::min(text.size(), sizeof reply.message - 1));
+    std::memcpy(slot->map.mailbox().data(), &reply, sizeof reply);
+    uint32_t expected = static_cast<uint32_t>(SlotState::kOpening);
+    if (m.verb == "refuse")
+      h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kRefused));
+  } else if (m.verb == "release") {
+    channel::format_slot(slot->map, index, SlotState::kFree);
+    slot->open_reported = slot->closed_reported = false;
+    slot->last = SlotState::kFree;
+  } else {
+    control_.send("error", {{"id", id}, {"message", "unknown verb: " + m.verb}});
+  }
+}
+
+void Doorbell::report_open(Region& r, uint32_t index) {
+  std::byte request[sizeof(wire::OpenSession)];
+  std::memcpy(request, r.slots[index].map.mailbox().data(), sizeof request);
+  control_.send("open", {{"id", r.id}, {"slot", std::to_string(index)}, {"request", hex(request, sizeof request)}});
+}
+
+bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
+  Slot& s = r.slots[index];
+  auto& h = s.map.header();
+  bool active = false;
+  if (h.doorbell.load(std::memory_order_relaxed) && h.doorbell.exchange(0, std::memory_order_seq_cst)) {
+    h.wake.fetch_add(1, std::memory_order_seq_cst);
+    channel::futex_wake(h.wake, 1);
+    active = true;
+  }
+  const auto state = static_cast<SlotState>(h.state.load(std::memory_order_acquire));
+  if (state != s.last) {
+    s.last = state;
+    s.since = s.heard = now;
+    s.open_reported = s.closed_reported = false;
+    active = true;
+  }
+  const auto closed = [&](const char* reason) {
+    if (s.closed_reported || control_.connection() < 0) return;
+    s.closed_reported = true;
+    // Its worker looks at the state when it wakes.
+    h.wake.fetch_add(1);
+    channel::futex_wake(h.wake, 1 << 20);
+    control_.send("closed", {{"id", r.id}, {"slot", std::to_string(index)}, {"reason", reason}});
+  };
+  switch (state) {
+    case SlotState::kFree:
+    case SlotState::kDead:
+      break;
+    case SlotState::kClaimed:
+    case SlotState::kRefused:
+      if (now - s.since > kAbandonedNs) channel::format_slot(s.map, index, SlotState::kFree);
+      break;
+    case SlotState::kOpening:
+      if (!s.open_reported && control_.connection() >= 0) {
+        s.open_reported = true;
+        report_open(r, index);
+      }
+      break;
+    case SlotState::kReady: {
+      const uint64_t beat = h.heartbeat.load(std::memory_order_relaxed);
+      if (beat != s.heartbeat) {
+        s.heartbeat = beat;
+        s.heard = now;
+      } else if (now - s.heard > kSilentNs) {
+        control_.send("silent", {{"id", r.id}, {"slot", std::to_string(index)},
+                                 {"seconds", std::to_string((now - s.since) / 1'000'000'000)}});
+        s.heard = now;
+      }
+      break;
+    }
+    case SlotState::kClosed:
+      closed("the client closed its session or died");
+      break;
+    default:
+      closed("the slot's state is nonsense: the guest has written over its region");
+  }
+  return active;
+}
+
+int Doorbell::run() {
+  uint64_t pause = kIdleNs, active_at = 0, beat_at = 0;
+  for (;;) {
+    pollfd p[2] = {{control_.listener(), POLLIN, 0}, {control_.connection(), POLLIN, 0}};
+    const timespec t{0, static_cast<long>(pause)};
+    if (ppoll(p, 2, &t, nullptr) > 0) {
+      if (p[0].revents) {
+        control_.accept();
+        for (auto& [id, r] : regions_)
+          for (auto& s : r->slots) s.open_reported = s.closed_reported = false;
+      }
+      if (p[1].revents) {
+        Message m;
+        if (control_.receive(&m)) handle(m);
+        for (int fd : m.descriptors) close(fd);
+      }
+    }
+    const uint64_t now = channel::now_ns();
+    bool used = false;
+    for (auto& [id, r] : regions_) {
+      for (uint32_t i = 0; i < r->slots.size(); ++i) {
+        if (scan(*r, i, now)) active_at = now;
+        used |= r->slots[i].last != SlotState::kFree;
+      }
+    }
+    // Often while guests are busy, seldom while they rest: an idle host pays next to nothing.
+    const uint64_t quiet = now - active_at;
+    pause = quiet < 5'000'000 ? kFastNs : used ? std::min(kIdleNs, quiet / 20) : kUnusedNs;
+    if (now - beat_at > 100'000'000) beat_at = now;
+  }
+}
+
+}  // namespace
+}  // namespace sluice::doorbell
+
+int main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);
+  if (argc != 3 || std::strcmp(argv[1], "--control") != 0) {
+    std::fprintf(stderr, "usage: sluice-doorbell --control SOCKET\nStarted by sluice-server; docs/protocol.md says how.\n");
+    return 2;
+  }
+  prctl(PR_SET_TIMERSLACK, 5000);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (std::strlen(argv[2]) >= sizeof address.sun_path) {
+    std::fprintf(stderr, "sluice-doorbell: the socket's path is too long: %s\n", argv[2]);
+    return 1;
+  }
+  std::strcpy(address.sun_path, argv[2]);
+  const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  umask(0177);
+  if (s < 0 || bind(s, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || listen(s, 4) != 0) {
+    std::fprintf(stderr, "sluice-doorbell: %s: %s\n", argv[2], std::strerror(errno));
+    return 1;
+  }
+  return sluice::doorbell::Doorbell(s).run();
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/control.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+namespace sluice::wire {
+
+namespace {
+constexpr size_t kPacket = 64 << 10;
+constexpr size_t kDescriptors = 8;
+}  // namespace
+
+const std::string& Message::text(const std::string& key) const {
+  static const std::string none;
+  const auto it = values.find(key);
+  return it == values.end() ? none : it->second;
+}
+
+bool Message::number(const std::string& key, uint64_t low, uint64_t high, uint64_t* value) const {
+  const std::string& t = text(key);
+  if (t.empty() || t.find_first_not_of("0123456789") != std::string::npos || t.size() > 19) return false;
+  *value = std::strtoull(t.c_str(), nullptr, 10);
+  return *value >= low && *value <= high;
+}
+
+void Control::accept() {
+  const int c = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+  if (c < 0) return;
+  std::lock_guard lock(send_mutex_);
+  if (connection_ >= 0) ::close(connection_);
+  connection_ = c;
+}
+
+void Control::disconnect() {
+  std::lock_guard lock(send_mutex_);
+  if (connection_ >= 0) ::close(connection_);
+  connection_ = -1;
+}
+
+bool Control::receive(Message* message) {
+  std::string packet(kPacket, '\0');
+  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptors * sizeof(int))];
+  iovec io{packet.data(), packet.size()};
+  msghdr m{};
+  m.msg_iov = &io;
+  m.msg_iovlen = 1;
+  m.msg_control = control;
+  m.msg_controllen = sizeof control;
+  ssize_t n;
+  do n = recvmsg(connection_, &m, MSG_CMSG_CLOEXEC);
+  while (n < 0 && errno == EINTR);
+  for (cmsghdr* c = CMSG_FIRSTHDR(&m); n >= 0 && c; c = CMSG_NXTHDR(&m, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+      message->descriptors.push_back(fd);
+    }
+  }
+  if (n <= 0) {
+    disconnect();
+    return false;
+  }
+  packet.resize(static_cast<size_t>(n));
+  size_t at = 0;
+  for (bool first = true; at < packet.size(); first = false) {
+    size_t end = packet.find('\n', at);
+    if (end == std::string::npos) end = packet.size();
+    const std::string line = packet.substr(at, end - at);
+    at = end + 1;
+    const size_t equal = line.find('=');
+    if (first)
+      message->verb = line;
+    else if (equal != std::string::npos)
+      message->values[line.substr(0, equal)] = line.substr(equal + 1);
+  }
+  return true;
+}
+
+void Control::send(const std::string& verb, const std::map<std::string, std::string>& values) {
+  std::string packet = verb + "\n";
+  for (const auto& [key, value] : values) {
+    std::string line = value;
+    for (char& c : line)
+      if (c == '\n') c = ' ';
+    packet += key + "=" + line + "\n";
+  }
+  std::lock_guard lock(send_mutex_);
+  if (connection_ >= 0) ::send(connection_, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+}  // namespace sluice::wire

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The side of worker and doorbell of the control protocols (docs/protocol.md): text packets on a listening Unix socket, one
+// server at a time, which may go away and come back. Owns the connection and the descriptors that came with a message until they are taken.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace sluice::wire {
+
+struct Message {
+  std::string verb;
+  std::map<std::string, std::string> values;
+  std::vector<int> descriptors;  // closed by whoever takes the message and does not use them
+
+  const std::string& text(const std::string& key) const;
+  // False when the key is missing or no number from low to high.
+  bool number(const std::string& key, uint64_t low, uint64_t high, uint64_t* value) const;
+};
+
+class Control {
+ public:
+  explicit Control(int listener) : listener_(listener) {}
+
+  int listener() const { return listener_; }
+  int connection() const { return connection_; }
+  // A server connects; it replaces the one before.
+  void accept();
+  // One packet. False: nothing usable came (the connection may be closed now).
+  bool receive(Message* message);
+  // Dropped when no server is connected.
+  void send(const std::string& verb, const std::map<std::string, std::string>& values);
+
+ private:
+  void disconnect();
+
+  int listener_;
+  int connection_ = -1;
+  std::mutex send_mutex_;
+};
+
+}  // namespace sluice::wire

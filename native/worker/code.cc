@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Modules and libraries: gathers the image's pieces, loads it, and answers what the client keeps about each function.
+#include <algorithm>
+#include <cstring>
+
+#include "worker/dispatch.h"
+#include "worker/log.h"
+
+namespace sluice::worker {
+
+namespace {
+
+constexpr uint64_t kMaxPendingBytes = 4ull << 30;
+constexpr size_t kLogBytes = 2000;
+constexpr size_t kMaxOptions = 32;
+constexpr size_t kMaxNameBytes = 8192;
+constexpr size_t kMaxParams = 4096;
+
+void upload(Session& s, const Command& c, Reply&) {
+  Decoder d(c.body);
+  const auto& u = d.fixed<wire::Upload>();
+  const auto data = d.bytes(u.bytes);
+  if (!d.ok() || u.total == 0 || u.total > wire::kMaxBlobBytes || u.offset > u.total ||
+      u.bytes > u.total - u.offset)
+    return s.reject("Upload does not fit its blob");
+  auto [it, fresh] = s.blobs.try_emplace(u.blob);
+  Session::Blob& blob = it->second;
+  if (fresh) {
+    if (u.total > kMaxPendingBytes - s.blob_bytes || s.blobs.size() > 64)
+      return s.reject("Upload: too many images are under way");
+    s.blob_bytes += u.total;
+    blob.bytes.resize(u.total);
+  }
+  // Pieces come in order, so what has been received has no holes.
+  if (blob.bytes.size() != u.total || u.offset != blob.received)
+    return s.reject("Upload: the pieces do not follow one another");
+  std::memcpy(blob.bytes.data() + u.offset, data.data(), data.size());
+  blob.received += data.size();
+}
+
+bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes) {
+  const auto it = s.blobs.find(id);
+  if (it == s.blobs.end() || it->second.received != it->second.bytes.size()) {
+    s.reject("CodeLoad names an image that was not uploaded");
+    return false;
+  }
+  *bytes = std::move(it->second.bytes);
+  s.blob_bytes -= bytes->size();
+  s.blobs.erase(it);
+  return true;
+}
+
+struct Loading {
+  std::vector<CUjit_option> options;
+  std::vector<void*> values;
+  char info[kLogBytes] = "", error[kLogBytes] = "";
+
+  void add(CUjit_option o, uint64_t value) {
+    options.push_back(o);
+    values.push_back(reinterpret_cast<void*>(value));
+  }
+};
+
+// The options whose value is a number; everything else would be an address of the client's.
+bool is_scalar_option(uint32_t o) {
+  switch (o) {
+    case CU_JIT_MAX_REGISTERS:
+    case CU_JIT_THREADS_PER_BLOCK:
+    case CU_JIT_OPTIMIZATION_LEVEL:
+    case CU_JIT_TARGET:
+    case CU_JIT_FALLBACK_STRATEGY:
+    case CU_JIT_GENERATE_DEBUG_INFO:
+    case CU_JIT_LOG_VERBOSE:
+    case CU_JIT_GENERATE_LINE_INFO:
+    case CU_JIT_CACHE_MODE:
+    case CU_JIT_POSITION_INDEPENDENT_CODE:
+    case CU_JIT_MIN_CTA_PER_SM:
+    case CU_JIT_MAX_THREADS_PER_BLOCK:
+    case CU_JIT_OVERRIDE_DIRECTIVE_VALUES:
+    case CU_JIT_SPLIT_COMPILE:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void load(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& l = d.fixed<wire::CodeLoad>();
+  if (!d.ok() || l.option_count > kMaxOptions ||
+      (l.kind != wire::CodeKind::kModule && l.kind != wire::CodeKind::kLibrary))
+    return s.reject("CodeLoad makes no sense");
+  const auto pairs = d.bytes(size_t{l.option_count} * 8);
+  auto& table = l.kind == wire::CodeKind::kModule ? s.modules : s.libraries;
+  if (!d.ok() || !table.has_room(l.id)) return s.reject("CodeLoad mints no id that is free");
+  Loading load;
+  for (uint32_t i = 0; i < l.option_count; ++i) {
+    uint32_t pair[2];
+    std::memcpy(pair, pairs.data() + size_t{i} * 8, 8);
+    if (is_scalar_option(pair[0])) load.add(static_cast<CUjit_option>(pair[0]), pair[1]);
+  }
+  std::vector<std::byte> image;
+  if (!take_blob(s, l.blob, &image)) return;
+  Vgpu* v = s.use_context(c.header.context);
+  if (!v) return;
+  {
+    std::lock_guard lock(v->mutex);
+    // Code is charged beside the slabs: what the vGPU has, once more at most.
+    if (image.size() > v->memory_bytes - std::min(v->memory_bytes, v->code_bytes)) {
+      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+      return;
+    }
+  }
+  load.add(CU_JIT_INFO_LOG_BUFFER, reinterpret_cast<uint64_t>(load.info));
+  load.add(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
+  load.add(CU_JIT_ERROR_LOG_BUFFER, reinterpret_cast<uint64_t>(load.error));
+  load.add(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
+  const auto count = static_cast<unsigned>(load.options.size());
+  image.push_back(std::byte{0});  // PTX text has to end
+  CodeObject code;
+  code.bytes = image.size();
+  code.device = c.header.context - 1;
+  if (l.kind == wire::CodeKind::kModule)
+    reply.status = s.driver.cuModuleLoadDataEx(&code.module, image.data(), count, load.options.data(),
+                                               load.values.data());
+  else
+    reply.status =
+        s.driver.cuLibraryLoadData(&code.library, image.data(), load.options.data(),
+                                   load.values.data(), count, nullptr, nullptr, 0);
+  wire::CodeLoadReply r{static_cast<uint32_t>(strnlen(load.info, kLogBytes - 1)),
+                        static_cast<uint32_t>(strnlen(load.error, kLogBytes - 1))};
+  reply.put(r);
+  reply.put_bytes(load.info, r.info_bytes);
+  reply.put_bytes(load.error, r.error_bytes);
+  if (reply.status != CUDA_SUCCESS) {
+    log_info("an image of " + std::to_string(image.size()) + " bytes was not loaded: " +
+             s.driver.error_text(reply.status) + (r.error_bytes ? std::string(": ") + load.error : ""));
+    return;
+  }
+  table.add(l.id, code);
+  std::lock_guard lock(v->mutex);
+  v->code_bytes += code.bytes;
+}
+
+void unload(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& u = d.fixed<wire::CodeUnload>();
+  if (!d.ok()) return s.reject("CodeUnload is cut short");
+  const bool module = u.kind == wire::CodeKind::kModule;
+  CodeObject code;
+  if (!(module ? s.modules : s.libraries).take(u.id, &code))
+    return s.reject("CodeUnload names code that the session does not have");
+  Vgpu* v = s.use(code.device);
+  if (!v) return;
+  // Its functions die with it.
+  auto& table = module ? s.functions : s.kernels;
+  std::vector<uint64_t> dead;
+  table.for_each([&](uint64_t id, const FunctionObject& f) {
+    if (f.code == u.id) dead.push_back(id);
+  });
+  FunctionObject gone;
+  for (uint64_t id : dead) table.take(id, &gone);
+  s.drop_globals_of(u.id);
+  reply.status =
+      module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
+  std::lock_guard lock(v->mutex);
+  v->code_bytes -= code.bytes;
+}
+
+// The name behind a fixed part.
+bool take_name(Session& s, Decoder& d, uint32_t bytes, std::string* name) {
+  const auto text = d.bytes(bytes);
+  if (!d.ok() || bytes == 0 || bytes > kMaxNameBytes || std::memchr(text.data(), 0, text.size())) {
+    s.reject("a name is cut short, empty, too long or holds a NUL");
+    return false;
+  }
+  name->assign(reinterpret_cast<const char*>(text.data()), text.size());
+  return true;
+}
+
+void function_get(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto g = d.fixed<wire::FunctionGet>();
+  std::string name;
+  if (!d.ok()) return s.reject("FunctionGet is cut short");
+  if (!take_name(s, d, g.name_bytes, &name)) return;
+  const bool module = g.kind == wire::CodeKind::kModule;
+  auto& table = module ? s.functions : s.kernels;
+  CodeObject code;
+  if (!(module ? s.modules : s.libraries).get(g.code, &code))
+    return s.reject("FunctionGet names code that the session does not have");
+  if (!table.has_room(g.id)) return s.reject("FunctionGet mints no id that is free");
+  Vgpu* v = s.use_context(c.header.context);
+  if (!v) return;
+  FunctionObject f;
+  f.code = g.code;
+  if (module) {
+    reply.status = s.driver.cuModuleGetFunction(&f.function, code.module, name.c_str());
+  } else {
+    reply.status = s.driver.cuLibraryGetKernel(&f.kernel, code.library, name.c_str());
+    f.function = reinterpret_cast<CUfunction>(f.kernel);  // as CUDA allows for launches
+  }
+  if (reply.status != CUDA_SUCCESS) return;
+  wire::FunctionRecord record{};
+  for (uint32_t a = 0; a < wire::kFunctionAttributes && a < CU_FUNC_ATTRIBUTE_MAX; ++a) {
+    int value = 0;
+    const auto attribute = static_cast<CUfunction_attribute>(a);
+    const CUresult e = module ? s.driver.cuFuncGetAttribute(&value, attribute, f.function)
+                              : s.driver.cuKernelGetAttribute(&value, attribute, f.kernel, v->gpu->ordinal);
+    if (e != CUDA_SUCCESS) continue;
+    record.attributes[a] = value;
+    record.attribute_mask |= 1u << a;
+  }
+  std::vector<std::pair<uint32_t, uint32_t>> params;
+  for (size_t i = 0; i < kMaxParams; ++i) {
+    size_t offset = 0, size = 0;
+    const CUresult e = module ? s.driver.cuFuncGetParamInfo(f.function, i, &offset, &size)
+                              : s.driver.cuKernelGetParamInfo(f.kernel, i, &offset, &size);
+    if (e != CUDA_SUCCESS) break;
+    params.emplace_back(static_cast<uint32_t>(offset), static_cast<uint32_t>(size));
+    record.param_bytes = std::max(record.param_bytes, static_cast<uint32_t>(offset + size));
+  }
+  record.param_count = static_cast<uint32_t>(params.size());
+  if (sizeof record + params.size() * 8 > s.endpoint().reply_limit()) {
+    reply.status = CUDA_ERROR_NOT_SUPPORTED;
+    log_error("the function " + name + " has " + std::to_string(params.size()) +
+              " parameters, more than a reply holds");
+    return;
+  }
+  f.param_bytes = record.param_bytes;
+  table.add(g.id, f);
+  reply.put(record);
+  for (const auto& p : params) {
+    reply.put(p.first);
+    reply.put(p.second);
+  }
+}
+
+void function_set(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& f = d.fixed<wire::FunctionSet>();
+  FunctionObject o;
+  if (!d.ok()) return s.reject("FunctionSet is cut short");
+  const bool kernel = s.kernels.get(f.function, &o);
+  if (!kernel && !s.functions.get(f.function, &o))
+    return s.reject("FunctionSet names a function that the session does not have");
+  if (f.attribute < 0 || f.attribute >= CU_FUNC_ATTRIBUTE_MAX)
+    return s.reject("FunctionSet names an attribute that there is not");
+  const Vgpu* v = s.use_context(c.header.context);
+  if (!v) return;
+  const auto a = static_cast<CUfunction_attribute>(f.attribute);
+  reply.status = kernel ? s.driver.cuKernelSetAttribute(a, f.value, o.kernel, v->gpu->ordinal)
+                        : s.driver.cuFuncSetAttribute(o.function, a, f.value);
+}
+
+void global_get(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto g = d.fixed<wire::GlobalGet>();
+  std::string name;
+  if (!d.ok()) return s.reject("GlobalGet is cut short");
+  if (!take_name(s, d, g.name_bytes, &name)) return;
+  const bool module = g.kind == wire::CodeKind::kModule;
+  CodeObject code;
+  if (!(module ? s.modules : s.libraries).get(g.code, &code))
+    return s.reject("GlobalGet names code that the session does not have");
+  if (!s.use_context(c.header.context)) return;
+  CUdeviceptr address = 0;
+  size_t bytes = 0;
+  reply.status = module ? s.driver.cuModuleGetGlobal_v2(&address, &bytes, code.module, name.c_str())
+                        : s.driver.cuLibraryGetGlobal(&address, &bytes, code.library, name.c_str());
+  if (reply.status != CUDA_SUCCESS) return;
+  s.add_global(address, bytes, g.code);
+  reply.put(wire::GlobalReply{address, bytes});
+}
+
+}  // namespace
+
+void add_code_handlers(DispatchTable& t) {
+  using enum Handler::Answered;
+  t[wire::kUpload] = {"Upload", upload, kNever, false};
+  t[wire::kCodeLoad] = {"CodeLoad", load, kOnly, false};
+  t[wire::kCodeUnload] = {"CodeUnload", unload, kNever, false};
+  t[wire::kFunctionGet] = {"FunctionGet", function_get, kOnly, false};
+  t[wire::kFunctionSet] = {"FunctionSet", function_set, kEither, false};
+  t[wire::kGlobalGet] = {"GlobalGet", global_get, kOnly, false};
+}
+
+}  // namespace sluice::worker

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/executor.h"
+
+#include <sys/prctl.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "channel/futex.h"
+#include "worker/log.h"
+
+namespace sluice::worker {
+
+using channel::now_ns;
+
+namespace {
+// How long a leader looks at an empty channel before it sleeps. Longer than the pause between the launches of a busy program.
+constexpr uint64_t kSpinNs = 60'000;
+constexpr int kMaxThreads = 256;
+}  // namespace
+
+Executor::Executor(Session& session, std::function<void(const std::string&)> ended)
+    : session_(session), endpoint_(session.endpoint()), ended_(std::move(ended)) {}
+
+void Executor::start() {
+  add_thread();
+  std::thread([this] {
+    prctl(PR_SET_NAME, "watchdog");
+    watch();
+  }).detach();
+}
+
+void Executor::add_thread() {
+  if (threads_.fetch_add(1) >= kMaxThreads) {
+    threads_.fetch_sub(1);
+    return;
+  }
+  std::thread([this] {
+    prctl(PR_SET_NAME, "lane");
+    thread_main();
+  }).detach();
+}
+
+void Executor::wake_one() {
+  endpoint_.wake_word().fetch_add(1, std::memory_order_seq_cst);
+  channel::futex_wake(endpoint_.wake_word());
+}
+
+void Executor::end(const std::string& reason, uint32_t error) {
+  if (over_.exchange(true)) return;
+  endpoint_.publish_error(error, true);
+  ended_(reason);
+}
+
+void Executor::thread_main() {
+  session_.use(0);
+  // Aligned so that a body behind the 16-byte header can be read in place.
+  auto* frame = static_cast<std::byte*>(std::aligned_alloc(64, wire::kMaxFrameBytes + 64));
+  for (bool hot = true; !over_;) {
+    const uint32_t seen = endpoint_.wake_word().load(std::memory_order_seq_cst);
+    // Whoever has just worked looks again for a while: the next command is likely near.
+    if ((hot || !endpoint_.empty()) && !baton_.exchange(true, std::memory_order_acq_rel)) {
+      lead(frame);
+      hot = false;
+      continue;
+    }
+    hot = false;
+    if (endpoint_.closed()) return end("the client closed its session", CUDA_ERROR_DEINITIALIZED);
+    idle_.fetch_add(1);
+    channel::futex_wait(endpoint_.wake_word(), seen);
+    idle_.fetch_sub(1);
+  }
+  std::free(frame);
+}
+
+// Holds the baton on entry. On return it has been given up.
+void Executor::lead(std::byte* frame) {
+  endpoint_.set_sleeping(false);
+  uint64_t empty_since = 0;
+  for (;;) {
+    const Endpoint::Got got = endpoint_.take(frame);
+    if (got == Endpoint::Got::kEmpty) {
+      const uint64_t now = now_ns();
+      if (empty_since == 0) empty_since = now;
+      if (now - empty_since < kSpinNs) {
+        for (int i = 0; i < 50 && endpoint_.empty(); ++i) channel::cpu_relax();
+        continue;
+      }
+      endpoint_.set_sleeping(true);
+      if (!endpoint_.empty()) {
+        endpoint_.set_sleeping(false);
+        continue;
+      }
+      baton_.store(false, std::memory_order_release);
+      return;
+    }
+    empty_since = 0;
+    if (got == Endpoint::Got::kGone) return end("the connection to the client was lost", CUDA_ERROR_UNKNOWN);
+    if (got == Endpoint::Got::kBroken) return end("the client's channel holds no valid frame", CUDA_ERROR_UNKNOWN);
+    bool parked = false;
+    if (!run(frame, &parked) || over_) return;
+    // After a parked command somebody else may lead; whoever finds the baton free goes on.
+    if (parked) {
+      if (baton_.exchange(true, std::memory_order_acq_rel)) return;
+      endpoint_.set_sleeping(false);
+    }
+  }
+}
+
+bool Executor::run(std::byte* frame, bool* parked) {
+  Command command;
+  std::memcpy(&command.header, frame, sizeof command.header);
+  command.body = {frame + sizeof command.header, command.header.size - sizeof command.header};
+  const auto& table = dispatch_table();
+  const uint16_t f = command.header.function;
+  if (f == wire::kClose) return end("the client closed its session", CUDA_ERROR_DEINITIALIZED), false;
+  const Handler* h = f < table.size() ? &table[f] : nullptr;
+  const bool wants_answer = command.answered();
+  if (!h || !h->run || (h->answered == Handler::Answered::kOnly && !wants_answer) ||
+      (h->answered == Handler::Answered::kNever && wants_answer)) {
+    end("the command " + std::to_string(f) + " is none that this worker speaks", CUDA_ERROR_UNKNOWN);
+    return false;
+  }
+  session_.commands.fetch_add(1, std::memory_order_relaxed);
+  Reply reply;
+  if (h->may_block && wants_answer) {
+    // Others must be able to pass: a producer that appends from now on wakes somebody.
+    *parked = true;
+    if (idle_.load() == 0) add_thread();
+    endpoint_.set_sleeping(true);
+    baton_.store(false, std::memory_order_release);
+    if (!endpoint_.empty()) wake_one();
+  }
+  h->run(session_, command, reply);
+  if (session_.rejected()) {
+    end("bad command: " + session_.reason(), CUDA_ERROR_UNKNOWN);
+    return false;
+  }
+  finish(command, *h, reply);
+  return true;
+}
+
+void Executor::finish(const Command& command, const Handler& handler, Reply& reply) {
+  if (command.answered()) {
+    session_.round_trips.fetch_add(1, std::memory_order_relaxed);
+    session_.bytes_out.fetch_add(reply.body.size() + reply.borrowed.size(), std::memory_order_relaxed);
+    if (is_sticky(reply.status)) endpoint_.publish_error(reply.status, false);
+    endpoint_.reply(command.header.lane, command.header.sequence, reply.status, reply.body, reply.borrowed);
+  } else if (reply.status != CUDA_SUCCESS) {
+    if (!is_sticky(reply.status))
+      log_error(std::string(handler.name) + " failed after its caller had gone on: " +
+                session_.driver.error_text(reply.status) +
+                ". The client should have refused the call; the session is poisoned.");
+    endpoint_.publish_error(reply.status, false);
+  }
+  session_.activity.fetch_add(1, std::memory_order_relaxed);
+  if (!watching_.load(std::memory_order_relaxed) && !watching_.exchange(true)) {
+    watch_word_.fetch_add(1);
+    channel::futex_wake(watch_word_);
+  }
+}
+
+// A context that died writes no marks, so somebody has to look and say so. Looks often after activity, ever less without, and sleeps when all streams are done.
+void Executor::watch() {
+  session_.use(0);
+  const Driver& d = session_.driver;
+  for (;;) {
+    const uint32_t seen = watch_word_.load();
+    if (!watching_) {
+      channel::futex_wait(watch_word_, seen);
+      continue;
+    }
+    uint64_t last = session_.activity.load(), pause = 10'000'000;
+    for (;;) {
+      channel::sleep_ns(pause);
+      bool busy = false;
+      for (auto& v : session_.vgpus) {
+        d.cuCtxSetCurrent(v->gpu->context);
+        const CUresult e = d.cuStreamQuery(v->gpu->house);
+        if (is_sticky(e)) endpoint_.publish_error(e, false);
+        busy |= d.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
+      }
+      session_.streams.for_each([&](uint64_t, const StreamObject& s) {
+        busy |= d.cuStreamQuery(s.handle) == CUDA_ERROR_NOT_READY;
+      });
+      const uint64_t now = session_.activity.load();
+      if (now == last && !busy) break;
+      pause = now == last ? std::min<uint64_t>(pause * 2, 250'000'000) : 10'000'000;
+      last = now;
+    }
+    watching_ = false;
+    // Something may have come between the look and the flag.
+    if (session_.activity.load() != last) watching_ = true;
+  }
+}
+
+}  // namespace sluice::worker

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel launches, through the gate.
+#include <cstring>
+
+#include "worker/dispatch.h"
+
+namespace sluice::worker {
+
+namespace {
+
+constexpr uint32_t kMaxParamBytes = 32764;
+constexpr uint32_t kMaxAttributes = 64;
+
+// Attributes whose value is plain data. The others carry handles or addresses.
+bool is_plain(uint32_t id) {
+  switch (id) {
+    case CU_LAUNCH_ATTRIBUTE_IGNORE:
+    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
+    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+    case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
+    case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void launch(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& l = d.fixed<wire::Launch>();
+  if (!d.ok() || l.param_bytes > kMaxParamBytes || l.attribute_count > kMaxAttributes)
+    return s.reject("Launch makes no sense");
+  const auto params = d.bytes(l.param_bytes);
+  const auto raw = d.bytes(size_t{l.attribute_count} * sizeof(wire::LaunchAttribute));
+  if (!d.ok()) return s.reject("Launch is cut short");
+  FunctionObject f;
+  if (!s.functions.get(l.function, &f) && !s.kernels.get(l.function, &f))
+    return s.reject("Launch names a function that the session does not have");
+  // The driver reads as many bytes as the function takes, whatever it is told.
+  if (l.param_bytes < f.param_bytes) return s.reject("Launch brings fewer parameters than the function takes");
+  CUstream stream;
+  if (!s.stream(l.stream, c.header.context, &stream)) return;
+  Gate& gate = *s.vgpus[c.header.context - 1]->gate;
+  gate.pass();
+  size_t bytes = l.param_bytes;
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<std::byte*>(params.data()),
+                   CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
+  if (l.attribute_count == 0) {
+    reply.status = s.driver.cuLaunchKernel(f.function, l.grid[0], l.grid[1], l.grid[2], l.block[0],
+                                           l.block[1], l.block[2], l.shared_bytes, stream, nullptr, extra);
+  } else {
+    CUlaunchAttribute attributes[kMaxAttributes];
+    for (uint32_t i = 0; i < l.attribute_count; ++i) {
+      wire::LaunchAttribute a;
+      std::memcpy(&a, raw.data() + size_t{i} * sizeof a, sizeof a);
+      if (!is_plain(a.id)) return s.reject("Launch carries an attribute that is not plain data");
+      attributes[i] = {};
+      attributes[i].id = static_cast<CUlaunchAttributeID>(a.id);
+      std::memcpy(&attributes[i].value, a.value, sizeof attributes[i].value);
+    }
+    CUlaunchConfig config{};
+    config.gridDimX = l.grid[0], config.gridDimY = l.grid[1], config.gridDimZ = l.grid[2];
+    config.blockDimX = l.block[0], config.blockDimY = l.block[1], config.blockDimZ = l.block[2];
+    config.sharedMemBytes = l.shared_bytes;
+    config.hStream = stream;
+    config.attrs = attributes;
+    config.numAttrs = l.attribute_count;
+    reply.status = s.driver.cuLaunchKernelEx(&config, f.function, nullptr, extra);
+  }
+  if (reply.status == CUDA_SUCCESS) gate.issued(stream);
+}
+
+}  // namespace
+
+void add_launch_handlers(DispatchTable& t) {
+  t[wire::kLaunch] = {"Launch", launch, Handler::Answered::kNever, false};
+}
+
+}  // namespace sluice::worker

@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+// sluice-worker: one process for one session. Loads the driver and makes contexts at once, so that a session finds it warm; then waits for the server's word,
+// serves the session, and exits when it ends. docs/protocol.md describes the words.
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "wire/control.h"
+#include "worker/executor.h"
+#include "worker/log.h"
+#include "worker/sandbox.h"
+
+namespace sluice::worker {
+namespace {
+
+struct Options {
+  std::string id;
+  int control = -1;
+  std::string driver;
+  std::string visible;
+  std::string cgroup;
+  uint32_t uid = 0, gid = 0;
+  bool sandbox = true;
+};
+
+class Worker {
+ public:
+  explicit Worker(Options options) : options_(std::move(options)), control_(options_.control) {}
+
+  int run();
+
+ private:
+  bool prepare(std::string* error);
+  void announce();
+  void handle(wire::Message& message);
+  void start_session(wire::Message& message);
+  void send_status();
+  std::map<std::string, std::string> figures();
+  void ended(const std::string& reason);
+
+  Options options_;
+  wire::Control control_;
+  std::unique_ptr<Driver> driver_;
+  std::vector<Gpu> gpus_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Executor> executor_;
+  int client_pidfd_ = -1;
+  bool ready_ = false;
+};
+
+bool Worker::prepare(std::string* error) {
+  if (!options_.cgroup.empty()) {
+    FILE* f = std::fopen((options_.cgroup + "/cgroup.procs").c_str(), "w");
+    if (!f || std::fprintf(f, "%d", getpid()) < 0 || std::fclose(f) != 0)
+      log_error("joining the cgroup " + options_.cgroup + ": " + std::strerror(errno));
+  }
+  if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
+  // Modules are loaded whole when they are asked for: what is charged is what was loaded.
+  driver_ = Driver::load(options_.driver, error);
+  if (!driver_) return false;
+  CUresult e = driver_->cuInit(0);
+  int count = 0;
+  if (e == CUDA_SUCCESS) e = driver_->cuDeviceGetCount(&count);
+  if (e != CUDA_SUCCESS || count == 0) {
+    *error = options_.driver + ": " +
+             (e != CUDA_SUCCESS ? driver_->error_text(e) : std::string("it shows no GPU")) +
+             (options_.visible.empty() ? "" : " among " + options_.visible);
+    return false;
+  }
+  for (int i = 0; i < count; ++i) {
+    Gpu g;
+    char name[128] = "", bus[64] = "";
+    size_t bytes = 0;
+    e = driver_->cuDeviceGet(&g.ordinal, i);
+    if (e == CUDA_SUCCESS) e = driver_->cuDeviceGetUuid_v2(&g.uuid, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver_->cuDeviceGetName(name, sizeof name, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver_->cuDeviceTotalMem_v2(&bytes, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver_->cuDeviceGetPCIBusId(bus, sizeof bus, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver_->cuDevicePrimaryCtxRetain(&g.context, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver_->cuCtxSetCurrent(g.context);
+    if (e == CUDA_SUCCESS) e = driver_->cuStreamCreate(&g.house, CU_STREAM_NON_BLOCKING);
+    if (e != CUDA_SUCCESS) {
+      *error = "GPU " + std::to_string(i) + ": " + driver_->error_text(e);
+      return false;
+    }
+    g.name = name;
+    g.pci_bus_id = bus;
+    g.memory_bytes = bytes;
+    gpus_.push_back(g);
+  }
+  return true;
+}
+
+void Worker::announce() {
+  std::map<std::string, std::string> v;
+  for (size_t i = 0; i < gpus_.size(); ++i) {
+    const std::string key = "device." + std::to_string(i) + ".";
+    v[key + "uuid"] = uuid_text(gpus_[i].uuid);
+    v[key + "name"] = gpus_[i].name;
+    v[key + "memory_mib"] = std::to_string(gpus_[i].memory_bytes >> 20);
+  }
+  v["devices"] = std::to_string(gpus_.size());
+  control_.send("ready", v);
+}
+
+std::map<std::string, std::string> Worker::figures() {
+  std::map<std::string, std::string> v;
+  v["pid"] = std::to_string(getpid());
+  v["state"] = session_ ? "running" : "idle";
+  if (!session_) return v;
+  v["id"] = session_->plan.id;
+  v["grant"] = session_->plan.grant;
+  v["channel"] = session_->plan.channel;
+  v["commands"] = std::to_string(session_->commands.load());
+  v["round_trips"] = std::to_string(session_->round_trips.load());
+  v["bytes_in"] = std::to_string(session_->endpoint().bytes_in());
+  v["bytes_out"] = std::to_string(session_->bytes_out.load());
+  double busy = 0;
+  bool held = false;
+  for (size_t i = 0; i < session_->vgpus.size(); ++i) {
+    Vgpu& g = *session_->vgpus[i];
+    const std::string key = "vgpu." + std::to_string(i) + ".";
+    v[key + "device"] = uuid_text(g.gpu->uuid);
+    v[key + "memory_mib"] = std::to_string(g.memory_bytes >> 20);
+    std::lock_guard lock(g.mutex);
+    v[key + "used_mib"] = std::to_string((g.mapped_bytes + g.code_bytes + (1 << 20) - 1) >> 20);
+    busy += g.gate->gpu_busy_ms();
+    held |= g.gate->held();
+  }
+  v["gpu_busy_ms"] = std::to_string(static_cast<uint64_t>(busy));
+  v["held"] = held ? "1" : "0";
+  return v;
+}
+
+// The process exits here, from whichever thread learned of the end: the driver's objects go with it, which is the point.
+void Worker::ended(const std::string& reason) {
+  auto v = figures();
+  v["reason"] = reason;
+  v["state"] = "ended";
+  log_info("session ended: " + reason + "; commands=" + v["commands"] + " round_trips=" +
+           v["round_trips"] + " bytes_in=" + v["bytes_in"] + " bytes_out=" + v["bytes_out"] +
+           " gpu_busy_ms=" + v["gpu_busy_ms"]);
+  control_.send("ended", v);
+  _exit(0);
+}
+
+void Worker::start_session(wire::Message& m) {
+  const auto refuse = [&](const std::string& why) {
+    log_error("the session cannot start: " + why);
+    for (int fd : m.descriptors) ::close(fd);
+    control_.send("error", {{"message", why}});
+  };
+  if (session_) return refuse("this worker has a session already");
+  SessionPlan plan{m.text("id"), m.text("grant"), m.text("channel"), {}};
+  uint64_t vgpus = 0, slot = 0, slots = 1, region_bytes = 0;
+  if (plan.id.empty() || !m.number("vgpus", 1, wire::kMaxDevices, &vgpus))
+    return refuse("the message has no id, or no vgpus from 1 to 64");
+  for (uint64_t i = 0; i < vgpus; ++i) {
+    const std::string key = "vgpu." + std::to_string(i) + ".";
+    uint64_t mib = 0, percent = 100;
+    if (!m.number(key + "memory_mib", 1, 1 << 30, &mib)) return refuse(key + "memory_mib is missing");
+    m.number(key + "compute_percent", 1, 100, &percent);
+    plan.vgpus.push_back({m.text(key + "device"), mib, static_cast<uint32_t>(percent)});
+  }
+  log_name(plan.id, plan.grant);
+  // descriptors: "region,client_pidfd" names what came, in order
+  int region = -1, socket = -1, pidfd = -1;
+  std::string names = m.text("descriptors");
+  for (int fd : m.descriptors) {
+    const size_t comma = names.find(',');
+    const std::string name = names.substr(0, comma);
+    names = comma == std::string::npos ? "" : names.substr(comma + 1);
+    (name == "region" ? region : name == "socket" ? socket : pidfd) = fd;
+  }
+  std::string error;
+  std::unique_ptr<Endpoint> endpoint;
+  if (plan.channel == "tcp" && socket >= 0) {
+    endpoint = make_tcp_endpoint(socket);
+  } else if ((plan.channel == "shm" || plan.channel == "ivshmem") && region >= 0) {
+    struct stat st {};
+    fstat(region, &st);
+    region_bytes = static_cast<uint64_t>(st.st_size);
+    m.number("slot", 0, 4095, &slot);
+    m.number("slots", 1, 4096, &slots);
+    endpoint = make_shm_endpoint(region, region_bytes, static_cast<uint32_t>(slots),
+                                 static_cast<uint32_t>(slot), plan.channel == "shm", &error);
+    ::close(region);
+  } else {
+    error = "the channel \"" + plan.channel + "\" came without its descriptor";
+  }
+  if (!endpoint) {
+    m.descriptors = {};
+    return refuse(error);
+  }
+  auto session = std::make_unique<Session>(*driver_, std::move(endpoint), plan);
+  if (!session->open(gpus_, &error)) {
+    m.descriptors = {};
+    refuse(error);
+    _exit(1);  // windows may be half reserved: a fresh worker takes the next session
+  }
+  session_ = std::move(session);
+  client_pidfd_ = pidfd;
+  executor_ = std::make_unique<Executor>(*session_, [this](const std::string& r) { ended(r); });
+  executor_->start();
+  std::string what;
+  for (const auto& v : plan.vgpus)
+    what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) + "% of " + v.device;
+  log_info("session started over " + plan.channel + ":" + what);
+  control_.send("started", {{"id", plan.id}});
+}
+
+void Worker::handle(wire::Message& m) {
+  if (m.verb == "session") return start_session(m);
+  for (int fd : m.descriptors) ::close(fd);
+  if (m.verb == "status") return control_.send("status", figures());
+  if (m.verb == "end") {
+    const std::string reason = m.text("reason").empty() ? "the server ended it" : m.text("reason");
+    if (executor_) executor_->end(reason, CUDA_ERROR_SYSTEM_NOT_READY);
+    _exit(0);
+  }
+  if (m.verb == "hold" || m.verb == "release") {
+    if (session_)
+      for (auto& v : session_->vgpus) m.verb == "hold" ? v->gate->hold() : v->gate->release();
+    return control_.send("status", figures());
+  }
+  if (m.verb == "compute") {
+    for (size_t i = 0; session_ && i < session_->vgpus.size(); ++i) {
+      uint64_t percent;
+      if (m.number("vgpu." + std::to_string(i) + ".compute_percent", 1, 100, &percent))
+        session_->vgpus[i]->compute_percent = static_cast<uint32_t>(percent);
+    }
+    return control_.send("status", figures());
+  }
+  control_.send("error", {{"message", "unknown verb: " + m.verb}});
+}
+
+int Worker::run() {
+  std::string error;
+  // Connections that come while the driver loads wait in the listener's queue.
+  if (!prepare(&error)) {
+    log_error(error);
+    pollfd p{control_.listener(), POLLIN, 0};
+    if (poll(&p, 1, 1000) > 0) {
+      control_.accept();
+      control_.send("ended", {{"reason", error}, {"state", "ended"}});
+    }
+    return 1;
+  }
+  const bool software = gpus_[0].name.find("software GPU") != std::string::npos;
+  if (!drop_privileges(options_.uid, options_.gid, &error) ||
+      (options_.sandbox && !restrict_system_calls(software, &error))) {
+    log_error(error);
+    return 1;
+  }
+  for (;;) {
+    pollfd p[3] = {{control_.listener(), POLLIN, 0}, {control_.connection(), POLLIN, 0}, {client_pidfd_, POLLIN, 0}};
+    if (poll(p, 3, -1) < 0) {
+      if (errno == EINTR) continue;
+      log_error(std::string("poll: ") + std::strerror(errno));
+      return 1;
+    }
+    if (p[0].revents) {
+      control_.accept();
+      if (!session_) announce();
+    }
+    if (p[1].revents) {
+      wire::Message m;
+      if (control_.receive(&m)) handle(m);
+    }
+    if (client_pidfd_ >= 0 && p[2].revents && executor_)
+      executor_->end("the client process ended", CUDA_ERROR_DEINITIALIZED);
+  }
+}
+
+bool parse(int argc, char** argv, Options* o) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    const char* value = argv[i + 1];
+    if (name == "--id") o->id = value;
+    else if (name == "--control") o->control = std::atoi(value);
+    else if (name == "--driver") o->driver = value;
+    else if (name == "--visible-devices") o->visible = value;
+    else if (name == "--cgroup") o->cgroup = value;
+    else if (name == "--uid") o->uid = static_cast<uint32_t>(std::atol(value));
+    else if (name == "--gid") o->gid = static_cast<uint32_t>(std::atol(value));
+    else if (name == "--sandbox") o->sandbox = std::strcmp(value, "off") != 0;
+    else {
+      std::fprintf(stderr, "sluice-worker: unknown option %s\n", argv[i]);
+      return false;
+    }
+  }
+  if (o->control >= 0 && !o->driver.empty() && argc % 2 == 1) return true;
+  std::fprintf(stderr,
+               "usage: sluice-worker --id ID --control FD --driver PATH [--visible-devices UUID,...] [--uid N --gid N] [--cgroup PATH] "
+               "[--sandbox on|off]\nStarted by sluice-server; docs/protocol.md says how.\n");
+  return false;
+}
+
+}  // namespace
+}  // namespace sluice::worker
+
+int main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);
+  sluice::worker::Options options;
+  if (!sluice::worker::parse(argc, argv, &options)) return 2;
+  return sluice::worker::Worker(std::move(options)).run();
+}

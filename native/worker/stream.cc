@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams, marks in them, and the two ends of a host function.
+#include "worker/dispatch.h"
+
+namespace sluice::worker {
+
+namespace {
+
+void create(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::StreamCreate>();
+  if (!d.ok() || m.flags > CU_STREAM_NON_BLOCKING || !s.streams.has_room(m.id))
+    return s.reject("StreamCreate mints no id that is free");
+  if (!s.use_context(c.header.context)) return;
+  StreamObject o;
+  o.device = c.header.context - 1;
+  reply.status = s.driver.cuStreamCreateWithPriority(&o.handle, m.flags, m.priority);
+  if (reply.status == CUDA_SUCCESS) s.streams.add(m.id, o);
+}
+
+void destroy(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::StreamId>();
+  StreamObject o;
+  if (!d.ok() || !s.streams.take(m.stream, &o))
+    return s.reject("StreamDestroy names a stream that the session does not have");
+  Vgpu* v = s.use(o.device);
+  if (!v) return;
+  v->gate->leave(o.handle);
+  reply.status = s.driver.cuStreamDestroy_v2(o.handle);
+}
+
+void synchronize(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::StreamId>();
+  CUstream stream;
+  if (!d.ok()) return s.reject("StreamSynchronize is cut short");
+  if (s.stream(m.stream, c.header.context, &stream))
+    reply.status = s.driver.cuStreamSynchronize(stream);
+}
+
+void query(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::StreamId>();
+  CUstream stream;
+  if (!d.ok()) return s.reject("StreamQuery is cut short");
+  if (s.stream(m.stream, c.header.context, &stream)) reply.status = s.driver.cuStreamQuery(stream);
+}
+
+void wait_event(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::StreamWaitEvent>();
+  CUevent event;
+  CUstream stream;
+  if (!d.ok() || !s.events.get(m.event, &event))
+    return s.reject("StreamWaitEvent names an event that the session does not have");
+  if (s.stream(m.stream, c.header.context, &stream))
+    reply.status = s.driver.cuStreamWaitEvent(stream, event, m.flags & CU_EVENT_WAIT_EXTERNAL);
+}
+
+void mark(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::Mark>();
+  CUstream stream;
+  if (!d.ok() || !s.mark_valid(m.mark)) return s.reject("Mark names a word that there is not");
+  if (s.stream(m.stream, c.header.context, &stream)) reply.status = s.mark(stream, m.mark, m.value);
+}
+
+// The driver's own thread is never blocked: the stream tells, waits, and the client's answer lets it go on.
+void host_function(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& h = d.fixed<wire::HostFunction>();
+  CUstream stream;
+  if (!d.ok() || !s.mark_valid(h.ready_mark) || !s.mark_valid(h.done_mark))
+    return s.reject("HostFunction names a mark that there is not");
+  if (!s.stream(h.stream, c.header.context, &stream)) return;
+  reply.status = s.mark(stream, h.ready_mark, h.value);
+  if (reply.status == CUDA_SUCCESS)
+    reply.status = s.driver.cuStreamWaitValue64_v2(stream, s.mark_address(h.done_mark), h.value,
+                                                   CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+}  // namespace
+
+void add_stream_handlers(DispatchTable& t) {
+  using enum Handler::Answered;
+  t[wire::kStreamCreate] = {"StreamCreate", create, kNever, false};
+  t[wire::kStreamDestroy] = {"StreamDestroy", destroy, kNever, false};
+  t[wire::kStreamSynchronize] = {"StreamSynchronize", synchronize, kOnly, true};
+  t[wire::kStreamQuery] = {"StreamQuery", query, kOnly, false};
+  t[wire::kStreamWaitEvent] = {"StreamWaitEvent", wait_event, kNever, false};
+  t[wire::kMark] = {"Mark", mark, kNever, false};
+  t[wire::kHostFunction] = {"HostFunction", host_function, kNever, false};
+}
+
+}  // namespace sluice::worker

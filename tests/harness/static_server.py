@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server with a static grant: for the benchmark and the GPU tests, where the control plane is not what is measured.
+
+Speaks OpenSession on a Unix socket (and TCP when asked) and the worker control protocol, with the standard library alone.
+Every session gets a fresh warm worker and the same vGPU. `python static_server.py --help` lists the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import os
+import secrets
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+OPEN_BYTES = 512
+REGION_PAGE = 4096
+
+
+class StaticWorker:
+    """A warm sluice-worker and its control connection."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.id = secrets.token_hex(4)
+        self.path = Path(args.run_dir) / f"{self.id}.sock"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(str(self.path))
+        listener.listen(2)
+        command = [args.worker, "--id", self.id, "--control", str(listener.fileno())]
+        command += ["--driver", args.driver, "--sandbox", args.sandbox]
+        if args.visible_devices:
+            command += ["--visible-devices", args.visible_devices]
+        if args.uid:
+            command += ["--uid", str(args.uid), "--gid", str(args.uid)]
+        log = open(args.log, "ab") if args.log else None
+        self.process = subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=log)
+        listener.close()
+        self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.connect(str(self.path))
+        self.path.unlink()
+
+    def wait_ready(self) -> None:
+        """Waits for the worker's first word."""
+        verb = self._receive()
+        if not verb.startswith("ready"):
+            raise SystemExit(f"the worker is not ready: {verb!r}")
+
+    def _receive(self) -> str:
+        return self.control.recv(65536).decode()
+
+    def start(self, fields: dict[str, object], fds: list[int]) -> None:
+        """Gives it its session."""
+        text = "session\n" + "".join(f"{key}={value}\n" for key, value in fields.items())
+        socket.send_fds(self.control, [text.encode()], fds)
+        while True:
+            answer = self._receive()
+            if answer.startswith("started"):
+                return
+            if answer.startswith(("error", "ended")) or not answer:
+                raise RuntimeError(answer)
+
+
+def refusal(message: str) -> bytes:
+    """An OpenReply that says no."""
+    head = (512).to_bytes(4, "little") + (2).to_bytes(2, "little") + bytes(10)
+    return head + (100).to_bytes(4, "little") + bytes(12) + message.encode()[:479].ljust(480, b"\0")
+
+
+class StaticServer:
+    """Hands each client a session of its own."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.warm = StaticWorker(args)
+        self.workers: list[StaticWorker] = []
+
+    def take(self) -> StaticWorker:
+        """The warm worker; the next one starts warming."""
+        worker = self.warm
+        worker.wait_ready()
+        self.workers = [w for w in self.workers if w.process.poll() is None] + [worker]
+        return worker
+
+    def fields(self, channel: str, names: str) -> dict[str, object]:
+        """The session message of the static grant."""
+        args = self.args
+        fields: dict[str, object] = {
+            "id": secrets.token_hex(8),
+            "grant": "static",
+            "channel": channel,
+            "vgpus": args.vgpus,
+            "descriptors": names,
+        }
+        devices = args.visible_devices.split(",") if args.visible_devices else [""]
+        for i in range(args.vgpus):
+            fields[f"vgpu.{i}.device"] = devices[i % len(devices)]
+            fields[f"vgpu.{i}.memory_mib"] = args.memory_mib
+            fields[f"vgpu.{i}.compute_percent"] = 100
+        return fields
+
+    def serve_unix(self, connection: socket.socket) -> None:
+        """One client on this host."""
+        request = connection.recv(4096)
+        pid = int.from_bytes(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder
+        )
+        if len(request) != OPEN_BYTES:
+            connection.send(refusal("OpenSession has the wrong size"))
+            return
+        memory = os.memfd_create("sluice", os.MFD_CLOEXEC)
+        os.ftruncate(memory, REGION_PAGE + (self.args.arena_mib + 8 << 20))
+        pidfd = os.pidfd_open(pid)
+        worker = self.take()
+        try:
+            worker.start(self.fields("shm", "region,client_pidfd"), [memory, pidfd])
+        except RuntimeError as error:
+            connection.send(refusal(str(error)))
+            self.warm = StaticWorker(self.args)
+            return
+        worker_pidfd = os.pidfd_open(worker.process.pid)
+        rights = array.array("i", [memory, worker_pidfd])
+        connection.sendmsg(
+            [(512).to_bytes(4, "little") + (2).to_bytes(2, "little") + bytes(506)],
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
+        )
+        for fd in (memory, pidfd, worker_pidfd):
+            os.close(fd)
+        self.warm = StaticWorker(self.args)
+
+    def serve_tcp(self, connection: socket.socket) -> None:
+        """One client on the network; no key is asked for."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = b""
+        while len(request) < OPEN_BYTES:
+            piece = connection.recv(OPEN_BYTES - len(request))
+            if not piece:
+                return
+            request += piece
+        worker = self.take()
+        worker.start(self.fields("tcp", "socket"), [connection.fileno()])
+        self.warm = StaticWorker(self.args)
+
+    def serve_http(self, connection: socket.socket) -> None:
+        """The one answer of the controller that a TCP client needs."""
+        connection.recv(65536)
+        body = f'{{"address":"127.0.0.1","port":{self.args.tcp_port},"key":"static"}}'
+        connection.sendall(
+            f"HTTP/1.1 201 Created\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+        )
+
+    def run(self) -> None:
+        """Until the process is ended."""
+        selector = selectors.DefaultSelector()
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        unix.bind(self.args.socket)
+        unix.listen(64)
+        selector.register(unix, selectors.EVENT_READ, self.serve_unix)
+        for port, serve in ((self.args.tcp_port, self.serve_tcp), (self.args.http_port, self.serve_http)):
+            if port:
+                door = socket.create_server(("127.0.0.1", port))
+                selector.register(door, selectors.EVENT_READ, serve)
+        while True:
+            for key, _ in selector.select():
+                connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
+                with connection:
+                    key.data(connection)
+
+
+def main() -> None:
+    """Reads the options and serves."""
+    build = os.environ.get("SLUICE_NATIVE_DIR", "build/native")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--driver", required=True)
+    parser.add_argument("--worker", default=f"{build}/bin/sluice-worker")
+    parser.add_argument("--memory-mib", type=int, default=1024)
+    parser.add_argument("--vgpus", type=int, default=1)
+    parser.add_argument("--visible-devices", default="")
+    parser.add_argument("--arena-mib", type=int, default=1024)
+    parser.add_argument("--sandbox", default="on")
+    parser.add_argument("--uid", type=int, default=0)
+    parser.add_argument("--log", default="")
+    parser.add_argument("--tcp-port", type=int, default=0)
+    parser.add_argument("--http-port", type=int, default=0)
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with tempfile.TemporaryDirectory() as run_dir:
+        args.run_dir = run_dir
+        StaticServer(args).run()
+
+
+if __name__ == "__main__":
+    main()
