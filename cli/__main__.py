@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `sluice`: mounts every part's commands and turns their errors into exit statuses.
+
+Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 no such thing; 4 the controller does not
+answer. `sluice run` has the status of the program that it runs. Parts that are not installed here
+(the hypervisor part needs libvirt-python) are simply not mounted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import typer
+
+from sluice.cli import pool_commands
+from sluice.cli.rest import CommandError
+from sluice.cli.units import units
+
+app = typer.Typer(
+    name="sluice",
+    help="GPUs of a pool, for virtual machines, containers and processes.",
+    epilog=(
+        "Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no such thing, "
+        "4 the controller does not answer."
+    ),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.command("status")(pool_commands.status)
+app.add_typer(pool_commands.node_app, name="node")
+app.add_typer(pool_commands.gpu_app, name="gpu")
+app.add_typer(pool_commands.grant_app, name="grant")
+app.add_typer(pool_commands.session_app, name="session")
+app.command("logs")(pool_commands.logs)
+app.command("units")(units)
+
+
+def mount(module: str, name: str) -> bool:
+    """Mounts another part's `app` under a name."""
+    try:
+        part = importlib.import_module(module)
+    except ImportError:
+        return False
+    app.add_typer(part.app, name=name)
+    return True
+
+
+def guest_main(words: list[str]) -> int:
+    """`run` and `check` belong to the guest's part, which reads its own arguments."""
+    try:
+        guest = importlib.import_module("sluice.guest_runtime.main")
+    except ImportError as error:
+        raise CommandError(f"`sluice {words[0]}` is not installed here: {error}") from None
+    return int(guest.main(words))
+
+
+def run_program(ctx: typer.Context) -> None:
+    """Starts a program on a vGPU of the pool: sluice run CMD [ARGUMENT...]."""
+    raise typer.Exit(guest_main(["run", *ctx.args]))
+
+
+def check_program(ctx: typer.Context) -> None:
+    """Says whether a program would work here, and if not, what to do: sluice check [PROGRAM]."""
+    raise typer.Exit(guest_main(["check", *ctx.args]))
+
+
+GUEST_ARGUMENTS = {
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "help_option_names": [],
+}
+    "ignore_unknown_options": True,
+    "allow_extra_args": True,
+    "help_option_names": [],
+}
+app.command("run", context_settings=GUEST_ARGUMENTS)(run_program)
+app.command("check", context_settings=GUEST_ARGUMENTS)(check_program)
+
+
+def main() -> int:
+    """The console command."""
+    mount("sluice.hypervisor.cli", "vm")
+    try:
+        app()
+    except CommandError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

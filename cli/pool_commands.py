@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice status`, `node`, `gpu`, `grant`, `session`, `logs`: the pool as the controller knows it.
+
+Mounted by cli.__main__. Every command is one or two REST calls; -o json prints what they answered.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from sluice.cli import output
+from sluice.cli.output import Format
+from sluice.cli.rest import Controller, controller_address
+
+Output = Annotated[
+    Format, typer.Option("--output", "-o", help="table for people, json for scripts")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        "--controller",
+        metavar="HOST:PORT",
+        help="the controller's REST address (SLUICE_CONTROLLER, else this host's server.conf)",
+    ),
+]
+Everything = Annotated[bool, typer.Option("--all", "-a", help="ended ones too")]
+
+node_app = typer.Typer(help="Hosts in the pool.", no_args_is_help=True)
+gpu_app = typer.Typer(help="GPUs in the pool.", no_args_is_help=True)
+grant_app = typer.Typer(help="What jobs hold.", no_args_is_help=True)
+session_app = typer.Typer(help="Client processes that use grants.", no_args_is_help=True)
+
+
+def _controller(address: str | None) -> Controller:
+    return Controller(controller_address(address))
+
+
+def status(controller: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Shows the pool in one look."""
+    api = _controller(controller)
+    pool, gpus = api.get("/pool"), api.get("/gpus")
+    if output_format is Format.JSON:
+        output.show_json({**pool, **gpus})
+        return
+    print(
+        f"controller {api.address} ({pool['version']}): {pool['nodes_up']} of {pool['nodes']} "
+        f"nodes up, {pool['gpus']} GPUs, {pool['grants']} grants, {pool['sessions']} sessions, "
+        f"{pool['waiting']} waiting"
+    )
+    if gpus["gpus"]:
+        print()
+        _gpu_table(gpus["gpus"])
+
+
+@node_app.command("list")
+def list_nodes(controller: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Lists the nodes."""
+    answer = _controller(controller).get("/nodes")
+    if output_format is Format.JSON:
+        output.show_json(answer)
+        return
+    output.show_table(
+        {
+            "NODE": "name",
+            "STATE": "state",
+            "ADDRESS": "where",
+            "GPUS": "gpus",
+            "SESSIONS": "sessions",
+            "VERSION": "version",
+        },
+        [{**node, "where": f"{node['address']}:{node['port']}"} for node in answer["nodes"]],
+        "no node has joined: start sluice-server on a host",
+    )
+
+
+@node_app.command("show")
+def show_node(name: str, controller: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Shows one node."""
+    _show(_controller(controller).get(f"/nodes/{name}"), output_format)
+
+
+@gpu_app.command("list")
+def list_gpus(
+    node: Annotated[str | None, typer.Option(help="only this node's")] = None,
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Lists the GPUs and what is promised of them."""
+    parameters = {"node": node} if node else {}
+    answer = _controller(controller).get("/gpus", **parameters)
+    if output_format is Format.JSON:
+        output.show_json(answer)
+        return
+    _gpu_table(answer["gpus"])
+
+
+@gpu_app.command("show")
+def show_gpu(gpu: str, controller: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Shows one GPU, named NODE:UUID or UUID."""
+    _show(_controller(controller).get(f"/gpus/{gpu}"), output_format)
+
+
+@grant_app.command("list")
+def list_grants(
+    every: Everything = False, controller: Address = None, output_format: Output = Format.TABLE
+) -> None:
+    """Lists the grants."""
+    answer = _controller(controller).get("/grants", state="all" if every else "live")
+    if output_format is Format.JSON:
+        output.show_json(answer)
+        return
+    output.show_table(
+        {
+            "GRANT": "id",
+            "STATE": "state",
+            "NODE": "node",
+            "VGPUS": "slices",
+            "PRIORITY": "priority",
+            "SESSIONS": "sessions",
+            "AGE": "age",
+            "REASON": "reason",
+        },
+        [{**g, "slices": _slices(g), "age": output.age(g["created"])} for g in answer["grants"]],
+        "no grants",
+    )
+
+
+@grant_app.command("show")
+def show_grant(
+    grant: str, controller: Address = None, output_format: Output = Format.TABLE
+) -> None:
+    """Shows one grant."""
+    _show(_controller(controller).get(f"/grants/{grant}"), output_format)
+
+
+@grant_app.command("end")
+def end_grant(grant: str, controller: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Ends a grant: its processes get a CUDA error, its vGPUs return within seconds."""
+    answer = _controller(controller).delete(f"/grants/{grant}")
+    if output_format is Format.JSON:
+        output.show_json(answer)
+    else:
+        print(f"grant {grant} is ending")
+
+
+@session_app.command("list")
+def list_sessions(
+    every: Everything = False, controller: Address = None, output_format: Output = Format.TABLE
+) -> None:
+    """Lists the sessions."""
+    answer = _controller(controller).get("/sessions", state="all" if every else "live")
+    if output_format is Format.JSON:
+        output.show_json(answer)
+        return
+    output.show_table(
+        {
+            "SESSION": "id",
+            "STATE": "state",
+            "NODE": "node",
+            "CHANNEL": "channel",
+            "CLIENT": "client",
+            "PROGRAM": "program",
+            "GRANT": "grant_id",
+            "AGE": "age",
+            "REASON": "reason",
+        },
+        [{**s, "client": _client(s), "age": output.age(s["started"])} for s in answer["sessions"]],
+        "no sessions",
+    )
+
+
+@session_app.command("show")
+def show_session(
+    session: str, controller: Address = None, output_format: Output = Format.TABLE
+) -> None:
+    """Shows one session."""
+    _show(_controller(controller).get(f"/sessions/{session}"), output_format)
+
+
+def logs(
+    session: Annotated[str, typer.Argument(help="a session's id, of `sluice session list -a`")],
+    tail_bytes: Annotated[
+        int, typer.Option("--tail-bytes", min=1, max=1 << 20, help="how much of its end")
+    ] = 64 << 10,
+    controller: Address = None,
+) -> None:
+    """Prints a session's log, fetched from the node where it ran."""
+    text = _controller(controller).text(f"/sessions/{session}/log", tail_bytes=tail_bytes)
+    sys.stdout.write(text)
+
+
+def _gpu_table(gpus: list[dict[str, Any]]) -> None:
+    rows = [
+        {
+            **gpu,
+            "memory": f"{gpu['granted_mib']} / {gpu['memory_mib']} MiB",
+            "compute": f"{gpu['granted_percent']} %",
+            "kind": "software" if gpu["software"] else "",
+        }
+        for gpu in gpus
+    ]
+    output.show_table(
+        {
+            "GPU": "uuid",
+            "NODE": "node",
+            "STATE": "state",
+            "MODEL": "model",
+            "GRANTED": "memory",
+            "COMPUTE": "compute",
+            "VGPUS": "vgpus",
+        },
+        rows,
+        "no GPU is in the pool: start sluice-server on a GPU node",
+    )
+
+
+def _show(record: dict[str, Any], output_format: Format) -> None:
+    if output_format is Format.JSON:
+        output.show_json(record)
+    else:
+        output.show_record(record)
+
+
+def _slices(grant: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{v['memory_mib']} MiB {v['compute_percent']} % of {v['gpu'].rpartition(':')[2]}"
+        for v in grant["vgpus"]
+    )
+
+
+def _client(session: dict[str, Any]) -> str:
+    if session["domain_name"]:
+        return f"domain {session['domain_name']}"
+    if session["channel"] == "tcp" or not session["client_pid"]:
+        return str(session["host"])
+    return f"pid {session['client_pid']}@{session['host']}"
