@@ -70,10 +70,6 @@ GUEST_ARGUMENTS = {
     "allow_extra_args": True,
     "help_option_names": [],
 }
-    "ignore_unknown_options": True,
-    "allow_extra_args": True,
-    "help_option_names": [],
-}
 app.command("run", context_settings=GUEST_ARGUMENTS)(run_program)
 app.command("check", context_settings=GUEST_ARGUMENTS)(check_program)
 
