@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ class Region:
     owner: RegionOwner
     request: VgpuRequest
     paused: bool = False
+    resumed: float = 0.0  # monotonic; silence before it was the pause's
     watched: bool = False
     opening: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -97,6 +99,7 @@ class Regions:
         """The guest runs again."""
         if region := self._regions.get(region_id):
             region.paused = False
+            region.resumed = time.monotonic()
 
     async def domain_stopped(self, region_id: str, reason: str) -> None:
         """Every process of the guest is gone: its sessions end, its slots become free."""
@@ -125,7 +128,7 @@ class Regions:
         elif message.verb == "closed":
             self._close(region, slot, message.get("reason") or "the client closed its slot")
         elif message.verb == "silent" and not region.paused:
-            seconds = message.number("seconds")
+            seconds = min(message.number("seconds"), int(time.monotonic() - region.resumed))
             if seconds >= self._silent_seconds:
                 self._close(region, slot, f"the guest was silent for {seconds} s")
 

@@ -41,6 +41,7 @@ struct Slot {
   uint64_t since = 0;      // when the state was first seen
   uint64_t heartbeat = 0;  // last seen value
   uint64_t heard = 0;      // when it last changed
+  uint64_t told = 0;       // when the server last heard that it does not change
 };
 
 struct Region {
@@ -195,7 +196,7 @@ bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
   const auto state = static_cast<SlotState>(h.state.load(std::memory_order_acquire));
   if (state != s.last) {
     s.last = state;
-    s.since = s.heard = now;
+    s.since = s.heard = s.told = now;
     s.open_reported = s.closed_reported = false;
     active = true;
   }
@@ -225,11 +226,11 @@ bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
       const uint64_t beat = h.heartbeat.load(std::memory_order_relaxed);
       if (beat != s.heartbeat) {
         s.heartbeat = beat;
-        s.heard = now;
-      } else if (now - s.heard > kSilentNs) {
+        s.heard = s.told = now;
+      } else if (now - s.told > kSilentNs) {
         control_.send("silent", {{"id", r.id}, {"slot", std::to_string(index)},
-                                 {"seconds", std::to_string((now - s.since) / 1'000'000'000)}});
-        s.heard = now;
+                                 {"seconds", std::to_string((now - s.heard) / 1'000'000'000)}});
+        s.told = now;
       }
       break;
     }
