@@ -36,11 +36,11 @@ def check_channels(settings: dict[str, Value], pci_devices: Path = PCI_DEVICES) 
     wanted = settings["client.channel"].text
     results: list[Finding] = []
     if wanted in ("auto", "shm"):
-        found = check_socket(Path(settings["client.server_socket"].text))
-        results.append(found)
+        path = Path(settings["client.server_socket"].text)
         # A socket that is there is used, and nothing else is tried.
-        if found.verdict is Verdict.OK or Path(settings["client.server_socket"].text).exists():
-            return results
+        if wanted == "shm" or path.exists():
+            return [check_socket(path)]
+        results.append(note("server socket", f"no {path}: this machine is no host of the pool"))
     if wanted in ("auto", "ivshmem"):
         named = settings["client.ivshmem"].text
         found = check_region(Path(named)) if named else check_regions(pci_devices)
@@ -64,7 +64,7 @@ def check_socket(path: Path) -> Finding:
         return bad(
             "server socket",
             f"no {path}",
-            "on a GPU host: start sluice-server; in a guest another channel is used",
+            "start sluice-server on this host, or allow other channels (SLUICE_CHANNEL=auto)",
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
         try:

@@ -44,7 +44,9 @@ place() { # mode source target
 }
 
 if [ $uninstall = yes ]; then
-  rm -rf "${root:?}$prefix" 2>/dev/null || rm -rf "$root$prefix"
+  [ -e "$root$prefix/libexec/sluice-pci-setup" ] || fail "nothing of Sluice is installed in $root$prefix"
+  rm -rf "$root$prefix/lib" "$root$prefix/bin" "$root$prefix/libexec" "$root$prefix/python" "$root$prefix/VERSION"
+  rmdir "$root$prefix" 2>/dev/null || echo "install.sh: $root$prefix holds other files, which are kept" >&2
   rm -f "$root$rules" "$root$loader"
   [ "$(readlink "$root/usr/local/bin/sluice" 2>/dev/null)" = "$prefix/bin/sluice" ] && rm -f "$root/usr/local/bin/sluice"
   refresh_loader

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real bundle, installed in a real guest: the channel comes by udev, `sluice` works."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluice.guest_runtime.channels import REGION_MAGIC
+from sluice.hypervisor import channel_devices
+from sluice.hypervisor.libvirt_host import libvirt_identity
+from sluice.hypervisor.region_file import RegionFiles
+from sluice.hypervisor.request import VgpuRequest
+
+from .conftest import CHECKOUT
+
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.rigs.kvm.rig import Guest, Rig
+
+pytestmark = [pytest.mark.slow, pytest.mark.vm]
+
+REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64)
+RESOURCE = "/sys/bus/pci/devices/*/resource2"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """dist/… as `make guest-bundle` writes it, in a folder of its own."""
+    dist = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, str(CHECKOUT / "packaging/guest_bundle.py"), "--dist", str(dist)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return dist / "sluice-guest-x86_64.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    if os.geteuid() != 0:
+        pytest.skip("the KVM rig needs root")
+    with Rig("tests-guest") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def guest(rig: Rig, bundle: Path) -> Guest:
+    """A guest with the bundle installed and two users, one of them in the group."""
+    guest = rig.define_guest("bundled", mem_mib=384, vcpus=2)
+    guest.start()
+    guest.wait_ready()
+    guest.put(bundle, "/root/bundle.tar.gz")
+    guest.check("cd /root && tar xzf bundle.tar.gz && sluice-guest/install.sh", timeout=120)
+    guest.check("useradd -m member && usermod -aG sluice member && useradd -m stranger")
+    return guest
+
+
+@pytest.fixture
+def files(rig: Rig, tmp_path: Path) -> RegionFiles:
+    return RegionFiles(libvirt_identity(rig.uri), run_folder=tmp_path)
+
+
+def format_region(path: Path) -> None:
+    """What the doorbell process does, as far as `sluice check` looks."""
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.write(struct.pack("<QIIQQII", REGION_MAGIC, 1, 4, size, size // 4, 1, 0))
+
+
+def channel_ready(guest: Guest) -> str:
+    """Group, mode and size of the channel's file, once udev has been there."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        code, out, _ = guest.run(f"stat -c '%G %a %s' {RESOURCE}")
+        if code == 0 and out.startswith("sluice"):
+            return out.strip()
+        time.sleep(0.1)
+    raise AssertionError(f"udev has not given the channel to the group: {out}")
+
+
+def test_the_archive_holds_one_folder_and_no_surprise(bundle: Path) -> None:
+    with tarfile.open(bundle) as archive:
+        members = {member.name: member for member in archive}
+    assert all(name.startswith("sluice-guest/") for name in members)
+    for name in ("libcuda.so.1", "libcudart.so.13", "libsluice-audit.so"):
+        assert members[f"sluice-guest/lib/{name}"].mode & 0o777 == 0o755
+    assert "sluice-guest/bin/sluice-watch" in members
+    assert all((m.uid, m.gid, m.mtime) == (0, 0, 0) for m in members.values())
+
+
+def test_the_loader_finds_the_libraries_without_sluice_run(guest: Guest) -> None:
+    out = guest.check("ldconfig -p")
+    assert "libcuda.so.1 (libc6,x86-64) => /opt/sluice/lib/libcuda.so.1" in out
+    assert "libcudart.so.13 (libc6,x86-64) => /opt/sluice/lib/libcudart.so.13" in out
+
+
+def test_the_libraries_load_in_the_guest(guest: Guest) -> None:
+    load = "import ctypes; print(ctypes.CDLL('%s')._name)"
+    for name in ("libcuda.so.1", "libcudart.so.13"):
+        assert guest.check(f'python3 -c "{load % name}"').strip() == name
+        run = f"""sluice run python3 -c "{load % ("/no/such/folder/" + name)}" """
+        assert guest.check(run).strip().endswith(name)
+
+
+def test_a_hot_plugged_channel_is_ready_by_itself(guest: Guest, files: RegionFiles) -> None:
+    assert guest.run("sluice check")[0] == 1
+    channel_devices.attach(guest.domain, REQUEST, files)
+    try:
+        assert channel_ready(guest) == f"sluice 660 {64 << 20}"
+        code, out, _ = guest.run("sluice check")
+        assert (code, "not formatted" in out) == (1, True)
+        format_region(files.path(guest.uuid))
+        code, out, _ = guest.run("sluice check")
+        assert (code, out.splitlines()[-1]) == (0, "it would work"), out
+        assert guest.run("su member -c 'sluice check'")[0] == 0
+        code, out, _ = guest.run("su stranger -c 'sluice check'")
+        assert code == 1
+        assert "usermod -aG sluice" in out
+    finally:
+        channel_devices.detach(guest.domain, files)
+    code, out, _ = guest.run("sluice check")
+    assert (code, "sluice vm attach" in out) == (1, True)
+
+
+def test_it_may_come_and_go_again_with_another_size(guest: Guest, files: RegionFiles) -> None:
+    for mib in (32, 256, 64):
+        request = VgpuRequest(memory_mib=1024, compute=25, region_mib=mib)
+        channel_devices.attach(guest.domain, request, files)
+        try:
+            assert channel_ready(guest) == f"sluice 660 {mib << 20}"
+        finally:
+            channel_devices.detach(guest.domain, files)
+
+
+def test_installed_twice_it_keeps_the_settings_and_uninstalled_it_is_gone(guest: Guest) -> None:
+    install = "/root/sluice-guest/install.sh --no-ldconfig"
+    guest.check(
+        "echo '[client]' >/etc/sluice/client.conf; echo 'gmem=77' >>/etc/sluice/client.conf"
+    )
+    guest.check(install, timeout=120)
+    assert "77" in guest.check("cat /etc/sluice/client.conf")
+    assert "SLUICE_GMEM" in guest.check("cat /etc/sluice/client.conf.dist")
+    assert "sluice" not in guest.check("ldconfig -p")
+    guest.check(install + " --uninstall", timeout=120)
+    assert guest.run("ls /opt/sluice")[0] != 0
+    assert guest.run("ls /etc/udev/rules.d/70-sluice.rules /usr/local/bin/sluice")[1] == ""
+    refused = guest.run(install + " --uninstall")
+    assert (refused[0], "nothing of Sluice" in refused[2]) == (1, True)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules for the bundle's libraries catch what would not load in an old guest."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from .conftest import CHECKOUT, Compile
+
+sys.path.insert(0, str(CHECKOUT / "packaging"))
+
+import library_rules
+
+SHARED = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
+
+
+def violations(path: Path) -> list[str]:
+    return library_rules.violations(path, "libcuda.so.1")
+
+
+def test_a_library_that_is_right_passes(compile_c: Compile) -> None:
+    library = compile_c("l.so", "int cuInit(unsigned f){return f;}", *SHARED, "-nostdlib")
+    assert violations(library) == []
+
+
+def test_a_newer_glibc_is_caught(compile_c: Compile) -> None:
+    source = "unsigned arc4random(void); int cuInit(unsigned f){return arc4random();}"
+    (text,) = violations(compile_c("l.so", source, *SHARED))
+    assert "GLIBC_2.36" in text
+
+
+def test_a_cxx_runtime_of_the_guest_is_caught(compile_c: Compile) -> None:
+    source = "int cuInit(unsigned f){return f;}"
+    library = compile_c("l.so", source, *SHARED, "-Wl,--no-as-needed", "-lstdc++")
+    assert any("libstdc++" in text for text in violations(library))
+
+
+def test_a_foreign_export_is_caught(compile_c: Compile) -> None:
+    source = "int cuInit(unsigned f){return f;} int helper(void){return 1;}"
+    assert any("helper" in text for text in violations(compile_c("l.so", source, *SHARED)))
+
+
+def test_a_wrong_name_is_caught(compile_c: Compile) -> None:
+    library = compile_c("l.so", "int cuInit(unsigned f){return f;}", "-shared", "-fPIC")
+    assert any("SONAME" in text for text in violations(library))
