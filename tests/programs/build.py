@@ -5,8 +5,8 @@
 Run by `make demo`, the tests and developers. The compiler is nvcc 13: from CUDA_HOME or
 /usr/local/cuda where that is version 13, else from NVIDIA's PyPI wheels in build/cuda13, which are
 installed there when missing. What comes out needs libcudart.so.13 (and libcuda.so.1 where it calls
-the driver API) by name only, has no search path, and carries its PTX uncompressed, which the software
-GPU reads and a real GPU compiles. A program is rebuilt when its sources or these flags change.
+the driver API) by name only, has no search path, and carries its PTX uncompressed, which the
+software GPU reads and a real GPU compiles. A program is rebuilt when its sources or flags change.
 """
 
 from __future__ import annotations
