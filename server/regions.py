@@ -148,7 +148,13 @@ class Regions:
             self._desk.end(older, "its slot was claimed by another client")
         task = asyncio.create_task(self._open_slot(region, slot, request))
         region.opening[slot] = task
-        task.add_done_callback(lambda _: region.opening.pop(slot, None))
+        task.add_done_callback(lambda _: self._opened(region, slot, task))
+
+    def _opened(self, region: Region, slot: int, task: asyncio.Task[None]) -> None:
+        region.opening.pop(slot, None)
+        # a task that was cancelled before it ran never saw it; a session's end releases by itself
+        if task.cancelled() and not self._session_of(region.id, slot):
+            self._tell(region, "release", slot)
 
     async def _open_slot(self, region: Region, slot: int, request: str) -> None:
         while older := self._session_of(region.id, slot):
@@ -191,9 +197,6 @@ class Regions:
                 "refused slot %d of domain %s: %s", slot, region.owner.name, refusal.message
             )
             self._tell(region, "refuse", slot, status=refusal.status, message=refusal.message)
-        except asyncio.CancelledError:
-            self._tell(region, "release", slot)
-            raise
 
     def _bounded(self, region: Region, wish: OpenSession) -> OpenSession:
         """The request with the domain's figures as defaults; raises RefusalError above them."""

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests' regions: what a domain may ask for, and what its end, pause and silence lead to.
+
+The doorbell is a FakeDoorbell here, and the workers FakeWorkers behind the real server classes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane import make_fake_native
+
+from sluice.config.server import ServerConfig
+from sluice.hypervisor.ports import RegionKeeper, RegionOwner
+from sluice.hypervisor.request import VgpuRequest
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller_link import ControllerLink, GrantedVgpu, LocalGrant
+from sluice.server.doorbell import Doorbell
+from sluice.server.gpus import Driver
+from sluice.server.open_session import pack_open_session
+from sluice.server.packets import Message
+from sluice.server.regions import Regions
+from sluice.server.session_desk import SessionDesk
+from sluice.server.warm_workers import WarmWorkers
+from sluice.server.worker_process import WorkerFiles, WorkerStarter
+
+OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
+REQUEST = VgpuRequest(memory_mib=1024, compute=50, count=1, region_mib=64, slots=4, priority=2)
+
+
+class FakeControllerLink(ControllerLink):
+    """Grants everything at once and remembers what was asked and reported."""
+
+    def __init__(self) -> None:
+        self.asked: list[rpc.GrantRequest] = []
+        self.reports: list[rpc.NodeReport] = []
+
+    def report(self, report: rpc.NodeReport) -> None:
+        self.reports.append(report)
+
+    @asynccontextmanager
+    async def grant(
+        self, request: rpc.GrantRequest, tell: Callable[[str], None]
+    ) -> AsyncIterator[LocalGrant]:
+        self.asked.append(request)
+        number = len(self.asked)
+        tell("sluice: waiting")
+        vgpus = (GrantedVgpu("GPU-fake-0", request.memory_mib, request.compute_percent),)
+        yield LocalGrant(f"{number:016x}", f"{number + 100:016x}", "r", vgpus)
+
+
+@dataclass
+class FakeDoorbell(Doorbell):
+    """Remembers what it was told and asked."""
+
+    told: list[Message] = field(default_factory=list)
+
+    @property
+    def is_connected(self) -> bool:
+        return True
+
+    def tell(self, message: Message) -> None:
+        self.told.append(message)
+
+    async def ask(self, message: Message, expected: str) -> Message:
+        self.told.append(message)
+        return Message(expected)
+
+    def verbs(self, verb: str) -> list[Message]:
+        return [message for message in self.told if message.verb == verb]
+
+
+@dataclass
+class Host:
+    """A server's inner parts around one region."""
+
+    regions: Regions
+    desk: SessionDesk
+    doorbell: FakeDoorbell
+    controller: FakeControllerLink
+    path: Path
+
+    async def open(self, slot: int = 0, **wish: Any) -> None:
+        request = pack_open_session(program="in-guest", **wish).hex()
+        self.regions.doorbell_said(
+            Message("open", {"id": OWNER.uuid, "slot": str(slot), "request": request})
+        )
+
+    def says(self, verb: str, slot: int = 0, **fields: Any) -> None:
+        values = {key: str(value) for key, value in fields.items()}
+        self.regions.doorbell_said(Message(verb, {"id": OWNER.uuid, "slot": str(slot), **values}))
+
+    async def until(self, what: Callable[[], Any]) -> Any:
+        for _ in range(500):
+            if result := what():
+                return result
+            await asyncio.sleep(0.01)
+        pytest.fail("not within 5 s")
+
+
+@pytest.fixture
+async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
+    monkeypatch.setenv("SLUICE_NATIVE_DIR", str(make_fake_native(tmp_path / "native")))
+    config = ServerConfig()
+    starter = WorkerStarter(config, WorkerFiles(tmp_path / "run"))
+    workers = WarmWorkers(
+        starter, Driver("none", software=True), tmp_path / "log", per_gpu=0, start_seconds=10
+    )
+    controller = FakeControllerLink()
+    desk = SessionDesk("node-a", controller, workers, starter, tmp_path / "log")
+    regions = Regions(desk, silent_seconds=300)
+    keeper: RegionKeeper = regions  # what the hypervisor part relies on
+    doorbell = FakeDoorbell()
+    regions.use_doorbell(doorbell)
+    path = tmp_path / "region"
+    path.write_bytes(b"")
+    with path.open("r+b") as file:
+        file.truncate(REQUEST.region_bytes)
+    await keeper.add_region(OWNER.uuid, path, OWNER, REQUEST)
+    yield Host(regions, desk, doorbell, controller, path)
+    await keeper.remove_region(OWNER.uuid, "the test is over")
+    assert desk.sessions == {}
+
+
+async def test_a_region_is_watched_as_its_domain_asked(host: Host) -> None:
+    [watch] = host.doorbell.verbs("watch")
+    assert watch.fields["path"] == str(host.path)
+    assert (watch.fields["slots"], watch.fields["region_bytes"]) == ("4", str(64 << 20))
+    await host.regions.add_region(OWNER.uuid, host.path, OWNER, REQUEST)
+    assert len(host.doorbell.verbs("watch")) == 1, "once is enough"
+    host.regions.doorbell_connected()
+    await host.until(lambda: len(host.doorbell.verbs("watch")) == 2)
+
+
+async def test_the_domains_figures_are_the_default(host: Host) -> None:
+    await host.open(slot=2)
+    await host.until(lambda: host.desk.sessions)
+    [asked] = host.controller.asked
+    assert (asked.vgpu_count, asked.memory_mib, asked.compute_percent) == (1, 1024, 50)
+    assert (asked.priority, asked.channel) == (2, "ivshmem")
+    assert (asked.domain_uuid, asked.domain_name) == (OWNER.uuid, "guest")
+    [session] = host.desk.sessions.values()
+    assert (session.asker.region_id, session.asker.slot) == (OWNER.uuid, 2)
+    assert [m.get("message") for m in host.doorbell.verbs("wait")] == ["sluice: waiting"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"gmem_mib": 1025}, "wanted 1025 MiB; domain guest was given 1024"),
+        ({"ratio_percent": 51}, "wanted 51 % of a GPU; domain guest was given 50"),
+        ({"vgpu_count": 2}, "wanted 2 vGPUs; domain guest was given 1"),
+        ({"magic": 1}, "not a Sluice client"),
+    ],
+)
+async def test_a_guest_gets_no_more_than_its_domain_was_given(
+    host: Host, wish: dict[str, Any], message: str
+) -> None:
+    await host.open(**wish)
+    [refusal] = await host.until(lambda: host.doorbell.verbs("refuse"))
+    assert message in refusal.fields["message"]
+    assert host.controller.asked == []
+
+
+async def test_a_guest_cannot_raise_its_priority(host: Host) -> None:
+    await host.open(priority=99)
+    await host.until(lambda: host.controller.asked)
+    assert host.controller.asked[0].priority == 2
+    await host.until(lambda: host.desk.sessions)
+
+
+async def test_a_slot_is_released_after_its_worker_has_ended(host: Host) -> None:
+    await host.open(slot=1)
+    await host.until(lambda: [s for s in host.desk.sessions.values() if not s.opening])
+    host.says("closed", slot=1, reason="the client closed it")
+    assert host.doorbell.verbs("release") == []
+    await host.until(lambda: host.doorbell.verbs("release"))
+    assert host.desk.sessions == {}
+    ended = [r.session_ended for r in host.controller.reports if r.HasField("session_ended")]
+    assert [e.reason for e in ended] == ["the client closed it"]
+
+
+async def test_a_repeated_open_is_served_once(host: Host) -> None:
+    for _ in range(5):
+        await host.open()
+    await host.until(lambda: host.desk.sessions)
+    assert len(host.controller.asked) == 1
+
+
+async def test_a_slot_that_is_closed_before_it_is_open_is_released(host: Host) -> None:
+    await host.open()
+    host.says("closed")
+    await host.until(lambda: host.doorbell.verbs("release"))
+    assert host.desk.sessions == {}
+    await host.open()
+    await host.until(lambda: host.desk.sessions)
+
+
+async def test_a_stopped_domain_ends_all_its_sessions(host: Host) -> None:
+    for slot in range(3):
+        await host.open(slot=slot)
+    await host.until(lambda: len(host.desk.sessions) == 3)
+    await host.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
+    assert host.desk.sessions == {}
+    assert sorted(m.fields["slot"] for m in host.doorbell.verbs("release")) == ["0", "1", "2"]
+
+
+async def test_silence_ends_a_session_only_when_long_and_not_paused(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await host.open()
+    await host.until(lambda: host.desk.sessions)
+    [session] = host.desk.sessions.values()
+    ended: list[str] = []
+    monkeypatch.setattr(host.desk, "end", lambda _, reason: ended.append(reason))
+    host.says("silent", seconds=120)
+    await host.regions.domain_paused(OWNER.uuid)
+    host.says("silent", seconds=400)
+    await host.regions.domain_resumed(OWNER.uuid)
+    host.says("silent", seconds=400)
+    assert ended == [], "the silence was the pause's"
+    monkeypatch.setattr(host.regions._regions[OWNER.uuid], "resumed", -1e6)
+    host.says("silent", seconds=400)
+    assert ended == ["the guest was silent for 400 s"]
+    monkeypatch.undo()
+    host.desk.end(session, "over")
+
+
+async def test_a_guests_nonsense_is_survived(host: Host) -> None:
+    for fields in ({"slot": "99"}, {"slot": "-1"}, {"slot": "x"}, {}, {"slot": "0"}):
+        for verb in ("open", "closed", "silent", "nonsense"):
+            host.regions.doorbell_said(Message(verb, {"id": OWNER.uuid, **fields}))
+            host.regions.doorbell_said(Message(verb, {"id": "nobody's", **fields}))
+    await host.until(lambda: host.doorbell.verbs("release"))
+    host.says("open", request="zz")
+    await host.until(lambda: host.doorbell.verbs("refuse"))
+    assert host.desk.sessions == {}
