@@ -86,6 +86,8 @@ class Annotation:
     """May take GPU memory on the node: the worker reads the driver's books afterwards."""
     require: tuple[str, ...] = ()
     """C conditions on the arguments; the client refuses the call at once when one is false."""
+    reach: dict[str, int] = field(default_factory=dict)
+    """How many bytes the GPU touches behind each device address."""
     note: str = ""
     params: dict[str, Any] = field(default_factory=dict)
 
@@ -221,7 +223,7 @@ def read_annotation(entry: Any, where: str) -> Annotation:
         entry = {"class": entry}
     if not isinstance(entry, dict) or "class" not in entry:
         raise RegistryError(f"{where}: needs a class; write e.g. {{class: answered}}")
-    known = {"class", "note", "params", "require", "signature", *BOOLEAN_KEYS, *ENUM_KEYS}
+    known = {"class", "note", "params", "reach", "require", "signature", *BOOLEAN_KEYS, *ENUM_KEYS}
     for key in entry:
         if key not in known:
             raise RegistryError(
@@ -237,6 +239,10 @@ def read_annotation(entry: Any, where: str) -> Annotation:
     params = entry.get("params", {})
     if not isinstance(params, dict):
         raise RegistryError(f"{where}: params must map parameter names to kinds")
+    reach = entry.get("reach", {})
+    if not isinstance(reach, dict) or not all(isinstance(n, int) and n > 0 for n in reach.values()):
+        raise RegistryError(f"{where}: reach must map device addresses to numbers of bytes")
+    values["reach"] = reach
     require = entry.get("require", [])
     values["require"] = tuple([require] if isinstance(require, str) else require)
     annotation = Annotation(**values, note=str(entry.get("note", "")), params=params)
@@ -263,6 +269,9 @@ def check_function(function: Function, where: str) -> None:
     """Refuse entries that contradict the function's parameters."""
     if not function.frame_generated:
         return
+    addresses = {p.name for p in function.of_kind(Kind.DEVICE_ADDRESS)}
+    for name in function.annotation.reach.keys() - addresses:
+        raise RegistryError(f"{where}: reach: {name} is no parameter of kind device_address")
     outputs = function.of_kind(
         Kind.OUT, Kind.OUT_HANDLE, Kind.IN_OUT, Kind.OUT_ARRAY, Kind.OUT_BYTES, Kind.OUT_STRING
     )

@@ -131,17 +131,34 @@ CUresult Session::start() {
   std::string error = config_.error;
   const wire::OpenSession request = make_request(config_);
   if (error.empty()) channel_ = open_channel(config_, request, &error);
-  if (channel_ && !read_record(&error)) channel_.reset();
-  if (!channel_) {
+  if (!channel_ || !begin(&error)) {
     log_line(LogLevel::kError, "no vGPU: " + error);
     return CUDA_ERROR_NO_DEVICE;
+  }
+  return CUDA_SUCCESS;
+}
+
+bool Session::adopt_for_test(std::unique_ptr<Channel> channel, std::string* error) {
+  static Session* session = new Session(Config{});
+  session->channel_ = std::move(channel);
+  if (!session->begin(error)) return false;
+  g_open_tried = true;
+  g_open_result = CUDA_SUCCESS;
+  current_.store(session, std::memory_order_release);
+  return true;
+}
+
+bool Session::begin(std::string* error) {
+  if (!read_record(error)) {
+    channel_.reset();
+    return false;
   }
   lanes_ = std::make_unique<LaneUse[]>(channel_->lane_count());
   marks_.open(channel_->marks());
   host_memory_.open(channel_->arena(), &marks_, [this](uint64_t address, uint64_t bytes) {
     return post(wire::kArenaRegister, wire::ArenaRegister{address, bytes}) == CUDA_SUCCESS;
   });
-  return CUDA_SUCCESS;
+  return true;
 }
 
 bool Session::read_record(std::string* error) {

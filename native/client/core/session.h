@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "abi/cuda_driver.h"
+#include "client/core/answer_cache.h"
 #include "client/core/channel.h"
 #include "client/core/config.h"
 #include "client/core/device_memory.h"
@@ -161,12 +162,17 @@ class Session {
   HandleTable<Code> libraries{Kind::kLibrary};
   HandleTable<Function> functions{Kind::kFunction};
   HandleTable<Function> kernels{Kind::kKernel};
+  AnswerCache answers;
 
   void close();
+  // For tests, once in a process: makes a session on this channel the process's own.
+  static bool adopt_for_test(std::unique_ptr<Channel> channel, std::string* error);
 
  private:
   explicit Session(Config config) : config_(std::move(config)) {}
   CUresult start();
+  // On a channel that has opened.
+  bool begin(std::string* error);
   bool read_record(std::string* error);
   CUresult lose();
 

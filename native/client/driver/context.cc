@@ -238,16 +238,6 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetLimit(size_t* value, CUlimit limit) {
-  Session* s;
-  Device* d;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (!value || limit < 0 || limit >= 8) return CUDA_ERROR_INVALID_VALUE;
-  if (d->record.limits[limit] == ~0ull) return CUDA_ERROR_UNSUPPORTED_LIMIT;
-  *value = d->record.limits[limit];
-  return CUDA_SUCCESS;
-}
-
 CUresult cuCtxGetCacheConfig(CUfunc_cache* config) {
   Session* s;
   Device* d;

@@ -39,11 +39,14 @@ CUresult set_attribute(Session* s, Device* d, const void* handle, Function* f, i
         wire::kFunctionSet, wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value}, {}, {},
         nullptr, nullptr, d->index + 1);
     if (e == CUDA_SUCCESS) f->record.attributes[a] = value;
+    s->answers.forget(reinterpret_cast<uint64_t>(handle));
     return e;
   }
   f->record.attributes[a] = value;
-  return s->post(wire::kFunctionSet, wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value},
-                 {}, nullptr, d->index + 1);
+  const CUresult e = s->post(wire::kFunctionSet, wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value},
+                             {}, nullptr, d->index + 1);
+  s->answers.forget(reinterpret_cast<uint64_t>(handle));
+  return e;
 }
 
 CUresult param_info(const Function& f, size_t index, size_t* offset, size_t* size) {

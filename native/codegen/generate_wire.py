@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generate what carries the registry's functions: wire structs, client bodies, worker handlers.
+
+Runs in every build (native/codegen/CMakeLists.txt) and by hand:
+
+    python native/codegen/generate_wire.py --out build/generated
+
+Only functions with a frame of their own (model.Function.frame_generated) appear; which of their
+two ends are generated is the annotation's. Templates: templates/native/wire_*.j2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import c_text
+from generate_abi import Writer
+from imported import RegistryError
+from kinds import Kind, Param
+from model import API, Cache, ErrorClass, Function, Registry, load_registry
+from wire_layout import HANDLE_TABLES, Layout, WireFunction
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One parameter as the templates see it."""
+
+    name: str
+    kind: str
+    element: str
+    enum: str
+    """`enum CUlimit_enum` for enumerations by value, else empty."""
+    handle: str
+    table: str
+    nullable: bool
+    reach: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One function as the templates see it."""
+
+    name: str
+    prototype: str
+    pointer: str
+    request: str
+    reply: str
+    arguments: list[Argument]
+    require: tuple[str, ...]
+    answered: bool
+    may_block: bool
+    cache: str
+    context: str
+    """The device whose context the command runs in, on the client; empty: the CUdevice's own."""
+    work: str
+    """The stream that the command gives work to, or nullptr."""
+    client: bool
+    worker: bool
+
+    def of(self, *kinds: str) -> list[Argument]:
+        """Return the arguments of these kinds."""
+        return [a for a in self.arguments if a.kind in kinds]
+
+    @property
+    def pointers(self) -> list[Argument]:
+        """Arguments that the application must not leave out."""
+        return [a for a in self.of("out", "in", "in_out") if not a.nullable]
+
+    @property
+    def worker_context(self) -> bool:
+        """Neither a stream nor a device of its own says which context the worker makes current."""
+        return not self.of("device") and not any(a.table == "streams" for a in self.arguments)
+
+
+def make_argument(param: Param, function: Function, layout: Layout) -> Argument:
+    """Prepare one parameter."""
+    by_value = param.kind == Kind.SCALAR
+    return Argument(
+        name=param.name,
+        kind=param.kind.value,
+        element=param.element,
+        enum=(layout.enum(param.element) or "") if by_value else "",
+        handle=param.handle or "",
+        table=HANDLE_TABLES.get(param.handle or "", ""),
+        nullable=param.nullable,
+        reach=function.annotation.reach.get(param.name, 0),
+    )
+
+
+def context_of(arguments: list[Argument]) -> str:
+    """Say whose context a call belongs to: its stream's, its code's, else the thread's."""
+    for argument in arguments:
+        if argument.kind == "device":
+            return ""
+        if argument.table in ("streams", "events"):
+            return f"{argument.name}_found->device"
+        if argument.table in ("modules", "functions"):
+            return f"{argument.name}_found->device ? {argument.name}_found->device : d"
+    return "d"
+
+
+def make_entry(wire: WireFunction, registry: Registry, layout: Layout) -> Entry:
+    """Prepare one function."""
+    function = wire.function
+    arguments = [make_argument(p, function, layout) for p in function.params]
+    streams = [a for a in arguments if a.table == "streams"]
+    imported = registry.driver.functions.get(function.name)
+    prototype = c_text.prototype(imported) if imported else ""
+    if function.annotation.cache == Cache.OBJECT and not function.of_kind(Kind.HANDLE):
+        raise RegistryError(f"driver.yaml: {function.name}: cache: object needs a handle parameter")
+    return Entry(
+        name=function.name,
+        prototype=prototype,
+        pointer=", ".join(p.ctype for p in function.params),
+        request=wire.request.name,
+        reply=wire.reply.name if wire.reply else "",
+        arguments=arguments,
+        require=function.annotation.require,
+        answered=function.error_class == ErrorClass.ANSWERED,
+        may_block=function.annotation.may_block,
+        cache=function.annotation.cache.value,
+        context=context_of(arguments),
+        work=f"{streams[0].name}_found" if len(streams) == 1 else "nullptr",
+        client=function.client_generated,
+        worker=function.worker_generated,
+    )
+
+
+def known_enums(entries: list[Entry], layout: Layout) -> dict[str, list[int]]:
+    """Values of every enumeration that crosses by value."""
+    used = sorted({a.enum for e in entries for a in e.arguments if a.enum})
+    return {
+        name: sorted({value & 0xFFFFFFFF for _, value in layout.enums[name].values})
+        for name in used
+    }
+
+
+def generate(out: Path, registry: Registry) -> None:
+    """Write everything under `out`."""
+    writer = Writer(out)
+    layout = Layout(registry.driver)
+    wires = [layout.lay_out(f) for f in registry.wire_functions()]
+    entries = [make_entry(w, registry, layout) for w in wires]
+    values: dict[str, Any] = {"entries": entries}
+    structs = [s for w in wires for s in (w.request, w.reply) if s]
+    writer.render(
+        "wire_structs.h.j2",
+        "wire/generated.h",
+        wires=wires,
+        structs=structs,
+        enums=known_enums(entries, layout),
+    )
+    writer.render("wire_client.inc.j2", "client/driver_stubs.inc", **values)
+    writer.render("wire_worker.inc.j2", "worker/generated_handlers.inc", **values)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Generate wire structs, stubs and handlers.")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the generated files")
+    parser.add_argument("--api", type=Path, default=API, help="folder of the registry")
+    options = parser.parse_args(arguments)
+    try:
+        generate(options.out, load_registry(options.api))
+    except RegistryError as error:
+        print(f"generate_wire: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
