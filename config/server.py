@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sluice.config.ini import Section, read_config
 from sluice.config.sections import HostPort, IpAddress, LogSection, Port
 
 DEFAULT_PATH = Path("/etc/sluice/server.conf")
+
+
+def _only_mode(value: bool) -> bool:
+    if not value:
+        raise ValueError("is not supported")
+    return value
+
+
+OnlyMode = Annotated[bool, AfterValidator(_only_mode)]
 
 
 class ControllerSection(Section):
@@ -78,17 +87,8 @@ class ServerSection(Section):
         None, description="the Unix socket of local clients (run_dir/server.sock)"
     )
     region_dir: Path = Field(Path("/dev/shm"), description="the folder of the guests' regions")
-    region_slots: int = Field(
-        8, ge=1, le=64, description="how many processes of one guest can be served at once, 1 to 64"
-    )
     arena_mib: int = Field(
         256, ge=1, le=65536, description="MiB of shared pinned memory of a local session"
-    )
-    region_arena_mib: int = Field(
-        64,
-        ge=1,
-        le=65536,
-        description="MiB of pinned memory of each slot of a guest's region",
     )
     driver: str = Field("auto", description="auto, softgpu, or the path of a CUDA driver library")
     visible_devices: str = Field(
@@ -120,7 +120,7 @@ class NcclSection(Section):
     """[server-nccl]: collective communication between GPU nodes."""
 
     comm_id: HostPort = Field(
-        "127.0.0.1:9970", description="NCCL's address and port on this host as host:port"
+        "127.0.0.1:9970", description="NCCL's address and port as host:port; read, not used yet"
     )
 
 
@@ -128,12 +128,12 @@ class ThrottleSection(Section):
     """[throttle]: how strictly compute shares are kept."""
 
     throttle_level: int = Field(
-        100, ge=0, le=100, description="0 (strictest) to 100 (most throughput)"
+        100, ge=0, le=100, description="0 (strictest) to 100 (most throughput); read, not used yet"
     )
     enable_computation_throttle: bool = Field(
-        True, description="true or false: keep compute shares"
+        True, description="true or false: hold sessions to their compute share"
     )
-    computation_throttle_mode2: Literal[True] = Field(True, description="true, the only mode")
+    computation_throttle_mode2: OnlyMode = Field(True, description="true, the only mode")
 
 
 class ServerConfig(BaseModel):

@@ -70,7 +70,14 @@ class Server:
         )
         controller = self._config.controller
         self.controller = ControllerLink(controller.grpc_target, self, controller.wait_seconds)
-        self.desk = SessionDesk(section.node_name, self.controller, self._workers, starter, log_dir)
+        self.desk = SessionDesk(
+            section.node_name,
+            self.controller,
+            self._workers,
+            starter,
+            log_dir,
+            throttle=self._config.throttle.enable_computation_throttle,
+        )
         self.regions = Regions(self.desk, section.silent_seconds)
         await adopt_workers(starter, self._workers, self.desk)
 

@@ -38,7 +38,10 @@ class SessionDesk:
         workers: WarmWorkers,
         starter: WorkerStarter,
         log_dir: Path,
+        *,
+        throttle: bool = True,
     ) -> None:
+        self._throttle = throttle
         self._node = node
         self._controller = controller
         self._workers = workers
@@ -128,7 +131,8 @@ class SessionDesk:
         for index, vgpu in enumerate(vgpus):
             fields[f"vgpu.{index}.device"] = vgpu.gpu_uuid
             fields[f"vgpu.{index}.memory_mib"] = str(vgpu.memory_mib)
-            fields[f"vgpu.{index}.compute_percent"] = str(vgpu.compute_percent)
+            percent = vgpu.compute_percent if self._throttle else 100
+            fields[f"vgpu.{index}.compute_percent"] = str(percent)
         try:
             await worker.start_session(fields, descriptors)
         except WorkerError as error:
