@@ -23,6 +23,8 @@ _BINDS = (
     ("cache", "/var/cache/libvirt"),
 )
 
+_MARK = "SLUICE_RIG_ROOT"
+
 _QEMU_CONF = """\
 security_driver = "none"
 user = "root"
@@ -61,7 +63,7 @@ class PrivateLibvirt:
 
     def running(self) -> bool:
         pid = self._pid()
-        return pid is not None and _is_libvirtd(pid) and self.socket.exists()
+        return pid is not None and self._is_ours(pid) and self.socket.exists()
 
     def start(self, timeout: float = 20) -> None:
         """Starts the daemon unless it runs; returns when its socket answers."""
@@ -84,6 +86,7 @@ class PrivateLibvirt:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                env=dict(os.environ, **{_MARK: str(self.root)}),
             )
         self._pid_file.write_text(str(process.pid))
         deadline = time.monotonic() + timeout
@@ -96,17 +99,25 @@ class PrivateLibvirt:
     def stop(self, timeout: float = 10) -> None:
         """Ends the daemon; guests that still run keep running, as on any host."""
         pid = self._pid()
-        if pid is None or not _is_libvirtd(pid):
+        if pid is None or not self._is_ours(pid):
             return
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + timeout
-        while _is_libvirtd(pid):
+        while self._is_ours(pid):
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
                 break
             _reap(pid)
             time.sleep(0.02)
         self._pid_file.unlink(missing_ok=True)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether that process is the daemon of this folder, and no later one of its number."""
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return False
+        return f"{_MARK}={self.root}".encode() in environment  # empty for one that has ended
 
     def _pid(self) -> int | None:
         try:
@@ -118,15 +129,6 @@ class PrivateLibvirt:
 def _reap(pid: int) -> None:
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def _is_libvirtd(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() in ("libvirtd", "unshare", "sh") and (
-            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        )
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def _ensure_account() -> None:

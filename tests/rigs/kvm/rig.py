@@ -9,6 +9,7 @@ folders do not disturb each other.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import sys
@@ -17,6 +18,7 @@ import uuid as uuids
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import TextIO
 
 import jinja2
 import libvirt
@@ -167,6 +169,7 @@ class Rig:
         self._daemon = PrivateLibvirt(self.root)
         self._connection: libvirt.virConnect | None = None
         self._images: images.Images | None = None
+        self._lock: TextIO | None = None
         self._guests: dict[str, Guest] = {}
 
     @property
@@ -186,6 +189,7 @@ class Rig:
         images.install_packages(self.progress)
         self._images = images.prepare(self._images_folder, self.progress)
         self.root.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
         self._daemon.start()
         libvirt.registerErrorHandler(lambda *_: None, None)
         self._connection = libvirt.open(self.uri)
@@ -216,6 +220,9 @@ class Rig:
             self._connection.close()
             self._connection = None
         self._daemon.stop()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         self.progress("stopped")
 
     def define_guest(
@@ -289,17 +296,31 @@ class Rig:
             devices=devices,
         )
 
+    def _take_lock(self) -> None:
+        """Two processes in one folder would destroy each other's guests."""
+        self._lock = (self.root / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            self._lock = None
+            raise RuntimeError(
+                f"{self.root} is in use by another process: choose another name, or SLUICE_RIG"
+            ) from None
+
     def _clear(self) -> None:
         for domain in self.connection.listAllDomains():
+            # A guest of a rig may have had a vGPU, and no server may be there to clean up.
+            region = Path(f"/dev/shm/sluice-{domain.UUIDString()}")
             if domain.isActive():
                 domain.destroy()
             try:
                 domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
             except libvirt.libvirtError as error:
-                if (
-                    error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN
-                ):  # a transient one is gone already
+                # A transient domain is gone already.
+                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                     raise
+            region.unlink(missing_ok=True)
         self._guests.clear()
 
     def __enter__(self) -> Rig:
