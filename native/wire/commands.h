@@ -27,7 +27,11 @@ struct MemoryMap {
 };
 using MemoryUnmap = MemoryMap;
 
-struct ArenaRegister {
+// The arena becomes known to the driver in pieces of this size, counted from its start (the last may be shorter). The driver takes no copy that
+// runs from one registration into the next: the worker splits it.
+inline constexpr uint64_t kArenaChunk = 32ull << 20;
+
+struct ArenaRegister {  // exactly one such piece
   uint64_t address;
   uint64_t bytes;
 };

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies and fills. Host sides lie in the arena or in the command (the reply); everything a command names is checked against what the session has.
+#include <algorithm>
+
 #include "worker/dispatch.h"
 
 namespace sluice::worker {
@@ -16,20 +18,51 @@ uint64_t span_of(uint64_t pitch, uint64_t width, uint64_t rows) {
   return pitch * (rows - 1) + width;
 }
 
-CUresult run(Session& s, CUstream stream, CUmemorytype to_type, uint64_t to, uint64_t to_pitch,
-             CUmemorytype from_type, uint64_t from, uint64_t from_pitch, uint64_t width,
-             uint64_t rows) {
-  const bool to_host = to_type == CU_MEMORYTYPE_HOST, from_host = from_type == CU_MEMORYTYPE_HOST;
-  if (rows == 1) {
-    if (from_host) return s.driver.cuMemcpyHtoDAsync_v2(to, reinterpret_cast<void*>(from), width, stream);
-    if (to_host) return s.driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to), from, width, stream);
-    return s.driver.cuMemcpyDtoDAsync_v2(to, from, width, stream);
+enum class Way { kToDevice, kToHost, kOnDevice };
+
+CUresult plain(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes) {
+  switch (way) {
+    case Way::kToDevice: return s.driver.cuMemcpyHtoDAsync_v2(to, reinterpret_cast<void*>(from), bytes, stream);
+    case Way::kToHost: return s.driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to), from, bytes, stream);
+    case Way::kOnDevice: break;
+  }
+  return s.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
+}
+
+// Bytes from `host` to the end of the arena's registration that holds it; without end for other memory.
+uint64_t registered_from(Session& s, uint64_t host) {
+  const auto arena = s.endpoint().arena();
+  const uint64_t at = host - reinterpret_cast<uint64_t>(arena.data());
+  return at < arena.size() ? wire::kArenaChunk - at % wire::kArenaChunk : ~0ull;
+}
+
+CUresult split(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes) {
+  while (bytes > 0) {
+    const uint64_t room = way == Way::kOnDevice ? bytes : registered_from(s, way == Way::kToHost ? to : from);
+    const uint64_t n = std::min(bytes, room);
+    if (const CUresult e = plain(s, stream, way, to, from, n); e != CUDA_SUCCESS) return e;
+    to += n, from += n, bytes -= n;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult run(Session& s, CUstream stream, Way way, uint64_t to, uint64_t to_pitch, uint64_t from,
+             uint64_t from_pitch, uint64_t width, uint64_t rows) {
+  if (rows == 1) return split(s, stream, way, to, from, width);
+  const bool to_host = way == Way::kToHost, from_host = way == Way::kToDevice;
+  const uint64_t host_span = to_host ? span_of(to_pitch, width, rows) : span_of(from_pitch, width, rows);
+  if ((to_host || from_host) && host_span > registered_from(s, to_host ? to : from)) {
+    for (uint64_t row = 0; row < rows; ++row)
+      if (const CUresult e = split(s, stream, way, to + row * to_pitch, from + row * from_pitch, width);
+          e != CUDA_SUCCESS)
+        return e;
+    return CUDA_SUCCESS;
   }
   CUDA_MEMCPY2D p{};
   p.WidthInBytes = width;
   p.Height = rows;
-  p.srcMemoryType = from_type;
-  p.dstMemoryType = to_type;
+  p.srcMemoryType = from_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  p.dstMemoryType = to_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
   if (from_host)
     p.srcHost = reinterpret_cast<void*>(from);
   else
@@ -82,8 +115,7 @@ void to_device(Session& s, const Command& c, Reply& reply) {
     from = reinterpret_cast<uint64_t>(data.data());
     pitch = copy.width;
   }
-  reply.status = run(s, stream, CU_MEMORYTYPE_DEVICE, copy.device_address, copy.device_pitch,
-                     CU_MEMORYTYPE_HOST, from, pitch, copy.width, copy.rows);
+  reply.status = run(s, stream, Way::kToDevice, copy.device_address, copy.device_pitch, from, pitch, copy.width, copy.rows);
   if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);
@@ -112,8 +144,7 @@ void to_host(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("CopyToHost is cut short");
   if (!accept(s, c, copy, &stream)) return;
   if (copy.place == wire::HostPlace::kArena) {
-    reply.status = run(s, stream, CU_MEMORYTYPE_HOST, copy.host_address, copy.host_pitch,
-                       CU_MEMORYTYPE_DEVICE, copy.device_address, copy.device_pitch, copy.width, copy.rows);
+    reply.status = run(s, stream, Way::kToHost, copy.host_address, copy.host_pitch, copy.device_address, copy.device_pitch, copy.width, copy.rows);
     if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
     if (reply.status == CUDA_SUCCESS && c.answered())
       reply.status = s.driver.cuStreamSynchronize(stream);
@@ -129,8 +160,7 @@ void to_host(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;
   }
-  reply.status = run(s, stream, CU_MEMORYTYPE_HOST, reinterpret_cast<uint64_t>(to), copy.width,
-                     CU_MEMORYTYPE_DEVICE, copy.device_address, copy.device_pitch, copy.width, copy.rows);
+  reply.status = run(s, stream, Way::kToHost, reinterpret_cast<uint64_t>(to), copy.width, copy.device_address, copy.device_pitch, copy.width, copy.rows);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuStreamSynchronize(stream);
   if (reply.status == CUDA_SUCCESS) reply.borrowed = {to, bytes};
 }
@@ -146,8 +176,7 @@ void on_device(Session& s, const Command& c, Reply& reply) {
     return s.reject("CopyOnDevice names device memory that the session does not have");
   CUstream stream;
   if (!s.stream(copy.stream, c.header.context, &stream)) return;
-  reply.status = run(s, stream, CU_MEMORYTYPE_DEVICE, copy.to, copy.to_pitch, CU_MEMORYTYPE_DEVICE,
-                     copy.from, copy.from_pitch, copy.width, copy.rows);
+  reply.status = run(s, stream, Way::kOnDevice, copy.to, copy.to_pitch, copy.from, copy.from_pitch, copy.width, copy.rows);
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory: backs the addresses that the client chose, under the session's books (rule 6). Every mapping is one the client will unmap as a whole.
-#include <cstdio>
+#include <algorithm>
 
 #include "worker/dispatch.h"
 #include "worker/log.h"
@@ -83,9 +83,11 @@ void unmap(Session& s, const Command& c, Reply& reply) {
 void arena_register(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& a = d.fixed<wire::ArenaRegister>();
-  if (!d.ok() || a.bytes == 0 || a.address % 4096 || a.bytes % 4096 ||
-      !s.arena_range(a.address, a.bytes))
-    return s.reject("ArenaRegister names no part of the arena");
+  const auto arena = s.endpoint().arena();
+  const uint64_t offset = a.address - reinterpret_cast<uint64_t>(arena.data());
+  if (!d.ok() || offset >= arena.size() || offset % wire::kArenaChunk ||
+      a.bytes != std::min<uint64_t>(wire::kArenaChunk, arena.size() - offset))
+    return s.reject("ArenaRegister names no piece of the arena");
   if (!s.use_context(c.header.context ? c.header.context : 1)) return;
   reply.status = s.driver.cuMemHostRegister_v2(
       reinterpret_cast<void*>(a.address), a.bytes,

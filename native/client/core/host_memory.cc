@@ -9,9 +9,10 @@ namespace sluice::client {
 
 namespace {
 constexpr size_t kPage = 4096;
-constexpr size_t kKnownChunk = 32 << 20;  // registered with the driver at once
-constexpr size_t kStagingPiece = 1 << 20;
-constexpr size_t kStagingPieces = 16;
+constexpr size_t kKnownChunk = wire::kArenaChunk;
+constexpr size_t kStagingBytes = 32 << 20;
+// Large enough that several threads share a piece, small enough that the pipeline has many under way.
+constexpr size_t kStagingPiece = 2 << 20;
 
 size_t pages(size_t n) { return (std::max<size_t>(n, 1) + kPage - 1) / kPage * kPage; }
 }  // namespace
@@ -23,7 +24,7 @@ void HostMemory::open(std::span<std::byte> arena, Marks* marks,
   make_known_ = std::move(make_known);
   if (arena.empty()) return;
   // A quarter of the arena at most stages pageable copies.
-  staging_bytes_ = std::min(kStagingPiece * kStagingPieces, arena.size() / 4 / kPage * kPage);
+  staging_bytes_ = std::min(kStagingBytes, arena.size() / 4 / kPage * kPage);
   const uint64_t base = reinterpret_cast<uint64_t>(arena.data());
   free_.add(base + staging_bytes_, (arena.size() - staging_bytes_) / kPage * kPage);
   known_.assign(arena.size() / kKnownChunk + 1, false);
@@ -106,7 +107,7 @@ std::vector<HostMemory::Staging>& HostMemory::staging() {
   if (staging_ready_ || arena_.empty()) return staging_;
   std::lock_guard lock(mutex_);
   if (!know(reinterpret_cast<uint64_t>(arena_.data()), staging_bytes_)) return staging_;
-  const size_t piece = std::min(kStagingPiece, staging_bytes_ / 4 / kPage * kPage);
+  const size_t piece = std::min(kStagingPiece, staging_bytes_ / 8 / kPage * kPage);
   for (size_t at = 0; piece && at + piece <= staging_bytes_; at += piece)
     staging_.push_back({arena_.data() + at, piece, marks_->take(), 0});
   staging_ready_ = true;

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "channel/futex.h"
+#include "client/core/copy_crew.h"
 
 namespace sluice::client {
 
@@ -22,19 +23,13 @@ std::span<const std::byte> bytes_of(const void* at, size_t n) {
 }
 
 void gather(std::byte* to, const std::byte* from, uint64_t from_pitch, Rect r) {
-  if (r.rows == 1) {
-    std::memcpy(to, from, r.width);
-    return;
-  }
+  if (r.rows == 1) return crew_copy(to, from, r.width);
   for (uint64_t row = 0; row < r.rows; ++row)
     std::memcpy(to + row * r.width, from + row * from_pitch, r.width);
 }
 
 void scatter(std::byte* to, uint64_t to_pitch, const std::byte* from, Rect r) {
-  if (r.rows == 1) {
-    std::memcpy(to, from, r.width);
-    return;
-  }
+  if (r.rows == 1) return crew_copy(to, from, r.width);
   for (uint64_t row = 0; row < r.rows; ++row)
     std::memcpy(to + row * to_pitch, from + row * r.width, r.width);
 }
