@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+# What can be done with a checkout. `make demo` and `make test` install what they need on a fresh Debian 12 (as root).
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+BUILD := build/native
+JOBS ?= 2
+export PYTHONPATH := $(CURDIR)/build/python
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: help demo test test-rigs test-gpu bench lint format sanitize native programs python guest-bundle docs clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: build/.rig native programs guest-bundle ## the main job, in a guest and on the host, with a table at its end
+	$(PY) tests/demo/demo.py
+
+test: build/.base native programs lint ## unit tests and tests with real processes, under 20 minutes on two cores
+	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
+	$(PY) -m pytest -q -m "not vm and not gpu" tests
+
+test-rigs: build/.rig native programs guest-bundle ## tests with real guests under libvirt, and what the system must withstand
+	$(PY) -m pytest -q -m vm tests
+
+test-gpu: ## on a machine with an NVIDIA GPU: every program natively and through Sluice, and the table of timings
+	$(PYTHON) tests/gpu/run.py
+
+bench: build/.base native programs ## the figures, with the machine's own floors; also in build/bench.jsonl
+	$(PY) tests/bench/bench.py
+
+lint: build/.base python ## ruff, mypy --strict, clang-format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy cli config controller dev guest_runtime hypervisor server tests/harness native/codegen
+	$(PY) -m clang_format_check native
+
+sanitize: build/.base ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer, then ThreadSanitizer
+	dev/sanitize.sh address,undefined
+	dev/sanitize.sh thread
+
+native: build/.base ## everything in C++, into build/native
+	cmake -S native -B $(BUILD) -G Ninja -DSLUICE_PYTHON=$(CURDIR)/$(PY) >/dev/null
+	cmake --build $(BUILD) -j $(JOBS)
+
+programs: build/.base ## the CUDA test programs (nvcc comes as a wheel)
+	$(PY) tests/programs/build.py
+
+python: build/.base ## build/python: the package sluice of this checkout, gRPC code generated
+	@$(PY) dev/python_layout.py
+
+guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
+	$(PY) packaging/guest_bundle.py
+
+docs: native ## docs/api-coverage.md from the registry
+	cp $(BUILD)/generated/docs/api-coverage.md docs/api-coverage.md
+
+format: build/.base ## ruff format and clang-format, in place
+	$(PY) -m ruff format .
+	find native tests -name '*.cc' -o -name '*.h' -o -name '*.c' -o -name '*.cu' | xargs $(VENV)/bin/clang-format -i
+
+build/.base: pyproject.toml dev/install_debian.sh
+	dev/install_debian.sh build
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) dev/install_requirements.py dev
+	$(PY) dev/python_layout.py
+	@mkdir -p build && touch $@
+
+build/.rig: build/.base
+	dev/install_debian.sh rig
+	$(PY) dev/install_requirements.py libvirt
+	@touch $@
+
+clean:
+	rm -rf build dist

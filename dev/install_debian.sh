@@ -1,0 +1,30 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what building and testing Sluice needs on Debian 12, as root; asks apt only when something is missing.
+# `install_debian.sh build` for the build and the tests without guests, `install_debian.sh rig` for guests under libvirt too.
+set -eu
+build="build-essential cmake ninja-build pkg-config git python3-dev python3-venv libgtest-dev"
+rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev busybox-static kmod iproute2"
+case ${1:-build} in
+build) wanted=$build ;;
+rig) wanted="$build $rig" ;;
+*) echo "usage: $0 build|rig" >&2; exit 2 ;;
+esac
+missing=
+for package in $wanted; do
+  dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+  if [ "$(id -u)" != 0 ]; then
+    echo "these packages are missing, and only root can install them:$missing" >&2
+    exit 1
+  fi
+  echo "installing:$missing" >&2
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends $missing >/dev/null
+fi
+# Workers run as a user of their own where the server is root.
+if [ "$(id -u)" = 0 ] && ! getent passwd sluice-worker >/dev/null; then
+  useradd --system --no-create-home --shell /usr/sbin/nologin sluice-worker
+fi
