@@ -48,7 +48,7 @@ class PoolBench:
 
     def ask(self, **wish: Any) -> Granted | Refused | str:
         """The answer, or the request id of one that waits."""
-        request_id = wish.pop("request_id", f"r{next(self._requests)}")
+        request_id = str(wish.pop("request_id", f"r{next(self._requests)}"))
         decisions = self.pool.submit(GrantRequest(request_id, **wish))
         return decisions.answers.get(request_id, request_id)
 
