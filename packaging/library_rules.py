@@ -24,10 +24,12 @@ ALLOWED_NEEDS = {
     "librt.so.1",
     "ld-linux-x86-64.so.2",
 }
+#: What a library may need beside that, since the bundle brings it.
+BUNDLED_NEEDS = {"libcudart.so.13": {"libcuda.so.1"}}
 #: Library → what the names that it exports look like.
 EXPORTS = {
     "libcuda.so.1": r"cu[A-Z]\w*",
-    "libcudart.so.13": r"cuda[A-Z]\w*|__cuda\w+|cu(Get|Memcpy)\w*",
+    "libcudart.so.13": r"cuda[A-Z]\w*|__cuda\w+",
     "libsluice-audit.so": r"la_(version|objsearch)",
 }
 
@@ -58,7 +60,7 @@ def _needs(elf: ELFFile, name: str) -> list[str]:
     return [
         f"{name} needs {needed}, which a guest may not have"
         for needed in _dynamic(elf, "DT_NEEDED", "needed")
-        if needed not in ALLOWED_NEEDS
+        if needed not in ALLOWED_NEEDS | BUNDLED_NEEDS.get(name, set())
     ]
 
 
