@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "softgpu/memory/device_memory.h"
+
+#include <sys/mman.h>
+
+#include <iterator>
+
+namespace sluice::softgpu {
+namespace {
+
+uint64_t align_up(uint64_t value, uint64_t align) { return (value + align - 1) / align * align; }
+
+}  // namespace
+
+uint64_t DeviceMemory::free() const {
+  std::lock_guard lock(mutex_);
+  return total_ - used_;
+}
+
+bool DeviceMemory::charge(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (bytes > total_ - used_) return false;
+  used_ += bytes;
+  return true;
+}
+
+void DeviceMemory::refund(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  used_ -= bytes;
+}
+
+uintptr_t DeviceMemory::map(uint64_t bytes) {
+  if (bytes > total_ - used_) return 0;
+  // Over-map to align to the slab, so that neighbouring slabs do not share one.
+  void* memory = mmap(nullptr, bytes + kSlab, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return 0;
+  uintptr_t start = reinterpret_cast<uintptr_t>(memory);
+  uintptr_t aligned = align_up(start, kSlab);
+  if (aligned > start) munmap(memory, aligned - start);
+  uintptr_t tail = start + kSlab - aligned;
+  if (tail != 0) munmap(reinterpret_cast<void*>(aligned + bytes), tail);
+  used_ += bytes;
+  return aligned;
+}
+
+void DeviceMemory::unmap(uintptr_t address, uint64_t bytes) {
+  munmap(reinterpret_cast<void*>(address), bytes);
+  used_ -= bytes;
+}
+
+uintptr_t DeviceMemory::allocate(uint64_t size) {
+  if (size == 0 || size > total_) return 0;
+  size = align_up(size, kAlignment);
+  std::lock_guard lock(mutex_);
+  if (size < kSlab / 2) {
+    for (auto& [base, slab] : slabs_) {
+      if (slab.size != kSlab) continue;
+      for (auto gap = slab.gaps.begin(); gap != slab.gaps.end(); ++gap) {
+        if (gap->second < size) continue;
+        uintptr_t address = gap->first;
+        uint64_t rest = gap->second - size;
+        slab.gaps.erase(gap);
+        if (rest != 0) slab.gaps[address + size] = rest;
+        allocations_[address] = size;
+        return address;
+      }
+    }
+  }
+  uint64_t bytes = align_up(size, kSlab);
+  uintptr_t base = map(bytes);
+  if (base == 0) return 0;
+  Slab& slab = slabs_[base];
+  slab.size = bytes;
+  if (bytes == kSlab && size < kSlab / 2) slab.gaps[base + size] = bytes - size;
+  allocations_[base] = size;
+  return base;
+}
+
+void DeviceMemory::release(uintptr_t address) {
+  std::lock_guard lock(mutex_);
+  auto found = allocations_.find(address);
+  if (found == allocations_.end()) return;
+  uint64_t size = found->second;
+  allocations_.erase(found);
+  auto slab = std::prev(slabs_.upper_bound(address));
+  bool shared = slab->second.size == kSlab && size < kSlab / 2;
+  if (!shared) {
+    unmap(slab->first, slab->second.size);
+    slabs_.erase(slab);
+    return;
+  }
+  auto& gaps = slab->second.gaps;
+  auto gap = gaps.emplace(address, size).first;
+  auto next = std::next(gap);
+  if (next != gaps.end() && gap->first + gap->second == next->first) {
+    gap->second += next->second;
+    gaps.erase(next);
+  }
+  if (gap != gaps.begin()) {
+    auto previous = std::prev(gap);
+    if (previous->first + previous->second == gap->first) {
+      previous->second += gap->second;
+      gaps.erase(gap);
+      gap = previous;
+    }
+  }
+  if (gap->second == kSlab) {
+    unmap(slab->first, kSlab);
+    slabs_.erase(slab);
+  }
+}
+
+}  // namespace sluice::softgpu

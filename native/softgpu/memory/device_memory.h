@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory of one software GPU: how much there is, and the allocations of cuMemAlloc inside it.
+// Owned by the device. Small allocations share 2 MiB slabs, as on the real driver, and a slab is
+// given back when its last allocation goes; addresses are host addresses of this process.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace sluice::softgpu {
+
+constexpr uint64_t kSlab = 2ull << 20;     // granularity of physical memory
+constexpr uint64_t kAlignment = 512;       // of cuMemAlloc
+
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(uint64_t total) : total_(total) {}
+
+  uint64_t total() const { return total_; }
+  uint64_t free() const;
+  // Physical memory charged to whoever asks; false if there is not that much left.
+  bool charge(uint64_t bytes);
+  void refund(uint64_t bytes);
+
+  // Zero if there is no room. The result is kAlignment-aligned and backed.
+  uintptr_t allocate(uint64_t size);
+  void release(uintptr_t address);
+
+ private:
+  struct Slab {
+    uint64_t size;
+    std::map<uintptr_t, uint64_t> gaps;  // free pieces by address
+  };
+  uintptr_t map(uint64_t bytes);
+  void unmap(uintptr_t address, uint64_t bytes);
+
+  const uint64_t total_;
+  mutable std::mutex mutex_;
+  uint64_t used_ = 0;
+  std::map<uintptr_t, Slab> slabs_;
+  std::map<uintptr_t, uint64_t> allocations_;  // size in slabs' units, by address
+};
+
+}  // namespace sluice::softgpu

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "softgpu/runtime/copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "softgpu/memory/allocations.h"
+#include "softgpu/memory/range_map.h"
+
+namespace sluice::softgpu {
+namespace {
+
+// Pageable sources up to this size are staged and the call returns, as in CUDA.
+constexpr size_t kStaged = 64u << 10;
+// A thread that copies lets go of the ranges after this many bytes, so that unmapping waits little.
+constexpr size_t kPiece = 4u << 20;
+
+bool move(MemoryView& view, uintptr_t to, bool check_to, uintptr_t from, bool check_from,
+          size_t bytes) {
+  while (bytes != 0) {
+    size_t piece = std::min(bytes, kPiece);
+    view.tick();
+    if (check_to && !view.writable(to, piece)) return false;
+    if (check_from && !view.readable(from, piece)) return false;
+    std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), piece);
+    to += piece;
+    from += piece;
+    bytes -= piece;
+  }
+  return true;
+}
+
+void execute(Context& context, const CopyBox& box) {
+  MemoryView view;
+  view.enter(context.device().ordinal);
+  bool ok = true;
+  bool flat = box.depth == 1 && (box.height == 1 || (box.to.pitch == box.width &&
+                                                     box.from.pitch == box.width));
+  if (flat) {
+    ok = move(view, box.to.address, box.to.device, box.from.address, box.from.device,
+              box.width * box.height);
+  } else {
+    for (size_t z = 0; ok && z < box.depth; ++z) {
+      for (size_t y = 0; ok && y < box.height; ++y) {
+        ok = move(view, box.to.address + z * box.to.slice + y * box.to.pitch, box.to.device,
+                  box.from.address + z * box.from.slice + y * box.from.pitch, box.from.device,
+                  box.width);
+      }
+    }
+  }
+  view.leave();
+  if (!ok) context.poison(CUDA_ERROR_ILLEGAL_ADDRESS, "copy to or from memory that is not mapped");
+  notify_pollers();
+}
+
+}  // namespace
+
+bool classify(CopySide& side, size_t bytes, bool must_be_device) {
+  Allocations& known = Allocations::instance();
+  bool covered = bytes == 0 || known.covers(side.address, bytes);
+  if (must_be_device) {
+    side.device = true;
+    return covered;
+  }
+  std::optional<Allocation> found = known.find(side.address);
+  side.device = covered && found.has_value();
+  side.pinned = side.device;
+  return true;
+}
+
+CUresult copy(Context& context, Stream& stream, const CopyBox& box, bool wait) {
+  if (box.width == 0 || box.height == 0 || box.depth == 0) return CUDA_SUCCESS;
+  bool from_pageable = !box.from.device && !box.from.pinned;
+  bool to_pageable = !box.to.device && !box.to.pinned;
+  if (wait || to_pageable || from_pageable) {
+    bool flat = box.height == 1 && box.depth == 1;
+    if (!wait && !to_pageable && flat && box.width <= kStaged) {
+      auto staged = std::make_shared<std::vector<uint8_t>>(box.width);
+      std::memcpy(staged->data(), reinterpret_cast<const void*>(box.from.address), box.width);
+      CopyBox rest = box;
+      rest.from = {reinterpret_cast<uintptr_t>(staged->data()), box.width, 0, false, true};
+      context.submit(stream, [&context, rest, staged] { execute(context, rest); });
+      return CUDA_SUCCESS;
+    }
+    context.submit_and_wait(stream, [&context, &box] { execute(context, box); });
+    return static_cast<CUresult>(context.error());
+  }
+  context.submit(stream, [&context, box] { execute(context, box); });
+  return CUDA_SUCCESS;
+}
+
+CUresult fill(Context& context, Stream& stream, uintptr_t address, size_t pitch, uint32_t value,
+              unsigned element, size_t width, size_t height, bool wait) {
+  if (address % element != 0 || (height > 1 && pitch % element != 0)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (width == 0 || height == 0) return CUDA_SUCCESS;
+  if (width > SIZE_MAX / element) return CUDA_ERROR_INVALID_VALUE;
+  size_t row = width * element;
+  if (height > 1 && pitch < row) return CUDA_ERROR_INVALID_VALUE;
+  size_t span = (height - 1) * pitch + row;
+  if (!Allocations::instance().covers(address, span)) return CUDA_ERROR_INVALID_VALUE;
+  auto work = [=, &context] {
+    MemoryView view;
+    view.enter(context.device().ordinal);
+    bool ok = true;
+    for (size_t y = 0; ok && y < height; ++y) {
+      uintptr_t start = address + y * pitch;
+      for (size_t done = 0; ok && done < row;) {
+        size_t piece = std::min(row - done, kPiece);
+        view.tick();
+        ok = view.writable(start + done, piece);
+        if (!ok) break;
+        if (element == 1) {
+          std::memset(reinterpret_cast<void*>(start + done), static_cast<int>(value), piece);
+        } else if (element == 2) {
+          std::fill_n(reinterpret_cast<uint16_t*>(start + done), piece / 2,
+                      static_cast<uint16_t>(value));
+        } else {
+          std::fill_n(reinterpret_cast<uint32_t*>(start + done), piece / 4, value);
+        }
+        done += piece;
+      }
+    }
+    view.leave();
+    if (!ok) context.poison(CUDA_ERROR_ILLEGAL_ADDRESS, "fill of memory that is not mapped");
+    notify_pollers();
+  };
+  if (wait) {
+    context.submit_and_wait(stream, work);
+    return static_cast<CUresult>(context.error());
+  }
+  context.submit(stream, work);
+  return CUDA_SUCCESS;
+}
+
+}  // namespace sluice::softgpu

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "softgpu/runtime/device.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+#include "softgpu/runtime/log.h"
+
+namespace sluice::softgpu {
+namespace {
+
+constexpr int kMostDevices = 64;
+
+long environment(const char* name, long fallback, long least, long most) {
+  const char* text = std::getenv(name);
+  if (!text || !*text) return fallback;
+  char* end = nullptr;
+  long value = std::strtol(text, &end, 10);
+  if (*end != '\0' || value < least || value > most) {
+    log(0, "%s=%s is not a number from %ld to %ld; using %ld", name, text, least, most, fallback);
+    return fallback;
+  }
+  return value;
+}
+
+// The same on every machine and in every run: "Sluice", then the index.
+std::array<unsigned char, 16> make_uuid(int physical) {
+  std::array<unsigned char, 16> uuid = {0x53, 0x6c, 0x75, 0x69, 0x63, 0x65, 0x40, 0x00,
+                                        0x80, 0x73, 0x6f, 0x66, 0x74, 0x67, 0x70, 0x00};
+  uuid[15] = static_cast<unsigned char>(physical);
+  return uuid;
+}
+
+std::string uuid_text(const std::array<unsigned char, 16>& uuid) {
+  std::string text = "GPU-";
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", uuid[i]);
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += digits;
+  }
+  return text;
+}
+
+// CUDA_VISIBLE_DEVICES: the list ends at the first entry that names no device.
+std::vector<int> visible(int count) {
+  std::vector<int> result;
+  const char* text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (!text) {
+    for (int i = 0; i < count; ++i) result.push_back(i);
+    return result;
+  }
+  std::string list(text);
+  for (size_t start = 0; start <= list.size();) {
+    size_t comma = std::min(list.find(',', start), list.size());
+    std::string entry = list.substr(start, comma - start);
+    entry.erase(0, entry.find_first_not_of(" \t"));
+    entry.erase(entry.find_last_not_of(" \t") + 1);
+    int index = -1;
+    if (entry.rfind("GPU-", 0) == 0) {
+      for (int i = 0; i < count; ++i) {
+        if (uuid_text(make_uuid(i)).rfind(entry, 0) == 0) index = index < 0 ? i : index;
+      }
+    } else if (!entry.empty() && entry.find_first_not_of("0123456789") == std::string::npos &&
+               entry.size() < 6) {
+      index = std::stoi(entry);
+    }
+    if (index < 0 || index >= count) break;
+    if (std::find(result.begin(), result.end(), index) != result.end()) return {};
+    result.push_back(index);
+    start = comma + 1;
+  }
+  return result;
+}
+
+std::vector<std::unique_ptr<Device>>& list() {
+  static auto* all = new std::vector<std::unique_ptr<Device>>;
+  return *all;
+}
+
+}  // namespace
+
+Device::Device(int ordinal_, int physical_, uint64_t memory_bytes)
+    : ordinal(ordinal_), physical(physical_), uuid(make_uuid(physical_)), memory(memory_bytes) {
+  sm_count = std::max(1u, std::thread::hardware_concurrency());
+}
+
+const std::vector<std::unique_ptr<Device>>& devices() { return list(); }
+
+void initialise_devices() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    int count = static_cast<int>(environment("SLUICE_SOFTGPU_COUNT", 1, 0, kMostDevices));
+    uint64_t mib = static_cast<uint64_t>(
+        environment("SLUICE_SOFTGPU_MEMORY_MIB", 4096, 2, 16l << 20));
+    mib = mib / 2 * 2;
+    for (int physical : visible(count)) {
+      list().push_back(
+          std::make_unique<Device>(static_cast<int>(list().size()), physical, mib << 20));
+    }
+  });
+}
+
+Device* device_at(int ordinal) {
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= list().size()) return nullptr;
+  return list()[static_cast<size_t>(ordinal)].get();
+}
+
+std::string device_uuid_text(const Device& device) { return uuid_text(device.uuid); }
+
+std::string device_pci_bus_id(const Device& device) {
+  char text[16];
+  // Domain ffff does not exist on a real machine, so the address is never another card's.
+  std::snprintf(text, sizeof text, "FFFF:%02X:00.0", device.physical + 1);
+  return text;
+}
+
+}  // namespace sluice::softgpu

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams and events: queues of work that a thread per stream executes in order.
+// A stream's thread starts with its first queued operation and sleeps while there is none. Order
+// between streams is expressed by points ("stream S has finished its n-th operation"), which
+// operations wait for; the legacy default stream is built from nothing else (see Context::submit).
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace sluice::softgpu {
+
+class Stream;
+class Context;
+
+// A place in a stream's work. Done once the stream has completed `sequence` operations.
+struct Point {
+  std::shared_ptr<Stream> stream;
+  uint64_t sequence = 0;
+
+  bool done() const;
+  void wait() const;
+};
+
+class Stream : public std::enable_shared_from_this<Stream> {
+ public:
+  using Operation = std::function<void()>;
+
+  Stream(Context& context, unsigned flags, int priority, bool legacy);
+  ~Stream();
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  // Appends work that starts when everything before it and all of `after` is done.
+  Point push(Operation operation, std::vector<Point> after);
+  // If nothing is queued, claims the next place for the calling thread, which must call finish().
+  bool claim(Point& point);
+  void finish();
+  // Lets the thread end once the queue is empty. The stream takes no work afterwards.
+  void close();
+
+  Point tail();
+  bool completed(uint64_t sequence) const {
+    return completed_.load(std::memory_order_acquire) >= sequence;
+  }
+  void wait(uint64_t sequence);
+
+  Context& context() const { return context_; }
+  unsigned flags() const { return flags_; }
+  int priority() const { return priority_; }
+  bool legacy() const { return legacy_; }
+  bool blocking() const { return (flags_ & 1u) == 0; }  // not CU_STREAM_NON_BLOCKING
+  uint64_t id() const { return id_; }
+
+ private:
+  struct Queued {
+    Operation operation;
+    std::vector<Point> after;
+    uint64_t sequence;
+  };
+  void run();
+  static void thread_main(std::shared_ptr<Stream> self);
+
+  Context& context_;
+  const unsigned flags_;
+  const int priority_;
+  const bool legacy_;
+  const uint64_t id_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Queued> queue_;
+  uint64_t submitted_ = 0;
+  std::atomic<uint64_t> completed_{0};
+  bool started_ = false;
+  bool closed_ = false;
+};
+
+// What one cuEventRecord produced; an event points at the latest of them.
+struct EventMark {
+  Point point;
+  std::atomic<int64_t> nanoseconds{-1};  // when the stream reached it, -1 before
+};
+
+class Event {
+ public:
+  Event(Context& context, unsigned flags) : context_(context), flags_(flags) {}
+  Context& context() const { return context_; }
+  unsigned flags() const { return flags_; }
+  std::shared_ptr<EventMark> mark() const;
+  void set_mark(std::shared_ptr<EventMark> mark);
+
+ private:
+  Context& context_;
+  const unsigned flags_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<EventMark> mark_;
+};
+
+// Polls `ready` until it holds or `abandoned` does, without burning a core for long.
+void poll_until(const std::function<bool()>& ready, const std::function<bool()>& abandoned);
+// Wakes pollers in this process: memory that they watch has been written.
+void notify_pollers();
+
+// True on a thread that is executing a host callback, where CUDA calls are not permitted.
+bool in_host_callback();
+void set_in_host_callback(bool inside);
+
+}  // namespace sluice::softgpu
