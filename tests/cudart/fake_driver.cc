@@ -158,6 +158,7 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
                         CUstream stream, void**, void**) {
   ++launches;
   if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
+  if (handle(function) < 0x3000 || handle(function) > 0x30ff) return CUDA_ERROR_INVALID_HANDLE;
   return called("cuLaunchKernel", function, grid_x, grid_y, grid_z, block_x, block_y, block_z,
                 shared, stream);
 }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 INVALID_DEVICE_FUNCTION = 98
 INVALID_SYMBOL = 13
+INVALID_HANDLE = 400
 
 
 def test_registration_makes_no_driver_call(loaded: Loaded) -> None:
@@ -53,9 +54,13 @@ def test_a_kernel_goes_to_the_driver_as_configured(loaded: Loaded) -> None:
     assert loaded.calls()[-1] == f"cuLaunchKernel {kernel} 1 1 1 1 1 1 0 2"
 
 
-def test_what_was_not_registered_is_no_kernel(loaded: Loaded) -> None:
-    assert loaded.launch(0x1234) == INVALID_DEVICE_FUNCTION
-    assert loaded.api.cudaGetLastError() == INVALID_DEVICE_FUNCTION
+def test_what_was_not_registered_is_left_to_the_driver(loaded: Loaded) -> None:
+    assert loaded.launch(0x1234) == INVALID_HANDLE
+    assert loaded.api.cudaGetLastError() == INVALID_HANDLE
+    assert loaded.launch(0) == INVALID_DEVICE_FUNCTION
+    kernel = ctypes.c_void_p()
+    error = loaded.api.cudaGetKernel(ctypes.byref(kernel), ctypes.c_void_p(0x1234))
+    assert error == INVALID_DEVICE_FUNCTION
 
 
 def test_a_kernel_handle_can_be_launched_like_a_stub(loaded: Loaded) -> None:
@@ -70,7 +75,7 @@ def test_an_unregistered_library_is_unloaded_and_its_kernels_are_gone(loaded: Lo
     assert loaded.launch() == 0
     loaded.host_abi("UnregisterFatBinary", loaded.module)
     assert "cuLibraryUnload 8192" in loaded.calls()
-    assert loaded.launch() == INVALID_DEVICE_FUNCTION
+    assert loaded.launch() == INVALID_HANDLE
 
 
 def test_many_kernels_are_all_found_again(loaded: Loaded) -> None:

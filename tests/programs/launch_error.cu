@@ -21,17 +21,17 @@ int main() {
 
   std::printf("refused launches\n");
   store<<<1, 4096>>>(place, 1);
-  right &= expect("too many threads, peek", cudaPeekAtLastError(), cudaErrorInvalidConfiguration);
-  right &= expect("get", cudaGetLastError(), cudaErrorInvalidConfiguration);
+  right &= expect("too many threads, peek", cudaPeekAtLastError(), cudaErrorInvalidValue);
+  right &= expect("get", cudaGetLastError(), cudaErrorInvalidValue);
   right &= expect("get again", cudaGetLastError(), cudaSuccess);
   store<<<0, 1>>>(place, 1);
-  right &= expect("no blocks", cudaGetLastError(), cudaErrorInvalidConfiguration);
+  right &= expect("no blocks", cudaGetLastError(), cudaErrorInvalidValue);
   store<<<1, 0>>>(place, 1);
-  right &= expect("no threads", cudaGetLastError(), cudaErrorInvalidConfiguration);
+  right &= expect("no threads", cudaGetLastError(), cudaErrorInvalidValue);
   store<<<dim3(1, 100000), 1>>>(place, 1);
-  right &= expect("too many rows of blocks", cudaGetLastError(), cudaErrorInvalidConfiguration);
+  right &= expect("too many rows of blocks", cudaGetLastError(), cudaErrorInvalidValue);
   store<<<1, dim3(1, 1, 65)>>>(place, 1);
-  right &= expect("too deep a block", cudaGetLastError(), cudaErrorInvalidConfiguration);
+  right &= expect("too deep a block", cudaGetLastError(), cudaErrorInvalidValue);
   store<<<1, 1, 10 << 20>>>(place, 1);
   right &= expect("too much shared memory", cudaGetLastError(), cudaErrorInvalidValue);
   right &= expect("bad direction of copy",

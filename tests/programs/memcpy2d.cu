@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
   REQUIRE(cudaMemcpy3D(&parameters));
   right &= fact("the box came back", bytes == bytes_back);
   right &= fact("a row wider than its pitch is refused",
-                cudaMemcpy2D(copy, 8, host.data(), row_bytes, 16, 1, cudaMemcpyHostToDevice) ==
+                cudaMemcpy2D(copy, 8, host.data(), row_bytes, 16, 2, cudaMemcpyHostToDevice) ==
                     cudaErrorInvalidPitchValue);
   REQUIRE(cudaFree(box.ptr));
   REQUIRE(cudaFree(copy));

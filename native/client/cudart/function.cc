@@ -113,11 +113,9 @@ cudaError_t cudaGetFuncBySymbol(cudaFunction_t* functionPtr, const void* symbolP
 cudaError_t cudaGetKernel(cudaKernel_t* kernelPtr, const void* entryFuncAddr) {
   if (kernelPtr == nullptr) return record(cudaErrorInvalidValue);
   if (const cudaError_t error = ensure_context(); error != cudaSuccess) return record(error);
-  if (const cudaError_t error = resolve_kernel(entryFuncAddr, kernelPtr); error != cudaSuccess) {
-    return record(error);
-  }
-  note_kernel_handle(*kernelPtr);
-  return cudaSuccess;
+  Kernel* kernel = find_kernel(entryFuncAddr);
+  if (kernel == nullptr) return record(cudaErrorInvalidDeviceFunction);
+  return record(kernel_handle(*kernel, kernelPtr));
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks, const void* func,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernel launches, from nvcc's <<<>>> and by function. The hot path of every CUDA program: a lookup
-// without a lock, one comparison for the context, the driver's launch. All diagnosis is kept apart.
+// without a lock, one comparison for the context, the driver's launch. What the driver says of a launch
+// that cannot be is passed on as it is, as CUDA 13's runtime does.
 #include <cstdint>
 
 #include "client/cudart/launch_config.h"
@@ -28,37 +29,6 @@ struct CallStack {
 
 thread_local constinit CallStack call_stack __attribute__((tls_model("initial-exec"))) = {};
 
-unsigned attribute(CUdevice_attribute which, CUdevice device) {
-  int value = 0;
-  driver(cuDeviceGetAttribute, &value, which, device);
-  return static_cast<unsigned>(value);
-}
-
-// The driver says "invalid value" for a shape that no kernel can have on this device, where the
-// runtime has a code of its own; other bad arguments keep the driver's.
-bool shape_is_valid(dim3 grid, dim3 block) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || block.x == 0 || block.y == 0 || block.z == 0) {
-    return false;
-  }
-  CUdevice device = 0;
-  if (driver(cuCtxGetDevice, &device) != CUDA_SUCCESS) return true;
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  return threads <= attribute(CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, device) &&
-         block.x <= attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_X, device) &&
-         block.y <= attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Y, device) &&
-         block.z <= attribute(CU_DEVICE_ATTRIBUTE_MAX_BLOCK_DIM_Z, device) &&
-         grid.x <= attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X, device) &&
-         grid.y <= attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Y, device) &&
-         grid.z <= attribute(CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_Z, device);
-}
-
-cudaError_t launch_error(CUresult result, dim3 grid, dim3 block) {
-  if (result == CUDA_ERROR_INVALID_VALUE && !shape_is_valid(grid, block)) {
-    return cudaErrorInvalidConfiguration;
-  }
-  return to_runtime(result);
-}
-
 CUresult call_driver(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t shared_bytes,
                      cudaStream_t stream) {
   return driver(cuLaunchKernel, reinterpret_cast<CUfunction>(kernel), grid.x, grid.y, grid.z,
@@ -72,7 +42,7 @@ CUresult call_driver(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t
   if (rebind_after(result)) {
     result = call_driver(kernel, grid, block, args, shared_bytes, stream);
   }
-  return record(launch_error(result, grid, block));
+  return record(to_runtime(result));
 }
 
 inline cudaError_t launch(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t shared_bytes,
@@ -125,7 +95,7 @@ cudaError_t launch_cooperative(const void* function, dim3 grid, dim3 block, void
   const CUresult result =
       driver(cuLaunchCooperativeKernel, reinterpret_cast<CUfunction>(handle), grid.x, grid.y,
              grid.z, block.x, block.y, block.z, static_cast<unsigned>(shared_bytes), stream, args);
-  return record(launch_error(result, grid, block));
+  return record(to_runtime(result));
 }
 
 cudaError_t launch_with_attributes(const cudaLaunchConfig_t* config, cudaStream_t stream,
@@ -139,7 +109,7 @@ cudaError_t launch_with_attributes(const cudaLaunchConfig_t* config, cudaStream_
   const CUlaunchConfig native = native_config(*config, stream);
   const CUresult result = driver(cuLaunchKernelEx, &native, reinterpret_cast<CUfunction>(handle),
                                  args, nullptr);
-  return record(launch_error(result, config->gridDim, config->blockDim));
+  return record(to_runtime(result));
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Libraries that the application loads itself, and their kernels, which it may then pass wherever a
-// host stub is expected.
-#include "client/cudart/registry.h"
+// Libraries that the application loads itself. It may pass their kernels wherever a host stub is
+// expected.
 #include "client/cudart/state.h"
 
 using namespace sluice::cudart;
@@ -32,9 +31,7 @@ cudaError_t cudaLibraryLoadFromFile(cudaLibrary_t* library, const char* fileName
 cudaError_t cudaLibraryUnload(cudaLibrary_t library) { return forward(cuLibraryUnload, library); }
 
 cudaError_t cudaLibraryGetKernel(cudaKernel_t* pKernel, cudaLibrary_t library, const char* name) {
-  const cudaError_t error = forward(cuLibraryGetKernel, pKernel, library, name);
-  if (error == cudaSuccess) note_kernel_handle(*pKernel);
-  return error;
+  return forward(cuLibraryGetKernel, pKernel, library, name);
 }
 
 cudaError_t cudaLibraryGetGlobal(void** dptr, size_t* bytes, cudaLibrary_t library,
@@ -57,11 +54,7 @@ cudaError_t cudaLibraryGetKernelCount(unsigned int* count, cudaLibrary_t lib) {
 
 cudaError_t cudaLibraryEnumerateKernels(cudaKernel_t* kernels, unsigned int numKernels,
                                         cudaLibrary_t lib) {
-  const cudaError_t error = forward(cuLibraryEnumerateKernels, kernels, numKernels, lib);
-  for (unsigned i = 0; error == cudaSuccess && i < numKernels; ++i) {
-    if (kernels[i] != nullptr) note_kernel_handle(kernels[i]);
-  }
-  return error;
+  return forward(cuLibraryEnumerateKernels, kernels, numKernels, lib);
 }
 
 cudaError_t cudaKernelSetAttributeForDevice(cudaKernel_t kernel, enum cudaFuncAttribute attr,

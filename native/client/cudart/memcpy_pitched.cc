@@ -40,9 +40,10 @@ cudaError_t describe(const End& to, const End& from, size_t width, size_t height
   if (!memory_types(kind, &copy->srcMemoryType, &copy->dstMemoryType)) {
     return cudaErrorInvalidMemcpyDirection;
   }
-  if ((to.array == nullptr && width > to.pitch) || (from.array == nullptr && width > from.pitch)) {
-    return cudaErrorInvalidPitchValue;
-  }
+  // Of a single row the driver is the judge.
+  const bool too_wide = (to.array == nullptr && width > to.pitch) ||
+                        (from.array == nullptr && width > from.pitch);
+  if (too_wide && height > 1) return cudaErrorInvalidPitchValue;
   copy->srcXInBytes = from.x_bytes;
   copy->srcY = from.y;
   copy->dstXInBytes = to.x_bytes;
@@ -260,18 +261,18 @@ cudaError_t cudaMemcpy2DArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t 
 cudaError_t cudaMemcpy3D(const struct cudaMemcpy3DParms* p) {
   if (p == nullptr) return record(cudaErrorInvalidValue);
   if (const cudaError_t error = ensure_context(); error != cudaSuccess) return record(error);
+  if (is_empty(p->extent)) return cudaSuccess;
   CUDA_MEMCPY3D copy;
   if (const cudaError_t error = native_copy(*p, &copy); error != cudaSuccess) return record(error);
-  if (is_empty(p->extent)) return cudaSuccess;
   return forward(cuMemcpy3D_v2, &copy);
 }
 
 cudaError_t cudaMemcpy3DAsync(const struct cudaMemcpy3DParms* p, cudaStream_t stream) {
   if (p == nullptr) return record(cudaErrorInvalidValue);
   if (const cudaError_t error = ensure_context(); error != cudaSuccess) return record(error);
+  if (is_empty(p->extent)) return cudaSuccess;
   CUDA_MEMCPY3D copy;
   if (const cudaError_t error = native_copy(*p, &copy); error != cudaSuccess) return record(error);
-  if (is_empty(p->extent)) return cudaSuccess;
   return forward(cuMemcpy3DAsync_v2, &copy, stream);
 }
 

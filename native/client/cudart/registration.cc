@@ -36,7 +36,6 @@ constexpr int kWrapperOfLinkedBinary = 2;
 
 constinit PointerMap<Kernel> kernels;
 constinit PointerMap<Variable> variables;
-constinit PointerMap<const void> kernel_handles;
 
 Module* module_of(void** handle) { return reinterpret_cast<Module*>(handle); }
 
@@ -81,15 +80,9 @@ cudaError_t load_kernel(Kernel& kernel, CUkernel* handle) {
   return cudaSuccess;
 }
 
-void note_kernel_handle(CUkernel handle) {
-  if (kernel_handles.find(handle) == nullptr) kernel_handles.insert(handle, handle);
-}
-
-bool is_kernel_handle(const void* pointer) { return kernel_handles.find(pointer) != nullptr; }
-
 cudaError_t resolve_kernel(const void* function, CUkernel* handle) {
   if (Kernel* kernel = find_kernel(function)) return kernel_handle(*kernel, handle);
-  if (!is_kernel_handle(function)) return cudaErrorInvalidDeviceFunction;
+  if (function == nullptr) return cudaErrorInvalidDeviceFunction;
   *handle = reinterpret_cast<CUkernel>(const_cast<void*>(function));
   return cudaSuccess;
 }

@@ -39,11 +39,8 @@ inline cudaError_t kernel_handle(Kernel& kernel, CUkernel* handle) {
   return *handle != nullptr ? cudaSuccess : load_kernel(kernel, handle);
 }
 
-// Handles given to the application, which it may pass wherever a host stub is expected.
-void note_kernel_handle(CUkernel handle);
-bool is_kernel_handle(const void* pointer);
-
-// A host stub or a kernel handle, as the runtime's functions take them.
+// A host stub or a kernel handle, as the runtime's functions take them. What is no stub is believed to
+// be a handle; the driver knows its own and refuses the rest.
 cudaError_t resolve_kernel(const void* function, CUkernel* handle);
 // The same as a function of this thread's current context.
 cudaError_t resolve_function(const void* function, CUfunction* result);
