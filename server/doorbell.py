@@ -48,7 +48,7 @@ class Doorbell:
         self._link: PacketLink | None = None
         self._lost = asyncio.Event()
         self._answers: dict[tuple[str, str], asyncio.Future[Message]] = {}
-        self._pid = 0
+        self.pid = 0
 
     @property
     def is_connected(self) -> bool:
@@ -107,9 +107,9 @@ class Doorbell:
             return
         except OSError:
             self._path.unlink(missing_ok=True)
-        if self._pid:
-            reap(self._pid)
-        self._pid = self._starter.start_doorbell(self._path, self._log_path)
+        if self.pid:
+            reap(self.pid)
+        self.pid = self._starter.start_doorbell(self._path, self._log_path)
         for attempt in range(START_TRIES):
             await asyncio.sleep(0.02 * (1 + attempt // 10))
             try:

@@ -161,7 +161,10 @@ class StaticServer:
         unix.bind(self.args.socket)
         unix.listen(64)
         selector.register(unix, selectors.EVENT_READ, self.serve_unix)
-        for port, serve in ((self.args.tcp_port, self.serve_tcp), (self.args.http_port, self.serve_http)):
+        for port, serve in (
+            (self.args.tcp_port, self.serve_tcp),
+            (self.args.http_port, self.serve_http),
+        ):
             if port:
                 door = socket.create_server(("127.0.0.1", port))
                 selector.register(door, selectors.EVENT_READ, serve)

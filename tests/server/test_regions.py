@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from control_plane import make_fake_native
+from fake_controller_link import FakeControllerLink
 
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionKeeper, RegionOwner
 from sluice.hypervisor.request import VgpuRequest
-from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller_link import ControllerLink, GrantedVgpu, LocalGrant
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpus import Driver
 from sluice.server.open_session import pack_open_session
@@ -32,27 +30,6 @@ from sluice.server.worker_process import WorkerFiles, WorkerStarter
 
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
 REQUEST = VgpuRequest(memory_mib=1024, compute=50, count=1, region_mib=64, slots=4, priority=2)
-
-
-class FakeControllerLink(ControllerLink):
-    """Grants everything at once and remembers what was asked and reported."""
-
-    def __init__(self) -> None:
-        self.asked: list[rpc.GrantRequest] = []
-        self.reports: list[rpc.NodeReport] = []
-
-    def report(self, report: rpc.NodeReport) -> None:
-        self.reports.append(report)
-
-    @asynccontextmanager
-    async def grant(
-        self, request: rpc.GrantRequest, tell: Callable[[str], None]
-    ) -> AsyncIterator[LocalGrant]:
-        self.asked.append(request)
-        number = len(self.asked)
-        tell("sluice: waiting")
-        vgpus = (GrantedVgpu("GPU-fake-0", request.memory_mib, request.compute_percent),)
-        yield LocalGrant(f"{number:016x}", f"{number + 100:016x}", "r", vgpus)
 
 
 @dataclass

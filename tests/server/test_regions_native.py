@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest's region with the real doorbell, the real worker and an unmodified CUDA program.
+
+The program runs on this host and maps the region's file as a guest maps its PCI BAR; everything on
+the server's side is as it is for a guest. Skipped where the native part or the programs are not
+built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from control_plane import native_worker
+from fake_controller_link import FakeControllerLink
+
+from sluice.config.native_files import NativeFileMissing, find_native
+from sluice.config.server import ServerConfig
+from sluice.hypervisor.ports import RegionOwner
+from sluice.hypervisor.request import VgpuRequest
+from sluice.server.doorbell import Doorbell
+from sluice.server.gpus import SOFTGPU, Driver
+from sluice.server.regions import Regions
+from sluice.server.session_desk import SessionDesk
+from sluice.server.warm_workers import WarmWorkers
+from sluice.server.worker_process import WorkerFiles, WorkerStarter
+
+PROGRAMS = Path(__file__).resolve().parent.parent.parent / "build" / "programs"
+OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
+REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64, slots=2)
+
+
+def built() -> bool:
+    try:
+        find_native("sluice-doorbell")
+        find_native("libcuda.so.1")
+    except NativeFileMissing:
+        return False
+    return native_worker() is not None and (PROGRAMS / "vector_add").exists()
+
+
+pytestmark = pytest.mark.skipif(not built(), reason="the native part or the programs are not built")
+
+
+@dataclass
+class Guest:
+    """A region and what runs for it; programs are started as a guest's processes would be."""
+
+    path: Path
+    regions: Regions
+    desk: SessionDesk
+    controller: FakeControllerLink
+    doorbell_pid: int
+
+    async def start(self, program: str, **environment: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            str(PROGRAMS / program),
+            env={
+                **os.environ,
+                "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
+                "SLUICE_CHANNEL": "ivshmem",
+                "SLUICE_IVSHMEM": str(self.path),
+                **environment,
+            },
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def quiet(self) -> None:
+        """Waits until no session is left; fails after the five seconds that are promised."""
+        async with asyncio.timeout(5):
+            for session in list(self.desk.sessions.values()):
+                await session.gone.wait()
+        assert self.desk.sessions == {}
+
+
+@pytest.fixture
+async def guest(tmp_path: Path) -> AsyncIterator[Guest]:
+    starter = WorkerStarter(ServerConfig(), WorkerFiles(tmp_path / "run"))
+    log = tmp_path / "log"
+    driver = Driver(str(find_native(SOFTGPU)), software=True)
+    workers = WarmWorkers(starter, driver, log, per_gpu=0, start_seconds=10)
+    [gpu] = await workers.see_devices()
+    controller = FakeControllerLink(gpu.uuid)
+    desk = SessionDesk("node-a", controller, workers, starter, log)
+    regions = Regions(desk, silent_seconds=300)
+    doorbell = Doorbell(
+        starter, tmp_path / "run", log, regions.doorbell_said, regions.doorbell_connected
+    )
+    regions.use_doorbell(doorbell)
+    running = asyncio.create_task(doorbell.run())
+    async with asyncio.timeout(5):
+        while not doorbell.is_connected:
+            await asyncio.sleep(0.01)
+    path = Path("/dev/shm") / f"sluice-test-{os.getpid()}"
+    with path.open("wb") as file:
+        file.truncate(REQUEST.region_bytes)
+    try:
+        await regions.add_region(OWNER.uuid, path, OWNER, REQUEST)
+        yield Guest(path, regions, desk, controller, doorbell.pid)
+        await regions.remove_region(OWNER.uuid, "the test is over")
+    finally:
+        running.cancel()
+        doorbell.close()
+        os.kill(doorbell.pid, signal.SIGKILL)
+        path.unlink()
+
+
+async def test_a_program_runs_over_the_region(guest: Guest) -> None:
+    for _ in range(3):
+        program = await guest.start("vector_add")
+        out, error = await asyncio.wait_for(program.communicate(), 30)
+        assert program.returncode == 0, error.decode()
+        assert b"wrong 0" in out
+    await guest.quiet()
+    asked = guest.controller.asked
+    assert [(a.memory_mib, a.domain_name, a.channel) for a in asked] == [
+        (1024, "guest", "ivshmem")
+    ] * 3
+
+
+async def test_two_programs_of_a_guest_run_at_once_and_a_third_is_told_why_not(
+    guest: Guest,
+) -> None:
+    programs = [await guest.start("vector_add", SLUICE_STATS="1") for _ in range(2)]
+    for program in programs:
+        out, error = await asyncio.wait_for(program.communicate(), 30)
+        assert program.returncode == 0, error.decode()
+        assert b"wrong 0" in out
+    await guest.quiet()
+
+
+async def test_a_guest_that_asks_for_more_than_its_domain_has_is_refused(guest: Guest) -> None:
+    program = await guest.start("vector_add", SLUICE_GMEM="2048")
+    out, error = await asyncio.wait_for(program.communicate(), 30)
+    assert program.returncode != 0
+    assert "domain guest was given 1024" in (out + error).decode()
+    assert guest.desk.sessions == {}
+
+
+async def test_the_vms_end_ends_its_programs_session(guest: Guest) -> None:
+    program = await guest.start("threads8")
+    async with asyncio.timeout(10):
+        while not guest.desk.sessions:
+            await asyncio.sleep(0.005)
+    await guest.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
+    assert guest.desk.sessions == {}
+    await asyncio.wait_for(program.wait(), 10)
+    again = await guest.start("vector_add")
+    out, error = await asyncio.wait_for(again.communicate(), 30)
+    assert again.returncode == 0, (out + error).decode()
+
+
+async def test_a_killed_doorbell_is_replaced_and_the_region_serves_on(guest: Guest) -> None:
+    os.kill(guest.doorbell_pid, signal.SIGKILL)
+    program = await guest.start("vector_add")
+    out, error = await asyncio.wait_for(program.communicate(), 30)
+    assert program.returncode == 0, (out + error).decode()
+    await guest.quiet()
