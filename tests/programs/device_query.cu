@@ -62,7 +62,7 @@ int main() {
   const char* limit = std::getenv("SLUICE_GMEM");
   if (limit != nullptr) {
     const size_t slice = std::strtoull(limit, nullptr, 10) << 20;
-    right &= fact("total memory is the slice of SLUICE_GMEM", total_bytes == slice);
+    right &= fact("# total memory is the slice of SLUICE_GMEM", total_bytes == slice);
   }
   return right ? 0 : 1;
 }

@@ -47,8 +47,8 @@ int main(int argc, char** argv) {
                 free_before - free_full >= blocks.size() * step);
   if (const char* limit = std::getenv("SLUICE_GMEM")) {
     const size_t slice = std::strtoull(limit, nullptr, 10) << 20;
-    right &= fact("total is the slice of SLUICE_GMEM", total == slice);
-    right &= fact("no more than the slice was given", blocks.size() * step <= slice);
+    right &= fact("# total is the slice of SLUICE_GMEM", total == slice);
+    right &= fact("# no more than the slice was given", blocks.size() * step <= slice);
   }
 
   if (!blocks.empty()) {

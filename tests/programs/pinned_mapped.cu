@@ -32,13 +32,13 @@ int main(int argc, char** argv) {
 
   int mapped = 0;
   REQUIRE(cudaDeviceGetAttribute(&mapped, cudaDevAttrCanMapHostMemory, 0));
-  std::printf("host memory can be mapped: %s\n", mapped ? "yes" : "no");
+  std::printf("# host memory can be mapped: %s\n", mapped ? "yes" : "no");
   int wrong = 0;
   for (int i = 0; i < count; ++i) from[i] = i - 100;
   if (mapped) {
     void* seen = nullptr;
     REQUIRE(cudaHostGetDevicePointer(&seen, to, 0));
-    right &= fact("the device has it at the same address", seen == to);
+    right &= fact("# the device has it at the same address", seen == to);
     square<<<(count + 63) / 64, 64>>>(from, to, count);
     REQUIRE(cudaGetLastError());
   } else {
