@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FakeDriver: a libcuda.so.1 that does nothing but write down how it was called and answer as told.
-// For the tests of libcudart.so.13 alone: what it asks of a driver, and what it makes of the answers.
-// Lacks most functions on purpose. Two devices, contexts as numbers.
+// For the tests of libcudart.so.13 alone: what it asks of a driver, and what it makes of the
+// answers. Lacks most functions on purpose. Two devices, contexts as numbers.
 #include <unistd.h>
 
 #include <atomic>

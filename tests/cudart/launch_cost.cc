@@ -20,8 +20,7 @@ double nanoseconds_each(Call call) {
   for (int round = 0; round < 9; ++round) {
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < kCalls; ++i) call();
-    const std::chrono::duration<double, std::nano> taken =
-        std::chrono::steady_clock::now() - begin;
+    const std::chrono::duration<double, std::nano> taken = std::chrono::steady_clock::now() - begin;
     least = std::min(least, taken.count() / kCalls);
   }
   return least;
@@ -43,8 +42,8 @@ int main() {
   // Other kernels, so that the table has a real program's size.
   static char others[20000];
   for (char& other : others) {
-    __cudaRegisterFunction(handle, &other, nullptr, "other", -1, nullptr, nullptr, nullptr,
-                           nullptr, nullptr);
+    __cudaRegisterFunction(handle, &other, nullptr, "other", -1, nullptr, nullptr, nullptr, nullptr,
+                           nullptr);
   }
   __cudaRegisterFatBinaryEnd(handle);
   fake_quiet(1);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every test program needs: ending at an unexpected CUDA error with its place, and random-looking
-// numbers that are the same everywhere. Lines on standard output are the same on every right device;
-// those that begin with "# " describe the machine, and comparisons skip them. Times go to stderr.
+// What every test program needs: ending at an unexpected CUDA error with its place, and
+// random-looking numbers that are the same everywhere. Lines on standard output are the same on
+// every right device; those that begin with "# " describe the machine, and comparisons skip them.
+// Times go to stderr.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-
-#include <cuda_runtime.h>
 
 inline void require_success(cudaError_t error, const char* what, int line) {
   if (error == cudaSuccess) return;

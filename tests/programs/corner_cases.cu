@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What CUDA answers where programs seldom look: empty sizes, null pointers, wrong handles, what counts
-// as the last error, a thread's device. The answers were recorded on an H200 (expected/).
+// What CUDA answers where programs seldom look: empty sizes, null pointers, wrong handles, what
+// counts as the last error, a thread's device. The answers were recorded on an H200 (expected/).
 #include <thread>
 
 #include "check.h"
@@ -99,15 +99,16 @@ static void pitched() {
   char host[64] = {};
   char* device = nullptr;
   REQUIRE(cudaMalloc(&device, 4096));
-  show("row wider than its pitch", cudaMemcpy2D(device, 8, host, 16, 16, 1, cudaMemcpyHostToDevice));
+  show("row wider than its pitch",
+       cudaMemcpy2D(device, 8, host, 16, 16, 1, cudaMemcpyHostToDevice));
   show("two of them", cudaMemcpy2D(device, 8, host, 16, 16, 2, cudaMemcpyHostToDevice));
   show("source rows too", cudaMemcpy2D(device, 16, host, 8, 16, 2, cudaMemcpyHostToDevice));
-  show("on a stream", cudaMemcpy2DAsync(device, 8, host, 16, 16, 2, cudaMemcpyHostToDevice, nullptr));
+  show("on a stream",
+       cudaMemcpy2DAsync(device, 8, host, 16, 16, 2, cudaMemcpyHostToDevice, nullptr));
   show("fill wider than the pitch", cudaMemset2D(device, 8, 0, 16, 2));
   show("one such row", cudaMemset2D(device, 8, 0, 16, 1));
   show("no rows", cudaMemcpy2D(device, 8, host, 16, 16, 0, cudaMemcpyHostToDevice));
-  show("unknown direction",
-       cudaMemcpy2D(device, 8, host, 8, 8, 2, static_cast<cudaMemcpyKind>(9)));
+  show("unknown direction", cudaMemcpy2D(device, 8, host, 8, 8, 2, static_cast<cudaMemcpyKind>(9)));
   cudaMemcpy3DParms parameters = {};
   show("empty box", cudaMemcpy3D(&parameters));
   parameters.extent = make_cudaExtent(4, 4, 4);
@@ -132,8 +133,11 @@ static void kernels() {
   const void* stub = reinterpret_cast<const void*>(store);
   int value = 0;
   void* store_args[] = {&device, &value};
-  const dim3 shapes[][2] = {{dim3(0), dim3(1)}, {dim3(1), dim3(0)}, {dim3(1), dim3(2000)},
-                            {dim3(1, 100000), dim3(1)}, {dim3(1), dim3(1, 1, 65)}};
+  const dim3 shapes[][2] = {{dim3(0), dim3(1)},
+                            {dim3(1), dim3(0)},
+                            {dim3(1), dim3(2000)},
+                            {dim3(1, 100000), dim3(1)},
+                            {dim3(1), dim3(1, 1, 65)}};
   for (const auto& shape : shapes) {
     std::printf("grid %u %u, block %u %u %u\n", shape[0].x, shape[0].y, shape[1].x, shape[1].y,
                 shape[1].z);
@@ -171,9 +175,9 @@ static void kernels() {
     return cudaFuncSetAttribute(reinterpret_cast<const void*>(bounded),
                                 cudaFuncAttributeMaxDynamicSharedMemorySize, 16384);
   }());
-  show("too much of it", cudaFuncSetAttribute(reinterpret_cast<const void*>(bounded),
-                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                              1 << 30));
+  show("too much of it",
+       cudaFuncSetAttribute(reinterpret_cast<const void*>(bounded),
+                            cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 30));
   cudaLaunchConfig_t config = {};
   config.gridDim = 1;
   config.blockDim = 1;
@@ -219,8 +223,8 @@ static void last_errors() {
 static void entry_points() {
   void* function = reinterpret_cast<void*>(1);
   cudaDriverEntryPointQueryResult found;
-  show("entry point", cudaGetDriverEntryPointByVersion("cuMemAlloc", &function, 12000,
-                                                       cudaEnableDefault, &found));
+  show("entry point",
+       cudaGetDriverEntryPointByVersion("cuMemAlloc", &function, 12000, cudaEnableDefault, &found));
   std::printf("status %d, found %d\n", found, function != nullptr);
   show("none of this name", cudaGetDriverEntryPointByVersion("cuNoSuchFunction", &function, 12000,
                                                              cudaEnableDefault, &found));

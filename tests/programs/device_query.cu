@@ -54,11 +54,11 @@ int main() {
   right &= fact("total memory is the device's", total_bytes == prop.totalGlobalMem);
   right &= fact("found again by its bus id", by_bus_id == 0);
   right &= fact("addresses are unified", prop.unifiedAddressing == 1);
-  right &= fact("a missing device is refused",
-                cudaGetDeviceProperties(&prop, count) == cudaErrorInvalidDevice &&
-                    cudaSetDevice(-1) == cudaErrorInvalidDevice &&
-                    cudaGetLastError() == cudaErrorInvalidDevice &&
-                    cudaGetLastError() == cudaSuccess);
+  right &=
+      fact("a missing device is refused",
+           cudaGetDeviceProperties(&prop, count) == cudaErrorInvalidDevice &&
+               cudaSetDevice(-1) == cudaErrorInvalidDevice &&
+               cudaGetLastError() == cudaErrorInvalidDevice && cudaGetLastError() == cudaSuccess);
   const char* limit = std::getenv("SLUICE_GMEM");
   if (limit != nullptr) {
     const size_t slice = std::strtoull(limit, nullptr, 10) << 20;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A graph captured from two streams and launched several times, one built node by node, an update of a
-// kernel's parameters, and what is refused during capture.
+// A graph captured from two streams and launched several times, one built node by node, an update
+// of a kernel's parameters, and what is refused during capture.
 #include "check.h"
 
 __global__ void add(int* value, int amount) { *value += amount; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host functions between kernels and copies on a stream, in the order in which they were queued, and
-// what a host function writes is seen by the copy behind it.
+// Host functions between kernels and copies on a stream, in the order in which they were queued,
+// and what a host function writes is seen by the copy behind it.
 #include <atomic>
 
 #include "check.h"

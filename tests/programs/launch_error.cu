@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's two kinds of errors. A launch that cannot be is refused at once, is the last error once, and
-// leaves everything usable. A kernel that touches memory it must not ends the context: every later
-// call says so, whatever it is.
+// CUDA's two kinds of errors. A launch that cannot be is refused at once, is the last error once,
+// and leaves everything usable. A kernel that touches memory it must not ends the context: every
+// later call says so, whatever it is.
 #include "check.h"
 
 __global__ void store(int* place, int value) { *place = value; }
@@ -42,8 +42,8 @@ int main() {
   right &= expect("synchronize", cudaDeviceSynchronize(), cudaSuccess);
   store<<<1, 1>>>(place, 42);
   right &= expect("a right launch", cudaGetLastError(), cudaSuccess);
-  right &= expect("copy", cudaMemcpy(&value, place, sizeof(int), cudaMemcpyDeviceToHost),
-                  cudaSuccess);
+  right &=
+      expect("copy", cudaMemcpy(&value, place, sizeof(int), cudaMemcpyDeviceToHost), cudaSuccess);
   std::printf("value %d\n", value);
   right &= value == 42;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tiled matrix product in shared memory: two barriers per tile, two-dimensional blocks. Small whole
-// numbers, so that every order of summation gives the same result. Arguments: rows, columns, depth.
+// A tiled matrix product in shared memory: two barriers per tile, two-dimensional blocks. Small
+// whole numbers, so that every order of summation gives the same result. Arguments: rows, columns,
+// depth.
 #include <vector>
 
 #include "check.h"
@@ -18,7 +19,8 @@ __global__ void multiply(const float* a, const float* b, float* c, int rows, int
     const int k_a = start + threadIdx.x;
     const int k_b = start + threadIdx.y;
     tile_a[threadIdx.y][threadIdx.x] = row < rows && k_a < depth ? a[row * depth + k_a] : 0;
-    tile_b[threadIdx.y][threadIdx.x] = k_b < depth && column < columns ? b[k_b * columns + column] : 0;
+    tile_b[threadIdx.y][threadIdx.x] =
+        k_b < depth && column < columns ? b[k_b * columns + column] : 0;
     __syncthreads();
     for (int k = 0; k < kTile; ++k) sum += tile_a[threadIdx.y][k] * tile_b[k][threadIdx.x];
     __syncthreads();

@@ -10,7 +10,8 @@ __global__ void transpose(const int* from, size_t from_pitch, int* to, size_t to
   const int x = blockIdx.x * blockDim.x + threadIdx.x;
   const int y = blockIdx.y * blockDim.y + threadIdx.y;
   if (x >= width || y >= height) return;
-  const auto* row = reinterpret_cast<const int*>(reinterpret_cast<const char*>(from) + y * from_pitch);
+  const auto* row =
+      reinterpret_cast<const int*>(reinterpret_cast<const char*>(from) + y * from_pitch);
   auto* column = reinterpret_cast<int*>(reinterpret_cast<char*>(to) + x * to_pitch);
   column[y] = row[x];
 }
@@ -28,8 +29,8 @@ int main(int argc, char** argv) {
   REQUIRE(cudaMallocPitch(&device, &pitch, row_bytes, height));
   REQUIRE(cudaMallocPitch(&turned, &turned_pitch, column_bytes, width));
   bool right = true;
-  right &= fact("pitches hold a row", pitch >= row_bytes && turned_pitch >= column_bytes &&
-                                          pitch % 256 == 0);
+  right &= fact("pitches hold a row",
+                pitch >= row_bytes && turned_pitch >= column_bytes && pitch % 256 == 0);
   REQUIRE(cudaMemset2D(device, pitch, 0xff, pitch, height));
   REQUIRE(cudaMemcpy2D(device, pitch, host.data(), row_bytes, row_bytes, height,
                        cudaMemcpyHostToDevice));

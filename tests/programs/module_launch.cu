@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver API by hand: PTX text into a module, functions and a global from it, launches with
-// pointer parameters and with a packed buffer. Arguments: number of elements, a file of PTX instead.
+// pointer parameters and with a packed buffer. Arguments: number of elements, a file of PTX
+// instead.
 #include <cuda.h>
 
 #include <fstream>
@@ -109,8 +110,8 @@ int main(int argc, char** argv) {
   float a = 2.5f;
   unsigned elements = count;
   void* parameters[] = {&device_x, &device_y, &a, &elements};
-  REQUIRE_DRIVER(cuLaunchKernel(axpy, (count + 127) / 128, 1, 1, 128, 1, 1, 0, nullptr, parameters,
-                                nullptr));
+  REQUIRE_DRIVER(
+      cuLaunchKernel(axpy, (count + 127) / 128, 1, 1, 128, 1, 1, 0, nullptr, parameters, nullptr));
   REQUIRE_DRIVER(cuMemcpyDtoH(y.data(), device_y, count * sizeof(float)));
   int wrong = 0;
   for (int i = 0; i < count; ++i) wrong += y[i] != expected[i];

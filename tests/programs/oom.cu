@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocates until it is refused, checks the error, that the free memory went down to what was taken,
-// that the device still works, and that freeing gives it back. With SLUICE_GMEM set, the slice's size
-// is checked too. Arguments: MiB per allocation (0: an eighth of the total), most allocations.
+// Allocates until it is refused, checks the error, that the free memory went down to what was
+// taken, that the device still works, and that freeing gives it back. With SLUICE_GMEM set, the
+// slice's size is checked too. Arguments: MiB per allocation (0: an eighth of the total), most
+// allocations.
 #include <vector>
 
 #include "check.h"

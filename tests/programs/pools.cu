@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stream-ordered allocation: from the default pool and from one of its own, reuse in stream order, and
-// a pool's attributes.
+// Stream-ordered allocation: from the default pool and from one of its own, reuse in stream order,
+// and a pool's attributes.
 #include "check.h"
 
 __global__ void fill(int* data, int count, int value) {
@@ -16,7 +16,8 @@ int main() {
   int *first = nullptr, *second = nullptr;
   REQUIRE(cudaMallocAsync(&first, count * sizeof(int), stream));
   fill<<<count / 128, 128, 0, stream>>>(first, count, 100);
-  REQUIRE(cudaMemcpyAsync(host, first + count - 2, 2 * sizeof(int), cudaMemcpyDeviceToHost, stream));
+  REQUIRE(
+      cudaMemcpyAsync(host, first + count - 2, 2 * sizeof(int), cudaMemcpyDeviceToHost, stream));
   REQUIRE(cudaFreeAsync(first, stream));
   REQUIRE(cudaMallocAsync(&second, count * sizeof(int), stream));
   fill<<<count / 128, 128, 0, stream>>>(second, count, 200);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sum, maximum and a histogram of an array: warp shuffles, votes, shared memory and atomics on global
-// and shared memory, in 32 and 64 bits. Arguments: number of elements.
+// Sum, maximum and a histogram of an array: warp shuffles, votes, shared memory and atomics on
+// global and shared memory, in 32 and 64 bits. Arguments: number of elements.
 #include <climits>
 #include <vector>
 
@@ -88,10 +88,10 @@ int main(int argc, char** argv) {
   REQUIRE(cudaFree(device_values));
   REQUIRE(cudaFree(device_result));
 
-  std::printf("sum %llu, maximum %d, odd %u, fractions %.2f, histogram %016llx\n", result.sum,
-              result.maximum, result.odd, result.fraction_sum,
-              static_cast<unsigned long long>(
-                  checksum(result.histogram, sizeof(result.histogram))));
+  std::printf(
+      "sum %llu, maximum %d, odd %u, fractions %.2f, histogram %016llx\n", result.sum,
+      result.maximum, result.odd, result.fraction_sum,
+      static_cast<unsigned long long>(checksum(result.histogram, sizeof(result.histogram))));
   bool right = true;
   right &= fact("sum", result.sum == expected.sum);
   right &= fact("maximum", result.maximum == expected.maximum);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two streams that work on halves of pinned data with asynchronous copies, one waiting for the other
-// by an event, and elapsed times between events. Arguments: number of elements.
+// Two streams that work on halves of pinned data with asynchronous copies, one waiting for the
+// other by an event, and elapsed times between events. Arguments: number of elements.
 #include "check.h"
 
 __global__ void scale(int* data, int count, int factor) {
@@ -60,9 +60,8 @@ int main(int argc, char** argv) {
   float none = 0;
   right &= fact("an event without timing has none",
                 cudaEventElapsedTime(&none, begin, scaled) == cudaErrorInvalidResourceHandle);
-  right &= fact("which is the last error",
-                cudaGetLastError() == cudaErrorInvalidResourceHandle &&
-                    cudaPeekAtLastError() == cudaSuccess);
+  right &= fact("which is the last error", cudaGetLastError() == cudaErrorInvalidResourceHandle &&
+                                               cudaPeekAtLastError() == cudaSuccess);
   int wrong = 0;
   for (int i = 0; i < count; ++i) {
     wrong += host_sum[i] != i % 1000 * 3 + i * 2 % 1000 * 4;

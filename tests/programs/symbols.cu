@@ -53,8 +53,8 @@ int main() {
   REQUIRE(cudaMemset(address, 0, sizeof(int) * 8));
   cudaStream_t stream;
   REQUIRE(cudaStreamCreate(&stream));
-  REQUIRE(cudaMemcpyFromSymbolAsync(values, table, sizeof(int) * 9, 0, cudaMemcpyDeviceToHost,
-                                    stream));
+  REQUIRE(
+      cudaMemcpyFromSymbolAsync(values, table, sizeof(int) * 9, 0, cudaMemcpyDeviceToHost, stream));
   REQUIRE(cudaStreamSynchronize(stream));
   REQUIRE(cudaStreamDestroy(stream));
   right &= fact("cleared through its address", values[0] == 0 && values[7] == 0 && values[8] != 0);

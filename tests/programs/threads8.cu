@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight host threads on one device, each with its own stream, memory and error state, all adding into
-// one counter as well. Arguments: rounds per thread, threads.
+// Eight host threads on one device, each with its own stream, memory and error state, all adding
+// into one counter as well. Arguments: rounds per thread, threads.
 #include <thread>
 #include <vector>
 
@@ -37,8 +37,7 @@ static void work(int index, int rounds, unsigned* shared_counter, Outcome* outco
     step<<<kCount / 64, 64, 0, stream>>>(device, shared_counter, kCount, factor);
     for (int i = 0; i < kCount; ++i) expected[i] = expected[i] * factor + i;
   }
-  outcome->error_is_its_own =
-      cudaGetLastError() == (errs ? cudaErrorInvalidDevice : cudaSuccess);
+  outcome->error_is_its_own = cudaGetLastError() == (errs ? cudaErrorInvalidDevice : cudaSuccess);
   REQUIRE(cudaMemcpyAsync(host.data(), device, kCount * sizeof(unsigned), cudaMemcpyDeviceToHost,
                           stream));
   REQUIRE(cudaStreamSynchronize(stream));

@@ -142,8 +142,7 @@ cudaError_t cudaArrayGetInfo(struct cudaChannelFormatDesc* desc, struct cudaExte
   return desc != nullptr ? record(from_native(native, desc)) : cudaSuccess;
 }
 
-cudaError_t cudaArrayGetPlane(cudaArray_t* pPlaneArray, cudaArray_t hArray,
-                              unsigned int planeIdx) {
+cudaError_t cudaArrayGetPlane(cudaArray_t* pPlaneArray, cudaArray_t hArray, unsigned int planeIdx) {
   return forward(cuArrayGetPlane, reinterpret_cast<CUarray*>(pPlaneArray), native_array(hArray),
                  planeIdx);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recording streams into graphs, and the graphs so made as a whole: instantiated, launched, destroyed.
+// Recording streams into graphs, and the graphs so made as a whole: instantiated, launched,
+// destroyed.
 #include "client/cudart/state.h"
 
 using namespace sluice::cudart;
@@ -13,8 +14,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMo
 cudaError_t cudaStreamBeginCaptureToGraph(cudaStream_t stream, cudaGraph_t graph,
                                           const cudaGraphNode_t* dependencies,
                                           const cudaGraphEdgeData* dependencyData,
-                                          size_t numDependencies,
-                                          enum cudaStreamCaptureMode mode) {
+                                          size_t numDependencies, enum cudaStreamCaptureMode mode) {
   return forward(cuStreamBeginCaptureToGraph, stream, graph, dependencies,
                  same<const CUgraphEdgeData>(dependencyData), numDependencies,
                  static_cast<CUstreamCaptureMode>(mode));
@@ -35,10 +35,9 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream,
                                      const cudaGraphNode_t** dependencies_out,
                                      const cudaGraphEdgeData** edgeData_out,
                                      size_t* numDependencies_out) {
-  return forward(cuStreamGetCaptureInfo_v3, stream,
-                 same<CUstreamCaptureStatus>(captureStatus_out), same<cuuint64_t>(id_out),
-                 graph_out, dependencies_out, same<const CUgraphEdgeData*>(edgeData_out),
-                 numDependencies_out);
+  return forward(cuStreamGetCaptureInfo_v3, stream, same<CUstreamCaptureStatus>(captureStatus_out),
+                 same<cuuint64_t>(id_out), graph_out, dependencies_out,
+                 same<const CUgraphEdgeData*>(edgeData_out), numDependencies_out);
 }
 
 cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t stream, cudaGraphNode_t* dependencies,

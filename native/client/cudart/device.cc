@@ -16,8 +16,8 @@ cudaError_t on_device(int ordinal, Call call) {
   return record(to_runtime(call(device)));
 }
 
-constexpr unsigned kKnownFlags = cudaDeviceScheduleMask | cudaDeviceMapHost |
-                                 cudaDeviceLmemResizeToMax | cudaDeviceSyncMemops;
+constexpr unsigned kKnownFlags =
+    cudaDeviceScheduleMask | cudaDeviceMapHost | cudaDeviceLmemResizeToMax | cudaDeviceSyncMemops;
 
 }  // namespace
 
@@ -141,9 +141,8 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* pciBusId) {
 }
 
 cudaError_t cudaDeviceGetPCIBusId(char* pciBusId, int len, int device) {
-  return on_device(device, [&](CUdevice handle) {
-    return driver(cuDeviceGetPCIBusId, pciBusId, len, handle);
-  });
+  return on_device(
+      device, [&](CUdevice handle) { return driver(cuDeviceGetPCIBusId, pciBusId, len, handle); });
 }
 
 cudaError_t cudaDeviceGetHostAtomicCapabilities(unsigned int* capabilities,

@@ -93,9 +93,8 @@ cudaError_t cudaFuncGetName(const char** name, const void* func) {
     *name = kernel->name;
     return cudaSuccess;
   }
-  return on_function(func, [&](CUfunction function) {
-    return driver(cuFuncGetName, name, function);
-  });
+  return on_function(func,
+                     [&](CUfunction function) { return driver(cuFuncGetName, name, function); });
 }
 
 cudaError_t cudaFuncGetParamInfo(const void* func, size_t paramIndex, size_t* paramOffset,
@@ -126,8 +125,8 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* numBlocks, const 
   });
 }
 
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks,
-                                                                   const void* func, int blockSize,
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* numBlocks, const void* func,
+                                                                   int blockSize,
                                                                    size_t dynamicSMemSize,
                                                                    unsigned int flags) {
   return on_function(func, [&](CUfunction function) {

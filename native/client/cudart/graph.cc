@@ -36,21 +36,18 @@ cudaError_t cudaGraphNodeGetDependentNodes(cudaGraphNode_t node, cudaGraphNode_t
 cudaError_t cudaGraphAddDependencies(cudaGraph_t graph, const cudaGraphNode_t* from,
                                      const cudaGraphNode_t* to, const cudaGraphEdgeData* edgeData,
                                      size_t numDependencies) {
-  return forward(cuGraphAddDependencies_v2, graph, from, to,
-                 same<const CUgraphEdgeData>(edgeData), numDependencies);
+  return forward(cuGraphAddDependencies_v2, graph, from, to, same<const CUgraphEdgeData>(edgeData),
+                 numDependencies);
 }
 
 cudaError_t cudaGraphRemoveDependencies(cudaGraph_t graph, const cudaGraphNode_t* from,
                                         const cudaGraphNode_t* to,
-                                        const cudaGraphEdgeData* edgeData,
-                                        size_t numDependencies) {
+                                        const cudaGraphEdgeData* edgeData, size_t numDependencies) {
   return forward(cuGraphRemoveDependencies_v2, graph, from, to,
                  same<const CUgraphEdgeData>(edgeData), numDependencies);
 }
 
-cudaError_t cudaGraphDestroyNode(cudaGraphNode_t node) {
-  return forward(cuGraphDestroyNode, node);
-}
+cudaError_t cudaGraphDestroyNode(cudaGraphNode_t node) { return forward(cuGraphDestroyNode, node); }
 
 cudaError_t cudaGraphNodeFindInClone(cudaGraphNode_t* pNode, cudaGraphNode_t originalNode,
                                      cudaGraph_t clonedGraph) {

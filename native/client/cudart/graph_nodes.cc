@@ -199,8 +199,8 @@ cudaError_t cudaGraphExecHostNodeSetParams(cudaGraphExec_t hGraphExec, cudaGraph
 }
 
 cudaError_t cudaGraphAddChildGraphNode(cudaGraphNode_t* pGraphNode, cudaGraph_t graph,
-                                       const cudaGraphNode_t* pDependencies,
-                                       size_t numDependencies, cudaGraph_t childGraph) {
+                                       const cudaGraphNode_t* pDependencies, size_t numDependencies,
+                                       cudaGraph_t childGraph) {
   return forward(cuGraphAddChildGraphNode, pGraphNode, graph, pDependencies, numDependencies,
                  childGraph);
 }
@@ -242,8 +242,7 @@ cudaError_t cudaGraphExecEventRecordNodeSetEvent(cudaGraphExec_t hGraphExec, cud
 cudaError_t cudaGraphAddEventWaitNode(cudaGraphNode_t* pGraphNode, cudaGraph_t graph,
                                       const cudaGraphNode_t* pDependencies, size_t numDependencies,
                                       cudaEvent_t event) {
-  return forward(cuGraphAddEventWaitNode, pGraphNode, graph, pDependencies, numDependencies,
-                 event);
+  return forward(cuGraphAddEventWaitNode, pGraphNode, graph, pDependencies, numDependencies, event);
 }
 
 cudaError_t cudaGraphEventWaitNodeGetEvent(cudaGraphNode_t node, cudaEvent_t* event_out) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernel launches, from nvcc's <<<>>> and by function. The hot path of every CUDA program: a lookup
-// without a lock, one comparison for the context, the driver's launch. What the driver says of a launch
-// that cannot be is passed on as it is, as CUDA 13's runtime does.
+// without a lock, one comparison for the context, the driver's launch. What the driver says of a
+// launch that cannot be is passed on as it is, as CUDA 13's runtime does.
 #include <cstdint>
 
 #include "client/cudart/launch_config.h"
@@ -36,9 +36,8 @@ CUresult call_driver(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t
                 nullptr);
 }
 
-[[gnu::noinline]] cudaError_t failed_launch(CUresult result, CUkernel kernel, dim3 grid,
-                                            dim3 block, void** args, size_t shared_bytes,
-                                            cudaStream_t stream) {
+[[gnu::noinline]] cudaError_t failed_launch(CUresult result, CUkernel kernel, dim3 grid, dim3 block,
+                                            void** args, size_t shared_bytes, cudaStream_t stream) {
   if (rebind_after(result)) {
     result = call_driver(kernel, grid, block, args, shared_bytes, stream);
   }
@@ -47,9 +46,11 @@ CUresult call_driver(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t
 
 inline cudaError_t launch(CUkernel kernel, dim3 grid, dim3 block, void** args, size_t shared_bytes,
                           cudaStream_t stream) {
-  if (shared_bytes > UINT32_MAX) [[unlikely]] return record(cudaErrorInvalidValue);
+  if (shared_bytes > UINT32_MAX) [[unlikely]]
+    return record(cudaErrorInvalidValue);
   const CUresult result = call_driver(kernel, grid, block, args, shared_bytes, stream);
-  if (result == CUDA_SUCCESS) [[likely]] return cudaSuccess;
+  if (result == CUDA_SUCCESS) [[likely]]
+    return cudaSuccess;
   return failed_launch(result, kernel, grid, block, args, shared_bytes, stream);
 }
 
@@ -107,8 +108,8 @@ cudaError_t launch_with_attributes(const cudaLaunchConfig_t* config, cudaStream_
   }
   if (config->dynamicSmemBytes > UINT32_MAX) return record(cudaErrorInvalidValue);
   const CUlaunchConfig native = native_config(*config, stream);
-  const CUresult result = driver(cuLaunchKernelEx, &native, reinterpret_cast<CUfunction>(handle),
-                                 args, nullptr);
+  const CUresult result =
+      driver(cuLaunchKernelEx, &native, reinterpret_cast<CUfunction>(handle), args, nullptr);
   return record(to_runtime(result));
 }
 
@@ -140,7 +141,8 @@ cudaError_t __cudaPopCallConfiguration(dim3* gridDim, dim3* blockDim, size_t* sh
 }
 
 // The handle goes from nvcc's stub back to __cudaLaunchKernel and nowhere else, so it is the
-// registration itself: no driver call here, which runs in a static initialiser, and no lookup there.
+// registration itself: no driver call here, which runs in a static initialiser, and no lookup
+// there.
 cudaError_t __cudaGetKernel(cudaKernel_t* handle, const void* entry) {
   Kernel* kernel = find_kernel(entry);
   if (kernel == nullptr) return record(cudaErrorInvalidDeviceFunction);

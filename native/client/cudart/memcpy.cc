@@ -7,7 +7,9 @@ using namespace sluice::cudart;
 
 namespace {
 
-bool known(cudaMemcpyKind kind) { return kind >= cudaMemcpyHostToHost && kind <= cudaMemcpyDefault; }
+bool known(cudaMemcpyKind kind) {
+  return kind >= cudaMemcpyHostToHost && kind <= cudaMemcpyDefault;
+}
 
 }  // namespace
 
@@ -44,8 +46,7 @@ cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t count, enum cudaM
   }
 }
 
-cudaError_t cudaMemcpyPeer(void* dst, int dstDevice, const void* src, int srcDevice,
-                           size_t count) {
+cudaError_t cudaMemcpyPeer(void* dst, int dstDevice, const void* src, int srcDevice, size_t count) {
   CUcontext to = nullptr;
   CUcontext from = nullptr;
   if (const cudaError_t error = primary_context(dstDevice, &to); error != cudaSuccess) {
@@ -98,8 +99,7 @@ cudaError_t cudaMemset2DAsync(void* devPtr, size_t pitch, int value, size_t widt
 }
 
 // One slice after the other: the rows of a slice that is taller than the region stay untouched.
-cudaError_t cudaMemset3D(struct cudaPitchedPtr pitchedDevPtr, int value,
-                         struct cudaExtent extent) {
+cudaError_t cudaMemset3D(struct cudaPitchedPtr pitchedDevPtr, int value, struct cudaExtent extent) {
   const size_t slice = pitchedDevPtr.pitch * pitchedDevPtr.ysize;
   for (size_t z = 0; z < extent.depth; ++z) {
     const cudaError_t error = cudaMemset2D(static_cast<char*>(pitchedDevPtr.ptr) + z * slice,

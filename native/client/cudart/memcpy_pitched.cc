@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two- and three-dimensional copies between pitched memory and arrays. The per-thread variants of the
-// synchronous functions are generated from these.
+// Two- and three-dimensional copies between pitched memory and arrays. The per-thread variants of
+// the synchronous functions are generated from these.
 #include "client/cudart/pitched_copy.h"
 #include "client/cudart/state.h"
 
@@ -41,8 +41,8 @@ cudaError_t describe(const End& to, const End& from, size_t width, size_t height
     return cudaErrorInvalidMemcpyDirection;
   }
   // Of a single row the driver is the judge.
-  const bool too_wide = (to.array == nullptr && width > to.pitch) ||
-                        (from.array == nullptr && width > from.pitch);
+  const bool too_wide =
+      (to.array == nullptr && width > to.pitch) || (from.array == nullptr && width > from.pitch);
   if (too_wide && height > 1) return cudaErrorInvalidPitchValue;
   copy->srcXInBytes = from.x_bytes;
   copy->srcY = from.y;

@@ -129,8 +129,7 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes* attributes, c
   };
   void* answers[] = {&type, &managed, &device, &device_pointer, &host_pointer};
   // Answers zeros, not an error, for memory that CUDA does not know.
-  const CUresult result =
-      driver(cuPointerGetAttributes, 5u, asked, answers, device_address(ptr));
+  const CUresult result = driver(cuPointerGetAttributes, 5u, asked, answers, device_address(ptr));
   if (result != CUDA_SUCCESS) return record(to_runtime(result));
   *attributes = {};
   if (managed != 0) {

@@ -29,9 +29,8 @@ CUmemLocation native_location(cudaMemLocation location) {
 extern "C" {
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* memPool, int device) {
-  return on_device(device, [&](CUdevice handle) {
-    return driver(cuDeviceGetDefaultMemPool, memPool, handle);
-  });
+  return on_device(
+      device, [&](CUdevice handle) { return driver(cuDeviceGetDefaultMemPool, memPool, handle); });
 }
 
 cudaError_t cudaDeviceGetMemPool(cudaMemPool_t* memPool, int device) {
@@ -47,16 +46,16 @@ cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t memPool) {
 cudaError_t cudaDeviceGetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attr,
                                            void* value) {
   return on_device(device, [&](CUdevice handle) {
-    return driver(cuDeviceGetGraphMemAttribute, handle,
-                  static_cast<CUgraphMem_attribute>(attr), value);
+    return driver(cuDeviceGetGraphMemAttribute, handle, static_cast<CUgraphMem_attribute>(attr),
+                  value);
   });
 }
 
 cudaError_t cudaDeviceSetGraphMemAttribute(int device, enum cudaGraphMemAttributeType attr,
                                            void* value) {
   return on_device(device, [&](CUdevice handle) {
-    return driver(cuDeviceSetGraphMemAttribute, handle,
-                  static_cast<CUgraphMem_attribute>(attr), value);
+    return driver(cuDeviceSetGraphMemAttribute, handle, static_cast<CUgraphMem_attribute>(attr),
+                  value);
   });
 }
 
@@ -68,21 +67,17 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t* memPool, const struct cudaMemPoolPr
   return forward(cuMemPoolCreate, memPool, same<const CUmemPoolProps>(poolProps));
 }
 
-cudaError_t cudaMemPoolDestroy(cudaMemPool_t memPool) {
-  return forward(cuMemPoolDestroy, memPool);
-}
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t memPool) { return forward(cuMemPoolDestroy, memPool); }
 
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t memPool, size_t minBytesToKeep) {
   return forward(cuMemPoolTrimTo, memPool, minBytesToKeep);
 }
 
-cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr,
-                                    void* value) {
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void* value) {
   return forward(cuMemPoolSetAttribute, memPool, static_cast<CUmemPool_attribute>(attr), value);
 }
 
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr,
-                                    void* value) {
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t memPool, enum cudaMemPoolAttr attr, void* value) {
   return forward(cuMemPoolGetAttribute, memPool, static_cast<CUmemPool_attribute>(attr), value);
 }
 

@@ -2,8 +2,8 @@
 // A map from addresses in the program (kernel stubs, shadow variables) to what was registered for
 // them. Written at registration, under a lock; read on every kernel launch without one.
 // A table is never freed once published: all tables that it outgrew are together smaller than the
-// last, and a reader may still be walking one. Constant-initialised and never destroyed, since static
-// constructors and exit handlers of the program use it.
+// last, and a reader may still be walking one. Constant-initialised and never destroyed, since
+// static constructors and exit handlers of the program use it.
 #pragma once
 
 #include <atomic>

@@ -14,8 +14,7 @@ struct IntegerField {
   CUdevice_attribute attribute;
 };
 
-#define FIELD(member, attribute) \
-  { offsetof(cudaDeviceProp, member), CU_DEVICE_ATTRIBUTE_##attribute }
+#define FIELD(member, attribute) {offsetof(cudaDeviceProp, member), CU_DEVICE_ATTRIBUTE_##attribute}
 
 constexpr IntegerField kIntegerFields[] = {
     FIELD(regsPerBlock, MAX_REGISTERS_PER_BLOCK),
@@ -156,7 +155,8 @@ CUresult fill_properties(CUdevice device, cudaDeviceProp* prop) {
     std::memcpy(base + field.offset, &value, sizeof(value));
   }
   for (const IntegerField& field : kSizeFields) {
-    const auto value = static_cast<size_t>(static_cast<unsigned>(attribute(field.attribute, device)));
+    const auto value =
+        static_cast<size_t>(static_cast<unsigned>(attribute(field.attribute, device)));
     std::memcpy(base + field.offset, &value, sizeof(value));
   }
   return CUDA_SUCCESS;

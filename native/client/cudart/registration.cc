@@ -55,8 +55,8 @@ cudaError_t load_module(Module& module, CUlibrary* library) {
   std::lock_guard lock(module.mutex);
   *library = module.library.load(std::memory_order_relaxed);
   if (*library != nullptr) return cudaSuccess;
-  const CUresult result = driver(cuLibraryLoadData, library, module.image, nullptr, nullptr, 0u,
-                                 nullptr, nullptr, 0u);
+  const CUresult result =
+      driver(cuLibraryLoadData, library, module.image, nullptr, nullptr, 0u, nullptr, nullptr, 0u);
   if (result != CUDA_SUCCESS) return to_runtime(result);
   module.library.store(*library, std::memory_order_release);
   return cudaSuccess;

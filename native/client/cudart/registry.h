@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What nvcc's code registered: fat binaries, and the kernels and variables in them, found by the
 // address of their host stub or shadow. Filled by registration.cc in static constructors, without a
-// driver call; the driver sees a fat binary at its first use. launch.cc, function.cc and symbol.cc ask.
+// driver call; the driver sees a fat binary at its first use. launch.cc, function.cc and symbol.cc
+// ask.
 #pragma once
 
 #include <atomic>
@@ -39,8 +40,8 @@ inline cudaError_t kernel_handle(Kernel& kernel, CUkernel* handle) {
   return *handle != nullptr ? cudaSuccess : load_kernel(kernel, handle);
 }
 
-// A host stub or a kernel handle, as the runtime's functions take them. What is no stub is believed to
-// be a handle; the driver knows its own and refuses the rest.
+// A host stub or a kernel handle, as the runtime's functions take them. What is no stub is believed
+// to be a handle; the driver knows its own and refuses the rest.
 cudaError_t resolve_kernel(const void* function, CUkernel* handle);
 // The same as a function of this thread's current context.
 cudaError_t resolve_function(const void* function, CUfunction* result);

@@ -34,9 +34,7 @@ bool ended_by_reset(CUcontext context) {
   return false;
 }
 
-void note_bound() {
-  thread_state.bound_epoch = context_epoch.load(std::memory_order_acquire);
-}
+void note_bound() { thread_state.bound_epoch = context_epoch.load(std::memory_order_acquire); }
 
 }  // namespace
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The runtime's own state: which device a thread uses, the primary contexts that stand behind the
 // devices, and each thread's last error. Every exported function passes through here.
-// Promises: nothing touches the driver before the first call that needs it; a thread that already has
-// a current context pays one comparison; no lock is taken on that path. A context that the
+// Promises: nothing touches the driver before the first call that needs it; a thread that already
+// has a current context pays one comparison; no lock is taken on that path. A context that the
 // application made current by the driver API is used as it is, as in NVIDIA's runtime.
 #pragma once
 
@@ -46,7 +46,8 @@ inline cudaError_t ensure_context() {
   return bind_context();
 }
 
-// The context was taken from under this thread (cuCtxPopCurrent, a reset): true if it has one again.
+// The context was taken from under this thread (cuCtxPopCurrent, a reset): true if it has one
+// again.
 bool rebind_after(CUresult result);
 
 // The ordinal is checked. Number of devices, or a negative error.

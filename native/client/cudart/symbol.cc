@@ -53,8 +53,7 @@ cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* src, size_t count
                                enum cudaMemcpyKind kind) {
   if (!into_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place);
-      error != cudaSuccess) {
+  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
     return record(error);
   }
   return cudaMemcpy(place, src, count, kind);
@@ -64,8 +63,7 @@ cudaError_t cudaMemcpyFromSymbol(void* dst, const void* symbol, size_t count, si
                                  enum cudaMemcpyKind kind) {
   if (!out_of_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place);
-      error != cudaSuccess) {
+  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
     return record(error);
   }
   return cudaMemcpy(dst, place, count, kind);
@@ -75,8 +73,7 @@ cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* src, size_t 
                                     size_t offset, enum cudaMemcpyKind kind, cudaStream_t stream) {
   if (!into_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place);
-      error != cudaSuccess) {
+  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
     return record(error);
   }
   return cudaMemcpyAsync(place, src, count, kind, stream);
@@ -86,8 +83,7 @@ cudaError_t cudaMemcpyFromSymbolAsync(void* dst, const void* symbol, size_t coun
                                       enum cudaMemcpyKind kind, cudaStream_t stream) {
   if (!out_of_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place);
-      error != cudaSuccess) {
+  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
     return record(error);
   }
   return cudaMemcpyAsync(dst, place, count, kind, stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exported functions that follow from others, and those that Sluice does not speak yet: both are
-// generated. The latter answer cudaErrorNotSupported and say so once each under SLUICE_DEBUG.
+// The exported functions that follow from others, and those that Sluice does not speak yet: both
+// are generated. The latter answer cudaErrorNotSupported and say so once each under SLUICE_DEBUG.
 #include "client/unsupported.h"
 
 #include <cstdio>
