@@ -21,7 +21,6 @@ std::map<std::string, CUresult> answers;
 std::atomic<bool> quiet{false};
 pid_t initialised_in = 0;
 int version = 13000;
-unsigned long launches = 0;
 thread_local CUcontext current = nullptr;
 
 constexpr int kDevices = 2;
@@ -56,7 +55,6 @@ void fake_answer(const char* name, int result) {
 
 void fake_version(int value) { version = value; }
 void fake_quiet(int on) { quiet = on != 0; }
-unsigned long fake_launches() { return launches; }
 
 // Copies the calls since the last time, one a line.
 void fake_calls(char* buffer, size_t size) {
@@ -156,7 +154,6 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* size, CUlibrary, const
 CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                         unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                         CUstream stream, void**, void**) {
-  ++launches;
   if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT;
   if (handle(function) < 0x3000 || handle(function) > 0x30ff) return CUDA_ERROR_INVALID_HANDLE;
   return called("cuLaunchKernel", function, grid_x, grid_y, grid_z, block_x, block_y, block_z,

@@ -147,4 +147,54 @@ cudaError_t cudaArrayGetPlane(cudaArray_t* pPlaneArray, cudaArray_t hArray, unsi
                  planeIdx);
 }
 
+cudaError_t cudaArrayGetMemoryRequirements(struct cudaArrayMemoryRequirements* memoryRequirements,
+                                           cudaArray_t array, int device) {
+  CUdevice handle = 0;
+  if (const cudaError_t error = device_handle(device, &handle); error != cudaSuccess) {
+    return record(error);
+  }
+  return forward(cuArrayGetMemoryRequirements,
+                 same<CUDA_ARRAY_MEMORY_REQUIREMENTS>(memoryRequirements), native_array(array),
+                 handle);
+}
+
+cudaError_t cudaMipmappedArrayGetMemoryRequirements(
+    struct cudaArrayMemoryRequirements* memoryRequirements, cudaMipmappedArray_t mipmap,
+    int device) {
+  CUdevice handle = 0;
+  if (const cudaError_t error = device_handle(device, &handle); error != cudaSuccess) {
+    return record(error);
+  }
+  return forward(cuMipmappedArrayGetMemoryRequirements,
+                 same<CUDA_ARRAY_MEMORY_REQUIREMENTS>(memoryRequirements), native_mipmapped(mipmap),
+                 handle);
+}
+
+cudaError_t cudaArrayGetSparseProperties(struct cudaArraySparseProperties* sparseProperties,
+                                         cudaArray_t array) {
+  return forward(cuArrayGetSparseProperties, same<CUDA_ARRAY_SPARSE_PROPERTIES>(sparseProperties),
+                 native_array(array));
+}
+
+cudaError_t cudaMipmappedArrayGetSparseProperties(
+    struct cudaArraySparseProperties* sparseProperties, cudaMipmappedArray_t mipmap) {
+  return forward(cuMipmappedArrayGetSparseProperties,
+                 same<CUDA_ARRAY_SPARSE_PROPERTIES>(sparseProperties), native_mipmapped(mipmap));
+}
+
+cudaError_t cudaDeviceGetTexture1DLinearMaxWidth(size_t* maxWidthInElements,
+                                                 const struct cudaChannelFormatDesc* fmtDesc,
+                                                 int device) {
+  CUDA_ARRAY3D_DESCRIPTOR native;
+  if (const cudaError_t error = describe(fmtDesc, {}, 0, &native); error != cudaSuccess) {
+    return record(error);
+  }
+  CUdevice handle = 0;
+  if (const cudaError_t error = device_handle(device, &handle); error != cudaSuccess) {
+    return record(error);
+  }
+  return forward_without_context(cuDeviceGetTexture1DLinearMaxWidth, maxWidthInElements,
+                                 native.Format, native.NumChannels, handle);
+}
+
 }  // extern "C"

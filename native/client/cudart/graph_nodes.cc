@@ -281,4 +281,16 @@ cudaError_t cudaGraphMemFreeNodeGetParams(cudaGraphNode_t node, void* dptr_out) 
   return forward(cuGraphMemFreeNodeGetParams, node, static_cast<CUdeviceptr*>(dptr_out));
 }
 
+cudaError_t cudaGraphConditionalHandleCreate(cudaGraphConditionalHandle* pHandle_out,
+                                             cudaGraph_t graph, unsigned int defaultLaunchValue,
+                                             unsigned int flags) {
+  static_assert(sizeof(cudaGraphConditionalHandle) == sizeof(CUgraphConditionalHandle));
+  CUcontext context = nullptr;
+  if (const cudaError_t error = current_context(&context); error != cudaSuccess) {
+    return record(error);
+  }
+  return forward(cuGraphConditionalHandleCreate, same<CUgraphConditionalHandle>(pHandle_out), graph,
+                 context, defaultLaunchValue, flags);
+}
+
 }  // extern "C"
