@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small native programs and libraries, compiled where a test needs the loader or an ELF file."""
+"""Small native programs for the loader and the ELF reader; the real bundle and real guests."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.rigs.kvm.rig import Guest as Guest  # noqa: E402
+from tests.rigs.kvm.rig import Rig as Rig  # noqa: E402
 
 Compile = Callable[..., Path]
 
@@ -31,3 +37,28 @@ def compile_c(tmp_path: Path) -> Compile:
         return target
 
     return compile_it
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """dist/… as `make guest-bundle` writes it, in a folder of its own."""
+    dist = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, str(CHECKOUT / "packaging/guest_bundle.py"), "--dist", str(dist)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return dist / "sluice-guest-x86_64.tar.gz"
+
+
+@pytest.fixture(scope="session")
+def rig() -> Iterator[Rig]:
+    if os.geteuid() != 0:
+        pytest.skip("the KVM rig needs root")
+    with Rig("tests-guest") as started:
+        yield started
+
+
+def install_bundle(guest: Guest, bundle: Path, *options: str) -> None:
+    """Unpacks the bundle in the guest and runs its install.sh."""
+    guest.put(bundle, "/root/bundle.tar.gz")
+    command = " ".join(["cd /root && tar xzf bundle.tar.gz && sluice-guest/install.sh", *options])
+    guest.check(command, timeout=120)

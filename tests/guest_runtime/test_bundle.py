@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +16,7 @@ from sluice.hypervisor.libvirt_host import libvirt_identity
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import VgpuRequest
 
-from .conftest import CHECKOUT
-
-sys.path.insert(0, str(CHECKOUT))
-
-from tests.rigs.kvm.rig import Guest, Rig
+from .conftest import Guest, Rig, install_bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm]
 
@@ -33,31 +25,12 @@ RESOURCE = "/sys/bus/pci/devices/*/resource2"
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """dist/… as `make guest-bundle` writes it, in a folder of its own."""
-    dist = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, str(CHECKOUT / "packaging/guest_bundle.py"), "--dist", str(dist)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return dist / "sluice-guest-x86_64.tar.gz"
-
-
-@pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
-    if os.geteuid() != 0:
-        pytest.skip("the KVM rig needs root")
-    with Rig("tests-guest") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def guest(rig: Rig, bundle: Path) -> Guest:
     """A guest with the bundle installed and two users, one of them in the group."""
     guest = rig.define_guest("bundled", mem_mib=384, vcpus=2)
     guest.start()
     guest.wait_ready()
-    guest.put(bundle, "/root/bundle.tar.gz")
-    guest.check("cd /root && tar xzf bundle.tar.gz && sluice-guest/install.sh", timeout=120)
+    install_bundle(guest, bundle)
     guest.check("useradd -m member && usermod -aG sluice member && useradd -m stranger")
     return guest
 

@@ -78,7 +78,7 @@ class PrivateLibvirt:
         script = ["set -e"]
         for folder, target in _BINDS:
             script.append(f"mkdir -p {target}; mount --bind '{self.root / folder}' {target}")
-        script.append("exec libvirtd -f /etc/libvirt/libvirtd.conf")
+        script.append(f"exec libvirtd -f /etc/libvirt/libvirtd.conf -p '{self.root}/daemon.pid'")
         with (self.root / "libvirtd.out").open("ab") as out:
             process = subprocess.Popen(
                 ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)],
