@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate what carries the registry's functions: wire structs, client bodies, worker handlers.
+"""Generate what carries the registry's functions: wire structs, both ends, and their tests.
 
 Runs in every build (native/codegen/CMakeLists.txt) and by hand:
 
@@ -145,17 +145,19 @@ def generate(out: Path, registry: Registry) -> None:
     layout = Layout(registry.driver)
     wires = [layout.lay_out(f) for f in registry.wire_functions()]
     entries = [make_entry(w, registry, layout) for w in wires]
-    values: dict[str, Any] = {"entries": entries}
+    values: dict[str, Any] = {"entries": entries, "enums": known_enums(entries, layout)}
     structs = [s for w in wires for s in (w.request, w.reply) if s]
     writer.render(
         "wire_structs.h.j2",
         "wire/generated.h",
         wires=wires,
         structs=structs,
-        enums=known_enums(entries, layout),
+        enums=values["enums"],
     )
     writer.render("wire_client.inc.j2", "client/driver_stubs.inc", **values)
     writer.render("wire_worker.inc.j2", "worker/generated_handlers.inc", **values)
+    writer.render("wire_frames.inc.j2", "tests/generated_frames.inc", **values)
+    writer.render("wire_roundtrip.inc.j2", "tests/generated_roundtrip.inc", **values)
 
 
 def main(arguments: list[str] | None = None) -> int:

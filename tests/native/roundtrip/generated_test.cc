@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every function whose frame is generated: what the application passes reaches the driver, what the driver answers reaches the application.
+#include "tests/native/roundtrip/loopback_session.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr int kRounds = 50;
+
+// The text below is made by native/codegen.
+#include "tests/generated_roundtrip.inc"
+
+}  // namespace
+}  // namespace sluice::test

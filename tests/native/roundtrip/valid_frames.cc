@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/native/roundtrip/valid_frames.h"
+
+#include <stdexcept>
+
+#include "wire/generated.h"
+
+namespace sluice::test {
+
+namespace {
+
+using wire::CodeKind;
+
+std::vector<uint64_t> pack(const void* body, size_t bytes, const std::string& tail) {
+  std::vector<uint64_t> words((bytes + tail.size() + 7) / 8, 0);
+  auto* at = reinterpret_cast<char*>(words.data());
+  std::memcpy(at, body, bytes);
+  std::memcpy(at + bytes, tail.data(), tail.size());
+  return words;
+}
+
+template <class T>
+ValidFrame make(const char* name, uint16_t function, bool answered, const char* calls, const T& body,
+                const std::string& tail = "") {
+  ValidFrame f;
+  f.name = name;
+  f.function = function;
+  f.answered = answered;
+  f.calls = calls;
+  f.words = pack(&body, sizeof body, tail);
+  return f;
+}
+
+// The text below is made by native/codegen.
+#include "tests/generated_frames.inc"
+
+using Frames = std::vector<ValidFrame>;
+using Rig = FurnishedRig;
+
+void add_memory(Rig& rig, Frames* all) {
+  const uint64_t beyond = rig.address() + Rig::kMappedBytes;
+  auto f = make("MemoryMap", wire::kMemoryMap, false, "cuMemMap", wire::MemoryMap{0, 0, beyond, 2 << 20});
+  f.addresses = {{offsetof(wire::MemoryMap, address), 2 << 20}};
+  f.devices = {offsetof(wire::MemoryMap, device)};
+  all->push_back(f);
+  f = make("MemoryUnmap", wire::kMemoryUnmap, false, "cuMemUnmap",
+           wire::MemoryUnmap{0, 0, rig.address(), Rig::kMappedBytes});
+  f.addresses = {{offsetof(wire::MemoryMap, address), Rig::kMappedBytes}};
+  f.devices = {offsetof(wire::MemoryMap, device)};
+  all->push_back(f);
+  f = make("ArenaRegister", wire::kArenaRegister, false, "cuMemHostRegister_v2",
+           wire::ArenaRegister{rig.arena() + wire::kArenaChunk, kArenaBytes - wire::kArenaChunk});
+  f.arena = {{offsetof(wire::ArenaRegister, address), kArenaBytes - wire::kArenaChunk}};
+  all->push_back(f);
+  f = make("DeviceIdle", wire::kDeviceIdle, true, "cuCtxSynchronize", wire::DeviceIdle{0, 0});
+  f.devices = {offsetof(wire::DeviceIdle, device)};
+  all->push_back(f);
+}
+
+void add_copies(Rig& rig, Frames* all) {
+  using C = wire::CopyToDevice;
+  const auto copy = [&](const char* name, uint16_t function, bool answered, const char* calls,
+                        wire::HostPlace place, uint64_t rows, const std::string& tail) {
+    C c{};
+    c.stream = Rig::kStreamId;
+    c.device_address = rig.address() + 512;
+    c.device_pitch = 256;
+    c.host_address = place == wire::HostPlace::kArena ? rig.arena() + 4096 : 0;
+    c.host_pitch = 128;
+    c.width = 100;
+    c.rows = rows;
+    c.place = place;
+    c.mark = place == wire::HostPlace::kArena ? 5 : wire::kNoMark;
+    c.value = 3;
+    auto f = make(name, function, answered, calls, c, tail);
+    f.handles = {offsetof(C, stream)};
+    f.addresses = {{offsetof(C, device_address), (rows - 1) * 256 + 100}};
+    if (place == wire::HostPlace::kArena)
+      f.arena = {{offsetof(C, host_address), (rows - 1) * 128 + 100}};
+    f.choices = {offsetof(C, place)};
+    all->push_back(f);
+  };
+  using enum wire::HostPlace;
+  const std::string data(100, 'd');
+  copy("CopyToDevice, inline", wire::kCopyToDevice, false, "cuMemcpyHtoDAsync_v2", kInline, 1, data);
+  copy("CopyToDevice, inline rows", wire::kCopyToDevice, false, "cuMemcpy2DAsync_v2", kInline, 3, data + data + data);
+  copy("CopyToDevice, arena", wire::kCopyToDevice, true, "cuMemcpyHtoDAsync_v2", kArena, 1, "");
+  copy("CopyToDevice, arena rows", wire::kCopyToDevice, false, "cuMemcpy2DAsync_v2", kArena, 3, "");
+  copy("CopyToHost, inline", wire::kCopyToHost, true, "cuMemcpyDtoHAsync_v2", kInline, 1, "");
+  copy("CopyToHost, inline rows", wire::kCopyToHost, true, "cuMemcpy2DAsync_v2", kInline, 3, "");
+  copy("CopyToHost, arena", wire::kCopyToHost, false, "cuMemcpyDtoHAsync_v2", kArena, 1, "");
+  copy("CopyToHost, arena rows", wire::kCopyToHost, true, "cuMemcpy2DAsync_v2", kArena, 3, "");
+
+  using D = wire::CopyOnDevice;
+  for (uint64_t rows : {1, 3}) {
+    auto f = make(rows == 1 ? "CopyOnDevice" : "CopyOnDevice, rows", wire::kCopyOnDevice, false,
+                  rows == 1 ? "cuMemcpyDtoDAsync_v2" : "cuMemcpy2DAsync_v2",
+                  D{Rig::kStreamId, rig.address(), 256, rig.address() + 65536, 128, 100, rows, 0, 0});
+    f.handles = {offsetof(D, stream)};
+    f.addresses = {{offsetof(D, to), (rows - 1) * 256 + 100}, {offsetof(D, from), (rows - 1) * 128 + 100}};
+    all->push_back(f);
+  }
+  using F = wire::FillDevice;
+  const char* const calls[] = {"cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async",
+                               "cuMemsetD2D8Async", "cuMemsetD2D16Async", "cuMemsetD2D32Async"};
+  for (uint32_t i = 0; i < 6; ++i) {
+    const uint32_t element = 1u << i % 3;
+    const uint64_t rows = i < 3 ? 1 : 3;
+    auto f = make("FillDevice", wire::kFillDevice, false, calls[i],
+                  F{Rig::kStreamId, rig.address(), 256, 32, rows, element, 0x01020304});
+    f.handles = {offsetof(F, stream)};
+    f.addresses = {{offsetof(F, address), (rows - 1) * 256 + 32 * element}};
+    f.choices = {offsetof(F, element_bytes)};
+    all->push_back(f);
+  }
+}
+
+void add_code(Rig&, Frames* all) {
+  const std::string image = ".version 8.0 // furnished";
+  auto f = make("Upload", wire::kUpload, false, "", wire::Upload{99, image.size(), 0, image.size()}, image);
+  all->push_back(f);
+  using L = wire::CodeLoad;
+  const uint32_t option[2] = {CU_JIT_MAX_REGISTERS, 32};
+  const std::string options(reinterpret_cast<const char*>(option), sizeof option);
+  f = make("CodeLoad, module", wire::kCodeLoad, true, "cuModuleLoadDataEx",
+           L{handle_id(Rig::kModule, 9), Rig::kBlob, CodeKind::kModule, 1}, options);
+  f.minted = {offsetof(L, id)};
+  f.choices = {offsetof(L, kind)};
+  all->push_back(f);
+  f = make("CodeLoad, library", wire::kCodeLoad, true, "cuLibraryLoadData",
+           L{handle_id(Rig::kLibrary, 9), Rig::kBlob, CodeKind::kLibrary, 1}, options);
+  f.minted = {offsetof(L, id)};
+  f.choices = {offsetof(L, kind)};
+  all->push_back(f);
+  using G = wire::FunctionGet;
+  f = make("FunctionGet", wire::kFunctionGet, true, "cuModuleGetFunction",
+           G{handle_id(Rig::kFunction, 9), Rig::kModuleId, CodeKind::kModule, 6}, "vector");
+  f.minted = {offsetof(G, id)};
+  f.handles = {offsetof(G, code)};
+  all->push_back(f);
+  f = make("FunctionGet, kernel", wire::kFunctionGet, true, "cuLibraryGetKernel",
+           G{handle_id(Rig::kKernel, 9), Rig::kLibraryId, CodeKind::kLibrary, 6}, "kernel");
+  f.minted = {offsetof(G, id)};
+  f.handles = {offsetof(G, code)};
+  all->push_back(f);
+  using S = wire::FunctionSet;
+  f = make("FunctionSet", wire::kFunctionSet, true, "cuFuncSetAttribute", S{Rig::kFunctionId, 8, 1024});
+  f.handles = {offsetof(S, function)};
+  f.choices = {offsetof(S, attribute)};
+  all->push_back(f);
+  f = make("FunctionSet, kernel", wire::kFunctionSet, false, "cuKernelSetAttribute", S{Rig::kKernelId, 8, 1024});
+  f.handles = {offsetof(S, function)};
+  f.choices = {offsetof(S, attribute)};
+  all->push_back(f);
+  using V = wire::GlobalGet;
+  f = make("GlobalGet", wire::kGlobalGet, true, "cuModuleGetGlobal_v2", V{Rig::kModuleId, CodeKind::kModule, 4}, "data");
+  f.handles = {offsetof(V, code)};
+  all->push_back(f);
+  f = make("GlobalGet, library", wire::kGlobalGet, true, "cuLibraryGetGlobal", V{Rig::kLibraryId, CodeKind::kLibrary, 4}, "data");
+  f.handles = {offsetof(V, code)};
+  all->push_back(f);
+  using U = wire::CodeUnload;
+  f = make("CodeUnload", wire::kCodeUnload, false, "cuModuleUnload", U{Rig::kModuleId, CodeKind::kModule, 0});
+  f.handles = {offsetof(U, id)};
+  all->push_back(f);
+  f = make("CodeUnload, library", wire::kCodeUnload, false, "cuLibraryUnload", U{Rig::kLibraryId, CodeKind::kLibrary, 0});
+  f.handles = {offsetof(U, id)};
+  all->push_back(f);
+}
+
+void add_launches(Rig&, Frames* all) {
+  using L = wire::Launch;
+  const std::string params(20, 'p');
+  L l{Rig::kFunctionId, Rig::kStreamId, {2, 3, 4}, {5, 6, 7}, 1024, 20, 0, 0};
+  auto f = make("Launch", wire::kLaunch, false, "cuLaunchKernel", l, params);
+  f.handles = {offsetof(L, function), offsetof(L, stream)};
+  all->push_back(f);
+  l.function = Rig::kKernelId;
+  l.attribute_count = 1;
+  wire::LaunchAttribute a{};
+  a.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+  a.value[0] = std::byte{1};
+  f = make("Launch, attributes", wire::kLaunch, false, "cuLaunchKernelEx", l,
+           params + std::string(reinterpret_cast<const char*>(&a), sizeof a));
+  f.handles = {offsetof(L, function), offsetof(L, stream)};
+  all->push_back(f);
+}
+
+void add_streams(Rig&, Frames* all) {
+  using C = wire::StreamCreate;
+  auto f = make("StreamCreate", wire::kStreamCreate, false, "cuStreamCreateWithPriority",
+                C{handle_id(Rig::kStream, 9), CU_STREAM_NON_BLOCKING, -1});
+  f.minted = {offsetof(C, id)};
+  f.choices = {offsetof(C, flags)};
+  all->push_back(f);
+  const auto plain = [&](const char* name, uint16_t function, bool answered, const char* calls) {
+    auto g = make(name, function, answered, calls, wire::StreamId{Rig::kStreamId});
+    g.handles = {0};
+    all->push_back(g);
+  };
+  plain("StreamDestroy", wire::kStreamDestroy, false, "cuStreamDestroy_v2");
+  plain("StreamSynchronize", wire::kStreamSynchronize, true, "cuStreamSynchronize");
+  plain("StreamQuery", wire::kStreamQuery, true, "cuStreamQuery");
+  using W = wire::StreamWaitEvent;
+  f = make("StreamWaitEvent", wire::kStreamWaitEvent, false, "cuStreamWaitEvent", W{Rig::kStreamId, Rig::kEventId, 0, 0});
+  f.handles = {offsetof(W, stream), offsetof(W, event)};
+  all->push_back(f);
+  using M = wire::Mark;
+  f = make("Mark", wire::kMark, false, "cuStreamWriteValue64_v2", M{Rig::kStreamId, 17, 0, 5});
+  f.handles = {offsetof(M, stream)};
+  f.choices = {offsetof(M, mark)};
+  all->push_back(f);
+  using H = wire::HostFunction;
+  f = make("HostFunction", wire::kHostFunction, false, "cuStreamWaitValue64_v2", H{Rig::kStreamId, 18, 19, 7});
+  f.handles = {offsetof(H, stream)};
+  f.choices = {offsetof(H, ready_mark), offsetof(H, done_mark)};
+  all->push_back(f);
+}
+
+void add_events(Rig&, Frames* all) {
+  using C = wire::EventCreate;
+  auto f = make("EventCreate", wire::kEventCreate, false, "cuEventCreate", C{handle_id(Rig::kEvent, 9), CU_EVENT_DISABLE_TIMING, 0});
+  f.minted = {offsetof(C, id)};
+  f.choices = {offsetof(C, flags)};
+  all->push_back(f);
+  const auto plain = [&](const char* name, uint16_t function, bool answered, const char* calls) {
+    auto g = make(name, function, answered, calls, wire::EventId{Rig::kEventId});
+    g.handles = {0};
+    all->push_back(g);
+  };
+  plain("EventDestroy", wire::kEventDestroy, false, "cuEventDestroy_v2");
+  plain("EventSynchronize", wire::kEventSynchronize, true, "cuEventSynchronize");
+  plain("EventQuery", wire::kEventQuery, true, "cuEventQuery");
+  using R = wire::EventRecord;
+  f = make("EventRecord", wire::kEventRecord, false, "cuEventRecordWithFlags", R{Rig::kEventId, Rig::kStreamId, 20, 0, 9});
+  f.handles = {offsetof(R, event), offsetof(R, stream)};
+  f.choices = {};
+  all->push_back(f);
+  using E = wire::EventElapsed;
+  f = make("EventElapsed", wire::kEventElapsed, true, "cuEventElapsedTime_v2", E{Rig::kEventId, Rig::kSecondEventId});
+  f.handles = {offsetof(E, start), offsetof(E, end)};
+  all->push_back(f);
+}
+
+}  // namespace
+
+wire::FrameHeader ValidFrame::header() const {
+  return {static_cast<uint32_t>(sizeof(wire::FrameHeader) + words.size() * 8), function,
+          answered ? uint16_t{0} : wire::kNoLane, answered ? 1u : 0u, context};
+}
+
+template <class T>
+void FurnishedRig::send(uint16_t function, bool answered, const T& body, const std::string& tail) {
+  const ValidFrame f = make("furnishing", function, answered, "", body, tail);
+  Answer answer;
+  if (!dispatch(f.header(), f.body(), &answer) || answer.status != CUDA_SUCCESS)
+    throw std::runtime_error("the session cannot be furnished: " + session().reason());
+}
+
+FurnishedRig::FurnishedRig() {
+  Recording& r = Recording::get();
+  r.writing_down = false;
+  const std::string image = ".version 8.0 // furnished";
+  send(wire::kStreamCreate, false, wire::StreamCreate{kStreamId, 0, 0});
+  send(wire::kEventCreate, false, wire::EventCreate{kEventId, 0, 0});
+  send(wire::kEventCreate, false, wire::EventCreate{kSecondEventId, 0, 0});
+  for (uint64_t blob : {uint64_t{1}, uint64_t{2}, kBlob})
+    send(wire::kUpload, false, wire::Upload{blob, image.size(), 0, image.size()}, image);
+  send(wire::kCodeLoad, true, wire::CodeLoad{kModuleId, 1, CodeKind::kModule, 0});
+  send(wire::kCodeLoad, true, wire::CodeLoad{kLibraryId, 2, CodeKind::kLibrary, 0});
+  send(wire::kFunctionGet, true, wire::FunctionGet{kFunctionId, kModuleId, CodeKind::kModule, 1}, "f");
+  send(wire::kFunctionGet, true, wire::FunctionGet{kKernelId, kLibraryId, CodeKind::kLibrary, 1}, "k");
+  send(wire::kMemoryMap, false, wire::MemoryMap{0, 0, address(), kMappedBytes});
+  send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
+  r.writing_down = true;
+  r.clear();
+}
+
+std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
+  Frames all;
+  add_memory(rig, &all);
+  add_copies(rig, &all);
+  add_code(rig, &all);
+  add_launches(rig, &all);
+  add_streams(rig, &all);
+  add_events(rig, &all);
+  add_generated_frames(rig, &all);
+  return all;
+}
+
+}  // namespace sluice::test

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/native/roundtrip/worker_rig.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+#include "channel/slot.h"
+
+namespace sluice::test {
+
+namespace {
+constexpr size_t kMarkBytes = channel::kMarkCount * sizeof(uint64_t);
+
+std::byte* map(size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) throw std::bad_alloc();
+  return static_cast<std::byte*>(at);
+}
+}  // namespace
+
+RigEndpoint::RigEndpoint()
+    : arena_(map(kArenaBytes)), marks_(reinterpret_cast<std::atomic<uint64_t>*>(map(kMarkBytes))) {
+  Recording::get().host.add(arena_, kArenaBytes);
+  Recording::get().marks.add(marks_, kMarkBytes);
+}
+
+RigEndpoint::~RigEndpoint() {
+  munmap(arena_, kArenaBytes);
+  munmap(marks_, kMarkBytes);
+}
+
+size_t RigEndpoint::mark_count() const { return channel::kMarkCount; }
+
+WorkerRig::WorkerRig() {
+  Recording& r = Recording::get();
+  r.reset(&driver_);
+  r.writing_down = false;
+  gpus_.resize(2);
+  for (int i = 0; i < 2; ++i) {
+    worker::Gpu& g = gpus_[static_cast<size_t>(i)];
+    g.ordinal = 10 + i;
+    g.uuid.bytes[15] = static_cast<char>(i);
+    g.name = "recording driver";
+    g.memory_bytes = 1ull << 30;
+    g.context = r.mint<CUcontext>(r.contexts);
+    g.house = r.mint<CUstream>(r.streams);
+  }
+  worker::SessionPlan plan;
+  plan.id = "1";
+  for (const auto& g : gpus_) plan.vgpus.push_back({worker::uuid_text(g.uuid), 256, 100});
+  auto endpoint = std::make_unique<RigEndpoint>();
+  endpoint_ = endpoint.get();
+  session_ = std::make_unique<worker::Session>(driver_, std::move(endpoint), plan);
+  std::string error;
+  if (!session_->open(gpus_, &error)) throw std::runtime_error(error);
+  r.writing_down = true;
+}
+
+WorkerRig::~WorkerRig() = default;
+
+bool WorkerRig::dispatch(const wire::FrameHeader& header, std::span<const std::byte> body,
+                         Answer* answer) {
+  const auto& table = worker::dispatch_table();
+  const worker::Command command{header, body};
+  using Answered = worker::Handler::Answered;
+  const worker::Handler* h = header.function < table.size() ? &table[header.function] : nullptr;
+  if (!h || !h->run || (h->answered == Answered::kOnly && !command.answered()) ||
+      (h->answered == Answered::kNever && command.answered())) {
+    session_->reject("a command that this worker does not speak");
+    return false;
+  }
+  Recording::get().frame = body;
+  worker::Reply reply;
+  h->run(*session_, command, reply);
+  Recording::get().frame = {};
+  if (session_->rejected()) return false;
+  answer->status = reply.status;
+  answer->body.assign(reply.body.begin(), reply.body.end());
+  answer->body.insert(answer->body.end(), reply.borrowed.begin(), reply.borrowed.end());
+  if (answer->body.size() > kReplyLimit) throw std::runtime_error("a reply larger than its lane");
+  return true;
+}
+
+}  // namespace sluice::test

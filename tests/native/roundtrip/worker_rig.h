@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// A worker's session in this process, without threads: frames go through the real dispatch table into the recording driver. Used by the round-trip
+// tests (behind a client, loopback_channel.h), the tests of hostile frames and the fuzzer. One at a time, as the recording driver is one.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tests/native/roundtrip/recording_driver.h"
+#include "worker/dispatch.h"
+
+namespace sluice::test {
+
+inline constexpr size_t kArenaBytes = 40 << 20;  // more than one piece of wire::kArenaChunk
+inline constexpr size_t kReplyLimit = 8176;      // a lane's body on shared memory
+
+struct Answer {
+  uint32_t status = 0;
+  std::vector<std::byte> body;
+};
+
+class RigEndpoint : public worker::Endpoint {
+ public:
+  RigEndpoint();
+  ~RigEndpoint() override;
+  Got take(std::byte*) override { return Got::kEmpty; }
+  bool empty() override { return true; }
+  bool closed() override { return false; }
+  void set_sleeping(bool) override {}
+  std::atomic<uint32_t>& wake_word() override { return wake_; }
+  void reply(uint16_t, uint32_t, uint32_t, std::span<const std::byte>,
+             std::span<const std::byte>) override {}
+  size_t reply_limit() const override { return kReplyLimit; }
+  void publish_error(uint32_t, bool) override {}
+  bool publish_record(std::span<const std::byte> all, std::string*) override {
+    record.assign(all.begin(), all.end());
+    return true;
+  }
+  std::span<std::byte> arena() override { return {arena_, kArenaBytes}; }
+  std::atomic<uint64_t>* marks() override { return marks_; }
+  size_t mark_count() const override;
+  uint64_t bytes_in() const override { return 0; }
+
+  std::vector<std::byte> record;
+
+ private:
+  std::atomic<uint32_t> wake_{0};
+  std::byte* arena_ = nullptr;
+  std::atomic<uint64_t>* marks_ = nullptr;
+};
+
+class WorkerRig {
+ public:
+  WorkerRig();
+  ~WorkerRig();
+  // What the executor does with a frame; false: it ended the session. `body` must be 8-byte aligned.
+  bool dispatch(const wire::FrameHeader& header, std::span<const std::byte> body, Answer* answer);
+
+  worker::Session& session() { return *session_; }
+  RigEndpoint& endpoint() { return *endpoint_; }
+  worker::Driver& driver() { return driver_; }
+
+ private:
+  worker::Driver driver_;
+  std::vector<worker::Gpu> gpus_;
+  RigEndpoint* endpoint_ = nullptr;
+  std::unique_ptr<worker::Session> session_;
+};
+
+}  // namespace sluice::test
