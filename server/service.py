@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import ipaddress
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.config.native_files import NativeFileMissing
+from sluice.config.sections import split_address
 from sluice.config.server import ServerConfig
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.adoption import adopt_workers
@@ -83,7 +85,7 @@ class Server:
 
         address = _data_address(section.bind_addr, section.bind_net)
         self.tcp_door = TcpDoor(address, section.listen_port, self.desk, self.controller)
-        self._advertised = section.advertise_addr or address
+        self._advertised = section.advertise_addr or _reachable(address, controller.grpc_target)
         try:
             self.tcp_door.open()
         except OSError as error:
@@ -276,4 +278,21 @@ def _data_address(bind_addr: str, bind_net: str | None) -> str:
             raise StartError(
                 f"[server] bind_net = {bind_net} has no IPv4 address ({error.strerror}); name "
                 "another interface, or set bind_addr"
+            ) from None
+
+
+def _reachable(address: str, controller: str) -> str:
+    """The address to tell clients: the one towards the controller where all are listened on."""
+    if not ipaddress.ip_address(address).is_unspecified:
+        return address
+    host, port = split_address(controller)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as towards:
+        try:
+            towards.connect((host, port))  # sends nothing: it only asks the routing table
+            return str(towards.getsockname()[0])
+        except OSError as error:
+            raise StartError(
+                f"[server] bind_addr = {address}: no route to the controller {controller} tells "
+                f"which address clients can use ({error}); set [server] advertise_addr"
             ) from None

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An unmodified CUDA program through client library, server, controller, worker and software GPU.
+
+Skipped where the native part or the programs are not built.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import cuda_holder
+import pytest
+from control_plane import ControlPlane, native_worker, running, wait_for
+
+from sluice.config.native_files import NativeFileMissing, find_native
+
+VECTOR_ADD = str(Path(__file__).resolve().parents[2] / "build" / "programs" / "vector_add")
+HOLDER = Path(cuda_holder.__file__)
+
+
+def built() -> bool:
+    try:
+        find_native("libcuda.so.1")
+    except NativeFileMissing:
+        return False
+    return native_worker() is not None and Path(VECTOR_ADD).exists()
+
+
+pytestmark = pytest.mark.skipif(not built(), reason="the native part or the programs are not built")
+
+
+def start(plane: ControlPlane, *command: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
+            "SLUICE_SERVER_SOCKET": str(plane.socket_path),
+            "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
+            **environment,
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_program_computes_and_gives_everything_back(plane: ControlPlane, channel: str) -> None:
+    program = start(plane, VECTOR_ADD, SLUICE_CHANNEL=channel, SLUICE_GMEM="512")
+    out, error = program.communicate(timeout=30)
+    assert program.returncode == 0, error
+    assert "wrong 0" in out
+    wait_for(lambda: not plane.grants(), 5)
+    [session] = plane.sessions("ended")
+    assert (session["channel"], session["program"]) == (channel, "vector_add")
+
+
+class Holder:
+    """A CUDA program that goes on until it is told to, killed or ended."""
+
+    def __init__(self, plane: ControlPlane, **environment: str) -> None:
+        self.process = start(plane, sys.executable, str(HOLDER), **environment)
+        assert self.process.stdout
+        assert self.process.stdout.readline() == "ready\n"
+
+    def work(self) -> int:
+        """The CUresult of an allocation, a memset and a synchronisation."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answered, _, _ = select.select([self.process.stdout], [], [], 15)
+        assert answered, "the program hangs"
+        return int(self.process.stdout.readline())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_killed_program_gives_everything_back(plane: ControlPlane, channel: str) -> None:
+    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    assert holder.work() == 0
+    [worker] = plane.session_worker_pids()
+    holder.kill()
+    wait_for(lambda: not plane.grants(), 5, "the grant to return")
+    wait_for(lambda: worker not in plane.worker_pids(), 5, "the worker to end")
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_program_goes_on_through_the_restart_of_server_and_controller(
+    plane: ControlPlane, channel: str
+) -> None:
+    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    for service in ("server", "controller"):
+        plane.stop(service, signal.SIGKILL)
+        assert holder.work() == 0, f"while the {service} is away"
+        plane.start_server() if service == "server" else plane.start_controller()
+        wait_for(lambda: plane.node_state() == "up", 10)
+        assert holder.work() == 0, f"after the {service} came back"
+        assert len(plane.grants()) == 1
+    holder.kill()
+    wait_for(lambda: not plane.grants(), 5)
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_a_killed_worker_is_a_cuda_error_for_its_program(plane: ControlPlane, channel: str) -> None:
+    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    assert holder.work() == 0
+    [worker] = plane.session_worker_pids()
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not plane.grants(), 5)
+    assert holder.work() != 0
+    assert holder.work() != 0, "the error stays"
+    holder.kill()
+
+
+def test_a_program_that_asks_for_too_much_gets_a_cuda_error_at_once(plane: ControlPlane) -> None:
+    begin = time.monotonic()
+    program = start(plane, VECTOR_ADD, SLUICE_GMEM="16000000")
+    out, error = program.communicate(timeout=30)
+    assert program.returncode != 0
+    assert time.monotonic() - begin < 3
+    assert "wanted 16000000 MiB in one vGPU" in out + error
+    assert "refused: vector_add" in plane.log("server")
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_an_ended_grant_is_a_cuda_error_for_its_program(plane: ControlPlane, channel: str) -> None:
+    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    [grant] = plane.grants()
+    plane.rest.delete(f"/grants/{grant['id']}")
+    wait_for(lambda: not plane.grants(), 5)
+    assert holder.work() != 0
+    holder.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start workers under another account")
+def test_workers_run_under_their_own_account(tmp_path: Path) -> None:
+    with running(tmp_path, server={"worker_user": "nobody"}) as plane:
+        client = plane.client()
+        assert client.first["status"] == 0, client.first
+        [worker] = plane.session_worker_pids()
+        status = Path(f"/proc/{worker}/status").read_text()
+        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        assert set(fields["Uid"].split()) == {"65534"}
+        assert set(fields["Gid"].split()) == {"65534"}
+        assert int(fields["CapEff"], 16) == 0
+        assert fields["NoNewPrivs"] == "1"
+        client.kill()
+        wait_for(lambda: not plane.grants(), 5)
