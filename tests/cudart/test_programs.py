@@ -25,11 +25,8 @@ class Program:
     arguments: tuple[str, ...]
     exit: int
     seconds: float
+    expected: tuple[str, ...]
     softgpu: bool
-
-    @property
-    def expected(self) -> list[str]:
-        return (PROGRAMS / "expected" / f"{self.name}.out").read_text().splitlines()
 
 
 def manifest() -> list[Program]:
@@ -41,6 +38,7 @@ def manifest() -> list[Program]:
             arguments=tuple(entry.get("arguments", ())),
             exit=entry["exit"],
             seconds=entry["seconds"],
+            expected=tuple((PROGRAMS / entry["expected"]).read_text().splitlines()),
             softgpu=entry.get("softgpu", True),
         )
         for entry in entries
@@ -66,8 +64,8 @@ def libraries(cudart: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def comparable(output: str) -> list[str]:
-    return [line for line in output.splitlines() if not line.startswith("# ")]
+def comparable(output: str) -> tuple[str, ...]:
+    return tuple(line for line in output.splitlines() if not line.startswith("# "))
 
 
 def run(
