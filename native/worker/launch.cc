@@ -45,8 +45,9 @@ void launch(Session& s, const Command& c, Reply& reply) {
   // The driver reads as many bytes as the function takes, whatever it is told.
   if (l.param_bytes < f.param_bytes) return s.reject("Launch brings fewer parameters than the function takes");
   CUstream stream;
-  if (!s.stream(l.stream, c.header.context, &stream)) return;
-  Gate& gate = *s.vgpus[c.header.context - 1]->gate;
+  Vgpu* v;  // the stream's own: what the frame says is the client's word
+  if (!s.stream(l.stream, c.header.context, &stream, &v)) return;
+  Gate& gate = *v->gate;
   gate.pass();
   size_t bytes = l.param_bytes;
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<std::byte*>(params.data()),

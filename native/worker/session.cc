@@ -192,18 +192,22 @@ Vgpu* Session::use(uint32_t device) {
   return v;
 }
 
-bool Session::stream(uint64_t id, uint32_t context, CUstream* handle) {
+bool Session::stream(uint64_t id, uint32_t context, CUstream* handle, Vgpu** owner) {
+  Vgpu* v;
   if (id == 0) {
     *handle = CU_STREAM_LEGACY;
-    return use_context(context) != nullptr;
+    v = use_context(context);
+  } else {
+    StreamObject s;
+    if (!streams.get(id, &s)) {
+      reject("a command names the stream " + hex(id) + ", which the session does not have");
+      return false;
+    }
+    *handle = s.handle;
+    v = use(s.device);
   }
-  StreamObject s;
-  if (!streams.get(id, &s)) {
-    reject("a command names the stream " + hex(id) + ", which the session does not have");
-    return false;
-  }
-  *handle = s.handle;
-  return use(s.device) != nullptr;
+  if (owner) *owner = v;
+  return v != nullptr;
 }
 
 bool Session::device_range(uint64_t address, uint64_t bytes) {

@@ -141,7 +141,7 @@ class Session {
   Vgpu* use_context(uint32_t context) { return use(context - 1); }
 
   // The driver's stream; its context is made current. False: no such stream (rejected).
-  bool stream(uint64_t id, uint32_t context, CUstream* handle);
+  bool stream(uint64_t id, uint32_t context, CUstream* handle, Vgpu** owner = nullptr);
   // Whether all of [address, address + bytes) is device memory that this session may name.
   bool device_range(uint64_t address, uint64_t bytes);
   bool arena_range(uint64_t address, uint64_t bytes);
