@@ -63,26 +63,47 @@ def plane(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contro
         running.close()
 
 
-@pytest.fixture
-def make_guest(rig: Rig, plane: ControlPlane, bundle: Path) -> Iterator[Callable[[str], Guest]]:
+class Guests:
     """Guests with the bundle installed and a vGPU of 1024 MiB attached while they run."""
-    made: list[Guest] = []
 
-    def make(name: str) -> Guest:
-        guest = rig.define_guest(name, mem_mib=384, vcpus=1)
-        made.append(guest)
+    def __init__(self, rig: Rig, plane: ControlPlane, bundle: Path) -> None:
+        self._rig, self._plane, self._bundle = rig, plane, bundle
+        self._made: list[Guest] = []
+
+    def make(self, name: str) -> Guest:
+        guest = self._rig.define_guest(name, mem_mib=384, vcpus=1)
+        self._made.append(guest)
         guest.start()
         guest.wait_ready()
-        prepare(guest, bundle)
-        assert vm(rig, plane, "attach", name, "--memory-mib", "1024", "--compute", "50") == 0
+        prepare(guest, self._bundle)
+        figures = ("--memory-mib", "1024", "--compute", "50")
+        assert vm(self._rig, self._plane, "attach", name, *figures) == 0
         wait_usable(guest)
         return guest
 
-    yield make
-    for guest in made:
-        if guest.uuid in {domain.UUIDString() for domain in rig.connection.listAllDomains()}:
-            guest.undefine()
-    until(lambda: not any(Path(f"/dev/shm/sluice-{guest.uuid}").exists() for guest in made))
+    def close(self) -> None:
+        defined = {domain.UUIDString() for domain in self._rig.connection.listAllDomains()}
+        for guest in self._made:
+            if guest.uuid in defined:
+                guest.undefine()
+        regions = [Path(f"/dev/shm/sluice-{guest.uuid}") for guest in self._made]
+        until(lambda: not any(region.exists() for region in regions), say=lambda: regions)
+
+
+@pytest.fixture
+def make_guest(rig: Rig, plane: ControlPlane, bundle: Path) -> Iterator[Callable[[str], Guest]]:
+    """A guest of a test's own, for a test that ends it."""
+    guests = Guests(rig, plane, bundle)
+    yield guests.make
+    guests.close()
+
+
+@pytest.fixture(scope="module")
+def guest(rig: Rig, plane: ControlPlane, bundle: Path) -> Iterator[Guest]:
+    """One guest for the tests that leave it as they found it."""
+    guests = Guests(rig, plane, bundle)
+    yield guests.make("shared")
+    guests.close()
 
 
 def vm(rig: Rig, plane: ControlPlane, *words: str) -> int:
@@ -136,22 +157,16 @@ def assert_nothing_is_left(plane: ControlPlane) -> None:
     until(lambda: not plane.session_worker_pids(), say=plane.session_worker_pids)
 
 
-def test_a_cuda_program_runs_unchanged(
-    plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
+def test_a_cuda_program_runs_unchanged(plane: ControlPlane, guest: Guest) -> None:
     if not (PROGRAMS / "vector_add").exists():
         pytest.skip("the test programs are not built")
-    guest = make_guest("runs")
     code, out, err = guest.run(f"SLUICE_GMEM=512 sluice run /host{PROGRAMS}/vector_add", 60)
     assert code == 0, out + err
     assert "wrong 0" in out
     assert_nothing_is_left(plane)
 
 
-def test_a_killed_program_gives_everything_back(
-    plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
-    guest = make_guest("killed")
+def test_a_killed_program_gives_everything_back(plane: ControlPlane, guest: Guest) -> None:
     pid = hold(guest, plane)
     guest.check(f"kill -9 -- -{pid}")
     assert_nothing_is_left(plane)
@@ -200,11 +215,8 @@ def test_a_detached_guest_gets_an_error_and_not_a_hang(
     until(lambda: guest.run("pgrep -f hold.py")[0] != 0, 15)
 
 
-def test_a_paused_guest_keeps_its_session(
-    plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
-    guest = make_guest("paused")
-    hold(guest, plane)
+def test_a_paused_guest_keeps_its_session(plane: ControlPlane, guest: Guest) -> None:
+    pid = hold(guest, plane)
     guest.pause()
     time.sleep(8)
     assert len(plane.sessions()) == 1
@@ -212,6 +224,8 @@ def test_a_paused_guest_keeps_its_session(
     time.sleep(1)
     assert guest.run("pgrep -f hold.py")[0] == 0
     assert len(plane.sessions()) == 1
+    guest.check(f"kill -9 -- -{pid}")
+    assert_nothing_is_left(plane)
 
 
 def test_two_guests_at_once_and_the_end_of_one_is_not_the_others(
@@ -228,10 +242,7 @@ def test_two_guests_at_once_and_the_end_of_one_is_not_the_others(
     assert other.run("pgrep -f hold.py")[0] == 0
 
 
-def test_a_guest_cannot_take_more_than_its_domain_has(
-    plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
-    guest = make_guest("greedy")
+def test_a_guest_cannot_take_more_than_its_domain_has(plane: ControlPlane, guest: Guest) -> None:
     code, out, err = guest.run("SLUICE_GMEM=2048 sluice run python3 /root/hold.py", 30)
     assert code != 0
     assert "2048" in out + err
