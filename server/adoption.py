@@ -70,7 +70,12 @@ def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: Sess
     state = status.get("state")
     if state == "running" and session and status.get("id") == session["id"]:
         session_log = SessionLog(Path(worker.record.log), session["id"], session["grant_id"])
-        desk.adopt(session_from_record(session, worker, session_log))
+        adopted = session_from_record(session, worker, session_log)
+        desk.adopt(adopted)
+        if session["opening"] and adopted.asker.channel == "shm":
+            # its client waited for an answer on a connection that ended with the server; over
+            # other channels the worker answers by itself
+            desk.end(adopted, "the server ended before it could answer the client")
         return True
     if state == "idle" and not session and workers.adopt(worker):
         return False

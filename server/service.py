@@ -116,7 +116,7 @@ class Server:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._workers.stop()
+        await self._workers.stop()
         self.desk.let_go()
         await self.controller.close()
         os.close(self._lock)

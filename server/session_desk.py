@@ -145,6 +145,8 @@ class SessionDesk:
             worker.end("the client went away", grace=0)
             raise
         session.opening = False
+        worker.record.session = session.to_record()
+        self._starter.files.write(worker.record)
         self._controller.report(rpc.NodeReport(session_started=session.report()))
         session.log.write(
             f"started: {asker.describe()} over {asker.channel}, worker {worker.id} pid "

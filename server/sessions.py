@@ -102,6 +102,7 @@ class Session:
             "vgpus": [[v.gpu_uuid, v.memory_mib, v.compute_percent] for v in self.vgpus],
             "priority": self.priority,
             "started": self.started,
+            "opening": self.opening,
             "asker": {
                 "channel": asker.channel,
                 "host": asker.host,

@@ -2,8 +2,8 @@
 """The door for processes of this host: a SOCK_SEQPACKET socket, credentials from the kernel.
 
 Started by server.service. One task serves one connection: it reads OpenSession, has the session
-opened, and passes the memfd to the client. Anything wrong is answered with an OpenReply. The
-client's death is learned from its pidfd, also while it still waits for a grant.
+opened, and passes the memfd and the worker's pidfd to the client. Anything wrong is answered with
+an OpenReply. The client's death is learned from its pidfd, also while it still waits for a grant.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 from sluice.server.open_session import (
@@ -133,8 +134,8 @@ class UnixDoor:
         session = await self._open(connected, peer, wish)
         if session is None:
             return
-        # nothing more is said on this connection; that it closes means only that the program that
-        # opened the session was replaced (exec) or that its last holder is gone
+        # nothing more is said on this connection, and its closing is no end: a process that opens
+        # another session after it has closed it is one that exec made a new program
         while await _receive(connected):
             pass
         session.replaced = True
@@ -173,7 +174,9 @@ class UnixDoor:
             except RefusalError as refusal:
                 _reply(connected, refusal.status, 0, refusal.message)
                 return None
-            if not _reply(connected, 0, int(session.id, 16), "", memory):
+            # the pidfd shows the client its worker's end, also where nobody could mark the slot
+            descriptors = [memory] if session.worker.exited else [memory, session.worker.pidfd]
+            if not _reply(connected, 0, int(session.id, 16), "", descriptors):
                 self._desk.end(session, "the client cannot be answered")
             return session
         finally:
@@ -231,11 +234,15 @@ def _wake(readable: asyncio.Future[None]) -> None:
 
 
 def _reply(
-    connected: socket.socket, status: int, session_id: int, message: str, descriptor: int = -1
+    connected: socket.socket,
+    status: int,
+    session_id: int,
+    message: str,
+    descriptors: Sequence[int] = (),
 ) -> bool:
     ancillary = (
-        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-        if descriptor >= 0
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        if descriptors
         else []
     )
     try:

@@ -23,6 +23,7 @@ log = logging.getLogger("sluice.server")
 
 REFILL_DELAY_SECONDS = 0.5
 RETRY_SECONDS = 10.0
+STOP_SECONDS = 1.0
 
 
 class WarmWorkers:
@@ -100,15 +101,18 @@ class WarmWorkers:
             raise
         return worker
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Ends the warm workers: without a session nothing is lost with them."""
         self._stopping = True
         for task in self._refills.values():
             task.cancel()
-        for warm in self._warm.values():
-            for worker in warm:
-                worker.on_exit = None
-                worker.end("the server stops", grace=0)
+        ending = [worker for warm in self._warm.values() for worker in warm]
+        for worker in ending:
+            worker.on_exit = self._unused_one_ended
+            worker.end("the server stops", grace=0)
+        deadline = asyncio.get_running_loop().time() + STOP_SECONDS
+        while any(not w.exited for w in ending) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
 
     def _spawn(self, gpus: list[str]) -> Worker:
         worker_id = secrets.token_hex(6)

@@ -64,6 +64,11 @@ class Worker:
         return self.record.id
 
     @property
+    def pidfd(self) -> int:
+        """The process's pidfd, valid until on_exit."""
+        return self._pidfd
+
+    @property
     def is_ready(self) -> bool:
         """Whether the driver is initialised and the worker waits for a session."""
         return self._ready.done() and not self.exited and not self._ready.exception()

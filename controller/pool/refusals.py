@@ -98,6 +98,6 @@ def not_in_time(request: GrantRequest, position: int, queued: int) -> Refused:
 def waiting_line(request: GrantRequest, position: int, queued: int) -> str:
     """The line that a waiting client prints."""
     return (
-        f"sluice: waiting for {wanted(request)}: position {position} of {queued} in the queue "
+        f"waiting for {wanted(request)}: position {position} of {queued} in the queue "
         "(SLUICE_WAIT=0 fails at once instead)"
     )

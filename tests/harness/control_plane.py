@@ -165,7 +165,7 @@ class ControlPlane:
 
     def start_server(self, joined: bool = True) -> None:
         self.server = self._run("server")
-        wait_for(self.socket_path.exists, 30, message="the server's socket")
+        wait_for(self._server_listens, 30, message="the server's socket")
         if joined:
             wait_for(lambda: self.node_state() == "up", message="the node to join")
 
@@ -214,6 +214,13 @@ class ControlPlane:
             return self.rest.get("/pool").status_code == 200
         except httpx.TransportError:
             return False
+
+    def _server_listens(self) -> bool:
+        try:
+            self.connect_unix().close()
+        except OSError:
+            return False
+        return True
 
     def node_state(self) -> str:
         answer = self.rest.get(f"/nodes/{self.node}")

@@ -35,7 +35,8 @@ def one_round(plane: ControlPlane) -> float:
     taken = (time.perf_counter() - begin) * 1e3
     status, session_id, message = unpack_open_reply(packet)
     assert status == 0, message
-    os.close(descriptors[0])
+    for descriptor in descriptors:
+        os.close(descriptor)
     connected.close()
     grant = plane.rest.get(f"/sessions/{session_id:016x}").json()["grant_id"]
     plane.rest.delete(f"/grants/{grant}")

@@ -131,6 +131,15 @@ def test_a_grant_ended_while_its_server_was_away_ends_when_it_returns(
     assert plane.grants() == []
 
 
+def test_a_stopped_server_leaves_no_warm_worker_and_no_files(plane: ControlPlane) -> None:
+    [warm] = wait_for(plane.worker_pids, 5)
+    [record] = plane.worker_records()
+    plane.stop("server")
+    assert not Path(f"/proc/{warm}").exists()
+    assert list((plane.folder / "run" / "workers").iterdir()) == []
+    assert not (Path("/sys/fs/cgroup/pids/sluice") / record["id"]).exists()
+
+
 def test_two_servers_cannot_share_a_run_dir(plane: ControlPlane) -> None:
     second = plane._run("server")
     assert second.wait(10) == 1

@@ -21,7 +21,7 @@ def test_a_client_gets_its_session_and_everything_returns_when_it_is_killed(
 ) -> None:
     client = plane.client(gmem_mib=1024, ratio_percent=10, program="vector_add")
     assert client.first["status"] == 0, client.first
-    assert client.first["descriptors"] == 1
+    assert client.first["descriptors"] == 2, "the memory and the worker's pidfd"
     [grant] = plane.grants()
     assert [v["memory_mib"] for v in grant["vgpus"]] == [1024]
     assert [v["compute_percent"] for v in grant["vgpus"]] == [10]
