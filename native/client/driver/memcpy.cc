@@ -47,6 +47,7 @@ CUresult host_to_host(const Copy& c, void* to, uint64_t to_pitch, const void* fr
 CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch, Rect r,
               bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
   if (to.side == Side::kDevice && from.side == Side::kDevice)
     return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r, false);
   if (to.side == Side::kDevice)
