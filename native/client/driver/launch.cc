@@ -28,8 +28,13 @@ CUresult check(const Device& d, const Function& f, const uint32_t grid[3], const
   const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
   if (threads > static_cast<uint64_t>(limit[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK]))
     return CUDA_ERROR_INVALID_VALUE;
-  if (threads > static_cast<uint64_t>(attribute(f, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)))
-    return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  if (threads > static_cast<uint64_t>(attribute(f, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK))) {
+    // The kernel's own bound is an invalid value on CUDA 13 (tests/programs/corner_cases), too few registers are a lack of resources.
+    const uint64_t registers = threads * static_cast<uint64_t>(attribute(f, CU_FUNC_ATTRIBUTE_NUM_REGS));
+    return registers > static_cast<uint64_t>(limit[CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK])
+               ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+               : CUDA_ERROR_INVALID_VALUE;
+  }
   // A value set by cuFuncSetAttribute, or what every kernel may have.
   const auto dynamic =
       static_cast<uint64_t>(std::max(0, attribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)));
