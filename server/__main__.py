@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -49,6 +50,9 @@ def main() -> int:
         print(f"sluice-server: {error}", file=sys.stderr)
         return 2
     set_up_logging(config.log, "server")
+    # a session holds about five descriptors, and the usual soft limit is 1024
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return asyncio.run(serve(config))
 
 

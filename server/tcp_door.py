@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
+from sluice.server.listener import Listener
 from sluice.server.open_session import (
     FRAME_BYTES,
     BadOpen,
@@ -34,7 +35,7 @@ from sluice.server.sessions import Asker
 log = logging.getLogger("sluice.server")
 
 FIRST_FRAME_SECONDS = 10.0
-MOST_UNKNOWN_CONNECTIONS = 256
+MOST_CONNECTIONS = 256
 
 
 @dataclass(slots=True)
@@ -79,14 +80,13 @@ class TcpDoor:
         self._controller = controller
         self._expected: dict[str, Expected] = {}  # by session id; keys are compared, not looked up
         self._attaching: dict[str, Expected] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self.port = port
 
     def open(self) -> None:
         """Begins to listen; raises OSError."""
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((self._address, self._port))
@@ -94,21 +94,15 @@ class TcpDoor:
         except OSError:
             listener.close()
             raise
-        self._listener = listener
         self.port = listener.getsockname()[1]
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+        self._listener = Listener(listener, "the data port", MOST_CONNECTIONS, self._serve)
         log.info("data port: %s:%d", self._address, self.port)
 
     async def close(self) -> None:
         """Stops listening."""
-        if self._listener is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._listener)
-        self._listener.close()
-        self._listener = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener:
+            await self._listener.close()
+            self._listener = None
 
     def expect(self, assignment: rpc.Assignment) -> None:
         """A client will come with this key."""
@@ -144,56 +138,38 @@ class TcpDoor:
             log.info("session %s: no client came with its key in time", session_id)
             self._report_ended(expected.assignment, "no client came with the key in time")
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(32):
-            try:
-                connected, peer = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                log.error("a connection to the data port cannot be accepted: %s", error)
-                return
-            if len(self._tasks) >= MOST_UNKNOWN_CONNECTIONS:
-                connected.close()
-                continue
-            connected.setblocking(False)
-            task = asyncio.create_task(self._serve(connected, str(peer[0])))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, connected: socket.socket, host: str) -> None:
-        with connected:
-            try:
-                wish = await asyncio.wait_for(_read_open(connected), FIRST_FRAME_SECONDS)
-            except TimeoutError:
-                log.info("%s connected to the data port and sent no OpenSession", host)
-                return
-            except (OSError, EOFError) as error:
-                log.info("%s connected to the data port and left (%s)", host, error)
-                return
-            except BadOpen as refusal:
-                log.warning("refused %s on the data port: %s", host, refusal.message)
-                await _refuse(connected, refusal)
-                return
-            expected = self._use_key(wish.key)
-            if expected is None:
-                log.warning("refused %s on the data port: unknown, used or expired key", host)
-                await _refuse(
-                    connected,
-                    RefusalError(
-                        Status.NOT_PERMITTED,
-                        "the key is unknown, was used before or has expired; ask the controller "
-                        "for a new one (POST /v1/sessions)",
-                    ),
-                )
-                return
-            session_id = expected.assignment.session_id
-            self._attaching[session_id] = expected
-            try:
-                await self._attach(connected, host, wish, expected)
-            finally:
-                del self._attaching[session_id]
+    async def _serve(self, connected: socket.socket) -> None:
+        try:
+            host = str(connected.getpeername()[0])
+            wish = await asyncio.wait_for(_read_open(connected), FIRST_FRAME_SECONDS)
+        except TimeoutError:
+            log.info("%s connected to the data port and sent no OpenSession", host)
+            return
+        except (OSError, EOFError) as error:
+            log.info("a client connected to the data port and left (%s)", error)
+            return
+        except BadOpen as refusal:
+            log.warning("refused %s on the data port: %s", host, refusal.message)
+            await _refuse(connected, refusal)
+            return
+        expected = self._use_key(wish.key)
+        if expected is None:
+            log.warning("refused %s on the data port: unknown, used or expired key", host)
+            await _refuse(
+                connected,
+                RefusalError(
+                    Status.NOT_PERMITTED,
+                    "the key is unknown, was used before or has expired; ask the controller "
+                    "for a new one (POST /v1/sessions)",
+                ),
+            )
+            return
+        session_id = expected.assignment.session_id
+        self._attaching[session_id] = expected
+        try:
+            await self._attach(connected, host, wish, expected)
+        finally:
+            del self._attaching[session_id]
 
     async def _attach(
         self, connected: socket.socket, host: str, wish: OpenSession, expected: Expected

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from sluice.server.listener import Listener
 from sluice.server.open_session import (
     BadOpen,
     Channel,
@@ -48,15 +49,14 @@ class UnixDoor:
         self._region_bytes = (arena_mib + SLOT_OVERHEAD_MIB) << 20
         self._arena_mib = arena_mib
         self._host = host
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
 
     def open(self) -> None:
         """Begins to listen; raises OSError. Any user of the host may connect."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             listener.bind(str(self._path))
             self._path.chmod(0o666)
@@ -64,51 +64,26 @@ class UnixDoor:
         except OSError:
             listener.close()
             raise
-        self._listener = listener
-        asyncio.get_running_loop().add_reader(listener, self._accept)
+        self._listener = Listener(listener, str(self._path), MOST_CONNECTIONS, self._serve)
         log.info("local clients: %s", self._path)
 
     async def close(self) -> None:
         """Stops listening; clients that wait for a grant are sent away, sessions go on."""
-        if self._listener is None:
-            return
-        asyncio.get_running_loop().remove_reader(self._listener)
-        self._listener.close()
-        self._listener = None
-        self._path.unlink(missing_ok=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(32):
-            try:
-                connected, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                log.error("a local client cannot be accepted: %s", error)
-                return
-            if len(self._tasks) >= MOST_CONNECTIONS:
-                connected.close()
-                continue
-            connected.setblocking(False)
-            task = asyncio.create_task(self._serve(connected))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if self._listener:
+            self._path.unlink(missing_ok=True)
+            await self._listener.close()
+            self._listener = None
 
     async def _serve(self, connected: socket.socket) -> None:
-        with connected:
-            try:
-                peer = peer_of(connected)
-            except PeerGone as error:
-                log.info("a local client was not served: %s", error)
-                return
-            try:
-                await self._serve_peer(connected, peer)
-            finally:
-                os.close(peer.pidfd)
+        try:
+            peer = peer_of(connected)
+        except PeerGone as error:
+            log.info("a local client was not served: %s", error)
+            return
+        try:
+            await self._serve_peer(connected, peer)
+        finally:
+            os.close(peer.pidfd)
 
     async def _serve_peer(self, connected: socket.socket, peer: Peer) -> None:
         try:

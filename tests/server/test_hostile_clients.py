@@ -124,3 +124,19 @@ def test_rubbish_on_the_data_port_is_refused_and_the_next_client_served(
         connected.sendall(GOOD[:100])  # and leaves in the middle
     assert plane.grants() == []
     assert plane.client().first["status"] == 0
+
+
+def test_running_out_of_connections_pauses_and_recovers(plane: ControlPlane) -> None:
+    silent = [plane.connect_data() for _ in range(300)]
+    wait_for(lambda: "takes no connection" in plane.log("server"), 5)
+    assert plane.client().first["status"] == 0, "local clients have a door of their own"
+    assert plane.log("server").count("takes no connection") < 20, "it does not spin"
+    for connected in silent:
+        connected.close()
+
+    def served() -> bool:
+        with plane.connect_data() as connected:
+            connected.sendall(pack_open_session(key="wrong"))
+            return unpack_open_reply(read_stream(connected, 512).ljust(512, b"\0"))[0] == 800
+
+    wait_for(served, 10)
