@@ -104,8 +104,8 @@ TEST_P(Math, Integers) {
                      (ub >> 8 & 0xff) << 24;
     EXPECT_EQ(mixed, static_cast<uint64_t>(o[12]));
     EXPECT_EQ(b ? wide / b : 0, o[13]);
-    EXPECT_EQ(static_cast<int>(a < 0 ? 0u - ua : ua) + (a >> 3) + static_cast<long long>(ua >> 5),
-              o[14]);
+    long long magnitude = static_cast<int>(a < 0 ? 0u - ua : ua);
+    EXPECT_EQ(magnitude + (a >> 3) + (ua >> 5), o[14]);
     int dot = 17;
     for (int k = 0; k < 4; ++k) {
       dot += static_cast<int8_t>(ua >> (8 * k)) * static_cast<int8_t>(ub >> (8 * k));

@@ -162,13 +162,13 @@ TEST_F(Memory, HostMemoryHasOneAddressOnBothSides) {
   EXPECT_EQ(static_cast<unsigned>(CU_MEMORYTYPE_HOST), type);
   CHECK_CU(cuMemFreeHost(host));
 
-  void* own = mmap(reinterpret_cast<void*>(0x600000000000), 1 << 20, PROT_READ | PROT_WRITE,
+  void* own = mmap(reinterpret_cast<void*>(0x3f0000000000), 1 << 20, PROT_READ | PROT_WRITE,
                    MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
   ASSERT_NE(MAP_FAILED, own);
   CHECK_CU(cuMemHostRegister_v2(own, 1 << 20, 0));
   EXPECT_EQ(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, cuMemHostRegister_v2(own, 4096, 0));
   CHECK_CU(cuMemHostGetDevicePointer_v2(&device, own, 0));
-  EXPECT_EQ(0x600000000000u, device);
+  EXPECT_EQ(0x3f0000000000u, device);
   CHECK_CU(launch(f, 1, 64, 0, nullptr, device, device));
   CHECK_CU(cuCtxSynchronize());
   EXPECT_EQ(63, static_cast<int*>(own)[63]);

@@ -138,7 +138,10 @@ CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice dev) {
 
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute which, CUdevice dev) {
   return with_device(dev, [&](Device& device) -> CUresult {
-    if (!value || which <= 0 || which >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
+    // Callers pass any int; looking at it as the enumeration first would be undefined.
+    int number = 0;
+    std::memcpy(&number, &which, sizeof number);
+    if (!value || number <= 0 || number >= CU_DEVICE_ATTRIBUTE_MAX) return CUDA_ERROR_INVALID_VALUE;
     *value = attribute(device, which);
     return CUDA_SUCCESS;
   });

@@ -26,6 +26,7 @@ ContextTable& table() {
 }
 
 thread_local std::vector<std::shared_ptr<Context>> context_stack;
+thread_local int per_thread_default = 0;
 
 // malloc() of device code, on the device's own memory.
 class ContextHeap : public DeviceHeap {
@@ -164,6 +165,7 @@ void Context::destroy_stream(Stream* stream) {
 
 std::shared_ptr<Stream> Context::stream(CUstream handle) {
   std::lock_guard lock(mutex_);
+  if (handle == nullptr && per_thread_default != 0) handle = CU_STREAM_PER_THREAD;
   if (handle == nullptr || handle == CU_STREAM_LEGACY) return legacy_;
   if (handle == CU_STREAM_PER_THREAD) {
     std::shared_ptr<Stream>& own = per_thread_[std::this_thread::get_id()];
@@ -258,6 +260,9 @@ void Context::free_memory() {
     }
   }
 }
+
+PerThreadDefault::PerThreadDefault() { ++per_thread_default; }
+PerThreadDefault::~PerThreadDefault() { --per_thread_default; }
 
 std::shared_ptr<Context> current_context() {
   return context_stack.empty() ? nullptr : context_stack.back();

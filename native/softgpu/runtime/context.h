@@ -99,6 +99,15 @@ class Context : public std::enable_shared_from_this<Context> {
   std::unique_ptr<DeviceHeap> heap_;
 };
 
+// While one lives, stream 0 is the calling thread's own stream instead of the legacy one.
+class PerThreadDefault {
+ public:
+  PerThreadDefault();
+  ~PerThreadDefault();
+  PerThreadDefault(const PerThreadDefault&) = delete;
+  PerThreadDefault& operator=(const PerThreadDefault&) = delete;
+};
+
 // ---- the calling thread's current context ---------------------------------------------------------
 
 std::shared_ptr<Context> current_context();

@@ -171,7 +171,7 @@ KERNEL integer_math(const int* in, long long* out) {
   o[11] = __funnelshift_l(ua, ub, 7);
   o[12] = __byte_perm(ua, ub, 0x5140);
   o[13] = b ? wide / b : 0;
-  o[14] = abs(a) + (a >> 3) + static_cast<long long>(ua >> 5);
+  o[14] = static_cast<long long>(abs(a)) + (a >> 3) + (ua >> 5);
   o[15] = __dp4a(a, b, 17);
 }
 
