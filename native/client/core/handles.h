@@ -68,8 +68,10 @@ class HandleTable {
     std::lock_guard lock(mutex_);
     if (!find(id)) return false;
     const uint32_t index = id & 0xffffff;
-    (*chunks_[index / kChunkSize].load())[index % kChunkSize].id.store(0);
-    free_.push_back(index);
+    Entry& e = (*chunks_[index / kChunkSize].load())[index % kChunkSize];
+    e.id.store(0);
+    // A slot that has used up its generations rests for ever: an old handle must not come to life again.
+    if (e.generation != 0xffff) free_.push_back(index);
     return true;
   }
 

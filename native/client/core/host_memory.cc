@@ -108,9 +108,12 @@ std::vector<HostMemory::Staging>& HostMemory::staging() {
   std::lock_guard lock(mutex_);
   if (!know(reinterpret_cast<uint64_t>(arena_.data()), staging_bytes_)) return staging_;
   const size_t piece = std::min(kStagingPiece, staging_bytes_ / 8 / kPage * kPage);
-  for (size_t at = 0; piece && at + piece <= staging_bytes_; at += piece)
-    staging_.push_back({arena_.data() + at, piece, marks_->take(), 0});
-  staging_ready_ = true;
+  for (size_t at = 0; piece && at + piece <= staging_bytes_; at += piece) {
+    const uint32_t mark = marks_->take();
+    if (mark == wire::kNoMark) break;
+    staging_.push_back({arena_.data() + at, piece, mark, 0});
+  }
+  staging_ready_ = !staging_.empty();
   return staging_;
 }
 

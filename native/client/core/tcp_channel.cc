@@ -157,13 +157,14 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply,
   std::unique_lock lock(read_mutex_);
   lane.sink = sink;
   while (lane.sequence != sequence) {
-    if (gone_) return false;
+    // Also when the connection is gone: whoever reads may be writing into this thread's sink.
     if (reading_) {
       ++readers_waiting_;
       read_done_.wait(lock);
       --readers_waiting_;
       continue;
     }
+    if (gone_) return false;
     reading_ = true;
     lock.unlock();
     const bool ok = read_frame();

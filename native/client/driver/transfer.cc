@@ -69,6 +69,11 @@ CopyToDevice describe(const Stream* stream, uint64_t device, uint64_t device_pit
 
 uint32_t context_of(const Stream* stream) { return stream->device->index + 1; }
 
+// The session is lost, or every mark is taken by host functions that have not run.
+CUresult no_staging(Session* s) {
+  return s->sticky() != CUDA_SUCCESS ? s->sticky() : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 }  // namespace
 
 CUresult wait_mark(Session* s, uint32_t mark, uint64_t value) {
@@ -135,7 +140,7 @@ CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
   }
   std::lock_guard lock(s->host_memory().staging_lock);
   auto& pieces = s->host_memory().staging();
-  if (pieces.empty()) return s->sticky();
+  if (pieces.empty()) return no_staging(s);
   size_t next = 0;
   return for_pieces(r, pieces[0].bytes, [&](uint64_t row, uint64_t column, Rect piece) {
     HostMemory::Staging& staging = pieces[next++ % pieces.size()];
@@ -189,7 +194,7 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, u
   }
   std::lock_guard lock(s->host_memory().staging_lock);
   auto& pieces = s->host_memory().staging();
-  if (pieces.empty()) return s->sticky();
+  if (pieces.empty()) return no_staging(s);
   struct Under {
     size_t staging;
     std::byte* to;
