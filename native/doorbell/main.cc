@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -33,6 +34,8 @@ using wire::Message;
 constexpr uint64_t kFastNs = 50'000, kIdleNs = 2'000'000, kUnusedNs = 10'000'000;
 constexpr uint64_t kAbandonedNs = 10'000'000'000;  // a slot claimed or refused by a client that is gone
 constexpr uint64_t kSilentNs = 30'000'000'000;     // a running slot without a heartbeat
+constexpr uint64_t kReportNs = 20'000'000;         // the least time between two reports of a slot: a guest can change its words as fast as it likes
+constexpr uint64_t kBeatNs = 100'000'000;
 
 struct Slot {
   channel::MappedSlot map;
@@ -42,12 +45,20 @@ struct Slot {
   uint64_t heartbeat = 0;  // last seen value
   uint64_t heard = 0;      // when it last changed
   uint64_t told = 0;       // when the server last heard that it does not change
+  uint64_t reported = 0;   // when the server last heard that it opens or closed
 };
 
 struct Region {
   std::string id, path;
   struct stat file {};
+  channel::RegionHeader* header = nullptr;
   std::vector<Slot> slots;
+
+  Region() = default;
+  Region(const Region&) = delete;
+  ~Region() {
+    if (header) munmap(header, channel::kPage);
+  }
 };
 
 class Doorbell {
@@ -60,7 +71,7 @@ class Doorbell {
   bool watch(const Message& m, std::string* error);
   // True when the slot had something to say.
   bool scan(Region& r, uint32_t index, uint64_t now);
-  void report_open(Region& r, uint32_t index);
+  bool report_open(Region& r, uint32_t index);
   Slot* find(const Message& m, Region** region, uint32_t* index);
 
   wire::Control control_;
@@ -95,8 +106,9 @@ bool Doorbell::watch(const Message& m, std::string* error) {
     return false;
   }
   const auto known = regions_.find(r->id);
-  if (known != regions_.end() && known->second->file.st_ino == r->file.st_ino &&
-      known->second->slots.size() == slots) {
+  if (known != regions_.end() && known->second->file.st_dev == r->file.st_dev &&
+      known->second->file.st_ino == r->file.st_ino &&
+      known->second->file.st_size == r->file.st_size && known->second->slots.size() == slots) {
     close(fd);
     for (auto& s : known->second->slots) s.open_reported = s.closed_reported = false;
     return true;
@@ -121,6 +133,14 @@ bool Doorbell::watch(const Message& m, std::string* error) {
     r->slots.push_back(std::move(s));
   }
   if (ok && !valid) ok = channel::format_region(fd, region_bytes, static_cast<uint32_t>(slots), error);
+  if (ok) {
+    void* page = mmap(nullptr, channel::kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ok = page != MAP_FAILED;
+    if (ok)
+      r->header = static_cast<channel::RegionHeader*>(page);
+    else
+      *error = r->path + ": " + std::strerror(errno);
+  }
   close(fd);
   if (!ok) return false;
   regions_[r->id] = std::move(r);
@@ -140,8 +160,11 @@ void Doorbell::handle(const Message& m) {
   const auto id = m.text("id");
   if (m.verb == "watch") {
     std::string error;
-    if (watch(m, &error)) return control_.send("watching", {{"id", id}});
-    return control_.send("error", {{"id", id}, {"message", error}});
+    if (watch(m, &error))
+      control_.send("watching", {{"id", id}});
+    else
+      control_.send("error", {{"id", id}, {"message", error}});
+    return;
   }
   if (m.verb == "forget") {
     regions_.erase(id);
@@ -150,14 +173,20 @@ void Doorbell::handle(const Message& m) {
   if (m.verb == "list") {
     std::map<std::string, std::string> all;
     for (const auto& [name, r] : regions_) all[name] = r->path;
-    return control_.send("regions", all);
+    control_.send("regions", all);
+    return;
   }
   Region* region;
   uint32_t index;
   Slot* slot = find(m, &region, &index);
-  if (!slot) return control_.send("error", {{"id", id}, {"message", m.verb + ": no such region or slot"}});
+  if (!slot) {
+    control_.send("error", {{"id", id}, {"message", m.verb + ": no such region or slot"}});
+    return;
+  }
   auto& h = slot->map.header();
   if (m.verb == "refuse" || m.verb == "wait") {
+    // The answer may have been overtaken: a grant, or a client that gave up.
+    if (h.state.load() != static_cast<uint32_t>(SlotState::kOpening)) return;
     uint64_t status = 999;
     m.number("status", 1, 9999, &status);
     wire::OpenReply reply{};
@@ -178,10 +207,10 @@ void Doorbell::handle(const Message& m) {
   }
 }
 
-void Doorbell::report_open(Region& r, uint32_t index) {
+bool Doorbell::report_open(Region& r, uint32_t index) {
   std::byte request[sizeof(wire::OpenSession)];
   std::memcpy(request, r.slots[index].map.mailbox().data(), sizeof request);
-  control_.send("open", {{"id", r.id}, {"slot", std::to_string(index)}, {"request", hex(request, sizeof request)}});
+  return control_.send("open", {{"id", r.id}, {"slot", std::to_string(index)}, {"request", hex(request, sizeof request)}});
 }
 
 bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
@@ -201,12 +230,12 @@ bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
     active = true;
   }
   const auto closed = [&](const char* reason) {
-    if (s.closed_reported || control_.connection() < 0) return;
-    s.closed_reported = true;
+    if (s.closed_reported || control_.connection() < 0 || now - s.reported < kReportNs) return;
+    s.reported = now;
     // Its worker looks at the state when it wakes.
     h.wake.fetch_add(1);
     channel::futex_wake(h.wake, 1 << 20);
-    control_.send("closed", {{"id", r.id}, {"slot", std::to_string(index)}, {"reason", reason}});
+    s.closed_reported = control_.send("closed", {{"id", r.id}, {"slot", std::to_string(index)}, {"reason", reason}});
   };
   switch (state) {
     case SlotState::kFree:
@@ -217,9 +246,9 @@ bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
       if (now - s.since > kAbandonedNs) channel::format_slot(s.map, index, SlotState::kFree);
       break;
     case SlotState::kOpening:
-      if (!s.open_reported && control_.connection() >= 0) {
-        s.open_reported = true;
-        report_open(r, index);
+      if (!s.open_reported && control_.connection() >= 0 && now - s.reported >= kReportNs) {
+        s.reported = now;
+        s.open_reported = report_open(r, index);
       }
       break;
     case SlotState::kReady: {
@@ -271,7 +300,10 @@ int Doorbell::run() {
     // Often while guests are busy, seldom while they rest: an idle host pays next to nothing.
     const uint64_t quiet = now - active_at;
     pause = quiet < 5'000'000 ? kFastNs : used ? std::min(kIdleNs, quiet / 20) : kUnusedNs;
-    if (now - beat_at > 100'000'000) beat_at = now;
+    if (now - beat_at > kBeatNs) {
+      beat_at = now;
+      for (auto& [id, r] : regions_) r->header->host_beat.fetch_add(1, std::memory_order_relaxed);
+    }
   }
 }
 

@@ -53,7 +53,7 @@ bool Control::receive(Message* message) {
   m.msg_control = control;
   m.msg_controllen = sizeof control;
   ssize_t n;
-  do n = recvmsg(connection_, &m, MSG_CMSG_CLOEXEC);
+  do n = recvmsg(connection_, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
   while (n < 0 && errno == EINTR);
   for (cmsghdr* c = CMSG_FIRSTHDR(&m); n >= 0 && c; c = CMSG_NXTHDR(&m, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
@@ -64,6 +64,8 @@ bool Control::receive(Message* message) {
       message->descriptors.push_back(fd);
     }
   }
+  // poll() may have spoken of the connection before this one.
+  if (n < 0 && errno == EAGAIN) return false;
   if (n <= 0) {
     disconnect();
     return false;
@@ -84,7 +86,7 @@ bool Control::receive(Message* message) {
   return true;
 }
 
-void Control::send(const std::string& verb, const std::map<std::string, std::string>& values) {
+bool Control::send(const std::string& verb, const std::map<std::string, std::string>& values) {
   std::string packet = verb + "\n";
   for (const auto& [key, value] : values) {
     std::string line = value;
@@ -93,7 +95,7 @@ void Control::send(const std::string& verb, const std::map<std::string, std::str
     packet += key + "=" + line + "\n";
   }
   std::lock_guard lock(send_mutex_);
-  if (connection_ >= 0) ::send(connection_, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  return connection_ >= 0 && ::send(connection_, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
 }  // namespace sluice::wire

@@ -28,10 +28,10 @@ class Control {
   int connection() const { return connection_; }
   // A server connects; it replaces the one before.
   void accept();
-  // One packet. False: nothing usable came (the connection may be closed now).
+  // One packet, if there is one: never waits. False: nothing usable came (the connection may be closed now).
   bool receive(Message* message);
-  // Dropped when no server is connected.
-  void send(const std::string& verb, const std::map<std::string, std::string>& values);
+  // False: dropped, as no server is connected or it does not read.
+  bool send(const std::string& verb, const std::map<std::string, std::string>& values);
 
  private:
   void disconnect();
