@@ -71,8 +71,8 @@ class RingConsumer {
     if (available == 0) return Got::kEmpty;
     if (available > bytes_ || available < sizeof(wire::FrameHeader)) return Got::kBroken;
     const std::byte* at = ring_ + (head_ & (bytes_ - 1));
-    uint32_t size;
-    std::memcpy(&size, at, sizeof size);
+    // Read once: the client may be writing there.
+    const uint32_t size = __atomic_load_n(reinterpret_cast<const uint32_t*>(at), __ATOMIC_RELAXED);
     if (size < sizeof(wire::FrameHeader) || size > available || size > wire::kMaxFrameBytes ||
         size % 8)
       return Got::kBroken;

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// The text messages of worker and doorbell: what a packet becomes, and what odd packets and lost servers do.
+#include "wire/control.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+
+namespace sluice::wire {
+namespace {
+
+class ControlSocket : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    address_.sun_family = AF_UNIX;
+    std::snprintf(address_.sun_path + 1, sizeof address_.sun_path - 1, "sluice-test-%d-%p", getpid(),
+                  static_cast<void*>(this));
+    ASSERT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address_), sizeof address_), 0);
+    ASSERT_EQ(listen(listener_, 4), 0);
+    server_ = connect_server();
+    control_.accept();
+    ASSERT_GE(control_.connection(), 0);
+  }
+  ~ControlSocket() override {
+    ::close(server_);
+    ::close(listener_);
+  }
+  int connect_server() const {
+    const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    EXPECT_EQ(connect(s, reinterpret_cast<const sockaddr*>(&address_), sizeof address_), 0);
+    return s;
+  }
+  void say(const std::string& text) { ASSERT_EQ(send(server_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size())); }
+  static std::string hear(int s) {
+    char text[4096];
+    const ssize_t n = recv(s, text, sizeof text, MSG_DONTWAIT);
+    return n > 0 ? std::string(text, static_cast<size_t>(n)) : "";
+  }
+
+  sockaddr_un address_{};
+  int listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  int server_ = -1;
+  Control control_{listener_};
+};
+
+TEST_F(ControlSocket, APacketBecomesVerbAndValues) {
+  say("session\nid=12ab\nempty=\nmessage=a=b c\nno equal sign\nlast=1");
+  Message m;
+  ASSERT_TRUE(control_.receive(&m));
+  EXPECT_EQ(m.verb, "session");
+  EXPECT_EQ(m.values.size(), 4u);
+  EXPECT_EQ(m.text("id"), "12ab");
+  EXPECT_EQ(m.text("empty"), "");
+  EXPECT_EQ(m.text("message"), "a=b c");
+  EXPECT_EQ(m.text("last"), "1");
+  EXPECT_EQ(m.text("missing"), "");
+  EXPECT_TRUE(m.descriptors.empty());
+}
+
+TEST_F(ControlSocket, OddPacketsAreNoHarm) {
+  for (const std::string text : {"\n", "\n\n\n", "=", "verb\n=\n==x", "a\nb\nc", "end"}) {
+    say(text);
+    Message m;
+    EXPECT_TRUE(control_.receive(&m)) << text;
+    EXPECT_EQ(m.verb, text.substr(0, text.find('\n')));
+  }
+}
+
+TEST(Message, NumbersAreWholeAndInRange) {
+  Message m;
+  m.values = {{"n", "42"},   {"zero", "0"},  {"minus", "-1"}, {"plus", "+1"}, {"hex", "0x10"},
+              {"blank", ""}, {"tail", "42 "}, {"long", "99999999999999999999"}, {"top", "9999999999999999999"}};
+  uint64_t v = 7;
+  EXPECT_TRUE(m.number("n", 1, 64, &v));
+  EXPECT_EQ(v, 42u);
+  EXPECT_TRUE(m.number("zero", 0, 0, &v));
+  EXPECT_EQ(v, 0u);
+  EXPECT_FALSE(m.number("n", 43, 64, &v));
+  EXPECT_FALSE(m.number("n", 0, 41, &v));
+  for (const char* key : {"minus", "plus", "hex", "blank", "tail", "long", "missing"})
+    EXPECT_FALSE(m.number(key, 0, ~0ull, &v)) << key;
+  EXPECT_TRUE(m.number("top", 0, ~0ull, &v));
+  EXPECT_EQ(v, 9999999999999999999ull);
+}
+
+TEST_F(ControlSocket, DescriptorsComeWithTheirMessageAndAreNotInherited) {
+  int pair[2];
+  ASSERT_EQ(pipe(pair), 0);
+  char text[] = "session\ndescriptors=region,client_pidfd";
+  iovec io{text, sizeof text - 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof pair)] = {};
+  msghdr m{};
+  m.msg_iov = &io, m.msg_iovlen = 1, m.msg_control = control, m.msg_controllen = sizeof control;
+  cmsghdr* c = CMSG_FIRSTHDR(&m);
+  c->cmsg_level = SOL_SOCKET, c->cmsg_type = SCM_RIGHTS, c->cmsg_len = CMSG_LEN(sizeof pair);
+  std::memcpy(CMSG_DATA(c), pair, sizeof pair);
+  ASSERT_GT(sendmsg(server_, &m, 0), 0);
+  Message got;
+  ASSERT_TRUE(control_.receive(&got));
+  ASSERT_EQ(got.descriptors.size(), 2u);
+  EXPECT_NE(fcntl(got.descriptors[0], F_GETFD) & FD_CLOEXEC, 0);
+  ASSERT_EQ(write(got.descriptors[1], "x", 1), 1);
+  char x = 0;
+  EXPECT_EQ(read(got.descriptors[0], &x, 1), 1);
+  EXPECT_EQ(x, 'x');
+  for (int fd : {got.descriptors[0], got.descriptors[1], pair[0], pair[1]}) ::close(fd);
+}
+
+TEST_F(ControlSocket, WhatIsSentIsOneLinePerValue) {
+  EXPECT_TRUE(control_.send("ended", {{"reason", "two\nlines"}, {"state", "ended"}}));
+  EXPECT_EQ(hear(server_), "ended\nreason=two lines\nstate=ended\n");
+}
+
+TEST_F(ControlSocket, WhatDoesNotFitIsSaidToBeLost) {
+  const std::map<std::string, std::string> values{{"request", std::string(1024, 'x')}};
+  int sent = 0;
+  while (sent < 100'000 && control_.send("open", values)) ++sent;
+  ASSERT_LT(sent, 100'000) << "the socket has no end";
+  for (int i = 0; i < sent; ++i) ASSERT_NE(hear(server_), "");
+  EXPECT_TRUE(control_.send("open", values)) << "there is room again";
+}
+
+TEST_F(ControlSocket, ANewServerReplacesTheOldOne) {
+  const int newer = connect_server();
+  control_.accept();
+  EXPECT_TRUE(control_.send("ready", {}));
+  EXPECT_EQ(hear(newer), "ready\n");
+  EXPECT_EQ(recv(server_, nullptr, 0, MSG_DONTWAIT), 0) << "the old connection is closed";
+  ::close(newer);
+}
+
+TEST_F(ControlSocket, ALostServerIsNotWaitedFor) {
+  ::close(server_);
+  Message m;
+  EXPECT_FALSE(control_.receive(&m));
+  EXPECT_LT(control_.connection(), 0);
+  EXPECT_FALSE(control_.send("status", {}));
+  server_ = connect_server();
+  control_.accept();
+  say("status");
+  EXPECT_TRUE(control_.receive(&m));
+}
+
+// A poll() that tells of the old connection's end and of a new connection at once: receive() must not sit on the new one.
+TEST_F(ControlSocket, ReceivingFromASilentServerDoesNotWait) {
+  Message m;
+  alarm(20);
+  EXPECT_FALSE(control_.receive(&m));
+  alarm(0);
+  EXPECT_GE(control_.connection(), 0) << "silence is no end";
+  say("status");
+  EXPECT_TRUE(control_.receive(&m));
+  EXPECT_EQ(m.verb, "status");
+}
+
+}  // namespace
+}  // namespace sluice::wire

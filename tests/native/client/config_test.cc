@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a user may set, where it is looked for first, and what is said of a value that cannot be used.
+#include "client/core/config.h"
+
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+extern char** environ;
+
+namespace sluice::client {
+namespace {
+
+class Settings : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (char** e = environ; *e;) {
+      const std::string name = std::string(*e).substr(0, std::string(*e).find('='));
+      if (name.starts_with("SLUICE_") || name.starts_with("ORION_"))
+        unsetenv(name.c_str());
+      else
+        ++e;
+    }
+    char pattern[] = "/tmp/sluice-config-XXXXXX";
+    home_ = mkdtemp(pattern);
+    setenv("HOME", home_.c_str(), 1);
+    std::filesystem::create_directories(home_ + "/.sluice");
+  }
+  ~Settings() override { std::filesystem::remove_all(home_); }
+  void file(const std::string& text) { std::ofstream(home_ + "/.sluice/client.conf") << text; }
+  Config with(const char* name, const char* value) {
+    setenv(name, value, 1);
+    Config c = read_config();
+    unsetenv(name);
+    return c;
+  }
+
+  std::string home_;
+};
+
+TEST_F(Settings, DefaultsNeedNoFile) {
+  const Config c = read_config();
+  EXPECT_EQ(c.error, "");
+  EXPECT_EQ(c.channel, "auto");
+  EXPECT_EQ(c.vgpu_count, 1u);
+  EXPECT_EQ(c.gmem_mib, 0u);
+  EXPECT_EQ(c.ratio_percent, 0u);
+  EXPECT_EQ(c.wait_seconds, -1);
+  EXPECT_TRUE(c.log_to_screen);
+  EXPECT_FALSE(c.stats);
+}
+
+TEST_F(Settings, TheFileIsRead) {
+  file("; a comment\n[controller]\n  controller_addr = pool.example:9123   # inline\n\n[client]\r\n"
+       "vgpu_count=2\ngmem = 4096\nratio=50\nchannel = tcp\ncross_node=yes\npriority=-5\nwait = 30\nenable_net=off\n"
+       "no equal sign\nunknown = 1\n[log]\nlog_to_screen = false\n[other]\ngmem = 1\n");
+  const Config c = read_config();
+  EXPECT_EQ(c.error, "");
+  EXPECT_EQ(c.controller, "pool.example:9123");
+  EXPECT_EQ(c.vgpu_count, 2u);
+  EXPECT_EQ(c.gmem_mib, 4096u);
+  EXPECT_EQ(c.ratio_percent, 50u);
+  EXPECT_EQ(c.channel, "tcp");
+  EXPECT_TRUE(c.cross_node);
+  EXPECT_EQ(c.priority, -5);
+  EXPECT_EQ(c.wait_seconds, 30);
+  EXPECT_FALSE(c.enable_net);
+  EXPECT_FALSE(c.log_to_screen);
+}
+
+TEST_F(Settings, TheEnvironmentComesFirstAndBlankIsNotSet) {
+  file("[client]\ngmem=100\nvgpu_count=3\n");
+  EXPECT_EQ(with("SLUICE_GMEM", "200").gmem_mib, 200u);
+  EXPECT_EQ(with("SLUICE_GMEM", "200").vgpu_count, 3u);
+  EXPECT_EQ(with("SLUICE_GMEM", "").gmem_mib, 100u);
+}
+
+TEST_F(Settings, OrionNamesAreUnderstoodAndOurOwnComeFirst) {
+  EXPECT_EQ(with("ORION_GMEM", "300").gmem_mib, 300u);
+  EXPECT_EQ(with("ORION_VGPU", "4").vgpu_count, 4u);
+  EXPECT_EQ(with("ORION_RATIO", "25").ratio_percent, 25u);
+  EXPECT_EQ(with("ORION_CONTROLLER", "1.2.3.4:9123").controller, "1.2.3.4:9123");
+  EXPECT_TRUE(with("ORION_CROSS_NODE", "1").cross_node);
+  setenv("SLUICE_GMEM", "5", 1);
+  EXPECT_EQ(with("ORION_GMEM", "300").gmem_mib, 5u);
+}
+
+TEST_F(Settings, ABadNumberNamesItsPlaceAndWhatIsWanted) {
+  struct Case {
+    const char *name, *value, *range;
+  };
+  for (const Case& c : {Case{"SLUICE_VGPU", "0", "1 to 64"}, Case{"SLUICE_VGPU", "65", "1 to 64"}, Case{"SLUICE_VGPU", "two", "1 to 64"},
+                        Case{"SLUICE_RATIO", "101", "1 to 100"}, Case{"SLUICE_GMEM", "-1", "1 to"}, Case{"SLUICE_GMEM", "12GiB", "1 to"},
+                        Case{"SLUICE_GMEM", "99999999999999999999", "1 to"}, Case{"ORION_GMEM", "0x10", "1 to"},
+                        Case{"SLUICE_WAIT", "-2", "-1 to"}, Case{"SLUICE_PRIORITY", "1.5", "-1000 to 1000"}}) {
+    const std::string error = with(c.name, c.value).error;
+    EXPECT_NE(error.find(std::string("environment variable ") + c.name + " is \"" + c.value + "\""), std::string::npos) << error;
+    EXPECT_NE(error.find(c.range), std::string::npos) << error;
+  }
+}
+
+TEST_F(Settings, ABadValueInTheFileNamesItsLine) {
+  file("[client]\nratio=50\ngmem = lots\n");
+  EXPECT_NE(read_config().error.find(home_ + "/.sluice/client.conf:3 is \"lots\""), std::string::npos) << read_config().error;
+  EXPECT_EQ(with("SLUICE_GMEM", "1").error, "") << "what is overruled is not judged";
+  file("[client]\ngmem =\n");
+  EXPECT_NE(read_config().error.find("client.conf:2"), std::string::npos) << read_config().error;
+}
+
+TEST_F(Settings, FlagsAreWordsAndNothingElse) {
+  for (const char* yes : {"1", "true", "yes", "on"}) EXPECT_TRUE(with("SLUICE_STATS", yes).stats) << yes;
+  for (const char* no : {"0", "false", "no", "off"}) EXPECT_FALSE(with("SLUICE_STATS", no).stats) << no;
+  const std::string error = with("SLUICE_STATS", "maybe").error;
+  EXPECT_NE(error.find("SLUICE_STATS is \"maybe\": true or false is wanted"), std::string::npos) << error;
+}
+
+TEST_F(Settings, AnUnknownChannelIsSaid) {
+  const std::string error = with("SLUICE_CHANNEL", "pigeon").error;
+  EXPECT_NE(error.find("\"pigeon\""), std::string::npos) << error;
+  EXPECT_NE(error.find("ivshmem"), std::string::npos) << error;
+}
+
+TEST_F(Settings, TheFirstErrorStands) {
+  file("[client]\nvgpu_count=0\ngmem=0\n");
+  EXPECT_NE(read_config().error.find(":2 "), std::string::npos) << read_config().error;
+}
+
+}  // namespace
+}  // namespace sluice::client

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// Device memory against a naive model: where allocations lie, what is charged, and what the node is told.
+#include <gtest/gtest.h>
+
+#include <map>
+#include <random>
+#include <vector>
+
+#include "client/core/device_memory.h"
+
+namespace sluice::client {
+namespace {
+
+constexpr uint64_t kSlab = DeviceMemory::kSlab;
+constexpr uint64_t kWindow = 0x200000000000, kWindowBytes = 1ull << 40;
+
+TEST(RangeAllocator, AgainstAModelOfBytes) {
+  constexpr uint64_t kUnits = 256;
+  RangeAllocator ranges;
+  ranges.add(1000, kUnits);
+  std::vector<int> owner(kUnits, 0);  // 0: free
+  std::map<uint64_t, uint64_t> live;
+  std::mt19937 random(3);
+  for (int step = 1; step < 50000; ++step) {
+    if (random() % 2) {
+      const uint64_t bytes = 1 + random() % 24;
+      const uint64_t at = ranges.allocate(bytes);
+      uint64_t largest = 0;
+      for (uint64_t i = 0, run = 0; i < kUnits; ++i) largest = std::max(largest, run = owner[i] ? 0 : run + 1);
+      ASSERT_EQ(at == RangeAllocator::kNone, largest < bytes) << "largest hole " << largest << ", wanted " << bytes;
+      if (at == RangeAllocator::kNone) continue;
+      ASSERT_GE(at, 1000u);
+      ASSERT_LE(at + bytes, 1000 + kUnits);
+      for (uint64_t i = at; i < at + bytes; ++i) {
+        ASSERT_EQ(owner[i - 1000], 0) << "given out twice";
+        owner[i - 1000] = step;
+      }
+      live[at] = bytes;
+    } else if (!live.empty()) {
+      auto it = live.begin();
+      std::advance(it, random() % live.size());
+      uint64_t start = 0, bytes = 0;
+      ASSERT_TRUE(ranges.find(it->first + random() % it->second, &start, &bytes));
+      ASSERT_EQ(start, it->first);
+      ASSERT_EQ(bytes, it->second);
+      ASSERT_EQ(ranges.release(it->first), it->second);
+      ASSERT_EQ(ranges.release(it->first), 0u);
+      for (uint64_t i = it->first; i < it->first + it->second; ++i) owner[i - 1000] = 0;
+      live.erase(it);
+    }
+    ASSERT_EQ(ranges.used_count(), live.size());
+    uint64_t start = 0, bytes = 0;
+    ASSERT_EQ(ranges.first(&start, &bytes), !live.empty());
+    if (!live.empty()) {
+      ASSERT_EQ(start, live.begin()->first);
+    }
+  }
+  for (const auto& [at, bytes] : live) ranges.release(at);
+  EXPECT_EQ(ranges.allocate(kUnits), 1000u) << "the holes grew together again";
+}
+
+TEST(RangeAllocator, TakesTheSmallestHoleThatFits) {
+  RangeAllocator ranges;
+  ranges.add(0, 100);
+  ranges.add(1000, 10);
+  ranges.add(2000, 12);
+  EXPECT_EQ(ranges.allocate(11), 2000u);
+  EXPECT_EQ(ranges.allocate(10), 1000u);
+  EXPECT_EQ(ranges.allocate(10), 0u);
+}
+
+// Writes down what is mapped, and refuses what no worker would take.
+struct FakeNode {
+  std::map<uint64_t, uint64_t> mapped;
+  uint64_t bytes = 0, maps = 0, unmaps = 0;
+  bool lost = false;
+
+  DeviceMemory::Sink sink() {
+    return {[this](uint64_t at, uint64_t n) {
+              if (lost) return false;
+              EXPECT_TRUE(n > 0 && at % kSlab == 0 && n % kSlab == 0);
+              EXPECT_TRUE(at >= kWindow && at + n <= kWindow + kWindowBytes);
+              const auto next = mapped.lower_bound(at);
+              EXPECT_TRUE(next == mapped.end() || next->first >= at + n);
+              EXPECT_TRUE(next == mapped.begin() || std::prev(next)->first + std::prev(next)->second <= at);
+              mapped[at] = n;
+              bytes += n;
+              ++maps;
+              return true;
+            },
+            [this](uint64_t at, uint64_t n) {
+              EXPECT_EQ(mapped.count(at), 1u) << "unmapped what is not mapped";
+              EXPECT_EQ(mapped[at], n);
+              bytes -= n;
+              mapped.erase(at);
+              ++unmaps;
+              return !lost;
+            }};
+  }
+  bool covers(uint64_t at, uint64_t n) const {
+    auto it = mapped.upper_bound(at);
+    return it != mapped.begin() && (--it, at + n <= it->first + it->second);
+  }
+};
+
+class Memory : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kLimit = 64ull << 20;
+  using Result = DeviceMemory::Result;
+
+  void SetUp() override { memory.open(kWindow, kWindowBytes, kLimit, node.sink()); }
+  uint64_t allocate(uint64_t bytes) {
+    uint64_t at = 0;
+    EXPECT_EQ(memory.allocate(bytes, &at), Result::kDone) << bytes;
+    return at;
+  }
+  uint64_t available() {
+    uint64_t free_bytes = 0, total = 0;
+    memory.info(&free_bytes, &total);
+    EXPECT_EQ(total, kLimit);
+    return free_bytes;
+  }
+
+  FakeNode node;
+  DeviceMemory memory;
+};
+
+TEST_F(Memory, AgainstAModel) {
+  std::map<uint64_t, uint64_t> live;
+  std::mt19937_64 random(11);
+  int refused = 0;
+  for (int step = 0; step < 40000; ++step) {
+    if (random() % 100 < 55) {
+      const uint64_t shape = random() % 10;
+      const uint64_t bytes = shape < 7   ? 1 + random() % 8192
+                             : shape < 9 ? 1 + random() % DeviceMemory::kSmall
+                                         : 1 + random() % (9 << 20);
+      uint64_t at = 0;
+      const Result r = memory.allocate(bytes, &at);
+      if (r == Result::kOutOfMemory) {
+        ++refused;
+        // Refused only when another slab (or as many as it takes) does not fit the limit.
+        const uint64_t charge = bytes > DeviceMemory::kSmall ? (bytes + kSlab - 1) / kSlab * kSlab : kSlab;
+        ASSERT_GT(charge, available()) << bytes;
+        continue;
+      }
+      ASSERT_EQ(r, Result::kDone);
+      ASSERT_EQ(at % DeviceMemory::kAlignment, 0u);
+      const auto next = live.lower_bound(at);
+      ASSERT_TRUE(next == live.end() || next->first >= at + bytes);
+      ASSERT_TRUE(next == live.begin() || std::prev(next)->first + std::prev(next)->second <= at);
+      ASSERT_TRUE(node.covers(at, bytes)) << "an address that nothing backs";
+      live[at] = bytes;
+    } else if (!live.empty()) {
+      auto it = live.begin();
+      std::advance(it, random() % live.size());
+      uint64_t start = 0, bytes = 0;
+      ASSERT_TRUE(memory.find(it->first + random() % it->second, &start, &bytes));
+      ASSERT_EQ(start, it->first);
+      ASSERT_GE(bytes, it->second);
+      ASSERT_EQ(memory.free(it->first), Result::kDone);
+      live.erase(it);
+    }
+    ASSERT_LE(node.bytes, kLimit);
+    const uint64_t charged = kLimit - available();
+    // What is mapped is what is charged, but for one spare slab.
+    ASSERT_TRUE(node.bytes == charged || node.bytes == charged + kSlab) << node.bytes << " " << charged;
+    for (const auto& [at, bytes] : live) ASSERT_TRUE(step % 512 || node.covers(at, bytes));
+  }
+  EXPECT_GT(refused, 50);
+  EXPECT_GT(live.size(), 0u);
+  for (const auto& [at, bytes] : live) ASSERT_EQ(memory.free(at), Result::kDone);
+  EXPECT_EQ(available(), kLimit);
+  EXPECT_LE(node.bytes, kSlab);
+}
+
+TEST_F(Memory, SmallOnesShareASlabAtMultiplesOf512) {
+  const uint64_t a = allocate(1), b = allocate(512), c = allocate(513), d = allocate(1);
+  EXPECT_EQ(b, a + 512);
+  EXPECT_EQ(c, b + 512);
+  EXPECT_EQ(d, c + 1024);
+  EXPECT_EQ(node.maps, 1u);
+  EXPECT_EQ(kLimit - available(), kSlab);
+}
+
+TEST_F(Memory, LargeOnesAreChargedByWholeSlabs) {
+  allocate(DeviceMemory::kSmall + 1);
+  EXPECT_EQ(kLimit - available(), kSlab);
+  const uint64_t at = allocate(kSlab + 1);
+  EXPECT_EQ(kLimit - available(), 3 * kSlab);
+  EXPECT_EQ(at % kSlab, 0u);
+  EXPECT_EQ(node.mapped[at], 2 * kSlab);
+}
+
+TEST_F(Memory, TheLimitIsReachedExactlyAndComesBack) {
+  const uint64_t at = allocate(kLimit);
+  uint64_t more = 0;
+  EXPECT_EQ(memory.allocate(1, &more), Result::kOutOfMemory);
+  EXPECT_EQ(memory.allocate(kSlab, &more), Result::kOutOfMemory);
+  EXPECT_EQ(memory.free(at), Result::kDone);
+  allocate(1);
+  EXPECT_EQ(memory.allocate(kLimit, &more), Result::kOutOfMemory);
+  allocate(kLimit - kSlab);
+  EXPECT_EQ(node.bytes, kLimit);
+}
+
+TEST_F(Memory, SizesNearTheEndOfNumbersAreRefused) {
+  uint64_t at = 0;
+  for (uint64_t bytes : {~uint64_t{0}, ~uint64_t{0} - kSlab, kLimit + 1, uint64_t{1} << 63})
+    EXPECT_EQ(memory.allocate(bytes, &at), Result::kOutOfMemory) << bytes;
+  EXPECT_EQ(node.maps, 0u);
+}
+
+TEST_F(Memory, ALimitThatIsNoWholeSlabIsNotExceeded) {
+  DeviceMemory odd;
+  FakeNode odd_node;
+  odd.open(kWindow, kWindowBytes, 3 * kSlab + 12345, odd_node.sink());
+  uint64_t at = 0;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(odd.allocate(kSlab, &at), Result::kDone);
+  EXPECT_EQ(odd.allocate(1, &at), Result::kOutOfMemory);
+  EXPECT_EQ(odd_node.bytes, 3 * kSlab);
+}
+
+TEST_F(Memory, OneEmptySlabIsKeptForTheNextAllocation) {
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(memory.free(allocate(4096)), Result::kDone);
+  EXPECT_EQ(node.maps, 1u);
+  EXPECT_EQ(node.unmaps, 0u);
+  EXPECT_EQ(available(), kLimit) << "the spare slab counts as free";
+  allocate(kLimit);  // which takes the spare one's place
+  EXPECT_EQ(node.unmaps, 1u);
+  EXPECT_EQ(node.bytes, kLimit);
+}
+
+TEST_F(Memory, TheSecondEmptySlabIsGivenBack) {
+  const uint64_t a = allocate(DeviceMemory::kSmall), b = allocate(DeviceMemory::kSmall), c = allocate(DeviceMemory::kSmall);
+  EXPECT_EQ(node.maps, 2u);
+  EXPECT_EQ(memory.free(c), Result::kDone);
+  EXPECT_EQ(node.unmaps, 0u);
+  EXPECT_EQ(memory.free(a), Result::kDone);
+  EXPECT_EQ(memory.free(b), Result::kDone);
+  EXPECT_EQ(node.unmaps, 1u);
+  EXPECT_EQ(node.bytes, kSlab);
+}
+
+TEST_F(Memory, WhatWasNotGivenOutCannotBeFreed) {
+  const uint64_t small = allocate(4096), large = allocate(4 * kSlab);
+  for (uint64_t at : {small + 512, small + 1, large + kSlab, large + 1, kWindow, kWindow + kWindowBytes, uint64_t{0}, ~uint64_t{0}})
+    EXPECT_EQ(memory.free(at), Result::kUnknown) << std::hex << at;
+  EXPECT_EQ(memory.free(large), Result::kDone);
+  EXPECT_EQ(memory.free(large), Result::kUnknown) << "twice";
+  EXPECT_EQ(memory.free(small), Result::kDone);
+  EXPECT_EQ(memory.free(small), Result::kUnknown) << "twice";
+  uint64_t start, bytes;
+  EXPECT_FALSE(memory.find(large, &start, &bytes));
+  EXPECT_FALSE(memory.find(small, &start, &bytes));
+}
+
+TEST_F(Memory, TheWindowIsKnownByItsAddresses) {
+  EXPECT_TRUE(memory.in_window(kWindow));
+  EXPECT_TRUE(memory.in_window(kWindow + kWindowBytes - 1));
+  EXPECT_FALSE(memory.in_window(kWindow - 1));
+  EXPECT_FALSE(memory.in_window(kWindow + kWindowBytes));
+  EXPECT_FALSE(memory.in_window(0));
+  EXPECT_GE(allocate(1), kWindow + kSlab) << "nothing at the very start: an address just below must fault";
+}
+
+TEST_F(Memory, ClearGivesEverythingBack) {
+  allocate(1);
+  EXPECT_EQ(memory.free(allocate(DeviceMemory::kSmall)), Result::kDone);
+  allocate(5 * kSlab);
+  allocate(3 * kSlab);
+  memory.clear();
+  EXPECT_EQ(node.bytes, 0u);
+  EXPECT_TRUE(node.mapped.empty());
+  EXPECT_EQ(available(), kLimit);
+  allocate(kLimit);
+}
+
+TEST_F(Memory, ALostSessionIsSaidAndChargesNothing) {
+  const uint64_t kept = allocate(kSlab);
+  node.lost = true;
+  uint64_t at = 0;
+  EXPECT_EQ(memory.allocate(1, &at), Result::kSessionLost);
+  EXPECT_EQ(memory.allocate(kSlab, &at), Result::kSessionLost);
+  EXPECT_EQ(kLimit - available(), kSlab);
+  EXPECT_EQ(memory.free(kept), Result::kSessionLost);
+  EXPECT_EQ(available(), kLimit);
+}
+
+}  // namespace
+}  // namespace sluice::client
