@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Installs Sluice's guest runtime from this unpacked bundle, or removes it again. Run as root; running it again
-# upgrades. Nothing of the running programs is disturbed: files are replaced, never rewritten.
+# upgrades; programs that run are not disturbed.
 #
 #   ./install.sh [--prefix /opt/sluice] [--root DIR] [--no-ldconfig] [--uninstall]
 #
@@ -35,14 +35,6 @@ fail() { echo "install.sh: $*" >&2; exit 1; }
 refresh_loader() { [ -n "$root" ] || ! command -v ldconfig >/dev/null || ldconfig; }
 refresh_udev() { [ -n "$root" ] || ! command -v udevadm >/dev/null || udevadm control --reload 2>/dev/null || true; }
 
-# Same path, new file: a program that has the old one open keeps it.
-place() { # mode source target
-  mkdir -p "$(dirname "$root$3")"
-  cp "$2" "$root$3.new"
-  chmod "$1" "$root$3.new"
-  mv -f "$root$3.new" "$root$3"
-}
-
 if [ $uninstall = yes ]; then
   [ -e "$root$prefix/libexec/sluice-pci-setup" ] || fail "nothing of Sluice is installed in $root$prefix"
   rm -rf "$root$prefix/lib" "$root$prefix/bin" "$root$prefix/libexec" "$root$prefix/python" "$root$prefix/VERSION"
@@ -58,32 +50,31 @@ fi
 [ "$(uname -m)" = x86_64 ] || fail "this bundle is for x86_64, this machine is $(uname -m)"
 [ -e "$here/lib/libcuda.so.1" ] || fail "$here is no unpacked bundle (lib/libcuda.so.1 is missing)"
 
-for file in "$here"/lib/*.so*; do
-  name=$(basename "$file")
-  if [ -L "$file" ]; then
-    mkdir -p "$root$prefix/lib"
-    ln -sfn "$(readlink "$file")" "$root$prefix/lib/$name"
-  else
-    place 755 "$file" "$prefix/lib/$name"
-  fi
+# Copied beside and moved into place: each file changes at once, and whoever has the old one open keeps it.
+new=$root$prefix/.new
+rm -rf "$new"
+mkdir -p "$new" "$root$prefix/lib" "$root$prefix/bin" "$root$prefix/libexec"
+cp -R "$here/lib" "$here/bin" "$here/libexec" "$here/python" "$here/VERSION" "$new/"
+chmod -R u=rwX,go=rX "$new"
+for folder in lib bin libexec; do
+  chmod 755 "$new/$folder"/*
+  mv -f "$new/$folder"/* "$root$prefix/$folder/"
 done
-for file in "$here"/bin/* "$here"/libexec/*; do
-  [ -e "$file" ] || continue
-  place 755 "$file" "$prefix/${file#"$here"/}"
-done
-rm -rf "$root$prefix/python.new"
-cp -r "$here/python" "$root$prefix/python.new"
 rm -rf "$root$prefix/python"
-mv "$root$prefix/python.new" "$root$prefix/python"
-place 644 "$here/VERSION" "$prefix/VERSION"
+mv "$new/python" "$root$prefix/python"
+mv -f "$new/VERSION" "$root$prefix/VERSION"
+rm -rf "$new"
 mkdir -p "$root/usr/local/bin"
 ln -sfn "$prefix/bin/sluice" "$root/usr/local/bin/sluice"
 
 if [ -e "$root/etc/sluice/client.conf" ]; then
-  place 644 "$here/etc/client.conf" /etc/sluice/client.conf.dist
+  settings=client.conf.dist
 else
-  place 644 "$here/etc/client.conf" /etc/sluice/client.conf
+  settings=client.conf
 fi
+mkdir -p "$root/etc/sluice"
+cp "$here/etc/client.conf" "$root/etc/sluice/$settings"
+chmod 644 "$root/etc/sluice/$settings"
 
 if ! grep -q "^$group:" "$root/etc/group" 2>/dev/null; then
   if [ -z "$root" ] && command -v groupadd >/dev/null; then
@@ -111,7 +102,9 @@ refresh_udev
 # A channel that is there already gets what the rule gives to those that come.
 if [ -z "$root" ]; then
   for device in /sys/bus/pci/devices/*; do
-    [ "$(cat "$device/vendor" 2>/dev/null) $(cat "$device/device" 2>/dev/null)" = "0x1af4 0x1110" ] || continue
+    vendor= model=
+    read -r vendor 2>/dev/null <"$device/vendor" && read -r model 2>/dev/null <"$device/device" || continue
+    [ "$vendor $model" = "0x1af4 0x1110" ] || continue
     path=$(readlink -f "$device")
     "$prefix/libexec/sluice-pci-setup" "${path#/sys}" || true
   done

@@ -114,11 +114,13 @@ def test_it_may_come_and_go_again_with_another_size(guest: Guest, files: RegionF
 
 def test_installed_twice_it_keeps_the_settings_and_uninstalled_it_is_gone(guest: Guest) -> None:
     install = "/root/sluice-guest/install.sh --no-ldconfig"
+    guest.check("touch /opt/sluice/python/old.py")
     guest.check(
         "echo '[client]' >/etc/sluice/client.conf; echo 'gmem=77' >>/etc/sluice/client.conf"
     )
     guest.check(install, timeout=120)
     assert "77" in guest.check("cat /etc/sluice/client.conf")
+    assert guest.run("ls /opt/sluice/python/old.py /opt/sluice/.new")[1] == ""
     assert "SLUICE_GMEM" in guest.check("cat /etc/sluice/client.conf.dist")
     assert "sluice" not in guest.check("ldconfig -p")
     guest.check(install + " --uninstall", timeout=120)

@@ -19,14 +19,17 @@ done
 hostname "${name:-guest}"
 ip link set lo up
 
-# Without a cache, since files change on the host while guests run.
-mount -t 9p -o trans=virtio,version=9p2000.L,msize=1048576,cache=none,ro hostroot /ro || echo "rig: no root"
+# The root is cached, so that programs start fast; /host is not, since files change on the host while guests run.
+options=trans=virtio,version=9p2000.L,msize=512000,ro
+mount -t 9p -o $options,cache=loose hostroot /ro || echo "rig: no root"
+mkdir -p /fresh
+mount -t 9p -o $options,cache=none hostnow /fresh || echo "rig: no /host"
 mount -t tmpfs tmpfs /rw
 mkdir -p /rw/upper /rw/work
 mount -t overlay -o lowerdir=/ro,upperdir=/rw/upper,workdir=/rw/work overlay /newroot || echo "rig: no overlay"
 for folder in proc sys dev host tmp run var/tmp lib/modules etc/sluice; do mkdir -p "/newroot/$folder"; done
 for folder in proc sys dev; do mount --rbind "/$folder" "/newroot/$folder"; done
-mount --rbind /ro /newroot/host
+mount --rbind /fresh /newroot/host
 mount -t tmpfs tmpfs /newroot/run
 mount -t tmpfs -o mode=1777 tmpfs /newroot/tmp
 [ -n "$modules" ] && mount --bind "/ro$modules" /newroot/lib/modules

@@ -36,11 +36,13 @@ namespaces = [ ]
 stdio_handler = "file"
 """
 
+# Without keep-alive, since a test process that ran an event loop once answers no ping after its end.
 _LIBVIRTD_CONF = """\
 unix_sock_group = "root"
 unix_sock_dir = "/run/libvirt"
 auth_unix_ro = "none"
 auth_unix_rw = "none"
+keepalive_interval = -1
 log_outputs = "3:file:/var/log/libvirt/libvirtd.log"
 """
 

@@ -215,14 +215,16 @@ class Rig:
 
     def stop(self) -> None:
         """Destroys and undefines every guest and ends the daemon."""
-        if self._connection is not None:
-            self._clear()
-            self._connection.close()
+        try:
+            if self._connection is not None:
+                self._clear()
+                self._connection.close()
+        finally:
             self._connection = None
-        self._daemon.stop()
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+            self._daemon.stop()
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
         self.progress("stopped")
 
     def define_guest(
@@ -286,8 +288,8 @@ class Rig:
             mem_mib=mem_mib,
             vcpus=vcpus,
             machine=machine,
-            # The root file system, the agent's port and the network sit on root ports of their own.
-            ports=2 + int(network) + spare_ports,
+            # Two file systems, the agent's port and the network sit on root ports of their own.
+            ports=3 + int(network) + spare_ports,
             kernel=self._images.kernel,
             initramfs=self._images.initramfs,
             cmdline=words,
