@@ -36,7 +36,7 @@ namespaces = [ ]
 stdio_handler = "file"
 """
 
-# Without keep-alive, since a test process that ran an event loop once answers no ping after its end.
+# No keep-alive: a test process whose event loop has ended answers no ping.
 _LIBVIRTD_CONF = """\
 unix_sock_group = "root"
 unix_sock_dir = "/run/libvirt"
