@@ -46,8 +46,10 @@ class Endpoint {
 };
 
 // A formatted slot of the region (formats it: the session starts blank).
+// `arena_address`: wire::kArenaAddress, or 0 for none (tests that have client and worker in one process).
 std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, uint32_t slots,
-                                            uint32_t slot, bool format, std::string* error);
+                                            uint32_t slot, bool format, uint64_t arena_address,
+                                            std::string* error);
 // A connected socket, from which the server has read the OpenSession frame.
 std::unique_ptr<Endpoint> make_tcp_endpoint(int socket);
 

@@ -16,7 +16,8 @@ using channel::now_ns;
 namespace {
 // How long a leader looks at an empty channel before it sleeps. Longer than the pause between the launches of a busy program.
 constexpr uint64_t kSpinNs = 60'000;
-constexpr int kMaxThreads = 256;
+// More than any channel has lanes: when all of those wait, one thread still takes what ends their waiting.
+constexpr int kMaxThreads = 272;
 }  // namespace
 
 Executor::Executor(Session& session, std::function<void(const std::string&)> ended)

@@ -193,7 +193,8 @@ void Worker::start_session(wire::Message& m) {
     m.number("slot", 0, 4095, &slot);
     m.number("slots", 1, 4096, &slots);
     endpoint = make_shm_endpoint(region, region_bytes, static_cast<uint32_t>(slots),
-                                 static_cast<uint32_t>(slot), plan.channel == "shm", &error);
+                                 static_cast<uint32_t>(slot), plan.channel == "shm",
+                                 wire::kArenaAddress, &error);
     ::close(region);
   } else {
     error = "the channel \"" + plan.channel + "\" came without its descriptor";
@@ -222,7 +223,8 @@ void Worker::start_session(wire::Message& m) {
 void Worker::handle(wire::Message& m) {
   if (m.verb == "session") return start_session(m);
   for (int fd : m.descriptors) ::close(fd);
-  if (m.verb == "status") return control_.send("status", figures());
+  const auto answer = [this] { control_.send("status", figures()); };
+  if (m.verb == "status") return answer();
   if (m.verb == "end") {
     const std::string reason = m.text("reason").empty() ? "the server ended it" : m.text("reason");
     if (executor_) executor_->end(reason, CUDA_ERROR_SYSTEM_NOT_READY);
@@ -231,7 +233,7 @@ void Worker::handle(wire::Message& m) {
   if (m.verb == "hold" || m.verb == "release") {
     if (session_)
       for (auto& v : session_->vgpus) m.verb == "hold" ? v->gate->hold() : v->gate->release();
-    return control_.send("status", figures());
+    return answer();
   }
   if (m.verb == "compute") {
     for (size_t i = 0; session_ && i < session_->vgpus.size(); ++i) {
@@ -239,7 +241,7 @@ void Worker::handle(wire::Message& m) {
       if (m.number("vgpu." + std::to_string(i) + ".compute_percent", 1, 100, &percent))
         session_->vgpus[i]->compute_percent = static_cast<uint32_t>(percent);
     }
-    return control_.send("status", figures());
+    return answer();
   }
   control_.send("error", {{"message", "unknown verb: " + m.verb}});
 }

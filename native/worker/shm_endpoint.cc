@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "channel/ring.h"
-#include "wire/session_record.h"
 #include "worker/endpoint.h"
 
 namespace sluice::worker {
@@ -77,7 +76,9 @@ class ShmEndpoint : public Endpoint {
     return true;
   }
 
-  std::span<std::byte> arena() override { return {slot_.arena(), slot_.layout().arena_bytes}; }
+  std::span<std::byte> arena() override {
+    return {slot_.arena(), slot_.arena() ? slot_.layout().arena_bytes : 0};
+  }
   std::atomic<uint64_t>* marks() override { return slot_.marks(); }
   size_t mark_count() const override { return channel::kMarkCount; }
   uint64_t bytes_in() const override { return consumer_.consumed(); }
@@ -90,7 +91,8 @@ class ShmEndpoint : public Endpoint {
 }  // namespace
 
 std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, uint32_t slots,
-                                            uint32_t slot, bool format, std::string* error) {
+                                            uint32_t slot, bool format, uint64_t arena_address,
+                                            std::string* error) {
   const size_t slot_bytes = channel::slot_bytes_of(region_bytes, slots);
   if (slot >= slots) {
     *error = "slot " + std::to_string(slot) + " of a region with " + std::to_string(slots);
@@ -98,7 +100,7 @@ std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, 
   }
   if (format && !channel::format_region(region_fd, region_bytes, slots, error)) return nullptr;
   channel::MappedSlot mapped;
-  if (!mapped.map(region_fd, slot_bytes, slot, wire::kArenaAddress, error)) return nullptr;
+  if (!mapped.map(region_fd, slot_bytes, slot, arena_address, error)) return nullptr;
   if (format)
     channel::format_slot(mapped, slot, SlotState::kOpening);
   else

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "channel/futex.h"
 #include "worker/endpoint.h"
 
 namespace sluice::worker {
@@ -50,8 +51,16 @@ class TcpEndpoint : public Endpoint {
   size_t reply_limit() const override { return wire::kMaxReplyBytes - 64; }
 
   void publish_error(uint32_t error, bool over) override {
-    reply(wire::kNoLane, 0, error, {}, {});
-    if (over) shutdown(socket_, SHUT_RDWR);
+    if (!over) return reply(wire::kNoLane, 0, error, {}, {});
+    // A client that does not read holds up its own answers, not the end of its session.
+    std::unique_lock lock(send_mutex_, std::try_to_lock);
+    for (int i = 0; i < 20 && !lock; ++i) {
+      channel::sleep_ns(10'000'000);
+      lock.try_lock();
+    }
+    const wire::FrameHeader h{sizeof h, wire::kReply, wire::kNoLane, 0, error};
+    if (lock) send(socket_, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT);
+    shutdown(socket_, SHUT_RDWR);
   }
 
   bool publish_record(std::span<const std::byte> all, std::string* error) override {

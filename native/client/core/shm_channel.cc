@@ -50,6 +50,7 @@ bool ShmChannel::worker_gone() {
 }
 
 std::byte* ShmChannel::reserve(size_t n) {
+  if (n > producer_.capacity()) return nullptr;  // would never fit
   if (std::byte* at = producer_.try_reserve(n)) return at;
   auto& h = slot_.header();
   const uint64_t start = now_ns();

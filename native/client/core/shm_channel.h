@@ -23,7 +23,9 @@ class ShmChannel : public Channel {
   }
   bool alive() override { return !worker_gone(); }
   std::atomic<uint64_t>* marks() override { return slot_.marks(); }
-  std::span<std::byte> arena() override { return {slot_.arena(), slot_.layout().arena_bytes}; }
+  std::span<std::byte> arena() override {
+    return {slot_.arena(), slot_.arena() ? slot_.layout().arena_bytes : 0};
+  }
   size_t inline_limit() const override { return wire::kInlineChunkBytes; }
   uint32_t lane_count() const override { return channel::kLaneCount; }
   void close() override;
