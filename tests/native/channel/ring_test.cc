@@ -67,7 +67,7 @@ TEST_F(Ring, RandomFramesComeOutInOrderAcrossTheEnd) {
   std::deque<Frame> inside;
   uint32_t number = 0;
   uint64_t through = 0;
-  while (through < 40 * producer.capacity()) {
+  while (through < 40 * producer.capacity() || number < 3000) {
     const bool small = random() % 4;
     const auto size = static_cast<uint32_t>(16 + random() % (small ? 40 : producer.capacity() / 8 - 2) * 8);
     if (random() % 2 && put(number, size)) inside.push_back({number++, size});
@@ -83,7 +83,6 @@ TEST_F(Ring, RandomFramesComeOutInOrderAcrossTheEnd) {
       consumer.release();
     }
   }
-  EXPECT_GT(number, 1000u);
 }
 
 TEST_F(Ring, FillsToTheLastByteAndNoFurther) {

@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: Apache-2.0
+// The executor behind its real channels, with the client's end in the same process and a driver that only writes down: one order for what nobody waits
+// for, lanes that pass one another, and an end with a reason for every channel that breaks.
+#include "worker/executor.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "client/core/shm_channel.h"
+#include "client/core/tcp_channel.h"
+#include "tests/native/channel/shared_slot.h"
+#include "tests/native/worker/fake_driver.h"
+
+namespace sluice::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// One word that threads wait for; twenty seconds are for ever.
+class Signal {
+ public:
+  void give() {
+    std::lock_guard lock(mutex_);
+    given_ = true;
+    changed_.notify_all();
+  }
+  bool wait(std::chrono::seconds most = 20s) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, most, [this] { return given_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool given_ = false;
+};
+
+enum class Kind { kShm, kIvshmem, kTcp };
+
+// A session with a client's end. Never taken down: its threads live as long as the process, as a worker's do.
+class Rig {
+ public:
+  explicit Rig(Kind kind) {
+    std::string error;
+    std::unique_ptr<worker::Endpoint> endpoint;
+    if (kind == Kind::kTcp) {
+      int pair[2];
+      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+      client_socket = pair[0];
+      endpoint = worker::make_tcp_endpoint(pair[1]);
+      channel = std::make_unique<client::TcpChannel>(pair[0], std::vector<std::byte>());
+    } else {
+      endpoint = worker::make_shm_endpoint(slot.fd(), slot.region_bytes(), 1, 0, true, 0, &error);
+      EXPECT_TRUE(endpoint) << error;
+      const std::vector<std::byte> record(512);
+      EXPECT_TRUE(endpoint->publish_record(record, &error)) << error;
+      channel = std::make_unique<client::ShmChannel>(
+          slot.map(), kind == Kind::kShm ? wire::ChannelKind::kShm : wire::ChannelKind::kIvshmem, -1, -1);
+    }
+    session = std::make_unique<worker::Session>(driver.table, std::move(endpoint), worker::SessionPlan{});
+    auto v = std::make_unique<worker::Vgpu>();
+    v->gpu = &gpu;
+    v->gate = std::make_unique<worker::Gate>(driver.table);
+    v->window_begin = wire::kWindowsBegin;
+    v->window_bytes = 1 << 30;
+    session->vgpus.push_back(std::move(v));
+    executor = std::make_unique<worker::Executor>(*session, [this](const std::string& r) {
+      reason = r;
+      ended.give();
+    });
+  }
+
+  void post_fill(unsigned value) {
+    const wire::FillDevice f{0, wire::kWindowsBegin, 0, 1, 1, 4, value};
+    send(wire::kFillDevice, wire::kNoLane, 0, &f, sizeof f);
+  }
+  // What a thread of the application does: false when the session ended meanwhile.
+  bool exchange(uint16_t function, uint16_t lane, uint32_t sequence, uint32_t* status, const void* body = nullptr, size_t n = 0) {
+    send(function, lane, sequence, body, n);
+    client::Reply reply;
+    const bool ok = channel->wait(lane, sequence, &reply, {});
+    if (ok) *status = reply.status;
+    return ok;
+  }
+  bool wait_idle(uint16_t lane, uint32_t sequence = 1) {
+    const wire::DeviceIdle idle{0, 0};
+    uint32_t status = 1;
+    return exchange(wire::kDeviceIdle, lane, sequence, &status, &idle, sizeof idle) && status == 0;
+  }
+  void send(uint16_t function, uint16_t lane, uint32_t sequence, const void* body, size_t n, uint32_t context = 1) {
+    std::lock_guard lock(append);
+    const size_t size = wire::round_up(sizeof(wire::FrameHeader) + n, 8);
+    std::byte* at = channel->reserve(size);
+    ASSERT_NE(at, nullptr);
+    const wire::FrameHeader h{static_cast<uint32_t>(size), function, lane, sequence, context};
+    std::memcpy(at, &h, sizeof h);
+    if (n) std::memcpy(at + sizeof h, body, n);
+    channel->commit(size, lane != wire::kNoLane);
+  }
+  // The guest's doorbell process.
+  void ring_for_guest() {
+    std::thread([map = slot.map()] {
+      for (auto& h = map.header();; channel::sleep_ns(100'000)) {
+        if (h.doorbell.exchange(0) == 0) continue;
+        h.wake.fetch_add(1);
+        channel::futex_wake(h.wake);
+      }
+    }).detach();
+  }
+
+  SharedSlot slot;
+  FakeDriver driver;
+  worker::Gpu gpu;
+  int client_socket = -1;
+  std::unique_ptr<client::Channel> channel;
+  std::unique_ptr<worker::Session> session;
+  std::unique_ptr<worker::Executor> executor;
+  std::mutex append;
+  Signal ended;
+  std::string reason;
+};
+
+class Execution : public ::testing::TestWithParam<Kind> {
+ protected:
+  Rig& make() {
+    // One rig stays reachable for the threads that it started.
+    static std::vector<Rig*>* all = new std::vector<Rig*>();
+    all->push_back(new Rig(GetParam()));
+    if (GetParam() == Kind::kIvshmem) all->back()->ring_for_guest();
+    return *all->back();
+  }
+};
+
+TEST_P(Execution, EveryProducersCommandsRunOnceAndInItsOrder) {
+  Rig& rig = make();
+  rig.executor->start();
+  constexpr unsigned kProducers = 4, kEach = 20'000;
+  std::vector<std::thread> threads;
+  for (unsigned p = 0; p < kProducers; ++p) {
+    threads.emplace_back([&, p] {
+      for (unsigned i = 0; i < kEach; ++i) {
+        rig.post_fill(p << 24 | i);
+        // Pauses of many lengths, so that the leader is met spinning, falling asleep and sleeping.
+        if (i % 500 == 0) std::this_thread::sleep_for(std::chrono::microseconds(i % 7 * 30));
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  ASSERT_TRUE(rig.driver.wait_fills(size_t{kProducers} * kEach)) << rig.driver.fill_count();
+  unsigned next[kProducers] = {};
+  for (unsigned value : rig.driver.fills()) ASSERT_EQ(value & 0xffffff, next[value >> 24]++);
+}
+
+TEST_P(Execution, WhatWasPostedBeforeACallHasRunWhenItAnswers) {
+  Rig& rig = make();
+  rig.executor->start();
+  for (unsigned i = 1; i <= 2000; ++i) {
+    rig.post_fill(i);
+    uint32_t status = 1;
+    const uint64_t nothing = 0;
+    // Alternately short calls, which the leader answers itself, and those that it parks for.
+    ASSERT_TRUE(i % 2 ? rig.exchange(wire::kPing, 3, i, &status, &nothing, sizeof nothing) : rig.wait_idle(3, i));
+    ASSERT_EQ(rig.driver.fill_count(), i);
+  }
+}
+
+TEST_P(Execution, AWaitingCallStopsNobodyElse) {
+  Rig& rig = make();
+  Signal entered, release;
+  rig.driver.on_synchronize = [&] {
+    entered.give();
+    release.wait();
+    return CUDA_SUCCESS;
+  };
+  rig.executor->start();
+  std::atomic<bool> answered{false};
+  std::thread waiter([&] {
+    EXPECT_TRUE(rig.wait_idle(0));
+    answered = true;
+  });
+  ASSERT_TRUE(entered.wait());
+  for (unsigned i = 1; i <= 100; ++i) {
+    rig.post_fill(i);
+    uint32_t status = 1;
+    ASSERT_TRUE(rig.exchange(wire::kPing, 1, i, &status));
+    EXPECT_EQ(status, 0u);
+  }
+  EXPECT_EQ(rig.driver.fill_count(), 100u);
+  EXPECT_FALSE(answered);
+  release.give();
+  waiter.join();
+}
+
+// As ncclCommInitRank: each returns only when all have come. Sixty are about what a slot has lanes for.
+TEST_P(Execution, CallsThatNeedOneAnotherAllReturn) {
+  Rig& rig = make();
+  constexpr int kCalls = 60;
+  std::mutex mutex;
+  std::condition_variable all_here;
+  int here = 0;
+  rig.driver.on_synchronize = [&] {
+    std::unique_lock lock(mutex);
+    ++here;
+    all_here.notify_all();
+    return all_here.wait_for(lock, 20s, [&] { return here == kCalls; }) ? CUDA_SUCCESS : CUDA_ERROR_TIMEOUT;
+  };
+  rig.executor->start();
+  std::vector<std::thread> threads;
+  std::atomic<int> good{0};
+  for (uint16_t i = 0; i < kCalls; ++i)
+    threads.emplace_back([&, i] { good += rig.wait_idle(i); });
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(good, kCalls);
+}
+
+TEST_P(Execution, ManyThreadsCallAndPostForAWhile) {
+  Rig& rig = make();
+  std::atomic<uint32_t> turn{0};
+  rig.driver.on_synchronize = [&] {
+    if (turn.fetch_add(1) % 8 == 0) std::this_thread::sleep_for(300us);
+    return CUDA_SUCCESS;
+  };
+  rig.executor->start();
+  std::vector<std::thread> threads;
+  std::atomic<unsigned> failures{0};
+  for (uint16_t t = 0; t < 6; ++t) {
+    threads.emplace_back([&, t] {
+      for (uint32_t i = 1; i <= 1500; ++i) {
+        rig.post_fill(i);
+        if (i % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(i % 100));
+        if (!rig.wait_idle(t, i)) ++failures;
+      }
+    });
+  }
+  for (auto& t : threads) t.join();
+  EXPECT_EQ(failures, 0u);
+  EXPECT_EQ(rig.driver.fill_count(), 6u * 1500);
+}
+
+TEST_P(Execution, AnErrorNobodyWaitsForPoisonsTheSession) {
+  Rig& rig = make();
+  rig.executor->start();
+  rig.driver.fill_status = CUDA_ERROR_INVALID_VALUE;
+  rig.post_fill(1);
+  ASSERT_TRUE(rig.driver.wait_fills(1));
+  uint32_t status = 1;
+  ASSERT_TRUE(rig.exchange(wire::kPing, 0, 1, &status));  // a network tells in its replies
+  EXPECT_EQ(rig.channel->sticky_error(), static_cast<uint32_t>(CUDA_ERROR_INVALID_VALUE));
+}
+
+TEST_P(Execution, TheWatchdogTellsOfAContextThatDied) {
+  Rig& rig = make();
+  rig.executor->start();
+  rig.driver.stream_status = CUDA_ERROR_ILLEGAL_ADDRESS;
+  rig.post_fill(1);
+  for (int i = 1; i < 2000 && rig.channel->sticky_error() == 0; ++i) {
+    std::this_thread::sleep_for(5ms);
+    uint32_t status = 1;
+    ASSERT_TRUE(rig.exchange(wire::kPing, 0, static_cast<uint32_t>(i), &status));
+  }
+  EXPECT_EQ(rig.channel->sticky_error(), static_cast<uint32_t>(CUDA_ERROR_ILLEGAL_ADDRESS));
+}
+
+TEST_P(Execution, BadCommandsEndTheSessionWithAReason) {
+  struct Case {
+    const char* name;
+    uint16_t function, lane;
+    const char* reason;
+  };
+  for (const Case& c : {Case{"unknown control function", 63, wire::kNoLane, "the command 63"},
+                        Case{"function beyond the table", 40000, 0, "the command 40000"},
+                        Case{"an answer from the client", wire::kReply, wire::kNoLane, "the command 0"},
+                        Case{"waits for what has no answer", wire::kFillDevice, 0, "the command 16"},
+                        Case{"does not wait for an answer", wire::kPing, wire::kNoLane, "the command 4"},
+                        Case{"cut short", wire::kFillDevice, wire::kNoLane, "FillDevice is cut short"},
+                        Case{"closes", wire::kClose, wire::kNoLane, "closed its session"}}) {
+    Rig& rig = make();
+    rig.executor->start();
+    rig.send(c.function, c.lane, 1, nullptr, 0);
+    ASSERT_TRUE(rig.ended.wait()) << c.name;
+    EXPECT_NE(rig.reason.find(c.reason), std::string::npos) << c.name << ": " << rig.reason;
+    client::Reply reply;
+    EXPECT_FALSE(rig.channel->wait(5, 1, &reply, {})) << c.name << ": later calls come back";
+  }
+}
+
+TEST_P(Execution, AWaitingCallComesBackWhenTheSessionEnds) {
+  Rig& rig = make();
+  Signal entered, never;
+  rig.driver.on_synchronize = [&] {
+    entered.give();
+    never.wait(60s);
+    return CUDA_SUCCESS;
+  };
+  rig.executor->start();
+  std::atomic<int> result{-1};
+  std::thread waiter([&] { result = rig.wait_idle(0); });
+  ASSERT_TRUE(entered.wait());
+  rig.executor->end("the server ended it", CUDA_ERROR_SYSTEM_NOT_READY);
+  waiter.join();
+  EXPECT_EQ(result, 0);
+  EXPECT_EQ(rig.reason, "the server ended it");
+  EXPECT_EQ(rig.channel->sticky_error(), static_cast<uint32_t>(CUDA_ERROR_SYSTEM_NOT_READY));
+  never.give();
+}
+
+TEST_P(Execution, TheClientsGoodByeEndsTheSession) {
+  Rig& rig = make();
+  rig.executor->start();
+  rig.post_fill(1);
+  rig.channel->close();
+  ASSERT_TRUE(rig.ended.wait());
+  EXPECT_EQ(rig.driver.fill_count(), 1u) << "what came before runs";
+}
+
+INSTANTIATE_TEST_SUITE_P(Channels, Execution, ::testing::Values(Kind::kShm, Kind::kIvshmem, Kind::kTcp),
+                         [](const auto& p) {
+                           return p.param == Kind::kShm ? "shm" : p.param == Kind::kIvshmem ? "ivshmem" : "tcp";
+                         });
+
+TEST(BrokenRing, EndsTheSessionWithAReason) {
+  for (uint64_t tail : {uint64_t{8}, uint64_t{1} << 40, ~uint64_t{0}}) {
+    auto& rig = *new Rig(Kind::kShm);
+    rig.executor->start();
+    auto* map = new channel::MappedSlot(rig.slot.map());
+    map->header().tail = tail;
+    map->header().sleeping = 0;
+    map->header().wake.fetch_add(1);
+    channel::futex_wake(map->header().wake);
+    ASSERT_TRUE(rig.ended.wait()) << tail;
+    EXPECT_EQ(rig.reason, "the client's channel holds no valid frame");
+    EXPECT_NE(rig.channel->sticky_error(), 0u);
+    EXPECT_FALSE(rig.channel->alive());
+  }
+}
+
+TEST(BrokenStream, EndsTheSessionWithAReason) {
+  struct Case {
+    uint32_t size;
+    const char* reason;
+  };
+  for (const Case& c : {Case{0, "no valid frame"}, Case{8, "no valid frame"}, Case{20, "no valid frame"},
+                        Case{wire::kMaxFrameBytes + 8, "no valid frame"}, Case{~0u, "no valid frame"},
+                        Case{64, "connection to the client was lost"}}) {
+    auto& rig = *new Rig(Kind::kTcp);
+    rig.executor->start();
+    const wire::FrameHeader h{c.size, wire::kPing, 0, 1, 1};
+    ASSERT_EQ(::send(rig.client_socket, &h, sizeof h, 0), static_cast<ssize_t>(sizeof h));
+    ASSERT_EQ(shutdown(rig.client_socket, SHUT_WR), 0);
+    ASSERT_TRUE(rig.ended.wait()) << c.size;
+    EXPECT_NE(rig.reason.find(c.reason), std::string::npos) << rig.reason;
+  }
+}
+
+// A client that sends and never reads fills the socket; the server's word still ends the session.
+TEST(DeafClient, CanBeEnded) {
+  auto& rig = *new Rig(Kind::kTcp);
+  rig.executor->start();
+  std::thread([&rig] {
+    const wire::FrameHeader h{sizeof h, wire::kPing, 0, 1, 1};
+    while (::send(rig.client_socket, &h, sizeof h, MSG_NOSIGNAL) > 0) {
+    }
+  }).detach();
+  uint64_t before = ~uint64_t{0};
+  for (int same = 0; same < 5;) {  // until the worker stands still
+    std::this_thread::sleep_for(50ms);
+    const uint64_t now = rig.session->commands.load();
+    same = now == before ? same + 1 : 0;
+    before = now;
+  }
+  std::thread([&rig] { rig.executor->end("the server ended it", CUDA_ERROR_SYSTEM_NOT_READY); }).detach();
+  EXPECT_TRUE(rig.ended.wait()) << "the end waits for the client";
+}
+
+}  // namespace
+}  // namespace sluice::test
