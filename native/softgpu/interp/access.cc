@@ -53,7 +53,49 @@ uint8_t* resolve_generic(Exec& exec, uint32_t lane, uint64_t address, uint64_t b
   return nullptr;
 }
 
+// The common case: a full warp whose addresses all lie in one range. Computes the bounds of all
+// lanes at once; false if lanes have to be looked at one by one.
+bool resolve_together(Exec& exec, const Instr& instr, uint32_t bytes, uint32_t align,
+                      Access access) {
+  if (exec.mask != 0xffffffffu || instr.flags[0] & kFrameRelative) return false;
+  uint64_t address[kWarpSize];
+  if (instr.flags[0] & kBase64) {
+    const uint64_t* base = exec.reg<uint64_t>(instr.r[0]);
+    for (uint32_t l = 0; l < kWarpSize; ++l) address[l] = base[l] + instr.imm;
+  } else if (instr.flags[0] & kBase32) {
+    const uint32_t* base = exec.reg<uint32_t>(instr.r[0]);
+    uint32_t offset = static_cast<uint32_t>(instr.imm);
+    for (uint32_t l = 0; l < kWarpSize; ++l) address[l] = base[l] + offset;
+  } else {
+    return false;
+  }
+  uint64_t odd = 0;
+  uint64_t least = address[0];
+  uint64_t most = address[0];
+  for (uint32_t l = 0; l < kWarpSize; ++l) {
+    odd |= address[l];
+    least = address[l] < least ? address[l] : least;
+    most = address[l] > most ? address[l] : most;
+  }
+  if (odd & (align - 1)) return false;
+  uintptr_t shift = 0;
+  if (instr.space == Space::kShared) {
+    if (most > exec.shared_size || exec.shared_size - most < bytes) return false;
+    shift = reinterpret_cast<uintptr_t>(exec.shared);
+  } else {
+    exec.view.tick();
+    if (!exec.view.accessible(least, most - least + bytes, access == Access::kWrite)) return false;
+  }
+  for (uint32_t l = 0; l < kWarpSize; ++l) {
+    exec.ptr[l] = reinterpret_cast<uint8_t*>(address[l] + shift);
+  }
+  return true;
+}
+
 bool resolve(Exec& exec, const Instr& instr, uint32_t bytes, uint32_t align, Access access) {
+  if (instr.space <= Space::kShared && resolve_together(exec, instr, bytes, align, access)) {
+    return true;
+  }
   const uint64_t imm = instr.imm;
   const uint64_t* wide = (instr.flags[0] & kBase64) ? exec.reg<uint64_t>(instr.r[0]) : nullptr;
   const uint32_t* narrow = (instr.flags[0] & kBase32) ? exec.reg<uint32_t>(instr.r[0]) : nullptr;

@@ -2,6 +2,7 @@
 // Floating-point arithmetic for f32, f64, f16 and bf16, scalar and packed. Add, subtract, multiply,
 // fused multiply-add, divide and square root are correctly rounded; the .approx functions use the
 // host's library, which is more exact than CUDA promises.
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -156,6 +157,30 @@ bool apply(Exec& x, const Instr& in) {
   return true;
 }
 
+// Fused multiply-add is what numerical kernels consist of, and without the processor's own
+// instruction it is a library call per lane. Chosen at decode time where the processor has it.
+template <class F>
+[[gnu::target("avx2,fma")]] bool fast_fma(Exec& x, const Instr& in) {
+  if (x.mask != 0xffffffffu) return apply<F, 1, 3, Fma<F>>(x, in);
+  V<F>* d = x.reg<V<F>>(in.r[0]);
+  const V<F>* a = x.reg<V<F>>(in.r[1]);
+  const V<F>* b = x.reg<V<F>>(in.r[2]);
+  const V<F>* c = x.reg<V<F>>(in.r[3]);
+  V<F> nan = std::bit_cast<V<F>>(F::store(std::numeric_limits<V<F>>::quiet_NaN()));
+#pragma GCC ivdep
+  for (uint32_t l = 0; l < kWarpSize; ++l) {
+    V<F> r;
+    if constexpr (sizeof(V<F>) == 4) {
+      r = __builtin_fmaf(a[l], b[l], c[l]);
+      r = r == r ? r : nan;
+    } else {
+      r = __builtin_fma(a[l], b[l], c[l]);
+    }
+    d[l] = r;
+  }
+  return true;
+}
+
 // abs, neg and copysign only move bits. kOp: 0 abs, 1 neg, 2 copysign (sign of a, rest of b).
 template <class S, int kParts, int kOp>
 bool sign_bits(Exec& x, const Instr& in) {
@@ -239,6 +264,24 @@ void emit_float(Decoder& d) {
   instr.flags[1] = static_cast<uint8_t>(m.rounding);
 }
 
+void decode_fma(Decoder& d) {
+  Modifiers m = take_modifiers(d);
+  Type type = d.take_type();
+  Handler fn = pick<3, Fma>(d, type);
+  bool plain = m.flags == 0 && m.rounding == Rounding::kNearestEven;
+  if (plain && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2")) {
+    if (type == Type::kF32) fn = fast_fma<F32>;
+    if (type == Type::kF64) fn = fast_fma<F64>;
+  }
+  Instr& instr = emit_plain(d, fn, type, type, 3);
+  instr.flags[0] = m.flags;
+  instr.flags[1] = static_cast<uint8_t>(m.rounding);
+}
+
+void decode_mad(Decoder& d) {
+  if (!decode_integer_arithmetic(d)) decode_fma(d);
+}
+
 template <int kOp>
 void emit_sign(Decoder& d) {
   Modifiers m = take_modifiers(d);
@@ -317,8 +360,8 @@ void add_float_arithmetic(OpcodeTable& table) {
   table["add"] = decode_shared<2, Add>;
   table["sub"] = decode_shared<2, Sub>;
   table["mul"] = decode_shared<2, Mul>;
-  table["mad"] = decode_shared<3, Fma>;
-  table["fma"] = emit_float<3, Fma>;
+  table["mad"] = decode_mad;
+  table["fma"] = decode_fma;
   table["div"] = decode_shared<2, Div>;
   table["rem"] = [](Decoder& d) {
     if (!decode_integer_arithmetic(d)) d.fail("rem needs an integer type");

@@ -44,10 +44,7 @@ bool load(Exec& x, const Instr& in) {
   for (uint32_t i = 0; i < in.count; ++i) {
     if (in.r[1 + i] < 0) continue;
     R* d = x.reg<R>(in.r[1 + i]);
-    for (uint32_t rest = x.mask; rest != 0; rest &= rest - 1) {
-      uint32_t l = static_cast<uint32_t>(__builtin_ctz(rest));
-      d[l] = static_cast<R>(read<M>(x.ptr[l] + i * sizeof(M)));
-    }
+    x.each([&](uint32_t l) { d[l] = static_cast<R>(read<M>(x.ptr[l] + i * sizeof(M))); });
   }
   return true;
 }
@@ -58,10 +55,7 @@ bool store(Exec& x, const Instr& in) {
   if (!resolve(x, in, bytes, bytes, Access::kWrite)) return false;
   for (uint32_t i = 0; i < in.count; ++i) {
     const R* s = x.reg<R>(in.r[1 + i]);
-    for (uint32_t rest = x.mask; rest != 0; rest &= rest - 1) {
-      uint32_t l = static_cast<uint32_t>(__builtin_ctz(rest));
-      write<M>(x.ptr[l] + i * sizeof(M), static_cast<M>(s[l]));
-    }
+    x.each([&](uint32_t l) { write<M>(x.ptr[l] + i * sizeof(M), static_cast<M>(s[l])); });
   }
   return true;
 }

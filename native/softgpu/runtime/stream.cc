@@ -47,29 +47,32 @@ Point Stream::push(Operation operation, std::vector<Point> after) {
   if (!started_) {
     started_ = true;
     std::thread(thread_main, shared_from_this()).detach();
-  } else {
-    changed_.notify_all();
+  } else if (!busy_) {
+    work_.notify_one();
   }
   return Point{shared_from_this(), sequence};
 }
 
 bool Stream::claim(Point& point) {
   std::lock_guard lock(mutex_);
-  if (completed_.load(std::memory_order_relaxed) != submitted_) return false;
+  if (busy_ || !queue_.empty()) return false;
+  busy_ = true;
   point = Point{shared_from_this(), ++submitted_};
   return true;
 }
 
 void Stream::finish() {
   std::lock_guard lock(mutex_);
+  busy_ = false;
   completed_.fetch_add(1, std::memory_order_release);
-  changed_.notify_all();
+  done_.notify_all();
+  if (!queue_.empty()) work_.notify_one();
 }
 
 void Stream::close() {
   std::lock_guard lock(mutex_);
   closed_ = true;
-  changed_.notify_all();
+  work_.notify_one();
 }
 
 Point Stream::tail() {
@@ -77,10 +80,33 @@ Point Stream::tail() {
   return Point{shared_from_this(), submitted_};
 }
 
+void Stream::execute_front(std::unique_lock<std::mutex>& lock) {
+  busy_ = true;
+  Queued next = std::move(queue_.front());
+  queue_.pop_front();
+  lock.unlock();
+  for (const Point& point : next.after) point.wait();
+  next.after.clear();
+  next.operation();
+  next.operation = nullptr;
+  lock.lock();
+  busy_ = false;
+  completed_.fetch_add(1, std::memory_order_release);
+  done_.notify_all();
+}
+
 void Stream::wait(uint64_t sequence) {
   if (completed(sequence)) return;
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return completed(sequence); });
+  while (!completed(sequence)) {
+    if (!busy_ && !queue_.empty()) {
+      execute_front(lock);
+    } else {
+      done_.wait(lock);
+    }
+  }
+  // What comes after is the stream's own thread's again.
+  if (!busy_ && !queue_.empty()) work_.notify_one();
 }
 
 // The thread holds the stream alive until it is closed and empty.
@@ -89,22 +115,9 @@ void Stream::thread_main(std::shared_ptr<Stream> self) { self->run(); }
 void Stream::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] {
-      if (queue_.empty()) return closed_;
-      // A place before ours may have been claimed by a thread that works on it now.
-      return completed_.load(std::memory_order_relaxed) + 1 == queue_.front().sequence;
-    });
+    work_.wait(lock, [&] { return (!busy_ && !queue_.empty()) || (closed_ && queue_.empty()); });
     if (queue_.empty()) return;
-    Queued next = std::move(queue_.front());
-    queue_.pop_front();
-    lock.unlock();
-    for (const Point& point : next.after) point.wait();
-    next.after.clear();
-    next.operation();
-    next.operation = nullptr;
-    lock.lock();
-    completed_.fetch_add(1, std::memory_order_release);
-    changed_.notify_all();
+    execute_front(lock);
   }
 }
 

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams and events: queues of work that a thread per stream executes in order.
-// A stream's thread starts with its first queued operation and sleeps while there is none. Order
+// A stream's thread starts with its first queued operation and sleeps while there is none; a thread
+// that waits for the stream executes what has not been started yet, so that launch and synchronise
+// need no change of thread. Order
 // between streams is expressed by points ("stream S has finished its n-th operation"), which
 // operations wait for; the legacy default stream is built from nothing else (see Context::submit).
 #pragma once
@@ -65,6 +67,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
     uint64_t sequence;
   };
   void run();
+  void execute_front(std::unique_lock<std::mutex>& lock);
   static void thread_main(std::shared_ptr<Stream> self);
 
   Context& context_;
@@ -73,8 +76,10 @@ class Stream : public std::enable_shared_from_this<Stream> {
   const bool legacy_;
   const uint64_t id_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable work_;  // for the stream's own thread
+  std::condition_variable done_;  // for those who wait
   std::deque<Queued> queue_;
+  bool busy_ = false;  // an operation is being executed, by whichever thread
   uint64_t submitted_ = 0;
   std::atomic<uint64_t> completed_{0};
   bool started_ = false;
