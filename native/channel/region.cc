@@ -141,8 +141,7 @@ bool format_region(int fd, size_t region_bytes, uint32_t slots, std::string* err
   if (generation == 0 || generation == ~0u) generation = 1;
   h.generation.store(generation);
   h.host_beat.store(0);
-  std::atomic_thread_fence(std::memory_order_release);
-  h.magic = kRegionMagic;
+  __atomic_store_n(&h.magic, kRegionMagic, __ATOMIC_RELEASE);  // last: a region with it is whole
   munmap(page, kPage);
   return true;
 }

@@ -60,17 +60,19 @@ class RingConsumer {
     header_ = &header;
     ring_ = ring;
     bytes_ = ring_bytes;
-    head_ = 0;
+    head_.store(0, std::memory_order_relaxed);
   }
 
-  bool empty() const { return header_->tail.load(std::memory_order_seq_cst) == head_; }
+  // May be asked by any thread.
+  bool empty() const { return header_->tail.load(std::memory_order_seq_cst) == consumed(); }
 
   // Copies the next frame into `out` (kMaxFrameBytes long) once, before anybody looks at it.
   Got take(std::byte* out) {
-    const uint64_t available = header_->tail.load(std::memory_order_acquire) - head_;
+    const uint64_t head = consumed();
+    const uint64_t available = header_->tail.load(std::memory_order_acquire) - head;
     if (available == 0) return Got::kEmpty;
     if (available > bytes_ || available < sizeof(wire::FrameHeader)) return Got::kBroken;
-    const std::byte* at = ring_ + (head_ & (bytes_ - 1));
+    const std::byte* at = ring_ + (head & (bytes_ - 1));
     // Read once: the client may be writing there.
     const uint32_t size = __atomic_load_n(reinterpret_cast<const uint32_t*>(at), __ATOMIC_RELAXED);
     if (size < sizeof(wire::FrameHeader) || size > available || size > wire::kMaxFrameBytes ||
@@ -78,22 +80,22 @@ class RingConsumer {
       return Got::kBroken;
     std::memcpy(out, at, size);
     std::memcpy(out, &size, sizeof size);  // the copy may have read another value than the check
-    head_ += size;
+    head_.store(head + size, std::memory_order_relaxed);
     return Got::kFrame;
   }
 
   // Gives consumed room back. Called after every frame or batch.
   void release() {
-    header_->head.store(head_, std::memory_order_release);
+    header_->head.store(consumed(), std::memory_order_release);
   }
 
-  uint64_t consumed() const { return head_; }
+  uint64_t consumed() const { return head_.load(std::memory_order_relaxed); }
 
  private:
   SlotHeader* header_ = nullptr;
   const std::byte* ring_ = nullptr;
   size_t bytes_ = 0;
-  uint64_t head_ = 0;
+  std::atomic<uint64_t> head_{0};  // written by the leader only
 };
 
 }  // namespace sluice::channel

@@ -125,14 +125,20 @@ class Rig {
   std::string reason;
 };
 
+// What the worker's threads touch outlives the test, as they do.
+template <class T, class... A>
+T& keep(A... a) {
+  static auto* all = new std::vector<T*>();
+  all->push_back(new T(a...));
+  return *all->back();
+}
+
 class Execution : public ::testing::TestWithParam<Kind> {
  protected:
   Rig& make() {
-    // One rig stays reachable for the threads that it started.
-    static std::vector<Rig*>* all = new std::vector<Rig*>();
-    all->push_back(new Rig(GetParam()));
-    if (GetParam() == Kind::kIvshmem) all->back()->ring_for_guest();
-    return *all->back();
+    Rig& rig = keep<Rig>(GetParam());
+    if (GetParam() == Kind::kIvshmem) rig.ring_for_guest();
+    return rig;
   }
 };
 
@@ -171,7 +177,7 @@ TEST_P(Execution, WhatWasPostedBeforeACallHasRunWhenItAnswers) {
 
 TEST_P(Execution, AWaitingCallStopsNobodyElse) {
   Rig& rig = make();
-  Signal entered, release;
+  Signal &entered = keep<Signal>(), &release = keep<Signal>();
   rig.driver.on_synchronize = [&] {
     entered.give();
     release.wait();
@@ -200,14 +206,17 @@ TEST_P(Execution, AWaitingCallStopsNobodyElse) {
 TEST_P(Execution, CallsThatNeedOneAnotherAllReturn) {
   Rig& rig = make();
   constexpr int kCalls = 60;
-  std::mutex mutex;
-  std::condition_variable all_here;
-  int here = 0;
+  struct Meeting {
+    std::mutex mutex;
+    std::condition_variable all_here;
+    int here = 0;
+  };
+  Meeting& meeting = keep<Meeting>();
   rig.driver.on_synchronize = [&] {
-    std::unique_lock lock(mutex);
-    ++here;
-    all_here.notify_all();
-    return all_here.wait_for(lock, 20s, [&] { return here == kCalls; }) ? CUDA_SUCCESS : CUDA_ERROR_TIMEOUT;
+    std::unique_lock lock(meeting.mutex);
+    ++meeting.here;
+    meeting.all_here.notify_all();
+    return meeting.all_here.wait_for(lock, 20s, [&] { return meeting.here == kCalls; }) ? CUDA_SUCCESS : CUDA_ERROR_TIMEOUT;
   };
   rig.executor->start();
   std::vector<std::thread> threads;
@@ -220,7 +229,7 @@ TEST_P(Execution, CallsThatNeedOneAnotherAllReturn) {
 
 TEST_P(Execution, ManyThreadsCallAndPostForAWhile) {
   Rig& rig = make();
-  std::atomic<uint32_t> turn{0};
+  auto& turn = keep<std::atomic<uint32_t>>(0u);
   rig.driver.on_synchronize = [&] {
     if (turn.fetch_add(1) % 8 == 0) std::this_thread::sleep_for(300us);
     return CUDA_SUCCESS;
@@ -291,7 +300,7 @@ TEST_P(Execution, BadCommandsEndTheSessionWithAReason) {
 
 TEST_P(Execution, AWaitingCallComesBackWhenTheSessionEnds) {
   Rig& rig = make();
-  Signal entered, never;
+  Signal &entered = keep<Signal>(), &never = keep<Signal>();
   rig.driver.on_synchronize = [&] {
     entered.give();
     never.wait(60s);
@@ -325,13 +334,14 @@ INSTANTIATE_TEST_SUITE_P(Channels, Execution, ::testing::Values(Kind::kShm, Kind
 
 TEST(BrokenRing, EndsTheSessionWithAReason) {
   for (uint64_t tail : {uint64_t{8}, uint64_t{1} << 40, ~uint64_t{0}}) {
-    auto& rig = *new Rig(Kind::kShm);
+    Rig& rig = keep<Rig>(Kind::kShm);
     rig.executor->start();
-    auto* map = new channel::MappedSlot(rig.slot.map());
-    map->header().tail = tail;
-    map->header().sleeping = 0;
-    map->header().wake.fetch_add(1);
-    channel::futex_wake(map->header().wake);
+    const channel::MappedSlot map = rig.slot.map();
+    auto& h = map.header();
+    h.tail = tail;
+    h.sleeping = 0;
+    h.wake.fetch_add(1);
+    channel::futex_wake(h.wake);
     ASSERT_TRUE(rig.ended.wait()) << tail;
     EXPECT_EQ(rig.reason, "the client's channel holds no valid frame");
     EXPECT_NE(rig.channel->sticky_error(), 0u);
@@ -347,7 +357,7 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
   for (const Case& c : {Case{0, "no valid frame"}, Case{8, "no valid frame"}, Case{20, "no valid frame"},
                         Case{wire::kMaxFrameBytes + 8, "no valid frame"}, Case{~0u, "no valid frame"},
                         Case{64, "connection to the client was lost"}}) {
-    auto& rig = *new Rig(Kind::kTcp);
+    Rig& rig = keep<Rig>(Kind::kTcp);
     rig.executor->start();
     const wire::FrameHeader h{c.size, wire::kPing, 0, 1, 1};
     ASSERT_EQ(::send(rig.client_socket, &h, sizeof h, 0), static_cast<ssize_t>(sizeof h));
@@ -359,7 +369,7 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
 
 // A client that sends and never reads fills the socket; the server's word still ends the session.
 TEST(DeafClient, CanBeEnded) {
-  auto& rig = *new Rig(Kind::kTcp);
+  Rig& rig = keep<Rig>(Kind::kTcp);
   rig.executor->start();
   std::thread([&rig] {
     const wire::FrameHeader h{sizeof h, wire::kPing, 0, 1, 1};

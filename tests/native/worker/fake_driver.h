@@ -3,6 +3,8 @@
 // One at a time in a process.
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -15,7 +17,6 @@ namespace sluice::test {
 class FakeDriver {
  public:
   FakeDriver() {
-    get() = this;
     table.cuCtxSetCurrent = [](CUcontext) { return CUDA_SUCCESS; };
     table.cuStreamQuery = [](CUstream) { return get()->stream_status.load(); };
     table.cuMemsetD32Async = [](CUdeviceptr, unsigned value, size_t, CUstream) { return get()->fill(value); };
@@ -24,10 +25,7 @@ class FakeDriver {
       *name = "FAKE_ERROR";
       return CUDA_SUCCESS;
     };
-  }
-  static FakeDriver*& get() {
-    static FakeDriver* current = nullptr;
-    return current;
+    current_ = this;
   }
 
   std::vector<unsigned> fills() {
@@ -49,6 +47,7 @@ class FakeDriver {
   std::atomic<CUresult> fill_status{CUDA_SUCCESS}, stream_status{CUDA_SUCCESS};
 
  private:
+  static FakeDriver* get() { return current_.load(); }
   CUresult fill(unsigned value) {
     std::lock_guard lock(mutex_);
     fills_.push_back(value);
@@ -56,6 +55,7 @@ class FakeDriver {
     return fill_status;
   }
 
+  static inline std::atomic<FakeDriver*> current_{nullptr};  // the newest one: older sessions' watchdogs ask it too
   std::mutex mutex_;
   std::condition_variable grown_;
   std::vector<unsigned> fills_;
