@@ -21,6 +21,8 @@ struct Handler {
   enum class Answered { kOnly, kNever, kEither } answered = Answered::kNever;
   // An answered call that may take as long as the GPU's work: others must be able to pass it.
   bool may_block = false;
+  // Whether what it would wait for has happened already, as far as that can be told at once.
+  bool (*done)(Session&, const Command&) = nullptr;
 };
 
 using DispatchTable = std::array<Handler, 1024>;

@@ -24,10 +24,16 @@ class Endpoint {
   virtual bool empty() = 0;
   // The client closed its session in good order, or its watcher says that it died.
   virtual bool closed() = 0;
-  // Tells producers whether they have to wake somebody: true before the last look at an empty channel.
+  // Whether nobody leads from now on, so that a frame that comes has to wake a sleeper: set before the last look at an empty channel.
   virtual void set_sleeping(bool sleeping) = 0;
-  // Sleeping threads wait on this word.
-  virtual std::atomic<uint32_t>& wake_word() = 0;
+  // After set_sleeping(true): whether frames are there already that would wake nobody by themselves.
+  virtual bool unannounced() = 0;
+  // Giving the lead up costs system calls, so it is worth asking first whether a wait would be one.
+  virtual bool parking_is_dear() const = 0;
+  // Sleep until woken: pass what wake_count() said before the last look.
+  virtual uint32_t wake_count() = 0;
+  virtual void sleep(uint32_t seen) = 0;
+  virtual void wake_one() = 0;
 
   virtual void reply(uint16_t lane, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
                      std::span<const std::byte> body) = 0;

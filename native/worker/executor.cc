@@ -42,11 +42,6 @@ void Executor::add_thread() {
   }).detach();
 }
 
-void Executor::wake_one() {
-  endpoint_.wake_word().fetch_add(1, std::memory_order_seq_cst);
-  channel::futex_wake(endpoint_.wake_word());
-}
-
 void Executor::end(const std::string& reason, uint32_t error) {
   if (over_.exchange(true)) return;
   endpoint_.publish_error(error, true);
@@ -58,7 +53,7 @@ void Executor::thread_main() {
   // Aligned so that a body behind the 16-byte header can be read in place.
   auto* frame = static_cast<std::byte*>(std::aligned_alloc(64, wire::kMaxFrameBytes + 64));
   for (bool hot = true; !over_;) {
-    const uint32_t seen = endpoint_.wake_word().load(std::memory_order_seq_cst);
+    const uint32_t seen = endpoint_.wake_count();
     // Whoever has just worked looks again for a while: the next command is likely near.
     if ((hot || !endpoint_.empty()) && !baton_.exchange(true, std::memory_order_acq_rel)) {
       lead(frame);
@@ -68,7 +63,7 @@ void Executor::thread_main() {
     hot = false;
     if (endpoint_.closed()) return end("the client closed its session", CUDA_ERROR_DEINITIALIZED);
     idle_.fetch_add(1);
-    channel::futex_wait(endpoint_.wake_word(), seen);
+    endpoint_.sleep(seen);
     idle_.fetch_sub(1);
   }
   std::free(frame);
@@ -124,13 +119,14 @@ bool Executor::run(std::byte* frame, bool* parked) {
   }
   session_.commands.fetch_add(1, std::memory_order_relaxed);
   Reply reply;
-  if (h->may_block && wants_answer) {
+  if (h->may_block && wants_answer &&
+      !(endpoint_.parking_is_dear() && h->done && h->done(session_, command))) {
     // Others must be able to pass: a producer that appends from now on wakes somebody.
     *parked = true;
     if (idle_.load() == 0) add_thread();
     endpoint_.set_sleeping(true);
     baton_.store(false, std::memory_order_release);
-    if (!endpoint_.empty()) wake_one();
+    if (endpoint_.unannounced()) endpoint_.wake_one();
   }
   h->run(session_, command, reply);
   if (session_.rejected()) {

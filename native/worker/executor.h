@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs a session's commands (rule 4). One thread leads: it alone takes frames, in order, and runs what is fire and forget. A command that its client waits
 // for and that may take as long as the GPU's work runs on the thread that took it, while another takes the lead as soon as more commands come; nothing else
-// is handed from thread to thread, so a short round trip costs no switch. Threads without work sleep on the endpoint's wake word.
+// is handed from thread to thread, so a short round trip costs no switch. Threads without work sleep at the endpoint.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,6 @@ class Executor {
   bool run(std::byte* frame, bool* parked);
   void finish(const Command& command, const Handler& handler, Reply& reply);
   void add_thread();
-  void wake_one();
   void watch();
 
   Session& session_;

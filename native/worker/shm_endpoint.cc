@@ -36,7 +36,14 @@ class ShmEndpoint : public Endpoint {
   void set_sleeping(bool sleeping) override {
     slot_.header().sleeping.store(sleeping ? 1 : 0, std::memory_order_seq_cst);
   }
-  std::atomic<uint32_t>& wake_word() override { return slot_.header().wake; }
+  bool unannounced() override { return !empty(); }
+  bool parking_is_dear() const override { return false; }
+  uint32_t wake_count() override { return slot_.header().wake.load(std::memory_order_seq_cst); }
+  void sleep(uint32_t seen) override { channel::futex_wait(slot_.header().wake, seen); }
+  void wake_one() override {
+    slot_.header().wake.fetch_add(1, std::memory_order_seq_cst);
+    channel::futex_wake(slot_.header().wake);
+  }
 
   void reply(uint16_t lane_index, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
              std::span<const std::byte> body) override {

@@ -39,6 +39,14 @@ void synchronize(Session& s, const Command& c, Reply& reply) {
     reply.status = s.driver.cuStreamSynchronize(stream);
 }
 
+bool is_done(Session& s, const Command& c) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::StreamId>();
+  CUstream stream;
+  return d.ok() && s.stream(m.stream, c.header.context, &stream) &&
+         s.driver.cuStreamQuery(stream) == CUDA_SUCCESS;
+}
+
 void query(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::StreamId>();
@@ -86,7 +94,7 @@ void add_stream_handlers(DispatchTable& t) {
   using enum Handler::Answered;
   t[wire::kStreamCreate] = {"StreamCreate", create, kNever, false};
   t[wire::kStreamDestroy] = {"StreamDestroy", destroy, kNever, false};
-  t[wire::kStreamSynchronize] = {"StreamSynchronize", synchronize, kOnly, true};
+  t[wire::kStreamSynchronize] = {"StreamSynchronize", synchronize, kOnly, true, is_done};
   t[wire::kStreamQuery] = {"StreamQuery", query, kOnly, false};
   t[wire::kStreamWaitEvent] = {"StreamWaitEvent", wait_event, kNever, false};
   t[wire::kMark] = {"Mark", mark, kNever, false};

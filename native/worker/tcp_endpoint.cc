@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The endpoint over one TCP connection: frames in, replies out. Shares no memory.
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -21,20 +24,59 @@ constexpr size_t kReadBytes = 256 << 10;
 
 class TcpEndpoint : public Endpoint {
  public:
-  explicit TcpEndpoint(int socket) : socket_(socket), in_(kReadBytes) {}
-  ~TcpEndpoint() override { ::close(socket_); }
+  explicit TcpEndpoint(int socket)
+      : socket_(socket),
+        epoll_(epoll_create1(EPOLL_CLOEXEC)),
+        wakes_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)),
+        in_(kReadBytes) {
+    epoll_event e{EPOLLIN, {}};
+    e.data.fd = wakes_;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, wakes_, &e);
+    e.events = 0;
+    e.data.fd = socket_;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, socket_, &e);
+  }
+  ~TcpEndpoint() override {
+    ::close(epoll_);
+    ::close(wakes_);
+    ::close(socket_);
+  }
 
   Got take(std::byte* out) override {
     wire::FrameHeader h;
     if (const Got g = read(reinterpret_cast<std::byte*>(&h), sizeof h); g != Got::kFrame) return g;
     if (h.size < sizeof h || h.size > wire::kMaxFrameBytes || h.size % 8) return Got::kBroken;
     std::memcpy(out, &h, sizeof h);
-    return h.size == sizeof h ? Got::kFrame : read(out + sizeof h, h.size - sizeof h);
+    const Got got = h.size == sizeof h ? Got::kFrame : read(out + sizeof h, h.size - sizeof h);
+    buffered_.store(begin_ < end_, std::memory_order_relaxed);
+    return got;
   }
-  bool empty() override { return false; }
+  bool empty() override {
+    if (buffered_.load(std::memory_order_relaxed)) return false;
+    pollfd p{socket_, POLLIN, 0};
+    return poll(&p, 1, 0) <= 0;
+  }
   bool closed() override { return gone_.load(std::memory_order_relaxed); }
-  void set_sleeping(bool) override {}
-  std::atomic<uint32_t>& wake_word() override { return wake_; }
+  // One sleeper is told when the client sends something, once; a leader waits in recv() itself.
+  void set_sleeping(bool sleeping) override {
+    epoll_event e{sleeping ? EPOLLIN | EPOLLRDHUP | EPOLLONESHOT : 0u, {}};
+    e.data.fd = socket_;
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, socket_, &e);
+  }
+  bool unannounced() override { return buffered_.load(std::memory_order_relaxed); }
+  bool parking_is_dear() const override { return true; }
+  uint32_t wake_count() override { return 0; }
+  void sleep(uint32_t) override {
+    epoll_event e;
+    if (epoll_wait(epoll_, &e, 1, -1) == 1 && e.data.fd == wakes_) {
+      uint64_t one;
+      if (::read(wakes_, &one, sizeof one) < 0) return;
+    }
+  }
+  void wake_one() override {
+    const uint64_t one = 1;
+    if (write(wakes_, &one, sizeof one) < 0) return;
+  }
 
   void reply(uint16_t lane, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
              std::span<const std::byte> body) override {
@@ -119,12 +161,12 @@ class TcpEndpoint : public Endpoint {
     return true;
   }
 
-  int socket_;
+  int socket_, epoll_, wakes_;
   std::vector<std::byte> in_;
   size_t begin_ = 0, end_ = 0;
   std::mutex send_mutex_;
-  std::atomic<uint32_t> wake_{0};
   std::atomic<bool> gone_{false};
+  std::atomic<bool> buffered_{false};  // a frame, or a part of one, lies in in_
   std::atomic<uint64_t> received_{0};
 };
 

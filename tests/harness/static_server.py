@@ -39,7 +39,7 @@ class StaticWorker:
         if args.uid:
             command += ["--uid", str(args.uid), "--gid", str(args.uid)]
         log = open(args.log, "ab") if args.log else None
-        self.process = subprocess.Popen(command, pass_fds=[listener.fileno()], stderr=log)
+        self.process = subprocess.Popen(command, pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL, stderr=log)
         listener.close()
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(str(self.path))
@@ -195,7 +195,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory() as run_dir:
         args.run_dir = run_dir
-        StaticServer(args).run()
+        server = StaticServer(args)
+        try:
+            server.run()
+        finally:
+            server.warm.process.kill()
 
 
 if __name__ == "__main__":

@@ -212,7 +212,13 @@ inline CUresult enter(Session** session) {
   return (*session)->sticky();
 }
 
-// The same for calls that need a current context.
+// The same for questions about devices, which CUDA answers even when the context is dead.
+inline CUresult enter_query(Session** session) {
+  *session = Session::get();
+  return *session ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+// The same as enter() for calls that need a current context.
 CUresult enter(Session** session, Device** device);
 // The stream that a handle means in the current context, or CUDA_ERROR_INVALID_HANDLE.
 CUresult resolve_stream(Session* session, Device* device, CUstream handle, Stream** stream);

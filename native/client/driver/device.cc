@@ -10,7 +10,7 @@ using namespace sluice::client;
 namespace {
 
 CUresult find(CUdevice ordinal, Session** s, Device** device) {
-  if (const CUresult e = enter(s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_query(s); e != CUDA_SUCCESS) return e;
   auto& all = (*s)->devices();
   if (ordinal < 0 || static_cast<size_t>(ordinal) >= all.size()) return CUDA_ERROR_INVALID_DEVICE;
   *device = all[static_cast<size_t>(ordinal)].get();
@@ -25,7 +25,7 @@ extern "C" {
 
 CUresult cuDeviceGetCount(int* count) {
   Session* s;
-  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_query(&s); e != CUDA_SUCCESS) return e;
   if (!count) return CUDA_ERROR_INVALID_VALUE;
   *count = static_cast<int>(s->devices().size());
   return CUDA_SUCCESS;
@@ -120,7 +120,7 @@ CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice dev) {
 
 CUresult cuDeviceGetByPCIBusId(CUdevice* dev, const char* text) {
   Session* s;
-  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = enter_query(&s); e != CUDA_SUCCESS) return e;
   if (!dev || !text) return CUDA_ERROR_INVALID_VALUE;
   for (auto& d : s->devices()) {
     if (std::strcmp(d->record.pci_bus_id, text) != 0) continue;

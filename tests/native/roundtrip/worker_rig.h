@@ -27,7 +27,11 @@ class RigEndpoint : public worker::Endpoint {
   bool empty() override { return true; }
   bool closed() override { return false; }
   void set_sleeping(bool) override {}
-  std::atomic<uint32_t>& wake_word() override { return wake_; }
+  bool unannounced() override { return false; }
+  bool parking_is_dear() const override { return false; }
+  uint32_t wake_count() override { return 0; }
+  void sleep(uint32_t) override {}
+  void wake_one() override {}
   void reply(uint16_t, uint32_t, uint32_t, std::span<const std::byte>,
              std::span<const std::byte>) override {}
   size_t reply_limit() const override { return kReplyLimit; }
@@ -44,7 +48,6 @@ class RigEndpoint : public worker::Endpoint {
   std::vector<std::byte> record;
 
  private:
-  std::atomic<uint32_t> wake_{0};
   std::byte* arena_ = nullptr;
   std::atomic<uint64_t>* marks_ = nullptr;
 };

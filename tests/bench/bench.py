@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of `make bench`: what a CUDA call costs through Sluice, with the machine's own floor beside each, from one run.
+
+Uses the software GPU (with launches dropped where the launch itself is measured), the real worker and channels; client start is taken with the real
+server and controller. Prints a table and writes build/bench.jsonl, one object a line: name, value, unit, floor, ratio. Timing decides nothing here:
+the exit status is 0 whenever everything could be measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+NATIVE = ROOT / "build" / "native"
+BENCH = ROOT / "build" / "bench"
+sys.path[:0] = [str(ROOT / "tests" / "demo"), str(ROOT / "tests" / "programs")]
+
+import build as programs_build  # noqa: E402
+from pool import Pool, free_port  # noqa: E402
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of build/bench.jsonl."""
+
+    name: str
+    value: float
+    unit: str
+    floor: float | None
+    ratio: float | None
+    target: str = ""
+
+
+def compile_parts() -> None:
+    """The benchmark's own programs."""
+    failures = programs_build.build([HERE / "calls.cu"], BENCH)
+    if failures:
+        raise SystemExit("\n".join(failures))
+    generated = NATIVE / "generated"
+    soft = NATIVE / "lib" / "libsluice-softgpu.so.1"
+    commands = [
+        ["g++", "-O2", "-std=c++20", "-pthread", str(HERE / "floors.cc"), "-o", str(BENCH / "floors")],
+        ["g++", "-O2", "-std=c++20", "-shared", "-fPIC", f"-I{generated}", str(HERE / "nullgpu.cc")]
+        + ["-o", str(BENCH / "libnullgpu.so"), "-Wl,--no-as-needed", str(soft), f"-Wl,-rpath,{soft.parent}"],
+    ]
+    for command in commands:
+        subprocess.run(command, check=True)
+    folder = BENCH / "lib"
+    folder.mkdir(exist_ok=True)
+    for name in ("libcuda.so.1", "libcudart.so.13"):
+        link = folder / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(NATIVE / "lib" / name)
+
+
+class StaticServer:
+    """tests/harness/static_server.py with one driver; environments for its clients."""
+
+    def __init__(self, driver: Path) -> None:
+        self.socket = BENCH / f"static-{os.getpid()}.sock"
+        self.http, tcp = free_port(), free_port()
+        self.socket.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                str(ROOT / "tests" / "harness" / "static_server.py"),
+                *("--socket", str(self.socket), "--driver", str(driver), "--memory-mib", "2048"),
+                *("--worker", str(NATIVE / "bin" / "sluice-worker"), "--log", str(BENCH / "worker.log")),
+                *("--tcp-port", str(tcp), "--http-port", str(self.http)),
+            ]
+        )
+        deadline = time.monotonic() + 10
+        while not self.socket.exists():
+            if time.monotonic() > deadline:
+                raise SystemExit("the static server does not start")
+            time.sleep(0.02)
+        time.sleep(0.3)
+
+    def environment(self, channel: str) -> dict[str, str]:
+        """What a client needs to come here."""
+        return {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(BENCH / "lib"),
+            "SLUICE_SERVER_SOCKET": str(self.socket),
+            "SLUICE_CONTROLLER": f"127.0.0.1:{self.http}",
+            "SLUICE_CHANNEL": channel,
+        }
+
+    def calls(self, channel: str, *words: str) -> dict[str, float]:
+        """One run of the program `calls`."""
+        return run_json([str(BENCH / "calls"), *words], self.environment(channel))
+
+    def close(self) -> None:
+        """Ends it and its warm worker."""
+        self.process.terminate()
+        self.process.wait()
+        self.socket.unlink(missing_ok=True)
+
+
+@contextmanager
+def static_server(driver: Path) -> Any:
+    """A StaticServer for the time of a block."""
+    server = StaticServer(driver)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def run_json(command: list[str], environment: dict[str, str] | None = None) -> dict[str, float]:
+    """A program that prints one JSON object."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def medians(run: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Each figure's median over some runs."""
+    runs = [run() for _ in range(ROUNDS)]
+    return {key: median(r[key] for r in runs) for key in runs[0]}
+
+
+def paired(
+    floor: Callable[[], dict[str, float]], ours: Callable[[], dict[str, float]]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Floor and figure in turn, so that a machine that drifts drifts for both."""
+    floors, figures = [], []
+    for _ in range(ROUNDS):
+        floors.append(floor())
+        figures.append(ours())
+    return (
+        {key: median(r[key] for r in floors) for key in floors[0]},
+        {key: median(r[key] for r in figures) for key in figures[0]},
+    )
+
+
+def call_figures() -> list[Figure]:
+    """Calls into a back end that does nothing."""
+    figures = []
+    with static_server(BENCH / "libnullgpu.so") as server:
+        floor, shm = paired(lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "calls"))
+        tcp = medians(lambda: server.calls("tcp", "calls"))
+    ping, tcp_ping = floor["shm_ping_pong_us"], floor["tcp_ping_pong_us"]
+    figures.append(Figure("async_call_us", shm["async_call_us"], "us", None, None, "at most 0.3"))
+    figures.append(
+        Figure("async_calls_per_s", shm["async_calls_per_s"], "1/s", None, None, "at least 1,500,000")
+    )
+    figures.append(
+        Figure("sync_call_shm_us", shm["sync_call_us"], "us", ping, shm["sync_call_us"] / ping, f"at most {1.5 * ping + 1:.2f}")
+    )
+    figures.append(
+        Figure("sync_call_tcp_us", tcp["sync_call_us"], "us", tcp_ping, tcp["sync_call_us"] / tcp_ping, f"at most {1.15 * tcp_ping:.1f}")
+    )
+    return figures
+
+
+def copy_figures() -> list[Figure]:
+    """Pageable copies to and from the software GPU."""
+    soft = NATIVE / "lib" / "libsluice-softgpu.so.1"
+    with static_server(soft) as server:
+        floor, copy = paired(lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "copy", "256"))
+    ideal = floor["pipeline_gib_s"]
+    rows = (("pageable_copy_gib_s", "pageable_to_device_gib_s"), ("pageable_copy_back_gib_s", "pageable_to_host_gib_s"))
+    return [
+        Figure(name, copy[key], "GiB/s", ideal, copy[key] / ideal, f"at least {0.85 * ideal:.1f}" if not i else "")
+        for i, (name, key) in enumerate(rows)
+    ]
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def control_plane_figures() -> list[Figure]:
+    """Start and idle cost with the real server and controller."""
+    with Pool(BENCH / "pool", server={"driver": "softgpu"}) as pool:
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(BENCH / "lib"),
+            "SLUICE_SERVER_SOCKET": str(pool.socket),
+            "SLUICE_CHANNEL": "shm",
+        }
+        starts = []
+        for _ in range(9):
+            time.sleep(1.0)  # the next worker is warm again
+            starts.append(run_json([str(BENCH / "calls"), "start"], environment)["client_start_ms"])
+        idle = idle_percent(pool, environment)
+    return [
+        Figure("client_start_ms", median(starts), "ms", None, None, "at most 15"),
+        Figure("idle_cpu_percent", idle, "%", None, None, "at most 0.5"),
+    ]
+
+
+def worker_pid(pool: Pool) -> int:
+    """The worker that has a session."""
+    records = [json.loads(path.read_text()) for path in (pool.folder / "run" / "workers").glob("*.json")]
+    return int(next(record["pid"] for record in records if record["session"]))
+
+
+def idle_percent(pool: Pool, environment: dict[str, str], seconds: int = 10) -> float:
+    """CPU of an idle session: the busier of the application and its worker."""
+    client = subprocess.Popen(
+        [str(BENCH / "calls"), "idle", str(seconds + 5)], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    client.stdout.readline()
+    time.sleep(1)
+    pids = [client.pid, worker_pid(pool)]
+    before = [cpu_seconds(pid) for pid in pids]
+    time.sleep(seconds)
+    after = [cpu_seconds(pid) for pid in pids]
+    client.wait()
+    return max(b - a for a, b in zip(before, after, strict=True)) / seconds * 100
+
+
+def main() -> int:
+    """Measures, prints, writes."""
+    BENCH.mkdir(parents=True, exist_ok=True)
+    compile_parts()
+    figures = []
+    for part in (call_figures, copy_figures, control_plane_figures):
+        print(f"measuring: {(part.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)
+        figures += part()
+    table = Table(title=f"Sluice on this machine ({os.cpu_count()} cores, software GPU)")
+    for column in ("figure", "value", "unit", "floor", "ratio", "wanted"):
+        table.add_column(column, justify="left" if column in ("figure", "unit", "wanted") else "right")
+    for f in figures:
+        table.add_row(
+            f.name,
+            f"{f.value:,.3f}" if f.value < 1000 else f"{f.value:,.0f}",
+            f.unit,
+            "-" if f.floor is None else f"{f.floor:.3f}",
+            "-" if f.ratio is None else f"{f.ratio:.2f}",
+            f.target,
+        )
+    Console(width=110).print(table)
+    with (ROOT / "build" / "bench.jsonl").open("w") as out:
+        for f in figures:
+            out.write(json.dumps({k: v for k, v in asdict(f).items() if k != "target"}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
