@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of the commands that are Sluice's own rather than one CUDA function's: memory, copies, modules, launches, marks, host
-// functions. The ids are in frame.h. Fields are 8-byte aligned as they stand; append-only.
-// "mark, value": when `mark` is not kNoMark, the worker has the stream write `value` into that word of the completion page at this point.
-// Streams: 0 or CU_STREAM_LEGACY (1) is the legacy default stream, everything else an id that the client minted.
+// Bodies of the commands that are Sluice's own rather than one CUDA function's: memory, copies,
+// modules, launches, marks, host functions. The ids are in frame.h. Fields are 8-byte aligned as
+// they stand; append-only. "mark, value": when `mark` is not kNoMark, the worker has the stream
+// write `value` into that word of the completion page at this point. Streams: 0 or CU_STREAM_LEGACY
+// (1) is the legacy default stream, everything else an id that the client minted.
 #pragma once
 
 #include "wire/frame.h"
@@ -27,8 +28,9 @@ struct MemoryMap {
 };
 using MemoryUnmap = MemoryMap;
 
-// The arena becomes known to the driver in pieces of this size, counted from its start (the last may be shorter). The driver takes no copy that
-// runs from one registration into the next: the worker splits it.
+// The arena becomes known to the driver in pieces of this size, counted from its start (the last
+// may be shorter). The driver takes no copy that runs from one registration into the next: the
+// worker splits it.
 inline constexpr uint64_t kArenaChunk = 32ull << 20;
 
 struct ArenaRegister {  // exactly one such piece

@@ -24,7 +24,8 @@ const std::string& Message::text(const std::string& key) const {
 
 bool Message::number(const std::string& key, uint64_t low, uint64_t high, uint64_t* value) const {
   const std::string& t = text(key);
-  if (t.empty() || t.find_first_not_of("0123456789") != std::string::npos || t.size() > 19) return false;
+  if (t.empty() || t.find_first_not_of("0123456789") != std::string::npos || t.size() > 19)
+    return false;
   *value = std::strtoull(t.c_str(), nullptr, 10);
   return *value >= low && *value <= high;
 }
@@ -95,7 +96,8 @@ bool Control::send(const std::string& verb, const std::map<std::string, std::str
     packet += key + "=" + line + "\n";
   }
   std::lock_guard lock(send_mutex_);
-  return connection_ >= 0 && ::send(connection_, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+  return connection_ >= 0 &&
+         ::send(connection_, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
 }  // namespace sluice::wire

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of worker and doorbell of the control protocols (docs/protocol.md): text packets on a listening Unix socket, one
-// server at a time, which may go away and come back. Owns the connection and the descriptors that came with a message until they are taken.
+// The side of worker and doorbell of the control protocols (docs/protocol.md): text packets on a
+// listening Unix socket, one server at a time, which may go away and come back. Owns the connection
+// and the descriptors that came with a message until they are taken.
 #pragma once
 
 #include <map>
@@ -28,7 +29,8 @@ class Control {
   int connection() const { return connection_; }
   // A server connects; it replaces the one before.
   void accept();
-  // One packet, if there is one: never waits. False: nothing usable came (the connection may be closed now).
+  // One packet, if there is one: never waits. False: nothing usable came (the connection may be
+  // closed now).
   bool receive(Message* message);
   // False: dropped, as no server is connected or it does not read.
   bool send(const std::string& verb, const std::map<std::string, std::string>& values);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one framing of every channel: what a command and a reply look like as bytes.
-// Used by client, worker, doorbell and the generated stubs. A frame is a FrameHeader and a body; its size is a
-// multiple of 8, so that a body struct of 8-byte alignment can be copied out as it is. Little endian, append-only.
+// Used by client, worker, doorbell and the generated stubs. A frame is a FrameHeader and a body;
+// its size is a multiple of 8, so that a body struct of 8-byte alignment can be copied out as it
+// is. Little endian, append-only.
 #pragma once
 
 #include <cstddef>
@@ -11,9 +12,9 @@ namespace sluice::wire {
 
 inline constexpr uint16_t kProtocolMajor = 1;
 inline constexpr uint16_t kProtocolMinor = 0;
-inline constexpr uint32_t kMaxFrameBytes = 1u << 20;  // one command, its inline data included
-inline constexpr uint32_t kInlineChunkBytes = 64u << 10;    // data carried inside one command
-inline constexpr uint32_t kMaxReplyBytes = 16u << 20;       // body of one reply on a network channel
+inline constexpr uint32_t kMaxFrameBytes = 1u << 20;      // one command, its inline data included
+inline constexpr uint32_t kInlineChunkBytes = 64u << 10;  // data carried inside one command
+inline constexpr uint32_t kMaxReplyBytes = 16u << 20;     // body of one reply on a network channel
 
 struct FrameHeader {
   uint32_t size;      // header and body, multiple of 8
@@ -30,15 +31,15 @@ enum ControlFunction : uint16_t {
   kReply = 0,  // network channels; `context` is the status, a CUresult
   kOpenSession = 1,
   kOpenReply = 2,
-  kClose = 3,         // the client ends its session in good order
-  kPing = 4,          // answered at once: the floor of a round trip
-  kUpload = 5,        // a piece of a blob too large for one frame
-  kMemoryMap = 6,     // back window addresses with device memory
-  kMemoryUnmap = 7,   // give them back; nothing uses them any more
-  kDeviceIdle = 8,    // answered once the device has nothing left to do
-  kArenaRegister = 9, // make arena pages known to the driver
-  kMark = 10,         // write a value into the completion page at this point of a stream
-  kHostFunction = 11, // hold a stream until the client has run a function
+  kClose = 3,          // the client ends its session in good order
+  kPing = 4,           // answered at once: the floor of a round trip
+  kUpload = 5,         // a piece of a blob too large for one frame
+  kMemoryMap = 6,      // back window addresses with device memory
+  kMemoryUnmap = 7,    // give them back; nothing uses them any more
+  kDeviceIdle = 8,     // answered once the device has nothing left to do
+  kArenaRegister = 9,  // make arena pages known to the driver
+  kMark = 10,          // write a value into the completion page at this point of a stream
+  kHostFunction = 11,  // hold a stream until the client has run a function
   kHostFunctionDone = 12,
   kCopyToDevice = 13,
   kCopyToHost = 14,

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a session is asked for and answered. The client writes OpenSession; the server (or, once a grant
-// exists, the worker) answers with OpenReply, which a granted session's SessionRecord follows (session_record.h).
-// The same bytes travel over the Unix socket, a region's mailbox and TCP. docs/protocol.md has the table of fields.
+// How a session is asked for and answered. The client writes OpenSession; the server (or, once a
+// grant exists, the worker) answers with OpenReply, which a granted session's SessionRecord follows
+// (session_record.h). The same bytes travel over the Unix socket, a region's mailbox and TCP.
+// docs/protocol.md has the table of fields.
 #pragma once
 
 #include "wire/frame.h"
@@ -10,7 +11,14 @@ namespace sluice::wire {
 
 inline constexpr uint32_t kOpenMagic = 0x43494c53;  // "SLIC"
 
-enum class ChannelKind : uint32_t { kAuto = 0, kShm = 1, kIvshmem = 2, kTcp = 3, kVsock = 4, kRdma = 5 };
+enum class ChannelKind : uint32_t {
+  kAuto = 0,
+  kShm = 1,
+  kIvshmem = 2,
+  kTcp = 3,
+  kVsock = 4,
+  kRdma = 5
+};
 
 enum OpenFlags : uint32_t { kCrossNode = 1u << 0 };
 

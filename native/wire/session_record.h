@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a client knows of its vGPUs without asking again: written once by the worker behind the OpenReply.
-// Address windows are disjoint, reserved by client and worker alike. Attribute values are the driver's own,
-// indexed by CUdevice_attribute, with those that Sluice changes already changed.
+// What a client knows of its vGPUs without asking again: written once by the worker behind the
+// OpenReply. Address windows are disjoint, reserved by client and worker alike. Attribute values
+// are the driver's own, indexed by CUdevice_attribute, with those that Sluice changes already
+// changed.
 #pragma once
 
 #include "wire/frame.h"
@@ -11,12 +12,14 @@ namespace sluice::wire {
 inline constexpr uint32_t kMaxDevices = 64;
 inline constexpr uint32_t kDeviceAttributes = 192;  // CU_DEVICE_ATTRIBUTE_MAX of CUDA 13.0 is below
 
-// Windows lie between these; the hole keeps clear of position-independent executables and their heap.
+// Windows lie between these; the hole keeps clear of position-independent executables and their
+// heap.
 inline constexpr uint64_t kWindowsBegin = 0x200000000000;
 inline constexpr uint64_t kWindowsEnd = 0x600000000000;
 inline constexpr uint64_t kWindowHoleBegin = 0x550000000000;
 inline constexpr uint64_t kWindowHoleEnd = 0x570000000000;
-// The arena of pinned memory is mapped here by client and worker (above AddressSanitizer's own heap).
+// The arena of pinned memory is mapped here by client and worker (above AddressSanitizer's own
+// heap).
 inline constexpr uint64_t kArenaAddress = 0x680000000000;
 
 struct DeviceRecord {
