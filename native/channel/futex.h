@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sleeping and waking on a 32-bit word, in one process or across processes that map the same file, and the pause of a spin loop.
+// Sleeping and waking on a 32-bit word, in one process or across processes that map the same file,
+// and the pause of a spin loop.
 #pragma once
 
 #include <linux/futex.h>
@@ -24,7 +25,8 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1000000000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// Returns when woken, when the word no longer holds `expected`, on a signal, or after timeout_ns (0 = never).
+// Returns when woken, when the word no longer holds `expected`, on a signal, or after timeout_ns (0
+// = never).
 inline void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint64_t timeout_ns = 0) {
   timespec t{static_cast<time_t>(timeout_ns / 1000000000u),
              static_cast<long>(timeout_ns % 1000000000u)};

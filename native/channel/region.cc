@@ -50,7 +50,8 @@ bool MappedSlot::map(int fd, size_t slot_bytes, uint32_t index, uint64_t arena_a
   }
   control_ = static_cast<char*>(control);
 
-  void* twice = mmap(nullptr, layout_.ring_bytes * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* twice =
+      mmap(nullptr, layout_.ring_bytes * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (twice == MAP_FAILED) {
     *error = failed("reserving room for the ring");
     return false;

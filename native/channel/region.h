@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mapping a region's slot into this process, on either side, and formatting it on the host's.
-// Owns the mappings: the control pages anywhere, the ring twice in a row (a frame never wraps), the arena at its fixed address.
+// Owns the mappings: the control pages anywhere, the ring twice in a row (a frame never wraps), the
+// arena at its fixed address.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +23,8 @@ class MappedSlot {
   MappedSlot(const MappedSlot&) = delete;
   MappedSlot& operator=(const MappedSlot&) = delete;
 
-  // Maps slot `index` of the file (not closed, not kept). `arena_address` 0 maps no arena. On failure: false, `error` says what and why.
+  // Maps slot `index` of the file (not closed, not kept). `arena_address` 0 maps no arena. On
+  // failure: false, `error` says what and why.
   bool map(int fd, size_t slot_bytes, uint32_t index, uint64_t arena_address, std::string* error);
 
   SlotHeader& header() const { return *reinterpret_cast<SlotHeader*>(control_); }
@@ -49,13 +51,15 @@ class MappedSlot {
 // Host side. Writes a blank slot (zeroed control words, state `first`); the arena is left alone.
 void format_slot(const MappedSlot& slot, uint32_t index, SlotState first);
 
-// Host side. Blanks what a session leaves behind (ring, lanes, marks) in a slot that a client has claimed; its state stays.
+// Host side. Blanks what a session leaves behind (ring, lanes, marks) in a slot that a client has
+// claimed; its state stays.
 void start_slot(const MappedSlot& slot);
 
 // Host side. Writes the region's header for a file of region_bytes.
 bool format_region(int fd, size_t region_bytes, uint32_t slots, std::string* error);
 
-// Either side. Reads and checks the header of a mapped or opened region; returns slot bytes, 0 with `error` when it is no region of ours.
+// Either side. Reads and checks the header of a mapped or opened region; returns slot bytes, 0 with
+// `error` when it is no region of ours.
 size_t check_region(const RegionHeader& header, size_t region_bytes, std::string* error);
 
 }  // namespace sluice::channel

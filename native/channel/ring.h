@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command ring of a slot: bytes from one client process to one worker, in order, lock-free between the two.
-// RingProducer is the client's end (its caller serialises producers); RingConsumer is the worker's (its caller holds the baton).
-// The producer owns `tail`, the consumer owns `head`; each keeps a private copy of its own word and never reads it back, so
-// the other side can damage only what it sends. Frames never wrap: the ring is mapped twice in a row.
+// The command ring of a slot: bytes from one client process to one worker, in order, lock-free
+// between the two. RingProducer is the client's end (its caller serialises producers); RingConsumer
+// is the worker's (its caller holds the baton). The producer owns `tail`, the consumer owns `head`;
+// each keeps a private copy of its own word and never reads it back, so the other side can damage
+// only what it sends. Frames never wrap: the ring is mapped twice in a row.
 #pragma once
 
 #include <cstring>
@@ -85,9 +86,7 @@ class RingConsumer {
   }
 
   // Gives consumed room back. Called after every frame or batch.
-  void release() {
-    header_->head.store(consumed(), std::memory_order_release);
-  }
+  void release() { header_->head.store(consumed(), std::memory_order_release); }
 
   uint64_t consumed() const { return head_.load(std::memory_order_relaxed); }
 

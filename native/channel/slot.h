@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layout of a region and of its slots, and who owns each word.
 //
-// A region is a shared file: RegionHeader (one page), then `slot_count` slots of equal size. One slot serves one
-// client process: control words, reply lanes, the completion page, the command ring and the arena. The file is formatted by
-// the host side only (worker for a memfd, doorbell for a guest's region); a client checks and uses it. Nothing the client can
-// write is believed: the host side keeps its own copy of every offset and size, computed by slot_layout() from
-// the size of the file that it made.
+// A region is a shared file: RegionHeader (one page), then `slot_count` slots of equal size. One
+// slot serves one client process: control words, reply lanes, the completion page, the command ring
+// and the arena. The file is formatted by the host side only (worker for a memfd, doorbell for a
+// guest's region); a client checks and uses it. Nothing the client can write is believed: the host
+// side keeps its own copy of every offset and size, computed by slot_layout() from the size of the
+// file that it made.
 //
-// Memory order: a producer stores `tail` with release, the consumer loads it with acquire; `head` the other way round.
-// Falling asleep is Dekker's pattern: the consumer sets `sleeping`, then looks at `tail` again; the producer moves `tail`, then looks
-// at `sleeping`, both sequentially consistent, so one of them sees the other.
+// Memory order: a producer stores `tail` with release, the consumer loads it with acquire; `head`
+// the other way round. Falling asleep is Dekker's pattern: the consumer sets `sleeping`, then looks
+// at `tail` again; the producer moves `tail`, then looks at `sleeping`, both sequentially
+// consistent, so one of them sees the other.
 #pragma once
 
 #include <atomic>
@@ -31,9 +33,10 @@ enum class SlotState : uint32_t {
   kClaimed = 1,  // the client is writing its OpenSession
   kOpening = 2,  // the server decides
   kReady = 3,    // the mailbox holds the grant; the ring runs
-  kRefused = 4,  // the mailbox holds an OpenReply that says why; the client sets kFree after reading
-  kClosed = 5,   // the client (or its watcher) is gone; the host side frees the slot
-  kDead = 6,     // the session was ended by the host side: sticky_error says how
+  kRefused =
+      4,        // the mailbox holds an OpenReply that says why; the client sets kFree after reading
+  kClosed = 5,  // the client (or its watcher) is gone; the host side frees the slot
+  kDead = 6,    // the session was ended by the host side: sticky_error says how
 };
 
 struct RegionHeader {
@@ -42,9 +45,10 @@ struct RegionHeader {
   uint32_t slot_count;
   uint64_t region_bytes;
   uint64_t slot_bytes;
-  std::atomic<uint32_t> generation;  // changes when the region is formatted anew; 0 or ~0: the device is gone
+  std::atomic<uint32_t>
+      generation;  // changes when the region is formatted anew; 0 or ~0: the device is gone
   uint32_t reserved;
-  std::atomic<uint64_t> host_beat;   // the doorbell process counts up while it lives
+  std::atomic<uint64_t> host_beat;  // the doorbell process counts up while it lives
 };
 static_assert(sizeof(RegionHeader) <= kPage);
 
@@ -61,8 +65,10 @@ struct SlotHeader {
   // Both, by compare and swap or by the owner of the state named in SlotState.
   alignas(64) std::atomic<uint32_t> state;
   std::atomic<uint32_t> generation;  // host: counts sessions of this slot
-  std::atomic<uint32_t> sticky_error;  // host: a CUresult that every later call of this session returns
-  std::atomic<uint32_t> client_pid;    // client: in its own pid name space, for its watcher and for people
+  std::atomic<uint32_t>
+      sticky_error;  // host: a CUresult that every later call of this session returns
+  std::atomic<uint32_t>
+      client_pid;  // client: in its own pid name space, for its watcher and for people
   std::atomic<uint64_t> client_start;
   std::atomic<uint64_t> heartbeat;  // the client's watcher counts up
   // Client: bytes ever produced.
@@ -95,8 +101,9 @@ struct SlotLayout {
   size_t ring_bytes, arena_bytes, total;
 };
 
-// Offsets within a slot of `slot_bytes` (a multiple of 4096). The ring gets about 1/16 of it, between 256 KiB and 4 MiB; the arena
-// what is left. `total` is 0 when the slot is too small to work (below 4 MiB).
+// Offsets within a slot of `slot_bytes` (a multiple of 4096). The ring gets about 1/16 of it,
+// between 256 KiB and 4 MiB; the arena what is left. `total` is 0 when the slot is too small to
+// work (below 4 MiB).
 constexpr SlotLayout slot_layout(size_t slot_bytes) {
   SlotLayout l{};
   size_t at = kPage;
