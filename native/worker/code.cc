@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules and libraries: gathers the image's pieces, loads it, and answers what the client keeps about each function.
+// Modules and libraries: gathers the image's pieces, loads it, and answers what the client keeps
+// about each function.
 #include <algorithm>
 #include <cstring>
 
@@ -121,20 +122,20 @@ void load(Session& s, const Command& c, Reply& reply) {
   code.bytes = image.size();
   code.device = c.header.context - 1;
   if (l.kind == wire::CodeKind::kModule)
-    reply.status = s.driver.cuModuleLoadDataEx(&code.module, image.data(), count, load.options.data(),
-                                               load.values.data());
+    reply.status = s.driver.cuModuleLoadDataEx(&code.module, image.data(), count,
+                                               load.options.data(), load.values.data());
   else
-    reply.status =
-        s.driver.cuLibraryLoadData(&code.library, image.data(), load.options.data(),
-                                   load.values.data(), count, nullptr, nullptr, 0);
+    reply.status = s.driver.cuLibraryLoadData(&code.library, image.data(), load.options.data(),
+                                              load.values.data(), count, nullptr, nullptr, 0);
   wire::CodeLoadReply r{static_cast<uint32_t>(strnlen(load.info, kLogBytes - 1)),
                         static_cast<uint32_t>(strnlen(load.error, kLogBytes - 1))};
   reply.put(r);
   reply.put_bytes(load.info, r.info_bytes);
   reply.put_bytes(load.error, r.error_bytes);
   if (reply.status != CUDA_SUCCESS) {
-    log_info("an image of " + std::to_string(image.size()) + " bytes was not loaded: " +
-             s.driver.error_text(reply.status) + (r.error_bytes ? std::string(": ") + load.error : ""));
+    log_info("an image of " + std::to_string(image.size()) +
+             " bytes was not loaded: " + s.driver.error_text(reply.status) +
+             (r.error_bytes ? std::string(": ") + load.error : ""));
     return;
   }
   table.add(l.id, code);
@@ -205,8 +206,9 @@ void function_get(Session& s, const Command& c, Reply& reply) {
   for (uint32_t a = 0; a < wire::kFunctionAttributes && a < CU_FUNC_ATTRIBUTE_MAX; ++a) {
     int value = 0;
     const auto attribute = static_cast<CUfunction_attribute>(a);
-    const CUresult e = module ? s.driver.cuFuncGetAttribute(&value, attribute, f.function)
-                              : s.driver.cuKernelGetAttribute(&value, attribute, f.kernel, v->gpu->ordinal);
+    const CUresult e =
+        module ? s.driver.cuFuncGetAttribute(&value, attribute, f.function)
+               : s.driver.cuKernelGetAttribute(&value, attribute, f.kernel, v->gpu->ordinal);
     if (e != CUDA_SUCCESS) continue;
     record.attributes[a] = value;
     record.attribute_mask |= 1u << a;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and fills. Host sides lie in the arena or in the command (the reply); everything a command names is checked against what the session has.
+// Copies and fills. Host sides lie in the arena or in the command (the reply); everything a command
+// names is checked against what the session has.
 #include <algorithm>
 
 #include "worker/dispatch.h"
@@ -22,14 +23,18 @@ enum class Way { kToDevice, kToHost, kOnDevice };
 
 CUresult plain(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes) {
   switch (way) {
-    case Way::kToDevice: return s.driver.cuMemcpyHtoDAsync_v2(to, reinterpret_cast<void*>(from), bytes, stream);
-    case Way::kToHost: return s.driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to), from, bytes, stream);
-    case Way::kOnDevice: break;
+    case Way::kToDevice:
+      return s.driver.cuMemcpyHtoDAsync_v2(to, reinterpret_cast<void*>(from), bytes, stream);
+    case Way::kToHost:
+      return s.driver.cuMemcpyDtoHAsync_v2(reinterpret_cast<void*>(to), from, bytes, stream);
+    case Way::kOnDevice:
+      break;
   }
   return s.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
 }
 
-// Bytes from `host` to the end of the arena's registration that holds it; without end for other memory.
+// Bytes from `host` to the end of the arena's registration that holds it; without end for other
+// memory.
 uint64_t registered_from(Session& s, uint64_t host) {
   const auto arena = s.endpoint().arena();
   const uint64_t at = host - reinterpret_cast<uint64_t>(arena.data());
@@ -38,7 +43,8 @@ uint64_t registered_from(Session& s, uint64_t host) {
 
 CUresult split(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes) {
   while (bytes > 0) {
-    const uint64_t room = way == Way::kOnDevice ? bytes : registered_from(s, way == Way::kToHost ? to : from);
+    const uint64_t room =
+        way == Way::kOnDevice ? bytes : registered_from(s, way == Way::kToHost ? to : from);
     const uint64_t n = std::min(bytes, room);
     if (const CUresult e = plain(s, stream, way, to, from, n); e != CUDA_SUCCESS) return e;
     to += n, from += n, bytes -= n;
@@ -50,10 +56,12 @@ CUresult run(Session& s, CUstream stream, Way way, uint64_t to, uint64_t to_pitc
              uint64_t from_pitch, uint64_t width, uint64_t rows) {
   if (rows == 1) return split(s, stream, way, to, from, width);
   const bool to_host = way == Way::kToHost, from_host = way == Way::kToDevice;
-  const uint64_t host_span = to_host ? span_of(to_pitch, width, rows) : span_of(from_pitch, width, rows);
+  const uint64_t host_span =
+      to_host ? span_of(to_pitch, width, rows) : span_of(from_pitch, width, rows);
   if ((to_host || from_host) && host_span > registered_from(s, to_host ? to : from)) {
     for (uint64_t row = 0; row < rows; ++row)
-      if (const CUresult e = split(s, stream, way, to + row * to_pitch, from + row * from_pitch, width);
+      if (const CUresult e =
+              split(s, stream, way, to + row * to_pitch, from + row * from_pitch, width);
           e != CUDA_SUCCESS)
         return e;
     return CUDA_SUCCESS;
@@ -115,13 +123,15 @@ void to_device(Session& s, const Command& c, Reply& reply) {
     from = reinterpret_cast<uint64_t>(data.data());
     pitch = copy.width;
   }
-  reply.status = run(s, stream, Way::kToDevice, copy.device_address, copy.device_pitch, from, pitch, copy.width, copy.rows);
+  reply.status = run(s, stream, Way::kToDevice, copy.device_address, copy.device_pitch, from, pitch,
+                     copy.width, copy.rows);
   if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);
 }
 
-// Data for a reply passes through pinned memory of this thread: the driver copies into it at bus speed.
+// Data for a reply passes through pinned memory of this thread: the driver copies into it at bus
+// speed.
 std::byte* bounce(Session& s, size_t bytes) {
   struct Bounce {
     void* at = nullptr;
@@ -132,7 +142,8 @@ std::byte* bounce(Session& s, size_t bytes) {
   if (b.at) s.driver.cuMemFreeHost(b.at);
   b = {};
   const size_t want = std::max<size_t>(bytes, 64 << 10);
-  if (s.driver.cuMemHostAlloc(&b.at, want, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS) return nullptr;
+  if (s.driver.cuMemHostAlloc(&b.at, want, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
+    return nullptr;
   b.bytes = want;
   return static_cast<std::byte*>(b.at);
 }
@@ -144,7 +155,8 @@ void to_host(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("CopyToHost is cut short");
   if (!accept(s, c, copy, &stream)) return;
   if (copy.place == wire::HostPlace::kArena) {
-    reply.status = run(s, stream, Way::kToHost, copy.host_address, copy.host_pitch, copy.device_address, copy.device_pitch, copy.width, copy.rows);
+    reply.status = run(s, stream, Way::kToHost, copy.host_address, copy.host_pitch,
+                       copy.device_address, copy.device_pitch, copy.width, copy.rows);
     if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
     if (reply.status == CUDA_SUCCESS && c.answered())
       reply.status = s.driver.cuStreamSynchronize(stream);
@@ -160,7 +172,8 @@ void to_host(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;
   }
-  reply.status = run(s, stream, Way::kToHost, reinterpret_cast<uint64_t>(to), copy.width, copy.device_address, copy.device_pitch, copy.width, copy.rows);
+  reply.status = run(s, stream, Way::kToHost, reinterpret_cast<uint64_t>(to), copy.width,
+                     copy.device_address, copy.device_pitch, copy.width, copy.rows);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuStreamSynchronize(stream);
   if (reply.status == CUDA_SUCCESS) reply.borrowed = {to, bytes};
 }
@@ -176,7 +189,8 @@ void on_device(Session& s, const Command& c, Reply& reply) {
     return s.reject("CopyOnDevice names device memory that the session does not have");
   CUstream stream;
   if (!s.stream(copy.stream, c.header.context, &stream)) return;
-  reply.status = run(s, stream, Way::kOnDevice, copy.to, copy.to_pitch, copy.from, copy.from_pitch, copy.width, copy.rows);
+  reply.status = run(s, stream, Way::kOnDevice, copy.to, copy.to_pitch, copy.from, copy.from_pitch,
+                     copy.width, copy.rows);
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);
 }
@@ -201,9 +215,10 @@ void fill(Session& s, const Command& c, Reply& reply) {
                    : e == 2 ? d_.cuMemsetD16Async(f.address, h, f.width, stream)
                             : d_.cuMemsetD32Async(f.address, f.value, f.width, stream);
   } else {
-    reply.status = e == 1   ? d_.cuMemsetD2D8Async(f.address, f.pitch, b, f.width, f.rows, stream)
-                   : e == 2 ? d_.cuMemsetD2D16Async(f.address, f.pitch, h, f.width, f.rows, stream)
-                            : d_.cuMemsetD2D32Async(f.address, f.pitch, f.value, f.width, f.rows, stream);
+    reply.status =
+        e == 1   ? d_.cuMemsetD2D8Async(f.address, f.pitch, b, f.width, f.rows, stream)
+        : e == 2 ? d_.cuMemsetD2D16Async(f.address, f.pitch, h, f.width, f.rows, stream)
+                 : d_.cuMemsetD2D32Async(f.address, f.pitch, f.value, f.width, f.rows, stream);
   }
 }
 

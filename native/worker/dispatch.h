@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which handler answers which command. Each file of handlers registers its own by one function; the generated ones come from the registry.
+// Which handler answers which command. Each file of handlers registers its own by one function; the
+// generated ones come from the registry.
 #pragma once
 
 #include <array>

@@ -21,7 +21,11 @@ std::unique_ptr<Driver> Driver::load(const std::string& path, std::string* error
 #undef SLUICE_DRIVER_FUNCTION
 
   // Without these there is no session; everything else is missed when it is called.
-  for (const char* name : {"cuInit", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuMemAddressReserve", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemHostRegister_v2", "cuStreamWriteValue64_v2", "cuStreamWaitValue64_v2", "cuFuncGetParamInfo", "cuKernelGetParamInfo", "cuLaunchKernelEx"}) {
+  for (const char* name :
+       {"cuInit", "cuDeviceGetUuid_v2", "cuDevicePrimaryCtxRetain", "cuMemAddressReserve",
+        "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemHostRegister_v2",
+        "cuStreamWriteValue64_v2", "cuStreamWaitValue64_v2", "cuFuncGetParamInfo",
+        "cuKernelGetParamInfo", "cuLaunchKernelEx"}) {
     if (dlsym(library, name)) continue;
     *error = path + " has no " + name + ": CUDA driver 12.4 or newer is needed";
     return nullptr;

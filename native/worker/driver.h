@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver library that this worker executes on, loaded by path: NVIDIA's libcuda or the software GPU (rule 9). One function pointer per exported
-// driver function, nullptr where that library has none.
+// The driver library that this worker executes on, loaded by path: NVIDIA's libcuda or the software
+// GPU (rule 9). One function pointer per exported driver function, nullptr where that library has
+// none.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker's end of a channel. take() is called by one thread at a time (the leader, see executor.h); reply() by any. What take() yields is a private
-// copy of the frame; nothing of it is believed yet but that its size fits.
+// The worker's end of a channel. take() is called by one thread at a time (the leader, see
+// executor.h); reply() by any. What take() yields is a private copy of the frame; nothing of it is
+// believed yet but that its size fits.
 #pragma once
 
 #include <atomic>
@@ -24,9 +25,11 @@ class Endpoint {
   virtual bool empty() = 0;
   // The client closed its session in good order, or its watcher says that it died.
   virtual bool closed() = 0;
-  // Whether nobody leads from now on, so that a frame that comes has to wake a sleeper: set before the last look at an empty channel.
+  // Whether nobody leads from now on, so that a frame that comes has to wake a sleeper: set before
+  // the last look at an empty channel.
   virtual void set_sleeping(bool sleeping) = 0;
-  // After set_sleeping(true): whether frames are there already that would wake nobody by themselves.
+  // After set_sleeping(true): whether frames are there already that would wake nobody by
+  // themselves.
   virtual bool unannounced() = 0;
   // Giving the lead up costs system calls, so it is worth asking first whether a wait would be one.
   virtual bool parking_is_dear() const = 0;
@@ -35,8 +38,8 @@ class Endpoint {
   virtual void sleep(uint32_t seen) = 0;
   virtual void wake_one() = 0;
 
-  virtual void reply(uint16_t lane, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
-                     std::span<const std::byte> body) = 0;
+  virtual void reply(uint16_t lane, uint32_t sequence, uint32_t status,
+                     std::span<const std::byte> head, std::span<const std::byte> body) = 0;
   // Largest body of a reply.
   virtual size_t reply_limit() const = 0;
   // Every later call of the client returns `error`. `over`: and the session has ended.
@@ -52,7 +55,8 @@ class Endpoint {
 };
 
 // A formatted slot of the region (formats it: the session starts blank).
-// `arena_address`: wire::kArenaAddress, or 0 for none (tests that have client and worker in one process).
+// `arena_address`: wire::kArenaAddress, or 0 for none (tests that have client and worker in one
+// process).
 std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, uint32_t slots,
                                             uint32_t slot, bool format, uint64_t arena_address,
                                             std::string* error);

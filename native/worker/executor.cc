@@ -14,9 +14,11 @@ namespace sluice::worker {
 using channel::now_ns;
 
 namespace {
-// How long a leader looks at an empty channel before it sleeps. Longer than the pause between the launches of a busy program.
+// How long a leader looks at an empty channel before it sleeps. Longer than the pause between the
+// launches of a busy program.
 constexpr uint64_t kSpinNs = 60'000;
-// More than any channel has lanes: when all of those wait, one thread still takes what ends their waiting.
+// More than any channel has lanes: when all of those wait, one thread still takes what ends their
+// waiting.
 constexpr int kMaxThreads = 272;
 }  // namespace
 
@@ -91,8 +93,10 @@ void Executor::lead(std::byte* frame) {
       return;
     }
     empty_since = 0;
-    if (got == Endpoint::Got::kGone) return end("the connection to the client was lost", CUDA_ERROR_UNKNOWN);
-    if (got == Endpoint::Got::kBroken) return end("the client's channel holds no valid frame", CUDA_ERROR_UNKNOWN);
+    if (got == Endpoint::Got::kGone)
+      return end("the connection to the client was lost", CUDA_ERROR_UNKNOWN);
+    if (got == Endpoint::Got::kBroken)
+      return end("the client's channel holds no valid frame", CUDA_ERROR_UNKNOWN);
     bool parked = false;
     if (!run(frame, &parked) || over_) return;
     // After a parked command somebody else may lead; whoever finds the baton free goes on.
@@ -109,12 +113,14 @@ bool Executor::run(std::byte* frame, bool* parked) {
   command.body = {frame + sizeof command.header, command.header.size - sizeof command.header};
   const auto& table = dispatch_table();
   const uint16_t f = command.header.function;
-  if (f == wire::kClose) return end("the client closed its session", CUDA_ERROR_DEINITIALIZED), false;
+  if (f == wire::kClose)
+    return end("the client closed its session", CUDA_ERROR_DEINITIALIZED), false;
   const Handler* h = f < table.size() ? &table[f] : nullptr;
   const bool wants_answer = command.answered();
   if (!h || !h->run || (h->answered == Handler::Answered::kOnly && !wants_answer) ||
       (h->answered == Handler::Answered::kNever && wants_answer)) {
-    end("the command " + std::to_string(f) + " is none that this worker speaks", CUDA_ERROR_UNKNOWN);
+    end("the command " + std::to_string(f) + " is none that this worker speaks",
+        CUDA_ERROR_UNKNOWN);
     return false;
   }
   session_.commands.fetch_add(1, std::memory_order_relaxed);
@@ -140,9 +146,11 @@ bool Executor::run(std::byte* frame, bool* parked) {
 void Executor::finish(const Command& command, const Handler& handler, Reply& reply) {
   if (command.answered()) {
     session_.round_trips.fetch_add(1, std::memory_order_relaxed);
-    session_.bytes_out.fetch_add(reply.body.size() + reply.borrowed.size(), std::memory_order_relaxed);
+    session_.bytes_out.fetch_add(reply.body.size() + reply.borrowed.size(),
+                                 std::memory_order_relaxed);
     if (is_sticky(reply.status)) endpoint_.publish_error(reply.status, false);
-    endpoint_.reply(command.header.lane, command.header.sequence, reply.status, reply.body, reply.borrowed);
+    endpoint_.reply(command.header.lane, command.header.sequence, reply.status, reply.body,
+                    reply.borrowed);
   } else if (reply.status != CUDA_SUCCESS) {
     if (!is_sticky(reply.status))
       log_error(std::string(handler.name) + " failed after its caller had gone on: " +
@@ -157,7 +165,8 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
   }
 }
 
-// A context that died writes no marks, so somebody has to look and say so. Looks often after activity, ever less without, and sleeps when all streams are done.
+// A context that died writes no marks, so somebody has to look and say so. Looks often after
+// activity, ever less without, and sleeps when all streams are done.
 void Executor::watch() {
   session_.use(0);
   const Driver& d = session_.driver;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a session's commands (rule 4). One thread leads: it alone takes frames, in order, and runs what is fire and forget. A command that its client waits
-// for and that may take as long as the GPU's work runs on the thread that took it, while another takes the lead as soon as more commands come; nothing else
-// is handed from thread to thread, so a short round trip costs no switch. Threads without work sleep at the endpoint.
+// Runs a session's commands (rule 4). One thread leads: it alone takes frames, in order, and runs
+// what is fire and forget. A command that its client waits for and that may take as long as the
+// GPU's work runs on the thread that took it, while another takes the lead as soon as more commands
+// come; nothing else is handed from thread to thread, so a short round trip costs no switch.
+// Threads without work sleep at the endpoint.
 #pragma once
 
 #include <atomic>
@@ -18,7 +20,8 @@ namespace sluice::worker {
 
 class Executor {
  public:
-  // `ended` is called once, from one of the threads, with the reason; it does not return (the process exits).
+  // `ended` is called once, from one of the threads, with the reason; it does not return (the
+  // process exits).
   Executor(Session& session, std::function<void(const std::string&)> ended);
 
   void start();

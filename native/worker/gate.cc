@@ -40,7 +40,8 @@ void Gate::pass() {
   }
 }
 
-// An interval runs from the first to the last of a batch of launches on one stream; what other streams do meanwhile lies within it.
+// An interval runs from the first to the last of a batch of launches on one stream; what other
+// streams do meanwhile lies within it.
 CUresult Gate::issued(CUstream stream) {
   if (launches_++ % kLaunchesPerMark != 0) return CUDA_SUCCESS;
   std::lock_guard lock(mutex_);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor's gate (rule 11), one for each vGPU: keeps a bounded lead of launches over what the GPU has finished, measures the GPU
-// time that the session used, and can be held. Compute shares and suspension are policies on it.
+// The executor's gate (rule 11), one for each vGPU: keeps a bounded lead of launches over what the
+// GPU has finished, measures the GPU time that the session used, and can be held. Compute shares
+// and suspension are policies on it.
 #pragma once
 
 #include <atomic>
@@ -17,7 +18,8 @@ class Gate {
  public:
   explicit Gate(const Driver& driver) : driver_(driver) {}
 
-  // Called by the executor before and after it issues a launch on `stream`. pass() waits while the gate is held or the lead is used up.
+  // Called by the executor before and after it issues a launch on `stream`. pass() waits while the
+  // gate is held or the lead is used up.
   void pass();
   CUresult issued(CUstream stream);
 

@@ -43,7 +43,8 @@ void launch(Session& s, const Command& c, Reply& reply) {
   if (!s.functions.get(l.function, &f) && !s.kernels.get(l.function, &f))
     return s.reject("Launch names a function that the session does not have");
   // The driver reads as many bytes as the function takes, whatever it is told.
-  if (l.param_bytes < f.param_bytes) return s.reject("Launch brings fewer parameters than the function takes");
+  if (l.param_bytes < f.param_bytes)
+    return s.reject("Launch brings fewer parameters than the function takes");
   CUstream stream;
   Vgpu* v;  // the stream's own: what the frame says is the client's word
   if (!s.stream(l.stream, c.header.context, &stream, &v)) return;
@@ -53,8 +54,9 @@ void launch(Session& s, const Command& c, Reply& reply) {
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<std::byte*>(params.data()),
                    CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
   if (l.attribute_count == 0) {
-    reply.status = s.driver.cuLaunchKernel(f.function, l.grid[0], l.grid[1], l.grid[2], l.block[0],
-                                           l.block[1], l.block[2], l.shared_bytes, stream, nullptr, extra);
+    reply.status =
+        s.driver.cuLaunchKernel(f.function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
+                                l.block[2], l.shared_bytes, stream, nullptr, extra);
   } else {
     CUlaunchAttribute attributes[kMaxAttributes];
     for (uint32_t i = 0; i < l.attribute_count; ++i) {

@@ -23,7 +23,8 @@ void line(const char* level, const std::string& text) {
   const size_t n = strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &t);
   std::snprintf(stamp + n, sizeof stamp - n, ".%03ldZ", static_cast<long>(now.tv_usec / 1000));
   std::lock_guard lock(g_mutex);
-  const std::string all = std::string(stamp) + " " + level + " worker " + g_name + " " + text + "\n";
+  const std::string all =
+      std::string(stamp) + " " + level + " worker " + g_name + " " + text + "\n";
   if (write(STDERR_FILENO, all.data(), all.size()) < 0) return;
 }
 }  // namespace

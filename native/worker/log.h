@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker's log: lines on standard error, which the server opens as the session's log file. Each carries time, session and grant.
+// The worker's log: lines on standard error, which the server opens as the session's log file. Each
+// carries time, session and grant.
 #pragma once
 
 #include <string>

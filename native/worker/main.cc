@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sluice-worker: one process for one session. Loads the driver and makes contexts at once, so that a session finds it warm; then waits for the server's word,
-// serves the session, and exits when it ends. docs/protocol.md describes the words.
+// sluice-worker: one process for one session. Loads the driver and makes contexts at once, so that
+// a session finds it warm; then waits for the server's word, serves the session, and exits when it
+// ends. docs/protocol.md describes the words.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -142,14 +143,15 @@ std::map<std::string, std::string> Worker::figures() {
   return v;
 }
 
-// The process exits here, from whichever thread learned of the end: the driver's objects go with it, which is the point.
+// The process exits here, from whichever thread learned of the end: the driver's objects go with
+// it, which is the point.
 void Worker::ended(const std::string& reason) {
   auto v = figures();
   v["reason"] = reason;
   v["state"] = "ended";
-  log_info("session ended: " + reason + "; commands=" + v["commands"] + " round_trips=" +
-           v["round_trips"] + " bytes_in=" + v["bytes_in"] + " bytes_out=" + v["bytes_out"] +
-           " gpu_busy_ms=" + v["gpu_busy_ms"]);
+  log_info("session ended: " + reason + "; commands=" + v["commands"] +
+           " round_trips=" + v["round_trips"] + " bytes_in=" + v["bytes_in"] +
+           " bytes_out=" + v["bytes_out"] + " gpu_busy_ms=" + v["gpu_busy_ms"]);
   control_.send("ended", v);
   _exit(0);
 }
@@ -168,7 +170,8 @@ void Worker::start_session(wire::Message& m) {
   for (uint64_t i = 0; i < vgpus; ++i) {
     const std::string key = "vgpu." + std::to_string(i) + ".";
     uint64_t mib = 0, percent = 100;
-    if (!m.number(key + "memory_mib", 1, 1 << 30, &mib)) return refuse(key + "memory_mib is missing");
+    if (!m.number(key + "memory_mib", 1, 1 << 30, &mib))
+      return refuse(key + "memory_mib is missing");
     m.number(key + "compute_percent", 1, 100, &percent);
     plan.vgpus.push_back({m.text(key + "device"), mib, static_cast<uint32_t>(percent)});
   }
@@ -215,7 +218,8 @@ void Worker::start_session(wire::Message& m) {
   executor_->start();
   std::string what;
   for (const auto& v : plan.vgpus)
-    what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) + "% of " + v.device;
+    what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) +
+            "% of " + v.device;
   log_info("session started over " + plan.channel + ":" + what);
   control_.send("started", {{"id", plan.id}});
 }
@@ -265,7 +269,9 @@ int Worker::run() {
     return 1;
   }
   for (;;) {
-    pollfd p[3] = {{control_.listener(), POLLIN, 0}, {control_.connection(), POLLIN, 0}, {client_pidfd_, POLLIN, 0}};
+    pollfd p[3] = {{control_.listener(), POLLIN, 0},
+                   {control_.connection(), POLLIN, 0},
+                   {client_pidfd_, POLLIN, 0}};
     if (poll(p, 3, -1) < 0) {
       if (errno == EINTR) continue;
       log_error(std::string("poll: ") + std::strerror(errno));
@@ -288,14 +294,22 @@ bool parse(int argc, char** argv, Options* o) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
     const char* value = argv[i + 1];
-    if (name == "--id") o->id = value;
-    else if (name == "--control") o->control = std::atoi(value);
-    else if (name == "--driver") o->driver = value;
-    else if (name == "--visible-devices") o->visible = value;
-    else if (name == "--cgroup") o->cgroup = value;
-    else if (name == "--uid") o->uid = static_cast<uint32_t>(std::atol(value));
-    else if (name == "--gid") o->gid = static_cast<uint32_t>(std::atol(value));
-    else if (name == "--sandbox") o->sandbox = std::strcmp(value, "off") != 0;
+    if (name == "--id")
+      o->id = value;
+    else if (name == "--control")
+      o->control = std::atoi(value);
+    else if (name == "--driver")
+      o->driver = value;
+    else if (name == "--visible-devices")
+      o->visible = value;
+    else if (name == "--cgroup")
+      o->cgroup = value;
+    else if (name == "--uid")
+      o->uid = static_cast<uint32_t>(std::atol(value));
+    else if (name == "--gid")
+      o->gid = static_cast<uint32_t>(std::atol(value));
+    else if (name == "--sandbox")
+      o->sandbox = std::strcmp(value, "off") != 0;
     else {
       std::fprintf(stderr, "sluice-worker: unknown option %s\n", argv[i]);
       return false;
@@ -303,7 +317,8 @@ bool parse(int argc, char** argv, Options* o) {
   }
   if (o->control >= 0 && !o->driver.empty() && argc % 2 == 1) return true;
   std::fprintf(stderr,
-               "usage: sluice-worker --id ID --control FD --driver PATH [--visible-devices UUID,...] [--uid N --gid N] [--cgroup PATH] "
+               "usage: sluice-worker --id ID --control FD --driver PATH [--visible-devices "
+               "UUID,...] [--uid N --gid N] [--cgroup PATH] "
                "[--sandbox on|off]\nStarted by sluice-server; docs/protocol.md says how.\n");
   return false;
 }

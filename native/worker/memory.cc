@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory: backs the addresses that the client chose, under the session's books (rule 6). Every mapping is one the client will unmap as a whole.
+// Device memory: backs the addresses that the client chose, under the session's books (rule 6).
+// Every mapping is one the client will unmap as a whole.
 #include <algorithm>
 
 #include "worker/dispatch.h"
@@ -33,10 +34,9 @@ void map(Session& s, const Command& c, Reply& reply) {
   if (m.bytes > v->memory_bytes - v->mapped_bytes)
     return s.reject("MemoryMap asks for more than the vGPU's memory");
   auto next = v->mappings.lower_bound(m.address);
-  const bool overlaps =
-      (next != v->mappings.end() && next->first < m.address + m.bytes) ||
-      (next != v->mappings.begin() &&
-       std::prev(next)->first + std::prev(next)->second.bytes > m.address);
+  const bool overlaps = (next != v->mappings.end() && next->first < m.address + m.bytes) ||
+                        (next != v->mappings.begin() &&
+                         std::prev(next)->first + std::prev(next)->second.bytes > m.address);
   if (overlaps || v->mappings.size() >= kMaxMappings)
     return s.reject("MemoryMap names addresses that are already backed");
 
@@ -69,7 +69,8 @@ void unmap(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("MemoryUnmap is cut short");
   Vgpu* v = s.use(m.device);
   if (!v || !check_range(s, *v, m)) return;
-  // The client waited until the device was idle before it gave the memory up; a hostile one that did not harms its own context only.
+  // The client waited until the device was idle before it gave the memory up; a hostile one that
+  // did not harms its own context only.
   std::lock_guard lock(v->mutex);
   const auto it = v->mappings.find(m.address);
   if (it == v->mappings.end() || it->second.bytes != m.bytes)
@@ -89,9 +90,9 @@ void arena_register(Session& s, const Command& c, Reply& reply) {
       a.bytes != std::min<uint64_t>(wire::kArenaChunk, arena.size() - offset))
     return s.reject("ArenaRegister names no piece of the arena");
   if (!s.use_context(c.header.context ? c.header.context : 1)) return;
-  reply.status = s.driver.cuMemHostRegister_v2(
-      reinterpret_cast<void*>(a.address), a.bytes,
-      CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  reply.status =
+      s.driver.cuMemHostRegister_v2(reinterpret_cast<void*>(a.address), a.bytes,
+                                    CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
 }
 
 void device_idle(Session& s, const Command& c, Reply& reply) {

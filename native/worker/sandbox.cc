@@ -22,32 +22,104 @@ namespace {
 
 std::string failed(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
-// A list of what is allowed would have to follow every driver release; this is the list of what a worker that was taken over would want, and no driver does.
+// A list of what is allowed would have to follow every driver release; this is the list of what a
+// worker that was taken over would want, and no driver does.
 const std::vector<int>& refused() {
   static const std::vector<int> calls = {
-      SYS_execve, SYS_execveat, SYS_fork, SYS_vfork, SYS_ptrace, SYS_process_vm_readv,
-      SYS_process_vm_writev, SYS_kexec_load, SYS_kexec_file_load, SYS_init_module, SYS_finit_module,
-      SYS_delete_module, SYS_mount, SYS_umount2, SYS_pivot_root, SYS_chroot, SYS_swapon, SYS_swapoff,
-      SYS_reboot, SYS_sethostname, SYS_setdomainname, SYS_unshare, SYS_setns, SYS_bpf,
-      SYS_perf_event_open, SYS_userfaultfd, SYS_add_key, SYS_request_key, SYS_keyctl, SYS_acct,
-      SYS_quotactl, SYS_settimeofday, SYS_clock_settime, SYS_adjtimex, SYS_clock_adjtime, SYS_syslog,
-      SYS_iopl, SYS_ioperm, SYS_open_by_handle_at, SYS_name_to_handle_at, SYS_fanotify_init,
-      SYS_bind, SYS_listen, SYS_setuid, SYS_setgid, SYS_setreuid, SYS_setregid, SYS_setresuid,
-      SYS_setresgid, SYS_setgroups, SYS_capset, SYS_personality, SYS_io_uring_setup, SYS_io_uring_enter,
-      SYS_io_uring_register, SYS_pidfd_getfd, SYS_move_pages, SYS_migrate_pages, SYS_vhangup,
-      SYS_nfsservctl, SYS_move_mount, SYS_open_tree, SYS_fsopen, SYS_fsmount, SYS_fsconfig, SYS_fspick,
-      SYS_mount_setattr, SYS_kcmp, SYS_lookup_dcookie, SYS_chown, SYS_fchown, SYS_lchown, SYS_fchownat,
-      SYS_mknod, SYS_mknodat, SYS_link, SYS_linkat, SYS_symlink, SYS_symlinkat, SYS_setxattr,
-      SYS_lsetxattr, SYS_fsetxattr, SYS_removexattr, SYS_chmod, SYS_fchmodat,
+      SYS_execve,
+      SYS_execveat,
+      SYS_fork,
+      SYS_vfork,
+      SYS_ptrace,
+      SYS_process_vm_readv,
+      SYS_process_vm_writev,
+      SYS_kexec_load,
+      SYS_kexec_file_load,
+      SYS_init_module,
+      SYS_finit_module,
+      SYS_delete_module,
+      SYS_mount,
+      SYS_umount2,
+      SYS_pivot_root,
+      SYS_chroot,
+      SYS_swapon,
+      SYS_swapoff,
+      SYS_reboot,
+      SYS_sethostname,
+      SYS_setdomainname,
+      SYS_unshare,
+      SYS_setns,
+      SYS_bpf,
+      SYS_perf_event_open,
+      SYS_userfaultfd,
+      SYS_add_key,
+      SYS_request_key,
+      SYS_keyctl,
+      SYS_acct,
+      SYS_quotactl,
+      SYS_settimeofday,
+      SYS_clock_settime,
+      SYS_adjtimex,
+      SYS_clock_adjtime,
+      SYS_syslog,
+      SYS_iopl,
+      SYS_ioperm,
+      SYS_open_by_handle_at,
+      SYS_name_to_handle_at,
+      SYS_fanotify_init,
+      SYS_bind,
+      SYS_listen,
+      SYS_setuid,
+      SYS_setgid,
+      SYS_setreuid,
+      SYS_setregid,
+      SYS_setresuid,
+      SYS_setresgid,
+      SYS_setgroups,
+      SYS_capset,
+      SYS_personality,
+      SYS_io_uring_setup,
+      SYS_io_uring_enter,
+      SYS_io_uring_register,
+      SYS_pidfd_getfd,
+      SYS_move_pages,
+      SYS_migrate_pages,
+      SYS_vhangup,
+      SYS_nfsservctl,
+      SYS_move_mount,
+      SYS_open_tree,
+      SYS_fsopen,
+      SYS_fsmount,
+      SYS_fsconfig,
+      SYS_fspick,
+      SYS_mount_setattr,
+      SYS_kcmp,
+      SYS_lookup_dcookie,
+      SYS_chown,
+      SYS_fchown,
+      SYS_lchown,
+      SYS_fchownat,
+      SYS_mknod,
+      SYS_mknodat,
+      SYS_link,
+      SYS_linkat,
+      SYS_symlink,
+      SYS_symlinkat,
+      SYS_setxattr,
+      SYS_lsetxattr,
+      SYS_fsetxattr,
+      SYS_removexattr,
+      SYS_chmod,
+      SYS_fchmodat,
   };
   return calls;
 }
 
 const std::vector<int>& refused_without_devices() {
-  static const std::vector<int> calls = {SYS_socket,     SYS_socketpair, SYS_connect, SYS_unlink,
-                                         SYS_unlinkat,   SYS_rename,     SYS_renameat, SYS_renameat2,
-                                         SYS_mkdir,      SYS_mkdirat,    SYS_rmdir,    SYS_creat,
-                                         SYS_truncate,   SYS_kill,       SYS_tkill,    SYS_rt_sigqueueinfo};
+  static const std::vector<int> calls = {
+      SYS_socket,   SYS_socketpair, SYS_connect, SYS_unlink,         SYS_unlinkat, SYS_rename,
+      SYS_renameat, SYS_renameat2,  SYS_mkdir,   SYS_mkdirat,        SYS_rmdir,    SYS_creat,
+      SYS_truncate, SYS_kill,       SYS_tkill,   SYS_rt_sigqueueinfo};
   return calls;
 }
 
@@ -59,7 +131,8 @@ bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error) {
     if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0 && errno == EPERM) break;
   if (geteuid() == 0 && uid != 0) {
     const gid_t group = gid;
-    if (setgroups(1, &group) != 0 || setresgid(gid, gid, gid) != 0 || setresuid(uid, uid, uid) != 0) {
+    if (setgroups(1, &group) != 0 || setresgid(gid, gid, gid) != 0 ||
+        setresuid(uid, uid, uid) != 0) {
       *error = failed("becoming the worker's user");
       return false;
     }
@@ -99,7 +172,8 @@ bool restrict_system_calls(bool software, std::string* error) {
     f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(nr), 0, 1));
     f.push_back(deny);
   }
-  // Threads yes, processes no: clone without CLONE_THREAD. clone3 hides its flags, so it is said not to exist and libc falls back to clone.
+  // Threads yes, processes no: clone without CLONE_THREAD. clone3 hides its flags, so it is said
+  // not to exist and libc falls back to clone.
   f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1));
   f.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS));
   f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a worker may still do once its driver runs and before it hears of a client (rule 6): no capabilities, no new privileges, its own user,
-// and only the system calls that drivers and this program need.
+// What a worker may still do once its driver runs and before it hears of a client (rule 6): no
+// capabilities, no new privileges, its own user, and only the system calls that drivers and this
+// program need.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,13 @@
 
 namespace sluice::worker {
 
-// Drops to uid/gid (when running as root and they are not 0) and all capabilities. False with `error`.
+// Drops to uid/gid (when running as root and they are not 0) and all capabilities. False with
+// `error`.
 bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error);
 
-// Refuses every system call that has no business in a worker: programs, other processes, mounts, modules, keys, new sockets to anywhere.
-// `software`: the software GPU needs no devices, so opening files for writing and ioctl go too.
+// Refuses every system call that has no business in a worker: programs, other processes, mounts,
+// modules, keys, new sockets to anywhere. `software`: the software GPU needs no devices, so opening
+// files for writing and ioctl go too.
 bool restrict_system_calls(bool software, std::string* error);
 
 }  // namespace sluice::worker

@@ -27,8 +27,9 @@ std::string uuid_text(const CUuuid& u) {
   char text[48];
   const auto b = [&](int i) { return static_cast<unsigned char>(u.bytes[i]); };
   std::snprintf(text, sizeof text,
-                "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b(0), b(1),
-                b(2), b(3), b(4), b(5), b(6), b(7), b(8), b(9), b(10), b(11), b(12), b(13), b(14), b(15));
+                "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b(0),
+                b(1), b(2), b(3), b(4), b(5), b(6), b(7), b(8), b(9), b(10), b(11), b(12), b(13),
+                b(14), b(15));
   return text;
 }
 
@@ -150,7 +151,8 @@ void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
   driver.cuCtxGetStreamPriorityRange(&r->stream_priority_least, &r->stream_priority_greatest);
   for (int l = 0; l < 8; ++l) {
     size_t value = 0;
-    r->limits[l] = driver.cuCtxGetLimit(&value, static_cast<CUlimit>(l)) == CUDA_SUCCESS ? value : ~0ull;
+    r->limits[l] =
+        driver.cuCtxGetLimit(&value, static_cast<CUlimit>(l)) == CUDA_SUCCESS ? value : ~0ull;
   }
 }
 
@@ -161,7 +163,8 @@ std::vector<std::byte> Session::record() {
   reply.session_id = std::strtoull(plan.id.c_str(), nullptr, 16);
   head.device_bytes = sizeof(wire::DeviceRecord);
   head.device_count = static_cast<uint32_t>(vgpus.size());
-  head.record_bytes = static_cast<uint32_t>(sizeof head + vgpus.size() * sizeof(wire::DeviceRecord));
+  head.record_bytes =
+      static_cast<uint32_t>(sizeof head + vgpus.size() * sizeof(wire::DeviceRecord));
   int version = 0;
   driver.cuDriverGetVersion(&version);
   head.driver_version = static_cast<uint32_t>(version);
@@ -215,7 +218,8 @@ bool Session::device_range(uint64_t address, uint64_t bytes) {
     const uint64_t at = address - v->window_begin;
     if (at < v->window_bytes) return bytes <= v->window_bytes - at;
   }
-  if (arena_range(address, bytes)) return true;  // the device reaches pinned memory by the same address
+  if (arena_range(address, bytes))
+    return true;  // the device reaches pinned memory by the same address
   std::lock_guard lock(globals_mutex_);
   auto it = globals_.upper_bound(address);
   if (it == globals_.begin()) return false;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One session: the vGPUs that a grant gives, the objects that its client made, and the books of its memory. Handlers (memory.cc, copy.cc, code.cc,
-// launch.cc, stream.cc, event.cc and the generated ones) check everything that a command says against it. A command that does not fit
-// ends the session by reject(); nothing else of the worker's does what a client says.
+// One session: the vGPUs that a grant gives, the objects that its client made, and the books of its
+// memory. Handlers (memory.cc, copy.cc, code.cc, launch.cc, stream.cc, event.cc and the generated
+// ones) check everything that a command says against it. A command that does not fit ends the
+// session by reject(); nothing else of the worker's does what a client says.
 #pragma once
 
 #include <atomic>
@@ -64,8 +65,8 @@ struct SessionPlan {
 
 class Session;
 
-// A command's body, read piece by piece; `ok` turns false at the first piece that is not there. fixed() must come first: only the start of a
-// body is aligned.
+// A command's body, read piece by piece; `ok` turns false at the first piece that is not there.
+// fixed() must come first: only the start of a body is aligned.
 class Decoder {
  public:
   explicit Decoder(std::span<const std::byte> body) : rest_(body) {}

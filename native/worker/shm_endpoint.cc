@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The endpoint over a slot: shared memory and ivshmem alike. Keeps its own copy of head and of every size.
+// The endpoint over a slot: shared memory and ivshmem alike. Keeps its own copy of head and of
+// every size.
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,9 +23,13 @@ class ShmEndpoint : public Endpoint {
 
   Got take(std::byte* out) override {
     switch (consumer_.take(out)) {
-      case channel::RingConsumer::Got::kFrame: consumer_.release(); return Got::kFrame;
-      case channel::RingConsumer::Got::kEmpty: return Got::kEmpty;
-      case channel::RingConsumer::Got::kBroken: break;
+      case channel::RingConsumer::Got::kFrame:
+        consumer_.release();
+        return Got::kFrame;
+      case channel::RingConsumer::Got::kEmpty:
+        return Got::kEmpty;
+      case channel::RingConsumer::Got::kBroken:
+        break;
     }
     return Got::kBroken;
   }
@@ -45,8 +50,8 @@ class ShmEndpoint : public Endpoint {
     channel::futex_wake(slot_.header().wake);
   }
 
-  void reply(uint16_t lane_index, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
-             std::span<const std::byte> body) override {
+  void reply(uint16_t lane_index, uint32_t sequence, uint32_t status,
+             std::span<const std::byte> head, std::span<const std::byte> body) override {
     if (lane_index >= channel::kLaneCount) return;
     channel::Lane& lane = slot_.lane(lane_index);
     size_t at = 0;

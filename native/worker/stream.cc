@@ -74,7 +74,8 @@ void mark(Session& s, const Command& c, Reply& reply) {
   if (s.stream(m.stream, c.header.context, &stream)) reply.status = s.mark(stream, m.mark, m.value);
 }
 
-// The driver's own thread is never blocked: the stream tells, waits, and the client's answer lets it go on.
+// The driver's own thread is never blocked: the stream tells, waits, and the client's answer lets
+// it go on.
 void host_function(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& h = d.fixed<wire::HostFunction>();

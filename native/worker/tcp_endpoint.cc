@@ -83,10 +83,11 @@ class TcpEndpoint : public Endpoint {
     const size_t size = wire::round_up(sizeof(wire::FrameHeader) + head.size() + body.size(), 8);
     wire::FrameHeader h{static_cast<uint32_t>(size), wire::kReply, lane, sequence, status};
     const uint64_t padding = 0;
-    iovec parts[4] = {{&h, sizeof h},
-                      {const_cast<std::byte*>(head.data()), head.size()},
-                      {const_cast<std::byte*>(body.data()), body.size()},
-                      {const_cast<uint64_t*>(&padding), size - sizeof h - head.size() - body.size()}};
+    iovec parts[4] = {
+        {&h, sizeof h},
+        {const_cast<std::byte*>(head.data()), head.size()},
+        {const_cast<std::byte*>(body.data()), body.size()},
+        {const_cast<uint64_t*>(&padding), size - sizeof h - head.size() - body.size()}};
     std::lock_guard lock(send_mutex_);
     send_parts(parts, 4);
   }
