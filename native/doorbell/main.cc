@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// sluice-doorbell: one per host. Watches the guests' regions: wakes workers whose guest rang, tells the server of guests that open or end a session, and writes
-// the server's refusals into mailboxes. A guest has no other way to reach the host; so this process outlives the server and holds nothing that cannot be learned
-// again. It believes nothing that stands in a region: sizes come from the server, words are read once, nonsense is reported as an end.
+// sluice-doorbell: one per host. Watches the guests' regions: wakes workers whose guest rang, tells
+// the server of guests that open or end a session, and writes the server's refusals into mailboxes.
+// A guest has no other way to reach the host; so this process outlives the server and holds nothing
+// that cannot be learned again. It believes nothing that stands in a region: sizes come from the
+// server, words are read once, nonsense is reported as an end.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -32,9 +34,11 @@ using channel::SlotState;
 using wire::Message;
 
 constexpr uint64_t kFastNs = 50'000, kIdleNs = 2'000'000, kUnusedNs = 10'000'000;
-constexpr uint64_t kAbandonedNs = 10'000'000'000;  // a slot claimed or refused by a client that is gone
-constexpr uint64_t kSilentNs = 30'000'000'000;     // a running slot without a heartbeat
-constexpr uint64_t kReportNs = 20'000'000;         // the least time between two reports of a slot: a guest can change its words as fast as it likes
+constexpr uint64_t kAbandonedNs =
+    10'000'000'000;  // a slot claimed or refused by a client that is gone
+constexpr uint64_t kSilentNs = 30'000'000'000;  // a running slot without a heartbeat
+constexpr uint64_t kReportNs = 20'000'000;  // the least time between two reports of a slot: a guest
+                                            // can change its words as fast as it likes
 constexpr uint64_t kBeatNs = 100'000'000;
 
 struct Slot {
@@ -119,10 +123,12 @@ bool Doorbell::watch(const Message& m, std::string* error) {
   if (!ok)
     *error = r->path + ": " + std::to_string(region_bytes) + " bytes are too few for " +
              std::to_string(slots) + " slots of at least 4 MiB";
-  // A region whose header is what we would write keeps its sessions; anything else is blank or damaged and starts anew.
+  // A region whose header is what we would write keeps its sessions; anything else is blank or
+  // damaged and starts anew.
   channel::RegionHeader header{};
   std::string ignored;
-  const bool valid = ok && pread(fd, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header) &&
+  const bool valid = ok &&
+                     pread(fd, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header) &&
                      channel::check_region(header, region_bytes, &ignored) == slot_bytes &&
                      header.slot_count == slots;
   for (uint32_t i = 0; ok && i < slots; ++i) {
@@ -132,7 +138,8 @@ bool Doorbell::watch(const Message& m, std::string* error) {
       channel::format_slot(s.map, i, SlotState::kFree);
     r->slots.push_back(std::move(s));
   }
-  if (ok && !valid) ok = channel::format_region(fd, region_bytes, static_cast<uint32_t>(slots), error);
+  if (ok && !valid)
+    ok = channel::format_region(fd, region_bytes, static_cast<uint32_t>(slots), error);
   if (ok) {
     void* page = mmap(nullptr, channel::kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ok = page != MAP_FAILED;
@@ -150,7 +157,8 @@ bool Doorbell::watch(const Message& m, std::string* error) {
 Slot* Doorbell::find(const Message& m, Region** region, uint32_t* index) {
   const auto it = regions_.find(m.text("id"));
   uint64_t slot = 0;
-  if (it == regions_.end() || !m.number("slot", 0, it->second->slots.size() - 1, &slot)) return nullptr;
+  if (it == regions_.end() || !m.number("slot", 0, it->second->slots.size() - 1, &slot))
+    return nullptr;
   *region = it->second.get();
   *index = static_cast<uint32_t>(slot);
   return &(*region)->slots[slot];
@@ -210,14 +218,17 @@ void Doorbell::handle(const Message& m) {
 bool Doorbell::report_open(Region& r, uint32_t index) {
   std::byte request[sizeof(wire::OpenSession)];
   std::memcpy(request, r.slots[index].map.mailbox().data(), sizeof request);
-  return control_.send("open", {{"id", r.id}, {"slot", std::to_string(index)}, {"request", hex(request, sizeof request)}});
+  return control_.send(
+      "open",
+      {{"id", r.id}, {"slot", std::to_string(index)}, {"request", hex(request, sizeof request)}});
 }
 
 bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
   Slot& s = r.slots[index];
   auto& h = s.map.header();
   bool active = false;
-  if (h.doorbell.load(std::memory_order_relaxed) && h.doorbell.exchange(0, std::memory_order_seq_cst)) {
+  if (h.doorbell.load(std::memory_order_relaxed) &&
+      h.doorbell.exchange(0, std::memory_order_seq_cst)) {
     h.wake.fetch_add(1, std::memory_order_seq_cst);
     channel::futex_wake(h.wake, 1);
     active = true;
@@ -235,7 +246,8 @@ bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
     // Its worker looks at the state when it wakes.
     h.wake.fetch_add(1);
     channel::futex_wake(h.wake, 1 << 20);
-    s.closed_reported = control_.send("closed", {{"id", r.id}, {"slot", std::to_string(index)}, {"reason", reason}});
+    s.closed_reported = control_.send(
+        "closed", {{"id", r.id}, {"slot", std::to_string(index)}, {"reason", reason}});
   };
   switch (state) {
     case SlotState::kFree:
@@ -257,7 +269,8 @@ bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
         s.heartbeat = beat;
         s.heard = s.told = now;
       } else if (now - s.told > kSilentNs) {
-        control_.send("silent", {{"id", r.id}, {"slot", std::to_string(index)},
+        control_.send("silent", {{"id", r.id},
+                                 {"slot", std::to_string(index)},
                                  {"seconds", std::to_string((now - s.heard) / 1'000'000'000)}});
         s.told = now;
       }
@@ -313,7 +326,9 @@ int Doorbell::run() {
 int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
   if (argc != 3 || std::strcmp(argv[1], "--control") != 0) {
-    std::fprintf(stderr, "usage: sluice-doorbell --control SOCKET\nStarted by sluice-server; docs/protocol.md says how.\n");
+    std::fprintf(stderr,
+                 "usage: sluice-doorbell --control SOCKET\nStarted by sluice-server; "
+                 "docs/protocol.md says how.\n");
     return 2;
   }
   prctl(PR_SET_TIMERSLACK, 5000);
@@ -326,7 +341,8 @@ int main(int argc, char** argv) {
   std::strcpy(address.sun_path, argv[2]);
   const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   umask(0177);
-  if (s < 0 || bind(s, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 || listen(s, 4) != 0) {
+  if (s < 0 || bind(s, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+      listen(s, 4) != 0) {
     std::fprintf(stderr, "sluice-doorbell: %s: %s\n", argv[2], std::strerror(errno));
     return 1;
   }
