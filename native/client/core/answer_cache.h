@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers that hold for a while (`cache` in driver.yaml), kept by the session and asked by the generated stubs before they send. Answers about an
-// object are keyed by its handle, whose generation keeps an old object's answers from a new one; who changes an object says forget(). Promises: an
-// answer that was under way while its object was changed is not kept.
+// Answers that hold for a while (`cache` in driver.yaml), kept by the session and asked by the
+// generated stubs before they send. Answers about an object are keyed by its handle, whose
+// generation keeps an old object's answers from a new one; who changes an object says forget().
+// Promises: an answer that was under way while its object was changed is not kept.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The client's end of a channel: where commands go and where their answers come from.
-// Session (session.h) serialises reserve/commit under its append lock; wait() is called without it, by the thread that owns the lane.
-// Implementations: ShmChannel (shared memory and ivshmem) and TcpChannel; vsock and RDMA join here.
+// Session (session.h) serialises reserve/commit under its append lock; wait() is called without it,
+// by the thread that owns the lane. Implementations: ShmChannel (shared memory and ivshmem) and
+// TcpChannel; vsock and RDMA join here.
 #pragma once
 
 #include <cstddef>
@@ -32,8 +33,8 @@ class Channel {
   virtual std::byte* reserve(size_t n) = 0;
   // Hands the reserved frame over. `answered`: its sender will wait, so it must not linger here.
   virtual void commit(size_t n, bool answered) = 0;
-  // Waits for the answer to `sequence` on `lane`. A body of at least `sink.size()` bytes may be placed straight into `sink`
-  // (then reply.body points there). False: the worker is gone.
+  // Waits for the answer to `sequence` on `lane`. A body of at least `sink.size()` bytes may be
+  // placed straight into `sink` (then reply.body points there). False: the worker is gone.
   virtual bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) = 0;
 
   // What the worker said unasked: 0, or the CUresult that every later call returns.
@@ -57,7 +58,8 @@ class Channel {
   uint64_t bytes_out = 0;  // under the append lock
 };
 
-// Each of these fills `request.channel`, asks and waits for the grant. On refusal: nullptr and `error` (the line for the user).
+// Each of these fills `request.channel`, asks and waits for the grant. On refusal: nullptr and
+// `error` (the line for the user).
 std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
                                    std::string* error);
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::OpenSession request,
@@ -65,8 +67,9 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::Op
 std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSession request,
                                   std::string* error);
 
-// Resource files of Sluice regions in this machine's PCI devices (1af4:1110 with our magic), "" when there is none.
-// `why` says what was found instead (no device, no permission, a foreign region).
+// Resource files of Sluice regions in this machine's PCI devices (1af4:1110 with our magic), ""
+// when there is none. `why` says what was found instead (no device, no permission, a foreign
+// region).
 std::string find_ivshmem(std::string* why);
 
 }  // namespace sluice::client

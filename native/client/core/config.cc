@@ -101,7 +101,8 @@ Config read_config() {
   Config c;
   Values values;
   read_file("/etc/sluice/client.conf", &values);
-  if (const char* home = std::getenv("HOME")) read_file(std::string(home) + "/.sluice/client.conf", &values);
+  if (const char* home = std::getenv("HOME"))
+    read_file(std::string(home) + "/.sluice/client.conf", &values);
   const Reader r(values, &c);
   r.text("controller.controller_addr", {"SLUICE_CONTROLLER", "ORION_CONTROLLER"}, &c.controller);
   r.text("client.server_socket", {"SLUICE_SERVER_SOCKET"}, &c.server_socket);

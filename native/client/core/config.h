@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the user asked for: environment first, then ~/.sluice/client.conf, then /etc/sluice/client.conf. Read once, at the
-// first CUDA call. A value that cannot be used is an error that names where it stands and what is wanted.
+// What the user asked for: environment first, then ~/.sluice/client.conf, then
+// /etc/sluice/client.conf. Read once, at the first CUDA call. A value that cannot be used is an
+// error that names where it stands and what is wanted.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,8 @@ void DeviceMemory::open(uint64_t window, uint64_t window_bytes, uint64_t limit, 
   window_bytes_ = window_bytes;
   limit_ = limit;
   sink_ = std::move(sink);
-  // The first slab stays unused: address arithmetic that runs below an allocation should fault, not hit a neighbour window.
+  // The first slab stays unused: address arithmetic that runs below an allocation should fault, not
+  // hit a neighbour window.
   ranges_.add(window + kSlab, window_bytes - 2 * kSlab);
 }
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory of one vGPU, decided in the client (rule 3): addresses come from the vGPU's window, small allocations are cut from 2 MiB
-// slabs with 512-byte alignment, and every slab is charged to the memory that the grant gives, so that an allocation is local and so is its
-// refusal. What changes on the node is told to a sink in order: map before first use, unmap after last.
+// Device memory of one vGPU, decided in the client (rule 3): addresses come from the vGPU's window,
+// small allocations are cut from 2 MiB slabs with 512-byte alignment, and every slab is charged to
+// the memory that the grant gives, so that an allocation is local and so is its refusal. What
+// changes on the node is told to a sink in order: map before first use, unmap after last.
 #pragma once
 
 #include <cstdint>
@@ -45,10 +46,11 @@ class DeviceMemory {
   std::mutex mutex_;
   Sink sink_;
   uint64_t window_ = 0, window_bytes_ = 0, limit_ = 0;
-  uint64_t charged_ = 0;  // mapped on the node
-  RangeAllocator ranges_;  // of the window, in slabs
+  uint64_t charged_ = 0;                      // mapped on the node
+  RangeAllocator ranges_;                     // of the window, in slabs
   std::map<uint64_t, RangeAllocator> slabs_;  // small allocations, by slab
-  uint64_t spare_ = 0;  // one empty slab is kept mapped, so that allocate and free in turn stay local
+  uint64_t spare_ =
+      0;  // one empty slab is kept mapped, so that allocate and free in turn stay local
 };
 
 }  // namespace sluice::client

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles that the client mints: the opaque pointers an application holds are ids, never addresses. An id names a kind, a slot of that
-// kind's table and the slot's generation, so a destroyed, foreign or made-up handle is recognised and answered with CUDA's error.
-// Objects stay at their address for ever (slots are reused), so a lookup takes no lock.
+// Handles that the client mints: the opaque pointers an application holds are ids, never addresses.
+// An id names a kind, a slot of that kind's table and the slot's generation, so a destroyed,
+// foreign or made-up handle is recognised and answered with CUDA's error. Objects stay at their
+// address for ever (slots are reused), so a lookup takes no lock.
 #pragma once
 
 #include <array>
@@ -53,7 +54,8 @@ class HandleTable {
 
   T* find(uint64_t id) const {
     const uint32_t index = id & 0xffffff;
-    if (id >> 40 != (kHandleTag >> 40 | uint64_t(kind_)) || index >= kChunks * kChunkSize) return nullptr;
+    if (id >> 40 != (kHandleTag >> 40 | uint64_t(kind_)) || index >= kChunks * kChunkSize)
+      return nullptr;
     Chunk* chunk = chunks_[index / kChunkSize].load(std::memory_order_acquire);
     if (!chunk) return nullptr;
     Entry& e = (*chunk)[index % kChunkSize];
@@ -70,7 +72,8 @@ class HandleTable {
     const uint32_t index = id & 0xffffff;
     Entry& e = (*chunks_[index / kChunkSize].load())[index % kChunkSize];
     e.id.store(0);
-    // A slot that has used up its generations rests for ever: an old handle must not come to life again.
+    // A slot that has used up its generations rests for ever: an old handle must not come to life
+    // again.
     if (e.generation != 0xffff) free_.push_back(index);
     return true;
   }

@@ -11,7 +11,8 @@ namespace {
 constexpr size_t kPage = 4096;
 constexpr size_t kKnownChunk = wire::kArenaChunk;
 constexpr size_t kStagingBytes = 32 << 20;
-// Large enough that several threads share a piece, small enough that the pipeline has many under way.
+// Large enough that several threads share a piece, small enough that the pipeline has many under
+// way.
 constexpr size_t kStagingPiece = 2 << 20;
 
 size_t pages(size_t n) { return (std::max<size_t>(n, 1) + kPage - 1) / kPage * kPage; }
@@ -32,8 +33,8 @@ void HostMemory::open(std::span<std::byte> arena, Marks* marks,
 
 bool HostMemory::know(uint64_t start, uint64_t bytes) {
   const uint64_t base = reinterpret_cast<uint64_t>(arena_.data());
-  for (size_t chunk = (start - base) / kKnownChunk; chunk <= (start - base + bytes - 1) / kKnownChunk;
-       ++chunk) {
+  for (size_t chunk = (start - base) / kKnownChunk;
+       chunk <= (start - base + bytes - 1) / kKnownChunk; ++chunk) {
     if (known_[chunk]) continue;
     const uint64_t at = chunk * kKnownChunk;
     if (!make_known_(base + at, std::min<uint64_t>(kKnownChunk, arena_.size() - at))) return false;
@@ -51,7 +52,8 @@ bool HostMemory::allocate(size_t bytes, unsigned flags, uint32_t device, void** 
   if (r.start != RangeAllocator::kNone) {
     if (!know(r.start, rounded)) return false;
   } else {
-    void* plain = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* plain =
+        mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (plain == MAP_FAILED) return false;
     r.start = reinterpret_cast<uint64_t>(plain);
     r.place = Place::kPlain;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host memory that CUDA knows of: pinned allocations (cut from the channel's arena while it lasts, else ordinary memory that copies are
-// staged from), registered ranges, and the staging buffers of pageable copies. Owns the arena's bookkeeping.
+// Host memory that CUDA knows of: pinned allocations (cut from the channel's arena while it lasts,
+// else ordinary memory that copies are staged from), registered ranges, and the staging buffers of
+// pageable copies. Owns the arena's bookkeeping.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,8 @@ class HostMemory {
     uint64_t value = 0;
   };
 
-  // `make_known`: tells the worker to register arena pages before their first use. False: the session is lost.
+  // `make_known`: tells the worker to register arena pages before their first use. False: the
+  // session is lost.
   void open(std::span<std::byte> arena, Marks* marks,
             std::function<bool(uint64_t address, uint64_t bytes)> make_known);
 

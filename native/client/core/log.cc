@@ -37,8 +37,8 @@ void log_open(const Config& config) {
   const time_t now = time(nullptr);
   tm t{};
   localtime_r(&now, &t);
-  std::snprintf(name, sizeof name, "/%04d%02d%02d-%02d%02d%02d-%d.log", t.tm_year + 1900, t.tm_mon + 1,
-                t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec, getpid());
+  std::snprintf(name, sizeof name, "/%04d%02d%02d-%02d%02d%02d-%d.log", t.tm_year + 1900,
+                t.tm_mon + 1, t.tm_mday, t.tm_hour, t.tm_min, t.tm_sec, getpid());
   g_file = open((path + name).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }
 
@@ -61,9 +61,10 @@ void note_export_table(const void* caller) {
     std::lock_guard lock(mutex);
     if (!told.insert(who).second) return;
   }
-  log_line(LogLevel::kInfo, who +
-                                " asked for a private driver table and was told that there is none. If it is a "
-                                "statically linked CUDA runtime, relink the program with a shared libcudart.");
+  log_line(LogLevel::kInfo,
+           who +
+               " asked for a private driver table and was told that there is none. If it is a "
+               "statically linked CUDA runtime, relink the program with a shared libcudart.");
 }
 
 void note_unsupported(const char* function) {
@@ -73,7 +74,8 @@ void note_unsupported(const char* function) {
     std::lock_guard lock(mutex);
     if (!told.insert(function).second) return;
   }
-  log_line(LogLevel::kError, std::string(function) + " is not supported yet and returned \"not supported\"");
+  log_line(LogLevel::kError,
+           std::string(function) + " is not supported yet and returned \"not supported\"");
 }
 
 }  // namespace sluice::client

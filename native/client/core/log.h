@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the client tells its user: lines on standard error ("sluice: …") and in a log of this run under ~/.sluice/log.
+// What the client tells its user: lines on standard error ("sluice: …") and in a log of this run
+// under ~/.sluice/log.
 #pragma once
 
 #include <string>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The client's side of the completion page: words that the worker's streams write when they get somewhere. Hands words out and takes them
-// back; a word's values only ever grow, also across owners, so that a late write of an old owner cannot look like a new one's.
+// The client's side of the completion page: words that the worker's streams write when they get
+// somewhere. Hands words out and takes them back; a word's values only ever grow, also across
+// owners, so that a late write of an old owner cannot look like a new one's.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +32,8 @@ class Marks {
     free_.pop_back();
     return mark;
   }
-  // A mark whose last write is still under way somewhere is not handed out before it has landed: a late write of a smaller value
-  // would hide the new owner's.
+  // A mark whose last write is still under way somewhere is not handed out before it has landed: a
+  // late write of a smaller value would hide the new owner's.
   void give_back(uint32_t mark) {
     if (mark == wire::kNoMark) return;
     std::lock_guard lock(mutex_);
@@ -52,8 +53,7 @@ class Marks {
 
   void collect() {
     std::vector<uint32_t> still;
-    for (uint32_t mark : pending_)
-      (reached(mark, values_[mark]) ? free_ : still).push_back(mark);
+    for (uint32_t mark : pending_) (reached(mark, values_[mark]) ? free_ : still).push_back(mark);
     pending_ = std::move(still);
   }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a session in a guest: find the region among the PCI devices, claim a slot, put the request into its mailbox,
-// ring. A watcher process outside the application's tree marks the slot closed when the application dies.
+// Opening a session in a guest: find the region among the PCI devices, claim a slot, put the
+// request into its mailbox, ring. A watcher process outside the application's tree marks the slot
+// closed when the application dies.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -54,7 +55,8 @@ std::string own_folder() {
   return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
-// Starts `sluice-watch RESOURCE SLOT GENERATION PID`; it detaches itself, so waiting for it is short.
+// Starts `sluice-watch RESOURCE SLOT GENERATION PID`; it detaches itself, so waiting for it is
+// short.
 bool start_watcher(const std::string& resource, uint32_t slot, uint32_t generation,
                    std::string* error) {
   const char* given = std::getenv("SLUICE_WATCH");
@@ -136,8 +138,7 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
     return nullptr;
   }
   const auto& region = *static_cast<channel::RegionHeader*>(page);
-  const size_t slot_bytes =
-      channel::check_region(region, static_cast<size_t>(st.st_size), error);
+  const size_t slot_bytes = channel::check_region(region, static_cast<size_t>(st.st_size), error);
   const uint32_t slots = region.slot_count;
   munmap(page, channel::kPage);
   if (slot_bytes == 0) {
@@ -167,8 +168,9 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
   }
   if (!slot) {
     if (error->empty())
-      *error = "all " + std::to_string(slots) +
-               " slots of this machine's region are in use: end a program, or attach with more slots";
+      *error =
+          "all " + std::to_string(slots) +
+          " slots of this machine's region are in use: end a program, or attach with more slots";
     ::close(fd);
     return nullptr;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a session over the network: post the request to the controller's REST API, connect to the server that
-// it names and present the one-time key. Plain HTTP/1.1 with one small request; TLS belongs to the issue that brings certificates.
+// Opening a session over the network: post the request to the controller's REST API, connect to the
+// server that it names and present the one-time key. Plain HTTP/1.1 with one small request; TLS
+// belongs to the issue that brings certificates.
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -77,7 +78,8 @@ std::string json_string(const char* text) {
   return out + "\"";
 }
 
-// The value of a top-level member of a flat JSON object, as text; "" when absent. Enough for the controller's own answers.
+// The value of a top-level member of a flat JSON object, as text; "" when absent. Enough for the
+// controller's own answers.
 std::string json_member(const std::string& json, const std::string& name) {
   size_t at = json.find("\"" + name + "\"");
   if (at == std::string::npos) return "";
@@ -157,7 +159,8 @@ std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSessi
     return nullptr;
   }
   const std::string key = json_member(answer, "key");
-  const std::string address = json_member(answer, "address"), data_port = json_member(answer, "port");
+  const std::string address = json_member(answer, "address"),
+                    data_port = json_member(answer, "port");
   if (key.empty() || key.size() >= sizeof request.key || address.empty() || data_port.empty()) {
     *error = "the controller's answer has no address, port and key";
     return nullptr;
@@ -172,7 +175,8 @@ std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSessi
   const auto head = [&] { return reinterpret_cast<wire::OpenReply*>(reply.data()); };
   bool ok = send_exact(s, &request, sizeof request) && read_exact(s, reply.data(), reply.size());
   if (!ok || head()->header.function != wire::kOpenReply) {
-    *error = "sluice-server at " + address + ":" + data_port + " closed the connection before it answered";
+    *error = "sluice-server at " + address + ":" + data_port +
+             " closed the connection before it answered";
   } else if (head()->status != 0) {
     head()->message[sizeof head()->message - 1] = 0;
     *error = head()->message;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a session on the same host: ask the server over its Unix socket, map the memfd that comes back.
+// Opening a session on the same host: ask the server over its Unix socket, map the memfd that comes
+// back.
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>

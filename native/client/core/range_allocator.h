@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Best-fit allocation of address ranges: the bookkeeping under device windows, slabs and the arena. Touches no memory, takes no lock.
+// Best-fit allocation of address ranges: the bookkeeping under device windows, slabs and the arena.
+// Touches no memory, takes no lock.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +17,8 @@ class RangeAllocator {
 
   void add(uint64_t start, uint64_t bytes) { insert_free(start, bytes); }
 
-  // The start of a range of `bytes`, kNone when no free range is large enough. `bytes` sets the alignment of all starts by always being a
-  // multiple of the allocator's unit.
+  // The start of a range of `bytes`, kNone when no free range is large enough. `bytes` sets the
+  // alignment of all starts by always being a multiple of the allocator's unit.
   uint64_t allocate(uint64_t bytes) {
     const auto it = by_size_.lower_bound({bytes, 0});
     if (it == by_size_.end()) return kNone;

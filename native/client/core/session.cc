@@ -175,7 +175,8 @@ bool Session::read_record(std::string* error) {
       record.device_bytes < sizeof(wire::DeviceRecord) ||
       all.size() < sizeof(wire::OpenReply) + sizeof record +
                        size_t{record.device_bytes} * record.device_count) {
-    *error = "the session's record does not fit this client: bring client and server to one release";
+    *error =
+        "the session's record does not fit this client: bring client and server to one release";
     return false;
   }
   driver_version_ = record.driver_version;
@@ -186,7 +187,8 @@ bool Session::read_record(std::string* error) {
     d->record.name[sizeof d->record.name - 1] = 0;
     d->record.pci_bus_id[sizeof d->record.pci_bus_id - 1] = 0;
     void* window = reinterpret_cast<void*>(d->record.window_begin);
-    // Nothing of this process may lie where device addresses are: a pointer's value alone says what it is.
+    // Nothing of this process may lie where device addresses are: a pointer's value alone says what
+    // it is.
     void* got = mmap(window, d->record.window_bytes, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
     if (got != window) {
@@ -216,7 +218,8 @@ CUresult Session::lose() {
   if (lost_.compare_exchange_strong(expected, CUDA_ERROR_SYSTEM_NOT_READY)) {
     const uint32_t told = channel_->sticky_error();
     lost_ = told ? told : static_cast<uint32_t>(CUDA_ERROR_UNKNOWN);
-    log_line(LogLevel::kError, "the session was ended by the pool (its worker is gone); every further call fails");
+    log_line(LogLevel::kError,
+             "the session was ended by the pool (its worker is gone); every further call fails");
   }
   return sticky();
 }
@@ -326,12 +329,13 @@ void Session::add_global(uint64_t address, uint64_t bytes) {
 void Session::close() {
   if (g_forked) return;
   if (config_.stats) {
-    std::fprintf(stderr,
-                 "sluice: %llu asynchronous commands, %llu round trips, %llu bytes out, %llu bytes in\n",
-                 static_cast<unsigned long long>(statistics_.commands),
-                 static_cast<unsigned long long>(statistics_.round_trips.load()),
-                 static_cast<unsigned long long>(channel_->bytes_out),
-                 static_cast<unsigned long long>(statistics_.bytes_in.load()));
+    std::fprintf(
+        stderr,
+        "sluice: %llu asynchronous commands, %llu round trips, %llu bytes out, %llu bytes in\n",
+        static_cast<unsigned long long>(statistics_.commands),
+        static_cast<unsigned long long>(statistics_.round_trips.load()),
+        static_cast<unsigned long long>(channel_->bytes_out),
+        static_cast<unsigned long long>(statistics_.bytes_in.load()));
   }
   channel_->close();
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's session: opened at the first CUDA call that needs it, closed at exit. Owns the channel, the vGPUs and the tables of minted
-// handles; everything under client/driver goes through post() and exchange(). Promises: commands of all threads reach the worker in the order in
-// which post()/exchange() were entered; an error that the worker declared sticky is returned by every later call; a child of fork() gets
-// CUDA_ERROR_NOT_INITIALIZED.
+// The process's session: opened at the first CUDA call that needs it, closed at exit. Owns the
+// channel, the vGPUs and the tables of minted handles; everything under client/driver goes through
+// post() and exchange(). Promises: commands of all threads reach the worker in the order in which
+// post()/exchange() were entered; an error that the worker declared sticky is returned by every
+// later call; a child of fork() gets CUDA_ERROR_NOT_INITIALIZED.
 #pragma once
 
 #include <atomic>
@@ -52,9 +53,9 @@ struct Event {
   Device* device = nullptr;
   unsigned flags = 0;
   uint32_t mark = wire::kNoMark;
-  uint64_t value = 0;     // of the newest record; 0: never recorded
+  uint64_t value = 0;  // of the newest record; 0: never recorded
   Stream* stream = nullptr;
-  uint64_t work = 0;      // Device::issued at the newest record
+  uint64_t work = 0;  // Device::issued at the newest record
 };
 
 // A loaded module or library.
@@ -93,8 +94,8 @@ struct Device {
   std::atomic<unsigned> primary_flags{0};
   Stream legacy;
 
-  // Under the session's append lock: commands that give the device work, how many of them are known to be done, and the stream that has all
-  // the others (nullptr: several have).
+  // Under the session's append lock: commands that give the device work, how many of them are known
+  // to be done, and the stream that has all the others (nullptr: several have).
   uint64_t issued = 0, idle_at = 0;
   Stream* only_stream = nullptr;
 };
@@ -116,16 +117,18 @@ class Session {
   // 0, or what every call returns now.
   CUresult sticky() {
     const uint32_t e = channel_->sticky_error();
-    return e ? static_cast<CUresult>(e) : static_cast<CUresult>(lost_.load(std::memory_order_relaxed));
+    return e ? static_cast<CUresult>(e)
+             : static_cast<CUresult>(lost_.load(std::memory_order_relaxed));
   }
 
   // Fire and forget. `work`: the stream that the command gives work to, if it does.
-  CUresult post(uint16_t function, const void* body, size_t bytes, std::span<const std::byte> tail = {},
-                Stream* work = nullptr, uint32_t context = 0);
-  // Sends and waits. The reply's body is copied to `sink` as far as it goes; `got` says how many bytes it had.
-  CUresult exchange(uint16_t function, const void* body, size_t bytes, std::span<const std::byte> tail = {},
-                    std::span<std::byte> sink = {}, size_t* got = nullptr, Stream* work = nullptr,
-                    uint32_t context = 0);
+  CUresult post(uint16_t function, const void* body, size_t bytes,
+                std::span<const std::byte> tail = {}, Stream* work = nullptr, uint32_t context = 0);
+  // Sends and waits. The reply's body is copied to `sink` as far as it goes; `got` says how many
+  // bytes it had.
+  CUresult exchange(uint16_t function, const void* body, size_t bytes,
+                    std::span<const std::byte> tail = {}, std::span<std::byte> sink = {},
+                    size_t* got = nullptr, Stream* work = nullptr, uint32_t context = 0);
   template <class T>
   CUresult post(uint16_t function, const T& body, std::span<const std::byte> tail = {},
                 Stream* work = nullptr, uint32_t context = 0) {
@@ -138,7 +141,8 @@ class Session {
     return exchange(function, &body, sizeof body, tail, sink, got, work, context);
   }
 
-  // What a completed wait teaches: all work of `stream` (nullptr: of the device) up to issue number `upto` is done.
+  // What a completed wait teaches: all work of `stream` (nullptr: of the device) up to issue number
+  // `upto` is done.
   void note_done(Device& device, const Stream* stream, uint64_t upto);
   uint64_t issued(const Device& device);
   bool idle(const Device& device);
@@ -222,7 +226,8 @@ inline CUresult enter_query(Session** session) {
 CUresult enter(Session** session, Device** device);
 // The stream that a handle means in the current context, or CUDA_ERROR_INVALID_HANDLE.
 CUresult resolve_stream(Session* session, Device* device, CUstream handle, Stream** stream);
-// The blocking stream that stands for CU_STREAM_PER_THREAD of this thread and device, minted at first use (client/driver/stream.cc).
+// The blocking stream that stands for CU_STREAM_PER_THREAD of this thread and device, minted at
+// first use (client/driver/stream.cc).
 CUresult per_thread_stream(Session* session, Device* device, Stream** stream);
 
 }  // namespace sluice::client

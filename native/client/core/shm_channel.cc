@@ -14,7 +14,8 @@ using channel::now_ns;
 using channel::SlotState;
 
 namespace {
-// How long a waiting thread spins before it sleeps. A launch and a synchronize fit in; an idle client does not.
+// How long a waiting thread spins before it sleeps. A launch and a synchronize fit in; an idle
+// client does not.
 constexpr uint64_t kSpinNs = 60'000;
 constexpr uint64_t kSleepSliceNs = 100'000'000;  // then look whether the worker lives
 constexpr uint64_t kGuestPauseMinNs = 20'000;
@@ -36,7 +37,8 @@ ShmChannel::~ShmChannel() {
   if (region_fd_ >= 0) ::close(region_fd_);
 }
 
-// After a detach a guest reads zeros from the lost device, so anything but "ready, same generation" is an end.
+// After a detach a guest reads zeros from the lost device, so anything but "ready, same generation"
+// is an end.
 bool ShmChannel::worker_gone() {
   auto& h = slot_.header();
   if (h.state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kReady) ||
@@ -66,7 +68,8 @@ std::byte* ShmChannel::reserve(size_t n) {
       checked = now;
     }
     if (now - start < kSpinNs) continue;
-    // A full ring means that the worker is busy: sleeping a little costs nothing, and no wake-up has to be sent for it.
+    // A full ring means that the worker is busy: sleeping a little costs nothing, and no wake-up
+    // has to be sent for it.
     h.head_wanted.store(1, std::memory_order_relaxed);
     channel::sleep_ns(pause);
     pause = std::min(pause * 2, kGuestPauseMaxNs);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel over a mapped slot: shared memory of one host (futexes both ways) or a guest's ivshmem region
-// (no interrupts: the guest rings the doorbell word and polls with growing pauses).
+// The channel over a mapped slot: shared memory of one host (futexes both ways) or a guest's
+// ivshmem region (no interrupts: the guest rings the doorbell word and polls with growing pauses).
 #pragma once
 
 #include "channel/ring.h"
@@ -10,7 +10,8 @@ namespace sluice::client {
 
 class ShmChannel : public Channel {
  public:
-  // Takes the mapped slot, whose state is ready. worker_pidfd may be -1 (guests): then only the slot's state tells of the worker's end.
+  // Takes the mapped slot, whose state is ready. worker_pidfd may be -1 (guests): then only the
+  // slot's state tells of the worker's end.
   ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int worker_pidfd, int region_fd);
   ~ShmChannel() override;
 

@@ -120,7 +120,8 @@ bool TcpChannel::read_exact(std::byte* to, size_t n) {
 bool TcpChannel::read_frame() {
   wire::FrameHeader h;
   if (!read_exact(reinterpret_cast<std::byte*>(&h), sizeof h)) return false;
-  if (h.function != wire::kReply || h.size < sizeof h || h.size > wire::kMaxReplyBytes) return false;
+  if (h.function != wire::kReply || h.size < sizeof h || h.size > wire::kMaxReplyBytes)
+    return false;
   const size_t bytes = h.size - sizeof h;
   if (h.lane == wire::kNoLane) {  // said unasked: the session is over
     sticky_.store(h.context ? h.context : 999u, std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel over one TCP connection. Commands are gathered and sent in one write, at once when their sender waits;
-// a flusher thread sends what nobody waits for. Whichever thread waits for an answer reads the socket for all.
+// The channel over one TCP connection. Commands are gathered and sent in one write, at once when
+// their sender waits; a flusher thread sends what nobody waits for. Whichever thread waits for an
+// answer reads the socket for all.
 #pragma once
 
 #include <condition_variable>
@@ -42,8 +43,8 @@ class TcpChannel : public Channel {
     std::span<std::byte> sink;  // of the waiting thread
   };
 
-  bool send_all();            // send_mutex_ held
-  bool read_frame();          // reads one frame and puts it into its lane; called by one thread at a time
+  bool send_all();    // send_mutex_ held
+  bool read_frame();  // reads one frame and puts it into its lane; called by one thread at a time
   bool read_exact(std::byte* to, size_t n);
   void flush_when_idle();
 
