@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts and which one is current: client-side state of the thread. The worker uses each device's primary context; a context made by
-// cuCtxCreate is a name of its own for the same one.
+// Contexts and which one is current: client-side state of the thread. The worker uses each device's
+// primary context; a context made by cuCtxCreate is a name of its own for the same one.
 #include "client/core/session.h"
 
 using namespace sluice::client;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events. A record marks the completion page too, so that asking and waiting need no round trip where the page is shared.
+// Events. A record marks the completion page too, so that asking and waiting need no round trip
+// where the page is shared.
 #include "client/driver/transfer.h"
 
 using namespace sluice::client;
@@ -15,9 +16,7 @@ CUresult find(CUevent handle, Session** s, Event** event) {
 
 uint64_t as_id(CUevent e) { return reinterpret_cast<uint64_t>(e); }
 
-void learn_done(Session* s, const Event& e) {
-  s->note_done(*e.device, e.stream, e.work);
-}
+void learn_done(Session* s, const Event& e) { s->note_done(*e.device, e.stream, e.work); }
 
 }  // namespace
 
@@ -70,9 +69,10 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   event->value = event->mark == wire::kNoMark ? event->value + 1 : s->marks().next(event->mark);
   event->stream = stream;
   event->work = s->issued(*d);
-  return s->post(wire::kEventRecord,
-                 wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value},
-                 {}, nullptr, d->index + 1);
+  return s->post(
+      wire::kEventRecord,
+      wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value}, {},
+      nullptr, d->index + 1);
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
@@ -115,9 +115,8 @@ CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) 
   if (cuEventQuery(start) == CUDA_ERROR_NOT_READY || cuEventQuery(end) == CUDA_ERROR_NOT_READY)
     return CUDA_ERROR_NOT_READY;
   wire::ElapsedReply reply{};
-  const CUresult e =
-      s->exchange(wire::kEventElapsed, wire::EventElapsed{as_id(start), as_id(end)}, {},
-                  {reinterpret_cast<std::byte*>(&reply), sizeof reply});
+  const CUresult e = s->exchange(wire::kEventElapsed, wire::EventElapsed{as_id(start), as_id(end)},
+                                 {}, {reinterpret_cast<std::byte*>(&reply), sizeof reply});
   if (e == CUDA_SUCCESS) *milliseconds = reply.milliseconds;
   return e;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked about functions and kernels: local answers from their records; a changed attribute is sent on and remembered.
+// What is asked about functions and kernels: local answers from their records; a changed attribute
+// is sent on and remembered.
 #include "client/driver/module.h"
 
 using namespace sluice::client;
@@ -27,24 +28,24 @@ CUresult get_attribute(int* value, int a, const Function& f) {
 CUresult set_attribute(Session* s, Device* d, const void* handle, Function* f, int a, int value) {
   if (!known(*f, a)) return CUDA_ERROR_INVALID_VALUE;
   if (a == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
-    const int room =
-        d->record.attributes[CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN] -
-        f->record.attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES];
+    const int room = d->record.attributes[CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN] -
+                     f->record.attributes[CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES];
     if (value < 0 || value > room) return CUDA_ERROR_INVALID_VALUE;
   } else if (a == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
     if (value < -1 || value > 100) return CUDA_ERROR_INVALID_VALUE;
   } else {
     // The others can be refused for reasons that only the driver knows, so it is asked.
-    const CUresult e = s->exchange(
-        wire::kFunctionSet, wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value}, {}, {},
-        nullptr, nullptr, d->index + 1);
+    const CUresult e = s->exchange(wire::kFunctionSet,
+                                   wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value},
+                                   {}, {}, nullptr, nullptr, d->index + 1);
     if (e == CUDA_SUCCESS) f->record.attributes[a] = value;
     s->answers.forget(reinterpret_cast<uint64_t>(handle));
     return e;
   }
   f->record.attributes[a] = value;
-  const CUresult e = s->post(wire::kFunctionSet, wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value},
-                             {}, nullptr, d->index + 1);
+  const CUresult e =
+      s->post(wire::kFunctionSet, wire::FunctionSet{reinterpret_cast<uint64_t>(handle), a, value},
+              {}, nullptr, d->index + 1);
   s->answers.forget(reinterpret_cast<uint64_t>(handle));
   return e;
 }

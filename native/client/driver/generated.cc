@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exported functions that follow from the registry alone: those with generated bodies, refusals, and names that stand for others.
+// The exported functions that follow from the registry alone: those with generated bodies,
+// refusals, and names that stand for others.
+#include "wire/generated.h"
+
 #include "abi/cuda_driver.h"
 #include "client/driver/module.h"
-#include "wire/generated.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
 
 namespace {
 
-// Whether the GPU may touch `bytes` from there: the command is not answered, so a wrong address must be seen here.
+// Whether the GPU may touch `bytes` from there: the command is not answered, so a wrong address
+// must be seen here.
 bool names_memory(Session* s, CUdeviceptr address, uint64_t bytes) {
   if (Device* d = s->device_of_address(address)) {
     uint64_t start, size;
@@ -24,8 +27,8 @@ CUresult ask(Session* s, uint16_t function, const Request& request, Answer* answ
              uint32_t context) {
   size_t got = 0;
   const CUresult e =
-      s->exchange(function, request, {}, {reinterpret_cast<std::byte*>(answer), sizeof *answer}, &got,
-                  work, context);
+      s->exchange(function, request, {}, {reinterpret_cast<std::byte*>(answer), sizeof *answer},
+                  &got, work, context);
   if (e == CUDA_SUCCESS && got < sizeof *answer) return CUDA_ERROR_UNKNOWN;
   return e;
 }

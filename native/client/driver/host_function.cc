@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Host functions and stream callbacks (rule 4): the stream writes a mark, a thread here runs the function, its answer lets the stream go on.
-// Where no page is shared the worker is asked in turn, which waits on a lane of its own.
+// Host functions and stream callbacks (rule 4): the stream writes a mark, a thread here runs the
+// function, its answer lets the stream go on. Where no page is shared the worker is asked in turn,
+// which waits on a lane of its own.
 #include <pthread.h>
 #include <signal.h>
 
@@ -26,7 +27,8 @@ struct Pending {
   std::function<void(CUresult)> run;
 };
 
-// One thread runs all host functions, one after the other and in the order in which streams reach them, as CUDA's own does.
+// One thread runs all host functions, one after the other and in the order in which streams reach
+// them, as CUDA's own does.
 class Runner {
  public:
   void add(Pending p) {
@@ -95,7 +97,8 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
   if (!s->marks()) {
-    // No shared page: the function runs when everything before it is done, and the stream gets nothing new meanwhile.
+    // No shared page: the function runs when everything before it is done, and the stream gets
+    // nothing new meanwhile.
     if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
     run(CUDA_SUCCESS);
     return CUDA_SUCCESS;

@@ -30,7 +30,8 @@ struct Container {
   uint64_t body_bytes;
 };
 
-// The first bytes of an image, read one by one as far as they agree: it may be shorter than what it is compared with.
+// The first bytes of an image, read one by one as far as they agree: it may be shorter than what it
+// is compared with.
 bool begins_with(const void* image, const void* magic, size_t n) {
   const auto* a = static_cast<const unsigned char*>(image);
   const auto* b = static_cast<const unsigned char*>(magic);
@@ -39,7 +40,8 @@ bool begins_with(const void* image, const void* magic, size_t n) {
   return true;
 }
 
-// Keeps the largest end of a part; false when it lies beyond what an image may be, so that the file lies or is no image.
+// Keeps the largest end of a part; false when it lies beyond what an image may be, so that the file
+// lies or is no image.
 bool extend(size_t* end, uint64_t offset, uint64_t bytes) {
   if (offset > wire::kMaxBlobBytes || bytes > wire::kMaxBlobBytes - offset) return false;
   *end = std::max<size_t>(*end, offset + bytes);
@@ -49,7 +51,8 @@ bool extend(size_t* end, uint64_t offset, uint64_t bytes) {
 size_t elf_size(const char* at) {
   Elf64_Ehdr h;
   std::memcpy(&h, at, sizeof h);
-  if (h.e_ident[EI_CLASS] != ELFCLASS64 || (h.e_shnum && h.e_shentsize < sizeof(Elf64_Shdr))) return 0;
+  if (h.e_ident[EI_CLASS] != ELFCLASS64 || (h.e_shnum && h.e_shentsize < sizeof(Elf64_Shdr)))
+    return 0;
   size_t end = sizeof h;
   if (!extend(&end, h.e_shoff, uint64_t{h.e_shentsize} * h.e_shnum) ||
       !extend(&end, h.e_phoff, uint64_t{h.e_phentsize} * h.e_phnum))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel launches: the hot path. A configuration that CUDA would refuse at once is refused here, from the cached attributes; everything
-// else is one command.
+// Kernel launches: the hot path. A configuration that CUDA would refuse at once is refused here,
+// from the cached attributes; everything else is one command.
 #include <algorithm>
 #include <cstring>
 
@@ -29,15 +29,17 @@ CUresult check(const Device& d, const Function& f, const uint32_t grid[3], const
   if (threads > static_cast<uint64_t>(limit[CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK]))
     return CUDA_ERROR_INVALID_VALUE;
   if (threads > static_cast<uint64_t>(attribute(f, CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK))) {
-    // The kernel's own bound is an invalid value on CUDA 13 (tests/programs/corner_cases), too few registers are a lack of resources.
-    const uint64_t registers = threads * static_cast<uint64_t>(attribute(f, CU_FUNC_ATTRIBUTE_NUM_REGS));
+    // The kernel's own bound is an invalid value on CUDA 13 (tests/programs/corner_cases), too few
+    // registers are a lack of resources.
+    const uint64_t registers =
+        threads * static_cast<uint64_t>(attribute(f, CU_FUNC_ATTRIBUTE_NUM_REGS));
     return registers > static_cast<uint64_t>(limit[CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK])
                ? CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
                : CUDA_ERROR_INVALID_VALUE;
   }
   // A value set by cuFuncSetAttribute, or what every kernel may have.
-  const auto dynamic =
-      static_cast<uint64_t>(std::max(0, attribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)));
+  const auto dynamic = static_cast<uint64_t>(
+      std::max(0, attribute(f, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)));
   if (shared > dynamic) return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
 }
@@ -70,9 +72,9 @@ CUresult gather(const Function& f, void** params, void** extra, std::byte* to, u
   return CUDA_SUCCESS;
 }
 
-CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t block[3], uint32_t shared,
-                CUstream stream_handle, void** params, void** extra, const CUlaunchAttribute* attributes,
-                unsigned attribute_count) {
+CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t block[3],
+                uint32_t shared, CUstream stream_handle, void** params, void** extra,
+                const CUlaunchAttribute* attributes, unsigned attribute_count) {
   Session* s;
   Device* d;
   Stream* stream;
@@ -86,7 +88,8 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
 
   alignas(16) std::byte tail[kMaxParamBytes + kMaxAttributes * sizeof(wire::LaunchAttribute) + 8];
   wire::Launch l{};
-  if (const CUresult e = gather(*f, params, extra, tail, &l.param_bytes); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = gather(*f, params, extra, tail, &l.param_bytes); e != CUDA_SUCCESS)
+    return e;
   size_t bytes = l.param_bytes;
   for (unsigned i = 0; i < attribute_count; ++i) {
     wire::LaunchAttribute a{};
@@ -114,9 +117,9 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
 
 extern "C" {
 
-CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz, unsigned int bx,
-                        unsigned int by, unsigned int bz, unsigned int shared, CUstream stream,
-                        void** params, void** extra) {
+CUresult cuLaunchKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,
+                        unsigned int bx, unsigned int by, unsigned int bz, unsigned int shared,
+                        CUstream stream, void** params, void** extra) {
   const uint32_t grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
   return launch(f, grid, block, shared, stream, params, extra, nullptr, 0);
 }
@@ -125,7 +128,8 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction f, void** params, 
   if (!c) return CUDA_ERROR_INVALID_VALUE;
   const uint32_t grid[3] = {c->gridDimX, c->gridDimY, c->gridDimZ};
   const uint32_t block[3] = {c->blockDimX, c->blockDimY, c->blockDimZ};
-  return launch(f, grid, block, c->sharedMemBytes, c->hStream, params, extra, c->attrs, c->numAttrs);
+  return launch(f, grid, block, c->sharedMemBytes, c->hStream, params, extra, c->attrs,
+                c->numAttrs);
 }
 
 CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int gx, unsigned int gy, unsigned int gz,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copy and fill functions: what CUDA's signatures say, turned into the four moves of transfer.h.
+// The copy and fill functions: what CUDA's signatures say, turned into the four moves of
+// transfer.h.
 #include <cstring>
 #include <vector>
 
@@ -44,8 +45,8 @@ CUresult host_to_host(const Copy& c, void* to, uint64_t to_pitch, const void* fr
   return CUDA_SUCCESS;
 }
 
-CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch, Rect r,
-              bool wait) {
+CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch,
+              Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
   if (to.side == Side::kDevice && from.side == Side::kDevice)
@@ -70,16 +71,30 @@ Pointer host(const void* p) { return {Side::kHost, reinterpret_cast<uint64_t>(p)
 template <class Params>
 bool ends(Session* s, const Params& p, Pointer* to, Pointer* from) {
   switch (p.srcMemoryType) {
-    case CU_MEMORYTYPE_HOST: *from = host(p.srcHost); break;
-    case CU_MEMORYTYPE_DEVICE: *from = device(p.srcDevice); break;
-    case CU_MEMORYTYPE_UNIFIED: *from = classify(s, p.srcDevice); break;
-    default: return false;
+    case CU_MEMORYTYPE_HOST:
+      *from = host(p.srcHost);
+      break;
+    case CU_MEMORYTYPE_DEVICE:
+      *from = device(p.srcDevice);
+      break;
+    case CU_MEMORYTYPE_UNIFIED:
+      *from = classify(s, p.srcDevice);
+      break;
+    default:
+      return false;
   }
   switch (p.dstMemoryType) {
-    case CU_MEMORYTYPE_HOST: *to = host(p.dstHost); break;
-    case CU_MEMORYTYPE_DEVICE: *to = device(p.dstDevice); break;
-    case CU_MEMORYTYPE_UNIFIED: *to = classify(s, p.dstDevice); break;
-    default: return false;
+    case CU_MEMORYTYPE_HOST:
+      *to = host(p.dstHost);
+      break;
+    case CU_MEMORYTYPE_DEVICE:
+      *to = device(p.dstDevice);
+      break;
+    case CU_MEMORYTYPE_UNIFIED:
+      *to = classify(s, p.dstDevice);
+      break;
+    default:
+      return false;
   }
   return true;
 }
@@ -175,8 +190,8 @@ CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr fro
     return CUDA_ERROR_INVALID_CONTEXT;
   return plain(stream, device(to), device(from), n, false);
 }
-CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
-                      size_t n) {
+CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
+                      CUcontext from_context, size_t n) {
   return cuMemcpyPeerAsync(to, to_context, from, from_context, n, nullptr);
 }
 

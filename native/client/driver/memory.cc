@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocation: device memory from the vGPU's window, pinned memory from the arena; both without asking anybody.
+// Allocation: device memory from the vGPU's window, pinned memory from the arena; both without
+// asking anybody.
 #include <cstring>
 
 #include "client/driver/transfer.h"
@@ -14,15 +15,20 @@ constexpr unsigned kHostAllocFlags =
 
 CUresult as_result(DeviceMemory::Result r) {
   switch (r) {
-    case DeviceMemory::Result::kDone: return CUDA_SUCCESS;
-    case DeviceMemory::Result::kOutOfMemory: return CUDA_ERROR_OUT_OF_MEMORY;
-    case DeviceMemory::Result::kUnknown: return CUDA_ERROR_INVALID_VALUE;
-    case DeviceMemory::Result::kSessionLost: break;
+    case DeviceMemory::Result::kDone:
+      return CUDA_SUCCESS;
+    case DeviceMemory::Result::kOutOfMemory:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case DeviceMemory::Result::kUnknown:
+      return CUDA_ERROR_INVALID_VALUE;
+    case DeviceMemory::Result::kSessionLost:
+      break;
   }
   return CUDA_ERROR_UNKNOWN;
 }
 
-// As cuMemFree does: returns when running kernels have ended, at once when the device is known to be idle.
+// As cuMemFree does: returns when running kernels have ended, at once when the device is known to
+// be idle.
 CUresult wait_idle(Session* s, Device* d) {
   if (s->idle(*d)) return CUDA_SUCCESS;
   const uint64_t upto = s->issued(*d);
@@ -68,7 +74,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   return as_result(d->memory.free(pointer));
 }
 
-// In stream order: the address is good at once, and given back when the stream has come to its release.
+// In stream order: the address is good at once, and given back when the stream has come to its
+// release.
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream stream) {
   Session* s;
   Device* d;
@@ -84,7 +91,8 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
   Stream* st;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = resolve_stream(s, d, stream, &st); e != CUDA_SUCCESS) return e;
-  return cuMemFree_v2(pointer);  // waits, which is allowed; reuse in stream order comes with the pools
+  return cuMemFree_v2(
+      pointer);  // waits, which is allowed; reuse in stream order comes with the pools
 }
 
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
@@ -118,7 +126,9 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned int flags) {
   return s->sticky() != CUDA_SUCCESS ? s->sticky() : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) { return cuMemHostAlloc(pointer, bytes, 0); }
+CUresult cuMemAllocHost_v2(void** pointer, size_t bytes) {
+  return cuMemHostAlloc(pointer, bytes, 0);
+}
 
 CUresult cuMemFreeHost(void* pointer) {
   Session* s;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules, libraries, and the functions, kernels and globals in them. The image travels in pieces, then one round trip loads it; a function's
-// attributes and parameter layout come with its first lookup and are answered locally from then on.
+// Modules, libraries, and the functions, kernels and globals in them. The image travels in pieces,
+// then one round trip loads it; a function's attributes and parameter layout come with its first
+// lookup and are answered locally from then on.
 #include "client/driver/module.h"
 
 #include <algorithm>
@@ -53,11 +54,20 @@ struct JitOptions {
     for (unsigned i = 0; options && values && i < count; ++i) {
       const auto value = reinterpret_cast<uint64_t>(values[i]);
       switch (options[i]) {
-        case CU_JIT_INFO_LOG_BUFFER: info = static_cast<char*>(values[i]); break;
-        case CU_JIT_ERROR_LOG_BUFFER: error = static_cast<char*>(values[i]); break;
-        case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES: info_bytes = value, info_size = &values[i]; break;
-        case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES: error_bytes = value, error_size = &values[i]; break;
-        case CU_JIT_WALL_TIME: break;
+        case CU_JIT_INFO_LOG_BUFFER:
+          info = static_cast<char*>(values[i]);
+          break;
+        case CU_JIT_ERROR_LOG_BUFFER:
+          error = static_cast<char*>(values[i]);
+          break;
+        case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
+          info_bytes = value, info_size = &values[i];
+          break;
+        case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
+          error_bytes = value, error_size = &values[i];
+          break;
+        case CU_JIT_WALL_TIME:
+          break;
         default:
           pairs.push_back(static_cast<uint32_t>(options[i]));
           pairs.push_back(static_cast<uint32_t>(value));
@@ -75,8 +85,8 @@ struct JitOptions {
   }
 };
 
-CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const void* image, unsigned count,
-              const CUjit_option* options, void** values) {
+CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const void* image,
+              unsigned count, const CUjit_option* options, void** values) {
   const void* start = image;
   const size_t bytes = image_size(image, &start);
   if (bytes == 0 || bytes > wire::kMaxBlobBytes) return CUDA_ERROR_INVALID_IMAGE;
@@ -86,15 +96,17 @@ CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const voi
   const wire::CodeLoad c{id, blob, kind, static_cast<uint32_t>(jit.pairs.size() / 2)};
   std::vector<std::byte> reply(4096);
   size_t got = 0;
-  const CUresult e = s->exchange(wire::kCodeLoad, c, as_bytes(jit.pairs.data(), jit.pairs.size() * 4),
-                                 reply, &got, nullptr, d->index + 1);
+  const CUresult e =
+      s->exchange(wire::kCodeLoad, c, as_bytes(jit.pairs.data(), jit.pairs.size() * 4), reply, &got,
+                  nullptr, d->index + 1);
   wire::CodeLoadReply r{};
   if (got >= sizeof r && got <= reply.size()) {
     std::memcpy(&r, reply.data(), sizeof r);
     const char* text = reinterpret_cast<const char*>(reply.data()) + sizeof r;
     if (sizeof r + size_t{r.info_bytes} + r.error_bytes <= got) {
       JitOptions::give(jit.info, jit.info_bytes, jit.info_size, text, r.info_bytes);
-      JitOptions::give(jit.error, jit.error_bytes, jit.error_size, text + r.info_bytes, r.error_bytes);
+      JitOptions::give(jit.error, jit.error_bytes, jit.error_size, text + r.info_bytes,
+                       r.error_bytes);
     }
   }
   return e;
@@ -102,8 +114,8 @@ CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const voi
 
 }  // namespace
 
-CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id, const char* name,
-                      uint64_t* handle) {
+CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id,
+                      const char* name, uint64_t* handle) {
   auto& codes = kind == wire::CodeKind::kModule ? s->modules : s->libraries;
   auto& table = kind == wire::CodeKind::kModule ? s->functions : s->kernels;
   {
@@ -122,8 +134,8 @@ CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_
   const wire::FunctionGet g{id, code_id, kind, static_cast<uint32_t>(std::strlen(name))};
   std::vector<std::byte> reply(s->marks() ? sluice::channel::kLaneBytes : 64 << 10);
   size_t got = 0;
-  CUresult e = s->exchange(wire::kFunctionGet, g, as_bytes(name, g.name_bytes), reply, &got, nullptr,
-                           d->index + 1);
+  CUresult e = s->exchange(wire::kFunctionGet, g, as_bytes(name, g.name_bytes), reply, &got,
+                           nullptr, d->index + 1);
   if (e == CUDA_SUCCESS) {
     std::memcpy(&f->record, reply.data(), sizeof f->record);
     const size_t pairs = f->record.param_count;
@@ -164,9 +176,9 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
   }
   const wire::GlobalGet g{code_id, kind, static_cast<uint32_t>(std::strlen(name))};
   wire::GlobalReply reply{};
-  const CUresult e =
-      s->exchange(wire::kGlobalGet, g, as_bytes(name, g.name_bytes),
-                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, nullptr, nullptr, d->index + 1);
+  const CUresult e = s->exchange(wire::kGlobalGet, g, as_bytes(name, g.name_bytes),
+                                 {reinterpret_cast<std::byte*>(&reply), sizeof reply}, nullptr,
+                                 nullptr, d->index + 1);
   if (e != CUDA_SUCCESS) return e;
   s->add_global(reply.address, reply.bytes);
   if (address) *address = reply.address;
@@ -257,13 +269,14 @@ CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* 
                       reinterpret_cast<uint64_t*>(function));
 }
 
-CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module, const char* name) {
+CUresult cuModuleGetGlobal_v2(CUdeviceptr* address, size_t* bytes, CUmodule module,
+                              const char* name) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (!name || (!address && !bytes)) return CUDA_ERROR_INVALID_VALUE;
-  return get_global(s, d, wire::CodeKind::kModule, reinterpret_cast<uint64_t>(module), name, address,
-                    bytes);
+  return get_global(s, d, wire::CodeKind::kModule, reinterpret_cast<uint64_t>(module), name,
+                    address, bytes);
 }
 
 CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
@@ -272,9 +285,9 @@ CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode* mode) {
   return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options, void** values,
-                           unsigned int count, CUlibraryOption* library_options, void**,
-                           unsigned int library_count) {
+CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* options,
+                           void** values, unsigned int count, CUlibraryOption* library_options,
+                           void**, unsigned int library_count) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (!library || !code) return CUDA_ERROR_INVALID_VALUE;
@@ -283,8 +296,8 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option* o
   uint64_t id;
   if (!s->libraries.create(&id)) return CUDA_ERROR_OUT_OF_MEMORY;
   // A library belongs to no context; the worker loads it under the first device's.
-  const CUresult e = load(s, s->devices()[0].get(), wire::CodeKind::kLibrary, id, code, count, options,
-                          values);
+  const CUresult e =
+      load(s, s->devices()[0].get(), wire::CodeKind::kLibrary, id, code, count, options, values);
   if (e == CUDA_SUCCESS)
     *library = reinterpret_cast<CUlibrary>(id);
   else
@@ -314,16 +327,18 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary library, const char* nam
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (!kernel || !name || !*name) return CUDA_ERROR_INVALID_VALUE;
   return get_function(s, s->devices()[0].get(), wire::CodeKind::kLibrary,
-                      reinterpret_cast<uint64_t>(library), name, reinterpret_cast<uint64_t*>(kernel));
+                      reinterpret_cast<uint64_t>(library), name,
+                      reinterpret_cast<uint64_t*>(kernel));
 }
 
-CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library, const char* name) {
+CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary library,
+                            const char* name) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (!name || (!address && !bytes)) return CUDA_ERROR_INVALID_VALUE;
-  return get_global(s, d, wire::CodeKind::kLibrary, reinterpret_cast<uint64_t>(library), name, address,
-                    bytes);
+  return get_global(s, d, wire::CodeKind::kLibrary, reinterpret_cast<uint64_t>(library), name,
+                    address, bytes);
 }
 
 CUresult cuLibraryGetManaged(CUdeviceptr*, size_t*, CUlibrary, const char*) {

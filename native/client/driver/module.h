@@ -6,8 +6,8 @@
 
 namespace sluice::client {
 
-CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id, const char* name,
-                      uint64_t* handle);
+CUresult get_function(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id,
+                      const char* name, uint64_t* handle);
 CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id, const char* name,
                     CUdeviceptr* address, size_t* bytes);
 

@@ -44,7 +44,8 @@ CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, cons
   switch (a) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
       return put(to, reinterpret_cast<CUcontext>(f.device->primary));
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: return put(to, static_cast<unsigned>(f.type));
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+      return put(to, static_cast<unsigned>(f.type));
     case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
       if (f.type == CU_MEMORYTYPE_HOST && !f.same_address) return CUDA_ERROR_INVALID_VALUE;
       return put(to, static_cast<CUdeviceptr>(address));
@@ -53,15 +54,24 @@ CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, cons
       return put(to, reinterpret_cast<void*>(address));
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
       return put(to, static_cast<unsigned long long>(f.start >> 9));
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: return put(to, 0u);
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: return put(to, static_cast<int>(f.device->index));
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: return put(to, 0u);
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: return put(to, static_cast<CUdeviceptr>(f.start));
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: return put(to, static_cast<size_t>(f.bytes));
-    case CU_POINTER_ATTRIBUTE_MAPPED: return put(to, 1u);
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: return put(to, 0ull);
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS: return put(to, 0u);
-    default: break;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+      return put(to, 0u);
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+      return put(to, static_cast<int>(f.device->index));
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+      return put(to, 0u);
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+      return put(to, static_cast<CUdeviceptr>(f.start));
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+      return put(to, static_cast<size_t>(f.bytes));
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+      return put(to, 1u);
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+      return put(to, 0ull);
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+      return put(to, 0u);
+    default:
+      break;
   }
   (void)s;
   return CUDA_ERROR_NOT_SUPPORTED;
@@ -89,11 +99,16 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attribu
     if (f.known && get(data[i], attributes[i], s, pointer, f) == CUDA_SUCCESS) continue;
     // CUDA answers unknown pointers with zeros here, and with -2 as the ordinal.
     switch (attributes[i]) {
-      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: put(data[i], -2); break;
+      case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        put(data[i], -2);
+        break;
       case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
       case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-      case CU_POINTER_ATTRIBUTE_MAPPED: put(data[i], 0u); break;
-      default: put(data[i], uint64_t{0});
+      case CU_POINTER_ATTRIBUTE_MAPPED:
+        put(data[i], 0u);
+        break;
+      default:
+        put(data[i], uint64_t{0});
     }
   }
   return CUDA_SUCCESS;

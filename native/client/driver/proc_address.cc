@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuGetProcAddress: which of our functions answers for a name, a CUDA version and the per-thread default stream, as the headers' own tables say.
+// cuGetProcAddress: which of our functions answers for a name, a CUDA version and the per-thread
+// default stream, as the headers' own tables say.
 #include <algorithm>
 #include <cstring>
 #include <string_view>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams: minted here, created on the node without waiting. The default streams are names, not objects of the application.
+// Streams: minted here, created on the node without waiting. The default streams are names, not
+// objects of the application.
 #include <pthread.h>
 
 #include <algorithm>
@@ -110,8 +111,8 @@ CUresult cuStreamQuery(CUstream handle) {
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (s->idle(*stream->device)) return CUDA_SUCCESS;
   const uint64_t upto = s->issued(*stream->device);
-  const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {}, nullptr,
-                                 nullptr, stream->device->index + 1);
+  const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {},
+                                 nullptr, nullptr, stream->device->index + 1);
   if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
   return e;
 }
@@ -125,8 +126,8 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   if (ev->value == 0) return CUDA_SUCCESS;  // never recorded
   return s->post(
       wire::kStreamWaitEvent,
-      wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0}, {}, nullptr,
-      stream->device->index + 1);
+      wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0}, {},
+      nullptr, stream->device->index + 1);
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {

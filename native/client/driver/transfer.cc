@@ -34,7 +34,8 @@ void scatter(std::byte* to, uint64_t to_pitch, const std::byte* from, Rect r) {
     std::memcpy(to + row * to_pitch, from + row * r.width, r.width);
 }
 
-// Cuts a rectangle into pieces of at most `limit` bytes: whole rows while one fits, else parts of a row. Calls f(row, column, piece).
+// Cuts a rectangle into pieces of at most `limit` bytes: whole rows while one fits, else parts of a
+// row. Calls f(row, column, piece).
 template <class F>
 CUresult for_pieces(Rect r, uint64_t limit, F&& f) {
   if (r.width <= limit) {
@@ -106,8 +107,8 @@ CUresult synchronize_stream(Session* s, Stream* stream) {
   return e;
 }
 
-CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, const void* from,
-                        uint64_t from_pitch, Rect r, bool wait) {
+CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,
+                        const void* from, uint64_t from_pitch, Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   const auto* source = static_cast<const std::byte*>(from);
   const uint64_t span = r.rows == 1 ? r.width : from_pitch * (r.rows - 1) + r.width;
@@ -135,7 +136,8 @@ CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
       }
       const CopyToDevice c =
           describe(stream, to + row * to_pitch + column, to_pitch, piece, HostPlace::kInline);
-      return s->post(wire::kCopyToDevice, c, bytes_of(at, piece.width * piece.rows), stream, context);
+      return s->post(wire::kCopyToDevice, c, bytes_of(at, piece.width * piece.rows), stream,
+                     context);
     });
   }
   std::lock_guard lock(s->host_memory().staging_lock);
@@ -177,15 +179,15 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, u
   if (r.width * r.rows <= reply_limit || !shared) {
     std::vector<std::byte> packed;
     return for_pieces(r, reply_limit, [&](uint64_t row, uint64_t column, Rect piece) {
-      const CopyToHost c = describe(stream, from + row * from_pitch + column, from_pitch, piece,
-                                    HostPlace::kInline);
+      const CopyToHost c =
+          describe(stream, from + row * from_pitch + column, from_pitch, piece, HostPlace::kInline);
       std::byte* at = target + row * to_pitch + column;
       const bool direct = piece.rows == 1 || to_pitch == piece.width;
       const size_t bytes = piece.width * piece.rows;
       if (!direct) packed.resize(bytes);
       size_t got = 0;
-      const CUresult e = s->exchange(wire::kCopyToHost, c, {},
-                                     {direct ? at : packed.data(), bytes}, &got, nullptr, context);
+      const CUresult e = s->exchange(wire::kCopyToHost, c, {}, {direct ? at : packed.data(), bytes},
+                                     &got, nullptr, context);
       if (e == CUDA_SUCCESS && got < bytes) return CUDA_ERROR_UNKNOWN;
       if (e == CUDA_SUCCESS && !direct) scatter(at, to_pitch, packed.data(), piece);
       if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);

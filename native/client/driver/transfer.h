@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moving bytes between host and device over whatever channel there is (rule 5): in place when the host memory lies in the arena, inside
-// the command when it is small, else through staging pieces of the arena in a pipeline, or in inline pieces where no memory is shared.
-// Used by every copy of client/driver. Rectangles: `rows` rows of `width` bytes; one row is a plain copy.
+// Moving bytes between host and device over whatever channel there is (rule 5): in place when the
+// host memory lies in the arena, inside the command when it is small, else through staging pieces
+// of the arena in a pipeline, or in inline pieces where no memory is shared. Used by every copy of
+// client/driver. Rectangles: `rows` rows of `width` bytes; one row is a plain copy.
 #pragma once
 
 #include "client/core/session.h"
@@ -13,17 +14,19 @@ struct Rect {
   uint64_t rows = 1;
 };
 
-// Reads the host side before it returns, unless it lies in the arena and `wait` is false. `wait`: until the copy is done where CUDA waits
-// (pinned memory); pageable sources are done once staged, as CUDA's are.
-CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, const void* from,
-                        uint64_t from_pitch, Rect rect, bool wait);
+// Reads the host side before it returns, unless it lies in the arena and `wait` is false. `wait`:
+// until the copy is done where CUDA waits (pinned memory); pageable sources are done once staged,
+// as CUDA's are.
+CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,
+                        const void* from, uint64_t from_pitch, Rect rect, bool wait);
 // The host side is written when it returns, unless it lies in the arena and `wait` is false.
 CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, uint64_t from,
                       uint64_t from_pitch, Rect rect, bool wait);
 CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, uint64_t from,
                         uint64_t from_pitch, Rect rect, bool wait);
 
-// Waits until a mark shows `value`; spins first, then sleeps. An error when the session ends instead.
+// Waits until a mark shows `value`; spins first, then sleeps. An error when the session ends
+// instead.
 CUresult wait_mark(Session* s, uint32_t mark, uint64_t value);
 
 // Waits for all that `stream` was given.
