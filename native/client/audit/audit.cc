@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // libsluice-audit.so: makes the dynamic loader take our libraries wherever a program asks for them.
 //
-// Loaded by ld.so into a name space of its own, because `sluice run` set LD_AUDIT. Whenever a library is looked
-// for (a dependency, by DT_RPATH or not; a dlopen, also by absolute path) whose base name lies in the folder of
-// this library, that one is taken. Every other name passes unchanged. It keeps no threads, allocates nothing
-// after it was loaded and needs no C++ runtime.
+// Loaded by ld.so into a name space of its own, because `sluice run` set LD_AUDIT. Whenever a
+// library is looked for (a dependency, by DT_RPATH or not; a dlopen, also by absolute path) whose
+// base name lies in the folder of this library, that one is taken. Every other name passes
+// unchanged. It keeps no threads, allocates nothing after it was loaded and needs no C++ runtime.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -45,8 +45,7 @@ void read_own_folder() {
   if (!entries) return;
   while (const dirent* entry = readdir(entries)) {
     const size_t length = std::strlen(entry->d_name);
-    if (!is_library(entry->d_name) || g_count == kMostLibraries ||
-        folder + length >= kLongestPath)
+    if (!is_library(entry->d_name) || g_count == kMostLibraries || folder + length >= kLongestPath)
       continue;
     std::memcpy(g_paths[g_count], path, folder);
     std::memcpy(g_paths[g_count] + folder, entry->d_name, length + 1);
