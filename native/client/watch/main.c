@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * sluice-watch RESOURCE SLOT GENERATION PID: stands beside a program in a guest, outside its process tree, and says for it that it died.
- * Started by libcuda when it claims a slot; returns at once and goes on in the background until the program ends or the host ends the session.
- * Uses nothing but the C library, so that it starts fast and stays small. The offsets are those of channel/slot.h (checked when the client library is built).
+ * sluice-watch RESOURCE SLOT GENERATION PID: stands beside a program in a guest, outside its
+ * process tree, and says for it that it died. Started by libcuda when it claims a slot; returns at
+ * once and goes on in the background until the program ends or the host ends the session. Uses
+ * nothing but the C library, so that it starts fast and stays small. The offsets are those of
+ * channel/slot.h (checked when the client library is built).
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -23,7 +25,9 @@
 #define SYS_pidfd_open 434
 #endif
 
-static _Atomic uint32_t* word(char* slot, size_t offset) { return (_Atomic uint32_t*)(slot + offset); }
+static _Atomic uint32_t* word(char* slot, size_t offset) {
+  return (_Atomic uint32_t*)(slot + offset);
+}
 
 int main(int argc, char** argv) {
   if (argc != 5) {
@@ -39,9 +43,11 @@ int main(int argc, char** argv) {
   if (region == MAP_FAILED) return 1;
   const uint64_t slot_bytes = *(volatile uint64_t*)(region + SLUICE_REGION_SLOT_BYTES);
   if (slot_bytes < 4096 || slot_bytes % 4096) return 1;
-  char* slot = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(4096 + slot_bytes * (uint64_t)index));
+  char* slot = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+                    (off_t)(4096 + slot_bytes * (uint64_t)index));
   if (slot == MAP_FAILED) return 1;
-  /* The process is pinned by a descriptor before its parent may go on: no other process can be taken for it. */
+  /* The process is pinned by a descriptor before its parent may go on: no other process can be
+   * taken for it. */
   const int process = (int)syscall(SYS_pidfd_open, pid, 0);
   if (process < 0) return 1;
   const pid_t child = fork();
@@ -56,9 +62,11 @@ int main(int argc, char** argv) {
   for (;;) {
     struct pollfd p = {process, POLLIN, 0};
     const int ended = poll(&p, 1, 1000);
-    if (atomic_load(word(slot, SLUICE_SLOT_GENERATION)) != generation) return 0; /* the slot is somebody else's, or the device is gone */
+    if (atomic_load(word(slot, SLUICE_SLOT_GENERATION)) != generation)
+      return 0; /* the slot is somebody else's, or the device is gone */
     const uint32_t state = atomic_load(word(slot, SLUICE_SLOT_STATE));
-    if (state == SLUICE_STATE_DEAD || state == SLUICE_STATE_FREE || state == SLUICE_STATE_CLOSED) return 0;
+    if (state == SLUICE_STATE_DEAD || state == SLUICE_STATE_FREE || state == SLUICE_STATE_CLOSED)
+      return 0;
     atomic_fetch_add((_Atomic uint64_t*)(slot + SLUICE_SLOT_HEARTBEAT), 1);
     if (ended <= 0) continue;
     atomic_store(word(slot, SLUICE_SLOT_STATE), SLUICE_STATE_CLOSED);

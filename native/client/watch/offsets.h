@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The few offsets of channel/slot.h that the watcher, a C program, needs. client/core/open_ivshmem.cc asserts that they are right. */
+ * The few offsets of channel/slot.h that the watcher, a C program, needs.
+ * client/core/open_ivshmem.cc asserts that they are right. */
 #pragma once
 #define SLUICE_REGION_SLOT_BYTES 24
 #define SLUICE_SLOT_STATE 128
