@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text messages of worker and doorbell: what a packet becomes, and what odd packets and lost servers do.
+// The text messages of worker and doorbell: what a packet becomes, and what odd packets and lost
+// servers do.
 #include "wire/control.h"
 
 #include <fcntl.h>
@@ -18,8 +19,8 @@ class ControlSocket : public ::testing::Test {
  protected:
   void SetUp() override {
     address_.sun_family = AF_UNIX;
-    std::snprintf(address_.sun_path + 1, sizeof address_.sun_path - 1, "sluice-test-%d-%p", getpid(),
-                  static_cast<void*>(this));
+    std::snprintf(address_.sun_path + 1, sizeof address_.sun_path - 1, "sluice-test-%d-%p",
+                  getpid(), static_cast<void*>(this));
     ASSERT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address_), sizeof address_), 0);
     ASSERT_EQ(listen(listener_, 4), 0);
     server_ = connect_server();
@@ -35,7 +36,9 @@ class ControlSocket : public ::testing::Test {
     EXPECT_EQ(connect(s, reinterpret_cast<const sockaddr*>(&address_), sizeof address_), 0);
     return s;
   }
-  void say(const std::string& text) { ASSERT_EQ(send(server_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size())); }
+  void say(const std::string& text) {
+    ASSERT_EQ(send(server_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  }
   static std::string hear(int s) {
     char text[4096];
     const ssize_t n = recv(s, text, sizeof text, MSG_DONTWAIT);
@@ -73,8 +76,15 @@ TEST_F(ControlSocket, OddPacketsAreNoHarm) {
 
 TEST(Message, NumbersAreWholeAndInRange) {
   Message m;
-  m.values = {{"n", "42"},   {"zero", "0"},  {"minus", "-1"}, {"plus", "+1"}, {"hex", "0x10"},
-              {"blank", ""}, {"tail", "42 "}, {"long", "99999999999999999999"}, {"top", "9999999999999999999"}};
+  m.values = {{"n", "42"},
+              {"zero", "0"},
+              {"minus", "-1"},
+              {"plus", "+1"},
+              {"hex", "0x10"},
+              {"blank", ""},
+              {"tail", "42 "},
+              {"long", "99999999999999999999"},
+              {"top", "9999999999999999999"}};
   uint64_t v = 7;
   EXPECT_TRUE(m.number("n", 1, 64, &v));
   EXPECT_EQ(v, 42u);
@@ -146,7 +156,8 @@ TEST_F(ControlSocket, ALostServerIsNotWaitedFor) {
   EXPECT_TRUE(control_.receive(&m));
 }
 
-// A poll() that tells of the old connection's end and of a new connection at once: receive() must not sit on the new one.
+// A poll() that tells of the old connection's end and of a new connection at once: receive() must
+// not sit on the new one.
 TEST_F(ControlSocket, ReceivingFromASilentServerDoesNotWait) {
   Message m;
   alarm(20);

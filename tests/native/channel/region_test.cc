@@ -62,7 +62,8 @@ TEST_F(Region, HostileHeadersAreRefusedWithAReason) {
   };
   const Case cases[] = {
       {"blank", [](auto& h) { h.magic = 0; }, "blank"},
-      {"taken away", [](auto& h) { std::memset(static_cast<void*>(&h), 0xff, sizeof h); }, "taken away"},
+      {"taken away", [](auto& h) { std::memset(static_cast<void*>(&h), 0xff, sizeof h); },
+       "taken away"},
       {"foreign", [](auto& h) { h.magic ^= 1; }, "not Sluice's"},
       {"version 0", [](auto& h) { h.version = 0; }, "layout version 0"},
       {"version 2", [](auto& h) { h.version = 2; }, "layout version 2"},
@@ -123,7 +124,9 @@ TEST(MappedSlot, FormattingLeavesNothingOfTheSessionBefore) {
   EXPECT_EQ(h.state.load(), static_cast<uint32_t>(SlotState::kFree));
   EXPECT_EQ(h.generation.load(), generation + 1);
   EXPECT_EQ(h.index, 3u);
-  EXPECT_EQ(h.tail.load() | h.head.load() | h.sticky_error | h.sleeping | h.doorbell | h.heartbeat | h.client_pid, 0u);
+  EXPECT_EQ(h.tail.load() | h.head.load() | h.sticky_error | h.sleeping | h.doorbell | h.heartbeat |
+                h.client_pid,
+            0u);
   EXPECT_EQ(slot.lane(kLaneCount - 1).sequence.load(), 0u);
   EXPECT_EQ(slot.marks()[kMarkCount - 1].load(), 0u);
   EXPECT_EQ(slot.mailbox()[1023], std::byte{0});

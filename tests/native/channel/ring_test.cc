@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The command ring: frames of any size come out as they went in, and nothing that a client writes makes the consumer read outside.
+// The command ring: frames of any size come out as they went in, and nothing that a client writes
+// makes the consumer read outside.
 #include "channel/ring.h"
 
 #include <deque>
@@ -35,17 +36,20 @@ class Ring : public ::testing::Test {
     wire::FrameHeader h;
     std::memcpy(&h, out.data(), sizeof h);
     if (h.size != size || h.sequence != number)
-      return ::testing::AssertionFailure() << "frame " << h.sequence << " of " << h.size << " bytes, not "
-                                           << number << " of " << size;
+      return ::testing::AssertionFailure() << "frame " << h.sequence << " of " << h.size
+                                           << " bytes, not " << number << " of " << size;
     for (uint32_t i = sizeof h; i < size; ++i)
       if (out[i] != pattern(number, i))
         return ::testing::AssertionFailure() << "byte " << i << " of frame " << number;
     return ::testing::AssertionSuccess();
   }
-  static std::byte pattern(uint32_t number, uint32_t i) { return static_cast<std::byte>(number * 131 + i * 7 + (i >> 8)); }
+  static std::byte pattern(uint32_t number, uint32_t i) {
+    return static_cast<std::byte>(number * 131 + i * 7 + (i >> 8));
+  }
   // What a hostile client can do: any tail, any size in front.
   Got take_with(uint64_t tail, uint32_t size) {
-    std::memcpy(client.ring() + (consumer.consumed() & (producer.capacity() - 1)), &size, sizeof size);
+    std::memcpy(client.ring() + (consumer.consumed() & (producer.capacity() - 1)), &size,
+                sizeof size);
     client.header().tail = tail;
     return consumer.take(out.data());
   }
@@ -69,7 +73,8 @@ TEST_F(Ring, RandomFramesComeOutInOrderAcrossTheEnd) {
   uint64_t through = 0;
   while (through < 40 * producer.capacity() || number < 3000) {
     const bool small = random() % 4;
-    const auto size = static_cast<uint32_t>(16 + random() % (small ? 40 : producer.capacity() / 8 - 2) * 8);
+    const auto size =
+        static_cast<uint32_t>(16 + random() % (small ? 40 : producer.capacity() / 8 - 2) * 8);
     if (random() % 2 && put(number, size)) inside.push_back({number++, size});
     if (random() % 2) {
       if (inside.empty()) {
@@ -114,7 +119,8 @@ TEST_F(Ring, AHeadThatMakesNoSenseGivesNoRoom) {
 
 TEST_F(Ring, HostileTailsBreakTheChannel) {
   const uint64_t n = producer.capacity();
-  for (uint64_t tail : {n + 8, n + 1, n * 2, uint64_t{1} << 63, ~uint64_t{0}, ~uint64_t{0} - 7, uint64_t{1}, uint64_t{8}, uint64_t{15}})
+  for (uint64_t tail : {n + 8, n + 1, n * 2, uint64_t{1} << 63, ~uint64_t{0}, ~uint64_t{0} - 7,
+                        uint64_t{1}, uint64_t{8}, uint64_t{15}})
     EXPECT_EQ(take_with(tail, 16), Got::kBroken) << tail;
   EXPECT_EQ(consumer.consumed(), 0u);
 }
@@ -128,7 +134,8 @@ TEST_F(Ring, ATailThatGoesBackBreaksTheChannel) {
 
 TEST_F(Ring, HostileSizesBreakTheChannel) {
   const auto n = static_cast<uint32_t>(producer.capacity());
-  for (uint32_t size : {0u, 1u, 8u, 15u, 17u, 20u, 31u, n + 8, wire::kMaxFrameBytes + 8, 0x80000000u, ~0u, ~7u})
+  for (uint32_t size :
+       {0u, 1u, 8u, 15u, 17u, 20u, 31u, n + 8, wire::kMaxFrameBytes + 8, 0x80000000u, ~0u, ~7u})
     EXPECT_EQ(take_with(n, size), Got::kBroken) << size;
   EXPECT_EQ(take_with(64, 72), Got::kBroken) << "more than was produced";
   EXPECT_EQ(take_with(64, 64), Got::kFrame);
@@ -153,7 +160,8 @@ TEST_F(Ring, TheSizeThatWasCheckedIsTheSizeThatIsSeen) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the race is the test";
 #endif
-  // A client that rewrites a frame while it is read: whatever comes out, its size was checked and its bytes are private.
+  // A client that rewrites a frame while it is read: whatever comes out, its size was checked and
+  // its bytes are private.
   std::atomic<bool> stop{false};
   std::thread writer([&] {
     for (uint32_t i = 0; !stop; ++i) {
@@ -206,8 +214,8 @@ TEST_F(Ring, TwoThreadsPassAMillionFrames) {
   EXPECT_TRUE(consumer.empty());
 }
 
-// The consumer sleeps as soon as it finds nothing, so nearly every round goes through the words `sleeping` and `wake`. A lost wake-up stands still and is
-// caught by the consumer's timeout.
+// The consumer sleeps as soon as it finds nothing, so nearly every round goes through the words
+// `sleeping` and `wake`. A lost wake-up stands still and is caught by the consumer's timeout.
 TEST_F(Ring, NoWakeUpIsLost) {
   constexpr uint32_t kRounds = 1'000'000;
   std::atomic<uint32_t> taken{0};
@@ -223,7 +231,9 @@ TEST_F(Ring, NoWakeUpIsLost) {
         futex_wake(slot.wake);
       }
       // Mostly one at a time, so that the consumer falls asleep in between.
-      for (int spin = 0; i % 64 != 0 && taken.load(std::memory_order_relaxed) <= i && spin < 2000; ++spin) cpu_relax();
+      for (int spin = 0; i % 64 != 0 && taken.load(std::memory_order_relaxed) <= i && spin < 2000;
+           ++spin)
+        cpu_relax();
     }
   });
   auto& slot = host.header();

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A region of one slot in a memfd, formatted as a worker formats it. Used by the tests of rings, endpoints and the executor; owns the file. map() may be
-// called for both sides, which then see each other as two processes do. No arena is mapped, so that ThreadSanitizer's address space will do.
+// A region of one slot in a memfd, formatted as a worker formats it. Used by the tests of rings,
+// endpoints and the executor; owns the file. map() may be called for both sides, which then see
+// each other as two processes do. No arena is mapped, so that ThreadSanitizer's address space will
+// do.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -32,16 +32,17 @@ TEST(SlotLayout, RingIsAPowerOfTwoThatGrowsWithTheSlot) {
   struct Case {
     size_t slot, ring;
   };
-  for (const Case& c : {Case{4 * kMiB, kMiB / 4}, Case{7 * kMiB, kMiB / 4}, Case{8 * kMiB, kMiB / 2},
-                        Case{16 * kMiB, kMiB}, Case{63 * kMiB, 2 * kMiB}, Case{64 * kMiB, 4 * kMiB},
-                        Case{size_t{64} << 30, 4 * kMiB}}) {
+  for (const Case& c : {Case{4 * kMiB, kMiB / 4}, Case{7 * kMiB, kMiB / 4},
+                        Case{8 * kMiB, kMiB / 2}, Case{16 * kMiB, kMiB}, Case{63 * kMiB, 2 * kMiB},
+                        Case{64 * kMiB, 4 * kMiB}, Case{size_t{64} << 30, 4 * kMiB}}) {
     EXPECT_EQ(slot_layout(c.slot).ring_bytes, c.ring) << c.slot;
     EXPECT_TRUE(std::has_single_bit(slot_layout(c.slot).ring_bytes));
   }
 }
 
 TEST(SlotLayout, RefusesWhatIsTooSmallOrNoWholePages) {
-  for (size_t bytes : {size_t{0}, size_t{1}, kPage, kMiB, 4 * kMiB - kPage, 4 * kMiB + 1, 8 * kMiB + 512})
+  for (size_t bytes :
+       {size_t{0}, size_t{1}, kPage, kMiB, 4 * kMiB - kPage, 4 * kMiB + 1, 8 * kMiB + 512})
     EXPECT_EQ(slot_layout(bytes).total, 0u) << bytes;
 }
 
