@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a user may set, where it is looked for first, and what is said of a value that cannot be used.
+// What a user may set, where it is looked for first, and what is said of a value that cannot be
+// used.
 #include "client/core/config.h"
 
 #include <gtest/gtest.h>
@@ -54,9 +55,11 @@ TEST_F(Settings, DefaultsNeedNoFile) {
 }
 
 TEST_F(Settings, TheFileIsRead) {
-  file("; a comment\n[controller]\n  controller_addr = pool.example:9123   # inline\n\n[client]\r\n"
-       "vgpu_count=2\ngmem = 4096\nratio=50\nchannel = tcp\ncross_node=yes\npriority=-5\nwait = 30\nenable_net=off\n"
-       "no equal sign\nunknown = 1\n[log]\nlog_to_screen = false\n[other]\ngmem = 1\n");
+  file(
+      "; a comment\n[controller]\n  controller_addr = pool.example:9123   # inline\n\n[client]\r\n"
+      "vgpu_count=2\ngmem = 4096\nratio=50\nchannel = tcp\ncross_node=yes\npriority=-5\nwait = "
+      "30\nenable_net=off\n"
+      "no equal sign\nunknown = 1\n[log]\nlog_to_screen = false\n[other]\ngmem = 1\n");
   const Config c = read_config();
   EXPECT_EQ(c.error, "");
   EXPECT_EQ(c.controller, "pool.example:9123");
@@ -92,29 +95,38 @@ TEST_F(Settings, ABadNumberNamesItsPlaceAndWhatIsWanted) {
   struct Case {
     const char *name, *value, *range;
   };
-  for (const Case& c : {Case{"SLUICE_VGPU", "0", "1 to 64"}, Case{"SLUICE_VGPU", "65", "1 to 64"}, Case{"SLUICE_VGPU", "two", "1 to 64"},
-                        Case{"SLUICE_RATIO", "101", "1 to 100"}, Case{"SLUICE_GMEM", "-1", "1 to"}, Case{"SLUICE_GMEM", "12GiB", "1 to"},
-                        Case{"SLUICE_GMEM", "99999999999999999999", "1 to"}, Case{"ORION_GMEM", "0x10", "1 to"},
-                        Case{"SLUICE_WAIT", "-2", "-1 to"}, Case{"SLUICE_PRIORITY", "1.5", "-1000 to 1000"}}) {
+  for (const Case& c :
+       {Case{"SLUICE_VGPU", "0", "1 to 64"}, Case{"SLUICE_VGPU", "65", "1 to 64"},
+        Case{"SLUICE_VGPU", "two", "1 to 64"}, Case{"SLUICE_RATIO", "101", "1 to 100"},
+        Case{"SLUICE_GMEM", "-1", "1 to"}, Case{"SLUICE_GMEM", "12GiB", "1 to"},
+        Case{"SLUICE_GMEM", "99999999999999999999", "1 to"}, Case{"ORION_GMEM", "0x10", "1 to"},
+        Case{"SLUICE_WAIT", "-2", "-1 to"}, Case{"SLUICE_PRIORITY", "1.5", "-1000 to 1000"}}) {
     const std::string error = with(c.name, c.value).error;
-    EXPECT_NE(error.find(std::string("environment variable ") + c.name + " is \"" + c.value + "\""), std::string::npos) << error;
+    EXPECT_NE(error.find(std::string("environment variable ") + c.name + " is \"" + c.value + "\""),
+              std::string::npos)
+        << error;
     EXPECT_NE(error.find(c.range), std::string::npos) << error;
   }
 }
 
 TEST_F(Settings, ABadValueInTheFileNamesItsLine) {
   file("[client]\nratio=50\ngmem = lots\n");
-  EXPECT_NE(read_config().error.find(home_ + "/.sluice/client.conf:3 is \"lots\""), std::string::npos) << read_config().error;
+  EXPECT_NE(read_config().error.find(home_ + "/.sluice/client.conf:3 is \"lots\""),
+            std::string::npos)
+      << read_config().error;
   EXPECT_EQ(with("SLUICE_GMEM", "1").error, "") << "what is overruled is not judged";
   file("[client]\ngmem =\n");
   EXPECT_NE(read_config().error.find("client.conf:2"), std::string::npos) << read_config().error;
 }
 
 TEST_F(Settings, FlagsAreWordsAndNothingElse) {
-  for (const char* yes : {"1", "true", "yes", "on"}) EXPECT_TRUE(with("SLUICE_STATS", yes).stats) << yes;
-  for (const char* no : {"0", "false", "no", "off"}) EXPECT_FALSE(with("SLUICE_STATS", no).stats) << no;
+  for (const char* yes : {"1", "true", "yes", "on"})
+    EXPECT_TRUE(with("SLUICE_STATS", yes).stats) << yes;
+  for (const char* no : {"0", "false", "no", "off"})
+    EXPECT_FALSE(with("SLUICE_STATS", no).stats) << no;
   const std::string error = with("SLUICE_STATS", "maybe").error;
-  EXPECT_NE(error.find("SLUICE_STATS is \"maybe\": true or false is wanted"), std::string::npos) << error;
+  EXPECT_NE(error.find("SLUICE_STATS is \"maybe\": true or false is wanted"), std::string::npos)
+      << error;
 }
 
 TEST_F(Settings, AnUnknownChannelIsSaid) {

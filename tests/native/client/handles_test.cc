@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Minted handles and marks: what was destroyed, foreign or made up is recognised, and nothing is handed out while somebody may still write it.
+// Minted handles and marks: what was destroyed, foreign or made up is recognised, and nothing is
+// handed out while somebody may still write it.
 #include "client/core/handles.h"
 
 #include <gtest/gtest.h>
@@ -42,8 +43,9 @@ TEST(Handles, ForeignAndMadeUpOnesAreRefused) {
   events.create(&event);
   EXPECT_EQ(events.find(stream), nullptr);
   EXPECT_EQ(streams.find(event), nullptr);
-  for (uint64_t id : {uint64_t{0}, uint64_t{1}, uint64_t{2}, ~uint64_t{0}, stream + 1, stream | 0xffffff, stream ^ (uint64_t{1} << 24),
-                      stream & ~kHandleTag, stream ^ (uint64_t{1} << 63), uint64_t{0x7ffe12345678}}) {
+  for (uint64_t id : {uint64_t{0}, uint64_t{1}, uint64_t{2}, ~uint64_t{0}, stream + 1,
+                      stream | 0xffffff, stream ^ (uint64_t{1} << 24), stream & ~kHandleTag,
+                      stream ^ (uint64_t{1} << 63), uint64_t{0x7ffe12345678}}) {
     EXPECT_EQ(streams.find(id), nullptr) << std::hex << id;
     EXPECT_FALSE(streams.destroy(id)) << std::hex << id;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pinned memory: from the arena while it lasts, beyond it from ordinary memory; and what CUDA knows of an address.
+// Pinned memory: from the arena while it lasts, beyond it from ordinary memory; and what CUDA knows
+// of an address.
 #include "client/core/host_memory.h"
 
 #include <gtest/gtest.h>
@@ -20,15 +21,17 @@ class Host : public ::testing::Test {
   static constexpr size_t kStaging = 32 << 20;
 
   void SetUp() override {
-    at_ = mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    at_ = mmap(nullptr, kArena, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+               -1, 0);
     ASSERT_NE(at_, MAP_FAILED);
     marks_.open(page_.get());
-    memory.open({static_cast<std::byte*>(at_), kArena}, &marks_, [this](uint64_t at, uint64_t bytes) {
-      EXPECT_TRUE(known.insert(at - base()).second) << "told twice";
-      EXPECT_EQ((at - base()) % wire::kArenaChunk, 0u);
-      EXPECT_EQ(bytes, std::min<uint64_t>(wire::kArenaChunk, kArena - (at - base())));
-      return !lost;
-    });
+    memory.open({static_cast<std::byte*>(at_), kArena}, &marks_,
+                [this](uint64_t at, uint64_t bytes) {
+                  EXPECT_TRUE(known.insert(at - base()).second) << "told twice";
+                  EXPECT_EQ((at - base()) % wire::kArenaChunk, 0u);
+                  EXPECT_EQ(bytes, std::min<uint64_t>(wire::kArenaChunk, kArena - (at - base())));
+                  return !lost;
+                });
   }
   ~Host() override { munmap(at_, kArena); }
 
@@ -101,7 +104,8 @@ TEST_F(Host, WithoutAnArenaEverythingIsOrdinary) {
 
 TEST_F(Host, SizesNearTheEndOfNumbersAreRefused) {
   void* at = nullptr;
-  for (size_t bytes : {~size_t{0}, ~size_t{0} - 100, size_t{1} << 62}) EXPECT_FALSE(memory.allocate(bytes, 0, 0, &at));
+  for (size_t bytes : {~size_t{0}, ~size_t{0} - 100, size_t{1} << 62})
+    EXPECT_FALSE(memory.allocate(bytes, 0, 0, &at));
 }
 
 TEST_F(Host, ARangeThatCrossesTheArenasEndIsNotInIt) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How long a code image is, also of images that lie. Images end at a page that cannot be read, so that every byte too far is seen.
+// How long a code image is, also of images that lie. Images end at a page that cannot be read, so
+// that every byte too far is seen.
 #include "client/driver/image_size.h"
 
 #include <elf.h>
@@ -18,7 +19,8 @@ namespace {
 class Edge {
  public:
   explicit Edge(const void* data, size_t n) {
-    pages_ = static_cast<char*>(mmap(nullptr, 2 * kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    pages_ = static_cast<char*>(
+        mmap(nullptr, 2 * kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     mprotect(pages_ + kRoom, kRoom, PROT_NONE);
     at = pages_ + kRoom - n;
     std::memcpy(at, data, n);
@@ -54,7 +56,14 @@ TEST(ImageSize, TextEndsWithItsNul) {
 }
 
 TEST(ImageSize, ShortTextIsNotReadBeyondItsEnd) {
-  for (const std::string text : {"", ".", "//", "///", "P", "\x7f", "\x7f" "E", "\x7f" "EL", "P\xed", "P\xed" "U"}) {
+  for (const std::string text : {"", ".", "//", "///", "P", "\x7f",
+                                 "\x7f"
+                                 "E",
+                                 "\x7f"
+                                 "EL",
+                                 "P\xed",
+                                 "P\xed"
+                                 "U"}) {
     const Edge e(text + '\0');
     EXPECT_EQ(size_of(e), text.empty() ? 0 : text.size() + 1) << text;
   }
@@ -80,16 +89,20 @@ TEST(ImageSize, AFatBinaryThatLiesIsNone) {
 
 TEST(ImageSize, AWrapperPointsToItsFatBinary) {
   const Edge container(fatbin(16, 48));
-  const Edge wrapper(bytes(uint32_t{0x466243b1}, uint32_t{1}, static_cast<const void*>(container.at), static_cast<const void*>(nullptr)));
+  const Edge wrapper(bytes(uint32_t{0x466243b1}, uint32_t{1},
+                           static_cast<const void*>(container.at),
+                           static_cast<const void*>(nullptr)));
   const void* start = nullptr;
   EXPECT_EQ(size_of(wrapper, &start), 64u);
   EXPECT_EQ(start, container.at);
 }
 
 TEST(ImageSize, AWrapperThatPointsNowhereOrToItselfIsNone) {
-  const Edge nowhere(bytes(uint32_t{0x466243b1}, uint32_t{1}, static_cast<void*>(nullptr), static_cast<void*>(nullptr)));
+  const Edge nowhere(bytes(uint32_t{0x466243b1}, uint32_t{1}, static_cast<void*>(nullptr),
+                           static_cast<void*>(nullptr)));
   EXPECT_EQ(size_of(nowhere), 0u);
-  Edge self(bytes(uint32_t{0x466243b1}, uint32_t{1}, static_cast<void*>(nullptr), static_cast<void*>(nullptr)));
+  Edge self(bytes(uint32_t{0x466243b1}, uint32_t{1}, static_cast<void*>(nullptr),
+                  static_cast<void*>(nullptr)));
   const void* own = self.at;
   std::memcpy(self.at + 8, &own, sizeof own);
   EXPECT_EQ(size_of(self), 0u);

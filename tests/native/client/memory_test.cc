@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory against a naive model: where allocations lie, what is charged, and what the node is told.
+// Device memory against a naive model: where allocations lie, what is charged, and what the node is
+// told.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -26,8 +27,10 @@ TEST(RangeAllocator, AgainstAModelOfBytes) {
       const uint64_t bytes = 1 + random() % 24;
       const uint64_t at = ranges.allocate(bytes);
       uint64_t largest = 0;
-      for (uint64_t i = 0, run = 0; i < kUnits; ++i) largest = std::max(largest, run = owner[i] ? 0 : run + 1);
-      ASSERT_EQ(at == RangeAllocator::kNone, largest < bytes) << "largest hole " << largest << ", wanted " << bytes;
+      for (uint64_t i = 0, run = 0; i < kUnits; ++i)
+        largest = std::max(largest, run = owner[i] ? 0 : run + 1);
+      ASSERT_EQ(at == RangeAllocator::kNone, largest < bytes)
+          << "largest hole " << largest << ", wanted " << bytes;
       if (at == RangeAllocator::kNone) continue;
       ASSERT_GE(at, 1000u);
       ASSERT_LE(at + bytes, 1000 + kUnits);
@@ -82,7 +85,8 @@ struct FakeNode {
               EXPECT_TRUE(at >= kWindow && at + n <= kWindow + kWindowBytes);
               const auto next = mapped.lower_bound(at);
               EXPECT_TRUE(next == mapped.end() || next->first >= at + n);
-              EXPECT_TRUE(next == mapped.begin() || std::prev(next)->first + std::prev(next)->second <= at);
+              EXPECT_TRUE(next == mapped.begin() ||
+                          std::prev(next)->first + std::prev(next)->second <= at);
               mapped[at] = n;
               bytes += n;
               ++maps;
@@ -140,7 +144,8 @@ TEST_F(Memory, AgainstAModel) {
       if (r == Result::kOutOfMemory) {
         ++refused;
         // Refused only when another slab (or as many as it takes) does not fit the limit.
-        const uint64_t charge = bytes > DeviceMemory::kSmall ? (bytes + kSlab - 1) / kSlab * kSlab : kSlab;
+        const uint64_t charge =
+            bytes > DeviceMemory::kSmall ? (bytes + kSlab - 1) / kSlab * kSlab : kSlab;
         ASSERT_GT(charge, available()) << bytes;
         continue;
       }
@@ -164,7 +169,8 @@ TEST_F(Memory, AgainstAModel) {
     ASSERT_LE(node.bytes, kLimit);
     const uint64_t charged = kLimit - available();
     // What is mapped is what is charged, but for one spare slab.
-    ASSERT_TRUE(node.bytes == charged || node.bytes == charged + kSlab) << node.bytes << " " << charged;
+    ASSERT_TRUE(node.bytes == charged || node.bytes == charged + kSlab)
+        << node.bytes << " " << charged;
     for (const auto& [at, bytes] : live) ASSERT_TRUE(step % 512 || node.covers(at, bytes));
   }
   EXPECT_GT(refused, 50);
@@ -232,7 +238,8 @@ TEST_F(Memory, OneEmptySlabIsKeptForTheNextAllocation) {
 }
 
 TEST_F(Memory, TheSecondEmptySlabIsGivenBack) {
-  const uint64_t a = allocate(DeviceMemory::kSmall), b = allocate(DeviceMemory::kSmall), c = allocate(DeviceMemory::kSmall);
+  const uint64_t a = allocate(DeviceMemory::kSmall), b = allocate(DeviceMemory::kSmall),
+                 c = allocate(DeviceMemory::kSmall);
   EXPECT_EQ(node.maps, 2u);
   EXPECT_EQ(memory.free(c), Result::kDone);
   EXPECT_EQ(node.unmaps, 0u);
@@ -244,7 +251,8 @@ TEST_F(Memory, TheSecondEmptySlabIsGivenBack) {
 
 TEST_F(Memory, WhatWasNotGivenOutCannotBeFreed) {
   const uint64_t small = allocate(4096), large = allocate(4 * kSlab);
-  for (uint64_t at : {small + 512, small + 1, large + kSlab, large + 1, kWindow, kWindow + kWindowBytes, uint64_t{0}, ~uint64_t{0}})
+  for (uint64_t at : {small + 512, small + 1, large + kSlab, large + 1, kWindow,
+                      kWindow + kWindowBytes, uint64_t{0}, ~uint64_t{0}})
     EXPECT_EQ(memory.free(at), Result::kUnknown) << std::hex << at;
   EXPECT_EQ(memory.free(large), Result::kDone);
   EXPECT_EQ(memory.free(large), Result::kUnknown) << "twice";
@@ -261,7 +269,8 @@ TEST_F(Memory, TheWindowIsKnownByItsAddresses) {
   EXPECT_FALSE(memory.in_window(kWindow - 1));
   EXPECT_FALSE(memory.in_window(kWindow + kWindowBytes));
   EXPECT_FALSE(memory.in_window(0));
-  EXPECT_GE(allocate(1), kWindow + kSlab) << "nothing at the very start: an address just below must fault";
+  EXPECT_GE(allocate(1), kWindow + kSlab)
+      << "nothing at the very start: an address just below must fault";
 }
 
 TEST_F(Memory, ClearGivesEverythingBack) {

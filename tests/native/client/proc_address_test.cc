@@ -46,7 +46,8 @@ TEST(ProcAddress, EveryRowIsFoundAtItsVersion) {
     const Answer a = ask(r.symbol, r.version, r.per_thread ? kPerThread : kLegacy);
     EXPECT_EQ(a.result, CUDA_SUCCESS) << r.symbol << " " << r.version;
     EXPECT_EQ(a.status, CU_GET_PROC_ADDRESS_SUCCESS);
-    EXPECT_EQ(a.function, r.function) << r.symbol << " " << r.version << (r.per_thread ? " per thread" : "");
+    EXPECT_EQ(a.function, r.function)
+        << r.symbol << " " << r.version << (r.per_thread ? " per thread" : "");
   }
 }
 
@@ -75,11 +76,13 @@ TEST(ProcAddress, ThePerThreadStreamIsAskedForByFlag) {
   EXPECT_EQ(ask("cuLaunchKernel", 13000).function, address(cuLaunchKernel));
   EXPECT_EQ(ask("cuLaunchKernel", 13000, kPerThread).function, address(cuLaunchKernel_ptsz));
   EXPECT_EQ(ask("cuMemcpy", 13000, kPerThread).function, address(cuMemcpy_ptds));
-  EXPECT_EQ(ask("cuDeviceGet", 13000, kPerThread).function, address(cuDeviceGet)) << "has no such variant";
+  EXPECT_EQ(ask("cuDeviceGet", 13000, kPerThread).function, address(cuDeviceGet))
+      << "has no such variant";
 }
 
 TEST(ProcAddress, UnknownNamesAndBadQuestions) {
-  for (const char* name : {"", "cu", "cuNothing", "cuMemAlloc_v2x", "cuLaunchKerne", "zzz", "CUMEMALLOC", "main"}) {
+  for (const char* name :
+       {"", "cu", "cuNothing", "cuMemAlloc_v2x", "cuLaunchKerne", "zzz", "CUMEMALLOC", "main"}) {
     const Answer a = ask(name, 13000);
     EXPECT_EQ(a.result, CUDA_ERROR_NOT_FOUND) << name;
     EXPECT_EQ(a.function, nullptr) << name;
@@ -89,7 +92,8 @@ TEST(ProcAddress, UnknownNamesAndBadQuestions) {
   EXPECT_EQ(cuGetProcAddress_v2(nullptr, &f, 13000, 0, nullptr), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuGetProcAddress_v2("cuInit", nullptr, 13000, 0, nullptr), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuGetProcAddress_v2("cuInit", &f, 13000, 4, nullptr), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuGetProcAddress_v2("cuInit", &f, 13000, 0, nullptr), CUDA_SUCCESS) << "the status is not a must";
+  EXPECT_EQ(cuGetProcAddress_v2("cuInit", &f, 13000, 0, nullptr), CUDA_SUCCESS)
+      << "the status is not a must";
   EXPECT_EQ(f, address(cuInit));
 }
 
