@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor behind its real channels, with the client's end in the same process and a driver that only writes down: one order for what nobody waits
-// for, lanes that pass one another, and an end with a reason for every channel that breaks.
+// The executor behind its real channels, with the client's end in the same process and a driver
+// that only writes down: one order for what nobody waits for, lanes that pass one another, and an
+// end with a reason for every channel that breaks.
 #include "worker/executor.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +43,8 @@ class Signal {
 
 enum class Kind { kShm, kIvshmem, kTcp };
 
-// A session with a client's end. Never taken down: its threads live as long as the process, as a worker's do.
+// A session with a client's end. Never taken down: its threads live as long as the process, as a
+// worker's do.
 class Rig {
  public:
   explicit Rig(Kind kind) {
@@ -60,9 +62,11 @@ class Rig {
       const std::vector<std::byte> record(512);
       EXPECT_TRUE(endpoint->publish_record(record, &error)) << error;
       channel = std::make_unique<client::ShmChannel>(
-          slot.map(), kind == Kind::kShm ? wire::ChannelKind::kShm : wire::ChannelKind::kIvshmem, -1, -1);
+          slot.map(), kind == Kind::kShm ? wire::ChannelKind::kShm : wire::ChannelKind::kIvshmem,
+          -1, -1);
     }
-    session = std::make_unique<worker::Session>(driver.table, std::move(endpoint), worker::SessionPlan{});
+    session =
+        std::make_unique<worker::Session>(driver.table, std::move(endpoint), worker::SessionPlan{});
     auto v = std::make_unique<worker::Vgpu>();
     v->gpu = &gpu;
     v->gate = std::make_unique<worker::Gate>(driver.table);
@@ -80,7 +84,8 @@ class Rig {
     send(wire::kFillDevice, wire::kNoLane, 0, &f, sizeof f);
   }
   // What a thread of the application does: false when the session ended meanwhile.
-  bool exchange(uint16_t function, uint16_t lane, uint32_t sequence, uint32_t* status, const void* body = nullptr, size_t n = 0) {
+  bool exchange(uint16_t function, uint16_t lane, uint32_t sequence, uint32_t* status,
+                const void* body = nullptr, size_t n = 0) {
     send(function, lane, sequence, body, n);
     client::Reply reply;
     const bool ok = channel->wait(lane, sequence, &reply, {});
@@ -92,7 +97,8 @@ class Rig {
     uint32_t status = 1;
     return exchange(wire::kDeviceIdle, lane, sequence, &status, &idle, sizeof idle) && status == 0;
   }
-  void send(uint16_t function, uint16_t lane, uint32_t sequence, const void* body, size_t n, uint32_t context = 1) {
+  void send(uint16_t function, uint16_t lane, uint32_t sequence, const void* body, size_t n,
+            uint32_t context = 1) {
     std::lock_guard lock(append);
     const size_t size = wire::round_up(sizeof(wire::FrameHeader) + n, 8);
     std::byte* at = channel->reserve(size);
@@ -170,7 +176,8 @@ TEST_P(Execution, WhatWasPostedBeforeACallHasRunWhenItAnswers) {
     uint32_t status = 1;
     const uint64_t nothing = 0;
     // Alternately short calls, which the leader answers itself, and those that it parks for.
-    ASSERT_TRUE(i % 2 ? rig.exchange(wire::kPing, 3, i, &status, &nothing, sizeof nothing) : rig.wait_idle(3, i));
+    ASSERT_TRUE(i % 2 ? rig.exchange(wire::kPing, 3, i, &status, &nothing, sizeof nothing)
+                      : rig.wait_idle(3, i));
     ASSERT_EQ(rig.driver.fill_count(), i);
   }
 }
@@ -202,7 +209,8 @@ TEST_P(Execution, AWaitingCallStopsNobodyElse) {
   waiter.join();
 }
 
-// As ncclCommInitRank: each returns only when all have come. Sixty are about what a slot has lanes for.
+// As ncclCommInitRank: each returns only when all have come. Sixty are about what a slot has lanes
+// for.
 TEST_P(Execution, CallsThatNeedOneAnotherAllReturn) {
   Rig& rig = make();
   constexpr int kCalls = 60;
@@ -216,13 +224,14 @@ TEST_P(Execution, CallsThatNeedOneAnotherAllReturn) {
     std::unique_lock lock(meeting.mutex);
     ++meeting.here;
     meeting.all_here.notify_all();
-    return meeting.all_here.wait_for(lock, 20s, [&] { return meeting.here == kCalls; }) ? CUDA_SUCCESS : CUDA_ERROR_TIMEOUT;
+    return meeting.all_here.wait_for(lock, 20s, [&] { return meeting.here == kCalls; })
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_TIMEOUT;
   };
   rig.executor->start();
   std::vector<std::thread> threads;
   std::atomic<int> good{0};
-  for (uint16_t i = 0; i < kCalls; ++i)
-    threads.emplace_back([&, i] { good += rig.wait_idle(i); });
+  for (uint16_t i = 0; i < kCalls; ++i) threads.emplace_back([&, i] { good += rig.wait_idle(i); });
   for (auto& t : threads) t.join();
   EXPECT_EQ(good, kCalls);
 }
@@ -281,13 +290,14 @@ TEST_P(Execution, BadCommandsEndTheSessionWithAReason) {
     uint16_t function, lane;
     const char* reason;
   };
-  for (const Case& c : {Case{"unknown control function", 63, wire::kNoLane, "the command 63"},
-                        Case{"function beyond the table", 40000, 0, "the command 40000"},
-                        Case{"an answer from the client", wire::kReply, wire::kNoLane, "the command 0"},
-                        Case{"waits for what has no answer", wire::kFillDevice, 0, "the command 16"},
-                        Case{"does not wait for an answer", wire::kPing, wire::kNoLane, "the command 4"},
-                        Case{"cut short", wire::kFillDevice, wire::kNoLane, "FillDevice is cut short"},
-                        Case{"closes", wire::kClose, wire::kNoLane, "closed its session"}}) {
+  for (const Case& c :
+       {Case{"unknown control function", 63, wire::kNoLane, "the command 63"},
+        Case{"function beyond the table", 40000, 0, "the command 40000"},
+        Case{"an answer from the client", wire::kReply, wire::kNoLane, "the command 0"},
+        Case{"waits for what has no answer", wire::kFillDevice, 0, "the command 16"},
+        Case{"does not wait for an answer", wire::kPing, wire::kNoLane, "the command 4"},
+        Case{"cut short", wire::kFillDevice, wire::kNoLane, "FillDevice is cut short"},
+        Case{"closes", wire::kClose, wire::kNoLane, "closed its session"}}) {
     Rig& rig = make();
     rig.executor->start();
     rig.send(c.function, c.lane, 1, nullptr, 0);
@@ -327,9 +337,12 @@ TEST_P(Execution, TheClientsGoodByeEndsTheSession) {
   EXPECT_EQ(rig.driver.fill_count(), 1u) << "what came before runs";
 }
 
-INSTANTIATE_TEST_SUITE_P(Channels, Execution, ::testing::Values(Kind::kShm, Kind::kIvshmem, Kind::kTcp),
+INSTANTIATE_TEST_SUITE_P(Channels, Execution,
+                         ::testing::Values(Kind::kShm, Kind::kIvshmem, Kind::kTcp),
                          [](const auto& p) {
-                           return p.param == Kind::kShm ? "shm" : p.param == Kind::kIvshmem ? "ivshmem" : "tcp";
+                           return p.param == Kind::kShm       ? "shm"
+                                  : p.param == Kind::kIvshmem ? "ivshmem"
+                                                              : "tcp";
                          });
 
 TEST(BrokenRing, EndsTheSessionWithAReason) {
@@ -354,9 +367,10 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
     uint32_t size;
     const char* reason;
   };
-  for (const Case& c : {Case{0, "no valid frame"}, Case{8, "no valid frame"}, Case{20, "no valid frame"},
-                        Case{wire::kMaxFrameBytes + 8, "no valid frame"}, Case{~0u, "no valid frame"},
-                        Case{64, "connection to the client was lost"}}) {
+  for (const Case& c :
+       {Case{0, "no valid frame"}, Case{8, "no valid frame"}, Case{20, "no valid frame"},
+        Case{wire::kMaxFrameBytes + 8, "no valid frame"}, Case{~0u, "no valid frame"},
+        Case{64, "connection to the client was lost"}}) {
     Rig& rig = keep<Rig>(Kind::kTcp);
     rig.executor->start();
     const wire::FrameHeader h{c.size, wire::kPing, 0, 1, 1};
@@ -383,7 +397,9 @@ TEST(DeafClient, CanBeEnded) {
     same = now == before ? same + 1 : 0;
     before = now;
   }
-  std::thread([&rig] { rig.executor->end("the server ended it", CUDA_ERROR_SYSTEM_NOT_READY); }).detach();
+  std::thread([&rig] {
+    rig.executor->end("the server ended it", CUDA_ERROR_SYSTEM_NOT_READY);
+  }).detach();
   EXPECT_TRUE(rig.ended.wait()) << "the end waits for the client";
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A driver table for the executor's tests: fills write down their value, waits wait as long as a test wants, and everything else there is does nothing.
-// One at a time in a process.
+// A driver table for the executor's tests: fills write down their value, waits wait as long as a
+// test wants, and everything else there is does nothing. One at a time in a process.
 #pragma once
 
 #include <atomic>
@@ -19,8 +19,12 @@ class FakeDriver {
   FakeDriver() {
     table.cuCtxSetCurrent = [](CUcontext) { return CUDA_SUCCESS; };
     table.cuStreamQuery = [](CUstream) { return get()->stream_status.load(); };
-    table.cuMemsetD32Async = [](CUdeviceptr, unsigned value, size_t, CUstream) { return get()->fill(value); };
-    table.cuCtxSynchronize = [] { return get()->on_synchronize ? get()->on_synchronize() : CUDA_SUCCESS; };
+    table.cuMemsetD32Async = [](CUdeviceptr, unsigned value, size_t, CUstream) {
+      return get()->fill(value);
+    };
+    table.cuCtxSynchronize = [] {
+      return get()->on_synchronize ? get()->on_synchronize() : CUDA_SUCCESS;
+    };
     table.cuGetErrorName = [](CUresult, const char** name) {
       *name = "FAKE_ERROR";
       return CUDA_SUCCESS;
@@ -55,7 +59,8 @@ class FakeDriver {
     return fill_status;
   }
 
-  static inline std::atomic<FakeDriver*> current_{nullptr};  // the newest one: older sessions' watchdogs ask it too
+  static inline std::atomic<FakeDriver*> current_{
+      nullptr};  // the newest one: older sessions' watchdogs ask it too
   std::mutex mutex_;
   std::condition_variable grown_;
   std::vector<unsigned> fills_;

@@ -14,7 +14,8 @@ namespace sluice::worker {
 namespace {
 
 constexpr uint64_t kKind = 3;
-constexpr uint64_t id(uint64_t index, uint64_t generation = 1, uint64_t kind = kKind, uint64_t tag = 0x51ce) {
+constexpr uint64_t id(uint64_t index, uint64_t generation = 1, uint64_t kind = kKind,
+                      uint64_t tag = 0x51ce) {
   return tag << 48 | kind << 40 | generation << 24 | index;
 }
 
@@ -28,7 +29,8 @@ TEST(Objects, ComeAndGoByTheirWholeId) {
   int value = 0;
   EXPECT_TRUE(table.get(id(5), &value));
   EXPECT_EQ(value, 55);
-  for (uint64_t other : {id(5, 2), id(5, 0), id(4), id(6), id(5, 1, 4), id(5, 1, kKind, 0x51cf), uint64_t{0}, uint64_t{5}, ~uint64_t{0}}) {
+  for (uint64_t other : {id(5, 2), id(5, 0), id(4), id(6), id(5, 1, 4), id(5, 1, kKind, 0x51cf),
+                         uint64_t{0}, uint64_t{5}, ~uint64_t{0}}) {
     EXPECT_FALSE(table.get(other, &value)) << std::hex << other;
     EXPECT_FALSE(table.take(other, &value)) << std::hex << other;
   }
@@ -42,7 +44,8 @@ TEST(Objects, ComeAndGoByTheirWholeId) {
 
 TEST(Objects, ForeignAndMadeUpIdsAreNotAdded) {
   ObjectTable<int> table{kKind, 100};
-  for (uint64_t bad : {uint64_t{0}, id(0, 0, 0, 0), id(100), id(0xffffff), id(5, 1, 4), id(5, 1, kKind, 0), id(5, 1, kKind, 0xd1ce), ~uint64_t{0}}) {
+  for (uint64_t bad : {uint64_t{0}, id(0, 0, 0, 0), id(100), id(0xffffff), id(5, 1, 4),
+                       id(5, 1, kKind, 0), id(5, 1, kKind, 0xd1ce), ~uint64_t{0}}) {
     EXPECT_FALSE(table.has_room(bad)) << std::hex << bad;
     EXPECT_FALSE(table.add(bad, 1)) << std::hex << bad;
   }
