@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real sluice-doorbell with a region in a file: this process plays the server on one side and the guest, which maps the same file, on the other.
+// The real sluice-doorbell with a region in a file: this process plays the server on one side and
+// the guest, which maps the same file, on the other.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -34,7 +35,8 @@ struct GuestSlot {
   GuestSlot(const std::string& path, size_t region_bytes, uint32_t slots, uint32_t index) {
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     std::string error;
-    EXPECT_TRUE(map.map(fd, channel::slot_bytes_of(region_bytes, slots), index, 0, &error)) << error;
+    EXPECT_TRUE(map.map(fd, channel::slot_bytes_of(region_bytes, slots), index, 0, &error))
+        << error;
     close(fd);
   }
   SlotState state() const { return static_cast<SlotState>(map.header().state.load()); }
@@ -45,7 +47,8 @@ struct GuestSlot {
   }
   bool claim() {
     uint32_t expected = static_cast<uint32_t>(SlotState::kFree);
-    return map.header().state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClaimed));
+    return map.header().state.compare_exchange_strong(expected,
+                                                      static_cast<uint32_t>(SlotState::kClaimed));
   }
   void open_session(const char* program = "guest") {
     EXPECT_TRUE(claim());
@@ -91,7 +94,9 @@ class DoorbellProcess : public ::testing::Test {
     const std::string socket_path = folder_ + "/doorbell.sock";
     unlink(socket_path.c_str());
     const char* argv[] = {SLUICE_DOORBELL, "--control", socket_path.c_str(), nullptr};
-    ASSERT_EQ(posix_spawn(&pid_, SLUICE_DOORBELL, nullptr, nullptr, const_cast<char**>(argv), environ), 0);
+    ASSERT_EQ(
+        posix_spawn(&pid_, SLUICE_DOORBELL, nullptr, nullptr, const_cast<char**>(argv), environ),
+        0);
     connect_server();
   }
   void stop() {
@@ -116,7 +121,9 @@ class DoorbellProcess : public ::testing::Test {
     }
     FAIL() << "the doorbell does not listen";
   }
-  void say(const std::string& text) { ASSERT_EQ(send(server_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size())); }
+  void say(const std::string& text) {
+    ASSERT_EQ(send(server_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  }
   // The next message whose verb is `verb`; the others are kept for later questions.
   std::optional<std::string> hear(const std::string& verb, int timeout_ms = 4000) {
     const uint64_t end = channel::now_ns() + static_cast<uint64_t>(timeout_ms) * 1'000'000;
@@ -163,7 +170,8 @@ TEST_F(DoorbellProcess, FormatsABlankRegionAndCountsWhileItLives) {
   ASSERT_NE(page, MAP_FAILED);
   const auto& header = *static_cast<channel::RegionHeader*>(page);
   std::string error;
-  EXPECT_EQ(channel::check_region(header, kRegion, &error), channel::slot_bytes_of(kRegion, kSlots)) << error;
+  EXPECT_EQ(channel::check_region(header, kRegion, &error), channel::slot_bytes_of(kRegion, kSlots))
+      << error;
   for (uint32_t i = 0; i < kSlots; ++i) {
     EXPECT_EQ(guest(i).state(), SlotState::kFree);
     EXPECT_EQ(guest(i).map.header().magic, channel::kSlotMagic);
@@ -242,7 +250,8 @@ TEST_F(DoorbellProcess, ReportsTheEndAndReleasesTheSlot) {
 
 TEST_F(DoorbellProcess, NonsenseInTheStateWordIsAnEnd) {
   watch();
-  for (uint32_t i = 0; i < kSlots; ++i) guest(i).map.header().state = i == 0 ? 7u : i == 1 ? 0x80000000u : ~0u;
+  for (uint32_t i = 0; i < kSlots; ++i)
+    guest(i).map.header().state = i == 0 ? 7u : i == 1 ? 0x80000000u : ~0u;
   for (uint32_t i = 0; i < kSlots; ++i) {
     const auto closed = hear("closed");
     ASSERT_TRUE(closed);
@@ -263,7 +272,8 @@ TEST_F(DoorbellProcess, WakesASleepingWorkerWhoseGuestRings) {
       h.doorbell.store(1);
     });
     const uint64_t since = channel::now_ns();
-    while (h.wake.load() == seen && channel::now_ns() - since < 10'000'000'000) channel::futex_wait(h.wake, seen, 1'000'000'000);
+    while (h.wake.load() == seen && channel::now_ns() - since < 10'000'000'000)
+      channel::futex_wait(h.wake, seen, 1'000'000'000);
     ring.join();
     ASSERT_NE(h.wake.load(), seen) << "round " << i;
     EXPECT_EQ(h.doorbell.load(), 0u);
@@ -347,15 +357,16 @@ TEST_F(DoorbellProcess, SaysWhatItCannotWatch) {
   struct Case {
     std::string message, reason;
   };
-  for (const Case& c : {Case{"watch\nid=a\npath=" + folder_ + "/missing\nslots=1", "No such file"},
-                        Case{"watch\nid=a\npath=" + folder_ + "\nslots=1", "directory"},
-                        Case{"watch\nid=a\npath=" + folder_ + "/link\nslots=1", "symbolic link"},
-                        Case{"watch\nid=a\npath=" + small + "\nslots=1", "too few"},
-                        Case{"watch\nid=a\npath=" + region_ + "\nslots=0", "slots from 1 to 4096"},
-                        Case{"watch\nid=a\npath=" + region_ + "\nslots=4097", "slots from 1 to 4096"},
-                        Case{"watch\npath=" + region_ + "\nslots=1", "watch needs id"},
-                        Case{"release\nid=none\nslot=0", "no such region or slot"},
-                        Case{"sing\nid=a", "no such region or slot"}}) {
+  for (const Case& c :
+       {Case{"watch\nid=a\npath=" + folder_ + "/missing\nslots=1", "No such file"},
+        Case{"watch\nid=a\npath=" + folder_ + "\nslots=1", "directory"},
+        Case{"watch\nid=a\npath=" + folder_ + "/link\nslots=1", "symbolic link"},
+        Case{"watch\nid=a\npath=" + small + "\nslots=1", "too few"},
+        Case{"watch\nid=a\npath=" + region_ + "\nslots=0", "slots from 1 to 4096"},
+        Case{"watch\nid=a\npath=" + region_ + "\nslots=4097", "slots from 1 to 4096"},
+        Case{"watch\npath=" + region_ + "\nslots=1", "watch needs id"},
+        Case{"release\nid=none\nslot=0", "no such region or slot"},
+        Case{"sing\nid=a", "no such region or slot"}}) {
     say(c.message);
     const auto error = hear("error");
     ASSERT_TRUE(error) << c.message;
