@@ -98,7 +98,7 @@ async def do(action: Callable[..., Any], *arguments: Any) -> Any:
 
 async def until(condition: Callable[[], bool], within: float = 10) -> None:
     async with asyncio.timeout(within):
-        while not condition():  # noqa: ASYNC110 - files and libvirt have no event to wait for
+        while not condition():
             await asyncio.sleep(0.02)
 
 
