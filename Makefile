@@ -35,7 +35,7 @@ lint: build/.base python ## ruff, mypy --strict, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy cli config controller dev guest_runtime hypervisor server tests/harness native/codegen
-	$(PY) -m clang_format_check native
+	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 
 sanitize: build/.base ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer, then ThreadSanitizer
 	dev/sanitize.sh address,undefined
@@ -59,7 +59,7 @@ docs: native ## docs/api-coverage.md from the registry
 
 format: build/.base ## ruff format and clang-format, in place
 	$(PY) -m ruff format .
-	find native tests -name '*.cc' -o -name '*.h' -o -name '*.c' -o -name '*.cu' | xargs $(VENV)/bin/clang-format -i
+	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format -i
 
 build/.base: pyproject.toml dev/install_debian.sh
 	dev/install_debian.sh build

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Timings of CUDA calls as an application sees them: one mode a run, one JSON object on standard output. Run by bench.py over a channel, over
-// another, and natively. Every figure is a median of its own repetitions.
+// Timings of CUDA calls as an application sees them: one mode a run, one JSON object on standard
+// output. Run by bench.py over a channel, over another, and natively. Every figure is a median of
+// its own repetitions.
 #include <cuda_runtime.h>
 #include <time.h>
 #include <unistd.h>
@@ -12,13 +13,13 @@
 #include <string>
 #include <vector>
 
-#define CHECK(call)                                                               \
-  do {                                                                            \
-    const cudaError_t e_ = (call);                                                \
-    if (e_ != cudaSuccess) {                                                      \
-      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(e_));            \
-      std::exit(1);                                                               \
-    }                                                                             \
+#define CHECK(call)                                                    \
+  do {                                                                 \
+    const cudaError_t e_ = (call);                                     \
+    if (e_ != cudaSuccess) {                                           \
+      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(e_)); \
+      std::exit(1);                                                    \
+    }                                                                  \
   } while (0)
 
 __global__ void five(float* a, float* b, int n, float x, int y) {
@@ -115,13 +116,17 @@ int main(int argc, char** argv) {
     std::vector<char> host(bytes, 7);
     char* device;
     CHECK(cudaMalloc(&device, bytes));
-    put("pageable_to_device_gib_s", gib_s(bytes, each_us(7, [&] {
-          CHECK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
-          CHECK(cudaDeviceSynchronize());
-        })));
-    put("pageable_to_host_gib_s", gib_s(bytes, each_us(7, [&] {
-          CHECK(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost));
-        })), true);
+    put("pageable_to_device_gib_s",
+        gib_s(bytes, each_us(7, [&] {
+                CHECK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
+                CHECK(cudaDeviceSynchronize());
+              })));
+    put("pageable_to_host_gib_s",
+        gib_s(
+            bytes,
+            each_us(
+                7, [&] { CHECK(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost)); })),
+        true);
   } else if (mode == "gpu") {
     const size_t bytes = mib << 20;
     put("launch_us", async_call_us(50));
@@ -131,12 +136,10 @@ int main(int argc, char** argv) {
           CHECK(cudaStreamSynchronize(nullptr));
         }));
     int word = 0;
-    put("copy_4_bytes_to_host_us", each_us(2000, [&] {
-          CHECK(cudaMemcpy(&word, g_a, 4, cudaMemcpyDeviceToHost));
-        }));
-    put("copy_4_bytes_to_device_us", each_us(2000, [&] {
-          CHECK(cudaMemcpy(g_a, &word, 4, cudaMemcpyHostToDevice));
-        }));
+    put("copy_4_bytes_to_host_us",
+        each_us(2000, [&] { CHECK(cudaMemcpy(&word, g_a, 4, cudaMemcpyDeviceToHost)); }));
+    put("copy_4_bytes_to_device_us",
+        each_us(2000, [&] { CHECK(cudaMemcpy(g_a, &word, 4, cudaMemcpyHostToDevice)); }));
     put("malloc_free_2_mib_us", each_us(300, [] {
           void* p;
           CHECK(cudaMalloc(&p, 2 << 20));
@@ -158,20 +161,24 @@ int main(int argc, char** argv) {
     CHECK(cudaMalloc(&device, bytes));
     CHECK(cudaMallocHost(&pinned, bytes));
     std::memset(pinned, 1, bytes);
-    put("pinned_to_device_gib_s", gib_s(bytes, each_us(10, [&] {
-          CHECK(cudaMemcpy(device, pinned, bytes, cudaMemcpyHostToDevice));
-        })));
-    put("pinned_to_host_gib_s", gib_s(bytes, each_us(10, [&] {
-          CHECK(cudaMemcpy(pinned, device, bytes, cudaMemcpyDeviceToHost));
-        })));
+    put("pinned_to_device_gib_s",
+        gib_s(bytes, each_us(10, [&] {
+                CHECK(cudaMemcpy(device, pinned, bytes, cudaMemcpyHostToDevice));
+              })));
+    put("pinned_to_host_gib_s",
+        gib_s(bytes, each_us(10, [&] {
+                CHECK(cudaMemcpy(pinned, device, bytes, cudaMemcpyDeviceToHost));
+              })));
     std::vector<char> host(bytes, 7);
-    put("pageable_to_device_gib_s", gib_s(bytes, each_us(7, [&] {
-          CHECK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
-          CHECK(cudaDeviceSynchronize());
-        })));
-    put("pageable_to_host_gib_s", gib_s(bytes, each_us(7, [&] {
-          CHECK(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost));
-        })));
+    put("pageable_to_device_gib_s",
+        gib_s(bytes, each_us(7, [&] {
+                CHECK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
+                CHECK(cudaDeviceSynchronize());
+              })));
+    put("pageable_to_host_gib_s",
+        gib_s(bytes, each_us(7, [&] {
+                CHECK(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost));
+              })));
     put("start_ms", started / 1000, true);
   } else {
     std::fprintf(stderr, "usage: calls start | calls | idle SECONDS | copy MIB | gpu MIB\n");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine's own floors, which no forwarding can beat: a bare ping-pong over shared memory (both sides spinning) and over TCP (both blocking), a
-// bare memcpy, and an ideal two-stage copy pipeline (one thread into a staging ring, one out of it). One JSON object on standard output.
+// The machine's own floors, which no forwarding can beat: a bare ping-pong over shared memory (both
+// sides spinning) and over TCP (both blocking), a bare memcpy, and an ideal two-stage copy pipeline
+// (one thread into a staging ring, one out of it). One JSON object on standard output.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/mman.h>
@@ -95,7 +96,8 @@ constexpr size_t kBytes = 256 << 20, kPiece = 1 << 20, kPieces = 16;
 double gib_s(double us) { return static_cast<double>(kBytes) / us * 1e6 / (1 << 30); }
 
 char* pages(size_t n) {
-  auto* p = static_cast<char*>(mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* p = static_cast<char*>(
+      mmap(nullptr, n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::memset(p, 1, n);
   return p;
 }
@@ -124,7 +126,8 @@ double pipeline_gib_s(char* to, const char* from) {
       }
     });
     for (size_t at = 0; at < kBytes; at += kPiece) {
-      while (at >= drained.load(std::memory_order_acquire) + kPiece * kPieces) __builtin_ia32_pause();
+      while (at >= drained.load(std::memory_order_acquire) + kPiece * kPieces)
+        __builtin_ia32_pause();
       std::memcpy(staging + at % (kPiece * kPieces), from + at, kPiece);
       filled.store(at + kPiece, std::memory_order_release);
     }
@@ -140,7 +143,9 @@ int main() {
   const double shm = shm_ping_pong_us(), tcp = tcp_ping_pong_us();
   char *a = pages(kBytes), *b = pages(kBytes);
   const double plain = memcpy_gib_s(a, b), pipeline = pipeline_gib_s(a, b);
-  std::printf("{\"shm_ping_pong_us\": %.4f, \"tcp_ping_pong_us\": %.4f, \"memcpy_gib_s\": %.3f, \"pipeline_gib_s\": %.3f}\n",
-              shm, tcp, plain, pipeline);
+  std::printf(
+      "{\"shm_ping_pong_us\": %.4f, \"tcp_ping_pong_us\": %.4f, \"memcpy_gib_s\": %.3f, "
+      "\"pipeline_gib_s\": %.3f}\n",
+      shm, tcp, plain, pipeline);
   return 0;
 }
