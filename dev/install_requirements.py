@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Installs this project's requirements and the named extras into the running Python, not the project itself.
+"""Installs this project's requirements and the named extras, not the project itself.
 
-Called by the Makefile: a checkout runs from build/python, so only what pyproject.toml lists is wanted. libvirt-python has to
-match the libvirt that is installed, so it is pinned to that.
+Called by the Makefile: a checkout runs from build/python, so only what pyproject.toml lists is
+wanted. libvirt-python has to match the libvirt that is installed, so it is pinned to that.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with a static grant: for the benchmark and the GPU tests, where the control plane is not what is measured.
+"""A server with a static grant: for benchmark and GPU tests, which do not measure the control plane.
 
-Speaks OpenSession on a Unix socket (and TCP when asked) and the worker control protocol, with the standard library alone.
-Every session gets a fresh warm worker and the same vGPU. `python static_server.py --help` lists the options.
+Speaks OpenSession on a Unix socket (and TCP when asked) and the worker control protocol, with the
+standard library alone. Every session gets a fresh warm worker and the same vGPU.
+`python static_server.py --help` lists the options.
 """
 
 from __future__ import annotations
 
 import argparse
 import array
+import contextlib
 import os
 import secrets
 import selectors
@@ -38,8 +40,13 @@ class StaticWorker:
             command += ["--visible-devices", args.visible_devices]
         if args.uid:
             command += ["--uid", str(args.uid), "--gid", str(args.uid)]
-        log = open(args.log, "ab") if args.log else None
-        self.process = subprocess.Popen(command, pass_fds=[listener.fileno()], stdout=subprocess.DEVNULL, stderr=log)
+        with contextlib.ExitStack() as files:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[listener.fileno()],
+                stdout=subprocess.DEVNULL,
+                stderr=files.enter_context(Path(args.log).open("ab")) if args.log else None,
+            )
         listener.close()
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(str(self.path))
