@@ -232,11 +232,20 @@ TEST_F(Memory, CopiesAndFillsOfBoxes) {
 TEST_F(Memory, StreamOrderedAllocationReturnsItsMemory) {
   size_t before = free_bytes();
   CUdeviceptr p = 0;
+  CUmemoryPool pool = nullptr;
+  CHECK_CU(cuDeviceGetDefaultMemPool(&pool, 0));
   CHECK_CU(cuMemAllocAsync(&p, 4 << 20, nullptr));
+  cuuint64_t used = 0;
+  CHECK_CU(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+  EXPECT_EQ(4u << 20, used);
   CHECK_CU(cuMemsetD8Async(p, 1, 4 << 20, nullptr));
   CHECK_CU(cuMemFreeAsync(p, nullptr));
   CHECK_CU(cuCtxSynchronize());
   EXPECT_EQ(before, free_bytes());
+  CHECK_CU(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used));
+  EXPECT_EQ(0u, used);
+  CHECK_CU(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH, &used));
+  EXPECT_EQ(4u << 20, used);
 }
 
 }  // namespace

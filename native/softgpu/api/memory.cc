@@ -7,6 +7,7 @@
 #include "softgpu/api/api.h"
 #include "softgpu/memory/allocations.h"
 #include "softgpu/memory/range_map.h"
+#include "softgpu/runtime/pool.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -160,9 +161,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     if (!ours) return CUDA_ERROR_INVALID_VALUE;
     synchronize_all_contexts();  // kernels may be using it: CUDA waits for them too
     if (!Allocations::instance().remove(pointer)) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t rounded = (known->size + kAlignment - 1) / kAlignment * kAlignment;
-    RangeMap::instance().retract(pointer, rounded);
-    device_at(known->device)->memory.release(pointer);
+    release_device_allocation(*known);
     return outcome(context);
   });
 }

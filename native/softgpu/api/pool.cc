@@ -1,57 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation. Memory is taken at the call, so that it can fail there, and given back
 // when the stream reaches the free.
-#include <map>
-#include <mutex>
-
 #include "softgpu/api/api.h"
 #include "softgpu/memory/allocations.h"
 #include "softgpu/memory/range_map.h"
+#include "softgpu/runtime/pool.h"
 
 namespace sluice::softgpu {
 namespace {
 
-// A pool is its attributes; the memory is the device's.
-struct Pool {
-  int device;
-  std::map<int, uint64_t> attributes;
-};
-
-struct PoolTable {
-  std::mutex mutex;
-  std::map<const void*, std::unique_ptr<Pool>> pools;
-  std::map<int, Pool*> standard;  // the default pool of each device
-  std::map<int, Pool*> current;
-};
-
-PoolTable& table() {
-  static auto* all = new PoolTable;
-  return *all;
-}
-
-Pool* make_pool_locked(int device) {
-  auto pool = std::make_unique<Pool>(Pool{device, {}});
-  Pool* made = pool.get();
-  table().pools[made] = std::move(pool);
-  return made;
-}
-
-Pool* default_pool(int device) {
-  std::lock_guard lock(table().mutex);
-  Pool*& pool = table().standard[device];
-  if (!pool) pool = make_pool_locked(device);
-  return pool;
-}
-
-Pool* pool_from(CUmemoryPool handle) {
-  std::lock_guard lock(table().mutex);
-  auto found = table().pools.find(handle);
-  return found == table().pools.end() ? nullptr : found->second.get();
-}
-
-CUresult allocate(Context& context, Stream& stream, int ordinal, size_t size,
+CUresult allocate(Stream& stream, Context& context, CUmemoryPool pool, size_t size,
                   CUdeviceptr* pointer) {
-  if (!pointer) return CUDA_ERROR_INVALID_VALUE;
+  int ordinal = Pools::instance().device_of(pool);
+  if (!pointer || ordinal < 0) return CUDA_ERROR_INVALID_VALUE;
   if (size == 0) {
     *pointer = 0;
     return CUDA_SUCCESS;
@@ -65,10 +26,16 @@ CUresult allocate(Context& context, Stream& stream, int ordinal, size_t size,
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
   uint64_t mask = 1ull << ordinal | device.peers.load();
-  Allocations::instance().add({address, size, AllocationKind::kPool, ordinal, &context});
+  Allocations::instance().add({address, size, AllocationKind::kPool, ordinal, &context, 0,
+                               reinterpret_cast<uintptr_t>(pool)});
+  Pools::instance().took(pool, size);
   RangeMap::instance().grant(address, rounded, mask, mask);
   *pointer = address;
   return CUDA_SUCCESS;
+}
+
+bool narrow(CUmemPool_attribute which) {
+  return which <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
 }
 
 }  // namespace
@@ -78,16 +45,15 @@ using namespace sluice::softgpu;
 
 CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t size, CUstream handle) {
   return with_stream(handle, [&](Context& context, Stream& stream) {
-    return allocate(context, stream, context.device().ordinal, size, pointer);
+    CUmemoryPool pool = Pools::instance().current(context.device().ordinal);
+    return allocate(stream, context, pool, size, pointer);
   });
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t size, CUmemoryPool pool_handle,
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t size, CUmemoryPool pool,
                                  CUstream handle) {
-  return with_stream(handle, [&](Context& context, Stream& stream) -> CUresult {
-    Pool* pool = pool_from(pool_handle);
-    if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    return allocate(context, stream, pool->device, size, pointer);
+  return with_stream(handle, [&](Context& context, Stream& stream) {
+    return allocate(stream, context, pool, size, pointer);
   });
 }
 
@@ -101,10 +67,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
     }
     context.submit_always(stream, [pointer] {
       std::optional<Allocation> freed = Allocations::instance().remove(pointer);
-      if (!freed) return;
-      uint64_t rounded = (freed->size + kAlignment - 1) / kAlignment * kAlignment;
-      RangeMap::instance().retract(pointer, rounded);
-      device_at(freed->device)->memory.release(pointer);
+      if (freed) release_device_allocation(*freed);
     });
     return CUDA_SUCCESS;
   });
@@ -113,7 +76,7 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice dev) {
   return with_device(dev, [&](Device& device) -> CUresult {
     if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    *pool = reinterpret_cast<CUmemoryPool>(default_pool(device.ordinal));
+    *pool = Pools::instance().standard(device.ordinal);
     return CUDA_SUCCESS;
   });
 }
@@ -121,22 +84,15 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice dev) {
 CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice dev) {
   return with_device(dev, [&](Device& device) -> CUresult {
     if (!pool) return CUDA_ERROR_INVALID_VALUE;
-    Pool* standard = default_pool(device.ordinal);
-    std::lock_guard lock(table().mutex);
-    auto chosen = table().current.find(device.ordinal);
-    *pool = reinterpret_cast<CUmemoryPool>(chosen == table().current.end() ? standard
-                                                                           : chosen->second);
+    *pool = Pools::instance().current(device.ordinal);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool handle) {
+CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
   return with_device(dev, [&](Device& device) -> CUresult {
-    Pool* pool = pool_from(handle);
-    if (!pool || pool->device != device.ordinal) return CUDA_ERROR_INVALID_VALUE;
-    std::lock_guard lock(table().mutex);
-    table().current[device.ordinal] = pool;
-    return CUDA_SUCCESS;
+    return Pools::instance().set_current(device.ordinal, pool) ? CUDA_SUCCESS
+                                                               : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
@@ -148,55 +104,43 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
       return CUDA_ERROR_NOT_SUPPORTED;
     }
     if (!device_at(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
-    std::lock_guard lock(table().mutex);
-    *pool = reinterpret_cast<CUmemoryPool>(make_pool_locked(properties->location.id));
+    *pool = Pools::instance().create(properties->location.id);
     return CUDA_SUCCESS;
   });
 }
 
-CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+CUresult cuMemPoolDestroy(CUmemoryPool pool) {
   return with_driver([&]() -> CUresult {
-    std::lock_guard lock(table().mutex);
-    for (const auto& [device, pool] : table().standard) {
-      if (pool == reinterpret_cast<Pool*>(handle)) return CUDA_ERROR_INVALID_VALUE;
-    }
-    std::erase_if(table().current, [&](const auto& entry) {
-      return entry.second == reinterpret_cast<Pool*>(handle);
-    });
-    return table().pools.erase(handle) != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return Pools::instance().destroy(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t) {
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
   return with_driver([&]() -> CUresult {  // nothing is kept back that could be trimmed
-    return pool_from(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return Pools::instance().device_of(pool) >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
-CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute which, void* value) {
+CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void* value) {
   return with_driver([&]() -> CUresult {
-    Pool* pool = pool_from(handle);
-    if (!pool || !value) return CUDA_ERROR_INVALID_VALUE;
-    bool narrow = which <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-    std::lock_guard lock(table().mutex);
-    pool->attributes[which] = narrow ? *static_cast<unsigned*>(value)
-                                     : *static_cast<cuuint64_t*>(value);
-    return CUDA_SUCCESS;
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    uint64_t number = narrow(which) ? *static_cast<unsigned*>(value)
+                                    : *static_cast<cuuint64_t*>(value);
+    return Pools::instance().set_attribute(pool, which, number) ? CUDA_SUCCESS
+                                                                : CUDA_ERROR_INVALID_VALUE;
   });
 }
 
-CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute which, void* value) {
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void* value) {
   return with_driver([&]() -> CUresult {
-    Pool* pool = pool_from(handle);
-    if (!pool || !value) return CUDA_ERROR_INVALID_VALUE;
-    bool narrow = which <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
-    std::lock_guard lock(table().mutex);
-    auto held = pool->attributes.find(which);
-    uint64_t result = held != pool->attributes.end() ? held->second : narrow ? 1 : 0;
-    if (narrow) {
-      *static_cast<unsigned*>(value) = static_cast<unsigned>(result);
+    uint64_t number = 0;
+    if (!value || !Pools::instance().attribute(pool, which, number)) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (narrow(which)) {
+      *static_cast<unsigned*>(value) = static_cast<unsigned>(number);
     } else {
-      *static_cast<cuuint64_t*>(value) = result;
+      *static_cast<cuuint64_t*>(value) = number;
     }
     return CUDA_SUCCESS;
   });

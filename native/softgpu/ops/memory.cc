@@ -267,7 +267,9 @@ void decode_cp(Decoder& d) {
 }
 
 bool fence(Exec&, const Instr&) {
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // A read-modify-write orders everything on x86, and ThreadSanitizer understands it.
+  static std::atomic<int> fenced{0};
+  fenced.fetch_add(0, std::memory_order_seq_cst);
   return true;
 }
 

@@ -9,6 +9,7 @@
 #include "softgpu/memory/range_map.h"
 #include "softgpu/runtime/log.h"
 #include "softgpu/runtime/module.h"
+#include "softgpu/runtime/pool.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -247,16 +248,18 @@ void Context::destroy() {
 void Context::free_memory() {
   for (const auto& [base, allocation] : Allocations::instance().of(this)) {
     Allocations::instance().remove(base);
-    RangeMap::instance().retract(base, allocation.size);
     switch (allocation.kind) {
       case AllocationKind::kHost:
+        RangeMap::instance().retract(base, allocation.size);
         munmap(reinterpret_cast<void*>(base), allocation.size);
         break;
       case AllocationKind::kRegistered:
+        RangeMap::instance().retract(base, allocation.size);
+        break;
       case AllocationKind::kMapped:
         break;
       default:
-        device_.memory.release(base);
+        release_device_allocation(allocation);
     }
   }
 }

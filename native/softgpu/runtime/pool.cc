@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "softgpu/runtime/pool.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "softgpu/memory/range_map.h"
+#include "softgpu/runtime/device.h"
+
+namespace sluice::softgpu {
+namespace {
+
+struct Pool {
+  int device = 0;
+  uint64_t used = 0;
+  uint64_t most = 0;
+  std::map<int, uint64_t> set;
+};
+
+}  // namespace
+
+struct Pools::State {
+  std::mutex mutex;
+  std::map<CUmemoryPool, std::unique_ptr<Pool>> pools;
+  std::map<int, CUmemoryPool> standard;
+  std::map<int, CUmemoryPool> current;
+
+  CUmemoryPool create(int device) {
+    auto pool = std::make_unique<Pool>();
+    pool->device = device;
+    auto handle = reinterpret_cast<CUmemoryPool>(pool.get());
+    pools[handle] = std::move(pool);
+    return handle;
+  }
+  Pool* find(CUmemoryPool handle) {
+    auto found = pools.find(handle);
+    return found == pools.end() ? nullptr : found->second.get();
+  }
+};
+
+Pools::Pools() : state_(new State) {}
+
+Pools& Pools::instance() {
+  static auto* pools = new Pools;
+  return *pools;
+}
+
+CUmemoryPool Pools::create(int device) {
+  std::lock_guard lock(state_->mutex);
+  return state_->create(device);
+}
+
+bool Pools::destroy(CUmemoryPool handle) {
+  std::lock_guard lock(state_->mutex);
+  for (const auto& [device, pool] : state_->standard) {
+    if (pool == handle) return false;
+  }
+  std::erase_if(state_->current, [&](const auto& entry) { return entry.second == handle; });
+  return state_->pools.erase(handle) != 0;
+}
+
+CUmemoryPool Pools::standard(int device) {
+  std::lock_guard lock(state_->mutex);
+  auto found = state_->standard.find(device);
+  if (found != state_->standard.end()) return found->second;
+  return state_->standard[device] = state_->create(device);
+}
+
+CUmemoryPool Pools::current(int device) {
+  {
+    std::lock_guard lock(state_->mutex);
+    auto found = state_->current.find(device);
+    if (found != state_->current.end()) return found->second;
+  }
+  return standard(device);
+}
+
+bool Pools::set_current(int device, CUmemoryPool handle) {
+  std::lock_guard lock(state_->mutex);
+  Pool* pool = state_->find(handle);
+  if (!pool || pool->device != device) return false;
+  state_->current[device] = handle;
+  return true;
+}
+
+int Pools::device_of(CUmemoryPool handle) {
+  std::lock_guard lock(state_->mutex);
+  Pool* pool = state_->find(handle);
+  return pool ? pool->device : -1;
+}
+
+bool Pools::set_attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t value) {
+  std::lock_guard lock(state_->mutex);
+  Pool* pool = state_->find(handle);
+  if (!pool) return false;
+  switch (which) {
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      if (value != 0) return false;  // marks can only be reset
+      pool->most = pool->used;
+      return true;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+      return false;
+    default:
+      pool->set[which] = value;
+      return true;
+  }
+}
+
+bool Pools::attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t& value) {
+  std::lock_guard lock(state_->mutex);
+  Pool* pool = state_->find(handle);
+  if (!pool) return false;
+  switch (which) {
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+      value = pool->used;
+      return true;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      value = pool->most;
+      return true;
+    default: {
+      auto held = pool->set.find(which);
+      bool reuse = which <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+      value = held != pool->set.end() ? held->second : reuse ? 1 : 0;
+      return true;
+    }
+  }
+}
+
+void Pools::took(CUmemoryPool handle, uint64_t bytes) {
+  std::lock_guard lock(state_->mutex);
+  Pool* pool = state_->find(handle);
+  if (!pool) return;
+  pool->used += bytes;
+  pool->most = std::max(pool->most, pool->used);
+}
+
+void Pools::gone(const Allocation& allocation) {
+  if (allocation.kind != AllocationKind::kPool) return;
+  std::lock_guard lock(state_->mutex);
+  Pool* pool = state_->find(reinterpret_cast<CUmemoryPool>(allocation.handle));
+  if (pool) pool->used -= std::min(pool->used, allocation.size);
+}
+
+void release_device_allocation(const Allocation& allocation) {
+  uint64_t rounded = (allocation.size + kAlignment - 1) / kAlignment * kAlignment;
+  RangeMap::instance().retract(allocation.base, rounded);
+  Pools::instance().gone(allocation);
+  device_at(allocation.device)->memory.release(allocation.base);
+}
+
+}  // namespace sluice::softgpu
