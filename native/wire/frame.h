@@ -26,6 +26,8 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 16);
 
 inline constexpr uint16_t kNoLane = 0xffff;
+// Beside the status of a reply: kernels have printed something, to be fetched with kReadOutput.
+inline constexpr uint32_t kOutputWaiting = 1u << 31;
 
 enum ControlFunction : uint16_t {
   kReply = 0,  // network channels; `context` is the status, a CUresult
@@ -63,6 +65,7 @@ enum ControlFunction : uint16_t {
   kEventSynchronize = 32,
   kEventQuery = 33,
   kEventElapsed = 34,
+  kReadOutput = 35,  // what kernels have printed; answered, empty when that was all
   kFirstApiFunction = 64,
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "worker/device_output.h"
 #include "worker/dispatch.h"
 #include "worker/log.h"
 
@@ -138,6 +139,7 @@ void load(Session& s, const Command& c, Reply& reply) {
              (r.error_bytes ? std::string(": ") + load.error : ""));
     return;
   }
+  DeviceOutput::instance().expect(image);
   table.add(l.id, code);
   std::lock_guard lock(v->mutex);
   v->code_bytes += code.bytes;

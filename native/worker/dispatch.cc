@@ -1,15 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/dispatch.h"
 
+#include "worker/device_output.h"
+
 namespace sluice::worker {
 
 namespace {
 
 void ping(Session&, const Command&, Reply&) {}
 
+void read_output(Session& s, const Command&, Reply& reply) {
+  const std::string text = DeviceOutput::instance().take(s.endpoint().reply_limit());
+  reply.put_bytes(text.data(), text.size());
+}
+
 DispatchTable make() {
   DispatchTable t{};
   t[wire::kPing] = {"ping", ping, Handler::Answered::kOnly, false};
+  t[wire::kReadOutput] = {"ReadOutput", read_output, Handler::Answered::kOnly, false};
   add_memory_handlers(t);
   add_copy_handlers(t);
   add_code_handlers(t);

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "channel/futex.h"
+#include "worker/device_output.h"
 #include "worker/log.h"
 
 namespace sluice::worker {
@@ -149,8 +150,11 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     session_.bytes_out.fetch_add(reply.body.size() + reply.borrowed.size(),
                                  std::memory_order_relaxed);
     if (is_sticky(reply.status)) endpoint_.publish_error(reply.status, false);
-    endpoint_.reply(command.header.lane, command.header.sequence, reply.status, reply.body,
-                    reply.borrowed);
+    // CUDA shows what kernels printed no later than at a synchronisation.
+    const bool output = handler.may_block && DeviceOutput::instance().waiting();
+    endpoint_.reply(command.header.lane, command.header.sequence,
+                    static_cast<uint32_t>(reply.status) | (output ? wire::kOutputWaiting : 0u),
+                    reply.body, reply.borrowed);
   } else if (reply.status != CUDA_SUCCESS) {
     if (!is_sticky(reply.status))
       log_error(std::string(handler.name) + " failed after its caller had gone on: " +

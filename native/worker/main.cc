@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "wire/control.h"
+#include "worker/device_output.h"
 #include "worker/executor.h"
 #include "worker/log.h"
 #include "worker/sandbox.h"
@@ -65,6 +66,7 @@ bool Worker::prepare(std::string* error) {
     if (!f || std::fprintf(f, "%d", getpid()) < 0 || std::fclose(f) != 0)
       log_error("joining the cgroup " + options_.cgroup + ": " + std::strerror(errno));
   }
+  if (!DeviceOutput::instance().redirect(error)) return false;
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
   // Modules are loaded whole when they are asked for: what is charged is what was loaded.
   driver_ = Driver::load(options_.driver, error);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/sandbox.h"
 
+#include <fcntl.h>
 #include <grp.h>
 #include <linux/audit.h>
 #include <linux/capability.h>
@@ -82,6 +83,10 @@ const std::vector<int>& refused() {
       SYS_io_uring_enter,
       SYS_io_uring_register,
       SYS_pidfd_getfd,
+      SYS_pidfd_send_signal,
+      SYS_tkill,
+      SYS_rt_sigqueueinfo,
+      SYS_rt_tgsigqueueinfo,
       SYS_move_pages,
       SYS_migrate_pages,
       SYS_vhangup,
@@ -116,11 +121,32 @@ const std::vector<int>& refused() {
 }
 
 const std::vector<int>& refused_without_devices() {
-  static const std::vector<int> calls = {
-      SYS_socket,   SYS_socketpair, SYS_connect, SYS_unlink,         SYS_unlinkat, SYS_rename,
-      SYS_renameat, SYS_renameat2,  SYS_mkdir,   SYS_mkdirat,        SYS_rmdir,    SYS_creat,
-      SYS_truncate, SYS_kill,       SYS_tkill,   SYS_rt_sigqueueinfo};
+  static const std::vector<int> calls = {SYS_socket,    SYS_socketpair, SYS_connect,  SYS_unlink,
+                                         SYS_unlinkat,  SYS_rename,     SYS_renameat, SYS_mkdir,
+                                         SYS_mkdirat,   SYS_rmdir,      SYS_creat,    SYS_truncate,
+                                         SYS_renameat2, SYS_ioctl};
   return calls;
+}
+
+// Calls that are refused for what they are given: a bit of one argument, or another process than
+// this.
+struct Condition {
+  int call;
+  size_t argument;
+  uint32_t mask;   // refused when one of these bits is set …
+  uint32_t equal;  // … or, without a mask, when the argument is anything else
+};
+
+std::vector<Condition> conditions(bool software) {
+  const auto self = static_cast<uint32_t>(getpid());
+  // Workers share a user, so the kernel would let them signal one another.
+  std::vector<Condition> all = {{SYS_kill, 0, 0, self}, {SYS_tgkill, 0, 0, self}};
+  constexpr uint32_t kWriting = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC;
+  if (software) {
+    all.push_back({SYS_open, 1, kWriting, 0});
+    all.push_back({SYS_openat, 2, kWriting, 0});
+  }
+  return all;
 }
 
 }  // namespace
@@ -172,8 +198,20 @@ bool restrict_system_calls(bool software, std::string* error) {
     f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(nr), 0, 1));
     f.push_back(deny);
   }
-  // Threads yes, processes no: clone without CLONE_THREAD. clone3 hides its flags, so it is said
-  // not to exist and libc falls back to clone.
+  for (const Condition& c : conditions(software)) {
+    f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(c.call), 0, 4));
+    load(offsetof(seccomp_data, args) + c.argument * sizeof(uint64_t));
+    if (c.mask)
+      f.push_back(BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, c.mask, 0, 1));
+    else
+      f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, c.equal, 1, 0));
+    f.push_back(deny);
+    load(offsetof(seccomp_data, nr));
+  }
+  // Threads yes, processes no: clone without CLONE_THREAD. clone3 and openat2 hide their flags, so
+  // they are said not to exist and callers fall back to the older ones.
+  f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_openat2, 0, 1));
+  f.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS));
   f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1));
   f.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS));
   f.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 4));

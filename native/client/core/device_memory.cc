@@ -96,6 +96,12 @@ bool DeviceMemory::find(uint64_t address, uint64_t* start, uint64_t* bytes) {
   return ranges_.find(address, start, bytes);
 }
 
+bool DeviceMemory::covers(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  uint64_t start, size;
+  return ranges_.find(address, &start, &size) && bytes <= size - (address - start);
+}
+
 void DeviceMemory::info(uint64_t* free_bytes, uint64_t* total_bytes) {
   std::lock_guard lock(mutex_);
   *total_bytes = limit_;

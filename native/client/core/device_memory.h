@@ -33,6 +33,8 @@ class DeviceMemory {
   Result free(uint64_t address);
   // The allocation that contains `address`.
   bool find(uint64_t address, uint64_t* start, uint64_t* bytes);
+  // Whether [address, address + bytes) lies in one mapping of the node.
+  bool covers(uint64_t address, uint64_t bytes);
   // What cuMemGetInfo reports.
   void info(uint64_t* free_bytes, uint64_t* total_bytes);
   bool in_window(uint64_t address) const { return address - window_ < window_bytes_; }

@@ -259,7 +259,10 @@ CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
   thread.last_lane = lane;
   struct Free {
     std::atomic<bool>& busy;
-    ~Free() { busy.store(false, std::memory_order_release); }
+    bool armed = true;
+    ~Free() {
+      if (armed) busy.store(false, std::memory_order_release);
+    }
   } free_lane{lanes_[lane].busy};
 
   uint32_t sequence = ++lanes_[lane].sequence;
@@ -289,7 +292,24 @@ CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
   if (got) *got = reply.body.size();
   if (!sink.empty() && reply.body.data() != sink.data())
     std::memcpy(sink.data(), reply.body.data(), std::min(sink.size(), reply.body.size()));
-  return static_cast<CUresult>(reply.status);
+  const auto status = static_cast<CUresult>(reply.status & ~wire::kOutputWaiting);
+  if (reply.status & wire::kOutputWaiting) {
+    // The lane serves again for this; the sink has been filled already.
+    lanes_[lane].busy.store(false, std::memory_order_release);
+    free_lane.armed = false;
+    show_output();
+  }
+  return status;
+}
+
+// To the C library's own stream, so that it keeps its place among what the program prints itself.
+void Session::show_output() {
+  std::vector<std::byte> text(64 << 10);
+  for (;;) {
+    size_t got = 0;
+    if (exchange(wire::kReadOutput, uint64_t{0}, {}, text, &got) != CUDA_SUCCESS || got == 0) return;
+    std::fwrite(text.data(), 1, std::min(got, text.size()), stdout);
+  }
 }
 
 void Session::note_done(Device& device, const Stream* stream, uint64_t upto) {
@@ -319,6 +339,17 @@ bool Session::is_device_address(uint64_t address) {
   std::lock_guard lock(globals_mutex_);
   auto it = globals_.upper_bound(address);
   return it != globals_.begin() && address - std::prev(it)->first < std::prev(it)->second;
+}
+
+bool Session::is_backed(uint64_t address, uint64_t bytes) {
+  if (Device* d = device_of_address(address)) return d->memory.covers(address, bytes);
+  if (host_memory_.in_arena(reinterpret_cast<void*>(address), bytes)) return true;
+  std::lock_guard lock(globals_mutex_);
+  auto it = globals_.upper_bound(address);
+  if (it == globals_.begin()) return false;
+  --it;
+  const uint64_t at = address - it->first;
+  return at < it->second && bytes <= it->second - at;
 }
 
 void Session::add_global(uint64_t address, uint64_t bytes) {

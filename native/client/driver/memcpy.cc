@@ -2,6 +2,7 @@
 // The copy and fill functions: what CUDA's signatures say, turned into the four moves of
 // transfer.h.
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "client/driver/transfer.h"
@@ -49,6 +50,10 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
               Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
+  for (const auto& [end, pitch] : {std::pair(to, to_pitch), std::pair(from, from_pitch)})
+    if (end.side == Side::kDevice &&
+        !c.s->is_backed(end.address, r.rows == 1 ? r.width : pitch * (r.rows - 1) + r.width))
+      return CUDA_ERROR_INVALID_VALUE;
   if (to.side == Side::kDevice && from.side == Side::kDevice)
     return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r, false);
   if (to.side == Side::kDevice)
@@ -141,8 +146,9 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
   Copy c;
   if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
   if (width == 0 || rows == 0) return CUDA_SUCCESS;
-  if (address % element || !c.s->is_device_address(address) ||
-      (rows > 1 && pitch < width * element))
+  const uint64_t row = width * element;
+  if (address % element || (rows > 1 && pitch < row) ||
+      !c.s->is_backed(address, rows == 1 ? row : pitch * (rows - 1) + row))
     return CUDA_ERROR_INVALID_VALUE;
   const wire::FillDevice f{c.stream->wire_id, address, pitch, width, rows, element, value};
   return c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);
