@@ -30,6 +30,9 @@ template <class T>
 class HandleTable {
  public:
   explicit HandleTable(Kind kind) : kind_(kind) {}
+  ~HandleTable() {
+    for (auto& chunk : chunks_) delete chunk.load();
+  }
 
   // A blank object and its id; the caller fills it before it gives the id away.
   T* create(uint64_t* id) {
