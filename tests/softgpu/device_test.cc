@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the environment says about devices, what devices say about themselves, forks, and the library
-// under the name libcuda.so.1. Settings are read once per process, so each case runs this program
-// again as a child with only its own test.
+// What the environment says about devices, what devices say about themselves, forks, and the
+// library under the name libcuda.so.1. Settings are read once per process, so each case runs this
+// program again as a child with only its own test.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -98,7 +98,8 @@ TEST(DISABLED_Child, UnderTheNameOfTheRealDriver) {
   void* driver = dlopen("libcuda.so.1", RTLD_NOW);
   ASSERT_NE(nullptr, driver) << dlerror();
   auto init = reinterpret_cast<CUresult (*)(unsigned)>(dlsym(driver, "cuInit"));
-  auto name = reinterpret_cast<CUresult (*)(char*, int, CUdevice)>(dlsym(driver, "cuDeviceGetName"));
+  auto name =
+      reinterpret_cast<CUresult (*)(char*, int, CUdevice)>(dlsym(driver, "cuDeviceGetName"));
   ASSERT_TRUE(init && name);
   char text[64];
   CHECK_CU(init(0));
@@ -107,8 +108,8 @@ TEST(DISABLED_Child, UnderTheNameOfTheRealDriver) {
 }
 
 TEST(Devices, CountAndMemoryComeFromTheEnvironment) {
-  EXPECT_TRUE(child("ThreeDevicesOf512MiB", {{"SLUICE_SOFTGPU_COUNT", "3"},
-                                             {"SLUICE_SOFTGPU_MEMORY_MIB", "512"}}));
+  EXPECT_TRUE(child("ThreeDevicesOf512MiB",
+                    {{"SLUICE_SOFTGPU_COUNT", "3"}, {"SLUICE_SOFTGPU_MEMORY_MIB", "512"}}));
 }
 
 TEST(Devices, VisibleDevicesSelectAndReorder) {
@@ -126,8 +127,8 @@ TEST(Devices, ForkWithoutExecEndsTheDriverForTheChild) {
 }
 
 TEST(Devices, TheLibraryStandsInForTheRealDriver) {
-  auto folder = std::filesystem::temp_directory_path() /
-                ("sluice-softgpu-" + std::to_string(getpid()));
+  auto folder =
+      std::filesystem::temp_directory_path() / ("sluice-softgpu-" + std::to_string(getpid()));
   std::filesystem::create_directories(folder);
   std::filesystem::create_symlink(SLUICE_SOFTGPU_LIBRARY, folder / "libcuda.so.1");
   EXPECT_TRUE(child("UnderTheNameOfTheRealDriver", {{"LD_LIBRARY_PATH", folder.string()}}));

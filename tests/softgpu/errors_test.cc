@@ -104,10 +104,10 @@ TEST_F(Errors, UnmappingUnderARunningKernelEndsTheContextAndNotTheProcess) {
   CHECK_CU(cuMemMap(window, 2 << 20, 0, handle, 0));
   CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   CHECK_CU(cuMemSetAccess(window, 2 << 20, &access, 1));
-  CUfunction f = function(
-      load(one_kernel("WAIT: ld.volatile.global.u32 %r1, [%out]; setp.eq.u32 %p1, %r1, 0;"
-                      "@%p1 bra WAIT;")),
-      "f");
+  CUfunction f =
+      function(load(one_kernel("WAIT: ld.volatile.global.u32 %r1, [%out]; setp.eq.u32 %p1, %r1, 0;"
+                               "@%p1 bra WAIT;")),
+               "f");
   CHECK_CU(launch(f, 4, 64, 0, nullptr, window, window));
   EXPECT_EQ(CUDA_ERROR_NOT_READY, cuStreamQuery(nullptr));
   CHECK_CU(cuMemUnmap(window, 2 << 20));

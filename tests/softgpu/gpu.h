@@ -21,8 +21,7 @@ inline std::string error_name(CUresult result) {
   return name ? name : std::to_string(result);
 }
 
-#define CHECK_CU(call) \
-  ASSERT_EQ(CUDA_SUCCESS, (call)) << #call
+#define CHECK_CU(call) ASSERT_EQ(CUDA_SUCCESS, (call)) << #call
 
 class GpuTest : public ::testing::Test {
  protected:

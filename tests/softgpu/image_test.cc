@@ -72,7 +72,10 @@ TEST_F(Images, WhatHoldsNoReadablePtxIsRefused) {
   EXPECT_EQ(CUDA_ERROR_NO_BINARY_FOR_GPU, cuModuleLoadData(&module, machine_code.data()));
   std::string too_new = container(hand_written("vector_add"), 120, 1, 0);
   EXPECT_EQ(CUDA_ERROR_NO_BINARY_FOR_GPU, cuModuleLoadData(&module, too_new.data()));
-  std::string cubin("\x7f" "ELF rest of it", 16);
+  std::string cubin(
+      "\x7f"
+      "ELF rest of it",
+      16);
   EXPECT_EQ(CUDA_ERROR_NO_BINARY_FOR_GPU, cuModuleLoadData(&module, cubin.data()));
   EXPECT_EQ(CUDA_ERROR_FILE_NOT_FOUND, cuModuleLoad(&module, "/nowhere/at/all.ptx"));
 }
@@ -139,8 +142,8 @@ TEST_F(Images, OccupancyFollowsThreadsAndSharedMemory) {
 TEST_F(Images, MutatedPtxNeverCrashes) {
   std::vector<std::string> seeds = {hand_written("vector_add"), hand_written("instructions")};
   for (int arch : {75, 90}) {
-    std::string path = std::string(SLUICE_SOFTGPU_COMPILED_DIR) + "/programs." +
-                       std::to_string(arch) + ".ptx";
+    std::string path =
+        std::string(SLUICE_SOFTGPU_COMPILED_DIR) + "/programs." + std::to_string(arch) + ".ptx";
     if (std::ifstream(path).good()) seeds.push_back(read_text(path).substr(0, 40'000));
   }
   std::mt19937 random(20'26);
@@ -157,11 +160,21 @@ TEST_F(Images, MutatedPtxNeverCrashes) {
     for (size_t change = 0; change < 1 + below(6); ++change) {
       size_t at = below(text.size());
       switch (below(5)) {
-        case 0: text[at] = letters[below(letters.size())]; break;
-        case 1: text.erase(at, 1 + below(20)); break;
-        case 2: text.insert(at, 1, letters[below(letters.size())]); break;
-        case 3: text.insert(at, text.substr(below(text.size()), below(60))); break;
-        default: text.resize(at); break;
+        case 0:
+          text[at] = letters[below(letters.size())];
+          break;
+        case 1:
+          text.erase(at, 1 + below(20));
+          break;
+        case 2:
+          text.insert(at, 1, letters[below(letters.size())]);
+          break;
+        case 3:
+          text.insert(at, text.substr(below(text.size()), below(60)));
+          break;
+        default:
+          text.resize(at);
+          break;
       }
       if (text.empty()) text = ".version";
     }

@@ -60,10 +60,8 @@ float f(uint32_t v) { return std::bit_cast<float>(v); }
 uint32_t bits(float v) { return v == v ? std::bit_cast<uint32_t>(v) : 0x7fffffffu; }
 
 TEST_F(Instructions, ShiftsClampAndFunnelsWrap) {
-  check("shl.b32 %r0, %r1, %r2;",
-        [](auto a, auto b, auto) { return b > 31 ? 0 : a << b; });
-  check("shr.u32 %r0, %r1, %r2;",
-        [](auto a, auto b, auto) { return b > 31 ? 0 : a >> b; });
+  check("shl.b32 %r0, %r1, %r2;", [](auto a, auto b, auto) { return b > 31 ? 0 : a << b; });
+  check("shr.u32 %r0, %r1, %r2;", [](auto a, auto b, auto) { return b > 31 ? 0 : a >> b; });
   check("shr.s32 %r0, %r1, %r2;",
         [](auto a, auto b, auto) { return u(s(a) >> (b > 31 ? 31 : b)); });
   check("shf.l.wrap.b32 %r0, %r1, %r2, %r3;", [](auto lo, auto hi, auto n) {
@@ -124,12 +122,12 @@ TEST_F(Instructions, IntegerEdges) {
         [](auto a, auto b, auto) { return a + b < a ? 1u : 0u; });
   check("sub.cc.u32 %r4, %r1, %r2; subc.u32 %r0, %r3, 0;",
         [](auto a, auto b, auto c) { return c - (a < b ? 1u : 0u); });
-  check("mad.hi.s32 %r0, %r1, %r2, %r3;",
-        [](auto a, auto b, auto c) { return u(s(static_cast<uint32_t>(int64_t{s(a)} * s(b) >> 32))) + c; });
-  check("abs.s32 %r0, %r1;", [](auto a, auto, auto) { return s(a) < 0 ? 0 - a : a; });
-  check("sad.s32 %r0, %r1, %r2, %r3;", [](auto a, auto b, auto c) {
-    return c + (s(a) < s(b) ? b - a : a - b);
+  check("mad.hi.s32 %r0, %r1, %r2, %r3;", [](auto a, auto b, auto c) {
+    return u(s(static_cast<uint32_t>(int64_t{s(a)} * s(b) >> 32))) + c;
   });
+  check("abs.s32 %r0, %r1;", [](auto a, auto, auto) { return s(a) < 0 ? 0 - a : a; });
+  check("sad.s32 %r0, %r1, %r2, %r3;",
+        [](auto a, auto b, auto c) { return c + (s(a) < s(b) ? b - a : a - b); });
   check("mul24.lo.s32 %r0, %r1, %r2;", [](auto a, auto b, auto) {
     return static_cast<uint32_t>(int64_t{s(a << 8) >> 8} * (s(b << 8) >> 8));
   });
@@ -147,44 +145,54 @@ TEST_F(Instructions, FloatingPointRoundsAsAsked) {
   for (auto [name, host] : modes) {
     std::string r = name;
     auto with = [](const std::string& op, int sources) {
-      std::string body = "mov.b32 %f1, %r1; mov.b32 %f2, %r2; mov.b32 %f3, %r3;" + op +
-                         " %f0, %f1";
+      std::string body = "mov.b32 %f1, %r1; mov.b32 %f2, %r2; mov.b32 %f3, %r3;" + op + " %f0, %f1";
       if (sources > 1) body += ", %f2";
       if (sources > 2) body += ", %f3";
       return body + "; mov.b32 %r0, %f0;";
     };
     int mode = host;
     check(with("add." + r + ".f32", 2), [&](auto a, auto b, auto) {
-      return rounded(mode, [&] { volatile float x = f(a), y = f(b); return x + y; });
+      return rounded(mode, [&] {
+        volatile float x = f(a), y = f(b);
+        return x + y;
+      });
     });
     check(with("mul." + r + ".f32", 2), [&](auto a, auto b, auto) {
-      return rounded(mode, [&] { volatile float x = f(a), y = f(b); return x * y; });
+      return rounded(mode, [&] {
+        volatile float x = f(a), y = f(b);
+        return x * y;
+      });
     });
     check(with("fma." + r + ".f32", 3), [&](auto a, auto b, auto c) {
       return rounded(mode, [&] { return std::fma(f(a), f(b), f(c)); });
     });
     check(with("div." + r + ".f32", 2), [&](auto a, auto b, auto) {
-      return rounded(mode, [&] { volatile float x = f(a), y = f(b); return x / y; });
+      return rounded(mode, [&] {
+        volatile float x = f(a), y = f(b);
+        return x / y;
+      });
     });
-    check(with("sqrt." + r + ".f32", 1), [&](auto a, auto, auto) {
-      return rounded(mode, [&] { return std::sqrt(f(a)); });
-    });
+    check(with("sqrt." + r + ".f32", 1),
+          [&](auto a, auto, auto) { return rounded(mode, [&] { return std::sqrt(f(a)); }); });
   }
 }
 
 TEST_F(Instructions, FlushToZeroSaturationAndMinimaOfNan) {
-  auto flush = [](float v) { return std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.f, v) : v; };
-  check("shr.u32 %r1, %r1, 9; mov.b32 %f1, %r1; mul.ftz.f32 %f0, %f1, 0f40000000; "
-        "mov.b32 %r0, %f0;",
-        [&](auto a, auto, auto) { return bits(flush(flush(f(a >> 9)) * 2)); });
+  auto flush = [](float v) {
+    return std::fpclassify(v) == FP_SUBNORMAL ? std::copysign(0.f, v) : v;
+  };
+  check(
+      "shr.u32 %r1, %r1, 9; mov.b32 %f1, %r1; mul.ftz.f32 %f0, %f1, 0f40000000; "
+      "mov.b32 %r0, %f0;",
+      [&](auto a, auto, auto) { return bits(flush(flush(f(a >> 9)) * 2)); });
   check("mov.b32 %f1, %r1; add.sat.f32 %f0, %f1, 0f00000000; mov.b32 %r0, %f0;",
         [](auto a, auto, auto) {
           float v = f(a);
           return v > 0 ? (v < 1 ? bits(v) : 0x3f800000u) : 0u;
         });
   std::vector<uint32_t> in(96, 0x7fc00000);
-  in[1] = 0x3f800000;                      // NaN and 1
-  in[3] = 0x80000000, in[4] = 0;           // -0 and +0
+  in[1] = 0x3f800000;             // NaN and 1
+  in[3] = 0x80000000, in[4] = 0;  // -0 and +0
   std::vector<uint32_t> got =
       run("mov.b32 %f1, %r1; mov.b32 %f2, %r2; min.f32 %f0, %f1, %f2; mov.b32 %r0, %f0;", in);
   EXPECT_EQ(0x3f800000u, got[0]);
@@ -233,12 +241,13 @@ TEST_F(Instructions, ConversionsRoundSaturateAndWrap) {
 
 // Every half-precision number survives the way through f32; f32 rounds to the nearest half.
 TEST_F(Instructions, HalvesOfEveryKind) {
-  check("mov.b32 {%rs1, %rs2}, %r1; cvt.f32.f16 %f1, %rs1; cvt.rn.f16.f32 %rs3, %f1;"
-        "cvt.u32.u16 %r0, %rs3;",
-        [](auto a, auto, auto) {
-          uint32_t h = a & 0xffff;
-          return (h & 0x7c00) == 0x7c00 && (h & 0x3ff) ? 0x7fffu : h;
-        });
+  check(
+      "mov.b32 {%rs1, %rs2}, %r1; cvt.f32.f16 %f1, %rs1; cvt.rn.f16.f32 %rs3, %f1;"
+      "cvt.u32.u16 %r0, %rs3;",
+      [](auto a, auto, auto) {
+        uint32_t h = a & 0xffff;
+        return (h & 0x7c00) == 0x7c00 && (h & 0x3ff) ? 0x7fffu : h;
+      });
   std::vector<uint32_t> in(96, 0);
   const std::pair<uint32_t, uint32_t> cases[] = {
       {0x3f800000, 0x3c00}, {0x477fefff, 0x7bff}, {0x477ff000, 0x7c00}, {0x33000000, 0x0000},

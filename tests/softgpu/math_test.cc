@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arithmetic against the host's: exact where IEEE or integers say so, within CUDA's stated error for
-// the functions that CUDA approximates.
+// Arithmetic against the host's: exact where IEEE or integers say so, within CUDA's stated error
+// for the functions that CUDA approximates.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -20,8 +20,8 @@ INSTANTIATE_TEST_SUITE_P(Architectures, Math, ::testing::Values(75, 80, 90),
 template <class T>
 double ulps(T got, T wanted) {
   if (got == wanted || (std::isnan(got) && std::isnan(wanted))) return 0;
-  T step = std::nextafter(std::fabs(wanted), std::numeric_limits<T>::infinity()) -
-           std::fabs(wanted);
+  T step =
+      std::nextafter(std::fabs(wanted), std::numeric_limits<T>::infinity()) - std::fabs(wanted);
   return static_cast<double>(std::fabs(got - wanted)) / static_cast<double>(step);
 }
 
@@ -100,8 +100,8 @@ TEST_P(Math, Integers) {
     EXPECT_EQ(reversed, static_cast<uint64_t>(o[9]));
     EXPECT_EQ(a ? std::countr_zero(ua) + 1 : 0, o[10]);
     EXPECT_EQ(static_cast<uint32_t>(ub << 7 | ua >> 25), static_cast<uint64_t>(o[11]));
-    uint32_t mixed = (ua & 0xff) | (ub & 0xff) << 8 | (ua >> 8 & 0xff) << 16 |
-                     (ub >> 8 & 0xff) << 24;
+    uint32_t mixed =
+        (ua & 0xff) | (ub & 0xff) << 8 | (ua >> 8 & 0xff) << 16 | (ub >> 8 & 0xff) << 24;
     EXPECT_EQ(mixed, static_cast<uint64_t>(o[12]));
     EXPECT_EQ(b ? wide / b : 0, o[13]);
     long long magnitude = static_cast<int>(a < 0 ? 0u - ua : ua);

@@ -136,8 +136,8 @@ TEST_F(Memory, ReadOnlyMappingsRefuseWrites) {
   CHECK_CU(cuMemMap(a, kGranularity, 0, handle, 0));
   CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
   CHECK_CU(cuMemSetAccess(a, kGranularity, &access, 1));
-  CUfunction f = function(load(one_kernel("ld.global.u32 %r1, [%out]; st.global.u32 [%out], %r1;")),
-                          "f");
+  CUfunction f =
+      function(load(one_kernel("ld.global.u32 %r1, [%out]; st.global.u32 [%out], %r1;")), "f");
   CHECK_CU(launch(f, 1, 1, 0, nullptr, a, a));
   EXPECT_EQ(CUDA_ERROR_ILLEGAL_ADDRESS, cuCtxSynchronize());
   CHECK_CU(cuMemUnmap(a, kGranularity));
@@ -190,9 +190,8 @@ TEST_F(Memory, PointersKnowWhatTheyBelongTo) {
   EXPECT_EQ(context_, context);
   int local = 0;
   unsigned type = 7;
-  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE,
-            cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-                                  reinterpret_cast<CUdeviceptr>(&local)));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+                                                            reinterpret_cast<CUdeviceptr>(&local)));
   CHECK_CU(cuMemFree_v2(p));
 }
 

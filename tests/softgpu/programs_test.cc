@@ -238,9 +238,10 @@ TEST_P(Programs, PrintfWritesItsLinesAtSynchronisation) {
   ::testing::internal::CaptureStdout();
   CHECK_CU(launch(kernel("greet"), 1, 32, 0, nullptr, 2));
   CHECK_CU(cuCtxSynchronize());
-  EXPECT_EQ("lane 0 of block: 0.00     0 1099511627776 x%\n"
-            "lane 1 of block: 0.50     0 1099511627776 x%\n",
-            ::testing::internal::GetCapturedStdout());
+  EXPECT_EQ(
+      "lane 0 of block: 0.00     0 1099511627776 x%\n"
+      "lane 1 of block: 0.50     0 1099511627776 x%\n",
+      ::testing::internal::GetCapturedStdout());
 }
 
 }  // namespace

@@ -23,8 +23,8 @@ class Streams : public GpuTest {
   CUdeviceptr address(int index) { return reinterpret_cast<CUdeviceptr>(&flag_[index]); }
   // Holds the stream until open() is called.
   void close(CUstream stream, int index = 0) {
-    ASSERT_EQ(CUDA_SUCCESS, cuStreamWaitValue32_v2(stream, address(index), 1,
-                                                   CU_STREAM_WAIT_VALUE_EQ));
+    ASSERT_EQ(CUDA_SUCCESS,
+              cuStreamWaitValue32_v2(stream, address(index), 1, CU_STREAM_WAIT_VALUE_EQ));
   }
   void open(int index = 0) { __atomic_store_n(&flag_[index], 1u, __ATOMIC_SEQ_CST); }
   CUstream stream(unsigned flags) {
@@ -159,10 +159,10 @@ TEST_F(Streams, EveryConditionOfAWait) {
 }
 
 TEST_F(Streams, FreeWaitsForRunningKernels) {
-  CUfunction f = function(
-      load(one_kernel("WAIT: ld.volatile.global.u32 %r1, [%out]; setp.eq.u32 %p1, %r1, 0;"
-                      "@%p1 bra WAIT; st.global.u32 [%in], %r1;")),
-      "f");
+  CUfunction f =
+      function(load(one_kernel("WAIT: ld.volatile.global.u32 %r1, [%out]; setp.eq.u32 %p1, %r1, 0;"
+                               "@%p1 bra WAIT; st.global.u32 [%in], %r1;")),
+               "f");
   CUdeviceptr p = 0;
   CHECK_CU(cuMemAlloc_v2(&p, 64));
   CHECK_CU(launch(f, 1, 1, 0, nullptr, address(0), p));

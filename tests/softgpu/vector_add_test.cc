@@ -17,8 +17,8 @@ TEST_F(VectorAdd, AddsTwoVectorsOverManyBlocksWithARaggedEnd) {
   Buffer<float> da(a), db(b), dc(kCount);
   CUmodule module = load(hand_written("vector_add"));
   CUfunction add = function(module, "vector_add");
-  CHECK_CU(launch(add, (kCount + 255) / 256, 256, 0, nullptr, da.get(), db.get(), dc.get(),
-                  kCount));
+  CHECK_CU(
+      launch(add, (kCount + 255) / 256, 256, 0, nullptr, da.get(), db.get(), dc.get(), kCount));
   CHECK_CU(cuCtxSynchronize());
   std::vector<float> c = dc.read();
   for (uint32_t i = 0; i < kCount; ++i) ASSERT_EQ(a[i] + b[i], c[i]) << i;

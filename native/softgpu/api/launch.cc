@@ -24,10 +24,9 @@ CUresult launch(CUfunction handle, const LaunchShape& shape, CUstream stream_han
 
 using namespace sluice::softgpu;
 
-CUresult cuLaunchKernel(CUfunction f, unsigned int grid_x, unsigned int grid_y,
-                        unsigned int grid_z, unsigned int block_x, unsigned int block_y,
-                        unsigned int block_z, unsigned int shared, CUstream stream, void** params,
-                        void** extra) {
+CUresult cuLaunchKernel(CUfunction f, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z,
+                        unsigned int shared, CUstream stream, void** params, void** extra) {
   return launch(f, {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared, false}, stream,
                 params, extra);
 }
@@ -40,8 +39,7 @@ CUresult cuLaunchCooperativeKernel(CUfunction f, unsigned int grid_x, unsigned i
                 params, nullptr);
 }
 
-CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** params,
-                          void** extra) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction f, void** params, void** extra) {
   if (!config || (config->numAttrs != 0 && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
   LaunchShape shape{{config->gridDimX, config->gridDimY, config->gridDimZ},
                     {config->blockDimX, config->blockDimY, config->blockDimZ},

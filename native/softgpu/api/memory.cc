@@ -21,8 +21,7 @@ CUresult allocate(Context& context, size_t size, CUdeviceptr* pointer) {
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
   uint64_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
   uint64_t mask = 1ull << device.ordinal | device.peers.load();
-  Allocations::instance().add(
-      {address, size, AllocationKind::kDevice, device.ordinal, &context});
+  Allocations::instance().add({address, size, AllocationKind::kDevice, device.ordinal, &context});
   RangeMap::instance().grant(address, rounded, mask, mask);
   *pointer = address;
   return CUDA_SUCCESS;
@@ -32,12 +31,11 @@ CUresult allocate_host(Context& context, size_t size, unsigned flags, void** poi
   if (!pointer || size == 0) return CUDA_ERROR_INVALID_VALUE;
   uint64_t rounded = (size + kPage - 1) / kPage * kPage;
   if (rounded < size) return CUDA_ERROR_OUT_OF_MEMORY;
-  void* memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
   uintptr_t address = reinterpret_cast<uintptr_t>(memory);
-  Allocations::instance().add({address, rounded, AllocationKind::kHost,
-                               context.device().ordinal, &context, 0, 0, flags});
+  Allocations::instance().add(
+      {address, rounded, AllocationKind::kHost, context.device().ordinal, &context, 0, 0, flags});
   RangeMap::instance().grant(address, rounded, kEveryDevice, kEveryDevice);
   *pointer = memory;
   return CUDA_SUCCESS;
@@ -173,8 +171,8 @@ CUresult cuMemAllocHost_v2(void** pointer, size_t size) {
 
 CUresult cuMemHostAlloc(void** pointer, size_t size, unsigned int flags) {
   return with_context([&](Context& context) -> CUresult {
-    constexpr unsigned kKnown = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP |
-                                CU_MEMHOSTALLOC_WRITECOMBINED;
+    constexpr unsigned kKnown =
+        CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
     return allocate_host(context, size, flags, pointer);
   });
@@ -198,8 +196,8 @@ CUresult cuMemFreeHost(void* pointer) {
 
 CUresult cuMemHostRegister_v2(void* pointer, size_t size, unsigned int flags) {
   return with_context([&](Context& context) -> CUresult {
-    constexpr unsigned kKnown = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP |
-                                CU_MEMHOSTREGISTER_READ_ONLY;
+    constexpr unsigned kKnown =
+        CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
     if ((flags & CU_MEMHOSTREGISTER_IOMEMORY) != 0) return CUDA_ERROR_NOT_SUPPORTED;
     if (!pointer || size == 0 || (flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
     uintptr_t address = reinterpret_cast<uintptr_t>(pointer);

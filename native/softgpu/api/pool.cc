@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation. Memory is taken at the call, so that it can fail there, and given back
 // when the stream reaches the free.
+#include "softgpu/runtime/pool.h"
+
 #include "softgpu/api/api.h"
 #include "softgpu/memory/allocations.h"
 #include "softgpu/memory/range_map.h"
-#include "softgpu/runtime/pool.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -124,8 +125,8 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute which, void* value) {
   return with_driver([&]() -> CUresult {
     if (!value) return CUDA_ERROR_INVALID_VALUE;
-    uint64_t number = narrow(which) ? *static_cast<unsigned*>(value)
-                                    : *static_cast<cuuint64_t*>(value);
+    uint64_t number =
+        narrow(which) ? *static_cast<unsigned*>(value) : *static_cast<cuuint64_t*>(value);
     return Pools::instance().set_attribute(pool, which, number) ? CUDA_SUCCESS
                                                                 : CUDA_ERROR_INVALID_VALUE;
   });

@@ -29,7 +29,8 @@ constexpr Row kRows[] = {
 void* own_symbol(const char* name) {
   static void* self = [] {
     Dl_info info;
-    if (dladdr(reinterpret_cast<void*>(&own_symbol), &info) == 0) return static_cast<void*>(nullptr);
+    if (dladdr(reinterpret_cast<void*>(&own_symbol), &info) == 0)
+      return static_cast<void*>(nullptr);
     return dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD);
   }();
   if (!self) return nullptr;

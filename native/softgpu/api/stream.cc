@@ -22,8 +22,8 @@ CUresult cuStreamCreate(CUstream* handle, unsigned int flags) {
 CUresult cuStreamDestroy_v2(CUstream handle) {
   return with_any_context([&](Context& context) -> CUresult {
     std::shared_ptr<Stream> stream = context.stream(handle);
-    bool built_in = handle == nullptr || handle == CU_STREAM_LEGACY ||
-                    handle == CU_STREAM_PER_THREAD;
+    bool built_in =
+        handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
     if (!stream || built_in) return CUDA_ERROR_INVALID_HANDLE;
     context.destroy_stream(stream.get());
     return CUDA_SUCCESS;

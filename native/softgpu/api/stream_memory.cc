@@ -32,9 +32,12 @@ bool satisfied(T held, T wanted, unsigned condition) {
   switch (condition) {
     case CU_STREAM_WAIT_VALUE_GEQ:
       return static_cast<std::make_signed_t<T>>(held - wanted) >= 0;
-    case CU_STREAM_WAIT_VALUE_EQ: return held == wanted;
-    case CU_STREAM_WAIT_VALUE_AND: return (held & wanted) != 0;
-    default: return static_cast<T>(~(held | wanted)) != 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+      return held == wanted;
+    case CU_STREAM_WAIT_VALUE_AND:
+      return (held & wanted) != 0;
+    default:
+      return static_cast<T>(~(held | wanted)) != 0;
   }
 }
 
@@ -87,8 +90,7 @@ CUresult queue(Context& context, Stream& stream, const CUstreamBatchMemOpParams&
     case CU_STREAM_MEM_OP_WRITE_VALUE_32:
       return queue_write<uint32_t>(context, stream, op.writeValue.address, op.writeValue.value);
     case CU_STREAM_MEM_OP_WRITE_VALUE_64:
-      return queue_write<uint64_t>(context, stream, op.writeValue.address,
-                                   op.writeValue.value64);
+      return queue_write<uint64_t>(context, stream, op.writeValue.address, op.writeValue.value64);
     case CU_STREAM_MEM_OP_BARRIER:
     case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
       return CUDA_SUCCESS;  // operations of a stream are ordered anyway

@@ -48,16 +48,14 @@ CUresult cuMemUnmap(CUdeviceptr ptr, size_t size) {
   return with_driver([&] { return VirtualMemory::instance().unmap(ptr, size); });
 }
 
-CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* access,
-                        size_t count) {
+CUresult cuMemSetAccess(CUdeviceptr ptr, size_t size, const CUmemAccessDesc* access, size_t count) {
   return with_driver([&]() -> CUresult {
     if (!access || count == 0) return CUDA_ERROR_INVALID_VALUE;
     return VirtualMemory::instance().set_access(ptr, size, access, count);
   });
 }
 
-CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location,
-                        CUdeviceptr ptr) {
+CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location, CUdeviceptr ptr) {
   return with_driver([&]() -> CUresult {
     if (!flags || !location) return CUDA_ERROR_INVALID_VALUE;
     return VirtualMemory::instance().get_access(ptr, *location, *flags);
@@ -87,8 +85,7 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void*
   return with_driver([&]() -> CUresult {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     uint64_t found = 0;
-    CUresult result =
-        VirtualMemory::instance().retain(reinterpret_cast<uintptr_t>(addr), found);
+    CUresult result = VirtualMemory::instance().retain(reinterpret_cast<uintptr_t>(addr), found);
     if (result == CUDA_SUCCESS) *handle = found;
     return result;
   });

@@ -19,8 +19,8 @@ bool illegal(Exec& exec, uint64_t address, uint32_t bytes, Access access, const 
 }
 
 bool misaligned(Exec& exec, uint64_t address, uint32_t align) {
-  return exec.fail(Fault::kMisaligned, "address " + hex(address) + " is not a multiple of " +
-                                           std::to_string(align));
+  return exec.fail(Fault::kMisaligned,
+                   "address " + hex(address) + " is not a multiple of " + std::to_string(align));
 }
 
 bool within(uintptr_t address, uintptr_t base, uint64_t size, uint64_t bytes) {

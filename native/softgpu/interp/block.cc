@@ -60,12 +60,12 @@ BlockState::BlockState(LaunchState& launch) : launch_(launch) {
     ids.tid[2][lane] = linear / launch.block[0] / launch.block[1];
   }
   dynamic_offset_ = align_up(kernel.static_shared, 16);
-  shared_size_ = launch.dynamic_shared ? dynamic_offset_ + launch.dynamic_shared
-                                       : kernel.static_shared;
+  shared_size_ =
+      launch.dynamic_shared ? dynamic_offset_ + launch.dynamic_shared : kernel.static_shared;
   shared_storage_.reset(new uint8_t[shared_size_ + kSharedAlign]());
   uintptr_t start = reinterpret_cast<uintptr_t>(shared_storage_.get());
-  shared_ = shared_storage_.get() + ((start + kSharedAlign - 1) / kSharedAlign * kSharedAlign -
-                                     start);
+  shared_ =
+      shared_storage_.get() + ((start + kSharedAlign - 1) / kSharedAlign * kSharedAlign - start);
   local_stride_ = kernel.local_bytes;
   if (kernel.has_calls) local_stride_ += static_cast<uint32_t>(launch.stack_limit);
   local_stride_ = align_up(local_stride_, 16);
@@ -91,8 +91,7 @@ void BlockState::start(uint64_t index) {
   for (uint32_t i = 0; i < warps_.size(); ++i) {
     uint32_t left = threads - i * kWarpSize;
     uint32_t lanes = left >= kWarpSize ? 0xffffffffu : (1u << left) - 1;
-    uint8_t* local =
-        local_ ? local_ + static_cast<size_t>(local_stride_) * kWarpSize * i : nullptr;
+    uint8_t* local = local_ ? local_ + static_cast<size_t>(local_stride_) * kWarpSize * i : nullptr;
     warps_[i].start(*launch_.kernel, i, lanes, &lane_ids_[i], local);
   }
 }
@@ -179,8 +178,7 @@ void run_blocks(LaunchState& launch) {
   uint32_t idle_slices = 0;
   bool more = true;
   while (!launch.stopped()) {
-    bool wants_more = resident.empty() ||
-                      (launch.cooperative && idle_slices > 0) ||
+    bool wants_more = resident.empty() || (launch.cooperative && idle_slices > 0) ||
                       (idle_slices > kPatientSlices && resident.size() < kMostResident);
     if (more && wants_more) {
       uint64_t index = launch.next_block.fetch_add(1);

@@ -11,6 +11,14 @@
 #include "softgpu/memory/range_map.h"
 #include "softgpu/program/program.h"
 
+// Iterations of the loop that follows do not depend on each other, even where pointers alias: lanes
+// only meet in their own element. A pragma, so it has to be a macro.
+#if defined(__clang__)
+#define SLUICE_INDEPENDENT_LANES _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define SLUICE_INDEPENDENT_LANES _Pragma("GCC ivdep")
+#endif
+
 namespace sluice::softgpu {
 
 enum class Fault : uint8_t {
@@ -75,7 +83,7 @@ struct Exec {
   template <class F>
   void each(F&& f) {
     if (mask == 0xffffffffu) {
-#pragma GCC ivdep
+      SLUICE_INDEPENDENT_LANES
       for (uint32_t lane = 0; lane < kWarpSize; ++lane) f(lane);
     } else {
       for (uint32_t rest = mask; rest != 0; rest &= rest - 1) {

@@ -56,9 +56,7 @@ struct LaunchState {
   Fault fault = Fault::kNone;
   std::string fault_text;
 
-  uint64_t blocks() const {
-    return static_cast<uint64_t>(grid[0]) * grid[1] * grid[2];
-  }
+  uint64_t blocks() const { return static_cast<uint64_t>(grid[0]) * grid[1] * grid[2]; }
   uint32_t threads() const { return block[0] * block[1] * block[2]; }
   bool stopped() const {
     return stop.load(std::memory_order_relaxed) ||

@@ -12,8 +12,8 @@ namespace sluice::softgpu {
 namespace {
 
 constexpr uint32_t kMostGroups = 2 * kWarpSize;
-constexpr uint32_t kFairness = 256;       // backward branches before other groups get a turn
-constexpr uint32_t kSlice = 1u << 14;     // backward branches before other warps get a turn
+constexpr uint32_t kFairness = 256;    // backward branches before other groups get a turn
+constexpr uint32_t kSlice = 1u << 14;  // backward branches before other warps get a turn
 constexpr uint32_t kCooperativeSlice = 64;
 constexpr uint32_t kDeepestCall = 4096;
 constexpr uintptr_t kFrameAlign = 64;
@@ -48,8 +48,8 @@ Frame* Warp::take_frame(const Function& function) {
     frame->function = &function;
     frame->storage.reset(new uint8_t[function.frame_bytes + kFrameAlign]());
     uintptr_t start = reinterpret_cast<uintptr_t>(frame->storage.get());
-    frame->regs = frame->storage.get() + ((start + kFrameAlign - 1) / kFrameAlign * kFrameAlign -
-                                          start);
+    frame->regs =
+        frame->storage.get() + ((start + kFrameAlign - 1) / kFrameAlign * kFrameAlign - start);
     for (const Constant& constant : function.constants) {
       uint8_t* slot = frame->regs + constant.slot;
       if (constant.width == 0) {
@@ -133,9 +133,8 @@ WarpOutcome Warp::run(Exec& exec) {
       backward_ = 0;
       return WarpOutcome::kYielded;
     }
-    bool any_ready = std::any_of(groups_.begin(), groups_.end(), [](const Group& g) {
-      return g.state == Group::State::kReady;
-    });
+    bool any_ready = std::any_of(groups_.begin(), groups_.end(),
+                                 [](const Group& g) { return g.state == Group::State::kReady; });
     if (!any_ready && !settle_waiting(exec) && exec.fault != Fault::kNone) {
       return WarpOutcome::kFaulted;
     }
@@ -169,8 +168,8 @@ bool Warp::step(Exec& exec, Group& group, WarpOutcome& outcome) {
       if (lanes != 0) {
         exec.mask = lanes;
         if (!instr.fn(exec, instr)) {
-          exec.fault_text += " (" + group.frame->function->name + ", PTX line " +
-                             std::to_string(instr.line) + ")";
+          exec.fault_text +=
+              " (" + group.frame->function->name + ", PTX line " + std::to_string(instr.line) + ")";
           outcome = WarpOutcome::kFaulted;
           return false;
         }
@@ -199,8 +198,8 @@ bool Warp::step(Exec& exec, Group& group, WarpOutcome& outcome) {
           return false;
         }
         ++backward_;
-        bool pause = alone ? backward_ >= kSlice || exec.launch->cooperative
-                           : backward_ % kFairness == 0;
+        bool pause =
+            alone ? backward_ >= kSlice || exec.launch->cooperative : backward_ % kFairness == 0;
         if (pause) {
           if (!alone) group.patience = 1;
           group.pc = pc;
@@ -216,8 +215,8 @@ bool Warp::step(Exec& exec, Group& group, WarpOutcome& outcome) {
     group.pc = pc;
     bool reschedule = true;
     if (!execute(exec, group, instr, reschedule)) {
-      exec.fault_text += " (" + group.frame->function->name + ", PTX line " +
-                         std::to_string(instr.line) + ")";
+      exec.fault_text +=
+          " (" + group.frame->function->name + ", PTX line " + std::to_string(instr.line) + ")";
       outcome = WarpOutcome::kFaulted;
       return false;
     }
@@ -259,8 +258,8 @@ bool Warp::execute(Exec& exec, Group& group, const Instr& instr, bool& reschedul
       }
       if (lanes != same) {  // lanes that go elsewhere come back to this instruction
         group.mask &= ~(lanes & ~same);
-        groups_.push_back(Group{group.frame, group.pc, lanes & ~same, Group::State::kReady, 0, 0,
-                                0});
+        groups_.push_back(
+            Group{group.frame, group.pc, lanes & ~same, Group::State::kReady, 0, 0, 0});
       }
       return branch(group, same, table[index]);
     }

@@ -20,13 +20,13 @@ namespace sluice::softgpu {
 struct Frame {
   const Function* function = nullptr;
   Frame* caller = nullptr;
-  uint32_t return_to = 0;     // instruction index in the caller
+  uint32_t return_to = 0;  // instruction index in the caller
   const CallSite* site = nullptr;
   uint32_t depth = 0;
-  uint32_t lanes = 0;         // lanes that have not returned yet
-  uint32_t local_frame = 0;   // start of its locals in each lane's local memory
+  uint32_t lanes = 0;        // lanes that have not returned yet
+  uint32_t local_frame = 0;  // start of its locals in each lane's local memory
   std::unique_ptr<uint8_t[]> storage;
-  uint8_t* regs = nullptr;    // storage, aligned for vectors
+  uint8_t* regs = nullptr;  // storage, aligned for vectors
 };
 
 struct Group {
@@ -35,9 +35,9 @@ struct Group {
   uint32_t pc = 0;
   uint32_t mask = 0;
   State state = State::kReady;
-  uint32_t barrier = 0;    // kAtBarrier
-  uint32_t members = 0;    // kAtWarpSync: lanes that must come
-  uint32_t patience = 0;   // kReady: rounds it lets others go first
+  uint32_t barrier = 0;   // kAtBarrier
+  uint32_t members = 0;   // kAtWarpSync: lanes that must come
+  uint32_t patience = 0;  // kReady: rounds it lets others go first
 };
 
 // What a warp tells its block when it stops running.

@@ -25,9 +25,7 @@ struct Allocation {
   uint64_t handle = 0;         // kMapped: the physical allocation
   unsigned flags = 0;
 
-  bool host() const {
-    return kind == AllocationKind::kHost || kind == AllocationKind::kRegistered;
-  }
+  bool host() const { return kind == AllocationKind::kHost || kind == AllocationKind::kRegistered; }
 };
 
 class Allocations {

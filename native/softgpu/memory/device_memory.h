@@ -11,8 +11,8 @@
 
 namespace sluice::softgpu {
 
-constexpr uint64_t kSlab = 2ull << 20;     // granularity of physical memory
-constexpr uint64_t kAlignment = 512;       // of cuMemAlloc
+constexpr uint64_t kSlab = 2ull << 20;  // granularity of physical memory
+constexpr uint64_t kAlignment = 512;    // of cuMemAlloc
 
 class DeviceMemory {
  public:

@@ -43,10 +43,8 @@ class VirtualMemory {
 
   CUresult map(uint64_t address, uint64_t size, uint64_t offset, uint64_t handle);
   CUresult unmap(uint64_t address, uint64_t size);
-  CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* access,
-                      size_t count);
-  CUresult get_access(uint64_t address, const CUmemLocation& location,
-                      unsigned long long& flags);
+  CUresult set_access(uint64_t address, uint64_t size, const CUmemAccessDesc* access, size_t count);
+  CUresult get_access(uint64_t address, const CUmemLocation& location, unsigned long long& flags);
 
  private:
   struct Reservation {

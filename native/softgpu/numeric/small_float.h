@@ -30,8 +30,8 @@ constexpr uint16_t to_small(double value, SmallFormat format, Rounding rounding)
   uint16_t infinity = static_cast<uint16_t>(((1 << format.exponent) - 1) << format.mantissa);
   if (exponent == 0x7ff) return mantissa != 0 ? kSmallNan : sign | infinity;
   if (exponent == 0) {  // zero, or far below every format's smallest number
-    bool away = mantissa != 0 && ((rounding == Rounding::kUp && !sign) ||
-                                  (rounding == Rounding::kDown && sign));
+    bool away = mantissa != 0 &&
+                ((rounding == Rounding::kUp && !sign) || (rounding == Rounding::kDown && sign));
     return sign | (away ? 1 : 0);
   }
   mantissa |= 1ull << 52;
@@ -49,17 +49,26 @@ constexpr uint16_t to_small(double value, SmallFormat format, Rounding rounding)
     bool above = drop <= 63 && rest > (1ull << (drop - 1));
     bool half = drop <= 63 && rest == (1ull << (drop - 1));
     switch (rounding) {
-      case Rounding::kNearestEven: up = above || (half && (kept & 1)); break;
-      case Rounding::kNearestAway: up = above || half; break;
-      case Rounding::kZero: break;
-      case Rounding::kDown: up = sign != 0; break;
-      case Rounding::kUp: up = sign == 0; break;
+      case Rounding::kNearestEven:
+        up = above || (half && (kept & 1));
+        break;
+      case Rounding::kNearestAway:
+        up = above || half;
+        break;
+      case Rounding::kZero:
+        break;
+      case Rounding::kDown:
+        up = sign != 0;
+        break;
+      case Rounding::kUp:
+        up = sign == 0;
+        break;
     }
   }
   kept += up;
   // `kept` carries its leading one into the exponent field, also when rounding overflows it.
-  uint64_t result = target == 0 ? kept
-                                : (static_cast<uint64_t>(target - 1) << format.mantissa) + kept;
+  uint64_t result =
+      target == 0 ? kept : (static_cast<uint64_t>(target - 1) << format.mantissa) + kept;
   if (result >= infinity) {
     bool to_infinity = rounding == Rounding::kNearestEven || rounding == Rounding::kNearestAway ||
                        (rounding == Rounding::kUp && !sign) ||
@@ -78,8 +87,8 @@ constexpr double from_small(uint16_t bits, SmallFormat format) {
     return std::bit_cast<double>(sign | 0x7ffull << 52 | mantissa << (52 - format.mantissa));
   }
   if (exponent == 0) {
-    double scale = std::bit_cast<double>(
-        static_cast<uint64_t>(1023 + 1 - bias - format.mantissa) << 52);
+    double scale =
+        std::bit_cast<double>(static_cast<uint64_t>(1023 + 1 - bias - format.mantissa) << 52);
     double magnitude = static_cast<double>(mantissa) * scale;
     return sign ? -magnitude : magnitude;
   }

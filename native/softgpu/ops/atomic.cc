@@ -135,13 +135,13 @@ bool update_real(Exec& x, const Instr& in) {
         uint32_t shift = 8 * sizeof(S) * part;
         auto left = F::load(static_cast<S>(old >> shift));
         auto right = F::load(static_cast<S>(b[lane] >> shift));
-        auto value = kOp == 0 ? left + right
+        auto value = kOp == 0   ? left + right
                      : kOp == 1 ? std::fmin(left, right)
                                 : std::fmax(left, right);
         next |= static_cast<W>(static_cast<W>(F::store(value)) << shift);
       }
-    } while (!__atomic_compare_exchange_n(word, &old, next, false, __ATOMIC_SEQ_CST,
-                                          __ATOMIC_RELAXED));
+    } while (
+        !__atomic_compare_exchange_n(word, &old, next, false, __ATOMIC_SEQ_CST, __ATOMIC_RELAXED));
     if (d) d[lane] = old;
   }
   return true;
@@ -150,13 +150,20 @@ bool update_real(Exec& x, const Instr& in) {
 template <int kOp>
 Handler real_handler(Decoder& d, Type type) {
   switch (type) {
-    case Type::kF32: return update_real<F32, uint32_t, kOp>;
-    case Type::kF64: return update_real<F64, uint64_t, kOp>;
-    case Type::kF16: return update_real<F16, uint16_t, kOp>;
-    case Type::kBf16: return update_real<Bf16, uint16_t, kOp>;
-    case Type::kF16x2: return update_real<F16, uint32_t, kOp>;
-    case Type::kBf16x2: return update_real<Bf16, uint32_t, kOp>;
-    default: d.unsupported(std::string("type .") + type_name(type));
+    case Type::kF32:
+      return update_real<F32, uint32_t, kOp>;
+    case Type::kF64:
+      return update_real<F64, uint64_t, kOp>;
+    case Type::kF16:
+      return update_real<F16, uint16_t, kOp>;
+    case Type::kBf16:
+      return update_real<Bf16, uint16_t, kOp>;
+    case Type::kF16x2:
+      return update_real<F16, uint32_t, kOp>;
+    case Type::kBf16x2:
+      return update_real<Bf16, uint32_t, kOp>;
+    default:
+      d.unsupported(std::string("type .") + type_name(type));
   }
 }
 
@@ -164,12 +171,17 @@ template <class Op>
 Handler integer_handler(Decoder& d, Type type) {
   switch (type) {
     case Type::kB32:
-    case Type::kU32: return update<uint32_t, Op>;
-    case Type::kS32: return update<int32_t, Op>;
+    case Type::kU32:
+      return update<uint32_t, Op>;
+    case Type::kS32:
+      return update<int32_t, Op>;
     case Type::kB64:
-    case Type::kU64: return update<uint64_t, Op>;
-    case Type::kS64: return update<int64_t, Op>;
-    default: d.unsupported(std::string("type .") + type_name(type));
+    case Type::kU64:
+      return update<uint64_t, Op>;
+    case Type::kS64:
+      return update<int64_t, Op>;
+    default:
+      d.unsupported(std::string("type .") + type_name(type));
   }
 }
 

@@ -42,7 +42,6 @@ struct ShiftRight {
   }
 };
 
-
 // Predicates hold a bit per lane: 0 and, 1 or, 2 xor, 3 not.
 template <int kOp>
 bool predicate_logic(Exec& x, const Instr& in) {
@@ -70,10 +69,14 @@ Type bits_type(Decoder& d) {
   Type type = d.take_type();
   if (is_float(type)) d.fail("needs a .b type");
   switch (size_of(type)) {
-    case 2: return Type::kB16;
-    case 4: return Type::kB32;
-    case 8: return Type::kB64;
-    default: d.unsupported("this width");
+    case 2:
+      return Type::kB16;
+    case 4:
+      return Type::kB32;
+    case 8:
+      return Type::kB64;
+    default:
+      d.unsupported("this width");
   }
 }
 
@@ -169,16 +172,18 @@ template <template <class> class Op>
 void decode_count(Decoder& d) {
   Type type = bits_type(d);
   if (type == Type::kB16) d.fail("needs .b32 or .b64");
-  emit_plain(d, type == Type::kB64 ? lanes1<uint32_t, uint64_t, Op<uint64_t>>
-                                   : lanes1<uint32_t, uint32_t, Op<uint32_t>>,
+  emit_plain(d,
+             type == Type::kB64 ? lanes1<uint32_t, uint64_t, Op<uint64_t>>
+                                : lanes1<uint32_t, uint32_t, Op<uint32_t>>,
              Type::kU32, type, 1);
 }
 
 void decode_brev(Decoder& d) {
   Type type = bits_type(d);
   if (type == Type::kB16) d.fail("needs .b32 or .b64");
-  emit_plain(d, type == Type::kB64 ? lanes1<uint64_t, uint64_t, Reverse<uint64_t>>
-                                   : lanes1<uint32_t, uint32_t, Reverse<uint32_t>>,
+  emit_plain(d,
+             type == Type::kB64 ? lanes1<uint64_t, uint64_t, Reverse<uint64_t>>
+                                : lanes1<uint32_t, uint32_t, Reverse<uint32_t>>,
              type, type, 1);
 }
 
@@ -339,12 +344,24 @@ uint32_t permute(uint32_t a, uint32_t b, uint32_t c, Permute mode) {
         if (selector & 8) value = value & 0x80 ? 0xff : 0;
         break;
       }
-      case Permute::kF4e: value = byte(n + i); break;
-      case Permute::kB4e: value = byte(n - i + 8); break;
-      case Permute::kRc8: value = byte(n); break;
-      case Permute::kEcl: value = byte(i < n ? n : i); break;
-      case Permute::kEcr: value = byte(i > n ? n : i); break;
-      case Permute::kRc16: value = byte((n & 1) * 2 + (i & 1)); break;
+      case Permute::kF4e:
+        value = byte(n + i);
+        break;
+      case Permute::kB4e:
+        value = byte(n - i + 8);
+        break;
+      case Permute::kRc8:
+        value = byte(n);
+        break;
+      case Permute::kEcl:
+        value = byte(i < n ? n : i);
+        break;
+      case Permute::kEcr:
+        value = byte(i > n ? n : i);
+        break;
+      case Permute::kRc16:
+        value = byte((n & 1) * 2 + (i & 1));
+        break;
     }
     result |= value << (8 * i);
   }

@@ -9,15 +9,29 @@ namespace sluice::softgpu {
 namespace {
 
 enum class Comparison : uint8_t {
-  kEq, kNe, kLt, kLe, kGt, kGe,        // signed, or ordered
-  kLo, kLs, kHi, kHs,                  // unsigned
-  kEqu, kNeu, kLtu, kLeu, kGtu, kGeu,  // true if unordered
-  kNum, kNan,
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kGt,
+  kGe,  // signed, or ordered
+  kLo,
+  kLs,
+  kHi,
+  kHs,  // unsigned
+  kEqu,
+  kNeu,
+  kLtu,
+  kLeu,
+  kGtu,
+  kGeu,  // true if unordered
+  kNum,
+  kNan,
 };
 
-constexpr std::string_view kNames[] = {"eq",  "ne",  "lt",  "le",  "gt",  "ge",  "lo",  "ls", "hi",
-                                       "hs",  "equ", "neu", "ltu", "leu", "gtu", "geu", "num",
-                                       "nan"};
+constexpr std::string_view kNames[] = {"eq",  "ne",  "lt",  "le",  "gt",  "ge",
+                                       "lo",  "ls",  "hi",  "hs",  "equ", "neu",
+                                       "ltu", "leu", "gtu", "geu", "num", "nan"};
 
 enum class Combine : uint8_t { kNone, kAnd, kOr, kXor };
 
@@ -30,8 +44,8 @@ Comparison take_comparison(Decoder& d) {
 
 Combine take_combine(Decoder& d) {
   std::string_view name = d.take_one_of({"and", "or", "xor"});
-  return name == "and" ? Combine::kAnd
-         : name == "or" ? Combine::kOr
+  return name == "and"   ? Combine::kAnd
+         : name == "or"  ? Combine::kOr
          : name == "xor" ? Combine::kXor
                          : Combine::kNone;
 }
@@ -61,15 +75,21 @@ SLUICE_COMPARISON(Unordered, a != a || b != b);
 template <class T>
 uint32_t integer_bits(Comparison comparison, const T* a, const T* b) {
   switch (comparison) {
-    case Comparison::kEq: return bits<T, Eq>(a, b);
-    case Comparison::kNe: return bits<T, Ne>(a, b);
+    case Comparison::kEq:
+      return bits<T, Eq>(a, b);
+    case Comparison::kNe:
+      return bits<T, Ne>(a, b);
     case Comparison::kLt:
-    case Comparison::kLo: return bits<T, Lt>(a, b);
+    case Comparison::kLo:
+      return bits<T, Lt>(a, b);
     case Comparison::kLe:
-    case Comparison::kLs: return bits<T, Le>(a, b);
+    case Comparison::kLs:
+      return bits<T, Le>(a, b);
     case Comparison::kGt:
-    case Comparison::kHi: return bits<T, Lt>(b, a);
-    default: return bits<T, Le>(b, a);
+    case Comparison::kHi:
+      return bits<T, Lt>(b, a);
+    default:
+      return bits<T, Le>(b, a);
   }
 }
 
@@ -77,20 +97,34 @@ template <class T>
 uint32_t ordered_bits(Comparison comparison, const T* a, const T* b) {
   uint32_t nan = bits<T, Unordered>(a, b);
   switch (comparison) {
-    case Comparison::kEq: return bits<T, Eq>(a, b);
-    case Comparison::kNe: return bits<T, Ne>(a, b) & ~nan;
-    case Comparison::kLt: return bits<T, Lt>(a, b);
-    case Comparison::kLe: return bits<T, Le>(a, b);
-    case Comparison::kGt: return bits<T, Lt>(b, a);
-    case Comparison::kGe: return bits<T, Le>(b, a);
-    case Comparison::kEqu: return bits<T, Eq>(a, b) | nan;
-    case Comparison::kNeu: return bits<T, Ne>(a, b) | nan;
-    case Comparison::kLtu: return bits<T, Lt>(a, b) | nan;
-    case Comparison::kLeu: return bits<T, Le>(a, b) | nan;
-    case Comparison::kGtu: return bits<T, Lt>(b, a) | nan;
-    case Comparison::kGeu: return bits<T, Le>(b, a) | nan;
-    case Comparison::kNum: return ~nan;
-    default: return nan;
+    case Comparison::kEq:
+      return bits<T, Eq>(a, b);
+    case Comparison::kNe:
+      return bits<T, Ne>(a, b) & ~nan;
+    case Comparison::kLt:
+      return bits<T, Lt>(a, b);
+    case Comparison::kLe:
+      return bits<T, Le>(a, b);
+    case Comparison::kGt:
+      return bits<T, Lt>(b, a);
+    case Comparison::kGe:
+      return bits<T, Le>(b, a);
+    case Comparison::kEqu:
+      return bits<T, Eq>(a, b) | nan;
+    case Comparison::kNeu:
+      return bits<T, Ne>(a, b) | nan;
+    case Comparison::kLtu:
+      return bits<T, Lt>(a, b) | nan;
+    case Comparison::kLeu:
+      return bits<T, Le>(a, b) | nan;
+    case Comparison::kGtu:
+      return bits<T, Lt>(b, a) | nan;
+    case Comparison::kGeu:
+      return bits<T, Le>(b, a) | nan;
+    case Comparison::kNum:
+      return ~nan;
+    default:
+      return nan;
   }
 }
 
@@ -112,15 +146,19 @@ uint32_t float_bits(Exec& x, const Instr& in, Comparison comparison) {
 
 uint32_t combined(Exec& x, Combine combine, uint32_t value, int32_t slot) {
   switch (combine) {
-    case Combine::kAnd: return value & x.pred(slot);
-    case Combine::kOr: return value | x.pred(slot);
-    case Combine::kXor: return value ^ x.pred(slot);
-    default: return value;
+    case Combine::kAnd:
+      return value & x.pred(slot);
+    case Combine::kOr:
+      return value | x.pred(slot);
+    case Combine::kXor:
+      return value ^ x.pred(slot);
+    default:
+      return value;
   }
 }
 
-// r[0], r[1]: predicates; r[2], r[3]: sources; r[4]: combined predicate. flags: comparison, combine,
-// ftz. Evaluate<...> yields the lanes' bits.
+// r[0], r[1]: predicates; r[2], r[3]: sources; r[4]: combined predicate. flags: comparison,
+// combine, ftz. Evaluate<...> yields the lanes' bits.
 template <uint32_t (*kEvaluate)(Exec&, const Instr&, Comparison)>
 bool set_predicate(Exec& x, const Instr& in) {
   uint32_t value = kEvaluate(x, in, static_cast<Comparison>(in.flags[0]));
@@ -128,10 +166,14 @@ bool set_predicate(Exec& x, const Instr& in) {
   uint32_t held = combine == Combine::kNone ? 0 : x.pred(in.r[4]);
   auto join = [&](uint32_t v) {
     switch (combine) {
-      case Combine::kAnd: return v & held;
-      case Combine::kOr: return v | held;
-      case Combine::kXor: return v ^ held;
-      default: return v;
+      case Combine::kAnd:
+        return v & held;
+      case Combine::kOr:
+        return v | held;
+      case Combine::kXor:
+        return v ^ held;
+      default:
+        return v;
     }
   };
   if (in.r[0] >= 0) write_predicate(x, in.r[0], join(value));
@@ -171,10 +213,14 @@ Handler pick(Decoder& d, Type type, Comparison comparison) {
   }
   bool sign = is_signed(type) && !as_unsigned;
   switch (type) {
-    case Type::kF32: return Make<float_bits<F32>>::fn;
-    case Type::kF64: return Make<float_bits<F64>>::fn;
-    case Type::kF16: return Make<float_bits<F16>>::fn;
-    case Type::kBf16: return Make<float_bits<Bf16>>::fn;
+    case Type::kF32:
+      return Make<float_bits<F32>>::fn;
+    case Type::kF64:
+      return Make<float_bits<F64>>::fn;
+    case Type::kF16:
+      return Make<float_bits<F16>>::fn;
+    case Type::kBf16:
+      return Make<float_bits<Bf16>>::fn;
     case Type::kB16:
     case Type::kU16:
     case Type::kS16:
@@ -187,7 +233,8 @@ Handler pick(Decoder& d, Type type, Comparison comparison) {
     case Type::kU64:
     case Type::kS64:
       return sign ? Make<evaluate_integer<int64_t>>::fn : Make<evaluate_integer<uint64_t>>::fn;
-    default: d.unsupported(std::string("type .") + type_name(type));
+    default:
+      d.unsupported(std::string("type .") + type_name(type));
   }
 }
 
@@ -213,9 +260,9 @@ bool set_packed(Exec& x, const Instr& in) {
       left[l] = F::load(a[2 * l + part]);
       right[l] = F::load(b[2 * l + part]);
     }
-    value[part] = combined(x, static_cast<Combine>(in.flags[1]),
-                           ordered_bits(static_cast<Comparison>(in.flags[0]), left, right),
-                           in.r[4]);
+    value[part] =
+        combined(x, static_cast<Combine>(in.flags[1]),
+                 ordered_bits(static_cast<Comparison>(in.flags[0]), left, right), in.r[4]);
   }
   if (in.r[0] >= 0) write_predicate(x, in.r[0], value[0]);
   if (in.r[1] >= 0) write_predicate(x, in.r[1], value[1]);
@@ -234,9 +281,8 @@ void decode_setp(Decoder& d) {
   int32_t a = d.source(1, type);
   int32_t b = d.source(2, type);
   int32_t c = combine == Combine::kNone ? -1 : d.predicate(d.operand(3));
-  int32_t p = d.operand(0).kind == ptx::Operand::Kind::kSink
-                  ? -1
-                  : d.predicate_destination(d.operand(0));
+  int32_t p =
+      d.operand(0).kind == ptx::Operand::Kind::kSink ? -1 : d.predicate_destination(d.operand(0));
   int32_t q = d.second_destination(d.operand(0));
   Instr& instr = d.emit(fn);
   instr.r[0] = p;
@@ -293,8 +339,9 @@ void decode_selp(Decoder& d) {
   int32_t b = d.source(2, type);
   int32_t p = d.predicate(d.operand(3));
   int32_t out = d.destination(0, type);
-  Handler fn = size_of(type) == 8 ? select<uint64_t> : size_of(type) == 4 ? select<uint32_t>
-                                                                          : select<uint16_t>;
+  Handler fn = size_of(type) == 8   ? select<uint64_t>
+               : size_of(type) == 4 ? select<uint32_t>
+                                    : select<uint16_t>;
   Instr& instr = d.emit(fn);
   instr.r[0] = out;
   instr.r[1] = a;

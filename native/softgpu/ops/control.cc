@@ -123,8 +123,8 @@ void decode_barrier(Decoder& d) {
     int32_t number = d.source(1, Type::kB32);
     int32_t count = d.operands() == 4 ? d.source(2, Type::kB32) : -1;
     int32_t predicate = d.predicate(d.operand(d.operands() - 1));
-    int32_t result = op == "popc" ? d.destination(0, Type::kB32)
-                                  : d.predicate_destination(d.operand(0));
+    int32_t result =
+        op == "popc" ? d.destination(0, Type::kB32) : d.predicate_destination(d.operand(0));
     Instr& instr = d.emit(nullptr, Control::kBarrierReduce);
     instr.r[0] = result;
     instr.r[1] = predicate;

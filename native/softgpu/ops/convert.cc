@@ -26,33 +26,47 @@ Number read_number(Exec& x, int32_t slot, Type type, uint32_t l, bool ftz) {
   auto natural = [](uint64_t v) { return Number{Number::Kind::kUnsigned, 0, v, 0}; };
   auto real = [](double v) { return Number{Number::Kind::kReal, 0, 0, v}; };
   switch (type) {
-    case Type::kS8: return whole(static_cast<int8_t>(x.reg<uint16_t>(slot)[l]));
+    case Type::kS8:
+      return whole(static_cast<int8_t>(x.reg<uint16_t>(slot)[l]));
     case Type::kU8:
-    case Type::kB8: return natural(static_cast<uint8_t>(x.reg<uint16_t>(slot)[l]));
-    case Type::kS16: return whole(x.reg<int16_t>(slot)[l]);
+    case Type::kB8:
+      return natural(static_cast<uint8_t>(x.reg<uint16_t>(slot)[l]));
+    case Type::kS16:
+      return whole(x.reg<int16_t>(slot)[l]);
     case Type::kU16:
-    case Type::kB16: return natural(x.reg<uint16_t>(slot)[l]);
-    case Type::kS32: return whole(x.reg<int32_t>(slot)[l]);
+    case Type::kB16:
+      return natural(x.reg<uint16_t>(slot)[l]);
+    case Type::kS32:
+      return whole(x.reg<int32_t>(slot)[l]);
     case Type::kU32:
-    case Type::kB32: return natural(x.reg<uint32_t>(slot)[l]);
-    case Type::kS64: return whole(x.reg<int64_t>(slot)[l]);
+    case Type::kB32:
+      return natural(x.reg<uint32_t>(slot)[l]);
+    case Type::kS64:
+      return whole(x.reg<int64_t>(slot)[l]);
     case Type::kU64:
-    case Type::kB64: return natural(x.reg<uint64_t>(slot)[l]);
-    case Type::kF16: return real(F16::load(x.reg<uint16_t>(slot)[l]));
-    case Type::kBf16: return real(Bf16::load(x.reg<uint16_t>(slot)[l]));
+    case Type::kB64:
+      return natural(x.reg<uint64_t>(slot)[l]);
+    case Type::kF16:
+      return real(F16::load(x.reg<uint16_t>(slot)[l]));
+    case Type::kBf16:
+      return real(Bf16::load(x.reg<uint16_t>(slot)[l]));
     case Type::kF32: {
       uint32_t bits = x.reg<uint32_t>(slot)[l];
       return real(F32::load(ftz ? F32::flush(bits) : bits));
     }
-    default: return real(x.reg<double>(slot)[l]);
+    default:
+      return real(x.reg<double>(slot)[l]);
   }
 }
 
 double round_integral(double v, Rounding rounding) {
   switch (rounding) {
-    case Rounding::kZero: return std::trunc(v);
-    case Rounding::kDown: return std::floor(v);
-    case Rounding::kUp: return std::ceil(v);
+    case Rounding::kZero:
+      return std::trunc(v);
+    case Rounding::kDown:
+      return std::floor(v);
+    case Rounding::kUp:
+      return std::ceil(v);
     default: {
       double r = std::round(v);  // ties away from zero
       if (std::fabs(v - std::trunc(v)) == 0.5) r = 2 * std::round(v / 2);
@@ -150,10 +164,18 @@ bool convert(Exec& x, const Instr& in) {
       case Type::kB64:
         x.reg<uint64_t>(in.r[0])[l] = to_integer<uint64_t>(n, sat, rounding);
         break;
-      case Type::kF16: x.reg<uint16_t>(in.r[0])[l] = to_real<F16>(n, in); break;
-      case Type::kBf16: x.reg<uint16_t>(in.r[0])[l] = to_real<Bf16>(n, in); break;
-      case Type::kF32: x.reg<uint32_t>(in.r[0])[l] = to_real<F32>(n, in); break;
-      default: x.reg<uint64_t>(in.r[0])[l] = to_real<F64>(n, in); break;
+      case Type::kF16:
+        x.reg<uint16_t>(in.r[0])[l] = to_real<F16>(n, in);
+        break;
+      case Type::kBf16:
+        x.reg<uint16_t>(in.r[0])[l] = to_real<Bf16>(n, in);
+        break;
+      case Type::kF32:
+        x.reg<uint32_t>(in.r[0])[l] = to_real<F32>(n, in);
+        break;
+      default:
+        x.reg<uint64_t>(in.r[0])[l] = to_real<F64>(n, in);
+        break;
     }
   });
   return true;
@@ -168,22 +190,33 @@ struct Truncate {
 template <class D>
 Handler integer_from(Type from) {
   switch (from) {
-    case Type::kU16: return lanes1<D, uint16_t, Truncate<D, uint16_t>>;
-    case Type::kS16: return lanes1<D, int16_t, Truncate<D, int16_t>>;
-    case Type::kU32: return lanes1<D, uint32_t, Truncate<D, uint32_t>>;
-    case Type::kS32: return lanes1<D, int32_t, Truncate<D, int32_t>>;
-    case Type::kU64: return lanes1<D, uint64_t, Truncate<D, uint64_t>>;
-    case Type::kS64: return lanes1<D, int64_t, Truncate<D, int64_t>>;
-    default: return nullptr;
+    case Type::kU16:
+      return lanes1<D, uint16_t, Truncate<D, uint16_t>>;
+    case Type::kS16:
+      return lanes1<D, int16_t, Truncate<D, int16_t>>;
+    case Type::kU32:
+      return lanes1<D, uint32_t, Truncate<D, uint32_t>>;
+    case Type::kS32:
+      return lanes1<D, int32_t, Truncate<D, int32_t>>;
+    case Type::kU64:
+      return lanes1<D, uint64_t, Truncate<D, uint64_t>>;
+    case Type::kS64:
+      return lanes1<D, int64_t, Truncate<D, int64_t>>;
+    default:
+      return nullptr;
   }
 }
 
 Handler fast_integer(Type to, Type from) {
   switch (size_of(to)) {
-    case 2: return integer_from<uint16_t>(from);
-    case 4: return integer_from<uint32_t>(from);
-    case 8: return integer_from<uint64_t>(from);
-    default: return nullptr;
+    case 2:
+      return integer_from<uint16_t>(from);
+    case 4:
+      return integer_from<uint32_t>(from);
+    case 8:
+      return integer_from<uint64_t>(from);
+    default:
+      return nullptr;
   }
 }
 
@@ -204,8 +237,8 @@ int32_t narrowed_source(Decoder& d, size_t index, Type type) {
 
 void widen_result(Decoder& d, int32_t narrow, int32_t wide, uint32_t own, Type type) {
   bool sign = is_signed(type);
-  Type from = size_of(type) <= 2 ? (sign ? Type::kS16 : Type::kU16)
-                                 : (sign ? Type::kS32 : Type::kU32);
+  Type from =
+      size_of(type) <= 2 ? (sign ? Type::kS16 : Type::kU16) : (sign ? Type::kS32 : Type::kU32);
   Instr& instr = d.emit(fast_integer(own == 4 ? Type::kU32 : Type::kU64, from));
   instr.r[0] = wide;
   instr.r[1] = narrow;
@@ -226,10 +259,10 @@ Modes take_modes(Decoder& d) {
     bool integral;
   };
   constexpr Row kRows[] = {
-      {"rni", Rounding::kNearestEven, true}, {"rzi", Rounding::kZero, true},
-      {"rmi", Rounding::kDown, true},        {"rpi", Rounding::kUp, true},
-      {"rn", Rounding::kNearestEven, false}, {"rz", Rounding::kZero, false},
-      {"rm", Rounding::kDown, false},        {"rp", Rounding::kUp, false},
+      {"rni", Rounding::kNearestEven, true},  {"rzi", Rounding::kZero, true},
+      {"rmi", Rounding::kDown, true},         {"rpi", Rounding::kUp, true},
+      {"rn", Rounding::kNearestEven, false},  {"rz", Rounding::kZero, false},
+      {"rm", Rounding::kDown, false},         {"rp", Rounding::kUp, false},
       {"rna", Rounding::kNearestAway, false},
   };
   for (const Row& row : kRows) {
@@ -289,8 +322,8 @@ void decode_cvt(Decoder& d) {
   Type from = d.take_type();
   if (to == Type::kF16x2 || to == Type::kBf16x2) {
     if (from != Type::kF32) d.unsupported("this packing");
-    Instr& instr = emit_plain(d, to == Type::kF16x2 ? pack_two<F16> : pack_two<Bf16>, to,
-                              Type::kF32, 2);
+    Instr& instr =
+        emit_plain(d, to == Type::kF16x2 ? pack_two<F16> : pack_two<Bf16>, to, Type::kF32, 2);
     instr.flags[0] = m.flags;
     instr.flags[1] = static_cast<uint8_t>(m.rounding);
     return;
@@ -314,8 +347,8 @@ void decode_cvt(Decoder& d) {
   uint32_t width = std::max(2u, size_of(to));
   bool widens = own > width;
   int32_t result = widens ? d.temporary(width) : d.destination(0, to);
-  bool plain = !is_float(from) && !is_float(to) && !(m.flags & kSat) && size_of(from) > 1 &&
-               size_of(to) > 1;
+  bool plain =
+      !is_float(from) && !is_float(to) && !(m.flags & kSat) && size_of(from) > 1 && size_of(to) > 1;
   Handler fn = plain ? fast_integer(to, from) : convert;
   Instr& instr = d.emit(fn ? fn : convert);
   instr.r[0] = result;

@@ -16,11 +16,13 @@ Instr& emit_sync(Decoder& d, Handler fn, bool sync, int32_t members) {
   return instr;
 }
 
-// ---- shfl ------------------------------------------------------------------------------------------
+// ---- shfl
+// ------------------------------------------------------------------------------------------
 
 enum class Shuffle : uint8_t { kUp, kDown, kBfly, kIdx };
 
-// r[0] result, r[1] in-range predicate or -1, r[2] value, r[3] lane operand, r[4] clamp and segment.
+// r[0] result, r[1] in-range predicate or -1, r[2] value, r[3] lane operand, r[4] clamp and
+// segment.
 bool shuffle(Exec& x, const Instr& in) {
   uint32_t* d = x.reg<uint32_t>(in.r[0]);
   const uint32_t* a = x.reg<uint32_t>(in.r[2]);
@@ -91,7 +93,8 @@ void decode_shfl(Decoder& d) {
   instr.flags[0] = static_cast<uint8_t>(mode);
 }
 
-// ---- vote, activemask, elect -------------------------------------------------------------------------
+// ---- vote, activemask, elect
+// -------------------------------------------------------------------------
 
 enum class Vote : uint8_t { kAll, kAny, kUni, kBallot };
 
@@ -113,14 +116,16 @@ void decode_vote(Decoder& d) {
   bool sync = d.take("sync");
   std::string_view name = d.take_one_of({"all", "any", "uni", "ballot"});
   if (name.empty()) d.fail("a mode is missing");
-  Vote mode = name == "all" ? Vote::kAll : name == "any" ? Vote::kAny
-              : name == "uni" ? Vote::kUni : Vote::kBallot;
+  Vote mode = name == "all"   ? Vote::kAll
+              : name == "any" ? Vote::kAny
+              : name == "uni" ? Vote::kUni
+                              : Vote::kBallot;
   d.take_type();
   d.want_operands(sync ? 3 : 2, sync ? 3 : 2);
   int32_t predicate = d.predicate(d.operand(1));
   int32_t members = sync ? d.source(2, Type::kB32) : -1;
-  int32_t out = mode == Vote::kBallot ? d.destination(0, Type::kB32)
-                                      : d.predicate_destination(d.operand(0));
+  int32_t out =
+      mode == Vote::kBallot ? d.destination(0, Type::kB32) : d.predicate_destination(d.operand(0));
   Instr& instr = emit_sync(d, vote, sync, members);
   instr.r[0] = out;
   instr.r[1] = predicate;
@@ -162,7 +167,8 @@ void decode_elect(Decoder& d) {
   instr.r[1] = predicate;
 }
 
-// ---- match, redux -------------------------------------------------------------------------------------
+// ---- match, redux
+// -------------------------------------------------------------------------------------
 
 // r[0] mask of equal lanes, r[1] predicate of .all or -1, r[2] value.
 template <class T, bool kAll>
@@ -217,11 +223,21 @@ bool reduce(Exec& x, const Instr& in) {
       case Reduction::kAdd:
         total = static_cast<T>(static_cast<uint32_t>(total) + static_cast<uint32_t>(v));
         break;
-      case Reduction::kMin: total = std::min(total, v); break;
-      case Reduction::kMax: total = std::max(total, v); break;
-      case Reduction::kAnd: total &= v; break;
-      case Reduction::kOr: total |= v; break;
-      case Reduction::kXor: total ^= v; break;
+      case Reduction::kMin:
+        total = std::min(total, v);
+        break;
+      case Reduction::kMax:
+        total = std::max(total, v);
+        break;
+      case Reduction::kAnd:
+        total &= v;
+        break;
+      case Reduction::kOr:
+        total |= v;
+        break;
+      case Reduction::kXor:
+        total ^= v;
+        break;
     }
   }
   x.each([=](uint32_t l) { d[l] = total; });

@@ -12,7 +12,8 @@
 namespace sluice::softgpu {
 namespace {
 
-// ---- operators, on Format::Value ------------------------------------------------------------------
+// ---- operators, on Format::Value
+// ------------------------------------------------------------------
 
 template <class F>
 using V = typename F::Value;
@@ -70,11 +71,15 @@ template <class F>
 using Max = Extreme<F, true>;
 template <class F>
 struct Min3 {
-  V<F> operator()(V<F> a, V<F> b, V<F> c, uint8_t f) const { return Min<F>{}(Min<F>{}(a, b, f), c, f); }
+  V<F> operator()(V<F> a, V<F> b, V<F> c, uint8_t f) const {
+    return Min<F>{}(Min<F>{}(a, b, f), c, f);
+  }
 };
 template <class F>
 struct Max3 {
-  V<F> operator()(V<F> a, V<F> b, V<F> c, uint8_t f) const { return Max<F>{}(Max<F>{}(a, b, f), c, f); }
+  V<F> operator()(V<F> a, V<F> b, V<F> c, uint8_t f) const {
+    return Max<F>{}(Max<F>{}(a, b, f), c, f);
+  }
 };
 template <class F>
 struct Sqrt {
@@ -111,7 +116,8 @@ struct Tanh {
   V<F> operator()(V<F> a, uint8_t) const { return std::tanh(a); }
 };
 
-// ---- handlers --------------------------------------------------------------------------------------
+// ---- handlers
+// --------------------------------------------------------------------------------------
 
 // kParts: elements per register: 1, or 2 for the packed formats, whose storage is then uint32_t.
 template <class F, int kParts, int kSources, class Op>
@@ -167,7 +173,7 @@ template <class F>
   const V<F>* b = x.reg<V<F>>(in.r[2]);
   const V<F>* c = x.reg<V<F>>(in.r[3]);
   V<F> nan = std::bit_cast<V<F>>(F::store(std::numeric_limits<V<F>>::quiet_NaN()));
-#pragma GCC ivdep
+  SLUICE_INDEPENDENT_LANES
   for (uint32_t l = 0; l < kWarpSize; ++l) {
     V<F> r;
     if constexpr (sizeof(V<F>) == 4) {
@@ -208,26 +214,38 @@ bool sign_bits(Exec& x, const Instr& in) {
 template <int kSources, template <class> class Op>
 Handler pick(Decoder& d, Type type) {
   switch (type) {
-    case Type::kF32: return apply<F32, 1, kSources, Op<F32>>;
-    case Type::kF64: return apply<F64, 1, kSources, Op<F64>>;
-    case Type::kF16: return apply<F16, 1, kSources, Op<F16>>;
-    case Type::kF16x2: return apply<F16, 2, kSources, Op<F16>>;
-    case Type::kBf16: return apply<Bf16, 1, kSources, Op<Bf16>>;
-    case Type::kBf16x2: return apply<Bf16, 2, kSources, Op<Bf16>>;
-    default: d.unsupported(std::string("type .") + type_name(type));
+    case Type::kF32:
+      return apply<F32, 1, kSources, Op<F32>>;
+    case Type::kF64:
+      return apply<F64, 1, kSources, Op<F64>>;
+    case Type::kF16:
+      return apply<F16, 1, kSources, Op<F16>>;
+    case Type::kF16x2:
+      return apply<F16, 2, kSources, Op<F16>>;
+    case Type::kBf16:
+      return apply<Bf16, 1, kSources, Op<Bf16>>;
+    case Type::kBf16x2:
+      return apply<Bf16, 2, kSources, Op<Bf16>>;
+    default:
+      d.unsupported(std::string("type .") + type_name(type));
   }
 }
 
 template <int kOp>
 Handler pick_sign(Decoder& d, Type type) {
   switch (type) {
-    case Type::kF32: return sign_bits<uint32_t, 1, kOp>;
-    case Type::kF64: return sign_bits<uint64_t, 1, kOp>;
+    case Type::kF32:
+      return sign_bits<uint32_t, 1, kOp>;
+    case Type::kF64:
+      return sign_bits<uint64_t, 1, kOp>;
     case Type::kF16:
-    case Type::kBf16: return sign_bits<uint16_t, 1, kOp>;
+    case Type::kBf16:
+      return sign_bits<uint16_t, 1, kOp>;
     case Type::kF16x2:
-    case Type::kBf16x2: return sign_bits<uint16_t, 2, kOp>;
-    default: d.unsupported(std::string("type .") + type_name(type));
+    case Type::kBf16x2:
+      return sign_bits<uint16_t, 2, kOp>;
+    default:
+      d.unsupported(std::string("type .") + type_name(type));
   }
 }
 
@@ -300,12 +318,24 @@ bool test_property(Exec& x, const Instr& in) {
     auto v = F::load(a[l]);
     bool yes = false;
     switch (static_cast<Property>(in.imm)) {
-      case Property::kFinite: yes = std::isfinite(v); break;
-      case Property::kInfinite: yes = std::isinf(v); break;
-      case Property::kNumber: yes = v == v; break;
-      case Property::kNan: yes = v != v; break;
-      case Property::kNormal: yes = std::isnormal(v); break;
-      case Property::kSubnormal: yes = std::fpclassify(v) == FP_SUBNORMAL; break;
+      case Property::kFinite:
+        yes = std::isfinite(v);
+        break;
+      case Property::kInfinite:
+        yes = std::isinf(v);
+        break;
+      case Property::kNumber:
+        yes = v == v;
+        break;
+      case Property::kNan:
+        yes = v != v;
+        break;
+      case Property::kNormal:
+        yes = std::isnormal(v);
+        break;
+      case Property::kSubnormal:
+        yes = std::fpclassify(v) == FP_SUBNORMAL;
+        break;
     }
     result |= static_cast<uint32_t>(yes) << l;
   });
@@ -314,7 +344,7 @@ bool test_property(Exec& x, const Instr& in) {
 }
 
 void decode_testp(Decoder& d) {
-  constexpr std::string_view kNames[] = {"finite",   "infinite", "number",
+  constexpr std::string_view kNames[] = {"finite",     "infinite", "number",
                                          "notanumber", "normal",   "subnormal"};
   int which = -1;
   for (int i = 0; i < 6; ++i) {
@@ -347,7 +377,6 @@ template <int kOp>
 void decode_sign(Decoder& d) {
   if (!decode_integer_arithmetic(d)) emit_sign<kOp>(d);
 }
-
 
 template <template <class> class Op>
 void decode_unary(Decoder& d) {

@@ -14,20 +14,18 @@
 namespace sluice::softgpu {
 
 // Meaning of Instr::flags in floating-point instructions.
-constexpr uint8_t kFtz = 1;        // flags[0]
+constexpr uint8_t kFtz = 1;  // flags[0]
 constexpr uint8_t kSat = 2;
 constexpr uint8_t kRelu = 4;
-constexpr uint8_t kNanWins = 8;    // min.NaN, max.NaN
-constexpr uint8_t kAbsXor = 16;    // .xorsign.abs
+constexpr uint8_t kNanWins = 8;  // min.NaN, max.NaN
+constexpr uint8_t kAbsXor = 16;  // .xorsign.abs
 // flags[1]: Rounding
 
 struct F32 {
   using Storage = uint32_t;
   using Value = float;
   static Value load(Storage s) { return std::bit_cast<float>(s); }
-  static Storage store(Value v) {
-    return v == v ? std::bit_cast<uint32_t>(v) : 0x7fffffffu;
-  }
+  static Storage store(Value v) { return v == v ? std::bit_cast<uint32_t>(v) : 0x7fffffffu; }
   static Storage store(Value v, Rounding) { return store(v); }
   static Storage flush(Storage s) { return (s & 0x7f800000u) == 0 ? s & 0x80000000u : s; }
 };

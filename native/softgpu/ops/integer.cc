@@ -18,9 +18,9 @@ using Work = std::conditional_t<(sizeof(T) < 4), uint32_t, U<T>>;
 
 template <class T>
 struct Wider {
-  using type = std::conditional_t<sizeof(T) == 2,
-                                  std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>,
-                                  std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
+  using type =
+      std::conditional_t<sizeof(T) == 2, std::conditional_t<std::is_signed_v<T>, int32_t, uint32_t>,
+                         std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>>;
 };
 template <>
 struct Wider<int64_t> {
@@ -57,9 +57,7 @@ struct MulWide {
 };
 template <class T>
 struct MadLo {
-  T operator()(T a, T b, T c) const {
-    return static_cast<T>(Work<T>(a) * Work<T>(b) + Work<T>(c));
-  }
+  T operator()(T a, T b, T c) const { return static_cast<T>(Work<T>(a) * Work<T>(b) + Work<T>(c)); }
 };
 template <class T>
 struct MadHi {
@@ -199,11 +197,16 @@ bool packed(Decoder& d) {
 
 Type widened(Decoder& d, Type type) {
   switch (type) {
-    case Type::kU16: return Type::kU32;
-    case Type::kS16: return Type::kS32;
-    case Type::kU32: return Type::kU64;
-    case Type::kS32: return Type::kS64;
-    default: d.unsupported("this type has no .wide form");
+    case Type::kU16:
+      return Type::kU32;
+    case Type::kS16:
+      return Type::kS32;
+    case Type::kU32:
+      return Type::kU64;
+    case Type::kS32:
+      return Type::kS64;
+    default:
+      d.unsupported("this type has no .wide form");
   }
 }
 
@@ -231,10 +234,11 @@ bool carry(Exec& x, const Instr& in) {
     } else if constexpr (kOp == Carry::kSub) {
       value = W(a[l]) - b[l] - in_bit;
     } else {
-      W product = in.flags[2] ? static_cast<W>(static_cast<__int128>(
-                                    static_cast<std::make_signed_t<T>>(a[l])) *
-                                               static_cast<std::make_signed_t<T>>(b[l]))
-                              : W(a[l]) * b[l];
+      W product =
+          in.flags[2]
+              ? static_cast<W>(static_cast<__int128>(static_cast<std::make_signed_t<T>>(a[l])) *
+                               static_cast<std::make_signed_t<T>>(b[l]))
+              : W(a[l]) * b[l];
       T part = static_cast<T>(kOp == Carry::kMadHi ? product >> kBits : product);
       value = W(part) + c[l] + in_bit;
     }
@@ -284,9 +288,9 @@ void decode_mul24(Decoder& d) {
   if (!high && !d.take("lo")) d.fail("needs .lo or .hi");
   bool is_s = is_signed(d.take_type());
   using T = uint32_t;
-  Handler fn = high ? (is_s ? lanes2<T, T, T, Mul24<true, true>> : lanes2<T, T, T, Mul24<false, true>>)
-                    : (is_s ? lanes2<T, T, T, Mul24<true, false>>
-                            : lanes2<T, T, T, Mul24<false, false>>);
+  Handler fn =
+      high ? (is_s ? lanes2<T, T, T, Mul24<true, true>> : lanes2<T, T, T, Mul24<false, true>>)
+           : (is_s ? lanes2<T, T, T, Mul24<true, false>> : lanes2<T, T, T, Mul24<false, false>>);
   emit_plain(d, fn, Type::kU32, Type::kU32, 2);
 }
 
@@ -295,10 +299,10 @@ void decode_mad24(Decoder& d) {
   if (!high && !d.take("lo")) d.fail("needs .lo or .hi");
   bool is_s = is_signed(d.take_type());
   using T = uint32_t;
-  Handler fn = high ? (is_s ? lanes3<T, T, T, T, Mad24<true, true>>
-                            : lanes3<T, T, T, T, Mad24<false, true>>)
-                    : (is_s ? lanes3<T, T, T, T, Mad24<true, false>>
-                            : lanes3<T, T, T, T, Mad24<false, false>>);
+  Handler fn =
+      high ? (is_s ? lanes3<T, T, T, T, Mad24<true, true>> : lanes3<T, T, T, T, Mad24<false, true>>)
+           : (is_s ? lanes3<T, T, T, T, Mad24<true, false>>
+                   : lanes3<T, T, T, T, Mad24<false, false>>);
   emit_plain(d, fn, Type::kU32, Type::kU32, 3);
 }
 
@@ -365,8 +369,8 @@ bool decode_integer_arithmetic(Decoder& d) {
     bool sat = d.take("sat");
     d.take_type();
     if (cc) {
-      emit_carry(d, add ? carry_handler<Carry::kAdd>(type) : carry_handler<Carry::kSub>(type),
-                 type, false, true, 2);
+      emit_carry(d, add ? carry_handler<Carry::kAdd>(type) : carry_handler<Carry::kSub>(type), type,
+                 false, true, 2);
     } else if (sat) {
       if (type != Type::kS32) d.fail(".sat needs .s32");
       using T = int32_t;
@@ -384,9 +388,9 @@ bool decode_integer_arithmetic(Decoder& d) {
     bool sat = !mul && d.take("sat");
     d.take_type();
     if (cc) {
-      emit_carry(d, part == "hi" ? carry_handler<Carry::kMadHi>(type)
-                                 : carry_handler<Carry::kMadLo>(type),
-                 type, false, true, 3);
+      emit_carry(
+          d, part == "hi" ? carry_handler<Carry::kMadHi>(type) : carry_handler<Carry::kMadLo>(type),
+          type, false, true, 3);
     } else if (sat) {
       if (type != Type::kS32 || part != "hi") d.fail(".sat needs .hi.s32");
       emit_plain(d, lanes3<int32_t, int32_t, int32_t, int32_t, MadHiSat>, type, type, 3);
@@ -417,8 +421,9 @@ bool decode_integer_arithmetic(Decoder& d) {
     } else if (mul) {
       part == "lo" ? binary<MulLo>(d, type) : binary<MulHi>(d, type);
     } else {
-      emit_plain(d, part == "lo" ? for_integer(d, type, Ternary<MadLo>{})
-                                 : for_integer(d, type, Ternary<MadHi>{}),
+      emit_plain(d,
+                 part == "lo" ? for_integer(d, type, Ternary<MadLo>{})
+                              : for_integer(d, type, Ternary<MadHi>{}),
                  type, type, 3);
     }
   } else if (root == "div") {
@@ -434,9 +439,9 @@ bool decode_integer_arithmetic(Decoder& d) {
     root == "min" ? binary<Min>(d, type) : binary<Max>(d, type);
   } else if (root == "abs" || root == "neg") {
     d.take_type();
-    emit_plain(d, root == "abs" ? for_integer(d, type, Unary<Abs>{})
-                                : for_integer(d, type, Unary<Neg>{}),
-               type, type, 1);
+    emit_plain(
+        d, root == "abs" ? for_integer(d, type, Unary<Abs>{}) : for_integer(d, type, Unary<Neg>{}),
+        type, type, 1);
   } else {
     return false;
   }

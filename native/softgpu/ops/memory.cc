@@ -64,15 +64,21 @@ template <template <class, class> class Make, class M, class S>
 Handler by_register(uint32_t width, bool is_signed) {
   if (is_signed) {
     switch (width) {
-      case 2: return Make<S, int16_t>::fn;
-      case 4: return Make<S, int32_t>::fn;
-      default: return Make<S, int64_t>::fn;
+      case 2:
+        return Make<S, int16_t>::fn;
+      case 4:
+        return Make<S, int32_t>::fn;
+      default:
+        return Make<S, int64_t>::fn;
     }
   }
   switch (width) {
-    case 2: return Make<M, uint16_t>::fn;
-    case 4: return Make<M, uint32_t>::fn;
-    default: return Make<M, uint64_t>::fn;
+    case 2:
+      return Make<M, uint16_t>::fn;
+    case 4:
+      return Make<M, uint32_t>::fn;
+    default:
+      return Make<M, uint64_t>::fn;
   }
 }
 
@@ -89,12 +95,18 @@ template <template <class, class> class Make>
 Handler memory_handler(Decoder& d, uint32_t bytes, uint32_t width, bool is_signed) {
   if (width < bytes) d.fail("the register is narrower than the access");
   switch (bytes) {
-    case 1: return by_register<Make, uint8_t, int8_t>(width, is_signed);
-    case 2: return by_register<Make, uint16_t, int16_t>(width, is_signed);
-    case 4: return by_register<Make, uint32_t, int32_t>(width, is_signed);
-    case 8: return by_register<Make, uint64_t, int64_t>(8, is_signed);
-    case 16: return Make<Wide128, Wide128>::fn;
-    default: d.fail("bad access size");
+    case 1:
+      return by_register<Make, uint8_t, int8_t>(width, is_signed);
+    case 2:
+      return by_register<Make, uint16_t, int16_t>(width, is_signed);
+    case 4:
+      return by_register<Make, uint32_t, int32_t>(width, is_signed);
+    case 8:
+      return by_register<Make, uint64_t, int64_t>(8, is_signed);
+    case 16:
+      return Make<Wide128, Wide128>::fn;
+    default:
+      d.fail("bad access size");
   }
 }
 
@@ -120,12 +132,36 @@ Space take_space(Decoder& d) {
 bool take_hints(Decoder& d) {
   bool strong = false;
   for (;;) {
-    std::string_view hint = d.take_one_of(
-        {"volatile", "relaxed", "acquire", "release", "mmio", "weak", "cta", "cluster", "gpu",
-         "sys", "ca", "cg", "cs", "cv", "lu", "wb", "wt", "nc", "unified", "L1::evict_normal",
-         "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate",
-         "L2::64B", "L2::128B", "L2::256B", "L2::evict_first", "L2::evict_last",
-         "L2::evict_normal"});
+    std::string_view hint = d.take_one_of({"volatile",
+                                           "relaxed",
+                                           "acquire",
+                                           "release",
+                                           "mmio",
+                                           "weak",
+                                           "cta",
+                                           "cluster",
+                                           "gpu",
+                                           "sys",
+                                           "ca",
+                                           "cg",
+                                           "cs",
+                                           "cv",
+                                           "lu",
+                                           "wb",
+                                           "wt",
+                                           "nc",
+                                           "unified",
+                                           "L1::evict_normal",
+                                           "L1::evict_unchanged",
+                                           "L1::evict_first",
+                                           "L1::evict_last",
+                                           "L1::no_allocate",
+                                           "L2::64B",
+                                           "L2::128B",
+                                           "L2::256B",
+                                           "L2::evict_first",
+                                           "L2::evict_last",
+                                           "L2::evict_normal"});
     if (hint.empty()) return strong;
     strong |= hint == "release";
     if (hint == "L2::cache_hint") d.unsupported("L2 cache policies");
@@ -136,9 +172,7 @@ void set_address(Decoder& d, Instr& instr, const Decoder::Address& address) {
   instr.r[0] = address.base;
   instr.imm = address.offset;
   instr.space = address.space;
-  instr.flags[0] = address.base < 0             ? 0
-                   : address.base_width == 8 ? kBase64
-                                             : kBase32;
+  instr.flags[0] = address.base < 0 ? 0 : address.base_width == 8 ? kBase64 : kBase32;
   if (address.frame_relative) instr.flags[0] |= kFrameRelative;
   (void)d;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// mov (with packing and unpacking of vectors), cvta, isspacep, and instructions without effect here.
+// mov (with packing and unpacking of vectors), cvta, isspacep, and instructions without effect
+// here.
 #include "softgpu/interp/access.h"
 #include "softgpu/ops/lanes.h"
 #include "softgpu/ops/special.h"
@@ -27,11 +28,16 @@ bool copy_predicate(Exec& x, const Instr& in) {
 
 Handler copy_of_width(Decoder& d, uint32_t width) {
   switch (width) {
-    case 2: return copy<uint16_t>;
-    case 4: return copy<uint32_t>;
-    case 8: return copy<uint64_t>;
-    case 16: return copy<Wide128>;
-    default: d.fail("bad register width");
+    case 2:
+      return copy<uint16_t>;
+    case 4:
+      return copy<uint32_t>;
+    case 8:
+      return copy<uint64_t>;
+    case 16:
+      return copy<Wide128>;
+    default:
+      d.fail("bad register width");
   }
 }
 
@@ -180,7 +186,8 @@ void decode_mov(Decoder& d) {
   instr.r[1] = from;
 }
 
-// ---- address spaces ------------------------------------------------------------------------------
+// ---- address spaces
+// ------------------------------------------------------------------------------
 
 // The windows of shared and local memory are host addresses, so generic is window plus offset.
 template <class T, Space kSpace, bool kToSpace>
@@ -243,11 +250,20 @@ bool is_space(Exec& x, const Instr& in) {
     bool param = within(a[l], x.params, x.params_size);
     bool yes = false;
     switch (in.space) {
-      case Space::kShared: yes = shared; break;
-      case Space::kLocal: yes = is_local; break;
-      case Space::kParam: yes = param; break;
-      case Space::kGlobal: yes = !shared && !is_local && !param; break;
-      default: break;  // constants are held in global memory: never told apart
+      case Space::kShared:
+        yes = shared;
+        break;
+      case Space::kLocal:
+        yes = is_local;
+        break;
+      case Space::kParam:
+        yes = param;
+        break;
+      case Space::kGlobal:
+        yes = !shared && !is_local && !param;
+        break;
+      default:
+        break;  // constants are held in global memory: never told apart
     }
     result |= static_cast<uint32_t>(yes) << l;
   });
@@ -277,8 +293,8 @@ void add_moves(OpcodeTable& table) {
   table["mov"] = decode_mov;
   table["cvta"] = decode_cvta;
   table["isspacep"] = decode_isspacep;
-  for (std::string_view hint : {"prefetch", "prefetchu", "applypriority", "discard", "setmaxnreg",
-                                "griddepcontrol"}) {
+  for (std::string_view hint :
+       {"prefetch", "prefetchu", "applypriority", "discard", "setmaxnreg", "griddepcontrol"}) {
     table[hint] = decode_hint;
   }
 }

@@ -38,8 +38,7 @@ enum class Source : uint8_t {
 
 uint64_t nanoseconds() {
   auto now = std::chrono::system_clock::now().time_since_epoch();
-  return static_cast<uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
 }
 
 uint32_t scalar(Exec& x, Source source) {
@@ -58,15 +57,24 @@ uint32_t scalar(Exec& x, Source source) {
     return component(Source::kNctaid, launch.grid);
   }
   switch (source) {
-    case Source::kWarp: return x.warp_id;
-    case Source::kWarps: return 32;  // resident warps of a multiprocessor
-    case Source::kSm: return x.block->ctaid[0] % launch.sm_count;
-    case Source::kSms: return launch.sm_count;
-    case Source::kGrid: return static_cast<uint32_t>(launch.grid_id);
-    case Source::kDynamicShared: return launch.dynamic_shared;
-    case Source::kTotalShared: return x.shared_size;
-    case Source::kOne: return 1;
-    default: return 0;
+    case Source::kWarp:
+      return x.warp_id;
+    case Source::kWarps:
+      return 32;  // resident warps of a multiprocessor
+    case Source::kSm:
+      return x.block->ctaid[0] % launch.sm_count;
+    case Source::kSms:
+      return launch.sm_count;
+    case Source::kGrid:
+      return static_cast<uint32_t>(launch.grid_id);
+    case Source::kDynamicShared:
+      return launch.dynamic_shared;
+    case Source::kTotalShared:
+      return x.shared_size;
+    case Source::kOne:
+      return 1;
+    default:
+      return 0;
   }
 }
 
@@ -91,12 +99,24 @@ bool read_lane(Exec& x, const Instr& in) {
     uint32_t eq = 1u << l;
     uint32_t lt = eq - 1;
     switch (source) {
-      case Source::kLane: d[l] = l; break;
-      case Source::kMaskEq: d[l] = eq; break;
-      case Source::kMaskLt: d[l] = lt; break;
-      case Source::kMaskLe: d[l] = lt | eq; break;
-      case Source::kMaskGt: d[l] = ~(lt | eq); break;
-      default: d[l] = ~lt; break;
+      case Source::kLane:
+        d[l] = l;
+        break;
+      case Source::kMaskEq:
+        d[l] = eq;
+        break;
+      case Source::kMaskLt:
+        d[l] = lt;
+        break;
+      case Source::kMaskLe:
+        d[l] = lt | eq;
+        break;
+      case Source::kMaskGt:
+        d[l] = ~(lt | eq);
+        break;
+      default:
+        d[l] = ~lt;
+        break;
     }
   });
   return true;
@@ -163,8 +183,8 @@ struct Row {
 };
 
 constexpr Row kScalars[] = {
-    {"%ntid", Source::kNtid},          {"%ctaid", Source::kCtaid},
-    {"%nctaid", Source::kNctaid},
+    {"%clusterid", Source::kCtaid}, {"%nclusterid", Source::kNctaid}, {"%ntid", Source::kNtid},
+    {"%ctaid", Source::kCtaid},     {"%nctaid", Source::kNctaid},
 };
 
 constexpr Row kPlain[] = {
@@ -187,9 +207,9 @@ constexpr Row kPlain[] = {
 };
 
 constexpr Row kPerLane[] = {
-    {"%laneid", Source::kLane},         {"%lanemask_eq", Source::kMaskEq},
-    {"%lanemask_le", Source::kMaskLe},  {"%lanemask_lt", Source::kMaskLt},
-    {"%lanemask_ge", Source::kMaskGe},  {"%lanemask_gt", Source::kMaskGt},
+    {"%laneid", Source::kLane},        {"%lanemask_eq", Source::kMaskEq},
+    {"%lanemask_le", Source::kMaskLe}, {"%lanemask_lt", Source::kMaskLt},
+    {"%lanemask_ge", Source::kMaskGe}, {"%lanemask_gt", Source::kMaskGt},
 };
 
 }  // namespace

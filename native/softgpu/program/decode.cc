@@ -30,7 +30,8 @@ void Decoder::run() {
   layout_locals();
   for (const ptx::Statement& statement : source_.body) {
     if (statement.kind == ptx::Statement::Kind::kLabel) {
-      auto fresh = labels_.try_emplace({statement.block, statement.text}, target_.code.size()).second;
+      auto fresh =
+          labels_.try_emplace({statement.block, statement.text}, target_.code.size()).second;
       if (!fresh) {
         throw PtxError(PtxError::Kind::kSyntax, statement.line,
                        "label " + std::string(statement.text) + " is defined twice");
@@ -93,8 +94,8 @@ void Decoder::decode(const ptx::Statement& statement) {
   root_ = text.substr(0, dot);
   while (dot != std::string_view::npos) {
     size_t next = text.find('.', dot + 1);
-    modifiers_.push_back(text.substr(dot + 1, next == std::string_view::npos ? next
-                                                                             : next - dot - 1));
+    modifiers_.push_back(
+        text.substr(dot + 1, next == std::string_view::npos ? next : next - dot - 1));
     dot = next;
   }
   auto known = opcode_table().find(root_);
@@ -301,8 +302,8 @@ int32_t Decoder::address_of(const ptx::Operand& operand, Type type) {
       return constant(type, scope_.variable_address[operand.index] + operand.bits);
     }
   }
-  const ptx::Variable& variable = operand.local ? source_.locals[operand.index]
-                                                : scope_.module->variables[operand.index];
+  const ptx::Variable& variable =
+      operand.local ? source_.locals[operand.index] : scope_.module->variables[operand.index];
   int32_t slot = temporary(width);
   switch (variable.space) {
     case Space::kShared: {
@@ -405,8 +406,8 @@ Decoder::Address Decoder::address(const ptx::Operand& operand, Space space) {
       result.offset += base.bits;
       return result;
     case Kind::kVariable: {
-      const ptx::Variable& variable = base.local ? source_.locals[base.index]
-                                                 : scope_.module->variables[base.index];
+      const ptx::Variable& variable =
+          base.local ? source_.locals[base.index] : scope_.module->variables[base.index];
       if (base.local && (variable.space == Space::kParam || variable.space == Space::kLocal)) {
         result.offset += local_offset_[base.index];
         if (is_kernel_parameter(base.index)) {

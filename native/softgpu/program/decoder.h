@@ -20,7 +20,7 @@ namespace sluice::softgpu {
 // What a function's code may refer to beyond itself.
 struct LinkScope {
   const ptx::Module* module = nullptr;
-  std::vector<uint64_t> variable_address;     // by index into module->variables, not .shared
+  std::vector<uint64_t> variable_address;  // by index into module->variables, not .shared
   std::unordered_map<std::string_view, Function*> functions;
   // Static shared variables (offset in the window) and the .global and .const ones of bodies.
   std::unordered_map<const ptx::Variable*, uint64_t> placed;

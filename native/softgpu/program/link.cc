@@ -101,8 +101,7 @@ class Linker {
       addresses_[variable->name] = address;
       if (!module_.variables.empty() && variable >= module_.variables.data() &&
           variable < module_.variables.data() + module_.variables.size()) {
-        scope_.variable_address[static_cast<size_t>(variable - module_.variables.data())] =
-            address;
+        scope_.variable_address[static_cast<size_t>(variable - module_.variables.data())] = address;
         program_.variables.push_back(
             {variable->name, address, variable->size, variable->space == Space::kConst});
       } else {
@@ -182,9 +181,8 @@ class Linker {
     bool calls = std::any_of(source.body.begin(), source.body.end(), [](const auto& statement) {
       return statement.text.substr(0, 4) == "call";
     });
-    bool common = calls || std::any_of(used.begin(), used.end(), [&](const ptx::Variable* v) {
-                    return common_.contains(v);
-                  });
+    bool common = calls || std::any_of(used.begin(), used.end(),
+                                       [&](const ptx::Variable* v) { return common_.contains(v); });
     uint64_t bytes = common ? common_bytes_ : 0;
     for (const ptx::Variable* variable : used) {
       if (common_.contains(variable)) continue;

@@ -42,16 +42,16 @@ enum class Control : uint8_t {
 
 struct Instr {
   Handler fn = nullptr;
-  int32_t guard = -1;       // slot of the guarding predicate, -1 for none
-  uint32_t line = 0;        // of the PTX text
+  int32_t guard = -1;                               // slot of the guarding predicate, -1 for none
+  uint32_t line = 0;                                // of the PTX text
   int32_t r[8] = {-1, -1, -1, -1, -1, -1, -1, -1};  // operand slots; meaning is the handler's
   uint64_t imm = 0;
-  uint32_t target = 0;      // branch: instruction index; call and table branch: side table index
+  uint32_t target = 0;  // branch: instruction index; call and table branch: side table index
   Control control = Control::kPlain;
   bool guard_negated = false;
   Space space = Space::kGeneric;
-  uint8_t size = 0;         // bytes of one memory element
-  uint8_t count = 1;        // elements of a vector access
+  uint8_t size = 0;   // bytes of one memory element
+  uint8_t count = 1;  // elements of a vector access
   uint8_t flags[3] = {0, 0, 0};
 };
 
@@ -90,10 +90,10 @@ struct Function {
   uint32_t frame_bytes = 0;      // register frame of one warp
   uint32_t local_bytes = 0;      // local memory of one lane, without callees
   uint32_t static_shared = 0;
-  uint32_t const_bytes = 0;      // bytes of .const variables the module holds
+  uint32_t const_bytes = 0;                  // bytes of .const variables the module holds
   uint32_t max_threads[3] = {0, 0, 0};       // .maxntid, 0 where absent
   uint32_t required_threads[3] = {0, 0, 0};  // .reqntid, 0 where absent
-  uint32_t register_words = 0;   // 32-bit registers that the PTX declares and uses
+  uint32_t register_words = 0;               // 32-bit registers that the PTX declares and uses
   bool has_calls = false;
 };
 

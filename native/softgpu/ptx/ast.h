@@ -63,9 +63,9 @@ struct Statement {
   Kind kind = Kind::kInstruction;
   bool guard_negated = false;
   uint32_t line = 0;
-  int32_t guard = -1;       // register index
-  uint32_t block = 0;       // of Function::block_parent: labels are local to their braces
-  std::string_view text;    // the opcode with its modifiers, or the label
+  int32_t guard = -1;     // register index
+  uint32_t block = 0;     // of Function::block_parent: labels are local to their braces
+  std::string_view text;  // the opcode with its modifiers, or the label
   std::vector<Operand> operands;
 };
 

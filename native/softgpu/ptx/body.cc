@@ -22,8 +22,7 @@ void Parser::parse_body(Function& function) {
   uint32_t index = 0;
   for (const auto* formals : {&function.results, &function.parameters}) {
     for (const Variable& variable : *formals) {
-      scopes_.back()[std::string_view(variable.name)] =
-          Entry{Entry::Kind::kVariable, index++, 1};
+      scopes_.back()[std::string_view(variable.name)] = Entry{Entry::Kind::kVariable, index++, 1};
     }
   }
   parse_block(0, 0);

@@ -55,8 +55,8 @@ Token Lexer::next() {
   if (c == '.' && is_word_char(at(position_ + 1))) return word(token);
   if (c == '"') return string(token);
   if (std::string_view("{}[](),;:=+-*/%<>|&!~@^?.").find(c) == std::string_view::npos) {
-    std::string shown = c >= 0x20 && c < 0x7f ? std::string(1, c)
-                                              : std::to_string(static_cast<unsigned char>(c));
+    std::string shown =
+        c >= 0x20 && c < 0x7f ? std::string(1, c) : std::to_string(static_cast<unsigned char>(c));
     throw PtxError(PtxError::Kind::kSyntax, line_, "unexpected character '" + shown + "'");
   }
   token.kind = TokenKind::kPunct;

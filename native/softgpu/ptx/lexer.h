@@ -31,10 +31,10 @@ enum class TokenKind : uint8_t { kEnd, kWord, kInteger, kFloat32, kFloat64, kStr
 
 struct Token {
   TokenKind kind = TokenKind::kEnd;
-  char punct = 0;          // for kPunct
-  uint32_t line = 0;       // 1-based
-  std::string_view text;   // the token as written; for strings without the quotes
-  uint64_t bits = 0;       // value of an integer, bit pattern of a float
+  char punct = 0;         // for kPunct
+  uint32_t line = 0;      // 1-based
+  std::string_view text;  // the token as written; for strings without the quotes
+  uint64_t bits = 0;      // value of an integer, bit pattern of a float
 };
 
 class Lexer {

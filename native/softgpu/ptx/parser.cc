@@ -105,8 +105,7 @@ void Parser::parse_target() {
   const std::string& target = module_->target;
   if (target.rfind("sm_", 0) != 0) fail("unknown .target " + target);
   for (size_t i = 3; i < target.size() && target[i] >= '0' && target[i] <= '9' && i < 7; ++i) {
-    module_->target_number =
-        module_->target_number * 10 + static_cast<uint32_t>(target[i] - '0');
+    module_->target_number = module_->target_number * 10 + static_cast<uint32_t>(target[i] - '0');
   }
   while (accept(',')) expect_word();  // debug, texmode_independent, ...
   if (accept_word(".address_size") && expect_integer() != 64) {

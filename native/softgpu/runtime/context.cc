@@ -276,9 +276,7 @@ void set_current_context(std::shared_ptr<Context> context) {
   if (context) context_stack.push_back(std::move(context));
 }
 
-void push_context(std::shared_ptr<Context> context) {
-  context_stack.push_back(std::move(context));
-}
+void push_context(std::shared_ptr<Context> context) { context_stack.push_back(std::move(context)); }
 
 bool pop_context(std::shared_ptr<Context>& popped) {
   if (context_stack.empty()) return false;

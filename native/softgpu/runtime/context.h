@@ -108,7 +108,8 @@ class PerThreadDefault {
   PerThreadDefault& operator=(const PerThreadDefault&) = delete;
 };
 
-// ---- the calling thread's current context ---------------------------------------------------------
+// ---- the calling thread's current context
+// ---------------------------------------------------------
 
 std::shared_ptr<Context> current_context();
 void set_current_context(std::shared_ptr<Context> context);

@@ -36,8 +36,8 @@ void execute(Context& context, const CopyBox& box) {
   MemoryView view;
   view.enter(context.device().ordinal);
   bool ok = true;
-  bool flat = box.depth == 1 && (box.height == 1 || (box.to.pitch == box.width &&
-                                                     box.from.pitch == box.width));
+  bool flat = box.depth == 1 &&
+              (box.height == 1 || (box.to.pitch == box.width && box.from.pitch == box.width));
   if (flat) {
     ok = move(view, box.to.address, box.to.device, box.from.address, box.from.device,
               box.width * box.height);

@@ -14,16 +14,16 @@ namespace sluice::softgpu {
 // One side of a copy: a box of rows in memory.
 struct CopySide {
   uintptr_t address = 0;
-  size_t pitch = 0;        // bytes from row to row
-  size_t slice = 0;        // bytes from slice to slice
-  bool device = false;     // must lie in memory that the device may touch
-  bool pinned = true;      // false for pageable host memory
+  size_t pitch = 0;     // bytes from row to row
+  size_t slice = 0;     // bytes from slice to slice
+  bool device = false;  // must lie in memory that the device may touch
+  bool pinned = true;   // false for pageable host memory
 };
 
 struct CopyBox {
   CopySide to;
   CopySide from;
-  size_t width = 0;   // bytes
+  size_t width = 0;  // bytes
   size_t height = 1;
   size_t depth = 1;
 };

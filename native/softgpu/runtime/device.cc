@@ -94,8 +94,8 @@ void initialise_devices() {
   static std::once_flag once;
   std::call_once(once, [] {
     int count = static_cast<int>(environment("SLUICE_SOFTGPU_COUNT", 1, 0, kMostDevices));
-    uint64_t mib = static_cast<uint64_t>(
-        environment("SLUICE_SOFTGPU_MEMORY_MIB", 4096, 2, 16l << 20));
+    uint64_t mib =
+        static_cast<uint64_t>(environment("SLUICE_SOFTGPU_MEMORY_MIB", 4096, 2, 16l << 20));
     mib = mib / 2 * 2;
     for (int physical : visible(count)) {
       list().push_back(

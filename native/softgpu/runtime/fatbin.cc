@@ -107,8 +107,13 @@ bool from_container(const uint8_t* image, std::string& ptx, LoadFailure& failure
 }  // namespace
 
 bool ptx_of_image(const void* image, std::string& ptx, LoadFailure& failure) {
-  uint32_t magic;
-  std::memcpy(&magic, image, sizeof magic);
+  // A short text may end within these four bytes.
+  uint32_t magic = 0;
+  for (int i = 0; i < 4; ++i) {
+    uint32_t byte = static_cast<const uint8_t*>(image)[i];
+    magic |= byte << (8 * i);
+    if (byte == 0) break;
+  }
   if (magic == kWrapperMagic) {
     Wrapper wrapper;
     std::memcpy(&wrapper, image, sizeof wrapper);
@@ -122,8 +127,9 @@ bool ptx_of_image(const void* image, std::string& ptx, LoadFailure& failure) {
     return from_container(static_cast<const uint8_t*>(image), ptx, failure);
   }
   if (magic == kElfMagic) {
-    return refuse(failure, "the program holds only machine code (a cubin); the software GPU runs "
-                           "PTX: build with nvcc -gencode arch=compute_80,code=compute_80");
+    return refuse(failure,
+                  "the program holds only machine code (a cubin); the software GPU runs "
+                  "PTX: build with nvcc -gencode arch=compute_80,code=compute_80");
   }
   ptx = static_cast<const char*>(image);
   if (ptx.find(".version") == std::string::npos) {

@@ -88,18 +88,23 @@ class BlockPool {
 
 CUresult result_of(Fault fault) {
   switch (fault) {
-    case Fault::kIllegalAddress: return CUDA_ERROR_ILLEGAL_ADDRESS;
-    case Fault::kMisaligned: return CUDA_ERROR_MISALIGNED_ADDRESS;
-    case Fault::kAssert: return CUDA_ERROR_ASSERT;
-    case Fault::kIllegalInstruction: return CUDA_ERROR_ILLEGAL_INSTRUCTION;
-    default: return CUDA_ERROR_LAUNCH_FAILED;
+    case Fault::kIllegalAddress:
+      return CUDA_ERROR_ILLEGAL_ADDRESS;
+    case Fault::kMisaligned:
+      return CUDA_ERROR_MISALIGNED_ADDRESS;
+    case Fault::kAssert:
+      return CUDA_ERROR_ASSERT;
+    case Fault::kIllegalInstruction:
+      return CUDA_ERROR_ILLEGAL_INSTRUCTION;
+    default:
+      return CUDA_ERROR_LAUNCH_FAILED;
   }
 }
 
 void execute(Context& context, LaunchState& launch) {
-  log(2, "kernel %s <<<(%u,%u,%u), (%u,%u,%u), %u>>>", launch.kernel->name.c_str(),
-      launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0], launch.block[1],
-      launch.block[2], launch.dynamic_shared);
+  log(2, "kernel %s <<<(%u,%u,%u), (%u,%u,%u), %u>>>", launch.kernel->name.c_str(), launch.grid[0],
+      launch.grid[1], launch.grid[2], launch.block[0], launch.block[1], launch.block[2],
+      launch.dynamic_shared);
   try {
     BlockPool::instance().run(launch);
   } catch (const std::bad_alloc&) {
@@ -160,8 +165,7 @@ CUresult check(const KernelFunction& kernel, const LaunchShape& shape) {
   if (shape.dynamic_shared > dynamic_shared_limit(kernel)) return CUDA_ERROR_INVALID_VALUE;
   if (shape.cooperative) {
     uint64_t blocks = static_cast<uint64_t>(shape.grid[0]) * shape.grid[1] * shape.grid[2];
-    unsigned resident = blocks_per_sm(kernel, static_cast<unsigned>(threads),
-                                      shape.dynamic_shared);
+    unsigned resident = blocks_per_sm(kernel, static_cast<unsigned>(threads), shape.dynamic_shared);
     if (blocks > static_cast<uint64_t>(resident) * kernel.module->context().device().sm_count) {
       return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     }
@@ -182,8 +186,8 @@ unsigned max_threads(const KernelFunction& kernel) {
   const uint32_t* limit = kernel.function->max_threads[0] != 0 ? kernel.function->max_threads
                                                                : kernel.function->required_threads;
   if (limit[0] == 0) return kMaxThreadsPerBlock;
-  uint64_t threads = static_cast<uint64_t>(limit[0]) * std::max(limit[1], 1u) *
-                     std::max(limit[2], 1u);
+  uint64_t threads =
+      static_cast<uint64_t>(limit[0]) * std::max(limit[1], 1u) * std::max(limit[2], 1u);
   return static_cast<unsigned>(std::min<uint64_t>(threads, kMaxThreadsPerBlock));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches kernels: checks a configuration as CUDA does (at the call, not sticky), queues the launch
-// on its stream and spreads the blocks over the machine's hardware threads.
+// Launches kernels: checks a configuration as CUDA does (at the call, not sticky), queues the
+// launch on its stream and spreads the blocks over the machine's hardware threads.
 #pragma once
 
 #include <cstdint>

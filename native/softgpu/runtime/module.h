@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A loaded module: its program, the device memory of its variables and its kernels as handles.
-// Made from PTX text or a fat binary; owned by the context it was loaded into. A library (CUlibrary)
-// keeps the image and loads it into each context that asks.
+// Made from PTX text or a fat binary; owned by the context it was loaded into. A library
+// (CUlibrary) keeps the image and loads it into each context that asks.
 #pragma once
 
 #include <atomic>

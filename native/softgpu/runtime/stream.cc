@@ -143,9 +143,11 @@ void poll_until(const std::function<bool()>& ready, const std::function<bool()>&
     if (ready() || abandoned()) break;
     // The writer may be another process that cannot wake us, so look often at first.
     auto waited = Clock::now() - start;
-    auto pause = waited < std::chrono::milliseconds(5)   ? std::chrono::microseconds(20)
-                 : waited < std::chrono::milliseconds(50) ? std::chrono::microseconds(100)
-                                                          : std::chrono::microseconds(1000);
+    using Microseconds = std::chrono::microseconds;
+    auto pause = waited < std::chrono::milliseconds(5)    ? Microseconds(20)
+                 : waited < std::chrono::milliseconds(50) ? Microseconds(100)
+                 : waited < std::chrono::seconds(1)       ? Microseconds(1000)
+                                                          : Microseconds(5000);
     std::unique_lock lock(poll_mutex());
     poll_changed().wait_for(lock, pause);
   }

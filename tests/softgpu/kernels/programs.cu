@@ -297,15 +297,32 @@ KERNEL append(int* list, int* length, int value) {
 KERNEL switch_case(int* out) {
   int v = threadIdx.x;
   switch (threadIdx.x % 9) {
-    case 0: v += 1; break;
-    case 1: v *= 3; break;
-    case 2: v -= 7; break;
-    case 3: v ^= 0x55; break;
-    case 4: v = v * v; break;
-    case 5: v <<= 2; break;
-    case 6: v = ~v; break;
-    case 7: v |= 64; break;
-    default: v = 0;
+    case 0:
+      v += 1;
+      break;
+    case 1:
+      v *= 3;
+      break;
+    case 2:
+      v -= 7;
+      break;
+    case 3:
+      v ^= 0x55;
+      break;
+    case 4:
+      v = v * v;
+      break;
+    case 5:
+      v <<= 2;
+      break;
+    case 6:
+      v = ~v;
+      break;
+    case 7:
+      v |= 64;
+      break;
+    default:
+      v = 0;
   }
   out[threadIdx.x] = v;
 }
