@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a confined worker may still do. Each question is asked by a child process that confines
+// itself, since there is no way back.
+#include "worker/sandbox.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <functional>
+#include <string>
+
+namespace sluice::worker {
+namespace {
+
+constexpr int kNotConfined = 255;
+
+// How the child ended: what `ask` returned (an errno, 0 for done), or -signal.
+int confined(bool software, const std::function<int()>& ask) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::string error;
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || !restrict_system_calls(software, &error))
+      _exit(kNotConfined);
+    _exit(ask());
+  }
+  int status = 0;
+  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+int result(long r) { return r < 0 ? errno : 0; }
+
+class Confined : public ::testing::TestWithParam<bool> {
+ protected:
+  static int ask(const std::function<int()>& f) { return confined(GetParam(), f); }
+};
+
+TEST_P(Confined, NoProgramsAndNoProcesses) {
+  EXPECT_EQ(ask([] {
+              const char* argv[] = {"/bin/true", nullptr};
+              return result(execve(argv[0], const_cast<char**>(argv), nullptr));
+            }),
+            EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_fork)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_vfork)); }), EPERM);
+  EXPECT_EQ(
+      ask([] { return result(syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr)); }),
+      EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_clone3, nullptr, 0)); }), ENOSYS);
+}
+
+TEST_P(Confined, ThreadsStillStart) {
+  EXPECT_EQ(ask([] {
+              pthread_t t;
+              if (const int e =
+                      pthread_create(&t, nullptr, [](void*) -> void* { return nullptr; }, nullptr))
+                return e;
+              return pthread_join(t, nullptr);
+            }),
+            0);
+}
+
+TEST_P(Confined, OtherProcessesAreOutOfReach) {
+  const pid_t parent = getpid();
+  EXPECT_EQ(ask([=] { return result(kill(parent, 0)); }), EPERM);
+  EXPECT_EQ(ask([=] { return result(kill(0, 0)); }), EPERM);
+  EXPECT_EQ(ask([=] { return result(kill(-1, 0)); }), EPERM);
+  EXPECT_EQ(ask([=] { return result(syscall(SYS_tgkill, parent, parent, 0)); }), EPERM);
+  EXPECT_EQ(ask([=] { return result(syscall(SYS_tkill, parent, 0)); }), EPERM);
+  EXPECT_EQ(ask([=] { return result(ptrace(PTRACE_SEIZE, parent, nullptr, nullptr)); }), EPERM);
+  EXPECT_EQ(
+      ask([=] { return result(syscall(SYS_process_vm_readv, parent, nullptr, 0, nullptr, 0, 0)); }),
+      EPERM);
+  EXPECT_EQ(ask([=] { return result(syscall(SYS_pidfd_getfd, 0, 0, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(kill(getpid(), 0)); }), 0) << "its own signals are its own";
+  EXPECT_EQ(ask([] { return result(raise(0)); }), 0);
+}
+
+TEST_P(Confined, NoNamespacesMountsModulesOrRings) {
+  EXPECT_EQ(ask([] { return result(syscall(SYS_unshare, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_setns, 0, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_mount, nullptr, nullptr, nullptr, 0, nullptr)); }),
+            EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_bpf, 0, nullptr, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_io_uring_setup, 1, nullptr)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_userfaultfd, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_setresuid, 0, 0, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_bind, 0, nullptr, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_chmod, "/tmp", 0777)); }), EPERM);
+}
+
+TEST_P(Confined, AnotherArchitecturesNumbersKill) {
+  EXPECT_EQ(ask([] { return result(syscall(0x40000000 | SYS_getpid)); }), -SIGSYS);
+}
+
+TEST_P(Confined, WhatAWorkerNeedsIsThere) {
+  EXPECT_EQ(ask([] {
+              const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+              if (fd < 0) return errno;
+              char c;
+              if (read(fd, &c, 1) != 1) return errno;
+              void* p =
+                  mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+              if (p == MAP_FAILED) return errno;
+              const int memory = memfd_create("x", 0);
+              if (memory < 0) return errno;
+              return result(ftruncate(memory, 4096));
+            }),
+            0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, Confined, ::testing::Bool(),
+                         [](const auto& p) { return p.param ? "software" : "nvidia"; });
+
+TEST(SoftwareGpu, NeedsNoDevicesFilesOrSockets) {
+  EXPECT_EQ(confined(true, [] { return result(open("/dev/null", O_RDWR)); }), EPERM);
+  EXPECT_EQ(confined(true, [] { return result(open("/dev/null", O_WRONLY)); }), EPERM);
+  EXPECT_EQ(
+      confined(true, [] { return result(syscall(SYS_open, "/dev/null", O_RDONLY | O_CREAT)); }),
+      EPERM);
+  EXPECT_EQ(confined(true, [] { return result(syscall(SYS_open, "/dev/null", O_RDONLY)); }), 0);
+  EXPECT_EQ(confined(true, [] { return result(syscall(SYS_openat2, 0, nullptr, nullptr, 0)); }),
+            ENOSYS);
+  EXPECT_EQ(confined(true,
+                     [] {
+                       int n = 0;
+                       return result(ioctl(0, FIONREAD, &n));
+                     }),
+            EPERM);
+  EXPECT_EQ(confined(true, [] { return result(socket(AF_UNIX, SOCK_STREAM, 0)); }), EPERM);
+  EXPECT_EQ(confined(true, [] { return result(unlink("/nothing")); }), EPERM);
+}
+
+TEST(NvidiaDriver, KeepsItsDevices) {
+  EXPECT_EQ(confined(false, [] { return result(open("/dev/null", O_RDWR)); }), 0);
+  EXPECT_EQ(confined(false, [] { return result(ioctl(-1, FIONREAD, nullptr)); }), EBADF);
+}
+
+TEST(Privileges, AreGoneForGood) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root has something to drop";
+  const pid_t child = fork();
+  if (child == 0) {
+    std::string error;
+    if (!drop_privileges(65534, 65534, &error)) _exit(1);
+    if (getuid() != 65534 || geteuid() != 65534 || getgid() != 65534 || getgroups(0, nullptr) != 1)
+      _exit(2);
+    if (setresuid(0, 0, 0) == 0) _exit(3);
+    __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+    __user_cap_data_struct data[2];
+    if (syscall(SYS_capget, &header, data) != 0) _exit(4);
+    if (data[0].effective | data[0].permitted | data[0].inheritable | data[1].effective |
+        data[1].permitted)
+      _exit(5);
+    if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1 || prctl(PR_GET_DUMPABLE) != 0) _exit(6);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+}  // namespace
+}  // namespace sluice::worker
