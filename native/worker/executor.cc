@@ -54,7 +54,9 @@ void Executor::end(const std::string& reason, uint32_t error) {
 void Executor::thread_main() {
   session_.use(0);
   // Aligned so that a body behind the 16-byte header can be read in place.
-  auto* frame = static_cast<std::byte*>(std::aligned_alloc(64, wire::kMaxFrameBytes + 64));
+  const std::unique_ptr<std::byte, void (*)(void*)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(64, wire::kMaxFrameBytes + 64)), std::free);
+  std::byte* const frame = memory.get();
   for (bool hot = true; !over_;) {
     const uint32_t seen = endpoint_.wake_count();
     // Whoever has just worked looks again for a while: the next command is likely near.
@@ -69,7 +71,6 @@ void Executor::thread_main() {
     endpoint_.sleep(seen);
     idle_.fetch_sub(1);
   }
-  std::free(frame);
 }
 
 // Holds the baton on entry. On return it has been given up.
