@@ -74,7 +74,7 @@ TEST(HostileFrames, GoodOnesAreAccepted) {
 
 TEST(HostileFrames, EveryHandlerHasOne) {
   FurnishedRig rig;
-  std::set<uint16_t> covered{wire::kPing};
+  std::set<uint16_t> covered{wire::kPing, wire::kReadOutput};  // these have no body
   for (const ValidFrame& f : valid_frames(rig)) covered.insert(f.function);
   const auto& table = worker::dispatch_table();
   for (size_t i = 0; i < table.size(); ++i) {
