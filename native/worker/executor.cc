@@ -129,11 +129,13 @@ bool Executor::run(std::byte* frame, bool* parked) {
   Reply reply;
   if (h->may_block && wants_answer &&
       !(endpoint_.parking_is_dear() && h->done && h->done(session_, command))) {
-    // Others must be able to pass: a producer that appends from now on wakes somebody.
+    // Others must be able to pass: a producer that appends from now on wakes somebody. The baton
+    // goes first: who is woken while it is still held goes back to sleep, and nobody wakes him
+    // again.
     *parked = true;
     if (idle_.load() == 0) add_thread();
+    baton_.store(false, std::memory_order_seq_cst);
     endpoint_.set_sleeping(true);
-    baton_.store(false, std::memory_order_release);
     if (endpoint_.unannounced()) endpoint_.wake_one();
   }
   h->run(session_, command, reply);
