@@ -200,6 +200,11 @@ struct HostFunctionDone {  // where no completion page is shared
   uint64_t value;
 };
 
+inline constexpr size_t kOutputPiece = 32 << 10;  // the longest such reply
+struct OutputReply {  // the text follows; a reply's own size may be padded
+  uint64_t bytes;
+};
+
 struct DeviceIdle {
   uint32_t device;
   uint32_t reserved;

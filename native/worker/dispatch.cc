@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/dispatch.h"
 
+#include <algorithm>
+
 #include "worker/device_output.h"
 
 namespace sluice::worker {
@@ -10,7 +12,9 @@ namespace {
 void ping(Session&, const Command&, Reply&) {}
 
 void read_output(Session& s, const Command&, Reply& reply) {
-  const std::string text = DeviceOutput::instance().take(s.endpoint().reply_limit());
+  const size_t room = std::min(s.endpoint().reply_limit(), wire::kOutputPiece);
+  const std::string text = DeviceOutput::instance().take(room - sizeof(wire::OutputReply));
+  reply.put(wire::OutputReply{text.size()});
   reply.put_bytes(text.data(), text.size());
 }
 

@@ -21,6 +21,7 @@ enum class Kind : uint8_t {
   kLibrary = 5,
   kFunction = 6,
   kKernel = 7,
+  kLink = 8,
 };
 
 // tag:16 | kind:8 | generation:16 | index:24

@@ -290,7 +290,7 @@ CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
   if (!channel_->wait(lane, sequence, &reply, sink)) return lose();
   statistics_.bytes_in.fetch_add(reply.body.size(), std::memory_order_relaxed);
   if (got) *got = reply.body.size();
-  if (!sink.empty() && reply.body.data() != sink.data())
+  if (!sink.empty() && !reply.body.empty() && reply.body.data() != sink.data())
     std::memcpy(sink.data(), reply.body.data(), std::min(sink.size(), reply.body.size()));
   const auto status = static_cast<CUresult>(reply.status & ~wire::kOutputWaiting);
   if (reply.status & wire::kOutputWaiting) {
@@ -304,11 +304,14 @@ CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
 
 // To the C library's own stream, so that it keeps its place among what the program prints itself.
 void Session::show_output() {
-  std::vector<std::byte> text(64 << 10);
+  std::vector<std::byte> reply(wire::kOutputPiece);
   for (;;) {
+    wire::OutputReply head{};
     size_t got = 0;
-    if (exchange(wire::kReadOutput, uint64_t{0}, {}, text, &got) != CUDA_SUCCESS || got == 0) return;
-    std::fwrite(text.data(), 1, std::min(got, text.size()), stdout);
+    if (exchange(wire::kReadOutput, uint64_t{0}, {}, reply, &got) != CUDA_SUCCESS) return;
+    if (got >= sizeof head && got <= reply.size()) std::memcpy(&head, reply.data(), sizeof head);
+    if (head.bytes == 0 || head.bytes > got - sizeof head) return;
+    std::fwrite(reply.data() + sizeof head, 1, head.bytes, stdout);
   }
 }
 

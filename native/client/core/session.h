@@ -73,6 +73,18 @@ struct Code {
   std::vector<Global> globals;
 };
 
+// A link of the driver's linker under way (driver/link.cc).
+struct Link {
+  struct Log {
+    char* text = nullptr;
+    size_t room = 0;
+    void** written = nullptr;  // where CUDA leaves the length
+  };
+  Log info, error;
+  std::vector<char> image;
+  bool complete = false;
+};
+
 // A module's function or a library's kernel.
 struct Function {
   Device* device = nullptr;  // nullptr for a kernel: it runs on the current context's device
@@ -168,6 +180,7 @@ class Session {
   HandleTable<Code> libraries{Kind::kLibrary};
   HandleTable<Function> functions{Kind::kFunction};
   HandleTable<Function> kernels{Kind::kKernel};
+  HandleTable<Link> links{Kind::kLink};
   AnswerCache answers;
 
   void close();

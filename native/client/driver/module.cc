@@ -204,7 +204,8 @@ CUresult unload(Session* s, Device* d, wire::CodeKind kind, uint64_t id) {
   return s->post(wire::kCodeUnload, wire::CodeUnload{id, kind, 0}, {}, nullptr, d->index + 1);
 }
 
-// A file's bytes, NUL behind them; empty when it cannot be read.
+}  // namespace
+
 std::vector<char> read_file(const char* path) {
   std::vector<char> all;
   if (FILE* f = std::fopen(path, "rb")) {
@@ -217,7 +218,6 @@ std::vector<char> read_file(const char* path) {
   return all;
 }
 
-}  // namespace
 }  // namespace sluice::client
 
 extern "C" {

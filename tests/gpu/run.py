@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make test-gpu`: on a machine with an NVIDIA GPU, every program natively and through Sluice, and the timings in three columns.
+
+Needs an NVIDIA driver, a built native part (SLUICE_NATIVE_DIR, else build/native) and built programs (build/programs, build/bench/calls: `make programs`
+and `make bench` build them, or bring them along); nothing else, and no network. Sessions come from tests/harness/static_server.py, with the sandbox on and
+the worker as an ordinary user. Prints the programs' table, the timings' table and `N passed, N failed`; exit status 0 only without a failure. Without a GPU
+it says so and counts everything as skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "demo"))
+
+import programs as cuda  # noqa: E402
+
+NATIVE = Path(os.environ.get("SLUICE_NATIVE_DIR", ROOT / "build" / "native"))
+CALLS = ROOT / "build" / "bench" / "calls"
+SLICE_MIB = 16384
+UNIT = {"us": "us", "gib_s": "GiB/s", "ms": "ms"}
+
+
+def find_driver() -> str:
+    """NVIDIA's libcuda.so.1, as the loader finds it; "" where there is none that shows a GPU."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ""
+    count = ctypes.c_int()
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+        return ""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "libcuda.so" in line:
+            return line.split()[-1]
+    return "libcuda.so.1"
+
+
+def find_runtime() -> Path | None:
+    """A folder with NVIDIA's own libcudart.so.13, for the native runs."""
+    places = [Path("/usr/local/cuda/lib64"), ROOT / "build" / "cuda13" / "nvidia" / "cu13" / "lib"]
+    places += [Path(p) / "nvidia" / "cu13" / "lib" for p in sys.path if p]
+    return next((p for p in places if (p / "libcudart.so.13").exists()), None)
+
+
+def built(name: str) -> Path:
+    """A native file, in a build folder or beside the others."""
+    for place in (NATIVE / "bin" / name, NATIVE / "lib" / name, NATIVE / name):
+        if place.exists():
+            return place
+    raise SystemExit(f"{name} is not built in {NATIVE}: run `make native`")
+
+
+class Server:
+    """The static server on the GPU."""
+
+    def __init__(self, driver: str, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "server.sock"
+        library = folder / "lib"
+        library.mkdir()
+        for name in ("libcuda.so.1", "libcudart.so.13"):
+            (library / name).symlink_to(built(name).resolve())
+        self.environments = {
+            "shm": {"SLUICE_CHANNEL": "shm"},
+            "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": "127.0.0.1:19123"},
+        }
+        for environment in self.environments.values():
+            environment |= {
+                "LD_LIBRARY_PATH": str(library),
+                "SLUICE_SERVER_SOCKET": str(self.socket),
+                "SLUICE_STATS": "1",
+                "SLUICE_GMEM": str(SLICE_MIB),
+                "HOME": str(folder),
+            }
+        command = [sys.executable, str(ROOT / "tests" / "harness" / "static_server.py")]
+        command += ["--socket", str(self.socket), "--driver", driver, "--worker", str(built("sluice-worker"))]
+        command += ["--memory-mib", str(SLICE_MIB), "--arena-mib", "4096", "--uid", "65534"]
+        command += ["--log", str(folder / "worker.log"), "--tcp-port", "19960", "--http-port", "19123"]
+        self.process = subprocess.Popen(command)
+        deadline = time.monotonic() + 30
+        while not self.socket.exists():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise SystemExit("the server does not start")
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        """Ends the server and its warm worker."""
+        self.process.terminate()
+        self.process.wait()
+
+
+def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
+    """Every program natively and over both channels; what it printed has to be the same."""
+    passed = failed = 0
+    print(f"{'program':18} {'channel':8} {'result':40} {'round trips':>11} {'native s':>9} {'ours s':>7}")
+    for program in cuda.load_programs(milestone_only=False):
+        here = cuda.run_on_host(program, native)
+        for channel, environment in server.environments.items():
+            run = cuda.run_on_host(program, environment)
+            problem = run.problem(here.out)
+            known = "is not supported yet" in run.err
+            result = "same as native" if not problem else ("not supported yet" if known else problem)
+            print(
+                f"{program.name:18} {channel:8} {result[:40]:40} {run.round_trips or 0:11} "
+                f"{here.seconds:9.2f} {run.seconds:7.2f}",
+                flush=True,
+            )
+            if not problem:
+                passed += 1
+            elif not known:
+                failed += 1
+    return passed, failed
+
+
+def timings(server: Server, native: dict[str, str], pairs: int) -> None:
+    """Native and ours in turn; medians and the paired ratios with their spread."""
+
+    def once(environment: dict[str, str], mib: int) -> dict[str, float]:
+        done = subprocess.run(
+            [str(CALLS), "gpu", str(mib)], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise SystemExit(f"calls gpu: {done.stderr}")
+        figures: dict[str, float] = json.loads(done.stdout)
+        return figures
+
+    runs: dict[str, list[dict[str, float]]] = {"native": [], "shm": [], "tcp": []}
+    for _ in range(pairs):
+        runs["native"].append(once(native, 1024))
+        time.sleep(0.7)  # the next worker warms up meanwhile
+        runs["shm"].append(once(server.environments["shm"], 1024))
+        time.sleep(0.7)
+    for _ in range(2):
+        runs["tcp"].append(once(server.environments["tcp"], 256))
+        time.sleep(0.7)
+    print(f"\n{'figure':28} {'native':>10} {'ours, shm':>10} {'ratio':>7} {'spread':>13} {'ours, tcp':>10}")
+    for key in runs["native"][0]:
+        ratios = sorted(s[key] / n[key] for n, s in zip(runs["native"], runs["shm"], strict=True))
+        native_value, ours, tcp = (median(r[key] for r in runs[k]) for k in ("native", "shm", "tcp"))
+        print(
+            f"{key:28} {native_value:10.3f} {ours:10.3f} {median(ratios):7.2f} "
+            f"{ratios[0]:6.2f}-{ratios[-1]:<6.2f} {tcp:10.3f}"
+        )
+
+
+def main() -> int:
+    """Programs, then timings."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=10, help="alternating native/Sluice pairs of the timings")
+    options = parser.parse_args()
+    driver, runtime = find_driver(), find_runtime()
+    if not driver:
+        count = len(cuda.load_programs(milestone_only=False)) * 2
+        print("skipped: this machine shows no NVIDIA GPU (libcuda.so.1 is missing or has no device)")
+        print(f"0 passed, 0 failed, {count} skipped")
+        return 0
+    if runtime is None:
+        raise SystemExit("NVIDIA's libcudart.so.13 was not found, so there is nothing to compare with")
+    native = {"LD_LIBRARY_PATH": str(runtime), "SLUICE_GMEM": str(SLICE_MIB)}
+    with tempfile.TemporaryDirectory(prefix="sluice-gpu-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        server = Server(driver, folder)
+        try:
+            passed, failed = run_programs(server, native)
+            if CALLS.exists():
+                timings(server, native, options.pairs)
+        finally:
+            server.close()
+            log = folder / "worker.log"
+            bad = [line for line in log.read_text().splitlines() if " ERROR " in line or "bad command" in line]
+            print("\n".join(bad[-20:]))
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
