@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels print. The driver writes it to this process's standard output when something synchronises; here that is a pipe whose content goes to the
-// client, which fetches it when a reply says that there is some. Owns the pipe and a thread that keeps it from filling up.
+// What kernels print. The driver writes it to this process's standard output when something
+// synchronises; here that is a pipe whose content goes to the client, which fetches it when a reply
+// says that there is some. Owns the pipe and a thread that keeps it from filling up.
 #pragma once
 
 #include <atomic>

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of `make bench`: what a CUDA call costs through Sluice, with the machine's own floor beside each, from one run.
+"""The figures of `make bench`: what a CUDA call costs through Sluice, beside the machine's own floor.
 
-Uses the software GPU (with launches dropped where the launch itself is measured), the real worker and channels; client start is taken with the real
-server and controller. Prints a table and writes build/bench.jsonl, one object a line: name, value, unit, floor, ratio. Timing decides nothing here:
+Uses the software GPU (with launches dropped where the launch itself is measured), the real worker
+and channels; client start is taken with the real server and controller. Prints a table and writes
+build/bench.jsonl, one object a line: name, value, unit, floor, ratio. Timing decides nothing here:
 the exit status is 0 whenever everything could be measured.
 """
 
@@ -29,8 +30,9 @@ NATIVE = ROOT / "build" / "native"
 BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / "demo"), str(ROOT / "tests" / "programs")]
 
-import build as programs_build  # noqa: E402
 from pool import Pool, free_port  # noqa: E402
+
+import build as programs_build  # noqa: E402
 
 ROUNDS = 3
 
@@ -55,9 +57,24 @@ def compile_parts() -> None:
     generated = NATIVE / "generated"
     soft = NATIVE / "lib" / "libsluice-softgpu.so.1"
     commands = [
-        ["g++", "-O2", "-std=c++20", "-pthread", str(HERE / "floors.cc"), "-o", str(BENCH / "floors")],
-        ["g++", "-O2", "-std=c++20", "-shared", "-fPIC", f"-I{generated}", str(HERE / "nullgpu.cc")]
-        + ["-o", str(BENCH / "libnullgpu.so"), "-Wl,--no-as-needed", str(soft), f"-Wl,-rpath,{soft.parent}"],
+        [
+            "g++",
+            "-O2",
+            "-std=c++20",
+            "-pthread",
+            str(HERE / "floors.cc"),
+            "-o",
+            str(BENCH / "floors"),
+        ],
+        [
+            *("g++", "-O2", "-std=c++20", "-shared", "-fPIC", f"-I{generated}"),
+            str(HERE / "nullgpu.cc"),
+            "-o",
+            str(BENCH / "libnullgpu.so"),
+            "-Wl,--no-as-needed",
+            str(soft),
+            f"-Wl,-rpath,{soft.parent}",
+        ],
     ]
     for command in commands:
         subprocess.run(command, check=True)
@@ -81,7 +98,12 @@ class StaticServer:
                 sys.executable,
                 str(ROOT / "tests" / "harness" / "static_server.py"),
                 *("--socket", str(self.socket), "--driver", str(driver), "--memory-mib", "2048"),
-                *("--worker", str(NATIVE / "bin" / "sluice-worker"), "--log", str(BENCH / "worker.log")),
+                *(
+                    "--worker",
+                    str(NATIVE / "bin" / "sluice-worker"),
+                    "--log",
+                    str(BENCH / "worker.log"),
+                ),
                 *("--tcp-port", str(tcp), "--http-port", str(self.http)),
             ]
         )
@@ -156,18 +178,36 @@ def call_figures() -> list[Figure]:
     """Calls into a back end that does nothing."""
     figures = []
     with static_server(BENCH / "libnullgpu.so") as server:
-        floor, shm = paired(lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "calls"))
+        floor, shm = paired(
+            lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "calls")
+        )
         tcp = medians(lambda: server.calls("tcp", "calls"))
     ping, tcp_ping = floor["shm_ping_pong_us"], floor["tcp_ping_pong_us"]
     figures.append(Figure("async_call_us", shm["async_call_us"], "us", None, None, "at most 0.3"))
     figures.append(
-        Figure("async_calls_per_s", shm["async_calls_per_s"], "1/s", None, None, "at least 1,500,000")
+        Figure(
+            "async_calls_per_s", shm["async_calls_per_s"], "1/s", None, None, "at least 1,500,000"
+        )
     )
     figures.append(
-        Figure("sync_call_shm_us", shm["sync_call_us"], "us", ping, shm["sync_call_us"] / ping, f"at most {1.5 * ping + 1:.2f}")
+        Figure(
+            "sync_call_shm_us",
+            shm["sync_call_us"],
+            "us",
+            ping,
+            shm["sync_call_us"] / ping,
+            f"at most {1.5 * ping + 1:.2f}",
+        )
     )
     figures.append(
-        Figure("sync_call_tcp_us", tcp["sync_call_us"], "us", tcp_ping, tcp["sync_call_us"] / tcp_ping, f"at most {1.15 * tcp_ping:.1f}")
+        Figure(
+            "sync_call_tcp_us",
+            tcp["sync_call_us"],
+            "us",
+            tcp_ping,
+            tcp["sync_call_us"] / tcp_ping,
+            f"at most {1.15 * tcp_ping:.1f}",
+        )
     )
     return figures
 
@@ -176,11 +216,23 @@ def copy_figures() -> list[Figure]:
     """Pageable copies to and from the software GPU."""
     soft = NATIVE / "lib" / "libsluice-softgpu.so.1"
     with static_server(soft) as server:
-        floor, copy = paired(lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "copy", "256"))
+        floor, copy = paired(
+            lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "copy", "256")
+        )
     ideal = floor["pipeline_gib_s"]
-    rows = (("pageable_copy_gib_s", "pageable_to_device_gib_s"), ("pageable_copy_back_gib_s", "pageable_to_host_gib_s"))
+    rows = (
+        ("pageable_copy_gib_s", "pageable_to_device_gib_s"),
+        ("pageable_copy_back_gib_s", "pageable_to_host_gib_s"),
+    )
     return [
-        Figure(name, copy[key], "GiB/s", ideal, copy[key] / ideal, f"at least {0.85 * ideal:.1f}" if not i else "")
+        Figure(
+            name,
+            copy[key],
+            "GiB/s",
+            ideal,
+            copy[key] / ideal,
+            f"at least {0.85 * ideal:.1f}" if not i else "",
+        )
         for i, (name, key) in enumerate(rows)
     ]
 
@@ -213,14 +265,19 @@ def control_plane_figures() -> list[Figure]:
 
 def worker_pid(pool: Pool) -> int:
     """The worker that has a session."""
-    records = [json.loads(path.read_text()) for path in (pool.folder / "run" / "workers").glob("*.json")]
+    records = [
+        json.loads(path.read_text()) for path in (pool.folder / "run" / "workers").glob("*.json")
+    ]
     return int(next(record["pid"] for record in records if record["session"]))
 
 
 def idle_percent(pool: Pool, environment: dict[str, str], seconds: int = 10) -> float:
     """CPU of an idle session: the busier of the application and its worker."""
     client = subprocess.Popen(
-        [str(BENCH / "calls"), "idle", str(seconds + 5)], env=environment, stdout=subprocess.PIPE, text=True
+        [str(BENCH / "calls"), "idle", str(seconds + 5)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert client.stdout is not None
     client.stdout.readline()
@@ -243,7 +300,9 @@ def main() -> int:
         figures += part()
     table = Table(title=f"Sluice on this machine ({os.cpu_count()} cores, software GPU)")
     for column in ("figure", "value", "unit", "floor", "ratio", "wanted"):
-        table.add_column(column, justify="left" if column in ("figure", "unit", "wanted") else "right")
+        table.add_column(
+            column, justify="left" if column in ("figure", "unit", "wanted") else "right"
+        )
     for f in figures:
         table.add_row(
             f.name,

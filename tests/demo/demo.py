@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main job, shown: a guest without a GPU runs CUDA programs on the pool, and so does the host.
 
-`make demo`. Boots a guest under libvirt, gives it a vGPU while it runs (`sluice vm attach`), installs the guest bundle in it, runs
-every program there over ivshmem and here over shared memory and TCP, kills one in the guest and shows that its vGPU came
-back. Ends with a table; exit status 0 only if all is right. `--without-guest` leaves the guest out (a machine without QEMU).
+`make demo`. Boots a guest under libvirt, gives it a vGPU while it runs (`sluice vm attach`),
+installs the guest bundle in it, runs every program there over ivshmem and here over shared memory
+and TCP, kills one in the guest and shows that its vGPU came back. Ends with a table; exit status 0
+only if all is right. `--without-guest` leaves the guest out (a machine without QEMU).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -96,15 +96,32 @@ def run_guest(pool: Pool, guest: Any, uri: str, rows: list[Row]) -> None:
     """Every program in the guest over ivshmem, then one that is killed."""
     say("sluice vm attach, while the guest runs:")
     answer = sluice(
-        "vm", "attach", guest.name, "--memory-mib", "1024", "--compute", "25", "--region-mib", "256", "--slots", "4", uri=uri
+        "vm",
+        "attach",
+        guest.name,
+        "--memory-mib",
+        "1024",
+        "--compute",
+        "25",
+        "--region-mib",
+        "256",
+        "--slots",
+        "4",
+        uri=uri,
     )
     say("  " + (answer.splitlines() or ["done"])[-1])
     guest.put(BUNDLE, "/root/sluice-guest.tar.gz")
-    guest.check("cd /root && tar xzf sluice-guest.tar.gz && cd sluice-guest && ./install.sh", timeout=60)
+    guest.check(
+        "cd /root && tar xzf sluice-guest.tar.gz && cd sluice-guest && ./install.sh", timeout=60
+    )
     say("guest bundle installed")
     inside = Path("/root/programs")
     guest.put(cuda.PROGRAMS, str(inside))
-    say(guest.run(f"sluice check {inside}/vector_add", timeout=60)[1].strip().replace("\n", "\n          "))
+    say(
+        guest.run(f"sluice check {inside}/vector_add", timeout=60)[1]
+        .strip()
+        .replace("\n", "\n          ")
+    )
     for program in cuda.load_programs():
         began = time.monotonic()
         code, out, err = guest.run(cuda.shell(program, inside), timeout=180, environment=VGPU)
@@ -133,7 +150,7 @@ def kill_in_guest(pool: Pool, guest: Any, inside: Path, rows: list[Row]) -> None
         problem = str(error)
     seconds = time.monotonic() - began
     rows.append(Row("SIGKILL, vGPU back", "ivshmem", problem, None, None, seconds))
-    say(f"its vGPU came back after {seconds:.2f} s" if not problem else problem)
+    say(problem or f"its vGPU came back after {seconds:.2f} s")
 
 
 def show(rows: list[Row], backend: str) -> bool:
@@ -158,7 +175,7 @@ def show(rows: list[Row], backend: str) -> bool:
 
 def regions() -> set[str]:
     """Guests' regions that exist now."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("sluice-")}
+    return {path.name for path in Path("/dev/shm").glob("sluice-*")}
 
 
 def main() -> int:

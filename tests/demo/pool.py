@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A controller and a server of this checkout, running in a folder of their own.
 
-Used by the demo, the benchmark and the GPU tests. Owns the two processes and, through them, the workers; close() ends all and
-says whether anything was left.
+Used by the demo, the benchmark and the GPU tests. Owns the two processes and, through them, the
+workers; close() ends all and says whether anything was left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def free_port() -> int:
 class Pool:
     """The control plane with its one node."""
 
-    def __init__(self, folder: Path, *, libvirt_uri: str = "", server: dict[str, object] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, libvirt_uri: str = "", server: dict[str, object] | None = None
+    ) -> None:
         self.folder = folder
         self.rest = f"127.0.0.1:{free_port()}"
         self.socket = folder / "run" / "server.sock"
@@ -50,12 +52,14 @@ class Pool:
             settings["libvirt_uri"] = libvirt_uri
         (folder / "controller.conf").write_text(
             f"[log]\nlog_to_screen = false\nlog_dir = {folder}/log\n"
-            f"[controller]\nrest_port = {rest_port}\ngrpc_port = {grpc}\nstore = {folder}/controller.db\n"
+            f"[controller]\nrest_port = {rest_port}\ngrpc_port = {grpc}\n"
+            f"store = {folder}/controller.db\n"
         )
         lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
         (folder / "server.conf").write_text(
             f"[log]\nlog_to_screen = false\nlog_dir = {folder}/log\n"
-            f"[controller]\ncontroller_addr = {self.rest}\ngrpc_addr = 127.0.0.1:{grpc}\n[server]\n{lines}"
+            f"[controller]\ncontroller_addr = {self.rest}\ngrpc_addr = 127.0.0.1:{grpc}\n"
+            f"[server]\n{lines}"
         )
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -82,7 +86,13 @@ class Pool:
         environment = dict(os.environ, PYTHONPATH=str(ROOT / "build" / "python"))
         with (self.folder / f"{part}.out").open("ab") as out:
             self._processes[part] = subprocess.Popen(
-                [sys.executable, "-m", f"sluice.{part}", "--config", str(self.folder / f"{part}.conf")],
+                [
+                    sys.executable,
+                    "-m",
+                    f"sluice.{part}",
+                    "--config",
+                    str(self.folder / f"{part}.conf"),
+                ],
                 env=environment,
                 stdout=out,
                 stderr=out,
@@ -96,7 +106,9 @@ class Pool:
     def grants(self) -> list[dict[str, Any]]:
         """The grants that are held now."""
         held: list[dict[str, Any]] = [
-            g for g in self.get("/v1/grants")["grants"] if g.get("state") not in ("ended", "released")
+            g
+            for g in self.get("/v1/grants")["grants"]
+            if g.get("state") not in ("ended", "released")
         ]
         return held
 
@@ -130,6 +142,9 @@ class Pool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA test programs as the demo and the GPU tests run them: one run, its output, its round trips, and whether it is right.
+"""The CUDA test programs as the demo and the GPU tests run them.
 
-A program is right when it ends with the code that its manifest names and prints what every right device prints; lines that begin
-with "# " describe the machine and do not count.
+A program is right when it ends with the code that its manifest names and prints what every right
+device prints; lines that begin with "# " describe the machine and do not count.
 """
 
 from __future__ import annotations

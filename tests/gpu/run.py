@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make test-gpu`: on a machine with an NVIDIA GPU, every program natively and through Sluice, and the timings in three columns.
+"""`make test-gpu`: every program natively and through Sluice on an NVIDIA GPU, and the timings.
 
-Needs an NVIDIA driver, a built native part (SLUICE_NATIVE_DIR, else build/native) and built programs (build/programs, build/bench/calls: `make programs`
-and `make bench` build them, or bring them along); nothing else, and no network. Sessions come from tests/harness/static_server.py, with the sandbox on and
-the worker as an ordinary user. Prints the programs' table, the timings' table and `N passed, N failed`; exit status 0 only without a failure. Without a GPU
-it says so and counts everything as skipped.
+Needs an NVIDIA driver, a built native part (SLUICE_NATIVE_DIR, else build/native) and built
+programs (build/programs, build/bench/calls: `make programs` and `make bench` build them, or bring
+them along); nothing else, and no network. Sessions come from tests/harness/static_server.py, with
+the sandbox on and the worker as an ordinary user. Prints the programs' table, the timings' table
+and `N passed, N failed`; exit status 0 only without a failure. Without a GPU it says so and counts
+everything as skipped.
 """
 
 from __future__ import annotations
@@ -84,9 +86,23 @@ class Server:
                 "HOME": str(folder),
             }
         command = [sys.executable, str(ROOT / "tests" / "harness" / "static_server.py")]
-        command += ["--socket", str(self.socket), "--driver", driver, "--worker", str(built("sluice-worker"))]
+        command += [
+            "--socket",
+            str(self.socket),
+            "--driver",
+            driver,
+            "--worker",
+            str(built("sluice-worker")),
+        ]
         command += ["--memory-mib", str(SLICE_MIB), "--arena-mib", "4096", "--uid", "65534"]
-        command += ["--log", str(folder / "worker.log"), "--tcp-port", "19960", "--http-port", "19123"]
+        command += [
+            "--log",
+            str(folder / "worker.log"),
+            "--tcp-port",
+            "19960",
+            "--http-port",
+            "19123",
+        ]
         self.process = subprocess.Popen(command)
         deadline = time.monotonic() + 30
         while not self.socket.exists():
@@ -103,14 +119,19 @@ class Server:
 def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
     """Every program natively and over both channels; what it printed has to be the same."""
     passed = failed = 0
-    print(f"{'program':18} {'channel':8} {'result':40} {'round trips':>11} {'native s':>9} {'ours s':>7}")
+    print(
+        f"{'program':18} {'channel':8} {'result':40} {'round trips':>11} "
+        f"{'native s':>9} {'ours s':>7}"
+    )
     for program in cuda.load_programs(milestone_only=False):
         here = cuda.run_on_host(program, native)
         for channel, environment in server.environments.items():
             run = cuda.run_on_host(program, environment)
             problem = run.problem(here.out)
             known = "is not supported yet" in run.err
-            result = "same as native" if not problem else ("not supported yet" if known else problem)
+            result = (
+                "same as native" if not problem else ("not supported yet" if known else problem)
+            )
             print(
                 f"{program.name:18} {channel:8} {result[:40]:40} {run.round_trips or 0:11} "
                 f"{here.seconds:9.2f} {run.seconds:7.2f}",
@@ -128,7 +149,11 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
 
     def once(environment: dict[str, str], mib: int) -> dict[str, float]:
         done = subprocess.run(
-            [str(CALLS), "gpu", str(mib)], env={**os.environ, **environment}, capture_output=True, text=True, check=False
+            [str(CALLS), "gpu", str(mib)],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise SystemExit(f"calls gpu: {done.stderr}")
@@ -144,10 +169,15 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
     for _ in range(2):
         runs["tcp"].append(once(server.environments["tcp"], 256))
         time.sleep(0.7)
-    print(f"\n{'figure':28} {'native':>10} {'ours, shm':>10} {'ratio':>7} {'spread':>13} {'ours, tcp':>10}")
+    print(
+        f"\n{'figure':28} {'native':>10} {'ours, shm':>10} {'ratio':>7} {'spread':>13} "
+        f"{'ours, tcp':>10}"
+    )
     for key in runs["native"][0]:
         ratios = sorted(s[key] / n[key] for n, s in zip(runs["native"], runs["shm"], strict=True))
-        native_value, ours, tcp = (median(r[key] for r in runs[k]) for k in ("native", "shm", "tcp"))
+        native_value, ours, tcp = (
+            median(r[key] for r in runs[k]) for k in ("native", "shm", "tcp")
+        )
         print(
             f"{key:28} {native_value:10.3f} {ours:10.3f} {median(ratios):7.2f} "
             f"{ratios[0]:6.2f}-{ratios[-1]:<6.2f} {tcp:10.3f}"
@@ -157,16 +187,22 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
 def main() -> int:
     """Programs, then timings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=10, help="alternating native/Sluice pairs of the timings")
+    parser.add_argument(
+        "--pairs", type=int, default=10, help="alternating native/Sluice pairs of the timings"
+    )
     options = parser.parse_args()
     driver, runtime = find_driver(), find_runtime()
     if not driver:
         count = len(cuda.load_programs(milestone_only=False)) * 2
-        print("skipped: this machine shows no NVIDIA GPU (libcuda.so.1 is missing or has no device)")
+        print(
+            "skipped: this machine shows no NVIDIA GPU (libcuda.so.1 is missing or has no device)"
+        )
         print(f"0 passed, 0 failed, {count} skipped")
         return 0
     if runtime is None:
-        raise SystemExit("NVIDIA's libcudart.so.13 was not found, so there is nothing to compare with")
+        raise SystemExit(
+            "NVIDIA's libcudart.so.13 was not found, so there is nothing to compare with"
+        )
     native = {"LD_LIBRARY_PATH": str(runtime), "SLUICE_GMEM": str(SLICE_MIB)}
     with tempfile.TemporaryDirectory(prefix="sluice-gpu-") as name:
         folder = Path(name)
@@ -179,7 +215,11 @@ def main() -> int:
         finally:
             server.close()
             log = folder / "worker.log"
-            bad = [line for line in log.read_text().splitlines() if " ERROR " in line or "bad command" in line]
+            bad = [
+                line
+                for line in log.read_text().splitlines()
+                if " ERROR " in line or "bad command" in line
+            ]
             print("\n".join(bad[-20:]))
     print(f"{passed} passed, {failed} failed")
     return 1 if failed else 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with a static grant: for benchmark and GPU tests, which do not measure the control plane.
+"""A server with a static grant, where the control plane is not what is measured or tested.
 
 Speaks OpenSession on a Unix socket (and TCP when asked) and the worker control protocol, with the
-standard library alone. Every session gets a fresh warm worker and the same vGPU.
-`python static_server.py --help` lists the options.
+standard library alone. Every session gets a fresh warm worker and the same vGPU. `python
+static_server.py --help` lists the options.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Takes a vGPU and keeps it for some seconds, for those who want to see what becomes of it: hold_vgpu SECONDS
+// Takes a vGPU and keeps it for some seconds, for those who want to see what becomes of it:
+// hold_vgpu SECONDS
 #include <cuda_runtime.h>
 #include <unistd.h>
 

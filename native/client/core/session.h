@@ -169,7 +169,8 @@ class Session {
   Device* device_of_address(uint64_t address);
   // In a vGPU's window, or a module's global (whose address is the driver's own).
   bool is_device_address(uint64_t address);
-  // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or pinned memory of the arena.
+  // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or
+  // pinned memory of the arena.
   bool is_backed(uint64_t address, uint64_t bytes);
   void add_global(uint64_t address, uint64_t bytes);
 
