@@ -14,8 +14,8 @@ namespace sluice::worker {
 bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error);
 
 // Refuses every system call that has no business in a worker: programs, other processes, mounts,
-// modules, keys, new sockets to anywhere. `software`: the software GPU needs no devices, so opening
-// files for writing and ioctl go too.
+// modules, keys, listening sockets. `software`: the software GPU needs no devices, so sockets to
+// anywhere, signals to others and changing the file tree go too.
 bool restrict_system_calls(bool software, std::string* error);
 
 }  // namespace sluice::worker

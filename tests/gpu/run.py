@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -144,6 +145,18 @@ def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
     return passed, failed
 
 
+def residue(server: Server) -> bool:
+    """Whether a session finds nothing of the session before it in 4 GiB of fresh device memory."""
+    program = next(p for p in cuda.load_programs(milestone_only=False) if p.name == "residue")
+    codes = []
+    for arguments in (("write", "4096"), ("read", "4096")):
+        time.sleep(1)  # the card's memory is given back when the last process has gone
+        run = cuda.run_on_host(replace(program, arguments=arguments), server.environments["shm"])
+        codes.append(run.code)
+    print(f"\nnothing of another session in fresh memory: {'yes' if codes == [0, 0] else 'NO'}")
+    return codes == [0, 0]
+
+
 def timings(server: Server, native: dict[str, str], pairs: int) -> None:
     """Native and ours in turn; medians and the paired ratios with their spread."""
 
@@ -210,6 +223,8 @@ def main() -> int:
         server = Server(driver, folder)
         try:
             passed, failed = run_programs(server, native)
+            clean = residue(server)
+            passed, failed = passed + clean, failed + (not clean)
             if CALLS.exists():
                 timings(server, native, options.pairs)
         finally:
