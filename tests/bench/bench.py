@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of `make bench`: what a CUDA call costs through Sluice, beside the floor of the machine.
+"""The figures of `make bench`: what a CUDA call costs through Sluice, beside this machine's floor.
 
 Uses the software GPU (with launches dropped where the launch itself is measured), the real worker
 and channels; client start is taken with the real server and controller. Prints a table and writes
