@@ -34,6 +34,8 @@ using channel::SlotState;
 using wire::Message;
 
 constexpr uint64_t kFastNs = 50'000, kIdleNs = 2'000'000, kUnusedNs = 10'000'000;
+constexpr uint64_t kRestNs =
+    1'000'000'000;  // after so long without a word the host looks half as often
 constexpr uint64_t kAbandonedNs =
     10'000'000'000;  // a slot claimed or refused by a client that is gone
 constexpr uint64_t kSilentNs = 30'000'000'000;  // a running slot without a heartbeat
@@ -312,7 +314,10 @@ int Doorbell::run() {
     }
     // Often while guests are busy, seldom while they rest: an idle host pays next to nothing.
     const uint64_t quiet = now - active_at;
-    pause = quiet < 5'000'000 ? kFastNs : used ? std::min(kIdleNs, quiet / 20) : kUnusedNs;
+    pause = quiet < 5'000'000 ? kFastNs
+            : !used           ? kUnusedNs
+            : quiet < kRestNs ? std::min(kIdleNs, quiet / 20)
+                              : 2 * kIdleNs;
     if (now - beat_at > kBeatNs) {
       beat_at = now;
       for (auto& [id, r] : regions_) r->header->host_beat.fetch_add(1, std::memory_order_relaxed);
