@@ -70,15 +70,24 @@ class HandleTable {
     return find(reinterpret_cast<uint64_t>(handle));
   }
 
-  bool destroy(uint64_t id) {
+  // Nobody finds it any more; its slot waits for recycle(). In between the worker is told, so that
+  // it hears of the end before it hears of the slot's next object, whichever thread makes that.
+  bool retire(uint64_t id) {
     std::lock_guard lock(mutex_);
     if (!find(id)) return false;
-    const uint32_t index = id & 0xffffff;
-    Entry& e = (*chunks_[index / kChunkSize].load())[index % kChunkSize];
-    e.id.store(0);
+    entry(id).id.store(0);
+    return true;
+  }
+  void recycle(uint64_t id) {
+    std::lock_guard lock(mutex_);
     // A slot that has used up its generations rests for ever: an old handle must not come to life
     // again.
-    if (e.generation != 0xffff) free_.push_back(index);
+    if (entry(id).generation != 0xffff) free_.push_back(id & 0xffffff);
+  }
+  // Both, for objects that the worker does not know.
+  bool destroy(uint64_t id) {
+    if (!retire(id)) return false;
+    recycle(id);
     return true;
   }
 
@@ -99,6 +108,11 @@ class HandleTable {
     T value{};
   };
   using Chunk = std::array<Entry, kChunkSize>;
+
+  Entry& entry(uint64_t id) {
+    const uint32_t index = id & 0xffffff;
+    return (*chunks_[index / kChunkSize].load())[index % kChunkSize];
+  }
 
   const Kind kind_;
   std::mutex mutex_;

@@ -321,6 +321,11 @@ void Session::note_done(Device& device, const Stream* stream, uint64_t upto) {
   if (!stream || device.only_stream == stream) device.idle_at = upto;
 }
 
+void Session::forget_stream(Device& device, const Stream* stream) {
+  std::lock_guard lock(append_);
+  if (device.only_stream == stream) device.only_stream = nullptr;
+}
+
 uint64_t Session::issued(const Device& device) {
   std::lock_guard lock(append_);
   return device.issued;

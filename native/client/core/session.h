@@ -43,8 +43,8 @@ struct Stream {
 
   Stream() = default;
   Stream& operator=(Stream&& o) noexcept {
+    // Not the host functions: those of a destroyed stream still run, and count themselves off.
     device = o.device, wire_id = o.wire_id, flags = o.flags, priority = o.priority;
-    host_functions = 0;
     return *this;
   }
 };
@@ -157,6 +157,8 @@ class Session {
   // `upto` is done.
   void note_done(Device& device, const Stream* stream, uint64_t upto);
   uint64_t issued(const Device& device);
+  // The stream is gone and its place may be another's soon, while its work goes on.
+  void forget_stream(Device& device, const Stream* stream);
   bool idle(const Device& device);
 
   Channel& channel() { return *channel_; }

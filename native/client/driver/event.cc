@@ -46,9 +46,12 @@ CUresult cuEventDestroy_v2(CUevent handle) {
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
   const uint32_t mark = event->mark, context = event->device->index + 1;
-  if (!s->events.destroy(as_id(handle))) return CUDA_ERROR_INVALID_HANDLE;
+  if (!s->events.retire(as_id(handle))) return CUDA_ERROR_INVALID_HANDLE;
   s->marks().give_back(mark);
-  return s->post(wire::kEventDestroy, wire::EventId{as_id(handle)}, {}, nullptr, context);
+  const CUresult e =
+      s->post(wire::kEventDestroy, wire::EventId{as_id(handle)}, {}, nullptr, context);
+  s->events.recycle(as_id(handle));
+  return e;
 }
 
 CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned int flags) {

@@ -46,13 +46,22 @@ CUresult host_to_host(const Copy& c, void* to, uint64_t to_pitch, const void* fr
   return CUDA_SUCCESS;
 }
 
+// Bytes from the first to the last of a rectangle; all there are when that does not fit a number.
+uint64_t span(uint64_t pitch, Rect r) {
+  uint64_t bytes = 0;
+  if (r.rows == 1) return r.width;
+  return __builtin_mul_overflow(pitch, r.rows - 1, &bytes) ||
+                 __builtin_add_overflow(bytes, r.width, &bytes)
+             ? ~uint64_t{0}
+             : bytes;
+}
+
 CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch,
               Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
   for (const auto& [end, pitch] : {std::pair(to, to_pitch), std::pair(from, from_pitch)})
-    if (end.side == Side::kDevice &&
-        !c.s->is_backed(end.address, r.rows == 1 ? r.width : pitch * (r.rows - 1) + r.width))
+    if (end.side == Side::kDevice && !c.s->is_backed(end.address, span(pitch, r)))
       return CUDA_ERROR_INVALID_VALUE;
   if (to.side == Side::kDevice && from.side == Side::kDevice)
     return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r, false);
@@ -146,9 +155,9 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
   Copy c;
   if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
   if (width == 0 || rows == 0) return CUDA_SUCCESS;
-  const uint64_t row = width * element;
-  if (address % element || (rows > 1 && pitch < row) ||
-      !c.s->is_backed(address, rows == 1 ? row : pitch * (rows - 1) + row))
+  uint64_t row = 0;
+  if (__builtin_mul_overflow(width, uint64_t{element}, &row) || address % element ||
+      (rows > 1 && pitch < row) || !c.s->is_backed(address, span(pitch, Rect{row, rows})))
     return CUDA_ERROR_INVALID_VALUE;
   const wire::FillDevice f{c.stream->wire_id, address, pitch, width, rows, element, value};
   return c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);

@@ -197,11 +197,15 @@ CUresult unload(Session* s, Device* d, wire::CodeKind kind, uint64_t id) {
   {
     std::lock_guard lock(g_mutex);
     Code* code = codes.find(id);
-    if (!code || !codes.destroy(id)) return CUDA_ERROR_INVALID_HANDLE;
+    if (!code || !codes.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
     functions.swap(code->functions);
   }
-  for (const auto& f : functions) table.destroy(f.handle);
-  return s->post(wire::kCodeUnload, wire::CodeUnload{id, kind, 0}, {}, nullptr, d->index + 1);
+  for (const auto& f : functions) table.retire(f.handle);
+  const CUresult e =
+      s->post(wire::kCodeUnload, wire::CodeUnload{id, kind, 0}, {}, nullptr, d->index + 1);
+  for (const auto& f : functions) table.recycle(f.handle);
+  codes.recycle(id);
+  return e;
 }
 
 }  // namespace

@@ -21,11 +21,23 @@ struct PerThread {
 };
 pthread_key_t g_key;
 
+CUresult destroy(Session* s, uint64_t id) {
+  const Stream* stream = s->streams.find(id);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  Device& device = *stream->device;
+  if (!s->streams.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
+  s->forget_stream(device, stream);
+  const CUresult e =
+      s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, device.index + 1);
+  s->streams.recycle(id);
+  return e;
+}
+
 void end_of_thread(void* p) {
   auto* mine = static_cast<PerThread*>(p);
   if (Session* s = Session::get())
     for (uint64_t id : mine->ids)
-      if (id && s->streams.destroy(id)) s->post(wire::kStreamDestroy, wire::StreamId{id});
+      if (id) destroy(s, id);
   delete mine;
 }
 
@@ -91,11 +103,7 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   const auto id = reinterpret_cast<uint64_t>(handle);
-  Stream* stream = s->streams.find(id);
-  if (id <= 2 || !stream) return CUDA_ERROR_INVALID_HANDLE;
-  const uint32_t context = stream->device->index + 1;
-  if (!s->streams.destroy(id)) return CUDA_ERROR_INVALID_HANDLE;
-  return s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, context);
+  return id <= 2 ? CUDA_ERROR_INVALID_HANDLE : destroy(s, id);
 }
 
 CUresult cuStreamSynchronize(CUstream handle) {
