@@ -38,8 +38,8 @@ def candidate_folders() -> list[Path]:
     folders = [Path(given)] if given else []
     if here.parent.name == "python":  # an unpacked or installed bundle
         folders.append(here.parent.parent / "lib")
-    # The installed package; a checkout.
-    folders += [here.parent / "native" / "lib", here.parent / "build" / "native" / "lib"]
+    # The installed package, whose native folder is flat; a checkout.
+    folders += [here.parent / "native", here.parent / "build" / "native" / "lib"]
     folders.append(Path("/opt/sluice/lib"))
     return folders
 

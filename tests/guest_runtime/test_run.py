@@ -208,3 +208,22 @@ def test_the_guests_python_may_be_3_9() -> None:
                 for name in names:
                     top = name.split(".")[0]
                     assert top in sys.stdlib_module_names | {"sluice_guest"}, f"{path}: {name}"
+
+
+def test_an_installed_package_finds_its_own_libraries(tmp_path: Path) -> None:
+    # The wheel puts programs and libraries into one folder, sluice/native.
+    package = tmp_path / "sluice" / "guest_runtime"
+    shutil.copytree(CHECKOUT / "guest_runtime", package)
+    native = tmp_path / "sluice" / "native"
+    native.mkdir()
+    for name in ("libcuda.so.1", "libcudart.so.13", "libsluice-audit.so"):
+        (native / name).write_bytes(b"")
+    show = "from sluice.guest_runtime.installation import find_installation as f; print(f().folder)"
+    done = subprocess.run(
+        [sys.executable, "-c", show],
+        env={"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(native)
