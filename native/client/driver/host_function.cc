@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Host functions and stream callbacks (rule 4): the stream writes a mark, a thread here runs the
-// function, its answer lets the stream go on. Where no page is shared the worker is asked in turn,
-// which waits on a lane of its own.
+// function, its answer lets the stream go on. Where no page is shared the stream is drained and the
+// function runs on the calling thread.
 #include <pthread.h>
 #include <signal.h>
 
