@@ -30,6 +30,7 @@ WHEELS = (
     "nvidia-nvvm==13.0.*",
     "nvidia-cuda-runtime==13.0.*",
     "nvidia-cuda-cccl==13.0.*",
+    "nvidia-cuda-profiler-api==13.0.*",
 )
 FLAGS = (
     "-O2",
