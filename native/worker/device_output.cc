@@ -18,8 +18,8 @@ constexpr uint32_t kContainerMagic = 0xba55ed50;
 }  // namespace
 
 DeviceOutput& DeviceOutput::instance() {
-  static DeviceOutput output;
-  return output;
+  static DeviceOutput* output = new DeviceOutput;  // its thread lives as long as the process
+  return *output;
 }
 
 bool DeviceOutput::redirect(std::string* error) {
@@ -43,7 +43,6 @@ void DeviceOutput::expect(std::span<const std::byte> image) {
 }
 
 void DeviceOutput::drain() {
-  std::fflush(stdout);
   char buffer[16384];
   for (ssize_t n; (n = read(pipe_, buffer, sizeof buffer)) > 0;)
     if (text_.size() < kKept) text_.append(buffer, static_cast<size_t>(n));
@@ -60,6 +59,9 @@ void DeviceOutput::keep_flowing() {
 
 bool DeviceOutput::waiting() {
   if (!expected_.load(std::memory_order_relaxed)) return false;
+  // Without the lock, and never by keep_flowing(): this waits for whoever prints, and he for the
+  // pipe to be emptied.
+  std::fflush(stdout);
   std::lock_guard lock(mutex_);
   drain();
   return !text_.empty();

@@ -12,7 +12,8 @@ namespace sluice::worker {
 
 namespace {
 std::mutex g_mutex;
-std::string g_name = "session=- grant=-";
+// Has no destructor: threads may log until the process is gone.
+char g_name[256] = "session=- grant=-";
 
 void line(const char* level, const std::string& text) {
   timeval now;
@@ -31,7 +32,7 @@ void line(const char* level, const std::string& text) {
 
 void log_name(const std::string& session, const std::string& grant) {
   std::lock_guard lock(g_mutex);
-  g_name = "session=" + session + " grant=" + grant;
+  std::snprintf(g_name, sizeof g_name, "session=%s grant=%s", session.c_str(), grant.c_str());
 }
 
 void log_info(const std::string& text) { line("INFO", text); }
