@@ -20,7 +20,11 @@ class ShmChannel : public Channel {
   void commit(size_t n, bool answered) override;
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) override;
   uint32_t sticky_error() override {
-    return slot_.header().sticky_error.load(std::memory_order_relaxed);
+    // A slot that was given to another process, or whose device is gone, says nothing about this
+    // session.
+    const auto& h = slot_.header();
+    if (h.generation.load(std::memory_order_relaxed) != generation_) return 999;
+    return h.sticky_error.load(std::memory_order_relaxed);
   }
   bool alive() override { return !worker_gone(); }
   std::atomic<uint64_t>* marks() override { return slot_.marks(); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events. A record marks the completion page too, so that asking and waiting need no round trip
 // where the page is shared.
+#include "channel/futex.h"
 #include "client/driver/transfer.h"
 
 using namespace sluice::client;
@@ -15,6 +16,19 @@ CUresult find(CUevent handle, Session** s, Event** event) {
 }
 
 uint64_t as_id(CUevent e) { return reinterpret_cast<uint64_t>(e); }
+
+// A program that only asks makes no call in which a dead worker would be noticed: now and then the
+// answer "not yet" looks whether anybody is left to give another.
+CUresult not_ready(Session* s) {
+  constexpr uint64_t kLookEveryNs = 50'000'000;
+  static thread_local uint64_t looked_at = 0;
+  const uint64_t now = sluice::channel::now_ns();
+  if (now - looked_at < kLookEveryNs) return CUDA_ERROR_NOT_READY;
+  looked_at = now;
+  if (s->channel().alive()) return CUDA_ERROR_NOT_READY;
+  const CUresult e = s->exchange(wire::kPing, uint64_t{0});  // fails, and marks the session as lost
+  return e == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : e;
+}
 
 void learn_done(Session* s, const Event& e) { s->note_done(*e.device, e.stream, e.work); }
 
@@ -88,7 +102,7 @@ CUresult cuEventQuery(CUevent handle) {
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
   if (event->value == 0) return CUDA_SUCCESS;
   if (event->mark != wire::kNoMark) {
-    if (!s->marks().reached(event->mark, event->value)) return CUDA_ERROR_NOT_READY;
+    if (!s->marks().reached(event->mark, event->value)) return not_ready(s);
     learn_done(s, *event);
     return CUDA_SUCCESS;
   }

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures: a control plane that loses patience quickly, CUDA programs on it, and what was there before.
+
+Everything is real: controller, server, doorbell, workers on the software GPU, client libraries. Where
+the native part or nvcc's programs are missing the tests are skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane, native_worker, running
+
+from sluice.config.native_files import NativeFileMissing, find_native
+
+from . import traces
+from .prompted import Prompted, build_programs
+
+#: Longer than every heartbeat, expiry and silence that these tests configure, and than the doorbell's 30 s.
+PAUSE_SECONDS = float(
+    os.environ.get("SLUICE_WITHSTAND_PAUSE", "120" if os.environ.get("SLUICE_LONG") else "45")
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built() -> None:
+    """Real parts or none: a FakeWorker would prove nothing here."""
+    try:
+        find_native("libcuda.so.1")
+        find_native("libcudart.so.13")
+    except NativeFileMissing as missing:
+        pytest.skip(str(missing))
+    if native_worker() is None:
+        pytest.skip("sluice-worker or the software GPU is not built")
+    build_programs()
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    """A controller that expires a silent node after 3 s, and a server that has joined it."""
+    with running(tmp_path) as control_plane:
+        yield control_plane
+
+
+@pytest.fixture
+def start(plane: ControlPlane) -> Iterator[Callable[..., Prompted]]:
+    """Starts programs on the plane, opens their sessions, and ends what a test leaves."""
+    started: list[Prompted] = []
+
+    def begin(channel: str = "shm", opened: bool = True, **environment: str) -> Prompted:
+        program = Prompted(plane, channel, **environment)
+        started.append(program)
+        if opened:
+            assert program.ask("open") == "open: ok"
+        return program
+
+    yield begin
+    for program in started:
+        program.kill()
+
+
+@pytest.fixture
+def seen(plane: ControlPlane) -> Callable[..., traces.Traces]:
+    """Takes note of what runs on the plane now."""
+    return lambda count=1: traces.Traces.of(plane, count)
