@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random and mutated commands into the worker's dispatch table. Whatever comes, nothing crashes (build with SLUICE_SANITIZE=address,undefined) and the
-// driver is never given an address or handle that the session does not own: the recording driver holds every argument against what it has given out.
-// A loop of its own with a seed (fuzz_decoder [inputs] [seed]), or libFuzzer's with clang and -DSLUICE_LIBFUZZER=ON.
+// Random and mutated commands into the worker's dispatch table. Whatever comes, nothing crashes
+// (build with SLUICE_SANITIZE=address,undefined) and the driver is never given an address or handle
+// that the session does not own: the recording driver holds every argument against what it has
+// given out. A loop of its own with a seed (fuzz_decoder [inputs] [seed]), or libFuzzer's with
+// clang and -DSLUICE_LIBFUZZER=ON.
 //
-// An input is a list of commands: u8 frame, u8 context, u8 flags, u8 count of patches, then as many patches: u8 place, u8 kind, u64 value.
-// A patch writes a 4- or 8-byte value into one of the good frames of valid_frames.h, or changes its length.
+// An input is a list of commands: u8 frame, u8 context, u8 flags, u8 count of patches, then as many
+// patches: u8 place, u8 kind, u64 value. A patch writes a 4- or 8-byte value into one of the good
+// frames of valid_frames.h, or changes its length.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -41,14 +44,38 @@ enum Flag : uint8_t { kOtherFunction = 1, kAnswered = 2, kFlipAnswered = 4, kWil
 uint64_t interesting(FurnishedRig& rig, uint8_t which, uint64_t value) {
   const uint64_t window = rig.address(), arena = rig.arena();
   const auto& second = *rig.session().vgpus[1];
-  const uint64_t choices[] = {
-      FurnishedRig::kStreamId, FurnishedRig::kEventId, FurnishedRig::kSecondEventId, FurnishedRig::kModuleId,
-      FurnishedRig::kLibraryId, FurnishedRig::kFunctionId, FurnishedRig::kKernelId, FurnishedRig::kBlob,
-      window, window + value % (8 << 20), window + FurnishedRig::kMappedBytes, second.window_begin,
-      second.window_begin + second.window_bytes - value % 4096, arena, arena + value % kArenaBytes,
-      arena + kArenaBytes - value % 4096, 0x7fab00000000, 0, 1, 2, ~0ull, 1ull << 63, 1ull << 40, 1ull << 32,
-      0xffffffff, 0x80000000, value % 64, value % 65536, value, handle_id(value % 9, value % 16),
-      2ull << 20, 4096};
+  const uint64_t choices[] = {FurnishedRig::kStreamId,
+                              FurnishedRig::kEventId,
+                              FurnishedRig::kSecondEventId,
+                              FurnishedRig::kModuleId,
+                              FurnishedRig::kLibraryId,
+                              FurnishedRig::kFunctionId,
+                              FurnishedRig::kKernelId,
+                              FurnishedRig::kBlob,
+                              window,
+                              window + value % (8 << 20),
+                              window + FurnishedRig::kMappedBytes,
+                              second.window_begin,
+                              second.window_begin + second.window_bytes - value % 4096,
+                              arena,
+                              arena + value % kArenaBytes,
+                              arena + kArenaBytes - value % 4096,
+                              0x7fab00000000,
+                              0,
+                              1,
+                              2,
+                              ~0ull,
+                              1ull << 63,
+                              1ull << 40,
+                              1ull << 32,
+                              0xffffffff,
+                              0x80000000,
+                              value % 64,
+                              value % 65536,
+                              value,
+                              handle_id(value % 9, value % 16),
+                              2ull << 20,
+                              4096};
   return choices[which % (sizeof choices / sizeof choices[0])];
 }
 
@@ -69,7 +96,8 @@ void patch(FurnishedRig& rig, ValidFrame& f, Input& in) {
   }
 }
 
-// Images are set aside before they arrive: what a client may announce in earnest would only cost time here.
+// Images are set aside before they arrive: what a client may announce in earnest would only cost
+// time here.
 void keep_small(ValidFrame& f) {
   if (f.function != wire::kUpload || f.words.size() * 8 < sizeof(wire::Upload)) return;
   wire::Upload u;
@@ -92,7 +120,8 @@ void run(const uint8_t* data, size_t size) {
     if (flags & kFlipAnswered && context % 16 == 1) f.answered = flags & kAnswered;
     // Most frames stay good, so that sessions live for a while.
     for (int patches = in.take<uint8_t>() % 16 - 12; patches > 0; --patches) patch(rig, f, in);
-    if (flags & kOtherFunction && context % 16 == 0) f.function = good[context % good.size()].function;
+    if (flags & kOtherFunction && context % 16 == 0)
+      f.function = good[context % good.size()].function;
     keep_small(f);
     Answer answer;
     const bool accepted = rig.dispatch(f.header(), f.body(), &answer);
@@ -101,7 +130,8 @@ void run(const uint8_t* data, size_t size) {
       std::fprintf(stderr, "%s was refused without a reason\n", f.name.c_str());
       std::abort();
     }
-    for (const std::string& v : recording.violations) std::fprintf(stderr, "%s: %s\n", f.name.c_str(), v.c_str());
+    for (const std::string& v : recording.violations)
+      std::fprintf(stderr, "%s: %s\n", f.name.c_str(), v.c_str());
     if (!recording.violations.empty()) std::abort();
   }
 }

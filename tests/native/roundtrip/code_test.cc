@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images, functions and launches: an image arrives whole however it is cut, and a launch's parameters and configuration arrive bit for bit.
+// Images, functions and launches: an image arrives whole however it is cut, and a launch's
+// parameters and configuration arrive bit for bit.
 #include <algorithm>
 
 #include "tests/native/roundtrip/loopback_session.h"
@@ -17,7 +18,8 @@ class Code : public RoundTrip {
 };
 
 TEST_F(Code, ModuleLoadAndUnload) {
-  for (size_t bytes : {size_t{1}, size_t{100}, size_t{65535}, size_t{65536}, size_t{65537}, size_t{1} << 20}) {
+  for (size_t bytes :
+       {size_t{1}, size_t{100}, size_t{65535}, size_t{65536}, size_t{65537}, size_t{1} << 20}) {
     recording().clear();
     const std::string image = random_image(bytes);
     std::string arrived;
@@ -35,8 +37,12 @@ TEST_F(Code, ModuleLoadAndUnload) {
     });
     char info[64] = "", error[4] = "";
     const auto size = [](uint64_t n) { return reinterpret_cast<void*>(n); };
-    CUjit_option names[] = {CU_JIT_MAX_REGISTERS, CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-                            CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_OPTIMIZATION_LEVEL};
+    CUjit_option names[] = {CU_JIT_MAX_REGISTERS,
+                            CU_JIT_INFO_LOG_BUFFER,
+                            CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
+                            CU_JIT_ERROR_LOG_BUFFER,
+                            CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+                            CU_JIT_OPTIMIZATION_LEVEL};
     void* values[] = {size(40), info, size(sizeof info), error, size(sizeof error), size(3)};
     CUmodule module = nullptr;
     ASSERT_EQ(cuModuleLoadDataEx(&module, image.c_str(), 6, names, values), CUDA_SUCCESS);
@@ -60,12 +66,14 @@ TEST_F(Code, LibraryLoadAndUnload) {
   std::string arrived;
   auto& load = SLUICE_ON(cuLibraryLoadData);
   const auto make = load;
-  ScopedAnswer a(load, [&](CUlibrary* l, const void* data, CUjit_option* o, void** v, unsigned n, CUlibraryOption* lo, void** lv, unsigned ln) {
+  ScopedAnswer a(load, [&](CUlibrary* l, const void* data, CUjit_option* o, void** v, unsigned n,
+                           CUlibraryOption* lo, void** lv, unsigned ln) {
     arrived = static_cast<const char*>(data);
     return make(l, data, o, v, n, lo, lv, ln);
   });
   CUlibrary library = nullptr;
-  ASSERT_EQ(cuLibraryLoadData(&library, image.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuLibraryLoadData(&library, image.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+            CUDA_SUCCESS);
   EXPECT_EQ(arrived, image);
   const CUlibrary theirs = driver_of(library);
   ASSERT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
@@ -73,11 +81,13 @@ TEST_F(Code, LibraryLoadAndUnload) {
 }
 
 TEST_F(Code, RefusedImage) {
-  ScopedAnswer a(SLUICE_ON(cuModuleLoadDataEx), [](CUmodule*, const void*, unsigned n, CUjit_option* o, void** v) {
-    for (unsigned i = 0; i < n; ++i)
-      if (o[i] == CU_JIT_ERROR_LOG_BUFFER) std::strcpy(static_cast<char*>(v[i]), "line 1: no");
-    return CUDA_ERROR_INVALID_PTX;
-  });
+  ScopedAnswer a(SLUICE_ON(cuModuleLoadDataEx),
+                 [](CUmodule*, const void*, unsigned n, CUjit_option* o, void** v) {
+                   for (unsigned i = 0; i < n; ++i)
+                     if (o[i] == CU_JIT_ERROR_LOG_BUFFER)
+                       std::strcpy(static_cast<char*>(v[i]), "line 1: no");
+                   return CUDA_ERROR_INVALID_PTX;
+                 });
   char error[64] = "";
   CUjit_option names[] = {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
   void* values[] = {error, reinterpret_cast<void*>(sizeof error)};
@@ -103,9 +113,10 @@ TEST_F(Code, FunctionGet) {
     ScopedAnswer f(SLUICE_ON(cuFuncGetAttribute), [&](int* v, CUfunction_attribute a, CUfunction) {
       return *v = attributes[static_cast<size_t>(a)], CUDA_SUCCESS;
     });
-    ScopedAnswer k(SLUICE_ON(cuKernelGetAttribute), [&](int* v, CUfunction_attribute a, CUkernel, CUdevice) {
-      return *v = attributes[static_cast<size_t>(a)], CUDA_SUCCESS;
-    });
+    ScopedAnswer k(SLUICE_ON(cuKernelGetAttribute),
+                   [&](int* v, CUfunction_attribute a, CUkernel, CUdevice) {
+                     return *v = attributes[static_cast<size_t>(a)], CUDA_SUCCESS;
+                   });
     auto& get_function = SLUICE_ON(cuModuleGetFunction);
     auto& get_kernel = SLUICE_ON(cuLibraryGetKernel);
     const auto make_function = get_function;
@@ -120,13 +131,16 @@ TEST_F(Code, FunctionGet) {
     });
     CUfunction function = nullptr;
     if (kernel)
-      ASSERT_EQ(cuLibraryGetKernel(reinterpret_cast<CUkernel*>(&function), world().library, name.c_str()), CUDA_SUCCESS);
+      ASSERT_EQ(
+          cuLibraryGetKernel(reinterpret_cast<CUkernel*>(&function), world().library, name.c_str()),
+          CUDA_SUCCESS);
     else
       ASSERT_EQ(cuModuleGetFunction(&function, world().module, name.c_str()), CUDA_SUCCESS);
     EXPECT_EQ(arrived, name);
     for (int i = 0; i < CU_FUNC_ATTRIBUTE_MAX; ++i) {
       int value = 0;
-      ASSERT_EQ(cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(i), function), CUDA_SUCCESS);
+      ASSERT_EQ(cuFuncGetAttribute(&value, static_cast<CUfunction_attribute>(i), function),
+                CUDA_SUCCESS);
       EXPECT_EQ(value, attributes[static_cast<size_t>(i)]);
     }
     size_t offset = 0, size = 0;
@@ -134,20 +148,27 @@ TEST_F(Code, FunctionGet) {
       ASSERT_EQ(cuFuncGetParamInfo(function, i, &offset, &size), CUDA_SUCCESS);
       EXPECT_EQ(std::make_pair(offset, size), recording().params[i]);
     }
-    EXPECT_EQ(cuFuncGetParamInfo(function, recording().params.size(), &offset, &size), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuFuncGetParamInfo(function, recording().params.size(), &offset, &size),
+              CUDA_ERROR_INVALID_VALUE);
     recording().params = {{0, 8}, {8, 8}, {16, 4}};
   }
-  ScopedAnswer none(SLUICE_ON(cuModuleGetFunction), [](CUfunction*, CUmodule, const char*) { return CUDA_ERROR_NOT_FOUND; });
+  ScopedAnswer none(SLUICE_ON(cuModuleGetFunction),
+                    [](CUfunction*, CUmodule, const char*) { return CUDA_ERROR_NOT_FOUND; });
   CUfunction function = nullptr;
   EXPECT_EQ(cuModuleGetFunction(&function, world().module, "no such"), CUDA_ERROR_NOT_FOUND);
 }
 
 TEST_F(Code, FunctionSet) {
-  for (int a : {CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
+  for (int a : {CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
                 CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED}) {
     const auto attribute = static_cast<CUfunction_attribute>(a);
-    ScopedAnswer room(SLUICE_ON(cuFuncGetAttribute), [](int* v, CUfunction_attribute, CUfunction) { return *v = 0, CUDA_SUCCESS; });
-    ScopedAnswer more(SLUICE_ON(cuKernelGetAttribute), [](int* v, CUfunction_attribute, CUkernel, CUdevice) { return *v = 0, CUDA_SUCCESS; });
+    ScopedAnswer room(SLUICE_ON(cuFuncGetAttribute), [](int* v, CUfunction_attribute, CUfunction) {
+      return *v = 0, CUDA_SUCCESS;
+    });
+    ScopedAnswer more(
+        SLUICE_ON(cuKernelGetAttribute),
+        [](int* v, CUfunction_attribute, CUkernel, CUdevice) { return *v = 0, CUDA_SUCCESS; });
     CUfunction function = nullptr;
     CUkernel kernel = nullptr;
     const std::string name = random_image(12);
@@ -235,30 +256,34 @@ TEST_F(Launches, Parameters) {
     for (auto& v : values) pointers.push_back(v.data());
     pointers.push_back(nullptr);
     CUfunction function = nullptr;
-    ASSERT_EQ(cuModuleGetFunction(&function, world().module, random_image(16).c_str()), CUDA_SUCCESS);
+    ASSERT_EQ(cuModuleGetFunction(&function, world().module, random_image(16).c_str()),
+              CUDA_SUCCESS);
     const std::vector<std::pair<size_t, size_t>> layout = recording().params;
     recording().params = {{0, 8}, {8, 8}, {16, 4}};
     recording().clear();
 
     Got got;
-    ScopedAnswer a(SLUICE_ON(cuLaunchKernel),
-                   [&](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                       unsigned shared, CUstream stream, void** params, void** extra) {
-                     EXPECT_EQ(params, nullptr);
-                     got.function = f;
-                     got.config.gridDimX = gx, got.config.gridDimY = gy, got.config.gridDimZ = gz;
-                     got.config.blockDimX = bx, got.config.blockDimY = by, got.config.blockDimZ = bz;
-                     got.config.sharedMemBytes = shared;
-                     got.config.hStream = stream;
-                     got.params = params_of(extra);
-                     return CUDA_SUCCESS;
-                   });
+    ScopedAnswer a(
+        SLUICE_ON(cuLaunchKernel),
+        [&](CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+            unsigned bz, unsigned shared, CUstream stream, void** params, void** extra) {
+          EXPECT_EQ(params, nullptr);
+          got.function = f;
+          got.config.gridDimX = gx, got.config.gridDimY = gy, got.config.gridDimZ = gz;
+          got.config.blockDimX = bx, got.config.blockDimY = by, got.config.blockDimZ = bz;
+          got.config.sharedMemBytes = shared;
+          got.config.hStream = stream;
+          got.params = params_of(extra);
+          return CUDA_SUCCESS;
+        });
     const auto grid = [&] { return 1 + static_cast<unsigned>(next() % 65535); };
     const auto block = [&] { return 1 + static_cast<unsigned>(next() % 10); };
     const unsigned gx = grid(), gy = grid(), gz = grid(), bx = block(), by = block(), bz = block();
     const unsigned shared = static_cast<unsigned>(next() % 65536);
     const CUstream stream = random_stream();
-    ASSERT_EQ(cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, pointers.data(), nullptr), CUDA_SUCCESS);
+    ASSERT_EQ(
+        cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, pointers.data(), nullptr),
+        CUDA_SUCCESS);
     EXPECT_EQ(got.function, driver_of(function));
     EXPECT_EQ(got.config.gridDimX, gx);
     EXPECT_EQ(got.config.gridDimY, gy);
@@ -270,7 +295,9 @@ TEST_F(Launches, Parameters) {
     EXPECT_EQ(got.config.hStream, driver_of(stream));
     ASSERT_EQ(got.params.size(), total);
     for (size_t p = 0; p < values.size(); ++p)
-      EXPECT_EQ(std::memcmp(got.params.data() + layout[p].first, values[p].data(), layout[p].second), 0) << "parameter " << p;
+      EXPECT_EQ(
+          std::memcmp(got.params.data() + layout[p].first, values[p].data(), layout[p].second), 0)
+          << "parameter " << p;
   }
 }
 
@@ -278,12 +305,15 @@ TEST_F(Launches, PackedParameters) {
   std::vector<std::byte> buffer(20);
   for (std::byte& b : buffer) b = static_cast<std::byte>(next());
   size_t size = buffer.size();
-  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, buffer.data(), CU_LAUNCH_PARAM_BUFFER_SIZE, &size, CU_LAUNCH_PARAM_END};
+  void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, buffer.data(), CU_LAUNCH_PARAM_BUFFER_SIZE,
+                   &size, CU_LAUNCH_PARAM_END};
   std::vector<std::byte> arrived;
-  ScopedAnswer a(SLUICE_ON(cuLaunchKernel), [&](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void** e) {
-    return arrived = params_of(e), CUDA_SUCCESS;
-  });
-  ASSERT_EQ(cuLaunchKernel(random_function(), 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra), CUDA_SUCCESS);
+  ScopedAnswer a(
+      SLUICE_ON(cuLaunchKernel),
+      [&](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+          CUstream, void**, void** e) { return arrived = params_of(e), CUDA_SUCCESS; });
+  ASSERT_EQ(cuLaunchKernel(random_function(), 1, 1, 1, 1, 1, 1, 0, nullptr, nullptr, extra),
+            CUDA_SUCCESS);
   EXPECT_EQ(arrived, buffer);
 }
 
@@ -291,14 +321,15 @@ TEST_F(Launches, Attributes) {
   for (int i = 0; i < 20; ++i) {
     recording().clear();
     Got got;
-    ScopedAnswer a(SLUICE_ON(cuLaunchKernelEx), [&](const CUlaunchConfig* c, CUfunction f, void** params, void** extra) {
-      EXPECT_EQ(params, nullptr);
-      got.config = *c;
-      got.attributes.assign(c->attrs, c->attrs + c->numAttrs);
-      got.function = f;
-      got.params = params_of(extra);
-      return CUDA_SUCCESS;
-    });
+    ScopedAnswer a(SLUICE_ON(cuLaunchKernelEx),
+                   [&](const CUlaunchConfig* c, CUfunction f, void** params, void** extra) {
+                     EXPECT_EQ(params, nullptr);
+                     got.config = *c;
+                     got.attributes.assign(c->attrs, c->attrs + c->numAttrs);
+                     got.function = f;
+                     got.params = params_of(extra);
+                     return CUDA_SUCCESS;
+                   });
     CUlaunchAttribute attributes[3]{};
     attributes[0].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attributes[0].value.clusterDim.x = random<unsigned>();
@@ -343,12 +374,15 @@ TEST_F(Launches, Attributes) {
 
 TEST_F(Launches, Cooperative) {
   std::vector<CUlaunchAttribute> attributes;
-  ScopedAnswer a(SLUICE_ON(cuLaunchKernelEx), [&](const CUlaunchConfig* c, CUfunction, void**, void**) {
-    return attributes.assign(c->attrs, c->attrs + c->numAttrs), CUDA_SUCCESS;
-  });
+  ScopedAnswer a(SLUICE_ON(cuLaunchKernelEx),
+                 [&](const CUlaunchConfig* c, CUfunction, void**, void**) {
+                   return attributes.assign(c->attrs, c->attrs + c->numAttrs), CUDA_SUCCESS;
+                 });
   uint64_t value = 0;
   void* params[] = {&value, &value, &value};
-  ASSERT_EQ(cuLaunchCooperativeKernel(world().function, 1, 1, 1, 1, 1, 1, 0, world().stream, params), CUDA_SUCCESS);
+  ASSERT_EQ(
+      cuLaunchCooperativeKernel(world().function, 1, 1, 1, 1, 1, 1, 0, world().stream, params),
+      CUDA_SUCCESS);
   ASSERT_EQ(attributes.size(), 1u);
   EXPECT_EQ(attributes[0].id, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
   EXPECT_EQ(attributes[0].value.cooperative, 1);
@@ -357,10 +391,11 @@ TEST_F(Launches, Cooperative) {
 TEST_F(Launches, RefusedByTheDriver) {
   uint64_t value = 0;
   void* params[] = {&value, &value, &value};
-  ScopedAnswer a(SLUICE_ON(cuLaunchKernel), [](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**) {
-    return CUDA_ERROR_LAUNCH_FAILED;
-  });
-  EXPECT_EQ(cuLaunchKernel(world().function, 1, 1, 1, 1, 1, 1, 0, world().stream, params, nullptr), CUDA_SUCCESS);
+  ScopedAnswer a(SLUICE_ON(cuLaunchKernel),
+                 [](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                    unsigned, CUstream, void**, void**) { return CUDA_ERROR_LAUNCH_FAILED; });
+  EXPECT_EQ(cuLaunchKernel(world().function, 1, 1, 1, 1, 1, 1, 0, world().stream, params, nullptr),
+            CUDA_SUCCESS);
   expect_poisoned(CUDA_ERROR_LAUNCH_FAILED);
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The commands that are written by hand, without the copies: what the application passed is what the driver receives, bit for bit.
+// The commands that are written by hand, without the copies: what the application passed is what
+// the driver receives, bit for bit.
 #include <atomic>
 #include <chrono>
 #include <map>
@@ -15,7 +16,8 @@ constexpr int kRounds = 50;
 class Commands : public RoundTrip {
  protected:
   static bool within_a_second(const std::function<bool()>& done) {
-    for (int i = 0; i < 1000 && !done(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (int i = 0; i < 1000 && !done(); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     return done();
   }
   std::string random_text(size_t n) {
@@ -41,14 +43,16 @@ TEST_F(Commands, MemoryMapAndUnmap) {
       CUmemAllocationProp prop{};
       auto& create = SLUICE_ON(cuMemCreate);
       const auto make = create;
-      ScopedAnswer a(create, [&](CUmemGenericAllocationHandle* h, size_t n, const CUmemAllocationProp* p, unsigned long long f) {
+      ScopedAnswer a(create, [&](CUmemGenericAllocationHandle* h, size_t n,
+                                 const CUmemAllocationProp* p, unsigned long long f) {
         prop = *p;
         return make(h, n, p, f);
       });
-      ScopedAnswer b(SLUICE_ON(cuMemSetAccess), [&](CUdeviceptr, size_t, const CUmemAccessDesc* d, size_t) {
-        access = *d;
-        return CUDA_SUCCESS;
-      });
+      ScopedAnswer b(SLUICE_ON(cuMemSetAccess),
+                     [&](CUdeviceptr, size_t, const CUmemAccessDesc* d, size_t) {
+                       access = *d;
+                       return CUDA_SUCCESS;
+                     });
       CUdeviceptr p = 0;
       ASSERT_EQ(cuMemAlloc_v2(&p, bytes), CUDA_SUCCESS);
       EXPECT_EQ(recording().only("cuMemCreate").at<size_t>(1), mapped);
@@ -142,7 +146,8 @@ TEST_F(Commands, StreamSynchronizeAndQuery) {
       EXPECT_EQ(recording().only("cuStreamSynchronize").at<CUstream>(0), driver_of(stream));
     }
     for (CUresult answer : {CUDA_ERROR_NOT_READY, CUDA_SUCCESS}) {
-      ASSERT_EQ(cuMemsetD8Async(world().memory, 1, 16, stream), CUDA_SUCCESS);  // so that there is work
+      ASSERT_EQ(cuMemsetD8Async(world().memory, 1, 16, stream),
+                CUDA_SUCCESS);  // so that there is work
       ScopedAnswer a(SLUICE_ON(cuStreamQuery), [&](CUstream) { return answer; });
       recording().clear();
       EXPECT_EQ(cuStreamQuery(stream), answer);
@@ -199,7 +204,8 @@ TEST_F(Commands, EventRecordQueryAndSynchronize) {
     EXPECT_TRUE(seen().empty()) << "the page had the answer";
   }
   // Before its mark is written the event is not ready.
-  ScopedAnswer late(SLUICE_ON(cuStreamWriteValue64_v2), [](CUstream, CUdeviceptr, cuuint64_t, unsigned) { return CUDA_SUCCESS; });
+  ScopedAnswer late(SLUICE_ON(cuStreamWriteValue64_v2),
+                    [](CUstream, CUdeviceptr, cuuint64_t, unsigned) { return CUDA_SUCCESS; });
   ASSERT_EQ(cuEventRecord(world().event, world().stream), CUDA_SUCCESS);
   EXPECT_EQ(cuEventQuery(world().event), CUDA_ERROR_NOT_READY);
 }
@@ -227,14 +233,16 @@ TEST_F(Commands, EventElapsed) {
   for (int i = 0; i < kRounds; ++i) {
     recording().clear();
     const float made_up = random<float>();
-    ScopedAnswer a(SLUICE_ON(cuEventElapsedTime_v2), [&](float* ms, CUevent, CUevent) { return *ms = made_up, CUDA_SUCCESS; });
+    ScopedAnswer a(SLUICE_ON(cuEventElapsedTime_v2),
+                   [&](float* ms, CUevent, CUevent) { return *ms = made_up, CUDA_SUCCESS; });
     float got = 0;
     ASSERT_EQ(cuEventElapsedTime_v2(&got, start, end), CUDA_SUCCESS);
     EXPECT_EQ(got, made_up);
     EXPECT_EQ(recording().only("cuEventElapsedTime_v2").at<CUevent>(1), driver_of(start));
     EXPECT_EQ(recording().only("cuEventElapsedTime_v2").at<CUevent>(2), driver_of(end));
   }
-  ScopedAnswer a(SLUICE_ON(cuEventElapsedTime_v2), [](float*, CUevent, CUevent) { return CUDA_ERROR_NOT_READY; });
+  ScopedAnswer a(SLUICE_ON(cuEventElapsedTime_v2),
+                 [](float*, CUevent, CUevent) { return CUDA_ERROR_NOT_READY; });
   float untouched = 7;
   EXPECT_EQ(cuEventElapsedTime_v2(&untouched, start, end), CUDA_ERROR_NOT_READY);
   EXPECT_EQ(untouched, 7);
@@ -246,7 +254,8 @@ TEST_F(Commands, Mark) {
   for (int i = 0; i < kRounds; ++i) {
     recording().clear();
     const CUstream stream = random_stream();
-    const wire::Mark m{stream == world().stream ? id(stream) : 0, 8000 + static_cast<uint32_t>(next() % 100), 0, next()};
+    const wire::Mark m{stream == world().stream ? id(stream) : 0,
+                       8000 + static_cast<uint32_t>(next() % 100), 0, next()};
     ASSERT_EQ(client::Session::get()->post(wire::kMark, m, {}, nullptr, 1), CUDA_SUCCESS);
     const Call& got = recording().only("cuStreamWriteValue64_v2");
     EXPECT_EQ(got.at<CUstream>(0), driver_of(stream));
@@ -262,7 +271,8 @@ TEST_F(Commands, HostFunction) {
     std::atomic<void*> given{nullptr};
     static std::atomic<void*>* where = nullptr;
     where = &given;
-    ASSERT_EQ(cuLaunchHostFunc(stream, [](void* data) { where->store(data); }, &given), CUDA_SUCCESS);
+    ASSERT_EQ(
+        cuLaunchHostFunc(stream, [](void* data) { where->store(data); }, &given), CUDA_SUCCESS);
     EXPECT_TRUE(within_a_second([&] { return given.load() == &given; }));
     const Call& ready = recording().only("cuStreamWriteValue64_v2");
     const Call& wait = recording().only("cuStreamWaitValue64_v2");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies and fills: every byte arrives where it should and none elsewhere, whichever way the bytes take (in the command, in the reply, through
-// staging pieces, in place in pinned memory).
+// Copies and fills: every byte arrives where it should and none elsewhere, whichever way the bytes
+// take (in the command, in the reply, through staging pieces, in place in pinned memory).
 #include <optional>
 
 #include "tests/native/roundtrip/loopback_session.h"
@@ -75,7 +75,9 @@ TEST_F(Copies, ToDevice) {
         if (pinned) memory.emplace(data);
         const void* from = pinned ? memory->at : data.data();
         const CUstream stream = wait ? nullptr : random_stream();
-        ASSERT_EQ(wait ? cuMemcpyHtoD_v2(to + kGuard, from, n) : cuMemcpyHtoDAsync_v2(to + kGuard, from, n, stream), CUDA_SUCCESS);
+        ASSERT_EQ(wait ? cuMemcpyHtoD_v2(to + kGuard, from, n)
+                       : cuMemcpyHtoDAsync_v2(to + kGuard, from, n, stream),
+                  CUDA_SUCCESS);
         Bytes expected = before;
         std::memcpy(expected.data() + kGuard, data.data(), n);
         EXPECT_TRUE(on_device(to, n + 2 * kGuard) == expected) << n << " bytes, pinned " << pinned;
@@ -102,10 +104,13 @@ TEST_F(Copies, ToHost) {
         if (pinned) memory.emplace(before);
         std::byte* to = pinned ? memory->at : plain.data();
         const CUstream stream = wait ? nullptr : random_stream();
-        ASSERT_EQ(wait ? cuMemcpyDtoH_v2(to + kGuard, from, n) : cuMemcpyDtoHAsync_v2(to + kGuard, from, n, stream), CUDA_SUCCESS);
+        ASSERT_EQ(wait ? cuMemcpyDtoH_v2(to + kGuard, from, n)
+                       : cuMemcpyDtoHAsync_v2(to + kGuard, from, n, stream),
+                  CUDA_SUCCESS);
         Bytes expected = before;
         std::memcpy(expected.data() + kGuard, data.data(), n);
-        EXPECT_EQ(std::memcmp(to, expected.data(), expected.size()), 0) << n << " bytes, pinned " << pinned;
+        EXPECT_EQ(std::memcmp(to, expected.data(), expected.size()), 0)
+            << n << " bytes, pinned " << pinned;
         expect_stream(stream);
         if (!pinned) continue;
         EXPECT_EQ(recording().calls_of("cuMemcpyDtoHAsync_v2")[0]->at<void*>(0), to + kGuard);
@@ -138,7 +143,8 @@ TEST_F(Copies, Rectangles) {
     const CUstream stream = random_stream();
     const int way = static_cast<int>(next() % 3);
     const bool pinned = next() % 2;
-    const Bytes before = random_bytes(s.to_bytes() + 2 * kGuard), data = random_bytes(s.from_bytes());
+    const Bytes before = random_bytes(s.to_bytes() + 2 * kGuard),
+                data = random_bytes(s.from_bytes());
     const Bytes expected = copied(before, kGuard, data, s);
     CUDA_MEMCPY2D p{};
     p.WidthInBytes = s.width;
@@ -167,9 +173,11 @@ TEST_F(Copies, Rectangles) {
       recording().memory.write(to_device, before.data(), before.size());
     }
     ASSERT_EQ(cuMemcpy2DAsync_v2(&p, stream), CUDA_SUCCESS);
-    const Bytes after = way == 1 ? Bytes(to_host, to_host + before.size()) : on_device(to_device, before.size());
-    EXPECT_TRUE(after == expected) << "way " << way << ", pinned " << pinned << ", " << s.width << " x " << s.rows
-                                   << ", pitches " << s.to_pitch << " and " << s.from_pitch;
+    const Bytes after =
+        way == 1 ? Bytes(to_host, to_host + before.size()) : on_device(to_device, before.size());
+    EXPECT_TRUE(after == expected)
+        << "way " << way << ", pinned " << pinned << ", " << s.width << " x " << s.rows
+        << ", pitches " << s.to_pitch << " and " << s.from_pitch;
     expect_stream(stream);
   }
 }
@@ -193,7 +201,8 @@ TEST_F(Copies, Boxes) {
     for (size_t z = 0; z < p.Depth; ++z)
       for (size_t y = 0; y < p.Height; ++y)
         std::memcpy(expected.data() + ((p.dstZ + z) * 12 + p.dstY + y) * 96 + p.dstXInBytes,
-                    data.data() + ((p.srcZ + z) * 10 + p.srcY + y) * 80 + p.srcXInBytes, p.WidthInBytes);
+                    data.data() + ((p.srcZ + z) * 10 + p.srcY + y) * 80 + p.srcXInBytes,
+                    p.WidthInBytes);
     EXPECT_TRUE(on_device(world().memory, before.size()) == expected);
   }
 }
@@ -227,7 +236,8 @@ TEST_F(Copies, Fills) {
     for (size_t row = 0; row < rows; ++row)
       for (size_t n = 0; n < width; ++n)
         std::memcpy(expected.data() + kGuard + row * pitch + n * element, &value, element);
-    EXPECT_TRUE(on_device(at, bytes) == expected) << element << "-byte elements, " << width << " x " << rows;
+    EXPECT_TRUE(on_device(at, bytes) == expected)
+        << element << "-byte elements, " << width << " x " << rows;
     expect_stream(stream);
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every function whose frame is generated: what the application passes reaches the driver, what the driver answers reaches the application.
+// Every function whose frame is generated: what the application passes reaches the driver, what the
+// driver answers reaches the application.
 #include "tests/native/roundtrip/loopback_session.h"
 
 namespace sluice::test {

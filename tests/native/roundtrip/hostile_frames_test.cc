@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no client of ours sends: every command cut short, with handles and addresses that are not the session's, with choices that there are not. Each
-// must end the session with a reason and must not reach the driver.
+// What no client of ours sends: every command cut short, with handles and addresses that are not
+// the session's, with choices that there are not. Each must end the session with a reason and must
+// not reach the driver.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -117,8 +118,9 @@ TEST(HostileFrames, TakenOrImpossibleNewHandles) {
       const uint64_t taken = (own & ~0xffffffull) | 3;
       for (uint64_t wrong :
            std::vector<uint64_t>{0, taken, own | 0xffffff, own ^ 8ull << 40, own ^ 1ull << 50})
-        expect_refused(send_changed(i, [&](FurnishedRig&, ValidFrame& f) { put(f, offset, wrong); }),
-                       good.name + ", new handle " + std::to_string(wrong));
+        expect_refused(
+            send_changed(i, [&](FurnishedRig&, ValidFrame& f) { put(f, offset, wrong); }),
+            good.name + ", new handle " + std::to_string(wrong));
     }
   }
 }
@@ -133,8 +135,11 @@ TEST(HostileFrames, ForeignAddresses) {
                                       const auto& first = *rig.session().vgpus[0];
                                       const auto& last = *rig.session().vgpus[1];
                                       const uint64_t end = last.window_begin + last.window_bytes;
-                                      const uint64_t choices[] = {0, first.window_begin - 4096, end,
-                                                                  end - range.bytes + 4, ~0ull - 4095,
+                                      const uint64_t choices[] = {0,
+                                                                  first.window_begin - 4096,
+                                                                  end,
+                                                                  end - range.bytes + 4,
+                                                                  ~0ull - 4095,
                                                                   reinterpret_cast<uint64_t>(&rig)};
                                       put(f, range.offset, choices[c]);
                                     }),
@@ -146,8 +151,11 @@ TEST(HostileFrames, ForeignAddresses) {
         expect_refused(send_changed(i,
                                     [&](FurnishedRig& rig, ValidFrame& f) {
                                       const uint64_t end = rig.arena() + kArenaBytes;
-                                      const uint64_t choices[] = {0, rig.arena() - 4096, end,
-                                                                  end - range.bytes + 1, ~0ull - 4095,
+                                      const uint64_t choices[] = {0,
+                                                                  rig.arena() - 4096,
+                                                                  end,
+                                                                  end - range.bytes + 1,
+                                                                  ~0ull - 4095,
                                                                   rig.address()};
                                       put(f, range.offset, choices[c]);
                                     }),
@@ -162,12 +170,14 @@ TEST(HostileFrames, ChoicesThatThereAreNot) {
     const ValidFrame good = frame_at(i);
     for (size_t offset : good.choices)
       for (uint32_t wrong : {0x7ffffff1u, 0xfffffff1u, 0x10000u})
-        expect_refused(send_changed(i, [&](FurnishedRig&, ValidFrame& f) { put(f, offset, wrong); }),
-                       good.name + ", choice at " + std::to_string(offset));
+        expect_refused(
+            send_changed(i, [&](FurnishedRig&, ValidFrame& f) { put(f, offset, wrong); }),
+            good.name + ", choice at " + std::to_string(offset));
     for (size_t offset : good.devices)
       for (uint32_t wrong : {2u, 64u, ~0u})
-        expect_refused(send_changed(i, [&](FurnishedRig&, ValidFrame& f) { put(f, offset, wrong); }),
-                       good.name + ", vGPU at " + std::to_string(offset));
+        expect_refused(
+            send_changed(i, [&](FurnishedRig&, ValidFrame& f) { put(f, offset, wrong); }),
+            good.name + ", vGPU at " + std::to_string(offset));
   }
 }
 
@@ -201,7 +211,8 @@ TEST(HostileFrames, UnknownFunctions) {
 TEST(HostileFrames, AnsweredTheOtherWay) {
   for (size_t i = 0, n = frame_count(); i < n; ++i) {
     const ValidFrame good = frame_at(i);
-    if (worker::dispatch_table()[good.function].answered == worker::Handler::Answered::kEither) continue;
+    if (worker::dispatch_table()[good.function].answered == worker::Handler::Answered::kEither)
+      continue;
     expect_refused(send_changed(i, [&](FurnishedRig&, ValidFrame& f) { f.answered = !f.answered; }),
                    good.name + (good.answered ? " without" : " with") + " an answer");
   }

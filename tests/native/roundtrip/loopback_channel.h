@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A channel whose worker sits behind the next function call: what the client commits is dispatched at once. Owns the worker's side; promises what a
-// real channel promises, and that a rejected frame loses the session.
+// A channel whose worker sits behind the next function call: what the client commits is dispatched
+// at once. Owns the worker's side; promises what a real channel promises, and that a rejected frame
+// loses the session.
 #pragma once
 
 #include <condition_variable>
@@ -38,7 +39,8 @@ class LoopbackChannel : public client::Channel {
   std::span<const std::byte> open_reply() override { return rig.endpoint().record; }
 
   WorkerRig rig;
-  // Poisons the session as the executor does when nobody waits for an answer; off while a test looks at the worker's status.
+  // Poisons the session as the executor does when nobody waits for an answer; off while a test
+  // looks at the worker's status.
   std::atomic<uint32_t> sticky_{0};
   std::vector<uint16_t> seen;  // functions of the frames, in order
 

@@ -23,7 +23,9 @@ RoundTrip::World* make_world() {
   need(cuStreamCreate(&w->stream, CU_STREAM_NON_BLOCKING), "stream");
   need(cuEventCreate(&w->event, 0), "event");
   need(cuModuleLoadData(&w->module, ".version 8.0 // module"), "module");
-  need(cuLibraryLoadData(&w->library, ".version 8.0 // library", nullptr, nullptr, 0, nullptr, nullptr, 0), "library");
+  need(cuLibraryLoadData(&w->library, ".version 8.0 // library", nullptr, nullptr, 0, nullptr,
+                         nullptr, 0),
+       "library");
   need(cuModuleGetFunction(&w->function, w->module, "function"), "function");
   need(cuLibraryGetKernel(&w->kernel, w->library, "kernel"), "kernel");
   need(cuMemAlloc_v2(&w->memory, RoundTrip::kBytes), "memory");
@@ -58,7 +60,9 @@ void RoundTrip::SetUp() {
 void RoundTrip::TearDown() {
   EXPECT_TRUE(recording().violations.empty()) << recording().violations[0];
   EXPECT_FALSE(worker_session().rejected()) << worker_session().reason();
-  if (HasFailure()) std::fprintf(stderr, "again with: SLUICE_TEST_SEED=%llu\n", static_cast<unsigned long long>(seed_));
+  if (HasFailure())
+    std::fprintf(stderr, "again with: SLUICE_TEST_SEED=%llu\n",
+                 static_cast<unsigned long long>(seed_));
 }
 
 CUstream RoundTrip::driver_of(CUstream h) {

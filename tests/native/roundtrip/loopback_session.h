@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The process's client session on a loopback channel, with a stream, an event, a module, a library and memory made through the exported functions.
-// Fixture of the round-trip tests; owns what it makes, and prints the seed of a failed test.
+// The process's client session on a loopback channel, with a stream, an event, a module, a library
+// and memory made through the exported functions. Fixture of the round-trip tests; owns what it
+// makes, and prints the seed of a failed test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -99,8 +100,8 @@ class RoundTrip : public ::testing::Test {
   }
   void forget_answers() {
     auto& answers = client::Session::get()->answers;
-    for (uint64_t about : {client::AnswerCache::kForEver, id(world().function), id(world().kernel), id(world().module),
-                           id(world().library)})
+    for (uint64_t about : {client::AnswerCache::kForEver, id(world().function), id(world().kernel),
+                           id(world().module), id(world().library)})
       answers.forget(about);
   }
   template <class H>
@@ -123,8 +124,8 @@ class RoundTrip : public ::testing::Test {
 template <class T>
 ::testing::AssertionResult same(const T& a, const T& b) {
   if (std::memcmp(&a, &b, sizeof a) == 0) return ::testing::AssertionSuccess();
-  return ::testing::AssertionFailure() << ::testing::PrintToString(a) << " is not "
-                                       << ::testing::PrintToString(b);
+  return ::testing::AssertionFailure()
+         << ::testing::PrintToString(a) << " is not " << ::testing::PrintToString(b);
 }
 
 }  // namespace sluice::test

@@ -92,7 +92,8 @@ void Recording::note(const char* name, std::vector<std::vector<std::byte>> argum
 }
 
 void Recording::check(const char* function, CUstream stream) {
-  if (stream != CU_STREAM_LEGACY && !streams.contains(stream)) violation(function, "a foreign stream");
+  if (stream != CU_STREAM_LEGACY && !streams.contains(stream))
+    violation(function, "a foreign stream");
 }
 void Recording::check(const char* function, CUevent event) {
   if (!events.contains(event)) violation(function, "a foreign event");
@@ -114,7 +115,8 @@ void Recording::check(const char* function, CUcontext context) {
 }
 void Recording::check(const char* function, CUdeviceptr address) {
   if (has_plain_integers(function)) return;
-  if (!device_range(address, 1) && !marks.holds(address, 8)) violation(function, "a foreign address");
+  if (!device_range(address, 1) && !marks.holds(address, 8))
+    violation(function, "a foreign address");
 }
 
 void Recording::reset(worker::Driver* driver) {
@@ -128,7 +130,7 @@ void Recording::reset(worker::Driver* driver) {
   for (Ranges* r : {&windows, &globals, &host, &marks}) r->all.clear();
   for (auto* live : {&streams, &events, &modules, &libraries, &functions, &contexts}) live->clear();
   allocations.clear();
-#define SLUICE_DRIVER_FUNCTION(name)                             \
+#define SLUICE_DRIVER_FUNCTION(name)                        \
   driver->name = &Recorded<#name, decltype(&::name)>::call; \
   SLUICE_ON(name) = nullptr;
 #include "abi/driver_functions.inc"
@@ -151,8 +153,12 @@ void Recording::install_objects() {
     *least = 0, *greatest = -5;
     return CUDA_SUCCESS;
   };
-  SLUICE_ON(cuGetErrorName) = [](CUresult, const char** text) { return *text = "error", CUDA_SUCCESS; };
-  SLUICE_ON(cuGetErrorString) = [](CUresult, const char** text) { return *text = "text", CUDA_SUCCESS; };
+  SLUICE_ON(cuGetErrorName) = [](CUresult, const char** text) {
+    return *text = "error", CUDA_SUCCESS;
+  };
+  SLUICE_ON(cuGetErrorString) = [](CUresult, const char** text) {
+    return *text = "text", CUDA_SUCCESS;
+  };
   SLUICE_ON(cuStreamCreateWithPriority) = [this](CUstream* s, unsigned, int) {
     return *s = mint<CUstream>(streams), CUDA_SUCCESS;
   };
@@ -161,15 +167,20 @@ void Recording::install_objects() {
     return *e = mint<CUevent>(events), CUDA_SUCCESS;
   };
   SLUICE_ON(cuEventDestroy_v2) = [this](CUevent e) { return events.erase(e), status; };
-  SLUICE_ON(cuModuleLoadDataEx) = [this](CUmodule* m, const void*, unsigned, CUjit_option*, void**) {
+  SLUICE_ON(cuModuleLoadDataEx) = [this](CUmodule* m, const void*, unsigned, CUjit_option*,
+                                         void**) {
     return *m = mint<CUmodule>(modules), CUDA_SUCCESS;
   };
   SLUICE_ON(cuLibraryLoadData) = [this](CUlibrary* l, const void*, CUjit_option*, void**, unsigned,
                                         CUlibraryOption*, void**, unsigned) {
     return *l = mint<CUlibrary>(libraries), CUDA_SUCCESS;
   };
-  SLUICE_ON(cuModuleUnload) = [this](CUmodule m) { return modules.erase(m), globals.all.clear(), status; };
-  SLUICE_ON(cuLibraryUnload) = [this](CUlibrary l) { return libraries.erase(l), globals.all.clear(), status; };
+  SLUICE_ON(cuModuleUnload) = [this](CUmodule m) {
+    return modules.erase(m), globals.all.clear(), status;
+  };
+  SLUICE_ON(cuLibraryUnload) = [this](CUlibrary l) {
+    return libraries.erase(l), globals.all.clear(), status;
+  };
   SLUICE_ON(cuModuleGetFunction) = [this](CUfunction* f, CUmodule, const char*) {
     return *f = mint<CUfunction>(functions), CUDA_SUCCESS;
   };
@@ -187,15 +198,23 @@ void Recording::install_objects() {
     *offset = params[i].first, *size = params[i].second;
     return CUDA_SUCCESS;
   };
-  SLUICE_ON(cuFuncGetParamInfo) = [=](CUfunction, size_t i, size_t* o, size_t* n) { return param(i, o, n); };
-  SLUICE_ON(cuKernelGetParamInfo) = [=](CUkernel, size_t i, size_t* o, size_t* n) { return param(i, o, n); };
+  SLUICE_ON(cuFuncGetParamInfo) = [=](CUfunction, size_t i, size_t* o, size_t* n) {
+    return param(i, o, n);
+  };
+  SLUICE_ON(cuKernelGetParamInfo) = [=](CUkernel, size_t i, size_t* o, size_t* n) {
+    return param(i, o, n);
+  };
   const auto global = [this](CUdeviceptr* address, size_t* bytes) {
     *address = symbol.address, *bytes = symbol.bytes;
     globals.add(symbol.address, symbol.bytes);
     return CUDA_SUCCESS;
   };
-  SLUICE_ON(cuModuleGetGlobal_v2) = [=](CUdeviceptr* a, size_t* n, CUmodule, const char*) { return global(a, n); };
-  SLUICE_ON(cuLibraryGetGlobal) = [=](CUdeviceptr* a, size_t* n, CUlibrary, const char*) { return global(a, n); };
+  SLUICE_ON(cuModuleGetGlobal_v2) = [=](CUdeviceptr* a, size_t* n, CUmodule, const char*) {
+    return global(a, n);
+  };
+  SLUICE_ON(cuLibraryGetGlobal) = [=](CUdeviceptr* a, size_t* n, CUlibrary, const char*) {
+    return global(a, n);
+  };
 }
 
 void Recording::install_memory() {
@@ -204,8 +223,8 @@ void Recording::install_memory() {
     windows.add(*got = at, bytes);
     return CUDA_SUCCESS;
   };
-  SLUICE_ON(cuMemCreate) = [this](CUmemGenericAllocationHandle* h, size_t, const CUmemAllocationProp*,
-                                  unsigned long long) {
+  SLUICE_ON(cuMemCreate) = [this](CUmemGenericAllocationHandle* h, size_t,
+                                  const CUmemAllocationProp*, unsigned long long) {
     allocations.insert(*h = next_ += 64);
     return CUDA_SUCCESS;
   };
@@ -241,7 +260,8 @@ void Recording::install_memory() {
     std::free(at);
     return CUDA_SUCCESS;
   };
-  SLUICE_ON(cuStreamWriteValue64_v2) = [this](CUstream, CUdeviceptr at, cuuint64_t value, unsigned) {
+  SLUICE_ON(cuStreamWriteValue64_v2) = [this](CUstream, CUdeviceptr at, cuuint64_t value,
+                                              unsigned) {
     if (marks.holds(at, 8))
       reinterpret_cast<std::atomic<uint64_t>*>(at)->store(value, std::memory_order_release);
     else if (!device_range(at, 8))
@@ -273,7 +293,8 @@ void Recording::install_copies() {
     const auto* at = reinterpret_cast<const std::byte*>(from);
     return std::vector<std::byte>(at, at + n);
   };
-  SLUICE_ON(cuMemcpyHtoDAsync_v2) = [=, this](CUdeviceptr to, const void* from, size_t n, CUstream) {
+  SLUICE_ON(cuMemcpyHtoDAsync_v2) = [=, this](CUdeviceptr to, const void* from, size_t n,
+                                              CUstream) {
     device("cuMemcpyHtoDAsync_v2", to, n);
     if (in_process("cuMemcpyHtoDAsync_v2", from, n)) store(to, from, n);
     return status;
@@ -285,7 +306,8 @@ void Recording::install_copies() {
     if (!data.empty()) std::memcpy(to, data.data(), data.size());
     return status;
   };
-  SLUICE_ON(cuMemcpyDtoDAsync_v2) = [=, this](CUdeviceptr to, CUdeviceptr from, size_t n, CUstream) {
+  SLUICE_ON(cuMemcpyDtoDAsync_v2) = [=, this](CUdeviceptr to, CUdeviceptr from, size_t n,
+                                              CUstream) {
     device("cuMemcpyDtoDAsync_v2", to, n);
     device("cuMemcpyDtoDAsync_v2", from, n);
     const auto data = load(from, n);
@@ -303,10 +325,12 @@ void Recording::install_copies() {
     if (!to_host) device(f, p->dstDevice, to_span);
     if (from_host) ours &= in_process(f, p->srcHost, from_span);
     if (!from_host) device(f, p->srcDevice, from_span);
-    if (!ours || p->WidthInBytes * p->Height > kMostCopied || p->Height > kMostCopied) return status;
+    if (!ours || p->WidthInBytes * p->Height > kMostCopied || p->Height > kMostCopied)
+      return status;
     for (size_t row = 0; row < p->Height; ++row) {
-      const auto data = load((from_host ? reinterpret_cast<uint64_t>(p->srcHost) : p->srcDevice) + row * p->srcPitch,
-                             from_host ? 0 : p->WidthInBytes);
+      const auto data = load(
+          (from_host ? reinterpret_cast<uint64_t>(p->srcHost) : p->srcDevice) + row * p->srcPitch,
+          from_host ? 0 : p->WidthInBytes);
       const void* from = from_host ? static_cast<const char*>(p->srcHost) + row * p->srcPitch
                                    : static_cast<const void*>(data.data());
       if (to_host)
@@ -319,7 +343,8 @@ void Recording::install_copies() {
   const auto rows = [=](const char* f, uint64_t at, size_t pitch, const void* element, size_t bytes,
                         size_t width, size_t height) {
     device(f, at, height > 1 ? pitch * (height - 1) + width * bytes : width * bytes);
-    if (width > kMostCopied / 8 || height > kMostCopied / 8 || width * height > kMostCopied / 8) return;
+    if (width > kMostCopied / 8 || height > kMostCopied / 8 || width * height > kMostCopied / 8)
+      return;
     for (size_t row = 0; row < height; ++row)
       for (size_t i = 0; i < width; ++i) store(at + row * pitch + i * bytes, element, bytes);
   };
@@ -332,13 +357,16 @@ void Recording::install_copies() {
   SLUICE_ON(cuMemsetD32Async) = [=, this](CUdeviceptr at, unsigned v, size_t n, CUstream) {
     return rows("cuMemsetD32Async", at, 0, &v, 4, n, 1), status;
   };
-  SLUICE_ON(cuMemsetD2D8Async) = [=, this](CUdeviceptr at, size_t p, unsigned char v, size_t w, size_t h, CUstream) {
+  SLUICE_ON(cuMemsetD2D8Async) = [=, this](CUdeviceptr at, size_t p, unsigned char v, size_t w,
+                                           size_t h, CUstream) {
     return rows("cuMemsetD2D8Async", at, p, &v, 1, w, h), status;
   };
-  SLUICE_ON(cuMemsetD2D16Async) = [=, this](CUdeviceptr at, size_t p, unsigned short v, size_t w, size_t h, CUstream) {
+  SLUICE_ON(cuMemsetD2D16Async) = [=, this](CUdeviceptr at, size_t p, unsigned short v, size_t w,
+                                            size_t h, CUstream) {
     return rows("cuMemsetD2D16Async", at, p, &v, 2, w, h), status;
   };
-  SLUICE_ON(cuMemsetD2D32Async) = [=, this](CUdeviceptr at, size_t p, unsigned v, size_t w, size_t h, CUstream) {
+  SLUICE_ON(cuMemsetD2D32Async) = [=, this](CUdeviceptr at, size_t p, unsigned v, size_t w,
+                                            size_t h, CUstream) {
     return rows("cuMemsetD2D32Async", at, p, &v, 4, w, h), status;
   };
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A driver for the worker that executes nothing: it writes down every call with its arguments, keeps a sparse memory so that copies can be looked at,
-// and holds every handle and address against what it has given out. Owned by the process (one at a time); tests reach it by Recording::get() and may
-// put their own answer in front of a function with SLUICE_ON(cuName) = [](...) {...}.
+// A driver for the worker that executes nothing: it writes down every call with its arguments,
+// keeps a sparse memory so that copies can be looked at, and holds every handle and address against
+// what it has given out. Owned by the process (one at a time); tests reach it by Recording::get()
+// and may put their own answer in front of a function with SLUICE_ON(cuName) = [](...) {...}.
 #pragma once
 
 #include <array>

@@ -20,8 +20,8 @@ std::vector<uint64_t> pack(const void* body, size_t bytes, const std::string& ta
 }
 
 template <class T>
-ValidFrame make(const char* name, uint16_t function, bool answered, const char* calls, const T& body,
-                const std::string& tail = "") {
+ValidFrame make(const char* name, uint16_t function, bool answered, const char* calls,
+                const T& body, const std::string& tail = "") {
   ValidFrame f;
   f.name = name;
   f.function = function;
@@ -39,7 +39,8 @@ using Rig = FurnishedRig;
 
 void add_memory(Rig& rig, Frames* all) {
   const uint64_t beyond = rig.address() + Rig::kMappedBytes;
-  auto f = make("MemoryMap", wire::kMemoryMap, false, "cuMemMap", wire::MemoryMap{0, 0, beyond, 2 << 20});
+  auto f = make("MemoryMap", wire::kMemoryMap, false, "cuMemMap",
+                wire::MemoryMap{0, 0, beyond, 2 << 20});
   f.addresses = {{offsetof(wire::MemoryMap, address), 2 << 20}};
   f.devices = {offsetof(wire::MemoryMap, device)};
   all->push_back(f);
@@ -82,8 +83,10 @@ void add_copies(Rig& rig, Frames* all) {
   };
   using enum wire::HostPlace;
   const std::string data(100, 'd');
-  copy("CopyToDevice, inline", wire::kCopyToDevice, false, "cuMemcpyHtoDAsync_v2", kInline, 1, data);
-  copy("CopyToDevice, inline rows", wire::kCopyToDevice, false, "cuMemcpy2DAsync_v2", kInline, 3, data + data + data);
+  copy("CopyToDevice, inline", wire::kCopyToDevice, false, "cuMemcpyHtoDAsync_v2", kInline, 1,
+       data);
+  copy("CopyToDevice, inline rows", wire::kCopyToDevice, false, "cuMemcpy2DAsync_v2", kInline, 3,
+       data + data + data);
   copy("CopyToDevice, arena", wire::kCopyToDevice, true, "cuMemcpyHtoDAsync_v2", kArena, 1, "");
   copy("CopyToDevice, arena rows", wire::kCopyToDevice, false, "cuMemcpy2DAsync_v2", kArena, 3, "");
   copy("CopyToHost, inline", wire::kCopyToHost, true, "cuMemcpyDtoHAsync_v2", kInline, 1, "");
@@ -93,15 +96,17 @@ void add_copies(Rig& rig, Frames* all) {
 
   using D = wire::CopyOnDevice;
   for (uint64_t rows : {1, 3}) {
-    auto f = make(rows == 1 ? "CopyOnDevice" : "CopyOnDevice, rows", wire::kCopyOnDevice, false,
-                  rows == 1 ? "cuMemcpyDtoDAsync_v2" : "cuMemcpy2DAsync_v2",
-                  D{Rig::kStreamId, rig.address(), 256, rig.address() + 65536, 128, 100, rows, 0, 0});
+    auto f =
+        make(rows == 1 ? "CopyOnDevice" : "CopyOnDevice, rows", wire::kCopyOnDevice, false,
+             rows == 1 ? "cuMemcpyDtoDAsync_v2" : "cuMemcpy2DAsync_v2",
+             D{Rig::kStreamId, rig.address(), 256, rig.address() + 65536, 128, 100, rows, 0, 0});
     f.handles = {offsetof(D, stream)};
-    f.addresses = {{offsetof(D, to), (rows - 1) * 256 + 100}, {offsetof(D, from), (rows - 1) * 128 + 100}};
+    f.addresses = {{offsetof(D, to), (rows - 1) * 256 + 100},
+                   {offsetof(D, from), (rows - 1) * 128 + 100}};
     all->push_back(f);
   }
   using F = wire::FillDevice;
-  const char* const calls[] = {"cuMemsetD8Async", "cuMemsetD16Async", "cuMemsetD32Async",
+  const char* const calls[] = {"cuMemsetD8Async",   "cuMemsetD16Async",   "cuMemsetD32Async",
                                "cuMemsetD2D8Async", "cuMemsetD2D16Async", "cuMemsetD2D32Async"};
   for (uint32_t i = 0; i < 6; ++i) {
     const uint32_t element = 1u << i % 3;
@@ -117,7 +122,8 @@ void add_copies(Rig& rig, Frames* all) {
 
 void add_code(Rig&, Frames* all) {
   const std::string image = ".version 8.0 // furnished";
-  auto f = make("Upload", wire::kUpload, false, "", wire::Upload{99, image.size(), 0, image.size()}, image);
+  auto f = make("Upload", wire::kUpload, false, "", wire::Upload{99, image.size(), 0, image.size()},
+                image);
   all->push_back(f);
   using L = wire::CodeLoad;
   const uint32_t option[2] = {CU_JIT_MAX_REGISTERS, 32};
@@ -144,26 +150,32 @@ void add_code(Rig&, Frames* all) {
   f.handles = {offsetof(G, code)};
   all->push_back(f);
   using S = wire::FunctionSet;
-  f = make("FunctionSet", wire::kFunctionSet, true, "cuFuncSetAttribute", S{Rig::kFunctionId, 8, 1024});
+  f = make("FunctionSet", wire::kFunctionSet, true, "cuFuncSetAttribute",
+           S{Rig::kFunctionId, 8, 1024});
   f.handles = {offsetof(S, function)};
   f.choices = {offsetof(S, attribute)};
   all->push_back(f);
-  f = make("FunctionSet, kernel", wire::kFunctionSet, false, "cuKernelSetAttribute", S{Rig::kKernelId, 8, 1024});
+  f = make("FunctionSet, kernel", wire::kFunctionSet, false, "cuKernelSetAttribute",
+           S{Rig::kKernelId, 8, 1024});
   f.handles = {offsetof(S, function)};
   f.choices = {offsetof(S, attribute)};
   all->push_back(f);
   using V = wire::GlobalGet;
-  f = make("GlobalGet", wire::kGlobalGet, true, "cuModuleGetGlobal_v2", V{Rig::kModuleId, CodeKind::kModule, 4}, "data");
+  f = make("GlobalGet", wire::kGlobalGet, true, "cuModuleGetGlobal_v2",
+           V{Rig::kModuleId, CodeKind::kModule, 4}, "data");
   f.handles = {offsetof(V, code)};
   all->push_back(f);
-  f = make("GlobalGet, library", wire::kGlobalGet, true, "cuLibraryGetGlobal", V{Rig::kLibraryId, CodeKind::kLibrary, 4}, "data");
+  f = make("GlobalGet, library", wire::kGlobalGet, true, "cuLibraryGetGlobal",
+           V{Rig::kLibraryId, CodeKind::kLibrary, 4}, "data");
   f.handles = {offsetof(V, code)};
   all->push_back(f);
   using U = wire::CodeUnload;
-  f = make("CodeUnload", wire::kCodeUnload, false, "cuModuleUnload", U{Rig::kModuleId, CodeKind::kModule, 0});
+  f = make("CodeUnload", wire::kCodeUnload, false, "cuModuleUnload",
+           U{Rig::kModuleId, CodeKind::kModule, 0});
   f.handles = {offsetof(U, id)};
   all->push_back(f);
-  f = make("CodeUnload, library", wire::kCodeUnload, false, "cuLibraryUnload", U{Rig::kLibraryId, CodeKind::kLibrary, 0});
+  f = make("CodeUnload, library", wire::kCodeUnload, false, "cuLibraryUnload",
+           U{Rig::kLibraryId, CodeKind::kLibrary, 0});
   f.handles = {offsetof(U, id)};
   all->push_back(f);
 }
@@ -202,7 +214,8 @@ void add_streams(Rig&, Frames* all) {
   plain("StreamSynchronize", wire::kStreamSynchronize, true, "cuStreamSynchronize");
   plain("StreamQuery", wire::kStreamQuery, true, "cuStreamQuery");
   using W = wire::StreamWaitEvent;
-  f = make("StreamWaitEvent", wire::kStreamWaitEvent, false, "cuStreamWaitEvent", W{Rig::kStreamId, Rig::kEventId, 0, 0});
+  f = make("StreamWaitEvent", wire::kStreamWaitEvent, false, "cuStreamWaitEvent",
+           W{Rig::kStreamId, Rig::kEventId, 0, 0});
   f.handles = {offsetof(W, stream), offsetof(W, event)};
   all->push_back(f);
   using M = wire::Mark;
@@ -211,7 +224,8 @@ void add_streams(Rig&, Frames* all) {
   f.choices = {offsetof(M, mark)};
   all->push_back(f);
   using H = wire::HostFunction;
-  f = make("HostFunction", wire::kHostFunction, false, "cuStreamWaitValue64_v2", H{Rig::kStreamId, 18, 19, 7});
+  f = make("HostFunction", wire::kHostFunction, false, "cuStreamWaitValue64_v2",
+           H{Rig::kStreamId, 18, 19, 7});
   f.handles = {offsetof(H, stream)};
   f.choices = {offsetof(H, ready_mark), offsetof(H, done_mark)};
   all->push_back(f);
@@ -219,7 +233,8 @@ void add_streams(Rig&, Frames* all) {
 
 void add_events(Rig&, Frames* all) {
   using C = wire::EventCreate;
-  auto f = make("EventCreate", wire::kEventCreate, false, "cuEventCreate", C{handle_id(Rig::kEvent, 9), CU_EVENT_DISABLE_TIMING, 0});
+  auto f = make("EventCreate", wire::kEventCreate, false, "cuEventCreate",
+                C{handle_id(Rig::kEvent, 9), CU_EVENT_DISABLE_TIMING, 0});
   f.minted = {offsetof(C, id)};
   f.choices = {offsetof(C, flags)};
   all->push_back(f);
@@ -232,12 +247,14 @@ void add_events(Rig&, Frames* all) {
   plain("EventSynchronize", wire::kEventSynchronize, true, "cuEventSynchronize");
   plain("EventQuery", wire::kEventQuery, true, "cuEventQuery");
   using R = wire::EventRecord;
-  f = make("EventRecord", wire::kEventRecord, false, "cuEventRecordWithFlags", R{Rig::kEventId, Rig::kStreamId, 20, 0, 9});
+  f = make("EventRecord", wire::kEventRecord, false, "cuEventRecordWithFlags",
+           R{Rig::kEventId, Rig::kStreamId, 20, 0, 9});
   f.handles = {offsetof(R, event), offsetof(R, stream)};
   f.choices = {};
   all->push_back(f);
   using E = wire::EventElapsed;
-  f = make("EventElapsed", wire::kEventElapsed, true, "cuEventElapsedTime_v2", E{Rig::kEventId, Rig::kSecondEventId});
+  f = make("EventElapsed", wire::kEventElapsed, true, "cuEventElapsedTime_v2",
+           E{Rig::kEventId, Rig::kSecondEventId});
   f.handles = {offsetof(E, start), offsetof(E, end)};
   all->push_back(f);
 }
@@ -268,8 +285,10 @@ FurnishedRig::FurnishedRig() {
     send(wire::kUpload, false, wire::Upload{blob, image.size(), 0, image.size()}, image);
   send(wire::kCodeLoad, true, wire::CodeLoad{kModuleId, 1, CodeKind::kModule, 0});
   send(wire::kCodeLoad, true, wire::CodeLoad{kLibraryId, 2, CodeKind::kLibrary, 0});
-  send(wire::kFunctionGet, true, wire::FunctionGet{kFunctionId, kModuleId, CodeKind::kModule, 1}, "f");
-  send(wire::kFunctionGet, true, wire::FunctionGet{kKernelId, kLibraryId, CodeKind::kLibrary, 1}, "k");
+  send(wire::kFunctionGet, true, wire::FunctionGet{kFunctionId, kModuleId, CodeKind::kModule, 1},
+       "f");
+  send(wire::kFunctionGet, true, wire::FunctionGet{kKernelId, kLibraryId, CodeKind::kLibrary, 1},
+       "k");
   send(wire::kMemoryMap, false, wire::MemoryMap{0, 0, address(), kMappedBytes});
   send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
   r.writing_down = true;

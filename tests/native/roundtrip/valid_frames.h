@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One good frame of every command that the worker speaks, against a session that has one object of each kind, and where in it handles, addresses and
-// numbered choices stand. What the tests of hostile frames break on purpose and the fuzzer starts from.
+// One good frame of every command that the worker speaks, against a session that has one object of
+// each kind, and where in it handles, addresses and numbered choices stand. What the tests of
+// hostile frames break on purpose and the fuzzer starts from.
 #pragma once
 
 #include <string>
@@ -22,8 +23,9 @@ class FurnishedRig : public WorkerRig {
   static constexpr uint64_t kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kLibrary = 5,
                             kFunction = 6, kKernel = 7;
   static constexpr uint64_t kStreamId = handle_id(kStream, 3), kEventId = handle_id(kEvent, 3),
-                            kSecondEventId = handle_id(kEvent, 4), kModuleId = handle_id(kModule, 3),
-                            kLibraryId = handle_id(kLibrary, 3), kFunctionId = handle_id(kFunction, 3),
+                            kSecondEventId = handle_id(kEvent, 4),
+                            kModuleId = handle_id(kModule, 3), kLibraryId = handle_id(kLibrary, 3),
+                            kFunctionId = handle_id(kFunction, 3),
                             kKernelId = handle_id(kKernel, 3);
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
@@ -46,13 +48,13 @@ struct ValidFrame {
     size_t offset;
     uint64_t bytes;  // from there on
   };
-  std::vector<size_t> handles;    // offsets of handles that must be known
-  std::vector<size_t> minted;     // offsets of handles that must be free
-  std::vector<Range> addresses;   // device memory
-  std::vector<Range> arena;       // shared host memory
-  std::vector<size_t> choices;    // offsets of u32 that are numbered choices
-  std::vector<size_t> devices;    // offsets of u32 that number a vGPU
-  std::string calls;              // the driver function that it must lead to, if any
+  std::vector<size_t> handles;   // offsets of handles that must be known
+  std::vector<size_t> minted;    // offsets of handles that must be free
+  std::vector<Range> addresses;  // device memory
+  std::vector<Range> arena;      // shared host memory
+  std::vector<size_t> choices;   // offsets of u32 that are numbered choices
+  std::vector<size_t> devices;   // offsets of u32 that number a vGPU
+  std::string calls;             // the driver function that it must lead to, if any
 
   std::span<const std::byte> body() const { return std::as_bytes(std::span(words)); }
   wire::FrameHeader header() const;

@@ -14,7 +14,8 @@ namespace {
 constexpr size_t kMarkBytes = channel::kMarkCount * sizeof(uint64_t);
 
 std::byte* map(size_t bytes) {
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (at == MAP_FAILED) throw std::bad_alloc();
   return static_cast<std::byte*>(at);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A worker's session in this process, without threads: frames go through the real dispatch table into the recording driver. Used by the round-trip
-// tests (behind a client, loopback_channel.h), the tests of hostile frames and the fuzzer. One at a time, as the recording driver is one.
+// A worker's session in this process, without threads: frames go through the real dispatch table
+// into the recording driver. Used by the round-trip tests (behind a client, loopback_channel.h),
+// the tests of hostile frames and the fuzzer. One at a time, as the recording driver is one.
 #pragma once
 
 #include <memory>
@@ -56,7 +57,8 @@ class WorkerRig {
  public:
   WorkerRig();
   ~WorkerRig();
-  // What the executor does with a frame; false: it ended the session. `body` must be 8-byte aligned.
+  // What the executor does with a frame; false: it ended the session. `body` must be 8-byte
+  // aligned.
   bool dispatch(const wire::FrameHeader& header, std::span<const std::byte> body, Answer* answer);
 
   worker::Session& session() { return *session_; }
