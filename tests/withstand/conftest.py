@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: a control plane that loses patience quickly, CUDA programs on it, and what was there before.
+"""Fixtures: an impatient control plane, CUDA programs on it, and what was there before.
 
-Everything is real: controller, server, doorbell, workers on the software GPU, client libraries. Where
-the native part or nvcc's programs are missing the tests are skipped, and say so.
+Everything is real: controller, server, doorbell, workers on the software GPU, client libraries.
+Where the native part or nvcc's programs are missing the tests are skipped, and say so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sluice.config.native_files import NativeFileMissing, find_native
 from . import traces
 from .prompted import Prompted, build_programs
 
-#: Longer than every heartbeat, expiry and silence that these tests configure, and than the doorbell's 30 s.
+#: Longer than every heartbeat, expiry and silence that these tests configure, and than the
+#: doorbell's 30 s.
 PAUSE_SECONDS = float(
     os.environ.get("SLUICE_WITHSTAND_PAUSE", "120" if os.environ.get("SLUICE_LONG") else "45")
 )

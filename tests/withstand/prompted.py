@@ -2,8 +2,8 @@
 """A CUDA program that does one thing at a time, when a test says so: programs/prompted.cu.
 
 Used by every test of this folder that needs an application in a certain state: idle, in mid-kernel,
-in a blocking call, polling. Prompted runs it on this host; guests.py runs it in a guest. Answers are
-awaited with generous bounds, since no test is about speed.
+in a blocking call, polling. Prompted runs it on this host; guests.py runs it in a guest. Answers
+are awaited with generous bounds, since no test is about speed.
 """
 
 from __future__ import annotations

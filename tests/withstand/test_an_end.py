@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""However an application or its worker ends, all comes back within five seconds and nobody hangs."""
+"""However an application or its worker ends, all comes back in five seconds and nobody hangs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a session leaves on a host while it lives, and whether all of it is gone.
 
-Used by every test of an end. Taken while the session runs; `wait_gone` looks at the kernel (processes,
-mappings, descriptors, cgroups, /dev/shm) and at REST, and says how long the last trace took.
+Used by every test of an end. Taken while the session runs; `wait_gone` looks at the kernel
+(processes, mappings, descriptors, cgroups, /dev/shm) and at REST, and says how long the last trace
+took.
 """
 
 from __future__ import annotations
