@@ -29,11 +29,6 @@ CUresult g_open_result = CUDA_ERROR_NOT_INITIALIZED;
 bool g_open_tried = false;
 std::atomic<bool> g_forked{false};
 
-void after_fork_in_child() {
-  // Channel, lanes and arena belong to the parent. The child learns what native CUDA says.
-  g_forked = true;
-}
-
 uint64_t own_start_time() {
   std::ifstream in("/proc/self/stat");
   std::string all;
@@ -120,8 +115,7 @@ CUresult Session::open() {
   static Session* session = new Session(read_config());  // lives until the process ends
   g_open_result = session->start();
   if (g_open_result == CUDA_SUCCESS) {
-    pthread_atfork(nullptr, nullptr, after_fork_in_child);
-    current_.store(session, std::memory_order_release);
+    become_current(session);
   }
   return g_open_result;
 }
@@ -144,8 +138,18 @@ bool Session::adopt_for_test(std::unique_ptr<Channel> channel, std::string* erro
   if (!session->begin(error)) return false;
   g_open_tried = true;
   g_open_result = CUDA_SUCCESS;
-  current_.store(session, std::memory_order_release);
+  become_current(session);
   return true;
+}
+
+void Session::become_current(Session* session) {
+  // Channel, lanes and arena belong to the parent. A child of fork() learns what native CUDA says,
+  // from every call: it has not even the arena's pages.
+  pthread_atfork(nullptr, nullptr, [] {
+    g_forked = true;
+    current_.store(nullptr, std::memory_order_release);
+  });
+  current_.store(session, std::memory_order_release);
 }
 
 bool Session::begin(std::string* error) {

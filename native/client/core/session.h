@@ -193,6 +193,7 @@ class Session {
  private:
   explicit Session(Config config) : config_(std::move(config)) {}
   CUresult start();
+  static void become_current(Session* session);
   // On a channel that has opened.
   bool begin(std::string* error);
   bool read_record(std::string* error);

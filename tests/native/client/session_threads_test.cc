@@ -2,6 +2,8 @@
 // One session used by several threads, against the worker's real handlers: what is destroyed and
 // made anew at once must reach the worker in that order.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
@@ -80,6 +82,39 @@ TEST_F(SessionThreads, AStreamThatTookADestroyedOnesPlaceDoesNotAnswerForIt) {
       << "freed under a running fill";
   ASSERT_EQ(cuStreamDestroy_v2(second), CUDA_SUCCESS);
   ASSERT_EQ(cuEventDestroy_v2(event), CUDA_SUCCESS);
+}
+
+TEST_F(SessionThreads, AChildOfForkHasNoSessionAndHarmsNone) {
+  void* pinned = nullptr;
+  ASSERT_EQ(cuMemHostAlloc(&pinned, 4096, 0), CUDA_SUCCESS);
+  seen().clear();
+  const pid_t child = fork();
+  if (child == 0) {
+    CUdeviceptr memory = 0;
+    void* at = nullptr;
+    int count = 0;
+    CUstream stream = nullptr;
+    const CUresult all[] = {cuInit(0),
+                            cuMemAlloc_v2(&memory, 4096),
+                            cuMemHostAlloc(&at, 4096, 0),
+                            cuMemFree_v2(world().memory),
+                            cuStreamCreate(&stream, 0),
+                            cuStreamSynchronize(world().stream),
+                            cuEventQuery(world().event),
+                            cuDeviceGetCount(&count),
+                            cuMemcpyHtoD_v2(world().memory, &count, sizeof count),
+                            cuCtxSynchronize()};
+    int wrong = 0;
+    for (CUresult e : all) wrong += e != CUDA_ERROR_NOT_INITIALIZED;
+    _exit(wrong);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "the child died by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0) << "calls that did not say CUDA_ERROR_NOT_INITIALIZED";
+  EXPECT_TRUE(seen().empty());
+  EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS) << "the parent goes on";
+  EXPECT_EQ(cuMemFreeHost(pinned), CUDA_SUCCESS);
 }
 
 TEST_F(SessionThreads, SizesThatWrapAreTheCallersMistake) {
