@@ -20,7 +20,8 @@ from .traces import LIMIT, Traces
 
 Start = Callable[..., Prompted]
 ROUNDS = 1_000_000
-API_FUNCTIONS = range(64, 700)
+#: The frames of native/wire/frame.h, and the API functions behind them; the former go deeper.
+CONTROL_FUNCTIONS, API_FUNCTIONS = range(4, 36), range(64, 700)
 
 
 @contextlib.contextmanager
@@ -90,7 +91,9 @@ def test_random_commands_in_valid_frames_end_that_session_alone(
             traces = Traces.of(plane, 2)
             sent = []
             for _ in range(200):
-                function = source.choice(API_FUNCTIONS)
+                function = source.choice(
+                    CONTROL_FUNCTIONS if source.random() < 0.9 else API_FUNCTIONS
+                )
                 lane = source.choice((NO_LANE, source.randrange(64)))
                 sent.append(function)
                 hostile.send_frame(source, function, lane)
