@@ -25,6 +25,7 @@ void upload(Session& s, const Command& c, Reply&) {
   if (!d.ok() || u.total == 0 || u.total > wire::kMaxBlobBytes || u.offset > u.total ||
       u.bytes > u.total - u.offset)
     return s.reject("Upload does not fit its blob");
+  std::lock_guard lock(s.blobs_mutex);
   auto [it, fresh] = s.blobs.try_emplace(u.blob);
   Session::Blob& blob = it->second;
   if (fresh) {
@@ -41,6 +42,7 @@ void upload(Session& s, const Command& c, Reply&) {
 }
 
 bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes) {
+  std::lock_guard lock(s.blobs_mutex);
   const auto it = s.blobs.find(id);
   if (it == s.blobs.end() || it->second.received != it->second.bytes.size()) {
     s.reject("CodeLoad names an image that was not uploaded");
@@ -282,9 +284,9 @@ void global_get(Session& s, const Command& c, Reply& reply) {
 void add_code_handlers(DispatchTable& t) {
   using enum Handler::Answered;
   t[wire::kUpload] = {"Upload", upload, kNever, false};
-  t[wire::kCodeLoad] = {"CodeLoad", load, kOnly, false};
+  t[wire::kCodeLoad] = {"CodeLoad", load, kOnly, true};
   t[wire::kCodeUnload] = {"CodeUnload", unload, kNever, false};
-  t[wire::kFunctionGet] = {"FunctionGet", function_get, kOnly, false};
+  t[wire::kFunctionGet] = {"FunctionGet", function_get, kOnly, true};
   t[wire::kFunctionSet] = {"FunctionSet", function_set, kEither, false};
   t[wire::kGlobalGet] = {"GlobalGet", global_get, kOnly, false};
 }

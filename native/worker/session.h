@@ -161,7 +161,8 @@ class Session {
   ObjectTable<FunctionObject> functions{6, 1 << 20};
   ObjectTable<FunctionObject> kernels{7, 1 << 20};
 
-  // Blobs under way (kUpload). Only the leader touches them.
+  // Blobs under way (kUpload), filled by the leader, taken by whoever loads them.
+  std::mutex blobs_mutex;
   struct Blob {
     std::vector<std::byte> bytes;
     uint64_t received = 0;

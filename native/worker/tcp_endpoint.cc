@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The endpoint over one TCP connection: frames in, replies out. Shares no memory.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -29,6 +31,13 @@ class TcpEndpoint : public Endpoint {
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         wakes_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)),
         in_(kReadBytes) {
+    // A client that is gone without a word ends its session within a few minutes.
+    const int one = 1, idle = 60, interval = 20, probes = 6;
+    setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     epoll_event e{EPOLLIN, {}};
     e.data.fd = wakes_;
     epoll_ctl(epoll_, EPOLL_CTL_ADD, wakes_, &e);

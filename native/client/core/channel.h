@@ -58,14 +58,19 @@ class Channel {
   uint64_t bytes_out = 0;  // under the append lock
 };
 
-// Each of these fills `request.channel`, asks and waits for the grant. On refusal: nullptr and
-// `error` (the line for the user).
+// Why no session was opened: the line for the user, and the CUresult for the program.
+struct Refusal {
+  std::string text;
+  uint32_t status = 100;  // CUDA_ERROR_NO_DEVICE
+};
+
+// Each of these fills `request.channel`, asks and waits for the grant. Without one: nullptr.
 std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   std::string* error);
+                                   Refusal* refusal);
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::OpenSession request,
-                                      std::string* error);
+                                      Refusal* refusal);
 std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSession request,
-                                  std::string* error);
+                                  Refusal* refusal);
 
 // Resource files of Sluice regions in this machine's PCI devices (1af4:1110 with our magic), ""
 // when there is none. `why` says what was found instead (no device, no permission, a foreign

@@ -123,7 +123,8 @@ std::string find_ivshmem(std::string* why) {
 }
 
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSession request,
-                                      std::string* error) {
+                                      Refusal* refusal) {
+  std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kIvshmem;
   const int fd = open(resource.c_str(), O_RDWR | O_CLOEXEC);
   struct stat st {};
@@ -212,6 +213,7 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
       *error = "the host does not answer on " + resource + ": is sluice-server running there?";
     } else if (state == SlotState::kRefused) {
       *error = reply.message;
+      refusal->status = reply.status;
     } else {
       *error = "the host took the region away while the session was being opened";
     }

@@ -41,6 +41,12 @@ int connect_to(const std::string& host, const std::string& port, std::string* er
   if (s >= 0) {
     const int one = 1;
     setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    // A node that is gone without a word is noticed, also by a program that only waits.
+    const int idle = 30, interval = 10, probes = 6;
+    setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
   }
   return s;
 }
@@ -136,7 +142,8 @@ bool post(const std::string& host, const std::string& port, const std::string& p
 }  // namespace
 
 std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSession request,
-                                  std::string* error) {
+                                  Refusal* refusal) {
+  std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kTcp;
   const size_t colon = controller.rfind(':');
   const std::string host = controller.substr(0, colon);
@@ -155,6 +162,8 @@ std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSessi
   if (!post(host, port, "/v1/sessions", body, &status, &answer, error)) return nullptr;
   if (status < 200 || status > 299) {
     *error = json_member(answer, "detail");
+    if (const int cuda = std::atoi(json_member(answer, "cuda_error").c_str()); cuda > 0)
+      refusal->status = static_cast<uint32_t>(cuda);
     if (error->empty()) *error = "the controller answered " + std::to_string(status);
     return nullptr;
   }
@@ -180,6 +189,7 @@ std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSessi
   } else if (head()->status != 0) {
     head()->message[sizeof head()->message - 1] = 0;
     *error = head()->message;
+    refusal->status = head()->status;
     ok = false;
   } else {
     wire::SessionRecord record;

@@ -49,7 +49,8 @@ ssize_t receive(int socket, wire::OpenReply* reply, int fds[2]) {
 }  // namespace
 
 std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   std::string* error) {
+                                   Refusal* refusal) {
+  std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kShm;
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -85,6 +86,7 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
     }
     if (reply.status != 0) {
       *error = reply.message;
+      refusal->status = reply.status;
       return nullptr;
     }
     break;

@@ -75,27 +75,27 @@ wire::OpenSession make_request(const Config& c) {
 }
 
 std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& request,
-                                      std::string* error) {
+                                      Refusal* refusal) {
   const bool any = c.channel == "auto";
   std::string why_not;
   if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
-    return open_unix(c.server_socket, request, error);
+    return open_unix(c.server_socket, request, refusal);
   if (any || c.channel == "ivshmem") {
     const std::string resource = c.ivshmem.empty() ? find_ivshmem(&why_not) : c.ivshmem;
-    if (!resource.empty()) return open_ivshmem(resource, request, error);
+    if (!resource.empty()) return open_ivshmem(resource, request, refusal);
     if (!any) {
-      *error = why_not;
+      refusal->text = why_not;
       return nullptr;
     }
   }
   if (any && !c.enable_net) {
-    *error = "no channel: no server socket " + c.server_socket + "; " + why_not +
-             "; the network is disabled (enable_net)";
+    refusal->text = "no channel: no server socket " + c.server_socket + "; " + why_not +
+                    "; the network is disabled (enable_net)";
     return nullptr;
   }
-  auto channel = open_tcp(c.controller, request, error);
+  auto channel = open_tcp(c.controller, request, refusal);
   if (!channel && any)
-    *error += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
+    refusal->text += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
   return channel;
 }
 
@@ -122,14 +122,12 @@ CUresult Session::open() {
 
 CUresult Session::start() {
   log_open(config_);
-  std::string error = config_.error;
+  Refusal refusal{config_.error};
   const wire::OpenSession request = make_request(config_);
-  if (error.empty()) channel_ = open_channel(config_, request, &error);
-  if (!channel_ || !begin(&error)) {
-    log_line(LogLevel::kError, "no vGPU: " + error);
-    return CUDA_ERROR_NO_DEVICE;
-  }
-  return CUDA_SUCCESS;
+  if (refusal.text.empty()) channel_ = open_channel(config_, request, &refusal);
+  if (channel_ && begin(&refusal.text)) return CUDA_SUCCESS;
+  log_line(LogLevel::kError, "no vGPU: " + refusal.text);
+  return static_cast<CUresult>(refusal.status);
 }
 
 bool Session::adopt_for_test(std::unique_ptr<Channel> channel, std::string* error) {

@@ -39,14 +39,6 @@ struct Stream {
   uint64_t wire_id = 0;  // 0: the legacy default stream
   unsigned flags = 0;
   int priority = 0;
-  std::atomic<uint32_t> host_functions{0};  // not yet run
-
-  Stream() = default;
-  Stream& operator=(Stream&& o) noexcept {
-    // Not the host functions: those of a destroyed stream still run, and count themselves off.
-    device = o.device, wire_id = o.wire_id, flags = o.flags, priority = o.priority;
-    return *this;
-  }
 };
 
 struct Event {
@@ -105,6 +97,7 @@ struct Device {
   std::atomic<uint32_t> primary_uses{0};
   std::atomic<unsigned> primary_flags{0};
   Stream legacy;
+  std::atomic<uint32_t> host_functions{0};  // on any of its streams, not yet run
 
   // Under the session's append lock: commands that give the device work, how many of them are known
   // to be done, and the stream that has all the others (nullptr: several have).

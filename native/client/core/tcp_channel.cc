@@ -184,6 +184,9 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply,
 void TcpChannel::close() {
   std::lock_guard lock(send_mutex_);
   if (gone_) return;
+  const wire::FrameHeader bye{sizeof bye, wire::kClose, wire::kNoLane, 0, 0};
+  std::memcpy(out_.data() + out_used_, &bye, sizeof bye);
+  out_used_ += sizeof bye;
   send_all();
   shutdown(socket_, SHUT_WR);
 }

@@ -21,7 +21,7 @@ namespace {
 
 struct Pending {
   Session* s;
-  Stream* stream;
+  Device* device;
   uint32_t ready_mark, done_mark;
   uint64_t value;
   std::function<void(CUresult)> run;
@@ -72,7 +72,7 @@ class Runner {
       lock.unlock();
       p.run(status);
       p.s->marks().word(p.done_mark).store(p.value, std::memory_order_release);
-      p.stream->host_functions.fetch_sub(1);
+      p.device->host_functions.fetch_sub(1);
       p.s->marks().give_back(p.ready_mark);
       p.s->marks().give_back(p.done_mark);
       lock.lock();
@@ -103,7 +103,7 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
     run(CUDA_SUCCESS);
     return CUDA_SUCCESS;
   }
-  Pending p{s, stream, s->marks().take(), s->marks().take(), 0, std::move(run)};
+  Pending p{s, stream->device, s->marks().take(), s->marks().take(), 0, std::move(run)};
   if (p.ready_mark == wire::kNoMark || p.done_mark == wire::kNoMark) {
     s->marks().give_back(p.ready_mark);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -112,7 +112,7 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
   p.value = std::max(s->marks().next(p.ready_mark), s->marks().next(p.done_mark));
   s->marks().raise(p.ready_mark, p.value);
   s->marks().raise(p.done_mark, p.value);
-  stream->host_functions.fetch_add(1);
+  stream->device->host_functions.fetch_add(1);
   const wire::HostFunction h{stream->wire_id, p.ready_mark, p.done_mark, p.value};
   const CUresult e = s->post(wire::kHostFunction, h, {}, stream, stream->device->index + 1);
   if (e != CUDA_SUCCESS) return e;

@@ -121,8 +121,9 @@ CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
     if (!wait) return s->post(wire::kCopyToDevice, c, {}, stream, context);
     return s->exchange(wire::kCopyToDevice, c, {}, {}, nullptr, stream, context);
   }
-  // Memory that a host function earlier on this stream may still write is read only after it ran.
-  if (stream->host_functions.load() > 0)
+  // Memory that a host function may still write is read only after all that this stream waits for,
+  // by events of other streams too.
+  if (stream->device->host_functions.load() > 0)
     if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
   const uint64_t limit = s->channel().inline_limit();
   if (r.width * r.rows <= limit || !s->marks()) {
