@@ -11,6 +11,7 @@ from __future__ import annotations
 import array
 import asyncio
 import contextlib
+import fcntl
 import logging
 import os
 import socket
@@ -38,6 +39,7 @@ FIRST_FRAME_SECONDS = 5.0
 MOST_CONNECTIONS = 4096
 #: The header page and a slot's control words, lanes, marks and largest ring (channel/slot.h).
 SLOT_OVERHEAD_MIB = 8
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class UnixDoor:
@@ -127,9 +129,11 @@ class UnixDoor:
             start_time=peer.start_time,
             pidfd=peer.pidfd,
         )
-        memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC)
+        memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, self._region_bytes)
+            # the client gets it too, and must not shorten it under the worker
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
             fields = {
                 "slot": "0",
                 "slots": "1",
