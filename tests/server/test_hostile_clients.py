@@ -48,6 +48,18 @@ def test_a_wrong_frame_names_what_is_wrong(frame: bytes, message: str) -> None:
     assert message in refusal.value.message
 
 
+def test_a_client_cannot_change_the_size_of_its_sessions_memory(plane: ControlPlane) -> None:
+    client = plane.client(gmem_mib=64)
+    descriptors = Path(f"/proc/{client.process.pid}/fd").iterdir()
+    [memory] = [d for d in descriptors if "memfd:sluice-" in str(d.readlink())]
+    size = memory.stat().st_size
+    with memory.open("r+b") as file:
+        for wanted in (0, size - 4096, size + 4096):
+            with pytest.raises(PermissionError):
+                file.truncate(wanted)
+    assert memory.stat().st_size == size
+
+
 def test_control_characters_of_a_client_do_not_reach_logs() -> None:
     wish = parse_open_session(pack_open_session(program="a\x1b[2J\nb", host="h\r"))
     assert wish.program == "a�[2J�b"
