@@ -8,6 +8,7 @@ of an error message and is the text that docs/configuration.md shows.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -60,4 +61,7 @@ class LogSection(Section):
     log_to_file: bool = Field(True, description="true or false: log to a file in log_dir")
     log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING or ERROR, for the screen")
     file_log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING or ERROR, for the file")
-    log_dir: Path = Field(Path("/var/log/sluice"), description="the folder of the log files")
+    log_dir: Path = Field(
+        default_factory=lambda: Path(os.environ.get("LOGS_DIRECTORY", "/var/log/sluice")),
+        description="the folder of the log files",
+    )
