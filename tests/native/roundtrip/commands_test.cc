@@ -203,6 +203,9 @@ TEST_F(Commands, EventRecordQueryAndSynchronize) {
     EXPECT_EQ(cuEventSynchronize(world().event), CUDA_SUCCESS);
     EXPECT_TRUE(seen().empty()) << "the page had the answer";
   }
+  recording().clear();
+  ASSERT_EQ(cuEventRecordWithFlags(world().event, world().stream, CU_EVENT_RECORD_EXTERNAL), CUDA_SUCCESS);
+  EXPECT_EQ(recording().only("cuEventRecordWithFlags").at<unsigned>(2), unsigned{CU_EVENT_RECORD_EXTERNAL});
   // Before its mark is written the event is not ready.
   ScopedAnswer late(SLUICE_ON(cuStreamWriteValue64_v2),
                     [](CUstream, CUdeviceptr, cuuint64_t, unsigned) { return CUDA_SUCCESS; });

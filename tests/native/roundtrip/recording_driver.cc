@@ -193,6 +193,25 @@ void Recording::install_objects() {
   SLUICE_ON(cuKernelGetAttribute) = [](int* v, CUfunction_attribute a, CUkernel, CUdevice) {
     return *v = 65536 + static_cast<int>(a), CUDA_SUCCESS;
   };
+  // The driver reads as many bytes as the function takes.
+  const auto launch = [this](const char* f, void** extra) {
+    const void* at = nullptr;
+    size_t bytes = 0, takes = 0;
+    for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+      if (extra[0] == CU_LAUNCH_PARAM_BUFFER_POINTER) at = extra[1];
+      if (extra[0] == CU_LAUNCH_PARAM_BUFFER_SIZE) bytes = *static_cast<size_t*>(extra[1]);
+    }
+    for (const auto& [offset, size] : params) takes = std::max(takes, offset + size);
+    if (bytes < takes) violation(f, "fewer parameters than the function takes");
+    if (bytes && !host_range(at, bytes)) violation(f, "parameters outside the command");
+    return status;
+  };
+  SLUICE_ON(cuLaunchKernel) = [=](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                  CUstream, void**, void** extra) { return launch("cuLaunchKernel", extra); };
+  SLUICE_ON(cuLaunchKernelEx) = [=, this](const CUlaunchConfig* c, CUfunction, void**, void** extra) {
+    check("cuLaunchKernelEx", c->hStream);
+    return launch("cuLaunchKernelEx", extra);
+  };
   const auto param = [this](size_t i, size_t* offset, size_t* size) {
     if (i >= params.size()) return CUDA_ERROR_INVALID_VALUE;
     *offset = params[i].first, *size = params[i].second;
