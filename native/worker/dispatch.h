@@ -34,6 +34,7 @@ void add_code_handlers(DispatchTable&);
 void add_launch_handlers(DispatchTable&);
 void add_stream_handlers(DispatchTable&);
 void add_event_handlers(DispatchTable&);
+void add_cluster_handlers(DispatchTable&);
 void add_generated_handlers(DispatchTable&);
 
 const DispatchTable& dispatch_table();

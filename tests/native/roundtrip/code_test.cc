@@ -388,6 +388,57 @@ TEST_F(Launches, Cooperative) {
   EXPECT_EQ(attributes[0].value.cooperative, 1);
 }
 
+TEST_F(Launches, OccupancyOfClusters) {
+  for (int i = 0; i < 50; ++i) {
+    forget_answers();
+    recording().clear();
+    const int made_up = random<int>();
+    CUlaunchConfig got{};
+    CUlaunchAttribute cluster{};
+    const auto answer = [&](int* count, CUfunction, const CUlaunchConfig* c) {
+      got = *c;
+      if (c->numAttrs == 1) cluster = c->attrs[0];
+      return *count = made_up, CUDA_SUCCESS;
+    };
+    ScopedAnswer a(SLUICE_ON(cuOccupancyMaxActiveClusters), answer);
+    ScopedAnswer b(SLUICE_ON(cuOccupancyMaxPotentialClusterSize), answer);
+    CUlaunchAttribute attributes[2]{};
+    attributes[0].id = CU_LAUNCH_ATTRIBUTE_PRIORITY;
+    attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[1].value.clusterDim = {1 + random<unsigned>() / 2, random<unsigned>(), random<unsigned>()};
+    CUlaunchConfig config{};
+    config.gridDimX = random<unsigned>(), config.gridDimY = random<unsigned>(), config.gridDimZ = random<unsigned>();
+    config.blockDimX = random<unsigned>(), config.blockDimY = random<unsigned>(), config.blockDimZ = random<unsigned>();
+    config.sharedMemBytes = random<unsigned>();
+    config.hStream = random_stream();
+    config.attrs = attributes;
+    config.numAttrs = 1 + static_cast<unsigned>(next() % 2);
+    const CUfunction function = random_function();
+    const bool potential = next() % 2;
+    const char* name = potential ? "cuOccupancyMaxPotentialClusterSize" : "cuOccupancyMaxActiveClusters";
+    int count = 0;
+    for (int twice = 0; twice < 2; ++twice)
+      ASSERT_EQ(potential ? cuOccupancyMaxPotentialClusterSize(&count, function, &config)
+                          : cuOccupancyMaxActiveClusters(&count, function, &config),
+                CUDA_SUCCESS);
+    EXPECT_EQ(count, made_up);
+    EXPECT_EQ(recording().only(name).at<CUfunction>(1), driver_of(function));  // the second answer was kept
+    EXPECT_EQ(got.gridDimX, config.gridDimX);
+    EXPECT_EQ(got.gridDimY, config.gridDimY);
+    EXPECT_EQ(got.gridDimZ, config.gridDimZ);
+    EXPECT_EQ(got.blockDimX, config.blockDimX);
+    EXPECT_EQ(got.blockDimY, config.blockDimY);
+    EXPECT_EQ(got.blockDimZ, config.blockDimZ);
+    EXPECT_EQ(got.sharedMemBytes, config.sharedMemBytes);
+    EXPECT_EQ(got.hStream, driver_of(config.hStream));
+    EXPECT_EQ(got.numAttrs, config.numAttrs - 1);
+    if (got.numAttrs == 1) {
+      EXPECT_EQ(cluster.id, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+      EXPECT_TRUE(same(cluster.value.clusterDim, attributes[1].value.clusterDim));
+    }
+  }
+}
+
 TEST_F(Launches, RefusedByTheDriver) {
   uint64_t value = 0;
   void* params[] = {&value, &value, &value};

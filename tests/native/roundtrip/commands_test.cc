@@ -267,6 +267,17 @@ TEST_F(Commands, Mark) {
   }
 }
 
+TEST_F(Commands, NothingIsCapturing) {
+  for (CUstream stream : {CUstream{nullptr}, CU_STREAM_PER_THREAD, world().stream}) {
+    auto status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    EXPECT_EQ(cuStreamGetCaptureInfo_v3(stream, &status, nullptr, nullptr, nullptr, nullptr, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
+    EXPECT_EQ(cuStreamGetCaptureInfo_v3(stream, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
+  }
+  auto status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  EXPECT_EQ(cuStreamGetCaptureInfo_v2(reinterpret_cast<CUstream>(id(this)), &status, nullptr, nullptr, nullptr, nullptr), CUDA_ERROR_INVALID_HANDLE);
+}
+
 TEST_F(Commands, HostFunction) {
   for (int i = 0; i < 20; ++i) {
     recording().clear();

@@ -198,6 +198,18 @@ void add_launches(Rig&, Frames* all) {
   all->push_back(f);
 }
 
+void add_clusters(Rig&, Frames* all) {
+  using O = wire::SluiceOccupancyOfClusters;
+  O o{};
+  o.function = Rig::kFunctionId;
+  o.stream = Rig::kStreamId;
+  o.gridX = o.gridY = o.gridZ = o.blockX = o.blockY = o.blockZ = o.clusterX = 1;
+  auto f = make("OccupancyOfClusters", wire::kSluiceOccupancyOfClusters, true, "cuOccupancyMaxActiveClusters", o);
+  f.handles = {offsetof(O, function), offsetof(O, stream)};
+  f.choices = {offsetof(O, potential)};
+  all->push_back(f);
+}
+
 void add_streams(Rig&, Frames* all) {
   using C = wire::StreamCreate;
   auto f = make("StreamCreate", wire::kStreamCreate, false, "cuStreamCreateWithPriority",
@@ -301,6 +313,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_copies(rig, &all);
   add_code(rig, &all);
   add_launches(rig, &all);
+  add_clusters(rig, &all);
   add_streams(rig, &all);
   add_events(rig, &all);
   add_generated_frames(rig, &all);
