@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real guests under libvirt with the bundle and a vGPU, and prompted programs inside them.
+
+Used by test_guest*.py. A Fleet owns its guests and takes them, and their regions, away at its end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane, wait_for
+
+from .prompted import CHECKOUT, PATIENCE, PROMPTED, SCRIBBLE
+
+sys.path.insert(0, str(CHECKOUT))
+
+from tests.rigs.kvm.rig import Guest, Rig
+
+BUNDLE = Path(
+    os.environ.get("SLUICE_GUEST_BUNDLE", CHECKOUT / "dist" / "sluice-guest-x86_64.tar.gz")
+)
+REGION_MIB, SLOTS = 64, 4
+FREE, READY = 0, 3
+STATE = 128  # of a slot's header (native/channel/slot.h)
+
+
+class Fleet:
+    """The guests of a test or a module."""
+
+    def __init__(self, rig: Rig, plane: ControlPlane) -> None:
+        self.rig, self.plane = rig, plane
+        self._made: list[Guest] = []
+
+    def make(self, name: str) -> Guest:
+        """A running guest that can use its vGPU of 64 MiB and 10 %, for four processes at once."""
+        guest = self.rig.define_guest(name, mem_mib=384, vcpus=1)
+        self._made.append(guest)
+        guest.start()
+        guest.wait_ready()
+        self.attach(guest)
+        prepare(guest)
+        return guest
+
+    def attach(self, guest: Guest) -> None:
+        figures = ("--memory-mib", "64", "--compute", "10")
+        channel = ("--region-mib", str(REGION_MIB), "--slots", str(SLOTS))
+        assert self.vm("attach", guest.name, *figures, *channel) == 0
+
+    def vm(self, *words: str) -> int:
+        """`sluice vm …` in a process of its own."""
+        environment = dict(
+            os.environ,
+            PYTHONPATH=str(CHECKOUT / "build/python"),
+            LIBVIRT_DEFAULT_URI=self.rig.uri,
+            SLUICE_RUN_DIR=str(self.plane.folder / "run"),
+        )
+        command = [sys.executable, "-m", "sluice.hypervisor.cli", *words]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+    def close(self) -> None:
+        defined = {domain.UUIDString() for domain in self.rig.connection.listAllDomains()}
+        for guest in self._made:
+            if guest.uuid in defined:
+                guest.undefine()
+        for guest in self._made:
+            region_file(guest).unlink(missing_ok=True)
+
+
+def prepare(guest: Guest) -> None:
+    """Installs the bundle and the programs: a guest's root is gone with each boot."""
+    guest.put(BUNDLE, "/root/bundle.tar.gz")
+    guest.check(
+        "cd /root && tar xzf bundle.tar.gz && sluice-guest/install.sh --no-ldconfig", timeout=120
+    )
+    guest.put(PROMPTED, "/root/prompted")
+    guest.put(SCRIBBLE, "/root/scribble")
+    wait_usable(guest)
+
+
+def wait_usable(guest: Guest) -> None:
+    """Until `sluice check` is content."""
+    wait_for(lambda: guest.run("sluice check")[0] == 0, 60, f"{guest.name}: sluice check")
+
+
+def region_file(guest: Guest) -> Path:
+    return Path(f"/dev/shm/sluice-{guest.uuid}")
+
+
+def slot_states(guest: Guest) -> list[int]:
+    """The state word of each slot, read from the region's file on the host."""
+    size = region_file(guest).stat().st_size
+    slot_bytes = (size - mmap.PAGESIZE) // SLOTS // mmap.PAGESIZE * mmap.PAGESIZE
+    with region_file(guest).open("rb") as file:
+        states = []
+        for slot in range(SLOTS):
+            file.seek(mmap.PAGESIZE + slot * slot_bytes + STATE)
+            states.append(struct.unpack("<I", file.read(4))[0])
+        return states
+
+
+class GuestProgram:
+    """programs/prompted.cu in a guest, by `sluice run`; speaks through files of the guest."""
+
+    _made = 0
+
+    def __init__(self, guest: Guest, opened: bool = True) -> None:
+        GuestProgram._made += 1
+        self.guest = guest
+        self._base = f"/tmp/prompted-{GuestProgram._made}"
+        self._read = 0
+        guest.check(f"mkfifo {self._base}.in")
+        self._process = guest.spawn(
+            f"exec sluice run /root/prompted 0<>{self._base}.in "
+            f">{self._base}.out 2>{self._base}.err"
+        )
+        self.pid = int(self.ask("pid").removeprefix("pid: "))
+        if opened:
+            assert self.ask("open") == "open: ok", self.errors()
+
+    def say(self, line: str) -> None:
+        self.guest.check(f"echo '{line}' >{self._base}.in")
+
+    def answer(self, seconds: float = PATIENCE) -> str:
+        """Its next line; fails the test when none comes."""
+        deadline = time.monotonic() + seconds
+        while not (line := self._next_line()):
+            if time.monotonic() > deadline:
+                pytest.fail(f"no answer within {seconds:g} s: the program hangs; {self.errors()}")
+            time.sleep(0.05)
+        self._read += 1
+        return line
+
+    def ask(self, line: str, seconds: float = PATIENCE) -> str:
+        self.say(line)
+        return self.answer(seconds)
+
+    def is_silent(self, seconds: float) -> bool:
+        """Whether it has said nothing after so long."""
+        time.sleep(seconds)
+        return not self._next_line()
+
+    def errors(self) -> str:
+        return self.guest.run(f"cat {self._base}.err")[1]
+
+    def signal(self, name: str) -> None:
+        self.guest.check(f"kill -{name} {self.pid}")
+
+    def quit(self) -> None:
+        """Lets it end by itself; fails the test where it does not."""
+        self.say("quit")
+        finished = self._process.wait(PATIENCE)
+        assert finished.code == 0, self.errors()
+
+    def _next_line(self) -> str:
+        out = self.guest.run(f"cat {self._base}.out")[1]
+        lines = out.splitlines(keepends=True)
+        return lines[self._read].strip() if len(lines) > self._read and out.endswith("\n") else ""
