@@ -83,7 +83,8 @@ class Pool:
 
     def start_part(self, part: str) -> None:
         """Starts sluice-controller or sluice-server."""
-        environment = dict(os.environ, PYTHONPATH=str(ROOT / "build" / "python"))
+        paths = [str(ROOT / "build" / "python"), os.environ.get("PYTHONPATH", "")]
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in paths if p))
         with (self.folder / f"{part}.out").open("ab") as out:
             self._processes[part] = subprocess.Popen(
                 [

@@ -61,10 +61,13 @@ void note_export_table(const void* caller) {
     std::lock_guard lock(mutex);
     if (!told.insert(who).second) return;
   }
-  log_line(LogLevel::kInfo,
-           who +
-               " asked for a private driver table and was told that there is none. If it is a "
-               "statically linked CUDA runtime, relink the program with a shared libcudart.");
+  // NVIDIA's compilers ask too, and do without; for everything else it is a CUDA runtime linked in.
+  const bool compiler = who.find("nvrtc") != std::string::npos ||
+                        who.find("nvJitLink") != std::string::npos;
+  log_line(compiler ? LogLevel::kInfo : LogLevel::kError,
+           who + " asked for a private driver table, which there is none of: it likely contains a "
+                 "statically linked CUDA runtime and will fail. Link it with the shared libcudart "
+                 "(nvcc -cudart shared); `sluice check PROGRAM` tells more.");
 }
 
 void note_unsupported(const char* function) {
