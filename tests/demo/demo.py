@@ -191,6 +191,7 @@ def main() -> int:
         with Pool(FOLDER) as pool:
             backend = pool.get("/v1/gpus")["gpus"][0]["model"]
             run_host_channels(pool, rows)
+            pool.wait_empty()
     else:
         from tests.rigs.kvm.rig import Rig
 
