@@ -107,23 +107,29 @@ void load(Session& s, const Command& c, Reply& reply) {
   if (!take_blob(s, l.blob, &image)) return;
   Vgpu* v = s.use_context(c.header.context);
   if (!v) return;
+  image.push_back(std::byte{0});  // PTX text has to end
+  CodeObject code;
+  code.bytes = image.size();
+  code.device = c.header.context - 1;
   {
     std::lock_guard lock(v->mutex);
-    // Code is charged beside the slabs: what the vGPU has, once more at most.
-    if (image.size() > v->memory_bytes - std::min(v->memory_bytes, v->code_bytes)) {
+    // Code is charged beside the slabs: what the vGPU has, once more at most. Before it is loaded,
+    // as several may be at it.
+    if (code.bytes > v->memory_bytes - std::min(v->memory_bytes, v->code_bytes)) {
       reply.status = CUDA_ERROR_OUT_OF_MEMORY;
       return;
     }
+    v->code_bytes += code.bytes;
   }
+  const auto give_back = [&] {
+    std::lock_guard lock(v->mutex);
+    v->code_bytes -= code.bytes;
+  };
   load.add(CU_JIT_INFO_LOG_BUFFER, reinterpret_cast<uint64_t>(load.info));
   load.add(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
   load.add(CU_JIT_ERROR_LOG_BUFFER, reinterpret_cast<uint64_t>(load.error));
   load.add(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
   const auto count = static_cast<unsigned>(load.options.size());
-  image.push_back(std::byte{0});  // PTX text has to end
-  CodeObject code;
-  code.bytes = image.size();
-  code.device = c.header.context - 1;
   if (l.kind == wire::CodeKind::kModule)
     reply.status = s.driver.cuModuleLoadDataEx(&code.module, image.data(), count,
                                                load.options.data(), load.values.data());
@@ -139,12 +145,14 @@ void load(Session& s, const Command& c, Reply& reply) {
     log_info("an image of " + std::to_string(image.size()) +
              " bytes was not loaded: " + s.driver.error_text(reply.status) +
              (r.error_bytes ? std::string(": ") + load.error : ""));
-    return;
+    return give_back();
   }
   DeviceOutput::instance().expect(image);
-  table.add(l.id, code);
-  std::lock_guard lock(v->mutex);
-  v->code_bytes += code.bytes;
+  if (table.add(l.id, code)) return;
+  // Two loads under way for one id: no client of ours does that.
+  code.module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
+  give_back();
+  s.reject("CodeLoad mints one id twice");
 }
 
 void unload(Session& s, const Command& c, Reply& reply) {
