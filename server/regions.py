@@ -104,6 +104,10 @@ class Regions:
     async def domain_stopped(self, region_id: str, reason: str) -> None:
         """Every process of the guest is gone: its sessions end, its slots become free."""
         if region := self._regions.get(region_id):
+            # whatever the guest left in a slot, by dying or on purpose, is nobody's now
+            for slot in range(region.request.slots):
+                if slot not in region.opening and not self._session_of(region.id, slot):
+                    self._tell(region, "release", slot)
             await self._end_all(region, reason)
 
     # what the doorbell tells

@@ -120,6 +120,19 @@ void format_slot(const MappedSlot& slot, uint32_t index, SlotState first) {
   h.state.store(static_cast<uint32_t>(first), std::memory_order_release);
 }
 
+void format_header(RegionHeader& h, size_t region_bytes, uint32_t slots) {
+  h.magic = 0;
+  h.version = 1;
+  h.slot_count = slots;
+  h.region_bytes = region_bytes;
+  h.slot_bytes = slot_bytes_of(region_bytes, slots);
+  uint32_t generation = h.generation.load() + 1;
+  if (generation == 0 || generation == ~0u) generation = 1;
+  h.generation.store(generation);
+  h.host_beat.store(0);
+  __atomic_store_n(&h.magic, kRegionMagic, __ATOMIC_RELEASE);  // last: a region with it is whole
+}
+
 bool format_region(int fd, size_t region_bytes, uint32_t slots, std::string* error) {
   const size_t slot_bytes = slot_bytes_of(region_bytes, slots);
   if (slot_layout(slot_bytes).total == 0) {
@@ -132,17 +145,7 @@ bool format_region(int fd, size_t region_bytes, uint32_t slots, std::string* err
     *error = failed("mapping the region's header");
     return false;
   }
-  auto& h = *static_cast<RegionHeader*>(page);
-  h.magic = 0;
-  h.version = 1;
-  h.slot_count = slots;
-  h.region_bytes = region_bytes;
-  h.slot_bytes = slot_bytes;
-  uint32_t generation = h.generation.load() + 1;
-  if (generation == 0 || generation == ~0u) generation = 1;
-  h.generation.store(generation);
-  h.host_beat.store(0);
-  __atomic_store_n(&h.magic, kRegionMagic, __ATOMIC_RELEASE);  // last: a region with it is whole
+  format_header(*static_cast<RegionHeader*>(page), region_bytes, slots);
   munmap(page, kPage);
   return true;
 }

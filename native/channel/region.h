@@ -55,6 +55,9 @@ void format_slot(const MappedSlot& slot, uint32_t index, SlotState first);
 // claimed; its state stays.
 void start_slot(const MappedSlot& slot);
 
+// Host side. Writes a mapped region's header. The same for one that a guest has written over.
+void format_header(RegionHeader& header, size_t region_bytes, uint32_t slots);
+
 // Host side. Writes the region's header for a file of region_bytes.
 bool format_region(int fd, size_t region_bytes, uint32_t slots, std::string* error);
 

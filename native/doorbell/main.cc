@@ -209,6 +209,14 @@ void Doorbell::handle(const Message& m) {
     if (m.verb == "refuse")
       h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kRefused));
   } else if (m.verb == "release") {
+    // A guest that wrote over its region gets it back whole, or its next client would not find it.
+    const auto bytes = static_cast<size_t>(region->file.st_size);
+    const auto slots = static_cast<uint32_t>(region->slots.size());
+    std::string damage;
+    if (channel::check_region(*region->header, bytes, &damage) !=
+            channel::slot_bytes_of(bytes, slots) ||
+        region->header->slot_count != slots)
+      channel::format_header(*region->header, bytes, slots);
     channel::format_slot(slot->map, index, SlotState::kFree);
     slot->open_reported = slot->closed_reported = false;
     slot->last = SlotState::kFree;
