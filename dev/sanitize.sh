@@ -28,6 +28,6 @@ export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/de
 left_out=()
 if [[ $san == thread ]]; then
   # These map the windows of device addresses, which lie where ThreadSanitizer keeps its shadow.
-  left_out=(-E '^(RoundTrip|client\.SessionThreads|softgpu\.Memory\.(Windows|HostMemory))')
+  left_out=(-LE '^maps_windows$' -E '^softgpu\.Memory\.(Windows|HostMemory)')
 fi
 ctest --test-dir "$build" --output-on-failure -j "${JOBS:-2}" "${left_out[@]}" "$@"
