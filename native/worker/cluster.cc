@@ -38,7 +38,8 @@ void occupancy(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_cluster_handlers(DispatchTable& t) {
-  t[wire::kSluiceOccupancyOfClusters] = {"OccupancyOfClusters", occupancy, Handler::Answered::kOnly, false};
+  t[wire::kSluiceOccupancyOfClusters] = {"OccupancyOfClusters", occupancy, Handler::Answered::kOnly,
+                                         false};
 }
 
 }  // namespace sluice::worker

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked about stream capture while it is not spoken: no stream is capturing, so nothing else is written (as CUDA does).
+// What is asked about stream capture while it is not spoken: no stream is capturing, so nothing
+// else is written (as CUDA does).
 #include "client/core/session.h"
 
 using namespace sluice::client;
@@ -25,13 +26,14 @@ CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus* status, 
   return not_capturing(stream, status);
 }
 
-CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t*, CUgraph*,
-                                   const CUgraphNode**, size_t*) {
+CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t*,
+                                   CUgraph*, const CUgraphNode**, size_t*) {
   return not_capturing(stream, status);
 }
 
-CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t*, CUgraph*,
-                                   const CUgraphNode**, const CUgraphEdgeData**, size_t*) {
+CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus* status, cuuint64_t*,
+                                   CUgraph*, const CUgraphNode**, const CUgraphEdgeData**,
+                                   size_t*) {
   return not_capturing(stream, status);
 }
 

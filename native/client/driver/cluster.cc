@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Occupancy of clusters. The launch configuration is taken apart: of its attributes only the cluster's size counts for the answer.
+// Occupancy of clusters. The launch configuration is taken apart: of its attributes only the
+// cluster's size counts for the answer.
 #include "client/driver/module.h"
 #include "wire/generated.h"
 
@@ -53,11 +54,13 @@ CUresult occupancy(int* count, CUfunction function, const CUlaunchConfig* c, uns
 
 extern "C" {
 
-CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfunction function, const CUlaunchConfig* config) {
+CUresult cuOccupancyMaxPotentialClusterSize(int* size, CUfunction function,
+                                            const CUlaunchConfig* config) {
   return occupancy(size, function, config, 1);
 }
 
-CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction function, const CUlaunchConfig* config) {
+CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction function,
+                                      const CUlaunchConfig* config) {
   return occupancy(clusters, function, config, 0);
 }
 

@@ -204,8 +204,10 @@ TEST_F(Commands, EventRecordQueryAndSynchronize) {
     EXPECT_TRUE(seen().empty()) << "the page had the answer";
   }
   recording().clear();
-  ASSERT_EQ(cuEventRecordWithFlags(world().event, world().stream, CU_EVENT_RECORD_EXTERNAL), CUDA_SUCCESS);
-  EXPECT_EQ(recording().only("cuEventRecordWithFlags").at<unsigned>(2), unsigned{CU_EVENT_RECORD_EXTERNAL});
+  ASSERT_EQ(cuEventRecordWithFlags(world().event, world().stream, CU_EVENT_RECORD_EXTERNAL),
+            CUDA_SUCCESS);
+  EXPECT_EQ(recording().only("cuEventRecordWithFlags").at<unsigned>(2),
+            unsigned{CU_EVENT_RECORD_EXTERNAL});
   // Before its mark is written the event is not ready.
   ScopedAnswer late(SLUICE_ON(cuStreamWriteValue64_v2),
                     [](CUstream, CUdeviceptr, cuuint64_t, unsigned) { return CUDA_SUCCESS; });
@@ -270,12 +272,18 @@ TEST_F(Commands, Mark) {
 TEST_F(Commands, NothingIsCapturing) {
   for (CUstream stream : {CUstream{nullptr}, CU_STREAM_PER_THREAD, world().stream}) {
     auto status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-    EXPECT_EQ(cuStreamGetCaptureInfo_v3(stream, &status, nullptr, nullptr, nullptr, nullptr, nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(
+        cuStreamGetCaptureInfo_v3(stream, &status, nullptr, nullptr, nullptr, nullptr, nullptr),
+        CUDA_SUCCESS);
     EXPECT_EQ(status, CU_STREAM_CAPTURE_STATUS_NONE);
-    EXPECT_EQ(cuStreamGetCaptureInfo_v3(stream, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(
+        cuStreamGetCaptureInfo_v3(stream, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+        CUDA_ERROR_INVALID_VALUE);
   }
   auto status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
-  EXPECT_EQ(cuStreamGetCaptureInfo_v2(reinterpret_cast<CUstream>(id(this)), &status, nullptr, nullptr, nullptr, nullptr), CUDA_ERROR_INVALID_HANDLE);
+  EXPECT_EQ(cuStreamGetCaptureInfo_v2(reinterpret_cast<CUstream>(id(this)), &status, nullptr,
+                                      nullptr, nullptr, nullptr),
+            CUDA_ERROR_INVALID_HANDLE);
 }
 
 TEST_F(Commands, HostFunction) {

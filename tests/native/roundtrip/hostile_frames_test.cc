@@ -198,7 +198,8 @@ TEST(HostileFrames, ParticularLies) {
       {"Launch", "too few parameters", set(offsetof(wire::Launch, param_bytes), 19u)},
       {"Launch", "no parameters", set(offsetof(wire::Launch, param_bytes), 0u)},
       {"Launch", "more parameters than there are", set(offsetof(wire::Launch, param_bytes), 4000u)},
-      {"Launch", "more attributes than there are", set(offsetof(wire::Launch, attribute_count), 60u)},
+      {"Launch", "more attributes than there are",
+       set(offsetof(wire::Launch, attribute_count), 60u)},
       {"Launch", "countless attributes", set(offsetof(wire::Launch, attribute_count), ~0u)},
       {"Launch, attributes", "an attribute with an event",
        set(sizeof(wire::Launch) + 20, uint32_t{CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT})},
@@ -206,21 +207,31 @@ TEST(HostileFrames, ParticularLies) {
        set(sizeof(wire::Launch) + 20, uint32_t{CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW})},
       {"CopyToDevice, arena", "a mark that there is not", set(offsetof(Copy, mark), 8192u)},
       {"CopyToHost, arena", "a mark that there is not", set(offsetof(Copy, mark), 0xfffffffeu)},
-      {"CopyToDevice, inline", "more data than there is", set(offsetof(Copy, width), uint64_t{105})},
-      {"CopyToDevice, inline", "rows without a pitch", set(offsetof(Copy, rows), uint64_t{2} << 40)},
-      {"CopyToHost, inline", "more than a reply holds", set(offsetof(Copy, width), uint64_t{kReplyLimit} + 1)},
+      {"CopyToDevice, inline", "more data than there is",
+       set(offsetof(Copy, width), uint64_t{105})},
+      {"CopyToDevice, inline", "rows without a pitch",
+       set(offsetof(Copy, rows), uint64_t{2} << 40)},
+      {"CopyToHost, inline", "more than a reply holds",
+       set(offsetof(Copy, width), uint64_t{kReplyLimit} + 1)},
       {"CopyToHost, inline rows", "rows beyond counting", set(offsetof(Copy, rows), ~uint64_t{0})},
-      {"CopyToDevice, arena rows", "a pitch that wraps around", set(offsetof(Copy, device_pitch), uint64_t{1} << 63)},
-      {"CopyToDevice, arena rows", "rows that overlap", set(offsetof(Copy, host_pitch), uint64_t{99})},
+      {"CopyToDevice, arena rows", "a pitch that wraps around",
+       set(offsetof(Copy, device_pitch), uint64_t{1} << 63)},
+      {"CopyToDevice, arena rows", "rows that overlap",
+       set(offsetof(Copy, host_pitch), uint64_t{99})},
       {"CopyOnDevice", "nothing to copy", set(offsetof(wire::CopyOnDevice, width), uint64_t{0})},
-      {"CopyOnDevice, rows", "beyond the window", set(offsetof(wire::CopyOnDevice, rows), uint64_t{1} << 39)},
-      {"FillDevice", "beyond the window", set(offsetof(wire::FillDevice, width), uint64_t{1} << 45)},
+      {"CopyOnDevice, rows", "beyond the window",
+       set(offsetof(wire::CopyOnDevice, rows), uint64_t{1} << 39)},
+      {"FillDevice", "beyond the window",
+       set(offsetof(wire::FillDevice, width), uint64_t{1} << 45)},
       {"FillDevice", "elements of three bytes", set(offsetof(wire::FillDevice, element_bytes), 3u)},
       {"MemoryMap", "less than a page", set(offsetof(wire::MemoryMap, bytes), uint64_t{4096})},
       {"MemoryMap", "nothing", set(offsetof(wire::MemoryMap, bytes), uint64_t{0})},
-      {"MemoryMap", "more than the vGPU has", set(offsetof(wire::MemoryMap, bytes), uint64_t{256} << 20)},
+      {"MemoryMap", "more than the vGPU has",
+       set(offsetof(wire::MemoryMap, bytes), uint64_t{256} << 20)},
       {"MemoryMap", "what is backed already",
-       [](FurnishedRig& rig, ValidFrame& f) { put(f, offsetof(wire::MemoryMap, address), rig.address() + (2 << 20)); }},
+       [](FurnishedRig& rig, ValidFrame& f) {
+         put(f, offsetof(wire::MemoryMap, address), rig.address() + (2 << 20));
+       }},
       {"MemoryUnmap", "a part", set(offsetof(wire::MemoryMap, bytes), uint64_t{2} << 20)},
       {"MemoryUnmap", "another vGPU's", set(offsetof(wire::MemoryMap, device), 1u)},
       {"Upload", "more than there is", set(offsetof(Upload, bytes), uint64_t{4000})},
@@ -228,9 +239,12 @@ TEST(HostileFrames, ParticularLies) {
       {"Upload", "an endless blob", set(offsetof(Upload, total), ~uint64_t{0})},
       {"Upload", "a piece before the first", set(offsetof(Upload, offset), ~uint64_t{0})},
       {"Upload", "into a blob that is full", set(offsetof(Upload, blob), FurnishedRig::kBlob)},
-      {"CodeLoad, module", "an image that never came", set(offsetof(wire::CodeLoad, blob), uint64_t{1234})},
-      {"CodeLoad, module", "more options than there are", set(offsetof(wire::CodeLoad, option_count), 30u)},
-      {"FunctionGet", "a name beyond the command", set(offsetof(wire::FunctionGet, name_bytes), 4000u)},
+      {"CodeLoad, module", "an image that never came",
+       set(offsetof(wire::CodeLoad, blob), uint64_t{1234})},
+      {"CodeLoad, module", "more options than there are",
+       set(offsetof(wire::CodeLoad, option_count), 30u)},
+      {"FunctionGet", "a name beyond the command",
+       set(offsetof(wire::FunctionGet, name_bytes), 4000u)},
       {"FunctionGet", "no name", set(offsetof(wire::FunctionGet, name_bytes), 0u)},
       {"FunctionGet", "a NUL in a name", set(sizeof(wire::FunctionGet) + 2, uint8_t{0})},
       {"GlobalGet", "a name beyond the command", set(offsetof(wire::GlobalGet, name_bytes), 4000u)},
@@ -238,9 +252,11 @@ TEST(HostileFrames, ParticularLies) {
   FurnishedRig rig;
   const std::vector<ValidFrame> good = valid_frames(rig);
   for (const Lie& lie : lies) {
-    const auto it = std::find_if(good.begin(), good.end(), [&](const ValidFrame& f) { return f.name == lie.frame; });
+    const auto it = std::find_if(good.begin(), good.end(),
+                                 [&](const ValidFrame& f) { return f.name == lie.frame; });
     ASSERT_NE(it, good.end()) << lie.frame;
-    expect_refused(send_changed(static_cast<size_t>(it - good.begin()), lie.tell), std::string(lie.frame) + ": " + lie.what);
+    expect_refused(send_changed(static_cast<size_t>(it - good.begin()), lie.tell),
+                   std::string(lie.frame) + ": " + lie.what);
   }
 }
 

@@ -127,6 +127,7 @@ void Recording::reset(worker::Driver* driver) {
   frame = {};
   params = {{0, 8}, {8, 8}, {16, 4}};
   symbol = {};
+  globals_of.clear();
   for (Ranges* r : {&windows, &globals, &host, &marks}) r->all.clear();
   for (auto* live : {&streams, &events, &modules, &libraries, &functions, &contexts}) live->clear();
   allocations.clear();
@@ -175,12 +176,6 @@ void Recording::install_objects() {
                                         CUlibraryOption*, void**, unsigned) {
     return *l = mint<CUlibrary>(libraries), CUDA_SUCCESS;
   };
-  SLUICE_ON(cuModuleUnload) = [this](CUmodule m) {
-    return modules.erase(m), globals.all.clear(), status;
-  };
-  SLUICE_ON(cuLibraryUnload) = [this](CUlibrary l) {
-    return libraries.erase(l), globals.all.clear(), status;
-  };
   SLUICE_ON(cuModuleGetFunction) = [this](CUfunction* f, CUmodule, const char*) {
     return *f = mint<CUfunction>(functions), CUDA_SUCCESS;
   };
@@ -206,9 +201,11 @@ void Recording::install_objects() {
     if (bytes && !host_range(at, bytes)) violation(f, "parameters outside the command");
     return status;
   };
-  SLUICE_ON(cuLaunchKernel) = [=](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                                  CUstream, void**, void** extra) { return launch("cuLaunchKernel", extra); };
-  SLUICE_ON(cuLaunchKernelEx) = [=, this](const CUlaunchConfig* c, CUfunction, void**, void** extra) {
+  SLUICE_ON(cuLaunchKernel) = [=](CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned,
+                                  unsigned, unsigned, CUstream, void**,
+                                  void** extra) { return launch("cuLaunchKernel", extra); };
+  SLUICE_ON(cuLaunchKernelEx) = [=, this](const CUlaunchConfig* c, CUfunction, void**,
+                                          void** extra) {
     check("cuLaunchKernelEx", c->hStream);
     return launch("cuLaunchKernelEx", extra);
   };
@@ -223,17 +220,27 @@ void Recording::install_objects() {
   SLUICE_ON(cuKernelGetParamInfo) = [=](CUkernel, size_t i, size_t* o, size_t* n) {
     return param(i, o, n);
   };
-  const auto global = [this](CUdeviceptr* address, size_t* bytes) {
-    *address = symbol.address, *bytes = symbol.bytes;
-    globals.add(symbol.address, symbol.bytes);
+  const auto global = [this](CUdeviceptr* address, size_t* bytes, const void* code,
+                             uint64_t offset) {
+    *address = symbol.address + offset, *bytes = symbol.bytes;
+    globals.add(*address, symbol.bytes);
+    globals_of[code].insert(*address);
     return CUDA_SUCCESS;
   };
-  SLUICE_ON(cuModuleGetGlobal_v2) = [=](CUdeviceptr* a, size_t* n, CUmodule, const char*) {
-    return global(a, n);
+  SLUICE_ON(cuModuleGetGlobal_v2) = [=](CUdeviceptr* a, size_t* n, CUmodule m, const char*) {
+    return global(a, n, m, 0);
   };
-  SLUICE_ON(cuLibraryGetGlobal) = [=](CUdeviceptr* a, size_t* n, CUlibrary, const char*) {
-    return global(a, n);
+  SLUICE_ON(cuLibraryGetGlobal) = [=](CUdeviceptr* a, size_t* n, CUlibrary l, const char*) {
+    return global(a, n, l, kLibrarySymbols);
   };
+  const auto unload = [this](std::set<const void*>& live, const void* code) {
+    live.erase(code);
+    for (uint64_t address : globals_of[code]) globals.all.erase(address);
+    globals_of.erase(code);
+    return status;
+  };
+  SLUICE_ON(cuModuleUnload) = [=, this](CUmodule m) { return unload(modules, m); };
+  SLUICE_ON(cuLibraryUnload) = [=, this](CUlibrary l) { return unload(libraries, l); };
 }
 
 void Recording::install_memory() {

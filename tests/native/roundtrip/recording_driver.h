@@ -76,7 +76,9 @@ class Recording {
   struct Symbol {
     CUdeviceptr address = 0x7fab00000000;
     size_t bytes = 4096;
-  } symbol;
+  } symbol;  // of every module; a library's lies kLibrarySymbols further
+  static constexpr uint64_t kLibrarySymbols = 1 << 30;
+  std::map<const void*, std::set<uint64_t>> globals_of;                    // by module or library
   std::vector<std::pair<size_t, size_t>> params{{0, 8}, {8, 8}, {16, 4}};  // of every function
 
   template <class T>

@@ -204,7 +204,8 @@ void add_clusters(Rig&, Frames* all) {
   o.function = Rig::kFunctionId;
   o.stream = Rig::kStreamId;
   o.gridX = o.gridY = o.gridZ = o.blockX = o.blockY = o.blockZ = o.clusterX = 1;
-  auto f = make("OccupancyOfClusters", wire::kSluiceOccupancyOfClusters, true, "cuOccupancyMaxActiveClusters", o);
+  auto f = make("OccupancyOfClusters", wire::kSluiceOccupancyOfClusters, true,
+                "cuOccupancyMaxActiveClusters", o);
   f.handles = {offsetof(O, function), offsetof(O, stream)};
   f.choices = {offsetof(O, potential)};
   all->push_back(f);
