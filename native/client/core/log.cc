@@ -62,12 +62,13 @@ void note_export_table(const void* caller) {
     if (!told.insert(who).second) return;
   }
   // NVIDIA's compilers ask too, and do without; for everything else it is a CUDA runtime linked in.
-  const bool compiler = who.find("nvrtc") != std::string::npos ||
-                        who.find("nvJitLink") != std::string::npos;
+  const bool compiler =
+      who.find("nvrtc") != std::string::npos || who.find("nvJitLink") != std::string::npos;
   log_line(compiler ? LogLevel::kInfo : LogLevel::kError,
-           who + " asked for a private driver table, which there is none of: it likely contains a "
-                 "statically linked CUDA runtime and will fail. Link it with the shared libcudart "
-                 "(nvcc -cudart shared); `sluice check PROGRAM` tells more.");
+           who +
+               " asked for a private driver table, which there is none of: it likely contains a "
+               "statically linked CUDA runtime and will fail. Link it with the shared libcudart "
+               "(nvcc -cudart shared); `sluice check PROGRAM` tells more.");
 }
 
 void note_unsupported(const char* function) {
