@@ -103,6 +103,7 @@ class ControlPlane:
         server: dict[str, Any] | None = None,
         pool: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
+        patience: float = 1,
     ) -> None:
         self.folder = folder
         self.rest_port, self.grpc_port = free_port(), free_port()
@@ -134,7 +135,7 @@ class ControlPlane:
             controller={
                 "controller_addr": f"127.0.0.1:{self.rest_port}",
                 "grpc_addr": f"127.0.0.1:{self.grpc_port}",
-                "wait_seconds": 1,
+                "wait_seconds": patience,
             },
             server={
                 "node_name": self.node,

@@ -144,9 +144,10 @@ async def test_a_guest_that_asks_for_more_than_its_domain_has_is_refused(guest: 
 
 
 async def test_the_vms_end_ends_its_programs_session(guest: Guest) -> None:
-    program = await guest.start("threads8")
+    program = await guest.start("hold_vgpu")
     async with asyncio.timeout(10):
         while not guest.desk.sessions:
+            assert program.returncode is None, await program.communicate()
             await asyncio.sleep(0.005)
     await guest.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
     assert guest.desk.sessions == {}

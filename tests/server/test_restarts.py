@@ -147,7 +147,8 @@ def test_two_servers_cannot_share_a_run_dir(plane: ControlPlane) -> None:
 
 
 def test_a_waiting_request_survives_the_controllers_restart(tmp_path: Path) -> None:
-    with running(tmp_path) as plane:
+    # a loaded machine takes more than a second to start a controller
+    with running(tmp_path, patience=60) as plane:
         first = plane.client(ratio_percent=100)
         waiting = plane.client(ratio_percent=100, wait_seconds=60)
         assert waiting.first["status"] == 600
