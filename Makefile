@@ -15,20 +15,20 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: build/.rig native programs guest-bundle ## the main job, in a guest and on the host, with a table at its end
+demo: build/.rig programs native guest-bundle ## the main job, in a guest and on the host, with a table at its end
 	$(PY) tests/demo/demo.py
 
-test: build/.base native programs lint ## unit tests and tests with real processes, under 20 minutes on two cores
+test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
 	$(PY) -m pytest -q -m "not vm and not gpu" tests
 
-test-rigs: build/.rig native programs guest-bundle ## tests with real guests under libvirt, and what the system must withstand
+test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
 	$(PY) -m pytest -q -m vm tests
 
 test-gpu: ## on a machine with an NVIDIA GPU: every program natively and through Sluice, and the table of timings
 	$(PYTHON) tests/gpu/run.py
 
-bench: build/.base native programs ## the figures, with the machine's own floors; also in build/bench.jsonl
+bench: build/.base programs native ## the figures, with the machine's own floors; also in build/bench.jsonl
 	$(PY) tests/bench/bench.py
 
 lint: build/.base python ## ruff, mypy --strict, clang-format
