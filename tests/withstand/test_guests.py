@@ -73,7 +73,10 @@ def plane(
         running.start_server()
         yield running
     finally:
+        # it outlives servers by design, and this one has no next server
+        doorbell = doorbell_pid(running)
         running.close()
+        os.kill(doorbell, signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
