@@ -65,8 +65,8 @@ def test_a_node_that_takes_anothers_name_replaces_its_stream(plane: ControlPlane
     with grpc.insecure_channel(f"127.0.0.1:{plane.grpc_port}") as channel:
         stub = pool_pb2_grpc.PoolStub(channel)
         first: Any = stub.Register(_held(inventory))
-        second: Any = stub.Register(_held(inventory))
         assert next(first).HasField("welcome")
+        second: Any = stub.Register(_held(inventory))  # surely the younger one now
         assert next(second).HasField("welcome")
         assert list(first) == [], "the older stream ends"
         assert plane.rest.get("/nodes/twin").json()["state"] == "up"
