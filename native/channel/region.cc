@@ -89,7 +89,6 @@ void start_slot(const MappedSlot& slot) {
   h.sticky_error.store(0);
   h.tail.store(0);
   h.head.store(0);
-  h.head_wanted.store(0);
   h.sleeping.store(0);
 }
 

@@ -75,7 +75,6 @@ struct SlotHeader {
   alignas(64) std::atomic<uint64_t> tail;
   // Host: bytes ever consumed.
   alignas(64) std::atomic<uint64_t> head;
-  std::atomic<uint32_t> head_wanted;  // client: a producer waits for room
   // Host sets before it sleeps; the client clears it when it wakes the host.
   alignas(64) std::atomic<uint32_t> sleeping;
   // Futex of the sleeping host threads (host-side mappings only).

@@ -115,11 +115,6 @@ struct FunctionRecord {  // param_count pairs of u32 offset, u32 size follow
   uint32_t reserved;
 };
 
-struct FunctionOfKernel {  // a module function handle for a library's kernel
-  uint64_t id;
-  uint64_t kernel;
-};
-
 struct GlobalGet {  // the name follows
   uint64_t code;
   CodeKind kind;
@@ -193,10 +188,6 @@ struct ElapsedReply {
 struct HostFunction {
   uint64_t stream;
   uint32_t ready_mark, done_mark;
-  uint64_t value;
-};
-struct HostFunctionDone {  // where no completion page is shared
-  uint32_t done_mark, reserved;
   uint64_t value;
 };
 

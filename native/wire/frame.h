@@ -42,7 +42,7 @@ enum ControlFunction : uint16_t {
   kArenaRegister = 9,  // make arena pages known to the driver
   kMark = 10,          // write a value into the completion page at this point of a stream
   kHostFunction = 11,  // hold a stream until the client has run a function
-  kHostFunctionDone = 12,
+  // 12 was never sent.
   kCopyToDevice = 13,
   kCopyToHost = 14,
   kCopyOnDevice = 15,
@@ -50,7 +50,7 @@ enum ControlFunction : uint16_t {
   kCodeLoad = 17,
   kCodeUnload = 18,
   kFunctionGet = 19,
-  kFunctionOfKernel = 20,
+  // 20 was never sent.
   kFunctionSet = 21,
   kGlobalGet = 22,
   kLaunch = 23,
@@ -68,6 +68,82 @@ enum ControlFunction : uint16_t {
   kReadOutput = 35,  // what kernels have printed; answered, empty when that was all
   kFirstApiFunction = 64,
 };
+
+// For people; nullptr when it is no control function.
+constexpr const char* control_name(uint16_t function) {
+  switch (function) {
+    case kReply:
+      return "Reply";
+    case kOpenSession:
+      return "OpenSession";
+    case kOpenReply:
+      return "OpenReply";
+    case kClose:
+      return "Close";
+    case kPing:
+      return "Ping";
+    case kUpload:
+      return "Upload";
+    case kMemoryMap:
+      return "MemoryMap";
+    case kMemoryUnmap:
+      return "MemoryUnmap";
+    case kDeviceIdle:
+      return "DeviceIdle";
+    case kArenaRegister:
+      return "ArenaRegister";
+    case kMark:
+      return "Mark";
+    case kHostFunction:
+      return "HostFunction";
+    case kCopyToDevice:
+      return "CopyToDevice";
+    case kCopyToHost:
+      return "CopyToHost";
+    case kCopyOnDevice:
+      return "CopyOnDevice";
+    case kFillDevice:
+      return "FillDevice";
+    case kCodeLoad:
+      return "CodeLoad";
+    case kCodeUnload:
+      return "CodeUnload";
+    case kFunctionGet:
+      return "FunctionGet";
+    case kFunctionSet:
+      return "FunctionSet";
+    case kGlobalGet:
+      return "GlobalGet";
+    case kLaunch:
+      return "Launch";
+    case kStreamCreate:
+      return "StreamCreate";
+    case kStreamDestroy:
+      return "StreamDestroy";
+    case kStreamSynchronize:
+      return "StreamSynchronize";
+    case kStreamQuery:
+      return "StreamQuery";
+    case kStreamWaitEvent:
+      return "StreamWaitEvent";
+    case kEventCreate:
+      return "EventCreate";
+    case kEventDestroy:
+      return "EventDestroy";
+    case kEventRecord:
+      return "EventRecord";
+    case kEventSynchronize:
+      return "EventSynchronize";
+    case kEventQuery:
+      return "EventQuery";
+    case kEventElapsed:
+      return "EventElapsed";
+    case kReadOutput:
+      return "ReadOutput";
+    default:
+      return nullptr;
+  }
+}
 
 inline constexpr size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 

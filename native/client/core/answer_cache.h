@@ -38,6 +38,7 @@ class AnswerCache {
     const auto it = about->second.find(bytes_of(question));
     if (it == about->second.end() || it->second.size() != sizeof(A)) return false;
     std::memcpy(answer, it->second.data(), sizeof(A));
+    ++hits_;
     return true;
   }
 
@@ -51,6 +52,11 @@ class AnswerCache {
       kept_ = 1;
     }
     answers_[object][bytes_of(question)] = bytes_of(answer);
+  }
+
+  uint64_t hits() {
+    std::lock_guard lock(mutex_);
+    return hits_;
   }
 
   void forget(uint64_t object) {
@@ -70,6 +76,7 @@ class AnswerCache {
 
   std::mutex mutex_;
   uint64_t epoch_ = 0;
+  uint64_t hits_ = 0;
   size_t kept_ = 0;  // at most so many are there
   std::unordered_map<uint64_t, std::map<std::string, std::string>> answers_;
 };

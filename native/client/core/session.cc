@@ -226,14 +226,16 @@ CUresult Session::lose() {
   return sticky();
 }
 
-CUresult Session::post(uint16_t function, const void* body, size_t bytes,
-                       std::span<const std::byte> tail, Stream* work, uint32_t context) {
-  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body,
+                     size_t bytes, std::span<const std::byte> tail, Stream* work,
+                     uint32_t context) {
   const size_t size = wire::round_up(sizeof(wire::FrameHeader) + bytes + tail.size(), 8);
+  const bool awaited = lane != wire::kNoLane;
   std::lock_guard lock(append_);
   std::byte* at = channel_->reserve(size);
-  if (!at) return lose();
-  const wire::FrameHeader h{static_cast<uint32_t>(size), function, wire::kNoLane, 0, context};
+  if (!at) return false;
+  const wire::FrameHeader h{static_cast<uint32_t>(size), function, static_cast<uint16_t>(lane),
+                            sequence, context};
   std::memcpy(at, &h, sizeof h);
   std::memcpy(at + sizeof h, body, bytes);
   if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
@@ -242,8 +244,15 @@ CUresult Session::post(uint16_t function, const void* body, size_t bytes,
     d.only_stream = d.issued == d.idle_at || d.only_stream == work ? work : nullptr;
     ++d.issued;
   }
-  ++statistics_.commands;
-  channel_->commit(size, false);
+  if (!awaited) ++statistics_.commands;
+  channel_->commit(size, awaited);
+  return true;
+}
+
+CUresult Session::post(uint16_t function, const void* body, size_t bytes,
+                       std::span<const std::byte> tail, Stream* work, uint32_t context) {
+  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
+  if (!append(function, wire::kNoLane, 0, body, bytes, tail, work, context)) return lose();
   return CUDA_SUCCESS;
 }
 
@@ -269,25 +278,9 @@ CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
 
   uint32_t sequence = ++lanes_[lane].sequence;
   if (sequence == 0) sequence = ++lanes_[lane].sequence;
-  const size_t size = wire::round_up(sizeof(wire::FrameHeader) + bytes + tail.size(), 8);
-  {
-    std::lock_guard lock(append_);
-    std::byte* at = channel_->reserve(size);
-    if (!at) return lose();
-    const wire::FrameHeader h{static_cast<uint32_t>(size), function, static_cast<uint16_t>(lane),
-                              sequence, context};
-    std::memcpy(at, &h, sizeof h);
-    std::memcpy(at + sizeof h, body, bytes);
-    if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
-    if (work) {
-      Device& d = *work->device;
-      d.only_stream = d.issued == d.idle_at || d.only_stream == work ? work : nullptr;
-      ++d.issued;
-    }
-    channel_->commit(size, true);
-  }
+  if (!append(function, lane, sequence, body, bytes, tail, work, context)) return lose();
   statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
-  statistics_.by_function[function % 64].fetch_add(1, std::memory_order_relaxed);
+  if (config_.stats) statistics_.count_round_trip(function);
   Reply reply;
   if (!channel_->wait(lane, sequence, &reply, sink)) return lose();
   statistics_.bytes_in.fetch_add(reply.body.size(), std::memory_order_relaxed);
@@ -369,15 +362,7 @@ void Session::add_global(uint64_t address, uint64_t bytes) {
 
 void Session::close() {
   if (g_forked) return;
-  if (config_.stats) {
-    std::fprintf(
-        stderr,
-        "sluice: %llu asynchronous commands, %llu round trips, %llu bytes out, %llu bytes in\n",
-        static_cast<unsigned long long>(statistics_.commands),
-        static_cast<unsigned long long>(statistics_.round_trips.load()),
-        static_cast<unsigned long long>(channel_->bytes_out),
-        static_cast<unsigned long long>(statistics_.bytes_in.load()));
-  }
+  if (config_.stats) statistics_.print(channel_->bytes_out, answers.hits());
   channel_->close();
 }
 

@@ -21,6 +21,7 @@
 #include "client/core/handles.h"
 #include "client/core/host_memory.h"
 #include "client/core/marks.h"
+#include "client/core/statistics.h"
 #include "wire/commands.h"
 #include "wire/session_record.h"
 
@@ -105,13 +106,6 @@ struct Device {
   Stream* only_stream = nullptr;
 };
 
-struct Statistics {
-  uint64_t commands = 0;  // fire and forget, under the append lock
-  std::atomic<uint64_t> round_trips{0};
-  std::atomic<uint64_t> bytes_in{0};
-  std::atomic<uint64_t> by_function[64]{};
-};
-
 class Session {
  public:
   // The open session, nullptr before cuInit.
@@ -192,6 +186,9 @@ class Session {
   bool read_record(std::string* error);
   CUresult lose();
   void show_output();
+  // Adds a frame to the ring; `lane` is kNoLane when nobody waits for an answer.
+  bool append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body, size_t bytes,
+              std::span<const std::byte> tail, Stream* work, uint32_t context);
 
   static std::atomic<Session*> current_;
 

@@ -54,7 +54,6 @@ bool ShmChannel::worker_gone() {
 std::byte* ShmChannel::reserve(size_t n) {
   if (n > producer_.capacity()) return nullptr;  // would never fit
   if (std::byte* at = producer_.try_reserve(n)) return at;
-  auto& h = slot_.header();
   const uint64_t start = now_ns();
   uint64_t pause = kGuestPauseMinNs, checked = start;
   for (;;) {
@@ -70,7 +69,6 @@ std::byte* ShmChannel::reserve(size_t n) {
     if (now - start < kSpinNs) continue;
     // A full ring means that the worker is busy: sleeping a little costs nothing, and no wake-up
     // has to be sent for it.
-    h.head_wanted.store(1, std::memory_order_relaxed);
     channel::sleep_ns(pause);
     pause = std::min(pause * 2, kGuestPauseMaxNs);
   }

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/statistics.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "abi/function_ids.h"
+#include "wire/frame.h"
+
+namespace sluice::client {
+
+namespace {
+
+std::string name_of(uint16_t function) {
+  if (const char* name = wire::control_name(function)) return name;
+  if (const char* name = abi::function_name(function)) return name;
+  return "function " + std::to_string(function);
+}
+
+}  // namespace
+
+void Statistics::print(uint64_t bytes_out, uint64_t cache_hits) const {
+  std::fprintf(stderr,
+               "sluice: %llu asynchronous commands, %llu round trips, %llu bytes out, %llu bytes "
+               "in, %llu cache hits\n",
+               static_cast<unsigned long long>(commands),
+               static_cast<unsigned long long>(round_trips.load()),
+               static_cast<unsigned long long>(bytes_out),
+               static_cast<unsigned long long>(bytes_in.load()),
+               static_cast<unsigned long long>(cache_hits));
+  std::vector<std::pair<uint32_t, uint16_t>> waited;
+  for (size_t f = 0; f < kFunctions; ++f)
+    if (const uint32_t n = round_trips_of[f].load()) waited.emplace_back(n, f);
+  std::sort(waited.rbegin(), waited.rend());
+  for (const auto& [count, function] : waited)
+    std::fprintf(stderr, "sluice: %10u round trips of %s\n", count, name_of(function).c_str());
+}
+
+}  // namespace sluice::client
