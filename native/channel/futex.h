@@ -4,6 +4,7 @@
 #pragma once
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,6 +18,13 @@ inline void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
+}
+
+// Between the rounds of a spin. With fewer cores than the threads of a copy, whoever spins keeps one
+// of those that work from running: it steps back for them, and loses nothing where all have a core.
+inline void spin_round() {
+  static const bool few_cores = sysconf(_SC_NPROCESSORS_ONLN) < 4;
+  if (few_cores) sched_yield();
 }
 
 inline uint64_t now_ns() {

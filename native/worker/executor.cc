@@ -84,6 +84,7 @@ void Executor::lead(std::byte* frame) {
       if (empty_since == 0) empty_since = now;
       if (now - empty_since < kSpinNs) {
         for (int i = 0; i < 50 && endpoint_.empty(); ++i) channel::cpu_relax();
+        if (endpoint_.empty()) channel::spin_round();
         continue;
       }
       endpoint_.set_sleeping(true);

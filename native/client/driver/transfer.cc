@@ -87,6 +87,7 @@ CUresult wait_mark(Session* s, uint32_t mark, uint64_t value) {
       channel::cpu_relax();
     }
     if (const CUresult e = s->sticky(); e != CUDA_SUCCESS) return e;
+    channel::spin_round();
     const uint64_t now = channel::now_ns();
     if (now - start < 100'000) continue;
     if (now - alive_at > 100'000'000) {
