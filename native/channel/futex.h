@@ -20,8 +20,9 @@ inline void cpu_relax() {
 #endif
 }
 
-// Between the rounds of a spin. With fewer cores than the threads of a copy, whoever spins keeps one
-// of those that work from running: it steps back for them, and loses nothing where all have a core.
+// Between the rounds of a spin. With fewer cores than the threads of a copy, whoever spins keeps
+// one of those that work from running: it steps back for them, and loses nothing where all have a
+// core.
 inline void spin_round() {
   static const bool few_cores = sysconf(_SC_NPROCESSORS_ONLN) < 4;
   if (few_cores) sched_yield();
