@@ -67,6 +67,7 @@ enum ControlFunction : uint16_t {
   kEventElapsed = 34,
   kReadOutput = 35,  // what kernels have printed; answered, empty when that was all
   kFirstApiFunction = 64,
+  kFirstLibraryFunction = 1024,  // native/api/library_ids.lock
 };
 
 // For people; nullptr when it is no control function.

@@ -30,6 +30,7 @@ DispatchTable make() {
   add_event_handlers(t);
   add_cluster_handlers(t);
   add_generated_handlers(t);
+  add_library_handlers(t);
   return t;
 }
 

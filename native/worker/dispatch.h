@@ -26,7 +26,7 @@ struct Handler {
   bool (*done)(Session&, const Command&) = nullptr;
 };
 
-using DispatchTable = std::array<Handler, 1024>;
+using DispatchTable = std::array<Handler, 4096>;
 
 void add_memory_handlers(DispatchTable&);
 void add_copy_handlers(DispatchTable&);
@@ -36,6 +36,7 @@ void add_stream_handlers(DispatchTable&);
 void add_event_handlers(DispatchTable&);
 void add_cluster_handlers(DispatchTable&);
 void add_generated_handlers(DispatchTable&);
+void add_library_handlers(DispatchTable&);
 
 const DispatchTable& dispatch_table();
 

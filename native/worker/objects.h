@@ -43,6 +43,13 @@ class ObjectTable {
     --count_;
     return true;
   }
+  bool set(uint64_t id, const T& value) {
+    std::unique_lock lock(mutex_);
+    const uint32_t index = id & 0xffffff;
+    if (id == 0 || index >= entries_.size() || entries_[index].id != id) return false;
+    entries_[index].value = value;
+    return true;
+  }
   // Whether `id` could be added.
   bool has_room(uint64_t id) const {
     std::shared_lock lock(mutex_);

@@ -22,6 +22,7 @@ enum class Kind : uint8_t {
   kFunction = 6,
   kKernel = 7,
   kLink = 8,
+  kLibraryObject = 32,  // of cuBLAS, cuDNN and so on
 };
 
 // tag:16 | kind:8 | generation:16 | index:24
@@ -68,6 +69,13 @@ class HandleTable {
   template <class Handle>
   T* find(Handle handle) const {
     return find(reinterpret_cast<uint64_t>(handle));
+  }
+
+  // The id of the object in this slot, 0 when there is none: for APIs whose handles are small numbers.
+  uint64_t id_at(uint32_t index) const {
+    if (index >= kChunks * kChunkSize) return 0;
+    Chunk* chunk = chunks_[index / kChunkSize].load(std::memory_order_acquire);
+    return chunk ? (*chunk)[index % kChunkSize].id.load(std::memory_order_acquire) : 0;
   }
 
   // Nobody finds it any more; its slot waits for recycle(). In between the worker is told, so that

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry's part about CUDA's libraries: imported signatures joined with a file of rules each.
+
+`native/api/libraries/NAME.yaml` says by rules how the parameters of hundreds of functions of one
+shape cross the wire; what no rule and no C type decides must be said for the function, and the
+error says how. The format is described in docs/api-registry.md. Nothing here writes files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from imported import RegistryError
+
+FIRST_ID = 1024
+"""native/wire/frame.h, kFirstLibraryFunction."""
+LAST_ID = 4095
+MAX_PARAMS = 48
+
+KINDS = {
+    "value": "kValue",
+    "handle": "kHandle",
+    "stream": "kStream",
+    "event": "kEvent",
+    "address": "kAddress",
+    "scalar": "kScalar",
+    "result": "kResult",
+    "in": "kIn",
+    "out": "kOut",
+    "in_out": "kInOut",
+    "string": "kString",
+    "mint": "kMint",
+    "in_handles": "kInHandles",
+    "in_addresses": "kInAddresses",
+    "out_address": "kOutAddress",
+    "host_workspace": "kHostWorkspace",
+    "attribute": "kAttribute",
+    "nothing": "kNothing",
+}
+CLASSES = {"async": "kAsync", "answered": "kAnswered", "learned": "kLearned"}
+STATES = {"": "kNone", "creates": "kCreates", "destroys": "kDestroys", "sets": "kSets"}
+PARAM_KEYS = {
+    "kind", "object", "nullable", "masked", "bytes", "count", "times", "type", "compute",
+    "addresses", "by", "scale_of", "float_or_double",
+}  # fmt: skip
+FUNCTION_KEYS = {
+    "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
+    "params",     "attribute",
+}  # fmt: skip
+
+STREAMS = {"cudaStream_t", "CUstream"}
+EVENTS = {"cudaEvent_t"}
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter with everything that its ParamSpec holds."""
+
+    name: str
+    ctype: str
+    """The C type that the generated stub declares: same size and register, no header needed."""
+    kind: str
+    object: str = ""
+    nullable: bool = False
+    masked: bool = False
+    bytes: int = 8
+    count: tuple[int, ...] = ()
+    times: int = 1
+    size: str = "kFixed"
+    by: int = -1
+    by2: int = -1
+    addresses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function that crosses the wire."""
+
+    name: str
+    returns: str
+    params: tuple[Param, ...]
+    call: str
+    state: str
+    cached: bool
+    launches: bool
+    set_by: int
+    remember: dict[str, int]
+    id: int = 0
+
+    @property
+    def text(self) -> bool:
+        """It returns a text."""
+        return self.returns == "const char*"
+
+
+@dataclass(frozen=True)
+class Library:
+    """One library: what is forwarded, what is written by hand, what is refused."""
+
+    name: str
+    soname: str
+    status: dict[str, int]
+    pointer_modes: bool
+    needs: tuple[str, ...]
+    functions: tuple[Function, ...]
+    hand: tuple[str, ...]
+    unsupported: tuple[str, ...]
+    exports: tuple[str, ...]
+    node: str
+    """The version node of every exported name, or empty."""
+
+
+@dataclass
+class Rules:
+    """One YAML file, read."""
+
+    name: str
+    handles: dict[str, str]
+    params: list[dict[str, Any]]
+    functions: list[dict[str, Any]]
+    named: dict[str, dict[str, Any]]
+    pointers: str
+    enums: dict[str, int] = field(default_factory=dict)
+
+    def number(self, value: Any, where: str) -> int:
+        """Return an integer, or the value of an enumerator."""
+        if isinstance(value, int):
+            return value
+        if value in self.enums:
+            return self.enums[value]
+        raise RegistryError(f"{where}: {value!r} is neither a number nor an enumerator")
+
+
+def stub_type(row: dict[str, Any]) -> str:
+    """Return a type of the same size and register class."""
+    if "pointee" in row:
+        return "void*"
+    canonical, size = row["canonical"], row["size"]
+    if row.get("float"):
+        return "double" if size == 8 else "float"
+    if size > 8 or size == 0:
+        return ""
+    signed = not canonical.startswith("unsigned") and canonical not in ("size_t", "bool")
+    return f"{'' if signed else 'u'}int{size * 8}_t"
+
+
+def infer(row: dict[str, Any], rules: Rules, creates: bool) -> dict[str, Any]:
+    """Return what the C type alone says."""
+    ctype = row["type"].removeprefix("const ")
+    if ctype in rules.handles:
+        return {"kind": "handle", "object": rules.handles[ctype], "bytes": row["size"]}
+    if ctype in STREAMS:
+        return {"kind": "stream"}
+    if ctype in EVENTS:
+        return {"kind": "event"}
+    if "pointee" not in row:
+        return {"kind": "value", "bytes": row["size"]}
+    target = ctype.removesuffix("*").strip()
+    if target in rules.handles and not row["const"]:
+        size = row["pointee"]
+        kind = "mint" if creates else "out"
+        return {"kind": kind, "object": rules.handles[target], "bytes": size}
+    if row["canonical"] == "const char *":
+        return {"kind": "string"}
+    return {"kind": rules.pointers}
+
+
+def matches(rule: dict[str, Any], function: str, row: dict[str, Any]) -> bool:
+    """Tell whether a parameter rule applies."""
+    return (
+        re.fullmatch(rule.get("in", ".*"), function) is not None
+        and re.fullmatch(rule.get("name", ".*"), row["name"]) is not None
+        and re.fullmatch(rule.get("type", ".*"), row["type"]) is not None
+    )
+
+
+def index_of(name: str, names: list[str], where: str) -> int:
+    """Return the position of the parameter with that name."""
+    if name not in names:
+        raise RegistryError(f"{where}: there is no parameter {name}; it has {', '.join(names)}")
+    return names.index(name)
+
+
+def make_param(
+    row: dict[str, Any], said: dict[str, Any], names: list[str], rules: Rules, where: str
+) -> Param:
+    """Join what was said and what the type says."""
+    for key in said.keys() - PARAM_KEYS:
+        raise RegistryError(f"{where}: key {key!r} is unknown; use {', '.join(sorted(PARAM_KEYS))}")
+    kind = said["kind"]
+    if kind not in KINDS:
+        raise RegistryError(f"{where}: kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
+    ctype = stub_type(row)
+    if not ctype:
+        raise RegistryError(f"{where}: {row['type']} does not fit into a word; write it by hand")
+    pointee = row.get("pointee", 0)
+    size = said.get("bytes", pointee if "pointee" in row else row["size"])
+    carried = kind in ("in", "out", "in_out", "scalar", "result")
+    result = Param(row["name"], ctype, kind, bytes=int(size))
+    if kind in ("in_handles", "in_addresses", "out_address"):
+        result = replace(result, bytes=8)
+    result = replace(
+        result,
+        object=said.get("object", ""),
+        nullable=bool(said.get("nullable", False)),
+        masked=bool(said.get("masked", False)),
+        times=int(said.get("times", 1)),
+    )
+    counts = said.get("count", [])
+    counts = counts if isinstance(counts, list) else [counts]
+    result = replace(result, count=tuple(index_of(str(c), names, where) for c in counts))
+    if "type" in said:
+        result = replace(result, size="kDataType", by=index_of(said["type"], names, where))
+    elif "compute" in said:
+        first, second = said["compute"]
+        result = replace(
+            result,
+            size="kComputeType",
+            by=index_of(first, names, where),
+            by2=index_of(second, names, where),
+        )
+    elif "scale_of" in said:
+        result = replace(result, size="kObjectType", by=index_of(said["scale_of"], names, where))
+    elif "float_or_double" in said:
+        place = index_of(said["float_or_double"], names, where)
+        result = replace(result, size="kDoubleOrFloat", by=place)
+    elif carried and result.bytes == 0:
+        raise RegistryError(
+            f"{where}: {row['type']} has no size; say bytes, type, compute or scale_of"
+        )
+    if kind == "attribute":
+        addresses = tuple(rules.number(a, where) for a in said.get("addresses", []))
+        result = replace(
+            result, bytes=1, addresses=addresses, by=index_of(said["by"], names, where)
+        )
+    return result
+
+
+def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Function:
+    """Join one signature with the rules and its own entry."""
+    name = row["name"]
+    where = f"{rules.name}.yaml: {name}"
+    said: dict[str, Any] = {}
+    for rule in rules.functions:
+        if re.fullmatch(rule["match"], name):
+            said.update({k: v for k, v in rule.items() if k != "match"})
+    own = rules.named.get(name, {})
+    said.update({k: v for k, v in own.items() if k != "params"})
+    for key in said.keys() - FUNCTION_KEYS:
+        raise RegistryError(
+            f"{where}: key {key!r} is unknown; use {', '.join(sorted(FUNCTION_KEYS))}"
+        )
+    names = [p["name"] for p in row["params"]]
+    if len(names) > MAX_PARAMS:
+        raise RegistryError(f"{where}: more than {MAX_PARAMS} parameters; write it by hand")
+    state = said.get("state", "")
+    params = []
+    for param in row["params"]:
+        place = f"{where}: parameter {param['name']}"
+        values = infer(param, rules, state == "creates")
+        for rule in rules.params:
+            if matches(rule, name, param):
+                values = {k: v for k, v in rule.items() if k not in ("in", "name", "type")}
+                if "of_type" in values:
+                    values["type"] = values.pop("of_type")
+                break
+        values = {**values, **own.get("params", {}).get(param["name"], {})}
+        params.append(make_param(param, values, names, rules, place))
+    for unknown in own.get("params", {}).keys() - set(names):
+        raise RegistryError(f"{where}: there is no parameter {unknown}; it has {', '.join(names)}")
+    outputs = [p for p in params if p.kind in ("out", "in_out", "out_address")]
+    call = said.get("class", "answered" if outputs else "learned")
+    if call not in CLASSES:
+        raise RegistryError(f"{where}: class {call!r} is unknown; use one of {', '.join(CLASSES)}")
+    if outputs and call == "async":
+        raise RegistryError(f"{where}: an async function returns nothing, it has {outputs[0].name}")
+    returns = {
+        "const char *": "const char*",
+        "void": "void",
+        "size_t": "uint64_t",
+    }.get(row["returns"], "int32_t")
+    status = returns == "int32_t" and row["returns"].lower().endswith(
+        ("status_t", "result", "result_t")
+    )
+    if not status:
+        call = "answered"
+        returns = returns if returns != "int32_t" else "value32"
+    remember: dict[str, int] = {
+        key: index_of(said[key], names, where)
+        for key in ("stream", "pointer_mode", "data_type")
+        if key in said
+    }
+    if "attribute" in said:
+        by = said["attribute"]
+        remember["attribute"] = index_of(by["by"], names, where)
+        remember["value"] = index_of(by["value"], names, where)
+        for key in ("pointer_mode", "data_type"):
+            if key in by:
+                remember[f"{key}_attribute"] = rules.number(by[key], where)
+    return Function(
+        name=name,
+        returns=returns,
+        params=tuple(params),
+        call=call,
+        state=state,
+        cached=bool(said.get("cached", False)) or not status,
+        launches=bool(
+            said.get("launches", state == "" and any(p.kind == "address" for p in params))
+        ),
+        set_by=index_of(said["set_by"], names, where) if "set_by" in said else -1,
+        remember=remember,
+        id=ids.get(name, 0),
+    )
+
+
+def read_ids(path: Path) -> dict[str, int]:
+    """Read library_ids.lock: `number name` a line, append-only."""
+    ids: dict[str, int] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        if line and not line.startswith("#"):
+            number, name = line.split()[:2]
+            if name in ids or int(number) in ids.values():
+                raise RegistryError(f"{path.name}: {line!r} repeats a name or a number")
+            ids[name] = int(number)
+    return ids
+
+
+def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
+    """Load one library."""
+    path = api / "libraries" / f"{name}.yaml"
+    try:
+        said = yaml.safe_load(path.read_text())
+        facts = json.loads((api / "imported" / "libraries" / f"{name}.json").read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise RegistryError(f"{path.name}: {error}") from error
+    rules = Rules(
+        name,
+        said["handles"],
+        said.get("params", []),
+        said.get("calls", []),
+        said.get("functions", {}),
+        said.get("pointers", "address"),
+        {n: v for e in facts["enums"] for n, v in e["values"]},
+    )
+    hand = set(said.get("hand", []))
+    declared = {row["name"]: row for row in facts["functions"]}
+    for unknown in (hand | rules.named.keys()) - declared.keys():
+        raise RegistryError(f"{path.name}: {unknown}: {facts['soname']} declares no such function")
+    refused = [re.compile(pattern) for pattern in said.get("unsupported", [])]
+    functions, unsupported = [], []
+    exports = [row["name"] for row in facts["exports"]]
+    for export in exports:
+        if export in hand:
+            continue
+        if export not in declared or any(p.fullmatch(export) for p in refused):
+            unsupported.append(export)
+        else:
+            functions.append(make_function(declared[export], rules, ids))
+    nodes = {row["node"] for row in facts["exports"]}
+    return Library(
+        name=name,
+        soname=facts["soname"],
+        status=said["status"],
+        pointer_modes=bool(said.get("pointer_modes", False)),
+        needs=tuple(said.get("needs", [])),
+        functions=tuple(functions),
+        hand=tuple(sorted(hand)),
+        unsupported=tuple(unsupported),
+        exports=tuple(exports),
+        node=nodes.pop() if len(nodes) == 1 else "",
+    )
+
+
+def load_libraries(api: Path) -> list[Library]:
+    """Load every library that has a file of rules."""
+    ids = read_ids(api / "library_ids.lock")
+    names = sorted(path.stem for path in (api / "libraries").glob("*.yaml"))
+    return [load_one(api, name, ids) for name in names]
+
+
+def objects_of(libraries: list[Library]) -> dict[str, int]:
+    """Number the kinds of objects; the wire never carries these numbers."""
+    names = {p.object for lib in libraries for f in lib.functions for p in f.params if p.object}
+    return {name: number for number, name in enumerate(sorted(names), 1)}

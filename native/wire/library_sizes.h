@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many elements and bytes a library function's parameter has, computed by client and worker
+// alike from the words of the other parameters.
+#pragma once
+
+#include <algorithm>
+
+#include "wire/library_spec.h"
+
+namespace sluice::wire {
+
+// Bytes of one value of a cudaDataType; 0 for an unknown one.
+constexpr uint32_t bytes_of_data_type(uint64_t type) {
+  switch (static_cast<uint32_t>(type)) {
+    case 3:
+    case 8:
+    case 28:
+    case 29:
+    case 30:
+    case 31:
+    case 32:  // R_8I, R_8U, FP8s
+      return 1;
+    case 2:
+    case 14:
+    case 20:
+    case 22:
+    case 7:
+    case 9:  // R_16F, R_16BF, R_16I, R_16U, C_8I, C_8U
+      return 2;
+    case 0:
+    case 6:
+    case 15:
+    case 10:
+    case 12:
+    case 21:
+    case 23:  // R_32F, C_16F, C_16BF, R_32I …
+      return 4;
+    case 1:
+    case 4:
+    case 11:
+    case 13:
+    case 24:
+    case 26:  // R_64F, C_32F, C_32I, C_32U, R_64I, R_64U
+      return 8;
+    case 5:
+    case 25:
+    case 27:  // C_64F, C_64I, C_64U
+      return 16;
+    default:
+      return 0;
+  }
+}
+
+constexpr bool is_complex(uint64_t type) {
+  switch (static_cast<uint32_t>(type)) {
+    case 4:
+    case 5:
+    case 6:
+    case 7:
+    case 9:
+    case 11:
+    case 13:
+    case 15:
+    case 25:
+    case 27:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Bytes of the scalars that go with a cublasComputeType_t (cuBLAS's documentation of cublasGemmEx).
+constexpr uint32_t bytes_of_compute_type(uint64_t compute, uint64_t matrix) {
+  uint32_t real = 4;                             // every flavour of 32-bit, integers too
+  if (compute == 64 || compute == 65) real = 2;  // 16F
+  if (compute == 70 || compute == 71 || compute == 79) real = 8;  // 64F
+  return is_complex(matrix) ? 2 * real : real;
+}
+
+inline uint64_t elements(const FunctionSpec& f, const ParamSpec& p, const uint64_t* words) {
+  uint64_t n = p.times;
+  for (const int8_t by : p.count) {
+    if (by < 0) continue;
+    uint64_t count = words[by];
+    if (f.param[by].bytes == 4) {
+      const auto value = static_cast<int32_t>(count);
+      count = value < 0 ? 0 : static_cast<uint64_t>(value);
+    }
+    n *= std::min<uint64_t>(count, kMaxCarried);  // neither overflows nor passes the limit
+    n = std::min<uint64_t>(n, kMaxCarried);
+  }
+  return n;
+}
+
+// What the words alone say; 0 when they do not.
+inline uint32_t scalar_bytes(const ParamSpec& p, const uint64_t* words) {
+  switch (p.size) {
+    case ScalarSize::kFixed:
+      return p.bytes;
+    case ScalarSize::kDataType:
+      return bytes_of_data_type(words[p.by]);
+    case ScalarSize::kComputeType:
+      return bytes_of_compute_type(words[p.by], words[p.by2]);
+    case ScalarSize::kDoubleOrFloat:
+    case ScalarSize::kObjectType:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace sluice::wire

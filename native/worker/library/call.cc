@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker's half of every library function: checks each word of a command against the session
+// and the function's spec, calls, and answers. Nothing here knows a library by name.
+#include <algorithm>
+#include <cstring>
+
+#include "wire/library_sizes.h"
+#include "worker/dispatch.h"
+#include "worker/library/library.h"
+#include "worker/log.h"
+
+namespace sluice::worker {
+
+namespace {
+
+using wire::FunctionSpec;
+using wire::kCarried;
+using wire::ParamKind;
+using wire::ParamSpec;
+
+constexpr size_t kScalarRoom = 16;
+
+// A library may write a wider result than the caller has room for where types disagree.
+constexpr size_t scalar_room(size_t n) { return std::max(n, kScalarRoom); }
+
+uint64_t as_word(const void* p) { return reinterpret_cast<uint64_t>(p); }
+
+class Call {
+ public:
+  Call(Session& session, const Command& command, Libraries::Entry& entry)
+      : session_(session), command_(command), entry_(entry), f_(*entry.spec) {}
+
+  void run(Reply& reply);
+
+ private:
+  bool read(int index);
+  bool read_object(int index, const ParamSpec& p);
+  bool read_list(int index, const ParamSpec& p, uint64_t n);
+  bool read_carried(int index, const ParamSpec& p);
+  bool reject(int index, const char* why);
+  std::span<const std::byte> piece(uint64_t n);
+  std::byte* room(size_t n);
+  void answer(int64_t status, Reply& reply);
+  void keep(int64_t status);
+
+  Session& session_;
+  const Command& command_;
+  Libraries::Entry& entry_;
+  const FunctionSpec& f_;
+  uint64_t sent_[wire::kMaxLibraryParams];   // as they came
+  uint64_t words_[wire::kMaxLibraryParams];  // as the function takes them
+  std::span<const std::byte> rest_;
+  uint64_t main_id_ = 0, minted_id_ = 0;
+  LibraryObject main_;
+  uint64_t minted_ = 0;  // what the library puts there
+  uint8_t minted_type_ = 0;
+  CUstream stream_ = nullptr;
+  bool has_stream_ = false;
+  Vgpu* vgpu_ = nullptr;
+  // Nothing that the function gets may move while it runs.
+  std::vector<std::unique_ptr<std::byte[]>> rooms_;
+  alignas(16) std::byte scalars_[wire::kMaxLibraryParams][kScalarRoom];
+  struct Output {
+    const std::byte* at;
+    size_t bytes;
+  };
+  std::vector<Output> outputs_;
+  size_t output_bytes_ = 8;
+};
+
+bool Call::reject(int index, const char* why) {
+  session_.reject(std::string(f_.name) + ": parameter " + std::to_string(index + 1) + " " + why);
+  return false;
+}
+
+std::span<const std::byte> Call::piece(uint64_t n) {
+  const uint64_t padded = wire::round_up(n, 8);
+  if (padded > rest_.size()) return {};
+  const auto at = rest_.first(n);
+  rest_ = rest_.subspan(padded);
+  return at;
+}
+
+std::byte* Call::room(size_t n) {
+  rooms_.push_back(std::make_unique<std::byte[]>(std::max<size_t>(n, 8)));
+  return rooms_.back().get();
+}
+
+bool Call::read_object(int index, const ParamSpec& p) {
+  const uint64_t id = sent_[index];
+  if (id == 0) return p.nullable || reject(index, "is no object");
+  LibraryObject object;
+  if (!Libraries::get().objects.get(id, &object) || object.type != p.object)
+    return reject(index, "names an object that the session does not have");
+  if (main_id_ == 0) {
+    main_id_ = id;
+    main_ = object;
+  }
+  words_[index] = as_word(object.pointer);
+  return true;
+}
+
+bool Call::read_list(int index, const ParamSpec& p, uint64_t n) {
+  const auto raw = piece(n);
+  if (raw.size() != n || n % 8 != 0) return reject(index, "is cut short");
+  std::byte* list = room(n);
+  for (uint64_t i = 0; i < n / 8; ++i) {
+    uint64_t id;
+    std::memcpy(&id, raw.data() + i * 8, 8);
+    if (p.kind == ParamKind::kInAddresses) {
+      if (id != 0 && !session_.device_range(id, 1))
+        return reject(index, "holds an address that the session does not have");
+    } else {
+      LibraryObject object;
+      if (!Libraries::get().objects.get(id, &object) || object.type != p.object)
+        return reject(index, "names an object that the session does not have");
+      id = as_word(object.pointer);
+    }
+    std::memcpy(list + i * 8, &id, 8);
+  }
+  words_[index] = as_word(list);
+  return true;
+}
+
+// A word that announces a piece: its length must be what the function will read or write.
+bool Call::read_carried(int index, const ParamSpec& p) {
+  const uint64_t n = sent_[index] & ~kCarried;
+  if (n > wire::kMaxCarried) return reject(index, "is too long");
+  const bool scalar = p.kind == ParamKind::kScalar || p.kind == ParamKind::kResult;
+  if (scalar) {
+    if (n == 0 || n > kScalarRoom) return reject(index, "is no scalar");
+  } else if (p.kind == ParamKind::kOutAddress) {
+    if (n != 8) return reject(index, "is no address");
+  } else if (p.kind != ParamKind::kString &&
+             n != wire::elements(f_, p, sent_) *
+                      (p.kind == ParamKind::kInHandles || p.kind == ParamKind::kInAddresses
+                           ? 8
+                           : p.bytes)) {
+    return reject(index, "has a length that its count contradicts");
+  }
+  switch (p.kind) {
+    case ParamKind::kScalar: {
+      const auto raw = piece(n);
+      if (raw.size() != n) return reject(index, "is cut short");
+      std::memset(scalars_[index], 0, kScalarRoom);
+      std::memcpy(scalars_[index], raw.data(), n);
+      words_[index] = as_word(scalars_[index]);
+      return true;
+    }
+    case ParamKind::kIn:
+    case ParamKind::kString:
+    case ParamKind::kAttribute:
+    case ParamKind::kInOut: {
+      const auto raw = piece(n);
+      if (raw.size() != n) return reject(index, "is cut short");
+      if (p.kind == ParamKind::kString && (n == 0 || raw[n - 1] != std::byte{0}))
+        return reject(index, "is a text without an end");
+      if (p.kind == ParamKind::kAttribute) {
+        bool address = false;
+        for (const uint32_t* a = p.addresses; a && *a; ++a) address |= *a == sent_[p.by];
+        uint64_t value = 0;
+        if (address && n != 8) return reject(index, "is no address");
+        if (address) std::memcpy(&value, raw.data(), 8);
+        if (value != 0 && !session_.device_range(value, 1))
+          return reject(index, "is an address that the session does not have");
+      }
+      std::byte* at = room(n);
+      std::memcpy(at, raw.data(), n);
+      words_[index] = as_word(at);
+      if (p.kind == ParamKind::kInOut) {
+        outputs_.push_back({at, n});
+        output_bytes_ += wire::round_up(n, 8);
+      }
+      return true;
+    }
+    case ParamKind::kInHandles:
+    case ParamKind::kInAddresses:
+      return read_list(index, p, n);
+    case ParamKind::kResult:
+    case ParamKind::kOut:
+    case ParamKind::kOutAddress: {
+      output_bytes_ += wire::round_up(n, 8);
+      if (output_bytes_ > session_.endpoint().reply_limit())
+        return reject(index, "would not fit into an answer");
+      std::byte* at = room(scalar_room(n));
+      std::memset(at, 0, scalar_room(n));
+      words_[index] = as_word(at);
+      outputs_.push_back({at, n});
+      return true;
+    }
+    default:
+      return reject(index, "carries what it cannot");
+  }
+}
+
+bool Call::read(int index) {
+  const ParamSpec& p = f_.param[index];
+  const uint64_t word = sent_[index];
+  words_[index] = 0;
+  switch (p.kind) {
+    case ParamKind::kValue:
+      words_[index] = word;
+      return true;
+    case ParamKind::kHandle:
+      return read_object(index, p);
+    case ParamKind::kStream:
+      if (!session_.stream(word, command_.header.context, &stream_, &vgpu_)) return false;
+      has_stream_ = true;
+      words_[index] = as_word(stream_);
+      return true;
+    case ParamKind::kEvent: {
+      CUevent event = nullptr;
+      if (word != 0 && !session_.events.get(word, &event))
+        return reject(index, "names an event that the session does not have");
+      words_[index] = as_word(event);
+      return true;
+    }
+    case ParamKind::kAddress:
+      if (word != 0 && !session_.device_range(word, 1))
+        return reject(index, "is an address that the session does not have");
+      words_[index] = word;
+      return true;
+    case ParamKind::kScalar:
+    case ParamKind::kResult:
+      if (word & kCarried) return read_carried(index, p);
+      if (word != 0 && !session_.device_range(word, 1))
+        return reject(index, "is an address that the session does not have");
+      words_[index] = word;
+      return true;
+    case ParamKind::kMint:
+      if (!Libraries::get().objects.has_room(word))
+        return reject(index, "is an id that is taken or none");
+      minted_id_ = word;
+      minted_type_ = p.object;
+      words_[index] = as_word(&minted_);
+      return true;
+    case ParamKind::kHostWorkspace: {
+      const uint64_t n = wire::elements(f_, p, sent_);
+      if (n > wire::kMaxCarried) return reject(index, "is too long");
+      words_[index] = n ? as_word(room(n)) : 0;
+      return true;
+    }
+    case ParamKind::kNothing:
+      return true;
+    default:
+      if (word & kCarried) return read_carried(index, p);
+      return word == 0 || reject(index, "is neither absent nor carried");
+  }
+}
+
+// The objects that the call made, changed or ended.
+void Call::keep(int64_t status) {
+  auto& objects = Libraries::get().objects;
+  const bool done = status == 0;
+  if (minted_id_ != 0 && done) {
+    LibraryObject made{minted_type_, reinterpret_cast<void*>(minted_), nullptr};
+    if (f_.remember.stream >= 0)
+      made.stream = reinterpret_cast<CUstream>(words_[f_.remember.stream]);
+    objects.add(minted_id_, made);
+  } else if (main_id_ != 0 && done && f_.remember.stream >= 0) {
+    main_.stream = reinterpret_cast<CUstream>(words_[f_.remember.stream]);
+    objects.set(main_id_, main_);
+  }
+}
+
+void Call::answer(int64_t status, Reply& reply) {
+  if (!command_.answered()) {
+    if (!f_.returns_status || status == 0) return;
+    log_error(std::string(f_.name) + " returned " + std::to_string(status) +
+              " after its caller had gone on");
+    if (f_.state != wire::CallState::kDestroys) reply.status = CUDA_ERROR_UNKNOWN;
+    return;
+  }
+  reply.put(status);
+  if (f_.returns_status && status != 0) return;
+  for (const Output& o : outputs_) {
+    reply.put_bytes(o.at, o.bytes);
+    static constexpr std::byte kPad[8]{};
+    reply.put_bytes(kPad, wire::round_up(o.bytes, 8) - o.bytes);
+  }
+}
+
+void Call::run(Reply& reply) {
+  const auto body = command_.body;
+  if (body.size() < size_t{f_.params} * 8)
+    return session_.reject(std::string(f_.name) + " is cut short");
+  vgpu_ = session_.use_context(command_.header.context);
+  if (!vgpu_) return;
+  std::memcpy(sent_, body.data(), size_t{f_.params} * 8);
+  rest_ = body.subspan(size_t{f_.params} * 8);
+  for (int i = 0; i < f_.params; ++i)
+    if (!read(i)) return;
+  void* function = Libraries::get().resolve(entry_);
+  if (!function) return answer(entry_.table->spec->status.unsupported, reply);
+  if (f_.state == wire::CallState::kDestroys && main_id_ != 0)
+    Libraries::get().objects.take(main_id_, &main_);
+  if (!has_stream_) stream_ = main_.stream;
+  if (f_.launches) vgpu_->gate->pass();
+  const int64_t status = entry_.thunk(function, words_);
+  if (f_.launches) vgpu_->gate->issued(stream_);
+  keep(f_.returns_status ? status : 0);
+  if (!session_.rejected()) answer(status, reply);
+}
+
+void library_call(Session& s, const Command& c, Reply& reply) {
+  Libraries::Entry* entry = Libraries::get().find(c.header.function);
+  if (!entry) return s.reject("there is no such library function");
+  Call(s, c, *entry).run(reply);
+}
+
+// The return value is a pointer to the library's own text.
+void library_text(Session& s, const Command& c, Reply& reply) {
+  Libraries::Entry* entry = Libraries::get().find(c.header.function);
+  if (!entry) return s.reject("there is no such library function");
+  Reply raw;
+  Call(s, c, *entry).run(raw);
+  if (s.rejected() || raw.body.size() < 8) return;
+  const char* text = nullptr;
+  std::memcpy(&text, raw.body.data(), sizeof text);
+  const size_t length = text ? strnlen(text, 2048) : 0;
+  reply.put(uint64_t{length});
+  reply.put_bytes(text, length);
+}
+
+}  // namespace
+
+void add_library_handlers(DispatchTable& t) {
+  for (const LibraryTable& library : library_tables()) {
+    for (uint16_t i = 0; i < library.spec->count; ++i) {
+      const FunctionSpec& f = library.spec->functions[i];
+      using enum Handler::Answered;
+      Handler& h = t[f.id];
+      h.name = f.name;
+      h.run = f.text ? library_text : library_call;
+      h.answered = f.call == wire::CallClass::kAsync      ? kNever
+                   : f.call == wire::CallClass::kAnswered ? kOnly
+                                                          : kEither;
+      h.may_block = true;
+    }
+  }
+}
+
+}  // namespace sluice::worker
