@@ -25,10 +25,8 @@ import library_rules
 CHECKOUT = Path(__file__).resolve().parent.parent
 PARTS = CHECKOUT / "packaging" / "guest"
 NAME = "sluice-guest-x86_64"
-#: Files of build/guest → their place in the bundle.
-LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libsluice-audit.so")
+AUDIT = "libsluice-audit.so"
 PROGRAMS = ("sluice-watch",)
-LINKS = {"libcuda.so": "libcuda.so.1", "libcudart.so": "libcudart.so.13"}
 
 
 def build(folder: Path, jobs: int) -> None:
@@ -66,10 +64,18 @@ def built_file(folder: Path, name: str) -> Path:
     sys.exit(f"guest bundle: {name} was not built in {folder}")
 
 
+def client_libraries(folder: Path) -> list[str]:
+    """Every library that stands in for one of NVIDIA's, as the build lists them."""
+    names = (folder / "client_libraries.txt").read_text().split()
+    if "libcuda.so.1" not in names:
+        sys.exit(f"guest bundle: {folder}/client_libraries.txt names no libcuda.so.1")
+    return sorted(names)
+
+
 def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     """Every file of the bundle: name → (mode, content)."""
     files: dict[str, tuple[int, bytes]] = {}
-    for name in LIBRARIES:
+    for name in (*client_libraries(folder), AUDIT):
         files[f"lib/{name}"] = (0o755, built_file(folder, name).read_bytes())
     for name in PROGRAMS:
         files[f"bin/{name}"] = (0o755, built_file(folder, name).read_bytes())
@@ -100,10 +106,13 @@ def pack(files: dict[str, tuple[int, bytes]], target: Path) -> None:
             member = tarfile.TarInfo(f"sluice-guest/{name}")
             member.mode, member.size = mode, len(content)
             archive.addfile(member, io.BytesIO(content))
-        for name, goal in sorted(LINKS.items()):
-            link = tarfile.TarInfo(f"sluice-guest/lib/{name}")
-            link.type, link.linkname = tarfile.SYMTYPE, goal
-            archive.addfile(link)
+        for name in sorted(files):
+            folder, _, library = name.rpartition("/")
+            plain, version, _ = library.partition(".so.")
+            if folder == "lib" and version:  # what a linker and a dlopen without a version ask for
+                link = tarfile.TarInfo(f"sluice-guest/lib/{plain}.so")
+                link.type, link.linkname = tarfile.SYMTYPE, library
+                archive.addfile(link)
     partial.rename(target)
 
 
@@ -127,10 +136,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     build(arguments.build, arguments.jobs)
+    libraries = client_libraries(arguments.build)
     wrong = [
         line
-        for name in (*LIBRARIES, *PROGRAMS)
-        for line in library_rules.violations(built_file(arguments.build, name), name)
+        for name in (*libraries, AUDIT, *PROGRAMS)
+        for line in library_rules.violations(built_file(arguments.build, name), name, libraries)
     ]
     if wrong:
         sys.exit("guest bundle: " + "\n".join(wrong))

@@ -7,6 +7,7 @@ Used by guest_bundle.py before it packs, and by tests/guest_runtime. Needs pyelf
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from elftools.elf.dynamic import DynamicSection
@@ -24,22 +25,35 @@ ALLOWED_NEEDS = {
     "librt.so.1",
     "ld-linux-x86-64.so.2",
 }
-#: What a library may need beside that, since the bundle brings it.
-BUNDLED_NEEDS = {"libcudart.so.13": {"libcuda.so.1"}}
-#: Library → what the names that it exports look like.
+#: These must load where nothing else of the bundle is wanted.
+ALONE = ("libcuda", "libcufile", "libcupti", "libcusparseLt", "libnvidia-ml", "libnvshmem_host")
+#: Library without its version → what the names that it exports look like.
 EXPORTS = {
-    "libcuda.so.1": r"cu[A-Z]\w*",
-    "libcudart.so.13": r"cuda[A-Z]\w*|__cuda\w+",
-    "libsluice-audit.so": r"la_(version|objsearch)",
+    "libcublas": r"cublas\w+|xerbla",
+    "libcublasLt": r"cublasLt\w+",
+    "libcuda": r"cu[A-Z]\w*|sluice_\w+",  # the latter for the libraries beside it
+    "libcudart": r"cuda[A-Z]\w*|__cuda\w+",
+    "libcudnn": r"cudnn\w+",
+    "libcufft": r"cufft\w+",
+    "libcufile": r"cuFile\w+",
+    "libcupti": r"cupti\w+|InitializeInjectionNvtx\w*",
+    "libcurand": r"curand\w+",
+    "libcusolver": r"cusolver\w+",
+    "libcusparse": r"cusparse\w+",
+    "libcusparseLt": r"cusparseLt\w+",
+    "libnccl": r"p?nccl\w+",
+    "libnvidia-ml": r"nvml\w+",
+    "libnvshmem_host": r"nvshmem\w+",
+    "libsluice-audit": r"la_(version|objsearch)",
 }
 
 
-def violations(path: Path, name: str) -> list[str]:
-    """Every rule that the file breaks, a line each."""
+def violations(path: Path, name: str, bundled: Collection[str] = ()) -> list[str]:
+    """Every rule that the file breaks, a line each; `bundled` names the bundle's libraries."""
     with path.open("rb") as file:
         elf = ELFFile(file)
-        found = [*_needs(elf, name), *_versions(elf, name)]
-        if name in EXPORTS:
+        found = [*_needs(elf, name, bundled), *_versions(elf, name), *_search_path(elf, name)]
+        if ".so" in name:
             found += _exports(elf, name)
         if name.endswith(tuple("0123456789")):
             found += _soname(elf, name)
@@ -56,11 +70,25 @@ def _dynamic(elf: ELFFile, tag: str, attribute: str) -> list[str]:
     ]
 
 
-def _needs(elf: ELFFile, name: str) -> list[str]:
+def _stem(name: str) -> str:
+    return name.partition(".so")[0]
+
+
+def _needs(elf: ELFFile, name: str, bundled: Collection[str]) -> list[str]:
+    allowed = ALLOWED_NEEDS | (set() if _stem(name) in ALONE else set(bundled))
     return [
         f"{name} needs {needed}, which a guest may not have"
         for needed in _dynamic(elf, "DT_NEEDED", "needed")
-        if needed not in ALLOWED_NEEDS | BUNDLED_NEEDS.get(name, set())
+        if needed not in allowed
+    ]
+
+
+def _search_path(elf: ELFFile, name: str) -> list[str]:
+    """A search path of the build machine would come before what the user set up."""
+    return [
+        f"{name} has a search path of its own: {path}"
+        for tag, attribute in (("DT_RPATH", "rpath"), ("DT_RUNPATH", "runpath"))
+        for path in _dynamic(elf, tag, attribute)
     ]
 
 
@@ -83,7 +111,9 @@ def _versions(elf: ELFFile, name: str) -> list[str]:
 
 
 def _exports(elf: ELFFile, name: str) -> list[str]:
-    wanted = re.compile(EXPORTS[name])
+    if _stem(name) not in EXPORTS:
+        return [f"{name} is unknown: say in library_rules.EXPORTS which names it may export"]
+    wanted = re.compile(EXPORTS[_stem(name)])
     exported = [
         symbol.name
         for section in elf.iter_sections()

@@ -44,3 +44,29 @@ def test_a_foreign_export_is_caught(compile_c: Compile) -> None:
 def test_a_wrong_name_is_caught(compile_c: Compile) -> None:
     library = compile_c("l.so", "int cuInit(unsigned f){return f;}", "-shared", "-fPIC")
     assert any("SONAME" in text for text in violations(library))
+
+
+def test_a_search_path_of_the_build_machine_is_caught(compile_c: Compile) -> None:
+    source = "int cuInit(unsigned f){return f;}"
+    for tags in ("--enable-new-dtags", "--disable-new-dtags"):
+        library = compile_c("l.so", source, *SHARED, f"-Wl,{tags},-rpath,/build/lib")
+        assert any("/build/lib" in text for text in violations(library))
+
+
+def test_a_library_may_need_what_the_bundle_brings_and_nothing_else(compile_c: Compile) -> None:
+    source = "int cuInit(unsigned f){return f;}"
+    driver = compile_c("libcuda.so.1", source, *SHARED)
+    runtime = compile_c(
+        "libcudart.so.13",
+        "int cuInit(unsigned); int cudaFree(void* p){return cuInit(!p);}",
+        *("-shared", "-fPIC", "-Wl,-soname,libcudart.so.13"),
+        str(driver),
+    )
+    (text,) = library_rules.violations(runtime, "libcudart.so.13")
+    assert "libcuda.so.1" in text
+    assert library_rules.violations(runtime, "libcudart.so.13", ["libcuda.so.1"]) == []
+
+
+def test_a_library_without_a_rule_is_caught(compile_c: Compile) -> None:
+    library = compile_c("l.so", "int f(void){return 1;}", "-shared", "-fPIC")
+    assert any("unknown" in text for text in library_rules.violations(library, "libnew.so"))
