@@ -53,7 +53,10 @@ def generate(out: Path, all_libraries: list[Library]) -> None:
 
 def missing(all_libraries: list[Library]) -> list[str]:
     """Functions that have no number yet."""
-    return [f.name for lib in all_libraries for f in lib.functions if f.id == 0]
+    functions = [f.name for lib in all_libraries for f in lib.functions if f.id == 0]
+    return functions + [
+        c for lib in all_libraries for c, number in lib.commands.items() if not number
+    ]
 
 
 def update_ids(path: Path, names: list[str], ids: dict[str, int]) -> None:

@@ -51,8 +51,15 @@ SOURCES = {
     "cublaslt": Source("libcublasLt.so.13", ("cublasLt.h",), ("cublasLt",)),
     "cudnn": Source(
         "libcudnn.so.9",
-        tuple(f"cudnn_{part}.h" for part in ("version", "graph", "ops", "adv", "cnn", "backend"))
-        + ("cudnn.h",),
+        (
+            "cudnn_version.h",
+            "cudnn_graph.h",
+            "cudnn_ops.h",
+            "cudnn_adv.h",
+            "cudnn_cnn.h",
+            "cudnn_backend.h",
+            "cudnn.h",
+        ),
         ("cudnn",),
     ),
     "cufft": Source("libcufft.so.12", ("cufft.h", "cufftXt.h"), ("cufft",)),

@@ -55,6 +55,7 @@ FUNCTION_KEYS = {
 
 STREAMS = {"cudaStream_t", "CUstream"}
 EVENTS = {"cudaEvent_t"}
+TENSOR = r"cudnn(Tensor|Filter)Descriptor_t$"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class Function:
     launches: bool
     set_by: int
     remember: dict[str, int]
+    work: int
+    """The handle parameter whose stream gets the work, or -1."""
     id: int = 0
 
     @property
@@ -111,6 +114,9 @@ class Library:
     hand: tuple[str, ...]
     unsupported: tuple[str, ...]
     exports: tuple[str, ...]
+    commands: dict[str, int]
+    """Commands of our own, by hand on both sides, with their numbers."""
+    objects: tuple[str, ...]
     node: str
     """The version node of every exported name, or empty."""
 
@@ -126,6 +132,8 @@ class Rules:
     named: dict[str, dict[str, Any]]
     pointers: str
     enums: dict[str, int] = field(default_factory=dict)
+    work: tuple[str, ...] = ()
+    """Objects whose stream gets a function's work; otherwise the first handle's."""
 
     def number(self, value: Any, where: str) -> int:
         """Return an integer, or the value of an enumerator."""
@@ -187,9 +195,14 @@ def index_of(name: str, names: list[str], where: str) -> int:
 
 
 def make_param(
-    row: dict[str, Any], said: dict[str, Any], names: list[str], rules: Rules, where: str
+    row: dict[str, Any],
+    said: dict[str, Any],
+    names: list[str],
+    rules: Rules,
+    where: str,
+    tensor: int = -1,
 ) -> Param:
-    """Join what was said and what the type says."""
+    """Join what was said and what the type says; `tensor` is the function's first tensor."""
     for key in said.keys() - PARAM_KEYS:
         raise RegistryError(f"{where}: key {key!r} is unknown; use {', '.join(sorted(PARAM_KEYS))}")
     kind = said["kind"]
@@ -227,7 +240,10 @@ def make_param(
     elif "scale_of" in said:
         result = replace(result, size="kObjectType", by=index_of(said["scale_of"], names, where))
     elif "float_or_double" in said:
-        place = index_of(said["float_or_double"], names, where)
+        about = said["float_or_double"]
+        place = tensor if about == "auto" else index_of(about, names, where)
+        if place < 0:
+            raise RegistryError(f"{where}: no tensor or filter says whether it is a double")
         result = replace(result, size="kDoubleOrFloat", by=place)
     elif carried and result.bytes == 0:
         raise RegistryError(
@@ -259,18 +275,22 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
     if len(names) > MAX_PARAMS:
         raise RegistryError(f"{where}: more than {MAX_PARAMS} parameters; write it by hand")
     state = said.get("state", "")
-    params = []
+    params: list[Param] = []
+    tensors = [i for i, p in enumerate(row["params"]) if re.search(TENSOR, p["type"])]
     for param in row["params"]:
         place = f"{where}: parameter {param['name']}"
-        values = infer(param, rules, state == "creates")
+        inferred = values = infer(param, rules, state == "creates")
         for rule in rules.params:
             if matches(rule, name, param):
                 values = {k: v for k, v in rule.items() if k not in ("in", "name", "type")}
                 if "of_type" in values:
                     values["type"] = values.pop("of_type")
+                if values.get("kind") == inferred["kind"]:
+                    values = {**inferred, **values}
                 break
         values = {**values, **own.get("params", {}).get(param["name"], {})}
-        params.append(make_param(param, values, names, rules, place))
+        tensor = tensors[0] if tensors else -1
+        params.append(make_param(param, values, names, rules, place, tensor))
     for unknown in own.get("params", {}).keys() - set(names):
         raise RegistryError(f"{where}: there is no parameter {unknown}; it has {', '.join(names)}")
     outputs = [p for p in params if p.kind in ("out", "in_out", "out_address")]
@@ -314,6 +334,14 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         ),
         set_by=index_of(said["set_by"], names, where) if "set_by" in said else -1,
         remember=remember,
+        work=next(
+            (
+                i
+                for i, p in enumerate(params)
+                if p.kind == "handle" and (not rules.work or p.object in rules.work)
+            ),
+            -1,
+        ),
         id=ids.get(name, 0),
     )
 
@@ -346,6 +374,7 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         said.get("functions", {}),
         said.get("pointers", "address"),
         {n: v for e in facts["enums"] for n, v in e["values"]},
+        tuple(said.get("work", [])),
     )
     hand = set(said.get("hand", []))
     declared = {row["name"]: row for row in facts["functions"]}
@@ -372,6 +401,8 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         hand=tuple(sorted(hand)),
         unsupported=tuple(unsupported),
         exports=tuple(exports),
+        commands={c: ids.get(c, 0) for c in said.get("commands", [])},
+        objects=tuple(sorted(set(rules.handles.values()))),
         node=nodes.pop() if len(nodes) == 1 else "",
     )
 
@@ -385,5 +416,5 @@ def load_libraries(api: Path) -> list[Library]:
 
 def objects_of(libraries: list[Library]) -> dict[str, int]:
     """Number the kinds of objects; the wire never carries these numbers."""
-    names = {p.object for lib in libraries for f in lib.functions for p in f.params if p.object}
+    names = {name for lib in libraries for name in lib.objects}
     return {name: number for number, name in enumerate(sorted(names), 1)}

@@ -91,6 +91,7 @@ struct FunctionSpec {
   bool returns_status = true;
   bool text = false;     // returns a text of the library's own
   bool launches = true;  // may give the GPU work
+  int8_t work = 0;       // the handle whose stream gets that work, where there is no stream
   int8_t set_by = -1;    // kSets: the argument that says what is set
   Remember remember{};
   const ParamSpec* param;

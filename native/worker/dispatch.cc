@@ -31,6 +31,7 @@ DispatchTable make() {
   add_cluster_handlers(t);
   add_generated_handlers(t);
   add_library_handlers(t);
+  add_cudnn_backend_handlers(t);
   return t;
 }
 

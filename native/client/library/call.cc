@@ -325,10 +325,12 @@ int32_t Call::collect() {
     setting_.add(main_ ? main_->type : 0u);
     key_ = setting_;
   }
-  if (!work_ && f_.launches && main_ &&
-      resolve_stream(session_, device_, pointer<CUstream_st>(main_->stream), &work_) !=
-          CUDA_SUCCESS)
-    return library_.status.bad_value;
+  if (!work_ && f_.launches && f_.params > 0) {
+    const Object* owner = State::get().objects.find(args_[f_.work]);
+    const uint64_t stream = owner ? owner->stream : 0;
+    if (resolve_stream(session_, device_, pointer<CUstream_st>(stream), &work_) != CUDA_SUCCESS)
+      return library_.status.bad_value;
+  }
   if (!f_.launches) work_ = nullptr;
   return 0;
 }

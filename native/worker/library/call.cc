@@ -96,6 +96,7 @@ bool Call::read_object(int index, const ParamSpec& p) {
     main_id_ = id;
     main_ = object;
   }
+  if (index == f_.work && !has_stream_) stream_ = object.stream;
   words_[index] = as_word(object.pointer);
   return true;
 }
@@ -294,7 +295,6 @@ void Call::run(Reply& reply) {
   if (!function) return answer(entry_.table->spec->status.unsupported, reply);
   if (f_.state == wire::CallState::kDestroys && main_id_ != 0)
     Libraries::get().objects.take(main_id_, &main_);
-  if (!has_stream_) stream_ = main_.stream;
   if (f_.launches) vgpu_->gate->pass();
   const int64_t status = entry_.thunk(function, words_);
   if (f_.launches) vgpu_->gate->issued(stream_);

@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+// Descriptors of cuDNN's backend API on the client: attributes are kept here until finalize, which
+// sends the descriptor whole; a variant pack is only ever read by execute. What was built or
+// executed once with the same content is sent without waiting.
+#include "client/library/cudnn_backend.h"
+
+#include <algorithm>
+#include <map>
+
+#include "client/core/session.h"
+#include "client/library/object.h"
+#include "library/objects.h"
+#include "wire/cudnn_backend.h"
+
+namespace sluice::client::library {
+
+namespace {
+
+namespace ids = sluice::library;
+
+// cudnnStatus_t, cudnnBackendDescriptorType_t, cudnnBackendAttributeName_t, cudnnDataType_t
+enum : int32_t {
+  kSuccess = 0,
+  kNotInitialized = 1001,
+  kBadParam = 2000,
+  kBadParamNull = 2002,
+  kNotFinalized = 2004,
+  kNotSupported = 3000,
+  kInternalError = 4000,
+  kExecutionFailed = 5000,
+};
+constexpr int32_t kVariantPack = 16, kTensor = 17;
+enum : int32_t {
+  kTensorDataType = 901,
+  kTensorUniqueId = 906,
+  kTensorIsByValue = 908,
+  kPackUniqueIds = 1000,
+  kPackPointers = 1001,
+  kPackIntermediates = 1002,
+  kPackWorkspace = 1003,
+};
+
+constexpr uint32_t value_bytes(int32_t data_type) {
+  switch (data_type) {
+    case 1:
+    case 10:
+    case 20:  // double, int64, complex of floats
+      return 8;
+    case 21:
+      return 16;
+    case 2:
+    case 9:
+      return 2;
+    case 3:
+    case 6:
+    case 11:
+    case 12:
+    case 13:
+    case 15:
+      return 1;
+    default:
+      return 4;
+  }
+}
+
+struct Descriptor {
+  int32_t type = 0;
+  bool finalized = false, sent = false;
+  struct Attribute {
+    wire::BackendAttribute head;
+    std::vector<std::byte> elements;
+  };
+  std::vector<Attribute> attributes;
+  Key content{};
+  // Tensors passed by value below this descriptor: their ids and how many bytes a value has.
+  std::map<int64_t, uint32_t> by_value;
+};
+
+// By the object's id; under State's mutex. The object in State's table is the id alone.
+std::unordered_map<uint64_t, Descriptor>& descriptors() {
+  static auto* all = new std::unordered_map<uint64_t, Descriptor>;
+  return *all;
+}
+
+Descriptor* find(uint64_t id) {
+  const auto it = descriptors().find(id);
+  return it == descriptors().end() ? nullptr : &it->second;
+}
+
+uint64_t id_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
+
+const Descriptor::Attribute* attribute(const Descriptor& d, int32_t name) {
+  for (auto it = d.attributes.rbegin(); it != d.attributes.rend(); ++it)
+    if (it->head.name == static_cast<uint32_t>(name)) return &*it;
+  return nullptr;
+}
+
+template <class T>
+T element(const Descriptor& d, int32_t name, T otherwise, size_t index = 0) {
+  const auto* a = attribute(d, name);
+  if (!a || a->elements.size() < (index + 1) * sizeof(T)) return otherwise;
+  T value;
+  std::memcpy(&value, a->elements.data() + index * sizeof(T), sizeof value);
+  return value;
+}
+
+template <class T>
+void put(std::vector<std::byte>* body, const T& value) {
+  const auto* at = reinterpret_cast<const std::byte*>(&value);
+  body->insert(body->end(), at, at + sizeof value);
+}
+
+void put_padded(std::vector<std::byte>* body, const void* data, size_t n) {
+  const auto* at = static_cast<const std::byte*>(data);
+  body->insert(body->end(), at, at + n);
+  body->resize(wire::round_up(body->size(), 8));
+}
+
+int32_t begin(Session** s, Device** d) {
+  *s = Session::get();
+  if (!*s) return kNotInitialized;
+  return client::enter(s, d) == CUDA_SUCCESS ? kSuccess : kExecutionFailed;
+}
+
+// The content of a finalized descriptor, and what it inherits from those in it. kSuccess, or what
+// is wrong with an attribute.
+int32_t seal(Descriptor* d) {
+  Key key;
+  key.add(ids::id_sluiceCudnnBackendBuild);
+  key.add(static_cast<uint64_t>(d->type));
+  for (const auto& a : d->attributes) {
+    key.add(uint64_t{a.head.name} << 32 | a.head.type);
+    if (a.head.type != wire::kBackendHandle && a.head.type != wire::kBackendDescriptor) {
+      key.add_bytes(a.elements.data(), a.elements.size());
+      continue;
+    }
+    key.add(a.head.count);
+    for (uint64_t i = 0; i < a.head.count; ++i) {
+      uint64_t id;
+      std::memcpy(&id, a.elements.data() + i * 8, 8);
+      if (a.head.type == wire::kBackendHandle) {
+        const Object* handle = State::get().objects.find(id);
+        if (!handle || handle->type != ids::k_cudnn) return kBadParam;
+        key.add(handle->content);
+        continue;
+      }
+      const Descriptor* child = find(id);
+      if (!child) return kBadParam;
+      if (!child->finalized) return kNotFinalized;
+      key.add(child->content);
+      for (const auto& v : child->by_value) d->by_value.insert(v);
+    }
+  }
+  if (d->type == kTensor && element<uint8_t>(*d, kTensorIsByValue, 0) != 0)
+    d->by_value[element<int64_t>(*d, kTensorUniqueId, 0)] =
+        value_bytes(element<int32_t>(*d, kTensorDataType, 0));
+  d->content = key;
+  return kSuccess;
+}
+
+bool is_learned(const Key& key) {
+  std::lock_guard lock(State::get().mutex);
+  return State::get().learned.contains(key);
+}
+
+void learn(const Key& key) {
+  std::lock_guard lock(State::get().mutex);
+  State::get().learned.insert(key);
+}
+
+// Posts what is known to succeed; else asks, and learns from success.
+int32_t post_or_ask(Session* s, Device* d, uint16_t function, const std::vector<std::byte>& body,
+                    const Key& key, Stream* work) {
+  const uint32_t context = d->index + 1;
+  if (is_learned(key))
+    return s->post(function, body.data(), body.size(), {}, work, context) == CUDA_SUCCESS
+               ? kSuccess
+               : kExecutionFailed;
+  int64_t status = kInternalError;
+  size_t got = 0;
+  const CUresult e =
+      s->exchange(function, body.data(), body.size(), {},
+                  {reinterpret_cast<std::byte*>(&status), sizeof status}, &got, work, context);
+  if (e != CUDA_SUCCESS || got < sizeof status) return kExecutionFailed;
+  if (status == kSuccess) learn(key);
+  return static_cast<int32_t>(status);
+}
+
+}  // namespace
+
+}  // namespace sluice::client::library
+
+using namespace sluice::client;
+using namespace sluice::client::library;
+namespace wire = sluice::wire;
+namespace ids = sluice::library;
+
+extern "C" {
+
+int32_t sluice_library_backend_create(int32_t type, void** descriptor) {
+  if (!descriptor) return kBadParamNull;
+  State& state = State::get();
+  uint64_t id;
+  Object* object = state.objects.create(&id);
+  if (!object) return kInternalError;
+  object->type = ids::k_cudnn_backend;
+  std::lock_guard lock(state.mutex);
+  descriptors()[id].type = type;
+  *descriptor = reinterpret_cast<void*>(id);
+  return kSuccess;
+}
+
+int32_t sluice_library_backend_destroy(void* descriptor) {
+  const uint64_t id = id_of(descriptor);
+  State& state = State::get();
+  bool sent;
+  {
+    std::lock_guard lock(state.mutex);
+    const Descriptor* d = find(id);
+    if (!d) return kBadParam;
+    sent = d->sent;
+    descriptors().erase(id);
+    state.objects.retire(id);
+  }
+  if (sent)
+    if (Session* s = Session::get()) {
+      Device* device;
+      if (sluice::client::enter(&s, &device) == CUDA_SUCCESS)
+        s->post(ids::id_sluiceCudnnBackendDestroy, wire::BackendDestroy{id}, {}, nullptr,
+                device->index + 1);
+    }
+  state.objects.recycle(id);
+  return kSuccess;
+}
+
+int32_t sluice_library_backend_set(void* descriptor, int32_t name, int32_t type, int64_t count,
+                                   const void* elements) {
+  const uint32_t bytes = wire::backend_element_bytes(static_cast<uint32_t>(type));
+  if (bytes == 0) return kNotSupported;
+  if (count < 0 || count > 1 << 20) return kBadParam;
+  if (count > 0 && !elements) return kBadParamNull;
+  std::lock_guard lock(State::get().mutex);
+  Descriptor* d = find(id_of(descriptor));
+  if (!d || d->finalized) return kBadParam;
+  const auto* at = static_cast<const std::byte*>(elements);
+  d->attributes.push_back(
+      {{static_cast<uint32_t>(name), static_cast<uint32_t>(type), static_cast<uint64_t>(count)},
+       {at, at + static_cast<uint64_t>(count) * bytes}});
+  return kSuccess;
+}
+
+int32_t sluice_library_backend_finalize(void* descriptor) {
+  const uint64_t id = id_of(descriptor);
+  Session* s;
+  Device* device;
+  if (const int32_t e = begin(&s, &device); e != kSuccess) return e;
+  std::vector<std::byte> body;
+  Key key;
+  {
+    std::lock_guard lock(State::get().mutex);
+    Descriptor* d = find(id);
+    if (!d || d->finalized) return kBadParam;
+    if (const int32_t e = seal(d); e != kSuccess) return e;
+    if (d->type == kVariantPack) {
+      d->finalized = true;
+      return kSuccess;
+    }
+    put(&body, wire::BackendBuild{id, static_cast<uint32_t>(d->type),
+                                  static_cast<uint32_t>(d->attributes.size())});
+    for (const auto& a : d->attributes) {
+      put(&body, a.head);
+      put_padded(&body, a.elements.data(), a.elements.size());
+    }
+    key = d->content;
+    key.add(device->index);
+  }
+  const int32_t status =
+      post_or_ask(s, device, ids::id_sluiceCudnnBackendBuild, body, key, nullptr);
+  std::lock_guard lock(State::get().mutex);
+  if (Descriptor* d = find(id); d && status == kSuccess) d->finalized = d->sent = true;
+  return status;
+}
+
+int32_t sluice_library_backend_get(void* descriptor, int32_t name, int32_t type, int64_t requested,
+                                   int64_t* count, void* elements) {
+  const uint32_t bytes = wire::backend_element_bytes(static_cast<uint32_t>(type));
+  if (bytes == 0) return kNotSupported;
+  if (requested < 0 || requested > 1 << 20) return kBadParam;
+  Session* s;
+  Device* device;
+  if (const int32_t e = begin(&s, &device); e != kSuccess) return e;
+  const bool wants = elements && requested > 0;
+  const bool objects = static_cast<uint32_t>(type) == wire::kBackendDescriptor;
+  wire::BackendGet head{id_of(descriptor),
+                        static_cast<uint32_t>(name),
+                        static_cast<uint32_t>(type),
+                        wants ? requested : 0,
+                        0,
+                        0};
+  std::vector<std::byte> body;
+  std::vector<uint64_t> targets;
+  Key question;
+  State& state = State::get();
+  {
+    std::lock_guard lock(state.mutex);
+    Descriptor* d = find(head.id);
+    if (!d) return kBadParam;
+    if (!d->finalized) return kNotFinalized;
+    if (d->type == kVariantPack) return kNotSupported;
+    question = d->content;
+    question.add(ids::id_sluiceCudnnBackendGet);
+    question.add(uint64_t{head.name} << 32 | head.type);
+    question.add(static_cast<uint64_t>(head.requested));
+    if (wants && objects) {
+      targets.resize(static_cast<size_t>(requested));
+      std::memcpy(targets.data(), elements, targets.size() * 8);
+      for (const uint64_t t : targets) {
+        const Descriptor* target = find(t);
+        if (!target || target->finalized || target->sent) return kBadParam;
+        head.target_type = static_cast<uint32_t>(target->type);
+      }
+      head.targets = static_cast<uint32_t>(targets.size());
+      question.add(head.target_type);
+    } else if (const auto it = state.answers.find(question); it != state.answers.end()) {
+      ++state.hits;
+      std::memcpy(&requested, it->second.data(), 8);
+      if (count) *count = requested;
+      if (wants) std::memcpy(elements, it->second.data() + 8, it->second.size() - 8);
+      return kSuccess;
+    }
+  }
+  put(&body, head);
+  put_padded(&body, targets.data(), targets.size() * 8);
+  std::vector<std::byte> reply(16 +
+                               (wants && !objects ? static_cast<size_t>(requested) * bytes : 0));
+  size_t got = 0;
+  const CUresult e = s->exchange(ids::id_sluiceCudnnBackendGet, body.data(), body.size(), {}, reply,
+                                 &got, nullptr, device->index + 1);
+  if (e != CUDA_SUCCESS || got < 16) return kExecutionFailed;
+  int64_t status, filled;
+  std::memcpy(&status, reply.data(), 8);
+  std::memcpy(&filled, reply.data() + 8, 8);
+  if (status != kSuccess) return static_cast<int32_t>(status);
+  if (count) *count = filled;
+  got = std::min(got, reply.size());
+  std::lock_guard lock(state.mutex);
+  if (!objects || !wants) {
+    const size_t n = got - 16;
+    if (wants) std::memcpy(elements, reply.data() + 16, n);
+    state.answers.emplace(
+        question,
+        std::vector<std::byte>(reply.begin() + 8, reply.begin() + 16 + static_cast<ptrdiff_t>(n)));
+    return kSuccess;
+  }
+  const Descriptor* from = find(head.id);
+  const auto inherited = from ? from->by_value : std::map<int64_t, uint32_t>{};
+  for (size_t i = 0; i < targets.size(); ++i) {
+    Descriptor* target = find(targets[i]);
+    if (!target) continue;
+    target->sent = true;  // the worker has made them all, those beyond `filled` unused
+    if (static_cast<int64_t>(i) >= filled) continue;
+    target->finalized = true;
+    target->by_value = inherited;
+    target->content = question;
+    target->content.add(i);
+  }
+  return kSuccess;
+}
+
+int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
+  Session* s;
+  Device* device;
+  if (const int32_t e = begin(&s, &device); e != kSuccess) return e;
+  std::vector<std::byte> body, values;
+  Key key;
+  Stream* work;
+  {
+    State& state = State::get();
+    std::lock_guard lock(state.mutex);
+    const Object* h = state.objects.find(id_of(handle));
+    if (!h || h->type != ids::k_cudnn) return kBadParam;
+    const Descriptor *p = find(id_of(plan)), *v = find(id_of(pack));
+    if (!p || !v || v->type != kVariantPack) return kBadParam;
+    if (!p->finalized || !v->finalized) return kNotFinalized;
+    if (attribute(*v, kPackIntermediates)) return kNotSupported;
+    const auto *uids = attribute(*v, kPackUniqueIds), *pointers = attribute(*v, kPackPointers);
+    const size_t n = pointers ? pointers->head.count : 0;
+    if (!pointers || !uids || uids->head.count != n) return kBadParam;
+    if (resolve_stream(s, device, reinterpret_cast<CUstream>(h->stream), &work) != CUDA_SUCCESS)
+      return kBadParam;
+    const auto workspace = element<uint64_t>(*v, kPackWorkspace, 0);
+    key = p->content;
+    key.add(ids::id_sluiceCudnnBackendExecute);
+    key.add(device->index);
+    key.add(n);
+    key.add(workspace == 0 ? 0 : 1 + (workspace & 127));
+    std::vector<uint64_t> words(n);
+    std::memcpy(words.data(), pointers->elements.data(), n * 8);
+    for (size_t i = 0; i < n; ++i) {
+      int64_t uid;
+      std::memcpy(&uid, uids->elements.data() + i * 8, 8);
+      key.add(static_cast<uint64_t>(uid));
+      const bool device_memory =
+          words[i] == 0 || s->is_device_address(words[i]) || s->device_of_address(words[i]) ||
+          s->host_memory().in_arena(reinterpret_cast<const void*>(words[i]), 1);
+      const auto by_value = p->by_value.find(uid);
+      if (by_value != p->by_value.end() && words[i] != 0 && !s->device_of_address(words[i])) {
+        const auto* at = reinterpret_cast<const std::byte*>(words[i]);
+        words[i] = wire::kCarried | values.size();
+        put_padded(&values, at, by_value->second);
+        key.add(3);
+      } else if (!device_memory) {
+        return kBadParam;
+      } else {
+        key.add(words[i] & 127);
+      }
+    }
+    put(&body, wire::BackendExecute{id_of(handle), id_of(plan), workspace, static_cast<uint32_t>(n),
+                                    static_cast<uint32_t>(values.size())});
+    put_padded(&body, uids->elements.data(), n * 8);
+    put_padded(&body, words.data(), n * 8);
+    put_padded(&body, values.data(), values.size());
+  }
+  return post_or_ask(s, device, ids::id_sluiceCudnnBackendExecute, body, key, work);
+}
+
+}  // extern "C"
