@@ -28,6 +28,32 @@ struct MemoryMap {
 };
 using MemoryUnmap = MemoryMap;
 
+// Device memory that has no address yet; charged to the vGPU from here to AllocationDestroy.
+struct AllocationCreate {
+  uint64_t id;
+  uint64_t bytes;
+  uint32_t device;
+  uint32_t reserved;
+};
+struct AllocationId {  // it is mapped nowhere any more
+  uint64_t id;
+};
+struct AllocationMap {  // the whole of it, inside one window
+  uint64_t id;
+  uint64_t address;
+  uint64_t bytes;
+};
+struct AllocationUnmap {  // exactly one such mapping, which nothing uses any more
+  uint64_t address;
+  uint64_t bytes;
+};
+struct AllocationAccess {  // exactly one such mapping
+  uint64_t address;
+  uint64_t bytes;
+  uint32_t device;
+  uint32_t flags;  // CUmemAccess_flags
+};
+
 // The arena becomes known to the driver in pieces of this size, counted from its start (the last
 // may be shorter). The driver takes no copy that runs from one registration into the next: the
 // worker splits it.

@@ -66,6 +66,12 @@ enum ControlFunction : uint16_t {
   kEventQuery = 33,
   kEventElapsed = 34,
   kReadOutput = 35,  // what kernels have printed; answered, empty when that was all
+  // Physical memory apart from addresses: the virtual memory API.
+  kAllocationCreate = 48,
+  kAllocationDestroy = 49,
+  kAllocationMap = 50,
+  kAllocationUnmap = 51,
+  kAllocationAccess = 52,
   kFirstApiFunction = 64,
   kFirstLibraryFunction = 1024,  // native/api/library_ids.lock
 };
@@ -141,6 +147,16 @@ constexpr const char* control_name(uint16_t function) {
       return "EventElapsed";
     case kReadOutput:
       return "ReadOutput";
+    case kAllocationCreate:
+      return "AllocationCreate";
+    case kAllocationDestroy:
+      return "AllocationDestroy";
+    case kAllocationMap:
+      return "AllocationMap";
+    case kAllocationUnmap:
+      return "AllocationUnmap";
+    case kAllocationAccess:
+      return "AllocationAccess";
     default:
       return nullptr;
   }

@@ -23,6 +23,7 @@ DispatchTable make() {
   t[wire::kPing] = {"ping", ping, Handler::Answered::kOnly, false};
   t[wire::kReadOutput] = {"ReadOutput", read_output, Handler::Answered::kOnly, false};
   add_memory_handlers(t);
+  add_virtual_memory_handlers(t);
   add_copy_handlers(t);
   add_code_handlers(t);
   add_launch_handlers(t);

@@ -29,6 +29,7 @@ struct Handler {
 using DispatchTable = std::array<Handler, 4096>;
 
 void add_memory_handlers(DispatchTable&);
+void add_virtual_memory_handlers(DispatchTable&);
 void add_copy_handlers(DispatchTable&);
 void add_code_handlers(DispatchTable&);
 void add_launch_handlers(DispatchTable&);

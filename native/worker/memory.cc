@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory: backs the addresses that the client chose, under the session's books (rule 6).
 // Every mapping is one the client will unmap as a whole.
+#include "worker/memory.h"
+
 #include <algorithm>
 
 #include "worker/dispatch.h"
@@ -8,19 +10,34 @@
 
 namespace sluice::worker {
 
+bool in_window(const Vgpu& v, uint64_t address, uint64_t bytes) {
+  const uint64_t at = address - v.window_begin;
+  return bytes != 0 && bytes % kGranularity == 0 && address % kGranularity == 0 &&
+         at < v.window_bytes && bytes <= v.window_bytes - at;
+}
+
+bool free_for_mapping(const Vgpu& v, uint64_t address, uint64_t bytes) {
+  const auto next = v.mappings.lower_bound(address);
+  const bool overlaps = (next != v.mappings.end() && next->first < address + bytes) ||
+                        (next != v.mappings.begin() &&
+                         std::prev(next)->first + std::prev(next)->second.bytes > address);
+  return !overlaps && v.mappings.size() < kMaxMappings;
+}
+
+CUmemAllocationProp physical_memory_on(const Gpu& gpu) {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {gpu.ordinal}};
+  return prop;
+}
+
 namespace {
 
-constexpr uint64_t kGranularity = 2ull << 20;
-constexpr size_t kMaxMappings = 1 << 20;
-
 bool check_range(Session& s, const Vgpu& v, const wire::MemoryMap& m) {
-  const uint64_t at = m.address - v.window_begin;
-  if (m.bytes == 0 || m.bytes % kGranularity || m.address % kGranularity || at >= v.window_bytes ||
-      m.bytes > v.window_bytes - at) {
-    s.reject("a memory command names a range outside its window");
-    return false;
-  }
-  return true;
+  if (in_window(v, m.address, m.bytes)) return true;
+  s.reject("a memory command names a range outside its window");
+  return false;
 }
 
 void map(Session& s, const Command& c, Reply& reply) {
@@ -33,17 +50,10 @@ void map(Session& s, const Command& c, Reply& reply) {
   // The client keeps the same books: a well-behaved one cannot get here.
   if (m.bytes > v->memory_bytes - v->mapped_bytes)
     return s.reject("MemoryMap asks for more than the vGPU's memory");
-  auto next = v->mappings.lower_bound(m.address);
-  const bool overlaps = (next != v->mappings.end() && next->first < m.address + m.bytes) ||
-                        (next != v->mappings.begin() &&
-                         std::prev(next)->first + std::prev(next)->second.bytes > m.address);
-  if (overlaps || v->mappings.size() >= kMaxMappings)
+  if (!free_for_mapping(*v, m.address, m.bytes))
     return s.reject("MemoryMap names addresses that are already backed");
 
-  CUmemAllocationProp prop{};
-  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {v->gpu->ordinal}};
+  const CUmemAllocationProp prop = physical_memory_on(*v->gpu);
   CUmemGenericAllocationHandle handle;
   reply.status = s.driver.cuMemCreate(&handle, m.bytes, &prop, 0);
   if (reply.status != CUDA_SUCCESS) return;
@@ -59,7 +69,7 @@ void map(Session& s, const Command& c, Reply& reply) {
     s.driver.cuMemRelease(handle);
     return;
   }
-  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle});
+  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle, 0});
   v->mapped_bytes += m.bytes;
 }
 
@@ -73,7 +83,7 @@ void unmap(Session& s, const Command& c, Reply& reply) {
   // did not harms its own context only.
   std::lock_guard lock(v->mutex);
   const auto it = v->mappings.find(m.address);
-  if (it == v->mappings.end() || it->second.bytes != m.bytes)
+  if (it == v->mappings.end() || it->second.bytes != m.bytes || it->second.allocation)
     return s.reject("MemoryUnmap names addresses that are not backed so");
   reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuMemRelease(it->second.handle);

@@ -46,9 +46,10 @@ struct Vgpu {
   struct Mapping {
     uint64_t bytes;
     CUmemGenericAllocationHandle handle;
+    uint64_t allocation;  // an id of Session::allocations; 0: the mapping owns its memory
   };
   std::map<uint64_t, Mapping> mappings;
-  uint64_t mapped_bytes = 0;
+  uint64_t mapped_bytes = 0;  // allocations that are mapped nowhere included
   uint64_t code_bytes = 0;
   std::unique_ptr<Gate> gate;
 };
@@ -117,6 +118,11 @@ struct CodeObject {
   uint32_t device = 0;
   uint64_t bytes = 0;
 };
+struct AllocationObject {
+  CUmemGenericAllocationHandle handle = 0;
+  uint32_t device = 0;
+  uint64_t bytes = 0;
+};
 struct FunctionObject {
   CUfunction function = nullptr;  // or a kernel, cast
   CUkernel kernel = nullptr;
@@ -160,6 +166,9 @@ class Session {
   ObjectTable<CodeObject> libraries{5, 1 << 16};
   ObjectTable<FunctionObject> functions{6, 1 << 20};
   ObjectTable<FunctionObject> kernels{7, 1 << 20};
+  ObjectTable<AllocationObject> allocations{24, 1 << 20};
+  // How often each allocation is mapped. The leader's alone.
+  std::map<uint64_t, uint32_t> times_mapped;
 
   // Blobs under way (kUpload), filled by the leader, taken by whoever loads them.
   std::mutex blobs_mutex;

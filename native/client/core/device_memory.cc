@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/device_memory.h"
 
-#include <vector>
+#include <algorithm>
 
 namespace sluice::client {
 
@@ -21,40 +21,41 @@ void DeviceMemory::open(uint64_t window, uint64_t window_bytes, uint64_t limit, 
 
 void DeviceMemory::drop_spare() {
   if (!spare_) return;
-  sink_.unmap(spare_, kSlab);
-  slabs_.erase(spare_);
-  ranges_.release(spare_);
-  charged_ -= kSlab;
+  const uint64_t slab = spare_;
   spare_ = 0;
+  slabs_.erase(slab);
+  give_slabs(slab);
 }
 
-bool DeviceMemory::take_slab(uint64_t bytes, uint64_t* address, Result* result) {
+DeviceMemory::Result DeviceMemory::take_slabs(uint64_t bytes, uint64_t* address) {
   if (bytes > limit_ - charged_) drop_spare();
-  if (bytes > limit_ - charged_) {
-    *result = Result::kOutOfMemory;
-    return false;
-  }
+  if (bytes > limit_ - charged_) return Result::kOutOfMemory;
   const uint64_t start = ranges_.allocate(bytes);
-  if (start == RangeAllocator::kNone) {
-    *result = Result::kOutOfMemory;
-    return false;
-  }
+  if (start == RangeAllocator::kNone) return Result::kOutOfMemory;
   if (!sink_.map(start, bytes)) {
     ranges_.release(start);
-    *result = Result::kSessionLost;
-    return false;
+    return Result::kSessionLost;
   }
   charged_ += bytes;
+  backed_[start] = {bytes, false};
   *address = start;
-  return true;
+  return Result::kDone;
+}
+
+DeviceMemory::Result DeviceMemory::give_slabs(uint64_t address) {
+  const uint64_t bytes = ranges_.release(address);
+  backed_.erase(address);
+  charged_ -= bytes;
+  return sink_.unmap(address, bytes) ? Result::kDone : Result::kSessionLost;
 }
 
 DeviceMemory::Result DeviceMemory::allocate(uint64_t bytes, uint64_t* address) {
   std::lock_guard lock(mutex_);
-  Result result = Result::kDone;
   if (bytes > limit_) return Result::kOutOfMemory;
   if (bytes > kSmall) {
-    take_slab(round_up(bytes, kSlab), address, &result);
+    bytes = round_up(bytes, kSlab);
+    const Result result = take_slabs(bytes, address);
+    if (result == Result::kDone) large_.emplace(*address, bytes);
     return result;
   }
   bytes = round_up(bytes ? bytes : 1, kAlignment);
@@ -63,14 +64,14 @@ DeviceMemory::Result DeviceMemory::allocate(uint64_t bytes, uint64_t* address) {
     if (at == RangeAllocator::kNone) continue;
     if (start == spare_) spare_ = 0;
     *address = at;
-    return result;
+    return Result::kDone;
   }
   uint64_t start;
-  if (!take_slab(kSlab, &start, &result)) return result;
+  if (const Result result = take_slabs(kSlab, &start); result != Result::kDone) return result;
   RangeAllocator& slab = slabs_[start];
   slab.add(start, kSlab);
   *address = slab.allocate(bytes);
-  return result;
+  return Result::kDone;
 }
 
 DeviceMemory::Result DeviceMemory::free(uint64_t address) {
@@ -83,23 +84,36 @@ DeviceMemory::Result DeviceMemory::free(uint64_t address) {
     }
     return Result::kDone;
   }
-  const uint64_t bytes = ranges_.release(address);
-  if (!bytes) return Result::kUnknown;
-  charged_ -= bytes;
-  return sink_.unmap(address, bytes) ? Result::kDone : Result::kSessionLost;
+  if (!large_.erase(address)) return Result::kUnknown;
+  return give_slabs(address);
 }
 
 bool DeviceMemory::find(uint64_t address, uint64_t* start, uint64_t* bytes) {
   std::lock_guard lock(mutex_);
   if (const auto it = slabs_.find(address / kSlab * kSlab); it != slabs_.end())
     return it->second.find(address, start, bytes);
-  return ranges_.find(address, start, bytes);
+  auto it = large_.upper_bound(address);
+  if (it == large_.begin()) return false;
+  --it;
+  *start = it->first;
+  *bytes = it->second;
+  return address - it->first < it->second;
 }
 
 bool DeviceMemory::covers(uint64_t address, uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  uint64_t start, size;
-  return ranges_.find(address, &start, &size) && bytes <= size - (address - start);
+  auto it = backed_.upper_bound(address);
+  if (it == backed_.begin()) return false;
+  --it;
+  if (address - it->first >= it->second.bytes) return false;
+  for (uint64_t at = address;;) {
+    const uint64_t here = it->second.bytes - (at - it->first);
+    if (bytes <= here) return true;
+    bytes -= here;
+    at += here;
+    if (!it->second.joins || ++it == backed_.end() || it->first != at || !it->second.joins)
+      return false;
+  }
 }
 
 void DeviceMemory::info(uint64_t* free_bytes, uint64_t* total_bytes) {
@@ -110,20 +124,59 @@ void DeviceMemory::info(uint64_t* free_bytes, uint64_t* total_bytes) {
 
 void DeviceMemory::clear() {
   std::lock_guard lock(mutex_);
-  std::vector<uint64_t> starts;
-  uint64_t start, bytes;
-  for (auto& [slab, unused] : slabs_) starts.push_back(slab);
-  for (uint64_t at : starts) {
-    sink_.unmap(at, kSlab);
-    ranges_.release(at);
-  }
+  for (auto& [slab, unused] : slabs_) give_slabs(slab);
+  for (auto& [start, unused] : large_) give_slabs(start);
   slabs_.clear();
+  large_.clear();
   spare_ = 0;
-  while (ranges_.used_count() && ranges_.first(&start, &bytes)) {
-    sink_.unmap(start, bytes);
-    ranges_.release(start);
-  }
-  charged_ = 0;
+}
+
+DeviceMemory::Result DeviceMemory::take(uint64_t bytes, uint64_t* address) {
+  std::lock_guard lock(mutex_);
+  return bytes > limit_ ? Result::kOutOfMemory : take_slabs(round_up(bytes, kSlab), address);
+}
+
+DeviceMemory::Result DeviceMemory::give(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  return give_slabs(address);
+}
+
+uint64_t DeviceMemory::reserve(uint64_t bytes, uint64_t alignment, uint64_t wish) {
+  std::lock_guard lock(mutex_);
+  if (bytes > window_bytes_) return 0;
+  bytes = round_up(bytes, kSlab);
+  alignment = std::max(alignment, kSlab);
+  if (wish && wish % alignment == 0 && ranges_.allocate_at(wish, bytes)) return wish;
+  const uint64_t at = ranges_.allocate(bytes, alignment);
+  return at == RangeAllocator::kNone ? 0 : at;
+}
+
+void DeviceMemory::release(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  ranges_.release(address);
+}
+
+bool DeviceMemory::charge(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (bytes > limit_ - charged_) drop_spare();
+  if (bytes > limit_ - charged_) return false;
+  charged_ += bytes;
+  return true;
+}
+
+void DeviceMemory::refund(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  charged_ -= bytes;
+}
+
+void DeviceMemory::note_backed(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  backed_[address] = {bytes, true};
+}
+
+void DeviceMemory::note_gone(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  backed_.erase(address);
 }
 
 }  // namespace sluice::client

@@ -3,6 +3,8 @@
 // small allocations are cut from 2 MiB slabs with 512-byte alignment, and every slab is charged to
 // the memory that the grant gives, so that an allocation is local and so is its refusal. What
 // changes on the node is told to a sink in order: map before first use, unmap after last.
+// Memory pools take whole slabs from it; the virtual memory API takes addresses and credit, each
+// for itself, and says what has become backed.
 #pragma once
 
 #include <cstdint>
@@ -33,23 +35,45 @@ class DeviceMemory {
   Result free(uint64_t address);
   // The allocation that contains `address`.
   bool find(uint64_t address, uint64_t* start, uint64_t* bytes);
-  // Whether [address, address + bytes) lies in one mapping of the node.
+  // Whether every byte of [address, address + bytes) is backed on the node and may be accessed.
   bool covers(uint64_t address, uint64_t bytes);
   // What cuMemGetInfo reports.
   void info(uint64_t* free_bytes, uint64_t* total_bytes);
   bool in_window(uint64_t address) const { return address - window_ < window_bytes_; }
-  // Gives everything back (device reset).
+  // Gives back what allocate() gave out (device reset).
   void clear();
 
+  // Whole slabs for somebody who divides them himself. give() once nothing on the device uses them.
+  Result take(uint64_t bytes, uint64_t* address);
+  Result give(uint64_t address);
+
+  // Addresses that nothing backs yet, in whole slabs, at `wish` when it is free; 0: there are none.
+  uint64_t reserve(uint64_t bytes, uint64_t alignment, uint64_t wish);
+  void release(uint64_t address);
+  // Credit for memory that is mapped by others.
+  bool charge(uint64_t bytes);
+  void refund(uint64_t bytes);
+  // Reserved addresses become accessible, and stop being so. Neighbours count as one piece, as they
+  // do to the GPU.
+  void note_backed(uint64_t address, uint64_t bytes);
+  void note_gone(uint64_t address);
+
  private:
-  bool take_slab(uint64_t bytes, uint64_t* address, Result* result);
+  Result take_slabs(uint64_t bytes, uint64_t* address);
+  Result give_slabs(uint64_t address);
   void drop_spare();
 
   std::mutex mutex_;
   Sink sink_;
   uint64_t window_ = 0, window_bytes_ = 0, limit_ = 0;
-  uint64_t charged_ = 0;                      // mapped on the node
-  RangeAllocator ranges_;                     // of the window, in slabs
+  uint64_t charged_ = 0;   // mapped on the node, or promised
+  RangeAllocator ranges_;  // of the window, in slabs
+  struct Backed {
+    uint64_t bytes;
+    bool joins;  // may be used together with its neighbours
+  };
+  std::map<uint64_t, Backed> backed_;
+  std::map<uint64_t, uint64_t> large_;        // allocations of whole slabs: start, bytes
   std::map<uint64_t, RangeAllocator> slabs_;  // small allocations, by slab
   uint64_t spare_ =
       0;  // one empty slab is kept mapped, so that allocate and free in turn stay local

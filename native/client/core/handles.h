@@ -22,6 +22,7 @@ enum class Kind : uint8_t {
   kFunction = 6,
   kKernel = 7,
   kLink = 8,
+  kAllocation = 24,
   kLibraryObject = 32,  // of cuBLAS, cuDNN and so on
 };
 

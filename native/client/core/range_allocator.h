@@ -30,6 +30,30 @@ class RangeAllocator {
     return start;
   }
 
+  // The same at a multiple of `alignment`, a power of two.
+  uint64_t allocate(uint64_t bytes, uint64_t alignment) {
+    for (auto it = by_size_.lower_bound({bytes, 0}); it != by_size_.end(); ++it) {
+      const auto [size, start] = *it;
+      const uint64_t at = (start + alignment - 1) & ~(alignment - 1);
+      if (at - start <= size - bytes && allocate_at(at, bytes)) return at;
+    }
+    return kNone;
+  }
+
+  // Exactly this range; false when not all of it is free.
+  bool allocate_at(uint64_t start, uint64_t bytes) {
+    auto it = by_start_.upper_bound(start);
+    if (it == by_start_.begin()) return false;
+    const auto [from, size] = *--it;
+    if (start - from >= size || bytes > size - (start - from)) return false;
+    by_size_.erase({size, from});
+    by_start_.erase(it);
+    if (start > from) insert_free(from, start - from);
+    if (from + size > start + bytes) insert_free(start + bytes, from + size - start - bytes);
+    used_.emplace(start, bytes);
+    return true;
+  }
+
   // The bytes given back, 0 when nothing starts there.
   uint64_t release(uint64_t start) {
     const auto it = used_.find(start);

@@ -344,6 +344,18 @@ bool Session::is_device_address(uint64_t address) {
   return it != globals_.begin() && address - std::prev(it)->first < std::prev(it)->second;
 }
 
+bool Session::find_range(uint64_t address, DeviceRange* range) {
+  Device* d = device_of_address(address);
+  if (!d) return false;
+  range->device = d;
+  if (d->memory.find(address, &range->start, &range->bytes)) return true;
+  VirtualMemory::Mapping mapping;
+  if (!virtual_memory.find(address, &range->start, &mapping)) return false;
+  range->device = mapping.device;
+  range->bytes = mapping.bytes;
+  return true;
+}
+
 bool Session::is_backed(uint64_t address, uint64_t bytes) {
   if (Device* d = device_of_address(address)) return d->memory.covers(address, bytes);
   if (host_memory_.in_arena(reinterpret_cast<void*>(address), bytes)) return true;

@@ -22,6 +22,7 @@
 #include "client/core/host_memory.h"
 #include "client/core/marks.h"
 #include "client/core/statistics.h"
+#include "client/core/virtual_memory.h"
 #include "wire/commands.h"
 #include "wire/session_record.h"
 
@@ -158,6 +159,12 @@ class Session {
   Device* device_of_address(uint64_t address);
   // In a vGPU's window, or a module's global (whose address is the driver's own).
   bool is_device_address(uint64_t address);
+  // What the application was given as one piece at `address`: an allocation or a mapping.
+  struct DeviceRange {
+    Device* device = nullptr;  // whose memory it is
+    uint64_t start = 0, bytes = 0;
+  };
+  bool find_range(uint64_t address, DeviceRange* range);
   // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or
   // pinned memory of the arena.
   bool is_backed(uint64_t address, uint64_t bytes);
@@ -171,6 +178,7 @@ class Session {
   HandleTable<Function> functions{Kind::kFunction};
   HandleTable<Function> kernels{Kind::kKernel};
   HandleTable<Link> links{Kind::kLink};
+  VirtualMemory virtual_memory{*this};
   AnswerCache answers;
 
   void close();

@@ -14,9 +14,9 @@ namespace {
 // Whether the GPU may touch `bytes` from there: the command is not answered, so a wrong address
 // must be seen here.
 bool names_memory(Session* s, CUdeviceptr address, uint64_t bytes) {
-  if (Device* d = s->device_of_address(address)) {
-    uint64_t start, size;
-    return d->memory.find(address, &start, &size) && address - start + bytes <= size;
+  if (s->device_of_address(address)) {
+    Session::DeviceRange range;
+    return s->find_range(address, &range) && address - range.start + bytes <= range.bytes;
   }
   return s->is_device_address(address) ||
          s->host_memory().in_arena(reinterpret_cast<const void*>(address), bytes);

@@ -27,16 +27,6 @@ CUresult as_result(DeviceMemory::Result r) {
   return CUDA_ERROR_UNKNOWN;
 }
 
-// As cuMemFree does: returns when running kernels have ended, at once when the device is known to
-// be idle.
-CUresult wait_idle(Session* s, Device* d) {
-  if (s->idle(*d)) return CUDA_SUCCESS;
-  const uint64_t upto = s->issued(*d);
-  const CUresult e = s->exchange(wire::kDeviceIdle, wire::DeviceIdle{d->index, 0});
-  if (e == CUDA_SUCCESS) s->note_done(*d, nullptr, upto);
-  return e;
-}
-
 }  // namespace
 
 extern "C" {
@@ -109,11 +99,10 @@ CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr pointer) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
-  Device* d = s->device_of_address(pointer);
-  uint64_t start = 0, bytes = 0;
-  if (!d || !d->memory.find(pointer, &start, &bytes)) return CUDA_ERROR_NOT_FOUND;
-  if (base) *base = start;
-  if (size) *size = bytes;
+  Session::DeviceRange range;
+  if (!s->find_range(pointer, &range)) return CUDA_ERROR_NOT_FOUND;
+  if (base) *base = range.start;
+  if (size) *size = range.bytes;
   return CUDA_SUCCESS;
 }
 

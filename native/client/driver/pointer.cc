@@ -19,9 +19,12 @@ struct Facts {
 Facts facts_of(Session* s, uint64_t address) {
   Facts f;
   if (Device* d = s->device_of_address(address)) {
-    f.known = d->memory.find(address, &f.start, &f.bytes);
+    Session::DeviceRange range;
+    f.known = s->find_range(address, &range);
     f.type = CU_MEMORYTYPE_DEVICE;
-    f.device = d;
+    f.device = f.known ? range.device : d;
+    f.start = range.start;
+    f.bytes = range.bytes;
     return f;
   }
   const auto range = s->host_memory().find(reinterpret_cast<void*>(address));

@@ -108,6 +108,14 @@ CUresult synchronize_stream(Session* s, Stream* stream) {
   return e;
 }
 
+CUresult wait_idle(Session* s, Device* d) {
+  if (s->idle(*d)) return CUDA_SUCCESS;
+  const uint64_t upto = s->issued(*d);
+  const CUresult e = s->exchange(wire::kDeviceIdle, wire::DeviceIdle{d->index, 0});
+  if (e == CUDA_SUCCESS) s->note_done(*d, nullptr, upto);
+  return e;
+}
+
 CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,
                         const void* from, uint64_t from_pitch, Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;

@@ -29,6 +29,9 @@ CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
 // instead.
 CUresult wait_mark(Session* s, uint32_t mark, uint64_t value);
 
+// As cuMemFree does: returns when running kernels have ended, at once when the device is known to
+// be idle.
+CUresult wait_idle(Session* s, Device* d);
 // Waits for all that `stream` was given.
 CUresult synchronize_stream(Session* s, Stream* stream);
 

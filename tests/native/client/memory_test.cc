@@ -72,6 +72,21 @@ TEST(RangeAllocator, TakesTheSmallestHoleThatFits) {
   EXPECT_EQ(ranges.allocate(10), 0u);
 }
 
+TEST(RangeAllocator, AtAnAddressAndAligned) {
+  RangeAllocator ranges;
+  ranges.add(1000, 110);
+  EXPECT_FALSE(ranges.allocate_at(990, 20));
+  EXPECT_FALSE(ranges.allocate_at(1100, 20));
+  EXPECT_TRUE(ranges.allocate_at(1040, 20));
+  EXPECT_FALSE(ranges.allocate_at(1030, 11));
+  EXPECT_FALSE(ranges.allocate_at(1059, 2));
+  EXPECT_EQ(ranges.allocate(30, 64), RangeAllocator::kNone) << "no such hole at a multiple of 64";
+  EXPECT_EQ(ranges.allocate(20, 32), 1088u);
+  EXPECT_TRUE(ranges.allocate_at(1000, 40));
+  EXPECT_EQ(ranges.release(1040), 20u);
+  EXPECT_EQ(ranges.allocate(20), 1040u) << "the hole is whole again";
+}
+
 // Writes down what is mapped, and refuses what no worker would take.
 struct FakeNode {
   std::map<uint64_t, uint64_t> mapped;
@@ -283,6 +298,38 @@ TEST_F(Memory, ClearGivesEverythingBack) {
   EXPECT_TRUE(node.mapped.empty());
   EXPECT_EQ(available(), kLimit);
   allocate(kLimit);
+}
+
+TEST_F(Memory, AddressesAndCreditAreToBeHadApart) {
+  const uint64_t base = memory.reserve(1ull << 39, 0, 0);
+  ASSERT_NE(base, 0u);
+  EXPECT_EQ(available(), kLimit) << "addresses cost nothing";
+  EXPECT_EQ(node.maps, 0u);
+  EXPECT_FALSE(memory.covers(base, 1));
+  memory.note_backed(base + kSlab, kSlab);
+  memory.note_backed(base + 2 * kSlab, 4 * kSlab);
+  EXPECT_TRUE(memory.covers(base + kSlab + 5, 5 * kSlab - 5)) << "neighbours are one piece";
+  EXPECT_FALSE(memory.covers(base + kSlab + 5, 5 * kSlab - 4));
+  EXPECT_FALSE(memory.covers(base + kSlab - 1, 2));
+  memory.note_gone(base + 2 * kSlab);
+  EXPECT_FALSE(memory.covers(base + kSlab, kSlab + 1));
+  EXPECT_EQ(memory.free(base), Result::kUnknown) << "a reservation is no allocation";
+  EXPECT_TRUE(memory.charge(kLimit));
+  uint64_t at = 0;
+  EXPECT_EQ(memory.allocate(1, &at), Result::kOutOfMemory);
+  EXPECT_FALSE(memory.charge(1));
+  memory.refund(kLimit);
+  const uint64_t elsewhere = memory.reserve(1ull << 39, 0, 0);
+  EXPECT_EQ(elsewhere, 0u) << "the window has no room for another";
+  memory.release(base);
+  EXPECT_EQ(memory.reserve(1ull << 39, 1ull << 30, base + kSlab) % (1ull << 30), 0u);
+}
+
+TEST_F(Memory, NeighbouringAllocationsAreNotOnePiece) {
+  const uint64_t a = allocate(kSlab + 1), b = allocate(kSlab + 1);
+  ASSERT_EQ(b, a + 2 * kSlab);
+  EXPECT_TRUE(memory.covers(a, 2 * kSlab));
+  EXPECT_FALSE(memory.covers(a, 2 * kSlab + 1));
 }
 
 TEST_F(Memory, ALostSessionIsSaidAndChargesNothing) {

@@ -234,6 +234,35 @@ TEST(HostileFrames, ParticularLies) {
        }},
       {"MemoryUnmap", "a part", set(offsetof(wire::MemoryMap, bytes), uint64_t{2} << 20)},
       {"MemoryUnmap", "another vGPU's", set(offsetof(wire::MemoryMap, device), 1u)},
+      {"MemoryUnmap", "what an allocation backs",
+       [](FurnishedRig& rig, ValidFrame& f) {
+         put(f, offsetof(wire::MemoryMap, address), rig.address() + FurnishedRig::kMappedBytes);
+         put(f, offsetof(wire::MemoryMap, bytes), uint64_t{2} << 20);
+       }},
+      {"AllocationCreate", "nothing", set(offsetof(wire::AllocationCreate, bytes), uint64_t{0})},
+      {"AllocationCreate", "half a slab",
+       set(offsetof(wire::AllocationCreate, bytes), uint64_t{1} << 20)},
+      {"AllocationCreate", "more than the vGPU has",
+       set(offsetof(wire::AllocationCreate, bytes), uint64_t{256} << 20)},
+      {"AllocationDestroy", "what is mapped", set(0, FurnishedRig::kAllocationId)},
+      {"AllocationMap", "more than there is",
+       set(offsetof(wire::AllocationMap, bytes), uint64_t{4} << 20)},
+      {"AllocationMap", "where slabs are",
+       [](FurnishedRig& rig, ValidFrame& f) {
+         put(f, offsetof(wire::AllocationMap, address), rig.address() + (2 << 20));
+       }},
+      {"AllocationMap", "where an allocation is",
+       [](FurnishedRig& rig, ValidFrame& f) {
+         put(f, offsetof(wire::AllocationMap, address), rig.address() + FurnishedRig::kMappedBytes);
+       }},
+      {"AllocationUnmap", "more than the mapping",
+       set(offsetof(wire::AllocationUnmap, bytes), uint64_t{4} << 20)},
+      {"AllocationUnmap", "slabs",
+       [](FurnishedRig& rig, ValidFrame& f) {
+         put(f, offsetof(wire::AllocationUnmap, address), rig.address());
+         put(f, offsetof(wire::AllocationUnmap, bytes), FurnishedRig::kMappedBytes);
+       }},
+      {"AllocationAccess", "writing only", set(offsetof(wire::AllocationAccess, flags), 2u)},
       {"Upload", "more than there is", set(offsetof(Upload, bytes), uint64_t{4000})},
       {"Upload", "beyond its blob", set(offsetof(Upload, offset), uint64_t{1})},
       {"Upload", "an endless blob", set(offsetof(Upload, total), ~uint64_t{0})},

@@ -38,7 +38,7 @@ using Frames = std::vector<ValidFrame>;
 using Rig = FurnishedRig;
 
 void add_memory(Rig& rig, Frames* all) {
-  const uint64_t beyond = rig.address() + Rig::kMappedBytes;
+  const uint64_t beyond = rig.address() + Rig::kMappedBytes + (2 << 20);
   auto f = make("MemoryMap", wire::kMemoryMap, false, "cuMemMap",
                 wire::MemoryMap{0, 0, beyond, 2 << 20});
   f.addresses = {{offsetof(wire::MemoryMap, address), 2 << 20}};
@@ -55,6 +55,37 @@ void add_memory(Rig& rig, Frames* all) {
   all->push_back(f);
   f = make("DeviceIdle", wire::kDeviceIdle, true, "cuCtxSynchronize", wire::DeviceIdle{0, 0});
   f.devices = {offsetof(wire::DeviceIdle, device)};
+  all->push_back(f);
+}
+
+void add_virtual_memory(Rig& rig, Frames* all) {
+  const uint64_t mapped = rig.address() + Rig::kMappedBytes, free = mapped + (2 << 20);
+  using C = wire::AllocationCreate;
+  auto f = make("AllocationCreate", wire::kAllocationCreate, false, "cuMemCreate",
+                C{handle_id(Rig::kAllocation, 9), 2 << 20, 0, 0});
+  f.minted = {offsetof(C, id)};
+  f.devices = {offsetof(C, device)};
+  all->push_back(f);
+  f = make("AllocationDestroy", wire::kAllocationDestroy, false, "cuMemRelease",
+           wire::AllocationId{Rig::kSpareAllocationId});
+  f.handles = {0};
+  all->push_back(f);
+  using M = wire::AllocationMap;
+  f = make("AllocationMap", wire::kAllocationMap, false, "cuMemMap",
+           M{Rig::kSpareAllocationId, free, 2 << 20});
+  f.handles = {offsetof(M, id)};
+  f.addresses = {{offsetof(M, address), 2 << 20}};
+  all->push_back(f);
+  using U = wire::AllocationUnmap;
+  f = make("AllocationUnmap", wire::kAllocationUnmap, false, "cuMemUnmap", U{mapped, 2 << 20});
+  f.addresses = {{offsetof(U, address), 2 << 20}};
+  all->push_back(f);
+  using A = wire::AllocationAccess;
+  f = make("AllocationAccess", wire::kAllocationAccess, false, "cuMemSetAccess",
+           A{mapped, 2 << 20, 0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  f.addresses = {{offsetof(A, address), 2 << 20}};
+  f.devices = {offsetof(A, device)};
+  f.choices = {offsetof(A, flags)};
   all->push_back(f);
 }
 
@@ -303,6 +334,10 @@ FurnishedRig::FurnishedRig() {
   send(wire::kFunctionGet, true, wire::FunctionGet{kKernelId, kLibraryId, CodeKind::kLibrary, 1},
        "k");
   send(wire::kMemoryMap, false, wire::MemoryMap{0, 0, address(), kMappedBytes});
+  send(wire::kAllocationCreate, false, wire::AllocationCreate{kAllocationId, 2 << 20, 0, 0});
+  send(wire::kAllocationCreate, false, wire::AllocationCreate{kSpareAllocationId, 2 << 20, 0, 0});
+  send(wire::kAllocationMap, false,
+       wire::AllocationMap{kAllocationId, address() + kMappedBytes, 2 << 20});
   send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
   r.writing_down = true;
   r.clear();
@@ -311,6 +346,7 @@ FurnishedRig::FurnishedRig() {
 std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   Frames all;
   add_memory(rig, &all);
+  add_virtual_memory(rig, &all);
   add_copies(rig, &all);
   add_code(rig, &all);
   add_launches(rig, &all);

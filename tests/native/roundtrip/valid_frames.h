@@ -21,12 +21,14 @@ class FurnishedRig : public WorkerRig {
  public:
   FurnishedRig();
   static constexpr uint64_t kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kLibrary = 5,
-                            kFunction = 6, kKernel = 7;
+                            kFunction = 6, kKernel = 7, kAllocation = 24;
   static constexpr uint64_t kStreamId = handle_id(kStream, 3), kEventId = handle_id(kEvent, 3),
                             kSecondEventId = handle_id(kEvent, 4),
                             kModuleId = handle_id(kModule, 3), kLibraryId = handle_id(kLibrary, 3),
                             kFunctionId = handle_id(kFunction, 3),
-                            kKernelId = handle_id(kKernel, 3);
+                            kKernelId = handle_id(kKernel, 3),
+                            kAllocationId = handle_id(kAllocation, 3),  // mapped behind the rest
+      kSpareAllocationId = handle_id(kAllocation, 4);                   // mapped nowhere
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
 

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/virtual_memory.h"
+
+#include "client/core/session.h"
+
+namespace sluice::client {
+
+CUresult VirtualMemory::reserve(Device& home, uint64_t bytes, uint64_t alignment, uint64_t wish,
+                                uint64_t* address) {
+  std::lock_guard lock(mutex_);
+  const uint64_t at = home.memory.reserve(bytes, alignment, wish);
+  if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
+  reservations_[at] = {bytes, &home};
+  *address = at;
+  return CUDA_SUCCESS;
+}
+
+CUresult VirtualMemory::unreserve(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto it = reservations_.find(address);
+  if (it == reservations_.end() || it->second.bytes != bytes) return CUDA_ERROR_INVALID_VALUE;
+  const auto mapped = mappings_.lower_bound(address);
+  if (mapped != mappings_.end() && mapped->first - address < bytes) return CUDA_ERROR_INVALID_VALUE;
+  it->second.home->memory.release(address);
+  reservations_.erase(it);
+  return CUDA_SUCCESS;
+}
+
+CUresult VirtualMemory::create(Device& device, uint64_t bytes,
+                               const CUmemAllocationProp& properties, uint64_t* id) {
+  std::lock_guard lock(mutex_);
+  if (!device.memory.charge(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
+  Allocation* made = allocations_.create(id);
+  if (!made) {
+    device.memory.refund(bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
+  }
+  *made = {&device, bytes, properties, 1, 0};
+  return session_.post(wire::kAllocationCreate,
+                       wire::AllocationCreate{*id, bytes, device.index, 0});
+}
+
+CUresult VirtualMemory::end_if_unused(uint64_t id, Allocation& allocation) {
+  if (allocation.handles || allocation.mappings) return CUDA_SUCCESS;
+  allocations_.retire(id);
+  const CUresult e = session_.post(wire::kAllocationDestroy, wire::AllocationId{id});
+  // Whoever is given the credit again comes behind this command.
+  allocation.device->memory.refund(allocation.bytes);
+  allocations_.recycle(id);
+  return e;
+}
+
+CUresult VirtualMemory::release(uint64_t id) {
+  std::lock_guard lock(mutex_);
+  Allocation* a = allocations_.find(id);
+  if (!a || !a->handles) return CUDA_ERROR_INVALID_VALUE;
+  --a->handles;
+  return end_if_unused(id, *a);
+}
+
+const VirtualMemory::Reservation* VirtualMemory::reservation_of(uint64_t address,
+                                                                uint64_t bytes) const {
+  auto it = reservations_.upper_bound(address);
+  if (it == reservations_.begin()) return nullptr;
+  --it;
+  const uint64_t at = address - it->first;
+  return at < it->second.bytes && bytes <= it->second.bytes - at ? &it->second : nullptr;
+}
+
+CUresult VirtualMemory::map(uint64_t address, uint64_t bytes, uint64_t id) {
+  std::lock_guard lock(mutex_);
+  Allocation* a = allocations_.find(id);
+  // A handle that was given back names nothing, though mappings may keep its memory alive.
+  if (!a || !a->handles || bytes != a->bytes || !reservation_of(address, bytes))
+    return CUDA_ERROR_INVALID_VALUE;
+  const auto next = mappings_.lower_bound(address);
+  if (next != mappings_.end() && next->first - address < bytes) return CUDA_ERROR_INVALID_VALUE;
+  if (next != mappings_.begin() && address - std::prev(next)->first < std::prev(next)->second.bytes)
+    return CUDA_ERROR_INVALID_VALUE;
+  mappings_[address] = {bytes, id, a->device, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+  ++a->mappings;
+  return session_.post(wire::kAllocationMap, wire::AllocationMap{id, address, bytes});
+}
+
+std::pair<VirtualMemory::Mappings::iterator, VirtualMemory::Mappings::iterator>
+VirtualMemory::in_range(uint64_t address, uint64_t bytes) {
+  const auto first = mappings_.find(address);
+  uint64_t at = address;
+  auto it = first;
+  for (; it != mappings_.end() && it->first == at && at - address < bytes; ++it)
+    at += it->second.bytes;
+  if (bytes == 0 || at - address != bytes) return {mappings_.end(), mappings_.end()};
+  return {first, it};
+}
+
+bool VirtualMemory::whole_mappings(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto [first, last] = in_range(address, bytes);
+  return first != last;
+}
+
+CUresult VirtualMemory::unmap(uint64_t address, uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto [first, last] = in_range(address, bytes);
+  if (first == last) return CUDA_ERROR_INVALID_VALUE;
+  CUresult status = CUDA_SUCCESS;
+  for (auto it = first; it != last; ++it) {
+    const auto& [at, mapping] = *it;
+    reservation_of(at, mapping.bytes)->home->memory.note_gone(at);
+    status = session_.post(wire::kAllocationUnmap, wire::AllocationUnmap{at, mapping.bytes});
+    Allocation* a = allocations_.find(mapping.allocation);
+    --a->mappings;
+    if (status == CUDA_SUCCESS) status = end_if_unused(mapping.allocation, *a);
+    if (status != CUDA_SUCCESS) break;  // the session is lost
+  }
+  mappings_.erase(first, last);
+  return status;
+}
+
+CUresult VirtualMemory::set_access(uint64_t address, uint64_t bytes, const Device& device,
+                                   CUmemAccess_flags access) {
+  std::lock_guard lock(mutex_);
+  const auto [first, last] = in_range(address, bytes);
+  if (first == last) return CUDA_ERROR_INVALID_VALUE;
+  for (auto it = first; it != last; ++it)
+    if (it->second.device != &device) return CUDA_ERROR_INVALID_DEVICE;  // no peers yet
+  for (auto it = first; it != last; ++it) {
+    auto& [at, mapping] = *it;
+    const wire::AllocationAccess a{at, mapping.bytes, device.index, static_cast<uint32_t>(access)};
+    // The driver takes the one for granted and may refuse the others.
+    const bool usual = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    const CUresult e = usual ? session_.post(wire::kAllocationAccess, a)
+                             : session_.exchange(wire::kAllocationAccess, a);
+    if (e != CUDA_SUCCESS) return e;
+    mapping.access = access;
+    DeviceMemory& window = reservation_of(at, mapping.bytes)->home->memory;
+    if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+      window.note_gone(at);
+    else
+      window.note_backed(at, mapping.bytes);
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult VirtualMemory::retain(uint64_t address, uint64_t* id) {
+  std::lock_guard lock(mutex_);
+  auto it = mappings_.upper_bound(address);
+  if (it == mappings_.begin()) return CUDA_ERROR_INVALID_VALUE;
+  --it;
+  if (address - it->first >= it->second.bytes) return CUDA_ERROR_INVALID_VALUE;
+  ++allocations_.find(it->second.allocation)->handles;
+  *id = it->second.allocation;
+  return CUDA_SUCCESS;
+}
+
+CUresult VirtualMemory::properties(uint64_t id, CUmemAllocationProp* properties) {
+  std::lock_guard lock(mutex_);
+  const Allocation* a = allocations_.find(id);
+  if (!a || !a->handles) return CUDA_ERROR_INVALID_VALUE;
+  *properties = a->properties;
+  return CUDA_SUCCESS;
+}
+
+bool VirtualMemory::find(uint64_t address, uint64_t* start, Mapping* mapping) {
+  std::lock_guard lock(mutex_);
+  auto it = mappings_.upper_bound(address);
+  if (it == mappings_.begin()) return false;
+  --it;
+  if (address - it->first >= it->second.bytes) return false;
+  *start = it->first;
+  *mapping = it->second;
+  return true;
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The virtual memory API's books: reservations cut from a vGPU's window, physical allocations that
+// are charged to a vGPU's credit from creation to their end, and which of those is mapped where.
+// Everything is decided here and told to the node in order, without an answer; only access other
+// than reading and writing is asked for. An allocation lives while it has a handle or a mapping, as
+// CUDA's do. Arguments have been checked as far as they need no books (driver/virtual_memory.cc).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+
+#include "abi/cuda_driver.h"
+#include "client/core/handles.h"
+
+namespace sluice::client {
+
+class Session;
+struct Device;
+
+struct Allocation {
+  Device* device = nullptr;
+  uint64_t bytes = 0;
+  CUmemAllocationProp properties{};
+  uint32_t handles = 0;  // references that the application holds
+  uint32_t mappings = 0;
+};
+
+class VirtualMemory {
+ public:
+  struct Mapping {
+    uint64_t bytes = 0;
+    uint64_t allocation = 0;
+    Device* device = nullptr;                                  // whose memory it is
+    CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;  // of that device
+  };
+
+  explicit VirtualMemory(Session& session) : session_(session) {}
+
+  CUresult reserve(Device& home, uint64_t bytes, uint64_t alignment, uint64_t wish,
+                   uint64_t* address);
+  CUresult unreserve(uint64_t address, uint64_t bytes);
+  CUresult create(Device& device, uint64_t bytes, const CUmemAllocationProp& properties,
+                  uint64_t* id);
+  CUresult release(uint64_t id);
+  CUresult map(uint64_t address, uint64_t bytes, uint64_t id);
+  // The caller has waited for every device that has access.
+  CUresult unmap(uint64_t address, uint64_t bytes);
+  // Whether the range consists of whole mappings.
+  bool whole_mappings(uint64_t address, uint64_t bytes);
+  CUresult set_access(uint64_t address, uint64_t bytes, const Device& device,
+                      CUmemAccess_flags access);
+  CUresult retain(uint64_t address, uint64_t* id);
+  CUresult properties(uint64_t id, CUmemAllocationProp* properties);
+  // The mapping that contains `address`.
+  bool find(uint64_t address, uint64_t* start, Mapping* mapping);
+
+ private:
+  struct Reservation {
+    uint64_t bytes;
+    Device* home;  // whose window it is cut from
+  };
+  using Mappings = std::map<uint64_t, Mapping>;
+
+  const Reservation* reservation_of(uint64_t address, uint64_t bytes) const;
+  // The whole mappings that make up a range, as [first, last); empty when they do not.
+  std::pair<Mappings::iterator, Mappings::iterator> in_range(uint64_t address, uint64_t bytes);
+  CUresult end_if_unused(uint64_t id, Allocation& allocation);
+
+  Session& session_;
+  std::mutex mutex_;
+  HandleTable<Allocation> allocations_{Kind::kAllocation};
+  std::map<uint64_t, Reservation> reservations_;
+  Mappings mappings_;
+};
+
+}  // namespace sluice::client

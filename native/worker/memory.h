@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the two ways to device memory share: whole slabs (memory.cc) and the virtual memory API
+// (virtual_memory.cc). Both keep one list of mappings per window, so that neither can map what the
+// other has backed. The caller holds the vGPU's mutex.
+#pragma once
+
+#include "worker/session.h"
+
+namespace sluice::worker {
+
+inline constexpr uint64_t kGranularity = 2ull << 20;
+inline constexpr size_t kMaxMappings = 1 << 20;
+
+// Whether the range is one that could be mapped: whole slabs of this window.
+bool in_window(const Vgpu& v, uint64_t address, uint64_t bytes);
+// Whether nothing backs any of it yet.
+bool free_for_mapping(const Vgpu& v, uint64_t address, uint64_t bytes);
+CUmemAllocationProp physical_memory_on(const Gpu& gpu);
+
+}  // namespace sluice::worker

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// The virtual memory API: allocations that the client minted an id for, mapped at addresses that it
+// chose. Every allocation is charged to its vGPU from creation to destruction, under the same books
+// as whole slabs. All of it is fire and forget but for unusual access, so the leader runs it.
+#include "worker/dispatch.h"
+#include "worker/memory.h"
+
+namespace sluice::worker {
+
+namespace {
+
+void create(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::AllocationCreate>();
+  if (!d.ok() || m.bytes == 0 || m.bytes % kGranularity || !s.allocations.has_room(m.id))
+    return s.reject("AllocationCreate mints no id that is free, or no whole slabs");
+  Vgpu* v = s.use(m.device);
+  if (!v) return;
+  std::lock_guard lock(v->mutex);
+  // The client keeps the same books: a well-behaved one cannot get here.
+  if (m.bytes > v->memory_bytes - v->mapped_bytes)
+    return s.reject("AllocationCreate asks for more than the vGPU's memory");
+  const CUmemAllocationProp prop = physical_memory_on(*v->gpu);
+  AllocationObject o;
+  o.device = m.device;
+  o.bytes = m.bytes;
+  reply.status = s.driver.cuMemCreate(&o.handle, m.bytes, &prop, 0);
+  if (reply.status != CUDA_SUCCESS) return;
+  v->mapped_bytes += m.bytes;
+  s.allocations.add(m.id, o);
+}
+
+void destroy(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::AllocationId>();
+  AllocationObject o;
+  if (!d.ok() || s.times_mapped.contains(m.id) || !s.allocations.take(m.id, &o))
+    return s.reject("AllocationDestroy names memory that is mapped or that there is not");
+  Vgpu* v = s.use(o.device);
+  std::lock_guard lock(v->mutex);
+  reply.status = s.driver.cuMemRelease(o.handle);
+  v->mapped_bytes -= o.bytes;
+}
+
+// The vGPU whose window holds the range, with its context current; nullptr after a rejection.
+Vgpu* window_of(Session& s, uint64_t address, uint64_t bytes) {
+  for (size_t i = 0; i < s.vgpus.size(); ++i)
+    if (in_window(*s.vgpus[i], address, bytes)) return s.use(static_cast<uint32_t>(i));
+  s.reject("a memory command names a range outside the windows");
+  return nullptr;
+}
+
+void map(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::AllocationMap>();
+  AllocationObject o;
+  if (!d.ok() || !s.allocations.get(m.id, &o) || o.bytes != m.bytes)
+    return s.reject("AllocationMap names memory that there is not");
+  Vgpu* v = window_of(s, m.address, m.bytes);
+  if (!v) return;
+  std::lock_guard lock(v->mutex);
+  if (!free_for_mapping(*v, m.address, m.bytes))
+    return s.reject("AllocationMap names addresses that are already backed");
+  reply.status = s.driver.cuMemMap(m.address, m.bytes, 0, o.handle, 0);
+  if (reply.status != CUDA_SUCCESS) return;
+  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, o.handle, m.id});
+  ++s.times_mapped[m.id];
+}
+
+// The mapping that a command names by its exact range; the end of the list after a rejection.
+std::map<uint64_t, Vgpu::Mapping>::iterator find_mapping(Session& s, Vgpu& v, uint64_t address,
+                                                         uint64_t bytes) {
+  const auto it = v.mappings.find(address);
+  if (it != v.mappings.end() && it->second.bytes == bytes && it->second.allocation) return it;
+  s.reject("a memory command names a mapping that there is not");
+  return v.mappings.end();
+}
+
+void unmap(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::AllocationUnmap>();
+  if (!d.ok()) return s.reject("AllocationUnmap is cut short");
+  Vgpu* v = window_of(s, m.address, m.bytes);
+  if (!v) return;
+  std::lock_guard lock(v->mutex);
+  const auto it = find_mapping(s, *v, m.address, m.bytes);
+  if (it == v->mappings.end()) return;
+  reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
+  const auto times = s.times_mapped.find(it->second.allocation);
+  if (--times->second == 0) s.times_mapped.erase(times);
+  v->mappings.erase(it);
+}
+
+void access(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::AllocationAccess>();
+  if (!d.ok() || m.device >= s.vgpus.size() || m.flags > CU_MEM_ACCESS_FLAGS_PROT_READWRITE ||
+      m.flags == 2)
+    return s.reject("AllocationAccess names a vGPU or an access that there is not");
+  Vgpu* v = window_of(s, m.address, m.bytes);
+  if (!v) return;
+  std::lock_guard lock(v->mutex);
+  if (find_mapping(s, *v, m.address, m.bytes) == v->mappings.end()) return;
+  CUmemAccessDesc desc{};
+  desc.location = {CU_MEM_LOCATION_TYPE_DEVICE, {s.vgpus[m.device]->gpu->ordinal}};
+  desc.flags = static_cast<CUmemAccess_flags>(m.flags);
+  reply.status = s.driver.cuMemSetAccess(m.address, m.bytes, &desc, 1);
+}
+
+}  // namespace
+
+void add_virtual_memory_handlers(DispatchTable& t) {
+  using enum Handler::Answered;
+  t[wire::kAllocationCreate] = {"AllocationCreate", create, kNever, false};
+  t[wire::kAllocationDestroy] = {"AllocationDestroy", destroy, kNever, false};
+  t[wire::kAllocationMap] = {"AllocationMap", map, kNever, false};
+  t[wire::kAllocationUnmap] = {"AllocationUnmap", unmap, kNever, false};
+  t[wire::kAllocationAccess] = {"AllocationAccess", access, kEither, false};
+}
+
+}  // namespace sluice::worker

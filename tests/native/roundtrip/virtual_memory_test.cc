@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// The virtual memory API from exported function to driver call: the driver gets exactly what the
+// application asked for, and what CUDA refuses never leaves the client.
+#include "tests/native/roundtrip/loopback_session.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr size_t kUnit = 2 << 20;
+
+class VirtualMemory : public RoundTrip {
+ protected:
+  static CUmemAllocationProp on(int device) {
+    CUmemAllocationProp p{};
+    p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    p.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    return p;
+  }
+  static CUmemAccessDesc access(int device, CUmemAccess_flags flags) {
+    CUmemAccessDesc d{};
+    d.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+    d.flags = flags;
+    return d;
+  }
+  CUdeviceptr reserve(size_t bytes) {
+    CUdeviceptr p = 0;
+    EXPECT_EQ(cuMemAddressReserve(&p, bytes, 0, 0, 0), CUDA_SUCCESS);
+    return p;
+  }
+  CUmemGenericAllocationHandle create(size_t bytes, int device = 0) {
+    const CUmemAllocationProp p = on(device);
+    CUmemGenericAllocationHandle h = 0;
+    EXPECT_EQ(cuMemCreate(&h, bytes, &p, 0), CUDA_SUCCESS);
+    return h;
+  }
+  size_t available() {
+    size_t free_bytes = 0, total = 0;
+    EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total), CUDA_SUCCESS);
+    return free_bytes;
+  }
+};
+
+TEST_F(VirtualMemory, TheDriverGetsWhatWasAskedFor) {
+  const size_t before = available();
+  for (int device = 0; device < 2; ++device) {
+    for (int i = 0; i < 20; ++i) {
+      const size_t bytes = (1 + next() % 10) * kUnit;
+      recording().clear();
+      const CUdeviceptr base = reserve(64 * kUnit);
+      EXPECT_TRUE(recording().calls.empty()) << "reservations are local";
+      const CUdeviceptr at = base + next() % 50 * kUnit;
+      CUmemAllocationProp prop{};
+      CUmemAccessDesc given{};
+      {
+        const auto make = SLUICE_ON(cuMemCreate);
+        ScopedAnswer a(SLUICE_ON(cuMemCreate),
+                       [&](CUmemGenericAllocationHandle* h, size_t n, const CUmemAllocationProp* p,
+                           unsigned long long f) {
+                         prop = *p;
+                         return make(h, n, p, f);
+                       });
+        ScopedAnswer b(SLUICE_ON(cuMemSetAccess),
+                       [&](CUdeviceptr, size_t, const CUmemAccessDesc* d, size_t) {
+                         given = *d;
+                         return CUDA_SUCCESS;
+                       });
+        const auto h = create(bytes, device);
+        ASSERT_EQ(cuMemMap(at, bytes, 0, h, 0), CUDA_SUCCESS);
+        const CUmemAccessDesc want = access(device, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        ASSERT_EQ(cuMemSetAccess(at, bytes, &want, 1), CUDA_SUCCESS);
+        ASSERT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+        EXPECT_EQ(cuMemRelease(h), CUDA_ERROR_INVALID_VALUE) << "its mapping is no handle";
+        EXPECT_EQ(cuMemMap(base, bytes, 0, h, 0), CUDA_ERROR_INVALID_VALUE);
+      }
+      EXPECT_EQ(prop.location.id, 10 + device);
+      EXPECT_EQ(given.location.id, 10 + device);
+      EXPECT_EQ(given.flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+      EXPECT_EQ(recording().only("cuMemCreate").at<size_t>(1), bytes);
+      EXPECT_EQ(recording().only("cuMemMap").at<CUdeviceptr>(0), at);
+      EXPECT_EQ(recording().only("cuMemMap").at<size_t>(1), bytes);
+      EXPECT_EQ(recording().only("cuMemSetAccess").at<CUdeviceptr>(0), at);
+      EXPECT_EQ(recording().only("cuMemSetAccess").at<size_t>(1), bytes);
+      EXPECT_TRUE(recording().calls_of("cuMemRelease").empty()) << "it is still mapped";
+      recording().clear();
+      ASSERT_EQ(cuMemUnmap(at, bytes), CUDA_SUCCESS);
+      EXPECT_EQ(recording().only("cuMemUnmap").at<CUdeviceptr>(0), at);
+      EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 1u) << "the last mapping was its end";
+      ASSERT_EQ(cuMemAddressFree(base, 64 * kUnit), CUDA_SUCCESS);
+    }
+  }
+  EXPECT_EQ(available(), before);
+  EXPECT_TRUE(worker_session().times_mapped.empty());
+  EXPECT_EQ(worker_session().allocations.count(), 0u);
+}
+
+TEST_F(VirtualMemory, ManyMappingsAreOnePieceToACopy) {
+  const CUdeviceptr base = reserve(16 * kUnit);
+  const CUmemAccessDesc rw = access(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  std::vector<CUmemGenericAllocationHandle> handles;
+  for (size_t i = 0; i < 4; ++i) {
+    handles.push_back(create(kUnit));
+    ASSERT_EQ(cuMemMap(base + i * kUnit, kUnit, 0, handles.back(), 0), CUDA_SUCCESS);
+  }
+  ASSERT_EQ(cuMemSetAccess(base, 3 * kUnit, &rw, 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemsetD8_v2(base + 100, 1, 3 * kUnit - 100), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemsetD8_v2(base, 1, 3 * kUnit + 1), CUDA_ERROR_INVALID_VALUE)
+      << "the fourth may not be accessed";
+  CUdeviceptr start = 0;
+  size_t bytes = 0;
+  ASSERT_EQ(cuMemGetAddressRange_v2(&start, &bytes, base + kUnit + 5), CUDA_SUCCESS);
+  EXPECT_EQ(start, base + kUnit);
+  EXPECT_EQ(bytes, kUnit);
+  EXPECT_EQ(cuMemGetAddressRange_v2(&start, &bytes, base + 4 * kUnit), CUDA_ERROR_NOT_FOUND);
+  unsigned long long flags = 9;
+  EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base), CUDA_SUCCESS);
+  EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+  EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base + 3 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_NONE});
+  EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base + 4 * kUnit), CUDA_ERROR_INVALID_VALUE);
+  int ordinal = 7;
+  EXPECT_EQ(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, base),
+            CUDA_SUCCESS);
+  EXPECT_EQ(ordinal, 0);
+  EXPECT_EQ(cuMemUnmap(base, kUnit + 4096), CUDA_ERROR_INVALID_VALUE);
+  recording().clear();
+  ASSERT_EQ(cuMemUnmap(base, 4 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(recording().calls_of("cuMemUnmap").size(), 4u);
+  EXPECT_EQ(cuMemsetD8_v2(base, 1, 1), CUDA_ERROR_INVALID_VALUE);
+  for (auto h : handles) EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, 16 * kUnit), CUDA_SUCCESS);
+}
+
+TEST_F(VirtualMemory, UnmappingComesBehindTheGpusWork) {
+  const CUdeviceptr base = reserve(kUnit);
+  const auto h = create(kUnit);
+  const CUmemAccessDesc rw = access(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemSetAccess(base, kUnit, &rw, 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemsetD8Async(base, 1, kUnit, world().stream), CUDA_SUCCESS);
+  recording().clear();
+  ASSERT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
+  ASSERT_EQ(recording().calls.size(), 2u);
+  EXPECT_STREQ(recording().calls[0].name, "cuCtxSynchronize");
+  EXPECT_STREQ(recording().calls[1].name, "cuMemUnmap");
+  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
+  recording().clear();
+  ASSERT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
+  EXPECT_TRUE(recording().calls_of("cuCtxSynchronize").empty()) << "it is known to be idle";
+  EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
+}
+
+TEST_F(VirtualMemory, RetainingKeepsTheMemory) {
+  const CUdeviceptr base = reserve(2 * kUnit);
+  const auto h = create(kUnit);
+  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+  CUmemGenericAllocationHandle again = 0;
+  ASSERT_EQ(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + 77)), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + kUnit)),
+            CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cuMemMap(base + kUnit, kUnit, 0, again, 0), CUDA_SUCCESS) << "once more";
+  ASSERT_EQ(cuMemUnmap(base, 2 * kUnit), CUDA_SUCCESS);
+  CUmemAllocationProp prop{};
+  ASSERT_EQ(cuMemGetAllocationPropertiesFromHandle(&prop, again), CUDA_SUCCESS);
+  EXPECT_EQ(prop.location.id, 0);
+  recording().clear();
+  ASSERT_EQ(cuMemRelease(again), CUDA_SUCCESS);
+  EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 1u);
+  EXPECT_EQ(cuMemGetAllocationPropertiesFromHandle(&prop, again), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(base, 2 * kUnit), CUDA_SUCCESS);
+}
+
+TEST_F(VirtualMemory, TheCreditIsReachedExactlyAndLocally) {
+  std::vector<CUmemGenericAllocationHandle> all;
+  const CUmemAllocationProp prop = on(0);
+  const size_t before = available();
+  CUmemGenericAllocationHandle h = 0;
+  while (cuMemCreate(&h, 4 * kUnit, &prop, 0) == CUDA_SUCCESS) all.push_back(h);
+  EXPECT_EQ(all.size(), before / (4 * kUnit));
+  seen().clear();
+  EXPECT_EQ(cuMemCreate(&h, 4 * kUnit, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_TRUE(seen().empty()) << "refused without asking";
+  CUdeviceptr p = 0;
+  EXPECT_EQ(cuMemAlloc_v2(&p, before), CUDA_ERROR_OUT_OF_MEMORY) << "one credit for both";
+  for (auto one : all) EXPECT_EQ(cuMemRelease(one), CUDA_SUCCESS);
+  EXPECT_EQ(available(), before);
+}
+
+TEST_F(VirtualMemory, ReservationsAreBoundedByTheWindowOnly) {
+  std::vector<CUdeviceptr> all;
+  const size_t space = size_t{512} << 30;
+  for (int i = 0; i < 6; ++i) all.push_back(reserve(space));
+  for (size_t i = 1; i < all.size(); ++i)
+    for (size_t j = 0; j < i; ++j)
+      EXPECT_GE(std::max(all[i], all[j]) - std::min(all[i], all[j]), space);
+  CUdeviceptr p = 0;
+  EXPECT_EQ(cuMemAddressReserve(&p, size_t{1} << 46, 0, 0, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  ASSERT_EQ(cuMemAddressReserve(&p, kUnit, size_t{1} << 35, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(p % (size_t{1} << 35), 0u);
+  EXPECT_EQ(cuMemAddressFree(p, kUnit), CUDA_SUCCESS);
+  const CUdeviceptr wish = all[3];
+  EXPECT_EQ(cuMemAddressFree(wish, space - 4096), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(wish + kUnit, space), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(wish, space), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAddressReserve(&p, space, 0, wish, 0), CUDA_SUCCESS);
+  EXPECT_EQ(p, wish) << "a free address that was asked for";
+  ASSERT_EQ(cuMemAddressReserve(&p, space, 0, wish, 0), CUDA_SUCCESS);
+  EXPECT_NE(p, wish) << "a wish, no more";
+  EXPECT_EQ(cuMemAddressFree(p, space), CUDA_SUCCESS);
+  for (auto at : all) EXPECT_EQ(cuMemAddressFree(at, space), CUDA_SUCCESS);
+}
+
+TEST_F(VirtualMemory, WhatCudaRefusesNeverLeaves) {
+  const CUdeviceptr base = reserve(8 * kUnit);
+  const auto h = create(2 * kUnit);
+  ASSERT_EQ(cuMemMap(base, 2 * kUnit, 0, h, 0), CUDA_SUCCESS);
+  recording().clear();
+  seen().clear();
+  CUmemGenericAllocationHandle made = 0;
+  CUmemAllocationProp prop = on(0);
+  CUdeviceptr p = 0;
+  size_t n = 0;
+  const CUmemAccessDesc rw = access(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  const CUmemAccessDesc other = access(1, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  const CUmemAccessDesc nobody = access(2, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  const CUmemAccessDesc odd = access(0, static_cast<CUmemAccess_flags>(2));
+  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemCreate(&made, 0, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemCreate(&made, kUnit + 1, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemCreate(&made, kUnit, nullptr, 0), CUDA_ERROR_INVALID_VALUE);
+  prop.location.id = 2;
+  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
+  prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
+  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+  prop = on(0);
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(cuMemMap(base + 2 * kUnit, 2 * kUnit, 0, h ^ 1, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + 2 * kUnit, kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + 2 * kUnit, 2 * kUnit, kUnit, h, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + 2 * kUnit, 2 * kUnit, 0, h, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + kUnit, 2 * kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE) << "taken";
+  EXPECT_EQ(cuMemMap(base + 7 * kUnit, 2 * kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE) << "beyond";
+  EXPECT_EQ(cuMemMap(world().memory, 2 * kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemUnmap(base + kUnit, kUnit), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemUnmap(world().memory, kBytes), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, kUnit, &rw, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kUnit, &rw, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kUnit, &odd, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kUnit, &nobody, 1), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kUnit, &other, 1), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQ(cuMemAddressReserve(&p, kUnit, 3, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressReserve(&p, 0, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressReserve(&p, kUnit, 0, 0, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(base, 8 * kUnit), CUDA_ERROR_INVALID_VALUE) << "still mapped";
+  EXPECT_EQ(cuMemFree_v2(base), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemGetAllocationGranularity(&n, &(prop = on(0)), CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+            CUDA_SUCCESS);
+  EXPECT_EQ(n, kUnit);
+  EXPECT_EQ(
+      cuMemGetAllocationGranularity(&n, &prop, static_cast<CUmemAllocationGranularity_flags>(2)),
+      CUDA_ERROR_INVALID_VALUE);
+  int fd = -1;
+  EXPECT_EQ(cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+            CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_TRUE(seen().empty());
+  ASSERT_EQ(cuMemUnmap(base, 2 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(h), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(base, 8 * kUnit), CUDA_SUCCESS);
+}
+
+// The driver may refuse it, so the caller learns that.
+TEST_F(VirtualMemory, UnusualAccessIsAskedFor) {
+  const CUdeviceptr base = reserve(kUnit);
+  const auto h = create(kUnit);
+  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
+  const CUmemAccessDesc read = access(0, CU_MEM_ACCESS_FLAGS_PROT_READ);
+  {
+    ScopedAnswer a(SLUICE_ON(cuMemSetAccess), [](CUdeviceptr, size_t, const CUmemAccessDesc*,
+                                                 size_t) { return CUDA_ERROR_NOT_SUPPORTED; });
+    EXPECT_EQ(cuMemSetAccess(base, kUnit, &read, 1), CUDA_ERROR_NOT_SUPPORTED);
+  }
+  unsigned long long flags = 9;
+  EXPECT_EQ(cuMemGetAccess(&flags, &read.location, base), CUDA_SUCCESS);
+  EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_NONE});
+  EXPECT_EQ(cuMemSetAccess(base, kUnit, &read, 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemGetAccess(&flags, &read.location, base), CUDA_SUCCESS);
+  EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_READ});
+  EXPECT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
+}
+
+}  // namespace
+}  // namespace sluice::test
