@@ -12,7 +12,14 @@ import socket
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
 from sluice.config.ini import Section, read_config
 from sluice.config.sections import HostPort, IpAddress, LogSection, Port
@@ -27,6 +34,24 @@ def _only_mode(value: bool) -> bool:
 
 
 OnlyMode = Annotated[bool, AfterValidator(_only_mode)]
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.replace(",", ":").split(":") if part.strip()]
+
+
+def _absolute(value: list[str]) -> list[str]:
+    for folder in value:
+        if not folder.startswith("/"):
+            raise ValueError(f"{folder} is no absolute path")
+        if not Path(folder).is_dir():
+            raise ValueError(f"{folder} is no folder")
+    return value
+
+
+Folders = Annotated[list[str], BeforeValidator(_split), AfterValidator(_absolute)]
 
 
 class ControllerSection(Section):
@@ -91,6 +116,10 @@ class ServerSection(Section):
         256, ge=1, le=65536, description="MiB of shared pinned memory of a local session"
     )
     driver: str = Field("auto", description="auto, softgpu, or the path of a CUDA driver library")
+    cuda_libraries: Folders = Field(
+        default_factory=list,
+        description="the folders of NVIDIA's libraries, absolute, with commas (empty: look)",
+    )
     visible_devices: str = Field(
         "", description="a comma-separated list of GPU UUIDs to put in the pool (empty: all)"
     )

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """sluice-server: reads server.conf, runs the server until SIGTERM or SIGINT.
 
-Exit status: 0 after a signal, 1 when it cannot start, 2 for a wrong configuration.
+`--check` says instead what sessions of this host would run on. Exit status: 0 after a signal, 1
+when it cannot start, 2 for a wrong configuration.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from sluice.config.ini import ConfigError
 from sluice.config.logs import set_up_logging
 from sluice.config.server import ServerConfig, read_server_config
+from sluice.server.check import check
 from sluice.server.service import Server, StartError
 
 
@@ -43,12 +45,19 @@ def main() -> int:
     """The console command."""
     parser = argparse.ArgumentParser(prog="sluice-server", description="Serves this host's GPUs.")
     parser.add_argument("--config", type=Path, help="server.conf to read")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="say which driver and which of NVIDIA's libraries sessions would get, and end",
+    )
     arguments = parser.parse_args()
     try:
         config = read_server_config(arguments.config)
     except ConfigError as error:
         print(f"sluice-server: {error}", file=sys.stderr)
         return 2
+    if arguments.check:
+        return check(config)
     set_up_logging(config.log, "server")
     # a session holds about five descriptors, and the usual soft limit is 1024
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -25,6 +25,7 @@ from sluice.config.server import ServerConfig
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.adoption import adopt_workers
 from sluice.server.controller_link import ControllerLink
+from sluice.server.cuda_libraries import find_libraries, search_folders
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
 from sluice.server.regions import Regions
@@ -62,7 +63,7 @@ class Server:
         if section.enable_rdma:
             log.warning("[server] enable_rdma = true: RDMA is not there yet and is not used")
         driver = self._driver()
-        starter = WorkerStarter(self._config, WorkerFiles(section.run_dir))
+        starter = WorkerStarter(self._config, WorkerFiles(section.run_dir), self._libraries(driver))
         self._workers = WarmWorkers(
             starter,
             driver,
@@ -191,6 +192,25 @@ class Server:
             return find_driver(self._config.server.driver)
         except (NativeFileMissing, FileNotFoundError) as error:
             raise StartError(str(error)) from None
+
+    def _libraries(self, driver: Driver) -> list[Path]:
+        setting = self._config.server.cuda_libraries
+        if driver.software and not setting:
+            return []  # they need a GPU of NVIDIA's
+        left_out: list[str] = []
+        folders = search_folders(setting, left_out)
+        for line in left_out:
+            log.warning("%s", line)
+        found = find_libraries(folders)
+        if there := [f"{x.title} {x.version}".strip() for x in found if x.path]:
+            log.info("libraries: %s, from %s", ", ".join(there), ", ".join(map(str, folders)))
+        if missing := [x.title for x in found if not x.path]:
+            log.warning(
+                "this host lacks %s: programs that need them are told so; install them (they come "
+                "with CUDA 13, cuDNN and NCCL) or name their folder in [server] cuda_libraries",
+                ", ".join(missing),
+            )
+        return folders
 
     async def _find_gpus(self, driver: Driver) -> None:
         try:

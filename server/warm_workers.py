@@ -67,6 +67,8 @@ class WarmWorkers:
         record = worker.record
         if self._per_gpu == 0 or record.driver != self._driver.path or len(record.devices) != 1:
             return False
+        if record.libraries != self._starter.libraries:
+            return False
         warm = self._warm.setdefault(record.devices[0], [])
         if len(warm) >= self._per_gpu:
             return False

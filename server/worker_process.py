@@ -44,6 +44,7 @@ class WorkerRecord:
     devices: list[str]
     log: str
     session: dict[str, Any] = field(default_factory=dict)
+    libraries: list[str] = field(default_factory=list)
 
 
 class WorkerFiles:
@@ -86,9 +87,12 @@ class WorkerFiles:
 class WorkerStarter:
     """Starts workers as the configuration says."""
 
-    def __init__(self, config: ServerConfig, files: WorkerFiles) -> None:
+    def __init__(
+        self, config: ServerConfig, files: WorkerFiles, libraries: Sequence[Path] = ()
+    ) -> None:
         self._config = config
         self.files = files
+        self.libraries = [str(folder) for folder in libraries]
         self._systemd = SYSTEMD_RUNS.is_dir() and shutil.which("systemd-run") is not None
         section = config.server
         self.cgroups = (
@@ -112,6 +116,8 @@ class WorkerStarter:
             listener.listen(4)
             command = [str(program), "--id", worker_id, "--control", str(listener.fileno())]
             command += ["--driver", driver]
+            if self.libraries:
+                command += ["--libraries", ":".join(self.libraries)]
             if devices:
                 command += ["--visible-devices", ",".join(devices)]
             if self._account:
@@ -128,7 +134,15 @@ class WorkerStarter:
         except PeerGone as error:
             self.files.remove(worker_id)
             raise OSError(f"{program} ended at once; its log is {log_path}") from error
-        record = WorkerRecord(worker_id, pid, started, driver, list(devices), str(log_path))
+        record = WorkerRecord(
+            worker_id,
+            pid,
+            started,
+            driver,
+            list(devices),
+            str(log_path),
+            libraries=self.libraries,
+        )
         self.files.write(record)
         if self.cgroups:
             self.cgroups.add(worker_id, pid)

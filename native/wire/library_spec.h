@@ -62,7 +62,7 @@ struct ParamSpec {
 };
 
 enum class CallClass : uint8_t {
-  kAsync,     // fire and forget
+  kAsync,     // fire and forget, once one call of the function has been answered
   kAnswered,  // a round trip
   // Answered until the same arguments have succeeded once, fire and forget from then on: whether a
   // call is valid depends on what its key covers, and the first one was told its error.

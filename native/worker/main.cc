@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -19,6 +20,7 @@
 #include "wire/control.h"
 #include "worker/device_output.h"
 #include "worker/executor.h"
+#include "worker/library/library.h"
 #include "worker/log.h"
 #include "worker/sandbox.h"
 
@@ -29,6 +31,7 @@ struct Options {
   std::string id;
   int control = -1;
   std::string driver;
+  std::vector<std::string> libraries;  // folders of NVIDIA's libraries
   std::string visible;
   std::string cgroup;
   uint32_t uid = 0, gid = 0;
@@ -66,6 +69,7 @@ bool Worker::prepare(std::string* error) {
     if (!f || std::fprintf(f, "%d", getpid()) < 0 || std::fclose(f) != 0)
       log_error("joining the cgroup " + options_.cgroup + ": " + std::strerror(errno));
   }
+  Libraries::set_path(options_.libraries);
   if (!DeviceOutput::instance().redirect(error)) return false;
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
   // Modules are loaded whole when they are asked for: what is charged is what was loaded.
@@ -292,6 +296,17 @@ int Worker::run() {
   }
 }
 
+// "DIR:DIR…"
+std::vector<std::string> split(const std::string& folders) {
+  std::vector<std::string> all;
+  for (size_t at = 0; at < folders.size();) {
+    const size_t end = std::min(folders.find(':', at), folders.size());
+    if (end > at) all.push_back(folders.substr(at, end - at));
+    at = end + 1;
+  }
+  return all;
+}
+
 bool parse(int argc, char** argv, Options* o) {
   for (int i = 1; i + 1 < argc; i += 2) {
     const std::string name = argv[i];
@@ -302,6 +317,8 @@ bool parse(int argc, char** argv, Options* o) {
       o->control = std::atoi(value);
     else if (name == "--driver")
       o->driver = value;
+    else if (name == "--libraries")
+      o->libraries = split(value);
     else if (name == "--visible-devices")
       o->visible = value;
     else if (name == "--cgroup")
@@ -319,8 +336,8 @@ bool parse(int argc, char** argv, Options* o) {
   }
   if (o->control >= 0 && !o->driver.empty() && argc % 2 == 1) return true;
   std::fprintf(stderr,
-               "usage: sluice-worker --id ID --control FD --driver PATH [--visible-devices "
-               "UUID,...] [--uid N --gid N] [--cgroup PATH] "
+               "usage: sluice-worker --id ID --control FD --driver PATH [--libraries "
+               "DIR:DIR...] [--visible-devices UUID,...] [--uid N --gid N] [--cgroup PATH] "
                "[--sandbox on|off]\nStarted by sluice-server; docs/protocol.md says how.\n");
   return false;
 }

@@ -74,6 +74,10 @@ class Server:
         library.mkdir()
         for name in ("libcuda.so.1", "libcudart.so.13"):
             (library / name).symlink_to(built(name).resolve())
+        # the forwarding libraries: libcublas.so.13 and so on
+        for path in sorted(built("libcuda.so.1").parent.glob("lib*.so.[0-9]*")):
+            if not path.name.startswith("libsluice") and not (library / path.name).exists():
+                (library / path.name).symlink_to(path.resolve())
         self.environments = {
             "shm": {"SLUICE_CHANNEL": "shm"},
             "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": "127.0.0.1:19123"},

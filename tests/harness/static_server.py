@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import array
 import contextlib
+import importlib.util
 import os
 import secrets
 import selectors
@@ -36,6 +37,8 @@ class StaticWorker:
         listener.listen(2)
         command = [args.worker, "--id", self.id, "--control", str(listener.fileno())]
         command += ["--driver", args.driver, "--sandbox", args.sandbox]
+        if args.libraries:
+            command += ["--libraries", args.libraries]
         if args.visible_devices:
             command += ["--visible-devices", args.visible_devices]
         if args.uid:
@@ -182,12 +185,25 @@ class StaticServer:
                     key.data(connection)
 
 
+def found_libraries() -> str:
+    """What server/cuda_libraries.py finds, which is a file on its own."""
+    path = Path(__file__).resolve().parents[2] / "server" / "cuda_libraries.py"
+    spec = importlib.util.spec_from_file_location("cuda_libraries", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses ask for it
+    spec.loader.exec_module(module)
+    return ":".join(map(str, module.search_folders()))
+
+
 def main() -> None:
     """Reads the options and serves."""
     build = os.environ.get("SLUICE_NATIVE_DIR", "build/native")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--driver", required=True)
+    parser.add_argument("--libraries", help="folders, with colons (default: as the server looks)")
     parser.add_argument("--worker", default=f"{build}/bin/sluice-worker")
     parser.add_argument("--memory-mib", type=int, default=1024)
     parser.add_argument("--vgpus", type=int, default=1)
@@ -199,6 +215,8 @@ def main() -> None:
     parser.add_argument("--tcp-port", type=int, default=0)
     parser.add_argument("--http-port", type=int, default=0)
     args = parser.parse_args()
+    if args.libraries is None:
+        args.libraries = "" if "softgpu" in args.driver else found_libraries()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with tempfile.TemporaryDirectory() as run_dir:
         args.run_dir = run_dir

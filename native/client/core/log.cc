@@ -71,14 +71,18 @@ void note_export_table(const void* caller) {
                "(nvcc -cudart shared); `sluice check PROGRAM` tells more.");
 }
 
-void note_unsupported(const char* function) {
+void log_once(LogLevel level, const std::string& text) {
   static std::mutex mutex;
   static std::set<std::string> told;
   {
     std::lock_guard lock(mutex);
-    if (!told.insert(function).second) return;
+    if (!told.insert(text).second) return;
   }
-  log_line(LogLevel::kError,
+  log_line(level, text);
+}
+
+void note_unsupported(const char* function) {
+  log_once(LogLevel::kError,
            std::string(function) + " is not supported yet and returned \"not supported\"");
 }
 

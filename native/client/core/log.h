@@ -13,6 +13,8 @@ enum class LogLevel { kError, kInfo, kDebug };
 
 void log_open(const Config& config);
 void log_line(LogLevel level, const std::string& text);
+// The same, once for each text.
+void log_once(LogLevel level, const std::string& text);
 // Says once per asking library that it wanted a private driver table, which rule 1 does not give.
 void note_export_table(const void* caller);
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "client/core/log.h"
 #include "client/core/session.h"
 #include "client/library/object.h"
 #include "client/unsupported.h"
@@ -61,7 +62,8 @@ class Call {
   void expect(int index, size_t n);
   uint64_t elements(const ParamSpec& p) const;
   size_t scalar_bytes(const ParamSpec& p);
-  std::optional<int64_t> ask(bool* answered);
+  std::optional<int64_t> ask();
+  void lacking(CUresult e);
   int64_t scatter(std::span<const std::byte> answer);
   void remember();
   void take_back();
@@ -335,10 +337,29 @@ int32_t Call::collect() {
   return 0;
 }
 
+// The worker could not call: the node lacks the library, or has an older one.
+void Call::lacking(CUresult e) {
+  const std::string name = library_.soname;
+  if (e == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED)
+    log_once(LogLevel::kError,
+             "the GPU node has no " + name + ", which this program needs (" + f_.name +
+                 "). Install it there, or name its folder in the node's server.conf ([server] "
+                 "cuda_libraries); `sluice-server --check` lists what a node has");
+  else
+    log_once(LogLevel::kError, "the GPU node's " + name + " is older than this client: it has no " +
+                                   f_.name + "; install a newer one there");
+}
+
 // Sends the command. Without a value: fire and forget, it succeeded as far as anybody can tell.
-std::optional<int64_t> Call::ask(bool* answered) {
+std::optional<int64_t> Call::ask() {
   State& state = State::get();
   bool known = false;
+  Key question = key_;
+  if (f_.call == CallClass::kAsync) {
+    // Whether the node has the function at all.
+    question = Key{};
+    question.add(f_.id);
+  }
   {
     std::lock_guard lock(state.mutex);
     if (f_.cached) {
@@ -346,12 +367,12 @@ std::optional<int64_t> Call::ask(bool* answered) {
         ++state.hits;
         return scatter(it->second);
       }
-    } else if (f_.call == CallClass::kLearned) {
-      known = state.learned.contains(key_);
+    } else if (f_.call != CallClass::kAnswered) {
+      known = state.learned.contains(question);
     }
   }
   const uint32_t context = device_->index + 1;
-  if (f_.call == CallClass::kAsync || (known && expected_.empty())) {
+  if (known && expected_.empty()) {
     if (session_->post(f_.id, body_.data(), body_.size(), {}, work_, context) != CUDA_SUCCESS)
       return library_.status.failed;
     return std::nullopt;
@@ -362,13 +383,16 @@ std::optional<int64_t> Call::ask(bool* answered) {
   size_t got = 0;
   const CUresult e =
       session_->exchange(f_.id, body_.data(), body_.size(), {}, reply_, &got, work_, context);
+  if (e == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED || e == CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND) {
+    lacking(e);
+    return library_.status.unsupported;
+  }
   if (e != CUDA_SUCCESS || got < 8) return library_.status.failed;
-  *answered = true;
   const int64_t status = scatter({reply_.data(), std::min(got, reply_.size())});
   if (status == 0 || !f_.returns_status) {
     std::lock_guard lock(state.mutex);
     if (f_.cached) state.answers.emplace(key_, reply_);
-    if (f_.call == CallClass::kLearned) state.learned.insert(key_);
+    if (f_.call != CallClass::kAnswered) state.learned.insert(question);
   }
   return status;
 }
@@ -435,8 +459,7 @@ int64_t Call::run() {
     // The worker hears of the end before it hears of the slot's next object.
     if (!State::get().objects.retire(main_id_)) return library_.status.bad_handle;
   }
-  bool answered = false;
-  const std::optional<int64_t> status = ask(&answered);
+  const std::optional<int64_t> status = ask();
   if (f_.state == CallState::kDestroys) State::get().objects.recycle(main_id_);
   const bool stands = !status || *status == 0;
   if (stands && f_.state != CallState::kDestroys)
@@ -457,6 +480,8 @@ std::string Call::text() {
   size_t got = 0;
   const CUresult e = session_->exchange(f_.id, body_.data(), body_.size(), {}, reply_, &got,
                                         nullptr, device_->index + 1);
+  if (e == CUDA_ERROR_SHARED_OBJECT_INIT_FAILED || e == CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND)
+    lacking(e);
   if (e != CUDA_SUCCESS || got <= 8) return "";
   uint64_t length = 0;
   std::memcpy(&length, reply_.data(), 8);

@@ -292,7 +292,13 @@ void Call::run(Reply& reply) {
   for (int i = 0; i < f_.params; ++i)
     if (!read(i)) return;
   void* function = Libraries::get().resolve(entry_);
-  if (!function) return answer(entry_.table->spec->status.unsupported, reply);
+  if (!function) {
+    // The client asks before it sends anything without an answer, and says it to its user.
+    reply.status = entry_.loaded.load(std::memory_order_relaxed)
+                       ? CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND
+                       : CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
+    return;
+  }
   if (f_.state == wire::CallState::kDestroys && main_id_ != 0)
     Libraries::get().objects.take(main_id_, &main_);
   if (f_.launches) vgpu_->gate->pass();
@@ -314,6 +320,7 @@ void library_text(Session& s, const Command& c, Reply& reply) {
   if (!entry) return s.reject("there is no such library function");
   Reply raw;
   Call(s, c, *entry).run(raw);
+  reply.status = raw.status;
   if (s.rejected() || raw.body.size() < 8) return;
   const char* text = nullptr;
   std::memcpy(&text, raw.body.data(), sizeof text);
@@ -332,9 +339,7 @@ void add_library_handlers(DispatchTable& t) {
       Handler& h = t[f.id];
       h.name = f.name;
       h.run = f.text ? library_text : library_call;
-      h.answered = f.call == wire::CallClass::kAsync      ? kNever
-                   : f.call == wire::CallClass::kAnswered ? kOnly
-                                                          : kEither;
+      h.answered = f.call == wire::CallClass::kAnswered ? kOnly : kEither;
       h.may_block = true;
     }
   }

@@ -87,6 +87,7 @@ void* Libraries::resolve(Entry& entry) {
   if (handle && !function)
     log_error(where(handle) + " has no " + entry.spec->name + ": it is older than the client's");
   entry.function.store(function, std::memory_order_relaxed);
+  entry.loaded.store(handle != nullptr, std::memory_order_relaxed);
   entry.looked.store(true, std::memory_order_release);
   return function;
 }

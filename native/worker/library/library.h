@@ -39,12 +39,13 @@ class Libraries {
   static Libraries& get();
 
   // The function that an id names: its spec, thunk and address. A library that cannot be loaded is
-  // logged once; `function` is nullptr then, and when the library lacks it.
+  // logged once; `function` is nullptr then, and when the library, although loaded, lacks it.
   struct Entry {
     const LibraryTable* table = nullptr;
     const wire::FunctionSpec* spec = nullptr;
     Thunk thunk = nullptr;
     std::atomic<void*> function{nullptr};
+    std::atomic<bool> loaded{false};
     std::atomic<bool> looked{false};
   };
   Entry* find(uint16_t id);
