@@ -518,6 +518,12 @@ const char* sluice_library_text(const sluice::wire::LibrarySpec* library,
   return texts->emplace(question, std::move(text)).first->second.c_str();
 }
 
+void sluice_library_statistics(uint64_t* commands, uint64_t* round_trips) {
+  Session* s = Session::get();
+  *commands = s ? s->statistics().commands : 0;
+  *round_trips = s ? s->statistics().round_trips.load() : 0;
+}
+
 void sluice_library_unsupported(const char* function) { note_unsupported(function); }
 
 bool sluice_library_stream(uint64_t object, uint8_t type, uint64_t* stream) {

@@ -21,6 +21,8 @@ SLUICE_INTERNAL int64_t sluice_library_call(const sluice::wire::LibrarySpec* lib
 SLUICE_INTERNAL const char* sluice_library_text(const sluice::wire::LibrarySpec* library,
                                                 const sluice::wire::FunctionSpec* function,
                                                 const uint64_t* arguments);
+// What the session has sent so far: commands nobody waited for, and round trips. For measurements.
+SLUICE_INTERNAL void sluice_library_statistics(uint64_t* commands, uint64_t* round_trips);
 // Says once that a function is not supported.
 SLUICE_INTERNAL void sluice_library_unsupported(const char* function);
 // The application's stream that an object's work goes to. False when it is no object of that type.

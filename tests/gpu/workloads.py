@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One framework workload in this process: warm up, measure, print one line of JSON.
+
+    python tests/gpu/workloads.py NAME [--steps N] [--warmup N]
+
+Run natively or with Sluice's libraries preloaded; run_workloads.py does both in turn and compares.
+The line has `rate` (in `unit`), `round_trips` and `commands` for each step (null natively), a
+`checksum` of the result, and the seconds that import, the first kernel and the warm-up took. Models
+have random weights from a fixed seed, so nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+START = time.perf_counter()
+
+
+def counters() -> tuple[int, int] | None:
+    """(commands, round trips) of this process's session; None natively."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        read = library.sluice_library_statistics
+    except (OSError, AttributeError):
+        return None
+    commands, trips = ctypes.c_uint64(), ctypes.c_uint64()
+    read(ctypes.byref(commands), ctypes.byref(trips))
+    return commands.value, trips.value
+
+
+def smoke(torch: Any) -> tuple[Callable[[], Any], str, float]:
+    """A little of everything, checked against the CPU."""
+    device = torch.device("cuda")
+
+    def step() -> Any:
+        a = torch.randn(256, 256)
+        b = torch.randn(256, 256)
+        product = (a.to(device) @ b.to(device)).cpu()
+        assert torch.allclose(product, a @ b, atol=1e-2), "matrix product"
+        half = torch.nn.functional.linear(
+            a.to(device).half(), b.to(device).half(), b[0].to(device).half()
+        )
+        assert half.isfinite().all(), "linear in half precision"
+        x = torch.randn(4, 3, 32, 32)
+        w = torch.randn(8, 3, 3, 3)
+        y = torch.nn.functional.conv2d(x.to(device), w.to(device), padding=1).cpu()
+        assert torch.allclose(y, torch.nn.functional.conv2d(x, w, padding=1), atol=1e-2), "conv"
+        assert torch.equal(torch.sort(a.to(device).flatten())[0].cpu(), torch.sort(a.flatten())[0])
+        return product.sum()
+
+    return step, "steps/s", 1.0
+
+
+def resnet(torch: Any, train: bool, batch: int) -> tuple[Callable[[], Any], str, float]:
+    """ResNet-50 in float32."""
+    import torchvision
+
+    torch.backends.cudnn.benchmark = False
+    model = torchvision.models.resnet50(weights=None).cuda()
+    images = torch.randn(batch, 3, 224, 224, device="cuda")
+    labels = torch.randint(0, 1000, (batch,), device="cuda")
+    if not train:
+        model.eval()
+
+        def infer() -> Any:
+            with torch.inference_mode():
+                return model(images).sum().item()
+
+        return infer, "img/s", float(batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    loss_of = torch.nn.CrossEntropyLoss()
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, "img/s", float(batch)
+
+
+def gpt2(torch: Any) -> Any:
+    """GPT-2, 124 M parameters, random weights."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa")).cuda()
+
+
+def gpt2_generate(torch: Any) -> tuple[Callable[[], Any], str, float]:
+    """Greedy generation of 128 tokens from 16, float32, key/value cache."""
+    model = gpt2(torch).eval()
+    prompt = torch.randint(0, 50257, (1, 16), device="cuda")
+    mask = torch.ones_like(prompt)
+
+    def step() -> Any:
+        with torch.inference_mode():
+            return model.generate(
+                prompt,
+                attention_mask=mask,
+                max_new_tokens=128,
+                min_new_tokens=128,
+                do_sample=False,
+                pad_token_id=50256,
+            )
+
+    return step, "tokens/s", 128.0
+
+
+def gpt2_train(torch: Any, dtype: str = "float32") -> tuple[Callable[[], Any], str, float]:
+    """A training step, batch 8 of 512 tokens."""
+    model = gpt2(torch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    tokens = torch.randint(0, 50257, (8, 512), device="cuda")
+
+    def step() -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = model(tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, "steps/s", 1.0
+
+
+WORKLOADS: dict[str, tuple[Callable[..., Any], int, int]] = {
+    "smoke": (smoke, 1, 2),
+    "resnet50_train": (lambda t: resnet(t, True, 64), 8, 30),
+    "resnet50_infer": (lambda t: resnet(t, False, 1), 20, 200),
+    "gpt2_generate": (gpt2_generate, 2, 3),
+    "gpt2_train": (gpt2_train, 5, 20),
+    "gpt2_train_bf16": (lambda t: gpt2_train(t, "bfloat16"), 5, 20),
+}
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="One framework workload, one line of JSON.")
+    parser.add_argument("name", choices=sorted(WORKLOADS))
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--warmup", type=int)
+    options = parser.parse_args()
+    import torch
+
+    imported = time.perf_counter() - START
+    torch.manual_seed(0)
+    torch.zeros(1, device="cuda").add_(1).item()
+    first = time.perf_counter() - START - imported
+    build, warmup, steps = WORKLOADS[options.name]
+    warmup, steps = options.warmup or warmup, options.steps or steps
+    begun = time.perf_counter()
+    step, unit, count = build(torch)
+    for _ in range(warmup):
+        result = step()
+    torch.cuda.synchronize()
+    warm = time.perf_counter() - begun
+    before = counters()
+    begun = time.perf_counter()
+    for _ in range(steps):
+        result = step()
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
+    after = counters()
+    line: dict[str, Any] = {
+        "name": options.name,
+        "rate": count * steps / seconds,
+        "unit": unit,
+        "commands": None,
+        "round_trips": None,
+        "import_s": imported,
+        "first_kernel_s": first,
+        "warmup_s": warm,
+        "checksum": float(torch.as_tensor(result).double().sum()),
+    }
+    if before and after:
+        line["commands"] = (after[0] - before[0]) / steps
+        line["round_trips"] = (after[1] - before[1]) / steps
+    print(json.dumps(line))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
