@@ -343,7 +343,7 @@ def constant_rows(
     rows: list[Json] = []
     for name in bodies:
         header, tokens = bodies[name]
-        if not re.match(r"^(cuda|CUDA|CU_|NVCL|CUDART)", name) or name in functions:
+        if not re.match(r"^(cuda|CUDA|CU_|NVCL|CUDART|NVML_)", name) or name in functions:
             continue
         if len(tokens) == 1 and tokens[0] in enumerators:
             rows.append({"name": name, "header": header, "alias": tokens[0]})

@@ -7,8 +7,8 @@ A developer runs this once per CUDA version; builds of Sluice only read what it 
     python native/codegen/import_headers.py --include DIR --diff native/api/imported/cuda13
 
 DIR holds cuda.h, cuda_runtime_api.h and friends (PyPI: nvidia-cuda-runtime, nvidia-cuda-nvcc,
-nvidia-cuda-crt, nvidia-cuda-profiler-api). It writes names, types, values, offsets and sizes; no
-comment or line of a header is copied. The same headers give byte-identical files.
+nvidia-cuda-crt, nvidia-cuda-profiler-api, nvidia-nvml-dev). It writes names, types, values, offsets
+and sizes; no comment or line of a header is copied. The same headers give byte-identical files.
 """
 
 from __future__ import annotations
@@ -105,6 +105,17 @@ def import_runtime(include: Path) -> dict[str, list[Json]]:
     }
 
 
+def import_nvml(include: Path) -> dict[str, list[Json]]:
+    """Import nvml.h, with the first versions of functions, which libraries still export."""
+    source = '#include "nvml.h"\n'
+    plain = parse_library(include, source, "c", (), ("nvml.h",))
+    versions = ("-DNVML_NO_UNVERSIONED_FUNC_DEFS",)
+    all_versions = parse_library(include, source, "c", versions, ("nvml.h",))
+    functions = merge_functions([all_versions, plain], "nvml")
+    mark_current(functions, plain)
+    return {"functions": functions, "types": all_versions.types, "constants": plain.constants}
+
+
 def merge_functions(parses: list[Library], prefix: str) -> list[Json]:
     """Union by exported name, first parse wins, sorted by name."""
     found: dict[str, Json] = {}
@@ -199,6 +210,7 @@ def main(arguments: list[str] | None = None) -> int:
         data = {
             "driver": import_driver(options.include),
             "runtime": import_runtime(options.include),
+            "nvml": import_nvml(options.include),
         }
     except HeaderError as error:
         print(f"import_headers: {error}", file=sys.stderr)

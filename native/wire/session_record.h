@@ -47,7 +47,7 @@ struct SessionRecord {
   uint32_t driver_version;
   uint32_t heartbeat_seconds;
   uint32_t software_gpu;  // 1: the back end is the software GPU
-  uint64_t reserved[4];
+  char driver_name[32];   // of the node's kernel driver, "580.65.06"; empty where there is none
   // DeviceRecord devices[device_count]
 };
 

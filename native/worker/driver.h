@@ -17,6 +17,7 @@ struct Driver {
 #undef SLUICE_DRIVER_FUNCTION
 
   std::string path;
+  std::string kernel_driver;  // its version as the kernel module says it; empty without one
 
   // nullptr with `error`, which names the library and what is missing.
   static std::unique_ptr<Driver> load(const std::string& path, std::string* error);

@@ -170,6 +170,8 @@ std::vector<std::byte> Session::record() {
   driver.cuDriverGetVersion(&version);
   head.driver_version = static_cast<uint32_t>(version);
   head.software_gpu = vgpus[0]->gpu->name.find("software GPU") != std::string::npos;
+  if (!head.software_gpu)
+    std::snprintf(head.driver_name, sizeof head.driver_name, "%s", driver.kernel_driver.c_str());
   std::vector<std::byte> all(sizeof reply + head.record_bytes);
   std::memcpy(all.data(), &reply, sizeof reply);
   std::memcpy(all.data() + sizeof reply, &head, sizeof head);

@@ -27,9 +27,13 @@ def headers(cuda_root: Path) -> Path:
     imported = json.loads((COMMITTED / "source.json").read_text())["cuda_version"]
     if not version or int(version[1]) != imported:
         pytest.skip(f"the headers at hand are not those of CUDA {imported}, which were imported")
-    for name in ("cudaProfiler.h", "cuda_profiler_api.h"):
+    for name, wheel in (
+        ("cudaProfiler.h", "nvidia-cuda-profiler-api"),
+        ("cuda_profiler_api.h", "nvidia-cuda-profiler-api"),
+        ("nvml.h", "nvidia-nvml-dev"),
+    ):
         if not (include / name).exists():
-            pytest.skip(f"{name} is missing (it comes with nvidia-cuda-profiler-api)")
+            pytest.skip(f"{name} is missing (it comes with {wheel})")
     return include
 
 

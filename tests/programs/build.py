@@ -31,6 +31,7 @@ WHEELS = (
     "nvidia-cuda-runtime==13.0.*",
     "nvidia-cuda-cccl==13.0.*",
     "nvidia-cuda-profiler-api==13.0.*",
+    "nvidia-nvml-dev==13.0.*",
 )
 FLAGS = (
     "-O2",

@@ -156,6 +156,7 @@ class Session {
   const Config& config() const { return config_; }
   Statistics& statistics() { return statistics_; }
   uint32_t driver_version() const { return driver_version_; }
+  const char* driver_name() const { return driver_name_; }
   Device* device_of_address(uint64_t address);
   // In a vGPU's window, or a module's global (whose address is the driver's own).
   bool is_device_address(uint64_t address);
@@ -216,6 +217,7 @@ class Session {
   std::map<uint64_t, uint64_t> globals_;  // start, bytes
   Statistics statistics_;
   uint32_t driver_version_ = 0;
+  char driver_name_[sizeof(wire::SessionRecord::driver_name)] = "";
 };
 
 // What a thread carries: its stack of current contexts (the newest last), and its own streams.

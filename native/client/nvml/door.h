@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What libnvidia-ml.so.1 asks libcuda.so.1, which has the session. libcuda.so.1 exports one
+// function of Sluice's own for it, sluice_nvml_door; both libraries come from one build. Nothing
+// here waits for the worker. A record lives as long as the process.
+#pragma once
+
+#include <cstdint>
+
+#include "abi/cuda_driver.h"
+#include "wire/session_record.h"
+
+namespace sluice::client {
+
+struct NvmlDoor {
+  // Whether this process has a session; opens none.
+  bool (*is_open)();
+  // Opens it if there is none yet: what cuInit answers.
+  CUresult (*open)();
+  // With a session only. Indices are the session's, whatever CUDA_VISIBLE_DEVICES shows of them.
+  uint32_t (*device_count)();
+  const wire::DeviceRecord* (*device)(uint32_t index);
+  void (*memory)(uint32_t index, uint64_t* free, uint64_t* total);
+  // Whether the process has a context or memory there.
+  bool (*in_use)(uint32_t index);
+  // The driver of the node by its own name, "580.65.06"; empty where it has none.
+  const char* (*driver_name)();
+  uint32_t (*cuda_version)();
+};
+
+}  // namespace sluice::client
+
+extern "C" __attribute__((visibility("default"))) const sluice::client::NvmlDoor*
+sluice_nvml_door();

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// How vGPUs lie to one another. Two of one card are told by the card's name; what joins two cards
+// is the node's affair, and nothing that a program here could use is promised.
+#include <cstring>
+
+#include "client/nvml/session.h"
+
+using namespace sluice::nvml;
+using sluice::wire::DeviceRecord;
+
+namespace {
+
+nvmlReturn_t both(nvmlDevice_t a, nvmlDevice_t b, const DeviceRecord** x, const DeviceRecord** y) {
+  const nvmlReturn_t e = enter(a, x);
+  return e == NVML_SUCCESS ? enter(b, y) : e;
+}
+
+bool one_card(const DeviceRecord& x, const DeviceRecord& y) {
+  return std::memcmp(x.physical_uuid, y.physical_uuid, sizeof x.physical_uuid) == 0;
+}
+
+}  // namespace
+
+extern "C" {
+
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b,
+                                                 nvmlGpuTopologyLevel_t* level) {
+  const DeviceRecord *x, *y;
+  if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
+  if (!level) return NVML_ERROR_INVALID_ARGUMENT;
+  *level = one_card(*x, *y) ? NVML_TOPOLOGY_INTERNAL : NVML_TOPOLOGY_SYSTEM;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t a, nvmlDevice_t b, int* same) {
+  const DeviceRecord *x, *y;
+  if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
+  if (!same) return NVML_ERROR_INVALID_ARGUMENT;
+  *same = one_card(*x, *y);
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCapsIndex_t,
+                                    nvmlGpuP2PStatus_t* status) {
+  const DeviceRecord *x, *y;
+  if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
+  if (!status) return NVML_ERROR_INVALID_ARGUMENT;
+  // As cuDeviceCanAccessPeer says.
+  *status = a == b ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+  return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
+                                      nvmlEnableState_t* active) {
+  uint32_t index;
+  if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
+  if (!active || link >= NVML_NVLINK_MAX_LINKS) return NVML_ERROR_INVALID_ARGUMENT;
+  *active = NVML_FEATURE_DISABLED;
+  return NVML_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions on the software GPU for one test, without a control plane: static_server.py in a folder.
+
+`with StaticPool(folder) as pool:` → `pool.environment()` is what a program needs to find it, and
+our libraries.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from sluice.config.native_files import find_native
+
+SERVER = Path(__file__).with_name("static_server.py")
+
+
+class StaticPool:
+    """A running static server; its socket, log and home lie in `folder`."""
+
+    def __init__(self, folder: Path, vgpus: int = 1, memory_mib: int = 1024) -> None:
+        self.folder = folder
+        self.vgpus = vgpus
+        self.socket = folder / "server.sock"
+        self.log = folder / "worker.log"
+        command = [sys.executable, str(SERVER), "--socket", str(self.socket)]
+        command += ["--worker", str(find_native("sluice-worker"))]
+        command += ["--driver", str(find_native("libsluice-softgpu.so.1"))]
+        command += ["--vgpus", str(vgpus), "--memory-mib", str(memory_mib)]
+        command += ["--sandbox", "off", "--log", str(self.log)]
+        self.process = subprocess.Popen(command)
+
+    def __enter__(self) -> StaticPool:
+        deadline = time.monotonic() + 10
+        while not self.socket.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the static server did not start; see {self.log}")
+            time.sleep(0.02)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.process.terminate()
+        self.process.wait(10)
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """The variables of a program that is to find this server and our libraries."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_"))}
+        return {
+            **inherited,
+            "HOME": str(self.folder),
+            "SLUICE_SERVER_SOCKET": str(self.socket),
+            "SLUICE_VGPU": str(self.vgpus),
+            "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
+            **more,
+        }
+
+    def sessions(self) -> int:
+        """How many sessions were opened so far."""
+        return self.log.read_text().count("session started") if self.log.exists() else 0

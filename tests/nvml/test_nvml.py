@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libnvidia-ml.so.1 as nvidia-ml-py uses it: it shows the session's vGPUs, and opens one late."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from static_pool import StaticPool
+
+from sluice.config.native_files import find_native
+
+pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+
+HEAD = """
+import ctypes, os, sys
+import pynvml as n
+
+def refusal(call, *arguments):
+    try:
+        call(*arguments)
+    except n.NVMLError as error:
+        return error.value
+    return 0
+
+def cuda_loaded():
+    return "libcuda.so" in open("/proc/self/maps").read()
+
+n.nvmlInit()
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[StaticPool]:
+    with StaticPool(tmp_path, vgpus=2, memory_mib=512) as started:
+        yield started
+
+
+def run(pool: StaticPool, code: str, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + code],
+        env=pool.environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def test_starting_counting_and_taking_handles_opens_no_session(pool: StaticPool) -> None:
+    code = """
+assert n.nvmlDeviceGetCount() == 2
+handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+assert refusal(n.nvmlDeviceGetHandleByIndex, 2) == n.NVML_ERROR_INVALID_ARGUMENT
+assert [n.nvmlDeviceGetIndex(h) for h in handles] == [0, 1]
+assert [n.nvmlDeviceGetComputeRunningProcesses(h) for h in handles] == [[], []]
+assert n.nvmlSystemGetCudaDriverVersion() == 13000
+assert n.nvmlSystemGetNVMLVersion() == "13"
+assert not cuda_loaded()
+"""
+    run(pool, code)
+    assert pool.sessions() == 0
+
+
+def test_without_a_server_it_counts_what_the_user_asked_for(pool: StaticPool) -> None:
+    code = """
+print(n.nvmlDeviceGetCount(), refusal(n.nvmlDeviceGetName, n.nvmlDeviceGetHandleByIndex(0)))
+"""
+    shown = run(pool, code, SLUICE_SERVER_SOCKET="/nowhere", SLUICE_CHANNEL="shm", SLUICE_VGPU="3")
+    assert shown == "3 9"  # NVML_ERROR_DRIVER_NOT_LOADED
+
+
+def test_a_vgpu_has_the_names_that_cuda_gives_it(pool: StaticPool) -> None:
+    code = """
+handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+cuda = ctypes.CDLL("libcuda.so.1")
+assert refusal(n.nvmlDeviceGetName, handles[0]) == 0 and cuda.cuInit(0) == 0
+for i, handle in enumerate(handles):
+    text, raw = ctypes.create_string_buffer(128), (ctypes.c_ubyte * 16)()
+    assert cuda.cuDeviceGetName(text, 128, i) == 0
+    assert n.nvmlDeviceGetName(handle) == text.value.decode()
+    assert cuda.cuDeviceGetUuid_v2(raw, i) == 0
+    uuid = n.nvmlDeviceGetUUID(handle)
+    assert uuid.startswith("GPU-") and uuid[4:].replace("-", "") == bytes(raw).hex()
+    assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(uuid)) == i
+    assert cuda.cuDeviceGetPCIBusId(text, 128, i) == 0
+    pci = n.nvmlDeviceGetPciInfo(handle)
+    assert pci.busId.endswith(text.value.decode().upper()) and len(pci.busId) == 16
+    assert n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByPciBusId(text.value.decode()))
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    cuda.cuDeviceComputeCapability(ctypes.byref(major), ctypes.byref(minor), i)
+    assert n.nvmlDeviceGetCudaComputeCapability(handle) == (major.value, minor.value)
+assert n.nvmlDeviceGetUUID(handles[0]) != n.nvmlDeviceGetUUID(handles[1])
+assert refusal(n.nvmlDeviceGetHandleByUUID, "GPU-0") == n.NVML_ERROR_NOT_FOUND
+assert n.nvmlDeviceGetArchitecture(handles[0]) == n.NVML_DEVICE_ARCH_HOPPER
+assert n.nvmlDeviceGetMigMode(handles[0]) == [0, 0]
+assert n.nvmlDeviceGetTopologyCommonAncestor(*handles) == n.NVML_TOPOLOGY_INTERNAL
+assert n.nvmlDeviceGetP2PStatus(*handles, 0) == n.NVML_P2P_STATUS_NOT_SUPPORTED
+"""
+    run(pool, code)
+    assert pool.sessions() == 1, "CUDA and NVML of one process share a session"
+
+
+def test_memory_is_the_slice_and_follows_the_process(pool: StaticPool) -> None:
+    code = """
+handles = [n.nvmlDeviceGetHandleByIndex(i) for i in range(2)]
+before = n.nvmlDeviceGetMemoryInfo(handles[0])
+assert (before.total, before.used) == (512 << 20, 0)
+assert n.nvmlDeviceGetComputeRunningProcesses(handles[0]) == []
+cuda = ctypes.CDLL("libcuda.so.1")
+context, address = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(64 << 20)) == 0
+after = n.nvmlDeviceGetMemoryInfo(handles[0], n.nvmlMemory_v2)
+assert (after.total, after.used, after.reserved) == (512 << 20, 64 << 20, 0)
+assert after.free == after.total - after.used
+(process,) = n.nvmlDeviceGetComputeRunningProcesses(handles[0])
+assert (process.pid, process.usedGpuMemory) == (os.getpid(), 64 << 20)
+assert n.nvmlDeviceGetComputeRunningProcesses(handles[1]) == []
+assert n.nvmlDeviceGetMemoryInfo(handles[1]).used == 0
+assert n.nvmlDeviceGetGraphicsRunningProcesses(handles[0]) == []
+"""
+    run(pool, code)
+
+
+def test_what_only_the_node_knows_is_not_supported(pool: StaticPool) -> None:
+    code = """
+h = n.nvmlDeviceGetHandleByIndex(0)
+for call, *rest in (
+    (n.nvmlDeviceGetUtilizationRates,), (n.nvmlDeviceGetTemperature, 0),
+    (n.nvmlDeviceGetPowerUsage,), (n.nvmlDeviceGetClockInfo, 1), (n.nvmlDeviceGetFanSpeed,),
+):
+    assert refusal(call, h, *rest) == n.NVML_ERROR_NOT_SUPPORTED, call
+# The software GPU has no kernel driver.
+assert refusal(n.nvmlSystemGetDriverVersion) == n.NVML_ERROR_NOT_SUPPORTED
+"""
+    run(pool, code)
+
+
+def test_it_must_be_started_and_handles_must_be_its_own(pool: StaticPool) -> None:
+    code = """
+n.nvmlInit()
+n.nvmlShutdown()
+assert n.nvmlDeviceGetCount() == 2, "starts are counted"
+library = ctypes.CDLL("libnvidia-ml.so.1")
+count = ctypes.c_uint(64)
+assert library.nvmlDeviceGetIndex(None, ctypes.byref(count)) == 2
+assert library.nvmlDeviceGetIndex(ctypes.c_void_p(64), ctypes.byref(count)) == 2
+handle = ctypes.c_void_p()
+assert library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
+assert library.nvmlDeviceGetName(handle, None, 64) == 2
+short = ctypes.create_string_buffer(4)
+assert library.nvmlDeviceGetName(handle, short, 4) == n.NVML_ERROR_INSUFFICIENT_SIZE
+memory = (ctypes.c_ulonglong * 5)()
+assert library.nvmlDeviceGetMemoryInfo_v2(handle, memory) == 25, "the struct says its version"
+n.nvmlShutdown()
+assert refusal(n.nvmlDeviceGetCount) == n.NVML_ERROR_UNINITIALIZED
+assert library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(count)) == 1
+assert library.nvmlShutdown() == 1
+library.nvmlErrorString.restype = ctypes.c_char_p
+assert library.nvmlErrorString(3) == b"Not Supported"
+assert library.nvmlErrorString(-3) == b"Unknown Error"
+"""
+    run(pool, code)
+
+
+def test_a_forked_child_counts_and_asks_no_further(pool: StaticPool) -> None:
+    code = """
+h = n.nvmlDeviceGetHandleByIndex(0)
+n.nvmlDeviceGetName(h)
+child = os.fork()
+if child == 0:
+    right = n.nvmlDeviceGetCount() == 2 and refusal(n.nvmlDeviceGetName, h) == 999
+    os._exit(0 if right else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert n.nvmlDeviceGetName(h)
+"""
+    run(pool, code)
+
+
+def test_it_exports_what_the_header_declares_and_nothing_else() -> None:
+    shown = subprocess.run(
+        ["nm", "-D", "--defined-only", find_native("libnvidia-ml.so.1")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = {line.split()[2] for line in shown.stdout.splitlines()}
+    root = Path(__file__).resolve().parents[2]
+    rows = (root / "native/api/imported/cuda13/nvml_functions.json").read_text()
+    assert names == set(re.findall(r'"name": "(\w+)"', rows))
