@@ -13,7 +13,8 @@ seed gives the same inputs everywhere.
 `compare` takes the results that the native run had as the denominator: a sample that raised
 natively is left out, an operator counts as equal when every sample is bit for bit the same, as
 close when the rest is within PyTorch's own tolerances, else as different or failing. NATIVE may
-name two folders with a comma: where two native runs differ from one another, bits cannot be compared.
+name two folders with a comma: where two native runs differ from one another, bits cannot be
+compared.
 """
 
 from __future__ import annotations
