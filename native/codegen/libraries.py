@@ -46,12 +46,15 @@ CLASSES = {"async": "kAsync", "answered": "kAnswered", "learned": "kLearned"}
 STATES = {"": "kNone", "creates": "kCreates", "destroys": "kDestroys", "sets": "kSets"}
 PARAM_KEYS = {
     "kind", "object", "nullable", "masked", "bytes", "count", "times", "type", "compute",
-    "addresses", "by", "scale_of", "float_or_double",
+    "addresses", "by", "scale_of", "float_or_double", "vector",
 }  # fmt: skip
 FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
-    "params",     "attribute",
+    "params", "attribute", "changes", "computes", "outputs_always",
 }  # fmt: skip
+
+BY_REGISTER = {"float2", "double2"}
+"""Structs that the calling convention takes apart: no integer stands for them."""
 
 STREAMS = {"cudaStream_t", "CUstream"}
 EVENTS = {"cudaEvent_t"}
@@ -91,6 +94,9 @@ class Function:
     launches: bool
     set_by: int
     remember: dict[str, int]
+    changes: int
+    computes: int
+    outputs_always: bool
     work: int
     """The handle parameter whose stream gets the work, or -1."""
     id: int = 0
@@ -151,7 +157,7 @@ def stub_type(row: dict[str, Any]) -> str:
     canonical, size = row["canonical"], row["size"]
     if row.get("float"):
         return "double" if size == 8 else "float"
-    if size > 8 or size == 0:
+    if size > 8 or size == 0 or canonical in BY_REGISTER:
         return ""
     signed = not canonical.startswith("unsigned") and canonical not in ("size_t", "bool")
     return f"{'' if signed else 'u'}int{size * 8}_t"
@@ -239,6 +245,8 @@ def make_param(
         )
     elif "scale_of" in said:
         result = replace(result, size="kObjectType", by=index_of(said["scale_of"], names, where))
+    elif "vector" in said:
+        result = replace(result, size="kVectorType", by=index_of(said["vector"], names, where))
     elif "float_or_double" in said:
         about = said["float_or_double"]
         place = tensor if about == "auto" else index_of(about, names, where)
@@ -334,6 +342,9 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         ),
         set_by=index_of(said["set_by"], names, where) if "set_by" in said else -1,
         remember=remember,
+        changes=index_of(said["changes"], names, where) if "changes" in said else -1,
+        computes=index_of(said["computes"], names, where) if "computes" in said else -1,
+        outputs_always=bool(said.get("outputs_always", False)),
         work=next(
             (
                 i

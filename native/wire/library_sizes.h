@@ -69,6 +69,12 @@ constexpr bool is_complex(uint64_t type) {
   }
 }
 
+// Bytes of cuSPARSE's factors for vectors of a type: it computes with 16-bit numbers as floats.
+constexpr uint32_t bytes_of_factor(uint64_t type) {
+  const uint32_t n = bytes_of_data_type(type);
+  return std::max<uint32_t>(n, n == 0 ? 0 : is_complex(type) ? 8 : 4);
+}
+
 // Bytes of the scalars that go with a cublasComputeType_t (cuBLAS's documentation of cublasGemmEx).
 constexpr uint32_t bytes_of_compute_type(uint64_t compute, uint64_t matrix) {
   uint32_t real = 4;                             // every flavour of 32-bit, integers too
@@ -86,8 +92,8 @@ inline uint64_t elements(const FunctionSpec& f, const ParamSpec& p, const uint64
       const auto value = static_cast<int32_t>(count);
       count = value < 0 ? 0 : static_cast<uint64_t>(value);
     }
-    n *= std::min<uint64_t>(count, kMaxCarried);  // neither overflows nor passes the limit
-    n = std::min<uint64_t>(n, kMaxCarried);
+    // Never overflows; what is beyond the limit stays beyond it.
+    n = std::min<uint64_t>(n * std::min<uint64_t>(count, kMaxCarried + 1), kMaxCarried + 1);
   }
   return n;
 }
@@ -103,6 +109,7 @@ inline uint32_t scalar_bytes(const ParamSpec& p, const uint64_t* words) {
       return bytes_of_compute_type(words[p.by], words[p.by2]);
     case ScalarSize::kDoubleOrFloat:
     case ScalarSize::kObjectType:
+    case ScalarSize::kVectorType:
       return 0;
   }
   return 0;

@@ -45,6 +45,7 @@ enum class ScalarSize : uint8_t {
   kComputeType,    // by the cublasComputeType_t in `by`, complex where the type in `by2` is
   kDoubleOrFloat,  // cuDNN: double where the tensor in `by` holds doubles, else float
   kObjectType,     // by the cudaDataType that the object in `by` remembers, with its pointer mode
+  kVectorType,     // as wide as cuSPARSE computes with the vector in `by`: never 16 bits a number
 };
 
 struct ParamSpec {
@@ -93,6 +94,10 @@ struct FunctionSpec {
   bool launches = true;  // may give the GPU work
   int8_t work = 0;       // the handle whose stream gets that work, where there is no stream
   int8_t set_by = -1;    // kSets: the argument that says what is set
+  // Objects beside the first handle's: what the arguments say is known of `changes` afterwards;
+  // what is in `computes` then depends on data, so nothing learned or kept holds for it.
+  int8_t changes = -1, computes = -1;
+  bool outputs_always = false;  // written with a status that is no success, too
   Remember remember{};
   const ParamSpec* param;
 };

@@ -26,6 +26,9 @@ using wire::LibrarySpec;
 using wire::ParamKind;
 using wire::ParamSpec;
 
+// The slot of an object for what a computation left in it; no function and argument has it.
+constexpr uint64_t kComputed = ~0ull;
+
 constexpr size_t padded(size_t n) { return wire::round_up(n, 8); }
 
 template <class T = void>
@@ -57,7 +60,8 @@ class Call {
   int32_t carry(int index);
   int32_t attribute(int index);
   int32_t list(int index);
-  void take_object(Object* object);
+  void take_object(int index, Object* object);
+  uint64_t id_at(int index) const;  // of a handle
   void append(int index, const void* data, size_t n);
   void expect(int index, size_t n);
   uint64_t elements(const ParamSpec& p) const;
@@ -74,7 +78,9 @@ class Call {
   Session* session_ = nullptr;
   Device* device_ = nullptr;
   Stream* work_ = nullptr;
-  Object* main_ = nullptr;  // of the first handle
+  Object* main_ = nullptr;      // of the first handle
+  Object* changed_ = nullptr;   // of FunctionSpec::changes
+  Object* computed_ = nullptr;  // of FunctionSpec::computes
   uint64_t main_id_ = 0, minted_id_ = 0;
   Object* minted_ = nullptr;
   Key key_;      // all that decides whether the call is valid
@@ -104,15 +110,23 @@ void Call::expect(int index, size_t n) {
 
 uint64_t Call::elements(const ParamSpec& p) const { return wire::elements(f_, p, args_); }
 
-void Call::take_object(Object* object) {
-  key_.add(object->content);
+void Call::take_object(int index, Object* object) {
+  if (index == f_.computes) computed_ = object;
+  if (index == f_.changes)
+    changed_ = object;  // whatever it held before
+  else
+    key_.add(object->content);
   if (!main_) main_ = object;
+}
+
+uint64_t Call::id_at(int index) const {
+  const bool number = f_.param[index].kind == ParamKind::kHandle && f_.param[index].bytes == 4;
+  return number ? id_of_number(static_cast<int>(args_[index])) : args_[index];
 }
 
 int32_t Call::handle(int index) {
   const ParamSpec& p = f_.param[index];
-  uint64_t id = args_[index];
-  if (p.bytes == 4) id = id_of_number(static_cast<int>(id));
+  const uint64_t id = id_at(index);
   if (id == 0) {
     if (p.nullable) return key_.add(0), 0;
     return library_.status.bad_handle;
@@ -120,15 +134,18 @@ int32_t Call::handle(int index) {
   Object* object = State::get().objects.find(id);
   if (!object || object->type != p.object) return library_.status.bad_handle;
   if (!main_) main_id_ = id;
-  take_object(object);
+  take_object(index, object);
   std::memcpy(body_.data() + index * 8, &id, 8);
   return 0;
 }
 
 size_t Call::scalar_bytes(const ParamSpec& p) {
-  if (p.size != wire::ScalarSize::kObjectType && p.size != wire::ScalarSize::kDoubleOrFloat)
+  if (p.size != wire::ScalarSize::kObjectType && p.size != wire::ScalarSize::kDoubleOrFloat &&
+      p.size != wire::ScalarSize::kVectorType)
     return wire::scalar_bytes(p, args_);
   const Object* about = State::get().objects.find(args_[p.by]);
+  if (p.size == wire::ScalarSize::kVectorType)
+    return about ? wire::bytes_of_factor(static_cast<uint32_t>(about->data_type)) : 0;
   if (p.size == wire::ScalarSize::kDoubleOrFloat)
     return about && about->data_type == 1 ? 8 : 4;  // CUDNN_DATA_DOUBLE
   return about ? wire::bytes_of_data_type(static_cast<uint32_t>(about->data_type)) : 0;
@@ -276,6 +293,7 @@ int32_t Call::collect(int index) {
       put(minted_id_);
       return 0;
     case ParamKind::kHostWorkspace:
+      return elements(p) > wire::kMaxCarried ? library_.status.failed : 0;
     case ParamKind::kNothing:
       return 0;
   }
@@ -321,14 +339,14 @@ int32_t Call::collect() {
         if (!address) setting_.add_bytes(pointer<const void>(args_[i]), n);
       }
       if (p.kind == ParamKind::kHandle)
-        if (Object* other = State::get().objects.find(args_[i])) setting_.add(other->content);
-      if (p.kind == ParamKind::kAddress) setting_.add(args_[i] != 0);
+        if (Object* other = State::get().objects.find(id_at(i))) setting_.add(other->content);
+      if (p.kind == ParamKind::kAddress) setting_.add(args_[i] == 0 ? 0 : 1 + 2 * (args_[i] & 15));
     }
     setting_.add(main_ ? main_->type : 0u);
     key_ = setting_;
   }
   if (!work_ && f_.launches && f_.params > 0) {
-    const Object* owner = State::get().objects.find(args_[f_.work]);
+    const Object* owner = State::get().objects.find(id_at(f_.work));
     const uint64_t stream = owner ? owner->stream : 0;
     if (resolve_stream(session_, device_, pointer<CUstream_st>(stream), &work_) != CUDA_SUCCESS)
       return library_.status.bad_value;
@@ -413,6 +431,13 @@ int64_t Call::scatter(std::span<const std::byte> answer) {
 void Call::remember() {
   State& state = State::get();
   std::lock_guard lock(state.mutex);
+  if (changed_) changed_->set(uint64_t{f_.id} << 32, key_);
+  if (computed_) {
+    Key unique;
+    unique.add(f_.id);
+    unique.add(++state.computed);
+    computed_->set(kComputed, unique);
+  }
   Object* about = minted_ ? minted_ : main_;
   if (minted_) {
     minted_->content = key_;
@@ -514,6 +539,7 @@ const char* sluice_library_text(const sluice::wire::LibrarySpec* library,
     if (const auto it = texts->find(question); it != texts->end()) return it->second.c_str();
   }
   std::string text = library::Call(*library, *function, arguments).text();
+  if (text.empty()) return "";  // there was nobody to ask
   std::lock_guard lock(mutex);
   return texts->emplace(question, std::move(text)).first->second.c_str();
 }

@@ -35,6 +35,7 @@ struct State {
   std::unordered_set<Key, KeyHash> learned;
   std::unordered_map<Key, std::vector<std::byte>, KeyHash> answers;
   uint64_t hits = 0;
+  uint64_t computed = 0;  // counts results that no key can know
 
   static State& get();
 };

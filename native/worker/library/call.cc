@@ -273,7 +273,7 @@ void Call::answer(int64_t status, Reply& reply) {
     return;
   }
   reply.put(status);
-  if (f_.returns_status && status != 0) return;
+  if (f_.returns_status && status != 0 && !f_.outputs_always) return;
   for (const Output& o : outputs_) {
     reply.put_bytes(o.at, o.bytes);
     static constexpr std::byte kPad[8]{};
