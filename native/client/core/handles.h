@@ -23,6 +23,7 @@ enum class Kind : uint8_t {
   kKernel = 7,
   kLink = 8,
   kAllocation = 24,
+  kPool = 25,
   kLibraryObject = 32,  // of cuBLAS, cuDNN and so on
 };
 
@@ -72,7 +73,8 @@ class HandleTable {
     return find(reinterpret_cast<uint64_t>(handle));
   }
 
-  // The id of the object in this slot, 0 when there is none: for APIs whose handles are small numbers.
+  // The id of the object in this slot, 0 when there is none: for APIs whose handles are small
+  // numbers.
   uint64_t id_at(uint32_t index) const {
     if (index >= kChunks * kChunkSize) return 0;
     Chunk* chunk = chunks_[index / kChunkSize].load(std::memory_order_acquire);

@@ -209,6 +209,9 @@ bool Session::read_record(std::string* error) {
     d->memory.open(d->record.window_begin, d->record.window_bytes, d->record.memory_bytes,
                    {tell(wire::kMemoryMap), tell(wire::kMemoryUnmap)});
     d->legacy.device = raw;
+    d->pools.open(&d->memory, std::make_unique<DeviceOrder>(*this, *raw));
+    *pools.create(&d->standard_pool) = {raw, d->pools.standard()};
+    d->current_pool = d->standard_pool;
     Context* context = contexts.create(&d->primary);
     *context = {raw, 0, true};
     devices_.push_back(std::move(d));
@@ -243,7 +246,8 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   if (work) {
     Device& d = *work->device;
     d.only_stream = d.issued == d.idle_at || d.only_stream == work ? work : nullptr;
-    ++d.issued;
+    work->last_work = ++d.issued;
+    if (work != &d.legacy && !(work->flags & CU_STREAM_NON_BLOCKING)) d.last_blocking = d.issued;
   }
   if (!awaited) ++statistics_.commands;
   channel_->commit(size, awaited);
@@ -311,10 +315,27 @@ void Session::show_output() {
   }
 }
 
-void Session::note_done(Device& device, const Stream* stream, uint64_t upto) {
+void Session::note_done(Device& device, Stream* stream, uint64_t upto) {
   std::lock_guard lock(append_);
+  if (stream) stream->done = std::max(stream->done, upto);
   if (upto <= device.idle_at) return;
   if (!stream || device.only_stream == stream) device.idle_at = upto;
+}
+
+StreamPoint Session::stream_point(const Stream& stream) {
+  const Device& d = *stream.device;
+  std::lock_guard lock(append_);
+  // The legacy stream waits for the blocking ones and they for it, also when they get nothing of
+  // their own to do.
+  const bool apart = stream.flags & CU_STREAM_NON_BLOCKING;
+  const uint64_t others = apart ? 0 : &stream == &d.legacy ? d.last_blocking : d.legacy.last_work;
+  if (others > stream.last_work) return {d.issued, true};
+  return {stream.last_work, false};
+}
+
+bool Session::stream_passed(const Device& device, const Stream* stream, StreamPoint point) {
+  std::lock_guard lock(append_);
+  return device.idle_at >= point.work || (!point.whole_device && stream->done >= point.work);
 }
 
 void Session::forget_stream(Device& device, const Stream* stream) {
@@ -350,6 +371,8 @@ bool Session::find_range(uint64_t address, DeviceRange* range) {
   if (!d) return false;
   range->device = d;
   if (d->memory.find(address, &range->start, &range->bytes)) return true;
+  range->pooled = d->pools.find(address, &range->start, &range->bytes);
+  if (range->pooled) return true;
   VirtualMemory::Mapping mapping;
   if (!virtual_memory.find(address, &range->start, &mapping)) return false;
   range->device = mapping.device;

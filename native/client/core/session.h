@@ -21,6 +21,7 @@
 #include "client/core/handles.h"
 #include "client/core/host_memory.h"
 #include "client/core/marks.h"
+#include "client/core/memory_pool.h"
 #include "client/core/statistics.h"
 #include "client/core/virtual_memory.h"
 #include "wire/commands.h"
@@ -41,6 +42,18 @@ struct Stream {
   uint64_t wire_id = 0;  // 0: the legacy default stream
   unsigned flags = 0;
   int priority = 0;
+  // Under the session's append lock: numbers of Device::issued. The newest work that the stream was
+  // given, and up to where its work is known to be done.
+  uint64_t last_work = 0, done = 0;
+  // Under the lock of the device's pools: a mark that the stream was asked for.
+  uint32_t probe = wire::kNoMark;
+  uint64_t probe_value = 0, probe_work = 0;
+};
+
+// What the application has of a memory pool.
+struct PoolHandle {
+  Device* device = nullptr;
+  MemoryPool* pool = nullptr;
 };
 
 struct Event {
@@ -95,7 +108,10 @@ struct Device {
   uint32_t index = 0;
   wire::DeviceRecord record{};
   DeviceMemory memory;
-  uint64_t primary = 0;  // CUcontext of the primary context, minted at open
+  MemoryPools pools;
+  uint64_t standard_pool = 0;             // its handle, minted at open
+  std::atomic<uint64_t> current_pool{0};  // what cuMemAllocAsync takes from
+  uint64_t primary = 0;                   // CUcontext of the primary context, minted at open
   std::atomic<uint32_t> primary_uses{0};
   std::atomic<unsigned> primary_flags{0};
   Stream legacy;
@@ -104,6 +120,7 @@ struct Device {
   // Under the session's append lock: commands that give the device work, how many of them are known
   // to be done, and the stream that has all the others (nullptr: several have).
   uint64_t issued = 0, idle_at = 0;
+  uint64_t last_blocking = 0;  // the newest work of streams that the legacy one waits for
   Stream* only_stream = nullptr;
 };
 
@@ -143,7 +160,10 @@ class Session {
 
   // What a completed wait teaches: all work of `stream` (nullptr: of the device) up to issue number
   // `upto` is done.
-  void note_done(Device& device, const Stream* stream, uint64_t upto);
+  void note_done(Device& device, Stream* stream, uint64_t upto);
+  // What memory pools ask (core/stream_order.h).
+  StreamPoint stream_point(const Stream& stream);
+  bool stream_passed(const Device& device, const Stream* stream, StreamPoint point);
   uint64_t issued(const Device& device);
   // The stream is gone and its place may be another's soon, while its work goes on.
   void forget_stream(Device& device, const Stream* stream);
@@ -164,6 +184,7 @@ class Session {
   struct DeviceRange {
     Device* device = nullptr;  // whose memory it is
     uint64_t start = 0, bytes = 0;
+    bool pooled = false;
   };
   bool find_range(uint64_t address, DeviceRange* range);
   // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or
@@ -179,6 +200,7 @@ class Session {
   HandleTable<Function> functions{Kind::kFunction};
   HandleTable<Function> kernels{Kind::kKernel};
   HandleTable<Link> links{Kind::kLink};
+  HandleTable<PoolHandle> pools{Kind::kPool};
   VirtualMemory virtual_memory{*this};
   AnswerCache answers;
 

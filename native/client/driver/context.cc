@@ -23,7 +23,9 @@ constexpr unsigned kFlagMask = 0xff;
 CUresult synchronize(Session* s, Device* d) {
   const uint64_t upto = s->issued(*d);
   const CUresult e = s->exchange(sluice::wire::kDeviceIdle, sluice::wire::DeviceIdle{d->index, 0});
-  if (e == CUDA_SUCCESS) s->note_done(*d, nullptr, upto);
+  if (e != CUDA_SUCCESS) return e;
+  s->note_done(*d, nullptr, upto);
+  d->pools.after_synchronisation();
   return e;
 }
 
@@ -74,6 +76,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   Device* d;
   if (const CUresult e = device_of(dev, &s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = synchronize(s, d); e != CUDA_SUCCESS) return e;
+  d->pools.clear();
   d->memory.clear();
   d->primary_uses.store(0);
   return CUDA_SUCCESS;

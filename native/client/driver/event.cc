@@ -117,7 +117,9 @@ CUresult cuEventSynchronize(CUevent handle) {
   const CUresult e = event->mark != wire::kNoMark
                          ? wait_mark(s, event->mark, event->value)
                          : s->exchange(wire::kEventSynchronize, wire::EventId{as_id(handle)});
-  if (e == CUDA_SUCCESS) learn_done(s, *event);
+  if (e != CUDA_SUCCESS) return e;
+  learn_done(s, *event);
+  event->device->pools.after_synchronisation();
   return e;
 }
 

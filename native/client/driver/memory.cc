@@ -13,20 +13,6 @@ namespace {
 constexpr unsigned kHostAllocFlags =
     CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
 
-CUresult as_result(DeviceMemory::Result r) {
-  switch (r) {
-    case DeviceMemory::Result::kDone:
-      return CUDA_SUCCESS;
-    case DeviceMemory::Result::kOutOfMemory:
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    case DeviceMemory::Result::kUnknown:
-      return CUDA_ERROR_INVALID_VALUE;
-    case DeviceMemory::Result::kSessionLost:
-      break;
-  }
-  return CUDA_ERROR_UNKNOWN;
-}
-
 }  // namespace
 
 extern "C" {
@@ -37,9 +23,12 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (!pointer || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   uint64_t address = 0;
-  const CUresult e = as_result(d->memory.allocate(bytes, &address));
-  if (e == CUDA_SUCCESS) *pointer = address;
-  return e;
+  auto result = d->memory.allocate(bytes, &address);
+  for (const bool wait : {false, true})
+    if (result == DeviceMemory::Result::kOutOfMemory && d->pools.make_room(wait))
+      result = d->memory.allocate(bytes, &address);
+  if (result == DeviceMemory::Result::kDone) *pointer = address;
+  return as_result(result);
 }
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width, size_t height,
@@ -56,33 +45,13 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (pointer == 0) return CUDA_SUCCESS;
-  Device* d = s->device_of_address(pointer);
-  uint64_t start, bytes;
-  if (!d || !d->memory.find(pointer, &start, &bytes) || start != pointer)
-    return CUDA_ERROR_INVALID_VALUE;
+  Session::DeviceRange range;
+  if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
+  Device* d = range.device;
+  // Of stream-ordered memory CUDA takes for granted that nothing uses it any more.
+  if (range.pooled) return d->pools.free_now(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
   return as_result(d->memory.free(pointer));
-}
-
-// In stream order: the address is good at once, and given back when the stream has come to its
-// release.
-CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream stream) {
-  Session* s;
-  Device* d;
-  Stream* st;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = resolve_stream(s, d, stream, &st); e != CUDA_SUCCESS) return e;
-  return cuMemAlloc_v2(pointer, bytes);
-}
-
-CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream) {
-  Session* s;
-  Device* d;
-  Stream* st;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = resolve_stream(s, d, stream, &st); e != CUDA_SUCCESS) return e;
-  return cuMemFree_v2(
-      pointer);  // waits, which is allowed; reuse in stream order comes with the pools
 }
 
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {

@@ -22,10 +22,12 @@ struct PerThread {
 pthread_key_t g_key;
 
 CUresult destroy(Session* s, uint64_t id) {
-  const Stream* stream = s->streams.find(id);
+  Stream* stream = s->streams.find(id);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
   Device& device = *stream->device;
   if (!s->streams.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
+  device.pools.forget_stream(stream);
+  s->marks().give_back(stream->probe);
   s->forget_stream(device, stream);
   const CUresult e =
       s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, device.index + 1);
@@ -134,10 +136,14 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   const Event* ev = s->events.find(event);
   if (!ev) return CUDA_ERROR_INVALID_HANDLE;
   if (ev->value == 0) return CUDA_SUCCESS;  // never recorded
-  return s->post(
-      wire::kStreamWaitEvent,
-      wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0}, {},
-      nullptr, stream->device->index + 1);
+  const uint64_t upto = ev->work;
+  // It counts as work: what the stream waits for is not its own, and not done before it comes here.
+  const CUresult e =
+      s->post(wire::kStreamWaitEvent,
+              wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0},
+              {}, stream, stream->device->index + 1);
+  if (ev->device == stream->device) stream->device->pools.note_wait(stream, ev->stream, upto);
+  return e;
 }
 
 CUresult cuStreamGetPriority(CUstream handle, int* priority) {

@@ -104,7 +104,9 @@ CUresult synchronize_stream(Session* s, Stream* stream) {
   const uint64_t upto = s->issued(*stream->device);
   const CUresult e = s->exchange(wire::kStreamSynchronize, wire::StreamId{stream->wire_id}, {}, {},
                                  nullptr, nullptr, context_of(stream));
-  if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
+  if (e != CUDA_SUCCESS) return e;
+  s->note_done(*stream->device, stream, upto);
+  stream->device->pools.after_synchronisation();
   return e;
 }
 

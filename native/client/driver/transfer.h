@@ -29,6 +29,20 @@ CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
 // instead.
 CUresult wait_mark(Session* s, uint32_t mark, uint64_t value);
 
+inline CUresult as_result(DeviceMemory::Result r) {
+  switch (r) {
+    case DeviceMemory::Result::kDone:
+      return CUDA_SUCCESS;
+    case DeviceMemory::Result::kOutOfMemory:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case DeviceMemory::Result::kUnknown:
+      return CUDA_ERROR_INVALID_VALUE;
+    case DeviceMemory::Result::kSessionLost:
+      break;
+  }
+  return CUDA_ERROR_UNKNOWN;
+}
+
 // As cuMemFree does: returns when running kernels have ended, at once when the device is known to
 // be idle.
 CUresult wait_idle(Session* s, Device* d);

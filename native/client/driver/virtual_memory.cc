@@ -79,7 +79,10 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
   granted.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;
   granted.allocFlags.gpuDirectRDMACapable = 0;
   uint64_t id;
-  const CUresult e = s->virtual_memory.create(*d, bytes, granted, &id);
+  CUresult e = s->virtual_memory.create(*d, bytes, granted, &id);
+  for (const bool wait : {false, true})
+    if (e == CUDA_ERROR_OUT_OF_MEMORY && d->pools.make_room(wait))
+      e = s->virtual_memory.create(*d, bytes, granted, &id);
   if (e == CUDA_SUCCESS) *handle = id;
   return e;
 }

@@ -1,0 +1,448 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/memory_pool.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace sluice::client {
+
+namespace {
+
+constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+StreamPoint later_of(StreamPoint a, StreamPoint b) {
+  return {std::max(a.work, b.work), a.whole_device || b.whole_device};
+}
+
+}  // namespace
+
+// ---- one pool
+
+MemoryPool::Blocks::iterator MemoryPool::drop_block(Blocks::iterator it) {
+  auto& sizes = by_size_[it->second.owner];
+  sizes.erase({it->second.bytes, it->first});
+  if (sizes.empty()) by_size_.erase(it->second.owner);
+  return free_.erase(it);
+}
+
+void MemoryPool::put_block(uint64_t address, Block block) {
+  // It grows together with its neighbours of the same owner, but never across chunks, which are
+  // given back one by one.
+  auto next = free_.lower_bound(address);
+  if (next != free_.end() && next->first == address + block.bytes &&
+      next->second.owner == block.owner && !chunks_.contains(next->first)) {
+    block.bytes += next->second.bytes;
+    block.point = later_of(block.point, next->second.point);
+    next = drop_block(next);
+  }
+  if (next != free_.begin() && !chunks_.contains(address)) {
+    const auto before = std::prev(next);
+    if (before->first + before->second.bytes == address && before->second.owner == block.owner) {
+      address = before->first;
+      block.bytes += before->second.bytes;
+      block.point = later_of(block.point, before->second.point);
+      drop_block(before);
+    }
+  }
+  by_size_[block.owner].insert({block.bytes, address});
+  free_[address] = block;
+}
+
+void MemoryPool::hand_out(Blocks::iterator it, uint64_t bytes) {
+  const auto [address, block] = *it;
+  drop_block(it);
+  if (block.bytes > bytes)
+    put_block(address + bytes, {block.bytes - bytes, block.owner, block.point});
+  used_.emplace(address, bytes);
+  in_use_ += bytes;
+  in_use_high_ = std::max(in_use_high_, in_use_);
+}
+
+bool MemoryPool::take_block(Stream* owner, uint64_t bytes, uint64_t* address) {
+  const auto sizes = by_size_.find(owner);
+  if (sizes == by_size_.end()) return false;
+  const auto fit = sizes->second.lower_bound({bytes, 0});
+  if (fit == sizes->second.end()) return false;
+  *address = fit->second;
+  hand_out(free_.find(*address), bytes);
+  return true;
+}
+
+void MemoryPool::settle(Stream* stream, bool by_progress) {
+  std::vector<std::pair<uint64_t, Block>> moved;
+  for (auto it = free_.begin(); it != free_.end();) {
+    Block block = it->second;
+    Stream* const owner = block.owner;
+    if (!owner || owner == stream) {
+      ++it;
+      continue;
+    }
+    if (by_progress && home_.order_->passed(owner, block.point)) {
+      block.owner = nullptr;
+      block.point = {};
+    } else if (stream && by_events_ && home_.waits_for(stream, owner, block.point)) {
+      block.owner = stream;
+      block.point = home_.order_->point(stream);
+    } else {
+      ++it;
+      continue;
+    }
+    moved.emplace_back(it->first, block);
+    it = drop_block(it);
+  }
+  for (const auto& [address, block] : moved) put_block(address, block);
+}
+
+bool MemoryPool::grow(uint64_t bytes, DeviceMemory::Result* result) {
+  bytes = round_up(bytes, DeviceMemory::kSlab);
+  *result = DeviceMemory::Result::kOutOfMemory;
+  if (most_ && bytes > most_ - std::min(most_, reserved_)) return false;
+  uint64_t chunk;
+  *result = home_.memory_->take(bytes, &chunk);
+  if (*result != DeviceMemory::Result::kDone) return false;
+  chunks_.emplace(chunk, bytes);
+  reserved_ += bytes;
+  reserved_high_ = std::max(reserved_high_, reserved_);
+  put_block(chunk, {bytes, nullptr, {}});
+  return true;
+}
+
+// The smallest block that fits becomes the stream's by a wait that is put into it.
+bool MemoryPool::borrow(Stream* stream, uint64_t bytes) {
+  auto best = free_.end();
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    const Block& b = it->second;
+    if (!b.owner || b.owner == stream || b.bytes < bytes || b.point.whole_device) continue;
+    if (best == free_.end() || b.bytes < best->second.bytes) best = it;
+  }
+  if (best == free_.end()) return false;
+  const auto [address, block] = *best;
+  if (!home_.order_->follow(stream, block.owner)) return false;
+  drop_block(best);
+  put_block(address, {block.bytes, stream, home_.order_->point(stream)});
+  return true;
+}
+
+void MemoryPool::give_up_stream(Stream* stream, StreamPoint now) {
+  // Nobody asks the stream any more: only the device's coming to rest frees these.
+  static char nobody;
+  std::vector<std::pair<uint64_t, Block>> moved;
+  for (auto it = free_.begin(); it != free_.end();) {
+    if (it->second.owner != stream) {
+      ++it;
+      continue;
+    }
+    const bool passed = home_.order_->passed(stream, it->second.point);
+    moved.emplace_back(
+        it->first, Block{it->second.bytes, passed ? nullptr : reinterpret_cast<Stream*>(&nobody),
+                         passed ? StreamPoint{} : later_of(it->second.point, now)});
+    it = drop_block(it);
+  }
+  for (const auto& [address, block] : moved) put_block(address, block);
+}
+
+void MemoryPool::trim(uint64_t keep) {
+  for (auto it = chunks_.begin(); it != chunks_.end() && reserved_ > keep;) {
+    const auto [chunk, bytes] = *it;
+    const auto block = free_.find(chunk);
+    if (block == free_.end() || block->second.owner || block->second.bytes != bytes) {
+      ++it;
+      continue;
+    }
+    drop_block(block);
+    reserved_ -= bytes;
+    it = chunks_.erase(it);
+    home_.memory_->give(chunk);
+  }
+}
+
+// ---- all of a vGPU
+
+MemoryPools::MemoryPools() { standard_ = create(0); }
+
+void MemoryPools::open(DeviceMemory* memory, std::unique_ptr<StreamOrder> order) {
+  memory_ = memory;
+  order_ = std::move(order);
+}
+
+MemoryPool* MemoryPools::create(uint64_t most) {
+  std::lock_guard lock(mutex_);
+  pools_.push_back(std::make_unique<MemoryPool>(*this, most));
+  return pools_.back().get();
+}
+
+bool MemoryPools::destroy(MemoryPool* pool) {
+  if (pool == standard_) return false;
+  std::lock_guard lock(mutex_);
+  pool->destroyed_ = true;
+  pool->threshold_ = 0;
+  bury();
+  return true;
+}
+
+// Destroyed pools end when nothing of theirs is in use, by the application or by the device.
+void MemoryPools::bury() {
+  for (auto it = pools_.begin(); it != pools_.end();) {
+    MemoryPool& pool = **it;
+    if (!pool.destroyed_ || !pool.used_.empty()) {
+      ++it;
+      continue;
+    }
+    pool.settle(nullptr, true);
+    pool.trim(0);
+    if (pool.chunks_.empty()) {
+      it = pools_.erase(it);
+    } else {
+      holds_ = true;
+      ++it;
+    }
+  }
+}
+
+bool MemoryPools::waits_for(Stream* later, Stream* earlier, StreamPoint point) const {
+  if (point.whole_device) return false;
+  const auto of = waits_.find(later);
+  if (of == waits_.end()) return false;
+  const auto upto = of->second.find(earlier);
+  return upto != of->second.end() && upto->second >= point.work;
+}
+
+DeviceMemory::Result MemoryPools::try_allocate(MemoryPool* pool, Stream* stream, uint64_t bytes,
+                                               uint64_t* address) {
+  using Result = DeviceMemory::Result;
+  const auto take = [&] {
+    return pool->take_block(stream, bytes, address) || pool->take_block(nullptr, bytes, address);
+  };
+  if (take()) return Result::kDone;
+  pool->settle(stream, pool->opportunistic_);
+  if (take()) return Result::kDone;
+  // Others have memory that would do: next time it is known whether they are done with it.
+  if (pool->opportunistic_)
+    for (const auto& [owner, sizes] : pool->by_size_)
+      if (owner && owner != stream && sizes.rbegin()->first >= bytes &&
+          !pool->free_.at(sizes.rbegin()->second).point.whole_device)
+        order_->probe(owner);
+  Result result;
+  if (pool->grow(bytes, &result) && take()) return Result::kDone;
+  if (result == Result::kSessionLost) return result;
+  // Free chunks of other pools, and of this one where none is large enough.
+  for (auto& other : pools_) {
+    other->settle(nullptr, true);
+    other->trim(0);
+  }
+  if (pool->grow(bytes, &result) && take()) return Result::kDone;
+  if (pool->by_waits_ && pool->borrow(stream, bytes) && take()) return Result::kDone;
+  return result;
+}
+
+DeviceMemory::Result MemoryPools::allocate(MemoryPool* pool, Stream* stream, uint64_t bytes,
+                                           uint64_t* address) {
+  using Result = DeviceMemory::Result;
+  if (bytes > uint64_t{1} << 62) return Result::kOutOfMemory;
+  bytes = round_up(bytes, DeviceMemory::kAlignment);
+  {
+    std::lock_guard lock(mutex_);
+    const Result result = try_allocate(pool, stream, bytes, address);
+    if (result != Result::kOutOfMemory) return result;
+  }
+  // Freed memory that the device still uses may be what is missing.
+  if (!make_room(true)) return Result::kOutOfMemory;
+  std::lock_guard lock(mutex_);
+  return try_allocate(pool, stream, bytes, address);
+}
+
+MemoryPool* MemoryPools::owner_of(uint64_t address) {
+  for (auto& pool : pools_)
+    if (pool->used_.contains(address)) return pool.get();
+  return nullptr;
+}
+
+bool MemoryPools::free(uint64_t address, Stream* stream) {
+  std::lock_guard lock(mutex_);
+  MemoryPool* pool = owner_of(address);
+  if (!pool) return false;
+  const auto it = pool->used_.find(address);
+  const uint64_t bytes = it->second;
+  pool->used_.erase(it);
+  pool->in_use_ -= bytes;
+  const StreamPoint point = order_->point(stream);
+  if (order_->passed(stream, point))
+    pool->put_block(address, {bytes, nullptr, {}});
+  else
+    pool->put_block(address, {bytes, stream, point});
+  active_ = true;
+  if (pool->reserved_ > pool->threshold_) holds_ = true;
+  if (pool->destroyed_) bury();
+  return true;
+}
+
+bool MemoryPools::free_now(uint64_t address) {
+  std::lock_guard lock(mutex_);
+  MemoryPool* pool = owner_of(address);
+  if (!pool) return false;
+  const auto it = pool->used_.find(address);
+  const uint64_t bytes = it->second;
+  pool->used_.erase(it);
+  pool->in_use_ -= bytes;
+  pool->put_block(address, {bytes, nullptr, {}});
+  if (pool->reserved_ > pool->threshold_) holds_ = true;
+  if (pool->destroyed_) bury();
+  return true;
+}
+
+bool MemoryPools::find(uint64_t address, uint64_t* start, uint64_t* bytes) {
+  std::lock_guard lock(mutex_);
+  for (auto& pool : pools_) {
+    auto it = pool->used_.upper_bound(address);
+    if (it == pool->used_.begin()) continue;
+    --it;
+    if (address - it->first >= it->second) continue;
+    *start = it->first;
+    *bytes = it->second;
+    return true;
+  }
+  return false;
+}
+
+void MemoryPools::note_wait(Stream* later, Stream* earlier, uint64_t upto) {
+  // What is freed from now on lies behind every wait of before.
+  if (later == earlier || !active_.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(mutex_);
+  uint64_t& known = waits_[later][earlier];
+  known = std::max(known, upto);
+}
+
+void MemoryPools::forget_stream(Stream* stream) {
+  if (!active_.load(std::memory_order_relaxed)) return;
+  std::lock_guard lock(mutex_);
+  waits_.erase(stream);
+  for (auto& [later, of] : waits_) of.erase(stream);
+  StreamPoint now = order_->point(stream);
+  now.whole_device = true;
+  for (auto& pool : pools_) pool->give_up_stream(stream, now);
+}
+
+void MemoryPools::trim(MemoryPool* pool, uint64_t keep) {
+  std::lock_guard lock(mutex_);
+  pool->settle(nullptr, true);
+  pool->trim(keep);
+}
+
+void MemoryPools::release_excess() {
+  std::lock_guard lock(mutex_);
+  holds_ = false;
+  for (auto& pool : pools_) {
+    if (pool->reserved_ <= pool->threshold_ || pool->free_.empty()) continue;
+    pool->settle(nullptr, true);
+    pool->trim(pool->threshold_);
+    // What is free and not known to be unused yet may go next time.
+    if (pool->reserved_ > pool->threshold_ && !pool->free_.empty()) holds_ = true;
+  }
+  bury();
+}
+
+bool MemoryPools::make_room(bool wait) {
+  bool waiting = false;  // there is free memory that the device may still use
+  const auto give_back = [&] {
+    std::lock_guard lock(mutex_);
+    uint64_t before = 0, after = 0;
+    for (auto& pool : pools_) {
+      before += pool->reserved_;
+      pool->settle(nullptr, true);
+      pool->trim(0);
+      after += pool->reserved_;
+      for (const auto& [owner, sizes] : pool->by_size_) waiting |= owner != nullptr;
+    }
+    bury();
+    return after < before;
+  };
+  const bool came_back = give_back();
+  if (!wait || !waiting || !order_->wait_idle()) return came_back;
+  give_back();
+  return true;
+}
+
+void MemoryPools::clear() {
+  std::lock_guard lock(mutex_);
+  for (auto& pool : pools_) {
+    for (const auto& [chunk, bytes] : pool->chunks_) memory_->give(chunk);
+    pool->chunks_.clear();
+    pool->used_.clear();
+    pool->free_.clear();
+    pool->by_size_.clear();
+    pool->reserved_ = pool->in_use_ = 0;
+  }
+  waits_.clear();
+  bury();
+}
+
+CUresult MemoryPools::get(MemoryPool* pool, CUmemPool_attribute attribute, void* value) {
+  std::lock_guard lock(mutex_);
+  const auto flag = [&](bool on) {
+    const int number = on;
+    std::memcpy(value, &number, sizeof number);
+    return CUDA_SUCCESS;
+  };
+  const auto bytes = [&](cuuint64_t number) {
+    std::memcpy(value, &number, sizeof number);
+    return CUDA_SUCCESS;
+  };
+  switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+      return flag(pool->by_events_);
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+      return flag(pool->opportunistic_);
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+      return flag(pool->by_waits_);
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      return bytes(pool->threshold_);
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+      return bytes(pool->reserved_);
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+      return bytes(pool->reserved_high_);
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+      return bytes(pool->in_use_);
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      return bytes(pool->in_use_high_);
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+CUresult MemoryPools::set(MemoryPool* pool, CUmemPool_attribute attribute, const void* value) {
+  std::lock_guard lock(mutex_);
+  int flag = 0;
+  cuuint64_t bytes = 0;
+  const bool narrow = attribute <= CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES;
+  if (narrow)
+    std::memcpy(&flag, value, sizeof flag);
+  else
+    std::memcpy(&bytes, value, sizeof bytes);
+  switch (attribute) {
+    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+      pool->by_events_ = flag != 0;
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+      pool->opportunistic_ = flag != 0;
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+      pool->by_waits_ = flag != 0;
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+      pool->threshold_ = bytes;
+      if (pool->reserved_ > bytes) holds_ = true;
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:  // high-water marks can be reset, no more
+      if (bytes != 0) return CUDA_ERROR_INVALID_VALUE;
+      pool->reserved_high_ = pool->reserved_;
+      return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+      if (bytes != 0) return CUDA_ERROR_INVALID_VALUE;
+      pool->in_use_high_ = pool->in_use_;
+      return CUDA_SUCCESS;
+    default:
+      return CUDA_ERROR_INVALID_VALUE;
+  }
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream-ordered allocation (rule 3): pools over whole slabs of a vGPU's memory, decided in the
+// client. What a stream frees is at once the same stream's again; another stream's once it is known
+// to have waited for the free (an event), or once the free's point is known to have passed (the
+// completion page, a synchronisation), or, when no more memory is to be had, after a wait that is
+// put into it. CU_MEMPOOL_ATTR_REUSE_* switch these three. Nothing of this takes a round trip until
+// memory runs out.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "abi/cuda_driver.h"
+#include "client/core/device_memory.h"
+#include "client/core/stream_order.h"
+
+namespace sluice::client {
+
+class MemoryPools;
+
+// One pool. Under the lock of its MemoryPools.
+class MemoryPool {
+ public:
+  MemoryPool(MemoryPools& home, uint64_t most) : home_(home), most_(most) {}
+
+ private:
+  friend class MemoryPools;
+  // Free memory inside one chunk, of one owner: the stream that may use it at once, nullptr when
+  // anybody may.
+  struct Block {
+    uint64_t bytes;
+    Stream* owner;
+    StreamPoint point;  // of the owner when it was freed
+  };
+  using Blocks = std::map<uint64_t, Block>;
+
+  bool take_block(Stream* owner, uint64_t bytes, uint64_t* address);
+  void hand_out(Blocks::iterator it, uint64_t bytes);
+  void put_block(uint64_t address, Block block);
+  Blocks::iterator drop_block(Blocks::iterator it);
+  // Blocks whose point has passed become anybody's (`by_progress`); those that `stream`, if there
+  // is one, has been made to wait for become its own.
+  void settle(Stream* stream, bool by_progress);
+  bool grow(uint64_t bytes, DeviceMemory::Result* result);
+  bool borrow(Stream* stream, uint64_t bytes);
+  void give_up_stream(Stream* stream, StreamPoint now);
+  void trim(uint64_t keep);
+
+  MemoryPools& home_;
+  const uint64_t most_;  // bytes reserved at most; 0: no such limit
+  Blocks free_;
+  std::map<Stream*, std::set<std::pair<uint64_t, uint64_t>>> by_size_;  // bytes, address
+  std::map<uint64_t, uint64_t> used_;                                   // address, bytes
+  std::map<uint64_t, uint64_t> chunks_;
+  uint64_t reserved_ = 0, reserved_high_ = 0, in_use_ = 0, in_use_high_ = 0, threshold_ = 0;
+  bool by_events_ = true, opportunistic_ = true, by_waits_ = true;
+  bool destroyed_ = false;  // goes when its last allocation does
+};
+
+// The pools of one vGPU.
+class MemoryPools {
+ public:
+  MemoryPools();
+  void open(DeviceMemory* memory, std::unique_ptr<StreamOrder> order);
+
+  MemoryPool* standard() { return standard_; }
+  MemoryPool* create(uint64_t most);
+  // False: the standard pool stays.
+  bool destroy(MemoryPool* pool);
+
+  DeviceMemory::Result allocate(MemoryPool* pool, Stream* stream, uint64_t bytes,
+                                uint64_t* address);
+  // In the stream's order. False: no allocation of these pools begins there.
+  bool free(uint64_t address, Stream* stream);
+  // Nothing uses it any more.
+  bool free_now(uint64_t address);
+  bool find(uint64_t address, uint64_t* start, uint64_t* bytes);
+
+  // `later` has been made to wait for what `earlier` had been given up to issue number `upto`.
+  void note_wait(Stream* later, Stream* earlier, uint64_t upto);
+  // The stream goes, its work may not have ended. Before its place can be another's.
+  void forget_stream(Stream* stream);
+
+  void trim(MemoryPool* pool, uint64_t keep);
+  // After a synchronisation: what pools hold beyond their thresholds goes back.
+  void after_synchronisation() {
+    if (holds_.load(std::memory_order_relaxed)) release_excess();
+  }
+  // For others who run out of memory; `wait`: even if the device has to come to rest first.
+  // Whether anything came back.
+  bool make_room(bool wait);
+  // Device reset: all allocations end.
+  void clear();
+
+  CUresult get(MemoryPool* pool, CUmemPool_attribute attribute, void* value);
+  CUresult set(MemoryPool* pool, CUmemPool_attribute attribute, const void* value);
+
+ private:
+  friend class MemoryPool;
+  DeviceMemory::Result try_allocate(MemoryPool* pool, Stream* stream, uint64_t bytes,
+                                    uint64_t* address);
+  MemoryPool* owner_of(uint64_t address);
+  void release_excess();
+  void bury();
+  bool waits_for(Stream* later, Stream* earlier, StreamPoint point) const;
+
+  std::mutex mutex_;
+  DeviceMemory* memory_ = nullptr;
+  std::unique_ptr<StreamOrder> order_;
+  std::vector<std::unique_ptr<MemoryPool>> pools_;
+  MemoryPool* standard_ = nullptr;
+  std::map<Stream*, std::map<Stream*, uint64_t>> waits_;  // later, earlier, up to
+  std::atomic<bool> holds_{false};   // some pool may have memory that could go back
+  std::atomic<bool> active_{false};  // streams have freed something
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/stream_order.h"
+
+#include <algorithm>
+
+#include "client/core/session.h"
+
+namespace sluice::client {
+
+StreamPoint DeviceOrder::point(Stream* stream) { return session_.stream_point(*stream); }
+
+bool DeviceOrder::passed(Stream* stream, StreamPoint point) {
+  if (!point.whole_device && stream->probe != wire::kNoMark &&
+      session_.marks().reached(stream->probe, stream->probe_value))
+    session_.note_done(device_, stream, stream->probe_work);
+  return session_.stream_passed(device_, stream, point);
+}
+
+void DeviceOrder::probe(Stream* stream) {
+  Marks& marks = session_.marks();
+  if (!marks) return;
+  if (stream->probe == wire::kNoMark)
+    stream->probe = marks.take(true);
+  else if (!marks.reached(stream->probe, stream->probe_value))
+    return;  // one is under way
+  if (stream->probe == wire::kNoMark) return;
+  stream->probe_work = session_.stream_point(*stream).work;
+  stream->probe_value = marks.next(stream->probe);
+  session_.post(wire::kMark, wire::Mark{stream->wire_id, stream->probe, 0, stream->probe_value}, {},
+                nullptr, device_.index + 1);
+}
+
+bool DeviceOrder::follow(Stream* later, Stream* earlier) {
+  const uint32_t context = device_.index + 1;
+  if (!event_) {
+    Event* made = session_.events.create(&event_);
+    if (!made) return false;
+    made->device = &device_;
+    made->flags = CU_EVENT_DISABLE_TIMING;
+    if (session_.post(wire::kEventCreate, wire::EventCreate{event_, made->flags, 0}, {}, nullptr,
+                      context) != CUDA_SUCCESS)
+      return false;
+  }
+  // A wait means the record before it, so one event serves all.
+  const wire::EventRecord record{event_, earlier->wire_id, wire::kNoMark, 0, 0};
+  const wire::StreamWaitEvent wait{later->wire_id, event_, 0, 0};
+  return session_.post(wire::kEventRecord, record, {}, nullptr, context) == CUDA_SUCCESS &&
+         session_.post(wire::kStreamWaitEvent, wait, {}, later, context) == CUDA_SUCCESS;
+}
+
+bool DeviceOrder::wait_idle() {
+  const uint64_t upto = session_.issued(device_);
+  if (session_.exchange(wire::kDeviceIdle, wire::DeviceIdle{device_.index, 0}) != CUDA_SUCCESS)
+    return false;
+  session_.note_done(device_, nullptr, upto);
+  return true;
+}
+
+}  // namespace sluice::client

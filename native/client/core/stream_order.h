@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What memory pools need to know of streams: where a stream's work stands, whether it has come past
+// a point, and how one stream is made to wait for another. DeviceOrder answers from the session's
+// counters and the completion page; nothing but wait_idle() takes a round trip.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::client {
+
+class Session;
+struct Device;
+struct Stream;
+
+// The work that a stream had been given at some moment, as a number of Device::issued.
+struct StreamPoint {
+  uint64_t work = 0;
+  // The stream was ordered behind other streams' work by the rules of the default stream only: just
+  // the whole device's progress says when that is done.
+  bool whole_device = false;
+};
+
+class StreamOrder {
+ public:
+  virtual ~StreamOrder() = default;
+  virtual StreamPoint point(Stream* stream) = 0;
+  // Whether all of it is known to be done.
+  virtual bool passed(Stream* stream, StreamPoint point) = 0;
+  // Has the stream make known that it came here, for a later passed(). May do nothing.
+  virtual void probe(Stream* stream) = 0;
+  // Everything that `later` gets from now on waits for all that `earlier` has. False: the session
+  // is lost.
+  virtual bool follow(Stream* later, Stream* earlier) = 0;
+  // Returns when the device has nothing left to do, and knows it.
+  virtual bool wait_idle() = 0;
+};
+
+class DeviceOrder : public StreamOrder {
+ public:
+  DeviceOrder(Session& session, Device& device) : session_(session), device_(device) {}
+  StreamPoint point(Stream* stream) override;
+  bool passed(Stream* stream, StreamPoint point) override;
+  void probe(Stream* stream) override;
+  bool follow(Stream* later, Stream* earlier) override;
+  bool wait_idle() override;
+
+ private:
+  Session& session_;
+  Device& device_;
+  uint64_t event_ = 0;  // an event of its own, minted at first use
+};
+
+}  // namespace sluice::client

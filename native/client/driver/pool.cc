@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream-ordered allocation and memory pools: arguments and handles; what is reused when is decided
+// in core/memory_pool.h.
+#include "client/driver/transfer.h"
+
+using namespace sluice::client;
+
+namespace {
+
+CUmemoryPool as_handle(uint64_t id) { return reinterpret_cast<CUmemoryPool>(id); }
+
+CUresult device_of(CUdevice ordinal, Session** s, Device** device) {
+  if (const CUresult e = enter(s); e != CUDA_SUCCESS) return e;
+  auto& all = (*s)->devices();
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= all.size()) return CUDA_ERROR_INVALID_DEVICE;
+  *device = all[static_cast<size_t>(ordinal)].get();
+  return CUDA_SUCCESS;
+}
+
+CUresult find(CUmemoryPool handle, Session** s, PoolHandle** pool) {
+  if (const CUresult e = enter(s); e != CUDA_SUCCESS) return e;
+  *pool = (*s)->pools.find(handle);
+  return *pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+// The device whose pools a location and a kind of memory mean.
+CUresult locate(const CUmemLocation* location, CUmemAllocationType type, Session** s,
+                Device** device) {
+  if (!location || location->type == CU_MEM_LOCATION_TYPE_INVALID ||
+      type == CU_MEM_ALLOCATION_TYPE_INVALID)
+    return CUDA_ERROR_INVALID_VALUE;
+  if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || type != CU_MEM_ALLOCATION_TYPE_PINNED)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  return device_of(location->id, s, device);
+}
+
+CUresult allocate(Session* s, const PoolHandle& from, Stream* stream, size_t bytes,
+                  CUdeviceptr* pointer) {
+  if (!pointer || bytes == 0 || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t address = 0;
+  const auto result = from.device->pools.allocate(from.pool, stream, bytes, &address);
+  if (result == DeviceMemory::Result::kDone) *pointer = address;
+  return s->sticky() != CUDA_SUCCESS ? s->sticky() : as_result(result);
+}
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
+  Session* s;
+  Device* d;
+  Stream* stream;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  const PoolHandle* pool = s->pools.find(stream->device->current_pool.load());
+  return pool ? allocate(s, *pool, stream, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPool handle,
+                                 CUstream stream_handle) {
+  Session* s;
+  Device* d;
+  Stream* stream;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
+  const PoolHandle* pool = s->pools.find(handle);
+  return pool ? allocate(s, *pool, stream, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
+  Session* s;
+  Device* d;
+  Stream* stream;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (pointer == 0) return CUDA_SUCCESS;
+  Session::DeviceRange range;
+  if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
+  if (!range.pooled) return cuMemFree_v2(pointer);  // which waits, as CUDA allows here
+  MemoryPools& pools = range.device->pools;
+  if (stream->device == range.device)
+    return pools.free(pointer, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  // Another device's stream: its order means nothing to this device's.
+  if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
+  return pools.free_now(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = device_of(device, &s, &d); e != CUDA_SUCCESS) return e;
+  if (!pool) return CUDA_ERROR_INVALID_VALUE;
+  *pool = as_handle(d->standard_pool);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = device_of(device, &s, &d); e != CUDA_SUCCESS) return e;
+  if (!pool) return CUDA_ERROR_INVALID_VALUE;
+  *pool = as_handle(d->current_pool.load());
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
+  Session* s;
+  Device* d;
+  PoolHandle* pool;
+  if (const CUresult e = device_of(device, &s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  if (pool->device != d) return CUDA_ERROR_INVALID_VALUE;
+  d->current_pool = reinterpret_cast<uint64_t>(handle);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetDefaultMemPool(CUmemoryPool* pool, CUmemLocation* location,
+                                CUmemAllocationType type) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = locate(location, type, &s, &d); e != CUDA_SUCCESS) return e;
+  return cuDeviceGetDefaultMemPool(pool, location->id);
+}
+
+CUresult cuMemGetMemPool(CUmemoryPool* pool, CUmemLocation* location, CUmemAllocationType type) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = locate(location, type, &s, &d); e != CUDA_SUCCESS) return e;
+  return cuDeviceGetMemPool(pool, location->id);
+}
+
+CUresult cuMemSetMemPool(CUmemLocation* location, CUmemAllocationType type, CUmemoryPool pool) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = locate(location, type, &s, &d); e != CUDA_SUCCESS) return e;
+  return cuDeviceSetMemPool(location->id, pool);
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!pool || !properties) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult e = locate(&properties->location, properties->allocType, &s, &d);
+      e != CUDA_SUCCESS)
+    return e;
+  // There are no handles that another process could take (the device attribute says so).
+  if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+  if (properties->win32SecurityAttributes) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t id;
+  PoolHandle* made = s->pools.create(&id);
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  *made = {d, d->pools.create(properties->maxSize)};
+  *pool = as_handle(id);
+  return CUDA_SUCCESS;
+}
+
+// Its memory stays until the last allocation is freed.
+CUresult cuMemPoolDestroy(CUmemoryPool handle) {
+  Session* s;
+  PoolHandle* pool;
+  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  const PoolHandle gone = *pool;
+  if (gone.pool == gone.device->pools.standard()) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t id = reinterpret_cast<uint64_t>(handle);
+  if (!s->pools.destroy(id)) return CUDA_ERROR_INVALID_VALUE;
+  gone.device->current_pool.compare_exchange_strong(id, gone.device->standard_pool);
+  gone.device->pools.destroy(gone.pool);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
+  Session* s;
+  PoolHandle* pool;
+  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  pool->device->pools.trim(pool->pool, keep);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+  Session* s;
+  PoolHandle* pool;
+  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  return pool->device->pools.set(pool->pool, attribute, value);
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
+  Session* s;
+  PoolHandle* pool;
+  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  if (!value) return CUDA_ERROR_INVALID_VALUE;
+  return pool->device->pools.get(pool->pool, attribute, value);
+}
+
+CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, size_t count) {
+  Session* s;
+  PoolHandle* pool;
+  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  if (!access && count) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count; ++i) {
+    Device* d;
+    if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+    if (const CUresult e = device_of(access[i].location.id, &s, &d); e != CUDA_SUCCESS) return e;
+    // The pool's own device always has access; others would be peers, which there are not yet.
+    const bool all = access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (d == pool->device && !all) return CUDA_ERROR_INVALID_VALUE;
+    if (d != pool->device && access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
+      return CUDA_ERROR_INVALID_DEVICE;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
+                            CUmemLocation* location) {
+  Session* s;
+  PoolHandle* pool;
+  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  if (!flags || !location || location->type != CU_MEM_LOCATION_TYPE_DEVICE)
+    return CUDA_ERROR_INVALID_VALUE;
+  Device* d;
+  if (const CUresult e = device_of(location->id, &s, &d); e != CUDA_SUCCESS) return e;
+  *flags = d == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"
