@@ -321,8 +321,13 @@ int32_t Call::collect() {
   body_.assign(size_t{f_.params} * 8, std::byte{0});
   key_.add(f_.id);
   key_.add(device_->index);
-  for (int i = 0; i < f_.params; ++i)
-    if (const int32_t status = collect(i); status != 0) return status;
+  for (int i = 0; i < f_.params; ++i) {
+    if (const int32_t status = collect(i); status != 0) {
+      log_line(LogLevel::kDebug, std::string(f_.name) + ": refused with " + std::to_string(status) +
+                                     " because of parameter " + std::to_string(i + 1));
+      return status;
+    }
+  }
   setting_.add(f_.id);
   if (f_.state == CallState::kSets) {
     // What the object held before does not count: the same setting again is the same.
@@ -487,6 +492,9 @@ int64_t Call::run() {
   const std::optional<int64_t> status = ask();
   if (f_.state == CallState::kDestroys) State::get().objects.recycle(main_id_);
   const bool stands = !status || *status == 0;
+  if (!stands && f_.returns_status)
+    log_line(LogLevel::kDebug,
+             std::string(f_.name) + " returned " + std::to_string(*status) + " on the node");
   if (stands && f_.state != CallState::kDestroys)
     remember();
   else if (!stands)
