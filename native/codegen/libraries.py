@@ -212,6 +212,7 @@ def make_param(
     for key in said.keys() - PARAM_KEYS:
         raise RegistryError(f"{where}: key {key!r} is unknown; use {', '.join(sorted(PARAM_KEYS))}")
     kind = said["kind"]
+    first = row["name"] == names[0]
     if kind not in KINDS:
         raise RegistryError(f"{where}: kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
     ctype = stub_type(row)
@@ -226,7 +227,7 @@ def make_param(
     result = replace(
         result,
         object=said.get("object", ""),
-        nullable=bool(said.get("nullable", False)),
+        nullable=bool(said.get("nullable", kind != "mint" and not (first and kind == "handle"))),
         masked=bool(said.get("masked", False)),
         times=int(said.get("times", 1)),
     )

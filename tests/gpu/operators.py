@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import os
 import signal
 import sys
 import warnings
@@ -273,6 +274,11 @@ def main() -> int:
     comparer.add_argument("--threshold", type=float, default=0.97)
     comparer.set_defaults(run=compare)
     options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Some samples are in the order of a set: it has to be the same in every process.
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
     return int(options.run(options))
 
 
