@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Framework workloads natively and through Sluice in alternation; medians of the paired ratios.
 
-    python tests/gpu/run_workloads.py --pairs 10 --preload LIB:LIB [--channel shm|tcp] [NAME ...]
+    python tests/gpu/run_workloads.py --rounds 10 --preload LIB:LIB [--channels shm tcp] [NAME ...]
 
-Each run is a process of its own (workloads.py). Sluice's environment is this process's with
-SLUICE_* set by the caller; --preload lists its libraries. Prints a table and, with --out, a line of
-JSON for every run.
+Each round runs all workloads in one process natively, then in one process for each channel
+(workloads.py). Sluice's environment is this process's with SLUICE_* set by the caller; --preload
+lists its libraries. A table is printed after every round, so that a run cut short has one; --out
+gets a line of JSON for every process.
 """
 
 from __future__ import annotations
@@ -21,64 +22,80 @@ from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+Run = dict[str, dict[str, Any]]
 
 
-def once(name: str, environment: dict[str, str], arguments: list[str]) -> dict[str, Any]:
-    """One process; its line, or what went wrong."""
+def once(names: list[str], environment: dict[str, str], share: float) -> Run:
+    """One process: its lines by workload."""
+    command = [sys.executable, str(HERE / "workloads.py"), *names]
     done = subprocess.run(
-        [sys.executable, str(HERE / "workloads.py"), name, *arguments],
+        [*command, "--share-of-steps", str(share)],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("{"):
-            result: dict[str, Any] = json.loads(line)
-            return result
-    raise SystemExit(f"{name}: exit status {done.returncode}\n{done.stderr[-3000:]}")
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or len(lines) != len(names):
+        raise SystemExit(f"exit status {done.returncode}\n{done.stderr[-3000:]}")
+    return {line["name"]: line for line in lines}
+
+
+def table(names: list[str], runs: dict[str, list[Run]]) -> None:
+    """Medians, paired ratios with their spread, round trips and CPU."""
+    rounds = len(runs["native"])
+    print(
+        f"\nafter {rounds} rounds\n{'workload':16} {'channel':7} {'native':>8} {'ours':>8} "
+        f"{'unit':9} {'ratio':>6} {'spread':>13} {'trips':>7} {'cmds':>7} {'cpu/step':>17} same"
+    )
+    for name in names:
+        native = [r[name] for r in runs["native"]]
+        for channel in [c for c in runs if c != "native"]:
+            ours = [r[name] for r in runs[channel]]
+            ratios = sorted(b["rate"] / a["rate"] for a, b in zip(native, ours, strict=True))
+            same = sum(a["checksum"] == b["checksum"] for a, b in zip(native, ours, strict=True))
+            print(
+                f"{name:16} {channel:7} {median(a['rate'] for a in native):8.1f} "
+                f"{median(b['rate'] for b in ours):8.1f} {ours[-1]['unit']:9} "
+                f"{median(ratios):6.3f} {ratios[0]:6.3f}-{ratios[-1]:<6.3f} "
+                f"{ours[-1]['round_trips'] or 0:7.2f} {ours[-1]['commands'] or 0:7.0f} "
+                f"{median(a['cpu_s'] for a in native):8.4f}>{median(b['cpu_s'] for b in ours):8.4f}"
+                f" {same}/{rounds}"
+            )
+    for key in ("import_s", "first_kernel_s"):
+        values = {c: median(r[names[0]][key] for r in rs) for c, rs in runs.items()}
+        print(f"{key:24} " + "  ".join(f"{c} {v:.3f}" for c, v in values.items()))
+    sys.stdout.flush()
 
 
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Workloads, natively and through Sluice.")
     parser.add_argument("names", nargs="*", default=["resnet50_train", "resnet50_infer"])
-    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--preload", required=True)
     parser.add_argument("--channels", nargs="*", default=["shm"])
+    parser.add_argument("--share-of-steps", type=float, default=1.0)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--steps", type=int)
     options = parser.parse_args()
     native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
-    ours = {**os.environ, "LD_PRELOAD": options.preload}
-    arguments = ["--steps", str(options.steps)] if options.steps else []
-    print(
-        f"{'workload':18} {'channel':7} {'native':>9} {'ours':>9} {'unit':9} {'ratio':>6} "
-        f"{'spread':>14} {'trips/step':>10} {'cmds/step':>9} {'first kernel s':>16} {'result':>9}"
-    )
-    for name in options.names:
-        for channel in options.channels:
-            pairs = []
-            for _ in range(options.pairs):
-                a = once(name, native, arguments)
-                b = once(name, {**ours, "SLUICE_CHANNEL": channel}, arguments)
-                time.sleep(0.5)  # the next worker warms up meanwhile
-                pairs.append((a, b))
-                if options.out:
-                    with options.out.open("a") as file:
-                        file.write(json.dumps({"channel": channel, "native": a, "ours": b}) + "\n")
-            ratios = sorted(b["rate"] / a["rate"] for a, b in pairs)
-            same = sum(a["checksum"] == b["checksum"] for a, b in pairs)
-            last = pairs[-1][1]
-            print(
-                f"{name:18} {channel:7} {median(a['rate'] for a, _ in pairs):9.1f} "
-                f"{median(b['rate'] for _, b in pairs):9.1f} {last['unit']:9} "
-                f"{median(ratios):6.3f} {ratios[0]:6.3f}-{ratios[-1]:<6.3f} "
-                f"{last['round_trips'] or 0:10.3f} {last['commands'] or 0:9.0f} "
-                f"{median(a['first_kernel_s'] for a, _ in pairs):7.3f} -> "
-                f"{median(b['first_kernel_s'] for _, b in pairs):5.3f} {same:4}/{len(pairs)} same",
-                flush=True,
-            )
+    environments = {"native": native}
+    for channel in options.channels:
+        environments[channel] = {
+            **os.environ,
+            "LD_PRELOAD": options.preload,
+            "SLUICE_CHANNEL": channel,
+        }
+    runs: dict[str, list[Run]] = {c: [] for c in environments}
+    for _ in range(options.rounds):
+        for channel, environment in environments.items():
+            runs[channel].append(once(options.names, environment, options.share_of_steps))
+            time.sleep(0.5)  # the next worker warms up meanwhile
+            if options.out:
+                with options.out.open("a") as file:
+                    line = {"channel": channel, "runs": runs[channel][-1]}
+                    file.write(json.dumps(line) + "\n")
+        table(options.names, runs)
     return 0
 
 

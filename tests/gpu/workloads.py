@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One framework workload in this process: warm up, measure, print one line of JSON.
+"""Framework workloads in this process: for each, warm up, measure, print one line of JSON.
 
-    python tests/gpu/workloads.py NAME [--steps N] [--warmup N]
+    python tests/gpu/workloads.py NAME [NAME ...] [--share-of-steps 0.5]
 
 Run natively or with Sluice's libraries preloaded; run_workloads.py does both in turn and compares.
 The line has `rate` (in `unit`), `round_trips` and `commands` for each step (null natively), a
-`checksum` of the result, and the seconds that import, the first kernel and the warm-up took. Models
+`checksum` of the result, the seconds of CPU that a step took here, and the seconds that import, the
+first kernel and the warm-up took. Models
 have random weights from a fixed seed, so nothing is downloaded.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
 import sys
 import time
@@ -141,21 +143,11 @@ WORKLOADS: dict[str, tuple[Callable[..., Any], int, int]] = {
 }
 
 
-def main() -> int:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description="One framework workload, one line of JSON.")
-    parser.add_argument("name", choices=sorted(WORKLOADS))
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--warmup", type=int)
-    options = parser.parse_args()
-    import torch
-
-    imported = time.perf_counter() - START
+def measure(torch: Any, name: str, share: float) -> dict[str, Any]:
+    """Run one workload."""
+    build, warmup, steps = WORKLOADS[name]
+    steps = max(1, round(steps * share))
     torch.manual_seed(0)
-    torch.zeros(1, device="cuda").add_(1).item()
-    first = time.perf_counter() - START - imported
-    build, warmup, steps = WORKLOADS[options.name]
-    warmup, steps = options.warmup or warmup, options.steps or steps
     begun = time.perf_counter()
     step, unit, count = build(torch)
     for _ in range(warmup):
@@ -163,27 +155,44 @@ def main() -> int:
     torch.cuda.synchronize()
     warm = time.perf_counter() - begun
     before = counters()
-    begun = time.perf_counter()
+    begun, cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         result = step()
     torch.cuda.synchronize()
-    seconds = time.perf_counter() - begun
+    seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     after = counters()
     line: dict[str, Any] = {
-        "name": options.name,
+        "name": name,
         "rate": count * steps / seconds,
         "unit": unit,
         "commands": None,
         "round_trips": None,
-        "import_s": imported,
-        "first_kernel_s": first,
+        "cpu_s": cpu / steps,
         "warmup_s": warm,
-        "checksum": float(torch.as_tensor(result).double().sum()),
+        "checksum": float(torch.as_tensor(result).detach().double().sum()),
     }
     if before and after:
         line["commands"] = (after[0] - before[0]) / steps
         line["round_trips"] = (after[1] - before[1]) / steps
-    print(json.dumps(line))
+    return line
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Framework workloads, a line of JSON for each.")
+    parser.add_argument("names", nargs="+", choices=sorted(WORKLOADS))
+    parser.add_argument("--share-of-steps", type=float, default=1.0)
+    options = parser.parse_args()
+    import torch
+
+    imported = time.perf_counter() - START
+    torch.zeros(1, device="cuda").add_(1).item()
+    first = time.perf_counter() - START - imported
+    for name in options.names:
+        line = measure(torch, name, options.share_of_steps)
+        print(json.dumps(line | {"import_s": imported, "first_kernel_s": first}), flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
     return 0
 
 
