@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice check [PROGRAM]`: would a program use Sluice here, and if not, what has to be done.
+"""`sluice check [PROGRAM [ARGUMENT...]]`: would it use Sluice here, and if not, what is to be done.
 
 Used by main.py and by the host's `sluice`. Changes nothing and opens no session. Exit status 0 only
 if it would work.
@@ -8,7 +8,7 @@ if it would work.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from .channels import check_channels
@@ -20,10 +20,10 @@ from .program_check import check_program
 _SIGNS = {Verdict.OK: "ok  ", Verdict.NOTE: "note", Verdict.BAD: "BAD "}
 
 
-def findings(program: str | None) -> list[Finding]:
+def findings(command: Sequence[str] = ()) -> list[Finding]:
     """Everything there is to say, in the order in which a call would meet it."""
     settings = read_settings()
-    results = check_program(program) if program else []
+    results = check_program(command[0], command[1:]) if command else []
     results += check_installation(find_installation())
     results += _check_settings(settings)
     channels = check_channels(settings)
@@ -31,9 +31,9 @@ def findings(program: str | None) -> list[Finding]:
     return results + channels
 
 
-def check(program: str | None = None, out: TextIO | None = None) -> int:
+def check(command: Sequence[str] = (), out: TextIO | None = None) -> int:
     """Prints the findings; 0 if a program would work, 1 if not."""
-    results = findings(program)
+    results = findings(command)
     return report(results, out or sys.stdout)
 
 

@@ -7,6 +7,8 @@ the file, since a user may point it at anything. ElfError says what is wrong wit
 
 from __future__ import annotations
 
+import mmap
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,8 +39,8 @@ class ElfFile:
     defined: set[str] = field(default_factory=set)
     #: Names that it takes from elsewhere.
     undefined: set[str] = field(default_factory=set)
-    #: The bytes, for marks that survive stripping.
-    data: bytes = b""
+    #: The bytes, for marks that survive stripping; a map of the file, so a large one costs little.
+    data: bytes | mmap.mmap = b""
 
     @property
     def is_static(self) -> bool:
@@ -55,12 +57,18 @@ def is_elf(path: Path) -> bool:
         return False
 
 
-def read_elf(path: Path) -> ElfFile:
-    """Parses `path`; ElfError if it is no loadable x86-64 ELF file."""
+def read_elf(path: Path, symbols: tuple[str, ...] | None = None) -> ElfFile:
+    """Parses `path`; ElfError if it is no loadable x86-64 ELF file.
+
+    With `symbols`, the symbol tables are read only if the file holds one of these names anywhere.
+    """
+    data: bytes | mmap.mmap
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ElfError(f"{path}: {error.strerror}") from error
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except (OSError, ValueError) as error:
+        raise ElfError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if data[:4] != b"\x7fELF":
         raise ElfError(f"{path} is no ELF file")
     if len(data) < 64 or data[4] != 2 or data[5] != 1:
@@ -70,7 +78,8 @@ def read_elf(path: Path) -> ElfFile:
     found = ElfFile(path, data=data)
     try:
         _read_segments(found)
-        _read_symbols(found)
+        if symbols is None or any(data.find(name.encode() + b"\0") >= 0 for name in symbols):
+            _read_symbols(found)
     except (struct.error, IndexError, ValueError) as error:
         raise ElfError(f"{path} is damaged: {error}") from error
     return found
@@ -110,7 +119,7 @@ def _read_segments(elf: ElfFile) -> None:
             elf.runpath = _text(data, table + value)
 
 
-def _dynamic_entries(data: bytes, at: int, size: int) -> Iterator[tuple[int, int]]:
+def _dynamic_entries(data: bytes | mmap.mmap, at: int, size: int) -> Iterator[tuple[int, int]]:
     for offset in range(at, at + size - 15, 16):
         tag, value = struct.unpack_from("<QQ", data, offset)
         if tag == 0:
@@ -147,7 +156,7 @@ def _file_offset(loads: list[tuple[int, int, int]], address: int) -> int:
     raise ValueError(f"address {address:#x} is in no segment")
 
 
-def _text(data: bytes, at: int) -> str:
+def _text(data: bytes | mmap.mmap, at: int) -> str:
     if not 0 <= at < len(data):
         raise ValueError(f"offset {at} is outside the file")
     end = data.find(b"\0", at)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, read_elf
 from .findings import Finding, bad, ok
+from .substitution import served_by
 
 AUDIT = "libsluice-audit.so"
 DRIVER = "libcuda.so.1"
@@ -35,7 +36,8 @@ def candidate_folders() -> list[Path]:
     """Where the libraries are looked for, the first with a libcuda.so.1 wins."""
     here = Path(__file__).resolve().parent
     given = os.environ.get("SLUICE_LIBRARIES")
-    folders = [Path(given)] if given else []
+    # Absolute, links kept: a program may change its folder before it starts another.
+    folders = [Path(os.path.abspath(given))] if given else []
     if here.parent.name == "python":  # an unpacked or installed bundle
         folders.append(here.parent.parent / "lib")
     # The installed package, whose native folder is flat; a checkout.
@@ -97,6 +99,9 @@ def check_installation(found: Installation) -> list[Finding]:
             results.append(bad("libraries", str(error), "install the guest bundle again"))
             continue
         results.append(ok("libraries", f"{path}{_version(elf)}"))
+    others = sorted(served_by(found.folder).names.keys() - {DRIVER, RUNTIME})
+    if others:
+        results.append(ok("libraries", f"beside them {', '.join(others)}"))
     if found.watcher is None:
         results.append(
             bad(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `sluice` command of the guest bundle: `run`, `check`, `version`.
 
-Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run`
-belongs to the program.
+Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run` and
+`check` belongs to the program.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .run import run
 
 _USAGE = """\
 usage: sluice run CMD [ARGUMENT...]   start CMD on a vGPU of the pool
-       sluice check [PROGRAM]         would PROGRAM work here, and if not, what to do
+       sluice check [CMD [ARGUMENT...]]
+                                      would CMD work here, and if not, what to do
        sluice version
 
 SLUICE_VGPU (how many), SLUICE_GMEM (MiB of each) and SLUICE_RATIO (percent of each) say what CMD
@@ -32,8 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and words[0] == "--":
             words.pop(0)
         run(words)
-    if verb == "check" and len(words) <= 1:
-        return check(words[0] if words else None)
+    if verb == "check":
+        if words and words[0] == "--":
+            words.pop(0)
+        return check(words)
     if verb in ("version", "--version"):
         print(f"sluice {VERSION}")
         return 0

@@ -1,31 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says whether a program's CUDA calls would reach Sluice, from its file alone.
+"""Says whether a program's CUDA calls would reach Sluice, from its files alone.
 
-Used by check.py. Three kinds of program miss it: one that has no dynamic loader, one that carries
-the CUDA runtime inside, and one built for another major version; everything else `sluice run`
-redirects.
+Used by check.py. A program misses it that has no dynamic loader, or one that knows no hook (musl),
+or whose loader ignores the hook (setuid), that carries the CUDA runtime inside, or that was built
+for another major version; everything else `sluice run` redirects. Of Python, the packages that the
+command imports are looked at too.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, is_elf, read_elf
-from .findings import Finding, bad, note, ok
-from .installation import RUNTIME
+from .findings import Finding, bad, note
+from .installation import find_installation
+from .modules import RELINK, look_at
+from .python_check import check_python, is_python
+from .substitution import CUDA, LOCAL, Served, served_by
 
-_RELINK = (
-    "link it with -cudart shared (nvcc), or with CUDA::cudart instead of CUDA::cudart_static "
-    "(CMake)"
-)
-#: Strings of the runtime's error tables, which survive stripping; together nothing else has them.
-_STATIC_MARKS = (
-    b"cudaErrorCudartUnloading\0",
-    b"CUDA driver version is insufficient for CUDA runtime version\0",
-)
+_MOST_LIBRARIES = 200
 
 
 def find_program(name: str) -> Path | None:
@@ -34,11 +31,12 @@ def find_program(name: str) -> Path | None:
     return Path(found) if found else None
 
 
-def check_program(name: str) -> list[Finding]:
-    """All findings about the program `name` (a path, or a command on PATH)."""
+def check_program(name: str, arguments: Sequence[str] = ()) -> list[Finding]:
+    """All findings about the program `name` (a path, or a command on PATH) with its arguments."""
     path = find_program(name)
     if path is None:
         return [bad("program", f"{name}: no such program", "give its path, or put it on PATH")]
+    words = list(arguments)
     seen: set[Path] = set()
     while not is_elf(path):
         interpreter = _interpreter(path)
@@ -47,46 +45,79 @@ def check_program(name: str) -> list[Finding]:
                 bad("program", f"{path} is neither an ELF program nor a script", "name a program")
             ]
         seen.add(path)
+        words.insert(0, str(path))
         path = interpreter
     results = [note("program", f"{name} is a script, run by {path}")] if seen else []
+    served = served_by(find_installation().folder)
     try:
-        return results + _check_elf(read_elf(path))
+        elf = read_elf(path)
     except ElfError as error:
         return [*results, bad("program", str(error), "Sluice serves x86-64 programs")]
+    obstacles = _obstacles(elf)
+    if obstacles:
+        return results + obstacles
+    results += _check_files(elf, served)
+    if is_python(path):
+        results += check_python(path, words, served)
+    return results
 
 
-def _check_elf(elf: ElfFile) -> list[Finding]:
+def _obstacles(elf: ElfFile) -> list[Finding]:
+    """Why no library of the program can be replaced at all."""
     if elf.is_static:
         return [
             bad(
                 "program",
                 f"{elf.path} is linked statically: no library of it can be replaced",
-                "link it dynamically; for the CUDA runtime, " + _RELINK,
+                "link it dynamically; for the CUDA runtime, " + RELINK,
             )
         ]
-    if _has_static_runtime(elf):
+    if "ld-musl" in (elf.interpreter or ""):
         return [
             bad(
                 "program",
-                f"{elf.path} carries the CUDA runtime inside (libcudart_static), which talks to "
-                "NVIDIA's driver by private tables",
-                _RELINK,
+                f"{elf.path} is built for musl ({elf.interpreter}), whose loader has no hook, and "
+                "the CUDA libraries need glibc 2.28 or later",
+                "run it in a system or container with glibc (Debian, Ubuntu, RHEL, SUSE, …)",
             )
         ]
-    results = []
-    cuda = [name for name in elf.needed if re.match(r"lib(cuda|cudart)\.so", name)]
-    other = [name for name in cuda if name.startswith("libcudart.so") and name != RUNTIME]
-    if other:
-        results.append(
+    privilege = _privilege(elf.path)
+    if privilege:
+        return [
             bad(
                 "program",
-                f"{elf.path} needs {other[0]}, and this installation has {RUNTIME}",
-                "rebuild it with CUDA 13, or install the bundle of its CUDA version",
+                f"{elf.path} {privilege}: the loader ignores LD_AUDIT and LD_LIBRARY_PATH for it",
+                "start it as the user that it becomes, or take the privilege away; a program "
+                "without a search path of its own is also served where install.sh put the "
+                "libraries into the loader's cache",
             )
-        )
-    elif cuda:
-        results.append(ok("program", f"{elf.path} needs {', '.join(cuda)}: these are replaced"))
-    else:
+        ]
+    return []
+
+
+def _privilege(path: Path) -> str:
+    """What makes the kernel start the program in secure mode; empty if nothing does."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ""
+    if status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid():
+        return "is setuid"
+    if status.st_mode & stat.S_ISGID and status.st_gid != os.getegid():
+        return "is setgid"
+    try:
+        os.getxattr(path.resolve(), "security.capability")
+    except OSError:
+        return ""
+    return "" if os.geteuid() == 0 else "has file capabilities"
+
+
+def _check_files(elf: ElfFile, served: Served) -> list[Finding]:
+    """The program, and the libraries that it finds beside itself."""
+    files = [elf.path, *_libraries_of(elf, served)]
+    seen = look_at(files, served)
+    results = seen.findings("program", str(elf.path))
+    if not seen.anything:
         results.append(
             note(
                 "program",
@@ -94,33 +125,51 @@ def _check_elf(elf: ElfFile) -> list[Finding]:
             )
         )
     for kind, value in (("RPATH", elf.rpath), ("RUNPATH", elf.runpath)):
-        if value and cuda and _path_has_cuda(elf, value):
+        folders = _folders(elf, value)
+        if any((folder / name).exists() for folder in folders for name in seen.replaced):
             results.append(
                 note(
                     "program",
                     f"its {kind} ({value}) holds a CUDA library of its own, which would win over "
-                    "an "
-                    "LD_LIBRARY_PATH",
+                    "an LD_LIBRARY_PATH",
                     "start it by `sluice run`, whose loader hook comes before it",
                 )
             )
     return results
 
 
-def _has_static_runtime(elf: ElfFile) -> bool:
-    """By symbols where there are any, else by what stripping leaves."""
-    if (elf.soname or "").startswith("libcudart") or "__cudaRegisterFatBinary" in elf.undefined:
-        return False
-    return "__cudaRegisterFatBinary" in elf.defined or all(m in elf.data for m in _STATIC_MARKS)
+def _libraries_of(elf: ElfFile, served: Served) -> Iterator[Path]:
+    """The libraries of the program's own, through search paths; CUDA's and the system's are not."""
+    waiting: list[tuple[ElfFile, list[Path]]] = [(elf, [])]
+    known: set[str] = set()
+    given = [Path(entry) for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
+    while waiting and len(known) < _MOST_LIBRARIES:
+        current, inherited = waiting.pop()
+        own = _folders(current, current.rpath) + inherited
+        folders = own + given + _folders(current, current.runpath)
+        for name in current.needed:
+            if name in known or CUDA.fullmatch(name) or LOCAL.fullmatch(name):
+                continue
+            if served.replacement(name) is not None:
+                continue
+            path = next((f / name for f in folders if (f / name).is_file()), None)
+            if path is None:
+                continue
+            known.add(name)
+            yield path
+            try:
+                waiting.append((read_elf(path, symbols=()), own))
+            except ElfError:
+                continue
 
 
-def _path_has_cuda(elf: ElfFile, value: str) -> bool:
+def _folders(elf: ElfFile, value: str | None) -> list[Path]:
+    """The folders of a search path that the file carries."""
     origin = str(elf.path.resolve().parent)
-    for entry in value.split(":"):
-        folder = Path(entry.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) or ".")
-        if any((folder / name).exists() for name in elf.needed if name.startswith("libcuda")):
-            return True
-    return False
+    return [
+        Path(entry.replace("$ORIGIN", origin).replace("${ORIGIN}", origin) or ".")
+        for entry in (value.split(":") if value else [])
+    ]
 
 
 def _interpreter(path: Path) -> Path | None:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`sluice run CMD…`: starts a program so that the CUDA libraries it finds are ours.
 
-Used by main.py and by the host's `sluice`. Sets LD_AUDIT and LD_LIBRARY_PATH and changes nothing
-else: the loader hook redirects what a program links or opens by any path, the search path serves
-what asks for a bare name in ways the hook does not see.
+Used by main.py and by the host's `sluice`. The loader hook (LD_AUDIT) redirects what a program
+links or opens by any path; the search path (LD_LIBRARY_PATH) serves what asks for a bare name where
+no NVIDIA library is installed, and what looks there itself. Triton links what it compiles with the
+libcuda.so.1 that `ldconfig -p` shows it, which in a guest need not be any; it is told ours.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class CannotRun(Exception):
 
 
 def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]:
-    """`base` with the two loader variables put in front of what they hold already."""
+    """`base` with the two loader variables put in front of what they hold already.
+
+    Nothing else changes but for TRITON_LIBCUDA_PATH, which a user's own value overrules.
+    """
     if found.folder is None:
         raise CannotRun(
             "the client libraries are not installed: run install.sh of the guest bundle"
@@ -31,6 +35,7 @@ def environment_for(found: Installation, base: dict[str, str]) -> dict[str, str]
     result = dict(base)
     result["LD_AUDIT"] = _prepend(str(found.audit), base.get("LD_AUDIT"))
     result["LD_LIBRARY_PATH"] = _prepend(str(found.folder), base.get("LD_LIBRARY_PATH"))
+    result.setdefault("TRITON_LIBCUDA_PATH", str(found.folder))
     return result
 
 

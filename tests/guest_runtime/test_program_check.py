@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -86,3 +87,61 @@ def test_a_script_is_followed_to_its_interpreter(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there() -> None:
     assert "no such program" in bad_ones(check_program("/nowhere/at-all"))[0]
+
+
+def test_a_library_of_the_programs_own_with_the_runtime_inside_is_named(
+    compile_c: Compile,
+) -> None:
+    inside = "void __cudaRegisterFatBinary(void){} int work(void){__cudaRegisterFatBinary();}"
+    deep = compile_c("lib/libdeep.so", inside, "-shared", "-fPIC", "-Wl,-soname,libdeep.so")
+    near = compile_c(
+        "lib/libnear.so",
+        "int work(void); int near_work(void){return work();}",
+        *("-shared", "-fPIC", "-Wl,-soname,libnear.so", "-Wl,-rpath,$ORIGIN", str(deep)),
+    )
+    program = compile_c(
+        "program",
+        "int near_work(void); int main(){return near_work();}",
+        *(str(near), "-Wl,-rpath,$ORIGIN/lib", "-Wl,--allow-shlib-undefined"),
+    )
+    (text,) = bad_ones(check_program(str(program)))
+    assert str(deep) in text
+    assert "libcudart_static" in text
+    assert "-cudart shared" in text
+
+
+def test_a_library_that_this_release_does_not_forward_is_noted(compile_c: Compile) -> None:
+    theirs = compile_c(
+        "libnppig.so.13", "int f(void){return 0;}", "-shared", "-fPIC", "-Wl,-soname,libnppig.so.13"
+    )
+    program = compile_c("program", "int f(void); int main(){return f();}", str(theirs))
+    findings = check_program(str(program))
+    assert bad_ones(findings) == []
+    assert any("libnppig.so.13" in f.text and "does not forward" in f.text for f in findings)
+
+
+def test_a_compiler_of_nvidias_is_no_matter(compile_c: Compile) -> None:
+    nvrtc = compile_c(
+        "libnvrtc.so.13", "int f(void){return 0;}", "-shared", "-fPIC", "-Wl,-soname,libnvrtc.so.13"
+    )
+    program = compile_c("program", "int f(void); int main(){return f();}", str(nvrtc))
+    assert all("libnvrtc" not in finding.text for finding in check_program(str(program)))
+
+
+def test_a_program_for_musl_is_told_so(compile_c: Compile) -> None:
+    program = compile_c(
+        "program", "int main(){return 0;}", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"
+    )
+    (text,) = bad_ones(check_program(str(program)))
+    assert "musl" in text
+    assert "glibc" in text
+
+
+def test_a_setuid_program_is_told_so(compile_c: Compile, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = compile_c("program", "int main(){return 0;}")
+    program.chmod(0o4755)
+    assert bad_ones(check_program(str(program))) == [], "its owner stays who he is"
+    monkeypatch.setattr(os, "geteuid", lambda: program.stat().st_uid + 1)
+    (text,) = bad_ones(check_program(str(program)))
+    assert "setuid" in text
+    assert "LD_AUDIT" in text

@@ -147,6 +147,7 @@ def test_nothing_else_of_the_environment_changes(setting: Setting) -> None:
     )
     assert shown.pop("LD_AUDIT") == str(setting.audit)
     assert shown.pop("LD_LIBRARY_PATH") == f"{setting.lib}:/a:/b"
+    assert shown.pop("TRITON_LIBCUDA_PATH") == str(setting.lib)
     assert shown["CUDA_VISIBLE_DEVICES"] == "1"
     changed = {name for name in shown if shown[name] != os.environ.get(name)}
     assert changed <= {"SLUICE_LIBRARIES", "PYTHONPATH", "CUDA_VISIBLE_DEVICES", "LC_CTYPE"}
@@ -156,6 +157,11 @@ def test_running_it_within_itself_adds_nothing(setting: Setting) -> None:
     found = Installation(setting.lib, setting.audit, setting.ours, None, None)
     once = environment_for(found, {})
     assert environment_for(found, once) == once
+
+
+def test_a_user_who_told_triton_himself_is_left_alone(setting: Setting) -> None:
+    code = "import os; print(os.environ['TRITON_LIBCUDA_PATH'])"
+    assert setting.run(sys.executable, "-c", code, TRITON_LIBCUDA_PATH="/own") == "/own"
 
 
 def test_without_an_installation_it_says_what_to_do() -> None:
@@ -183,7 +189,7 @@ def test_check_is_bad_as_long_as_something_is_missing(
 ) -> None:
     monkeypatch.setenv("SLUICE_LIBRARIES", str(setting.lib))
     monkeypatch.setenv("SLUICE_GMEM", "lots")
-    texts = [f"{f.text} {f.remedy}" for f in findings(None) if f.verdict is Verdict.BAD]
+    texts = [f"{f.text} {f.remedy}" for f in findings() if f.verdict is Verdict.BAD]
     assert any("libcudart.so.13 is missing" in text for text in texts)
     assert any("sluice-watch" in text for text in texts)
     assert any("SLUICE_GMEM" in text for text in texts)

@@ -2,9 +2,12 @@
 // libsluice-audit.so: makes the dynamic loader take our libraries wherever a program asks for them.
 //
 // Loaded by ld.so into a name space of its own, because `sluice run` set LD_AUDIT. Whenever a
-// library is looked for (a dependency, by DT_RPATH or not; a dlopen, also by absolute path) whose
-// base name lies in the folder of this library, that one is taken. Every other name passes
-// unchanged. It keeps no threads, allocates nothing after it was loaded and needs no C++ runtime.
+// library is looked for (a dependency, by DT_RPATH or not; a dlopen, also by absolute path), its
+// base name is held against the libraries in the folder of this one, and one that stands for it is
+// taken. Which names a library stands for is the table in this file's middle
+// (guest_runtime/substitution.py says the same for `sluice check`); every other name passes
+// unchanged, so that a library which this release does not bring is NVIDIA's own. It keeps no
+// threads, allocates nothing after it was loaded and needs no C++ runtime.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
@@ -18,9 +21,14 @@ namespace {
 constexpr size_t kMostLibraries = 64;
 constexpr size_t kLongestPath = 1024;
 
-// Paths of the libraries beside this one; filled before the first lookup and constant from then on.
-char g_paths[kMostLibraries][kLongestPath];
-const char* g_names[kMostLibraries];
+struct Library {
+  char path[kLongestPath];
+  const char* name;  // in `path`: libcublas.so.13
+  size_t stem;       // how much of `name` is in front of ".so": libcublas
+};
+
+// The libraries beside this one; filled before the first lookup and constant from then on.
+Library g_libraries[kMostLibraries];
 size_t g_count = 0;
 
 const char* base_name(const char* path) {
@@ -28,9 +36,47 @@ const char* base_name(const char* path) {
   return slash ? slash + 1 : path;
 }
 
-bool is_library(const char* name) {
-  return std::strncmp(name, "lib", 3) == 0 && std::strstr(name, ".so") != nullptr &&
-         std::strncmp(name, "libsluice-", 10) != 0;
+bool is_version(const char* text) {
+  if (*text < '0' || *text > '9') return false;
+  for (; *text; ++text)
+    if ((*text < '0' || *text > '9') && *text != '.') return false;
+  return true;
+}
+
+// Whether a file of our folder stands for others: lib….so.N, and not one of Sluice's own parts.
+bool stands(const char* name, size_t* stem) {
+  const char* suffix = std::strstr(name, ".so.");
+  if (!suffix || !is_version(suffix + 4)) return false;
+  *stem = static_cast<size_t>(suffix - name);
+  return std::strncmp(name, "lib", 3) == 0 && std::strncmp(name, "libsluice-", 10) != 0;
+}
+
+// The names that a library stands for:
+//   libcublas.so.13        its own;
+//   libcublas.so.13.1.0.3  with all of the version, as a toolkit's folder has it;
+//   libcublas.so           without one, as a linker and many a dlopen write it;
+//   libcuda.so.580.65.06   the driver's libraries under the driver's version;
+//   libcudnn_ops.so.9      a part of cuDNN, all of which is in our libcudnn.so.9: NVIDIA's parts
+//                          would each bring a runtime that fails here.
+bool stands_for(const Library& library, const char* wanted) {
+  const size_t whole = std::strlen(library.name);
+  if (std::strncmp(wanted, library.name, whole) == 0 &&
+      (wanted[whole] == 0 || (wanted[whole] == '.' && is_version(wanted + whole + 1))))
+    return true;
+  if (std::strncmp(wanted, library.name, library.stem) != 0) return false;
+  const char* rest = wanted + library.stem;
+  if (std::strcmp(rest, ".so") == 0) return true;
+  const char* own = library.name + library.stem;
+  if (std::strcmp(own, ".so.1") == 0 && std::strncmp(rest, ".so.", 4) == 0 && is_version(rest + 4))
+    return true;
+  constexpr char kDivided[] = "libcudnn";
+  if (library.stem != sizeof kDivided - 1 ||
+      std::strncmp(library.name, kDivided, library.stem) != 0)
+    return false;
+  const char* suffix = std::strstr(rest, ".so.");
+  const size_t length = std::strlen(own);
+  return *rest == '_' && suffix && std::strncmp(suffix, own, length) == 0 &&
+         (suffix[length] == 0 || (suffix[length] == '.' && is_version(suffix + length + 1)));
 }
 
 void read_own_folder() {
@@ -45,12 +91,15 @@ void read_own_folder() {
   if (!entries) return;
   while (const dirent* entry = readdir(entries)) {
     const size_t length = std::strlen(entry->d_name);
-    if (!is_library(entry->d_name) || g_count == kMostLibraries || folder + length >= kLongestPath)
+    size_t stem;
+    if (g_count == kMostLibraries || folder + length >= kLongestPath ||
+        !stands(entry->d_name, &stem))
       continue;
-    std::memcpy(g_paths[g_count], path, folder);
-    std::memcpy(g_paths[g_count] + folder, entry->d_name, length + 1);
-    g_names[g_count] = g_paths[g_count] + folder;
-    ++g_count;
+    Library& library = g_libraries[g_count++];
+    std::memcpy(library.path, path, folder);
+    std::memcpy(library.path + folder, entry->d_name, length + 1);
+    library.name = library.path + folder;
+    library.stem = stem;
   }
   closedir(entries);
 }
@@ -68,8 +117,9 @@ __attribute__((visibility("default"))) unsigned int la_version(unsigned int vers
 __attribute__((visibility("default"))) char* la_objsearch(const char* name, uintptr_t* /*cookie*/,
                                                           unsigned int /*flag*/) {
   const char* wanted = base_name(name);
+  if (std::strncmp(wanted, "lib", 3) != 0) return const_cast<char*>(name);
   for (size_t i = 0; i < g_count; ++i)
-    if (std::strcmp(wanted, g_names[i]) == 0) return g_paths[i];
+    if (stands_for(g_libraries[i], wanted)) return g_libraries[i].path;
   return const_cast<char*>(name);
 }
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What native files ask of CUDA: which of it our libraries serve, and what cannot work.
+
+Used by program_check.py for a program and the libraries that come with it, by python_check.py for
+the native parts of Python packages. Reads files, loads none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .elf_file import ElfError, ElfFile, read_elf
+from .findings import Finding, bad, note, ok
+from .substitution import CUDA, LOCAL, Served
+
+RELINK = (
+    "link it with -cudart shared (nvcc), or with CUDA::cudart instead of CUDA::cudart_static "
+    "(CMake)"
+)
+#: Strings of the runtime's error tables, which survive stripping; together nothing else has them.
+_STATIC_MARKS = (
+    b"cudaErrorCudartUnloading\0",
+    b"CUDA driver version is insufficient for CUDA runtime version\0",
+)
+_REGISTER = "__cudaRegisterFatBinary"
+_SHOWN = 4
+
+
+@dataclass
+class Seen:
+    """What some files need of CUDA."""
+
+    #: What they need → the file of ours that it gets.
+    replaced: dict[str, Path] = field(default_factory=dict)
+    #: What they need → ours, which is of another major version, and who needs it.
+    other_version: dict[str, tuple[str, Path]] = field(default_factory=dict)
+    #: NVIDIA's own, which no library of this installation stands for.
+    theirs: set[str] = field(default_factory=set)
+    #: Compilers and the like, which work as they are.
+    local: set[str] = field(default_factory=set)
+    #: Files that carry the CUDA runtime inside.
+    static: list[Path] = field(default_factory=list)
+
+    def add(self, elf: ElfFile, served: Served) -> None:
+        """Takes in one file."""
+        for name in elf.needed:
+            ours = served.replacement(name)
+            other = served.other_version(name)
+            if ours is not None:
+                self.replaced[name] = ours
+            elif LOCAL.fullmatch(name):
+                self.local.add(name)
+            elif other is not None:
+                self.other_version.setdefault(name, (other, elf.path))
+            elif CUDA.fullmatch(name):
+                self.theirs.add(name)
+        if has_static_runtime(elf):
+            self.static.append(elf.path)
+
+    @property
+    def anything(self) -> bool:
+        """Whether any of it has to do with CUDA."""
+        return bool(self.replaced or self.other_version or self.theirs or self.static)
+
+    def findings(self, subject: str, who: str) -> list[Finding]:
+        """What `sluice check` says of it; `who` needs it all."""
+        results = []
+        for name, (ours, path) in sorted(self.other_version.items()):
+            results.append(
+                bad(
+                    subject,
+                    f"{path} needs {name}, and this installation has {ours}",
+                    f"rebuild or install it for the CUDA version of {ours}, or install the bundle "
+                    "of its own",
+                )
+            )
+        if self.static:
+            results.append(
+                bad(
+                    subject,
+                    f"{_some(map(str, self.static))} {_carry(self.static)} the CUDA runtime inside "
+                    "(libcudart_static), which talks to NVIDIA's driver by private tables",
+                    RELINK,
+                )
+            )
+        if self.replaced:
+            results.append(
+                ok(subject, f"{who} needs {', '.join(sorted(self.replaced))}: these are replaced")
+            )
+        if self.theirs:
+            results.append(
+                note(
+                    subject,
+                    f"{who} needs {', '.join(sorted(self.theirs))} too, which this installation "
+                    "does not forward: loading works, calls that need a GPU fail",
+                )
+            )
+        return results
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = list(names)
+    more = len(shown) - _SHOWN
+    return ", ".join(shown[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _carry(files: list[Path]) -> str:
+    return "carries" if len(files) == 1 else "carry"
+
+
+def has_static_runtime(elf: ElfFile) -> bool:
+    """By symbols where there are any, else by what stripping leaves."""
+    if (elf.soname or "").startswith("libcudart") or _REGISTER in elf.undefined:
+        return False
+    return _REGISTER in elf.defined or all(elf.data.find(mark) >= 0 for mark in _STATIC_MARKS)
+
+
+def look_at(paths: Iterable[Path], served: Served) -> Seen:
+    """Takes in files; those that are no loadable libraries are passed over."""
+    seen = Seen()
+    for path in paths:
+        try:
+            seen.add(read_elf(path, symbols=(_REGISTER,)), served)
+        except ElfError:
+            continue
+    return seen

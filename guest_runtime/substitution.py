@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which of our libraries the loader hook takes when a program asks for a name.
+
+Used by program_check.py and python_check.py. The hook decides (native/client/audit/audit.cc); this
+is the same table for `sluice check`, and a test holds the two together. What a folder of ours does
+not hold passes unchanged: nothing here names a release's libraries.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_OURS = re.compile(r"(?!libsluice-)(?P<stem>lib[^/]*?)\.so\.(?P<version>[0-9][0-9.]*)")
+_VERSION = re.compile(r"(\.[0-9][0-9.]*)?")
+#: A library whose parts have names of their own, all of which one library of ours serves.
+_DIVIDED = "libcudnn"
+
+#: The driver's libraries are also there under the driver's version: libcuda.so.580.65.06.
+_DRIVER = ".so.1"
+
+#: Compilers and marks for profilers: they need no GPU and stay NVIDIA's.
+LOCAL = re.compile(r"lib(nvrtc|nvJitLink|nvvm|nvptxcompiler|nvfatbin|nvToolsExt|nvtx\w*)\b.*")
+#: What else of NVIDIA's works on a GPU, as far as names tell.
+CUDA = re.compile(
+    r"lib(cuda|cudart|cublas(Lt)?|cudnn\w*|cufft\w*|cufile\w*|cupti|curand|cusolver\w*|cusparse\w*"
+    r"|cutensor\w*|cudss\w*|cvcuda|nccl|npp\w*|nvblas|nvidia-ml|nvjpeg\w*|nvshmem\w*|nvcv_types)\.so\b.*"
+)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The libraries of one folder, by the name that each carries."""
+
+    names: dict[str, Path] = field(default_factory=dict)
+
+    def replacement(self, asked: str) -> Path | None:
+        """The library that is taken when a program asks for `asked`, a name or a path."""
+        wanted = asked.rsplit("/", 1)[-1]
+        for name, path in self.names.items():
+            match = _OURS.fullmatch(name)
+            assert match is not None
+            stem, suffix = match["stem"], name[match.end("stem") :]
+            if wanted == f"{stem}.so":
+                return path
+            if wanted.startswith(name) and _VERSION.fullmatch(wanted[len(name) :]):
+                return path
+            if suffix == _DRIVER and re.fullmatch(
+                rf"{re.escape(stem)}\.so{_VERSION.pattern}", wanted
+            ):
+                return path
+            if stem == _DIVIDED and re.fullmatch(
+                rf"{_DIVIDED}_.*?{re.escape(suffix)}{_VERSION.pattern}", wanted
+            ):
+                return path
+        return None
+
+    def other_version(self, asked: str) -> str | None:
+        """The library of ours that `asked` is another major version of."""
+        if self.replacement(asked) is not None:
+            return None
+        stem = asked.rsplit("/", 1)[-1].partition(".so")[0]
+        return next((name for name in self.names if name.partition(".so")[0] == stem), None)
+
+
+def served_by(folder: Path | None) -> Served:
+    """What the hook in `folder` would serve."""
+    if folder is None or not folder.is_dir():
+        return Served()
+    return Served(
+        {path.name: path for path in sorted(folder.iterdir()) if _OURS.fullmatch(path.name)}
+    )

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice check python …` looks into the packages that the command imports, and runs nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sluice.guest_runtime.findings import Verdict
+from sluice.guest_runtime.program_check import check_program
+from sluice.guest_runtime.python_check import imported
+
+from .conftest import Compile
+
+INSIDE = "void __cudaRegisterFatBinary(void){} int work(void){__cudaRegisterFatBinary();}"
+
+
+@pytest.fixture
+def packages(tmp_path: Path, compile_c: Compile, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Packages on the interpreter's path: one links the runtime, one holds it, one is plain."""
+    for name in ("linked", "holding", "plain"):
+        (tmp_path / "site" / name).mkdir(parents=True)
+        trap = f"raise SystemExit('{name} was imported')"
+        (tmp_path / "site" / name / "__init__.py").write_text(trap)
+    soname = "-Wl,-soname,libcudart.so.12"
+    runtime = compile_c("libcudart.so.12", "int f(void){return 0;}", "-shared", "-fPIC", soname)
+    uses = "int f(void); int g(void){return f();}"
+    compile_c("site/linked/_native.cpython.so", uses, "-shared", "-fPIC", str(runtime))
+    compile_c("site/holding/deep/_core.so", INSIDE, "-shared", "-fPIC")
+    compile_c("site/plain/_fast.so", "int f(void){return 0;}", "-shared", "-fPIC")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    return tmp_path / "site"
+
+
+def texts(*arguments: str) -> list[str]:
+    found = check_program(sys.executable, arguments)
+    return [f.text for f in found if f.subject == "packages"]
+
+
+def test_another_version_and_a_runtime_inside_are_found(packages: Path) -> None:
+    found = check_program(sys.executable, ("-c", "import linked.sub, os\nfrom holding import x"))
+    bad = [f"{f.text} -> {f.remedy}" for f in found if f.verdict is Verdict.BAD]
+    assert len(bad) == 2
+    assert str(packages / "holding/deep/_core.so") in bad[0]
+    assert "libcudart_static" in bad[0]
+    assert "libcudart.so.12" in bad[1]
+    assert str(packages / "linked/_native.cpython.so") in bad[1]
+
+
+def test_a_package_without_cuda_and_one_that_is_missing_say_nothing(packages: Path) -> None:
+    assert texts("-c", "import plain, not_there_at_all, json") == []
+
+
+def test_a_script_and_a_module_are_followed(packages: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def main():\n    import holding\n")
+    assert "_core.so" in texts("-u", "-W", "ignore", str(script), "--epochs", "3")[0]
+    assert "_core.so" in texts("-m", "holding.cli")[0]
+
+
+def test_a_script_with_python_in_its_first_line_is_followed(packages: Path, tmp_path: Path) -> None:
+    script = tmp_path / "tool"
+    script.write_text(f"#!{sys.executable}\nimport holding\n")
+    script.chmod(0o755)
+    assert any("_core.so" in finding.text for finding in check_program(str(script)))
+
+
+def test_code_that_cannot_be_parsed_is_said(packages: Path) -> None:
+    (text,) = texts("-c", "print 'old'")
+    assert "cannot be parsed" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        ([], []),
+        (["-c", "import a.b as c, d; from e.f import g; from . import h"], ["a", "d", "e"]),
+        (["-cimport a"], ["a"]),
+        (["-I", "-X", "dev", "-m", "a.b", "x.py"], ["a"]),
+        (["-V"], []),
+    ],
+)
+def test_what_a_command_imports(words: list[str], names: list[str]) -> None:
+    assert imported(words) == (names, "")
