@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an idle session holds and what launches cost in CPU, natively and through Sluice.
+
+    python tests/gpu/footprint.py --preload LIB:LIB
+
+Prints GPU memory (as nvidia-smi counts it) and resident host memory of a process that has one small
+tensor, and the CPU seconds of 100,000 launches from PyTorch: in the program and in its worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+CHILD = """
+import json, sys, time, torch
+x = torch.zeros(1000, device="cuda")
+for _ in range(1000):
+    x.add_(1)
+torch.cuda.synchronize()
+print("idle", flush=True)
+sys.stdin.readline()
+begun, cpu = time.perf_counter(), time.process_time()
+for _ in range(100_000):
+    x.add_(1)
+torch.cuda.synchronize()
+cpu, took = time.process_time() - cpu, time.perf_counter() - begun
+print(json.dumps({"cpu": cpu, "took": took}), flush=True)
+sys.stdin.readline()
+"""
+
+
+def used_mib() -> int:
+    """MiB of the first GPU that are in use."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+    return int(subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0])
+
+
+def resident_mib(pid: int) -> int:
+    """Resident memory of a process, without what it shares (as far as the kernel says)."""
+    values = {}
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        key, _, rest = line.partition(":")
+        if key in ("VmRSS", "RssAnon"):
+            values[key] = int(rest.split()[0]) >> 10
+    return values.get("RssAnon", values.get("VmRSS", 0))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU seconds that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def workers() -> set[int]:
+    """Every sluice-worker of this machine."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if path.read_text().strip() == "sluice-worker":
+                found.add(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def busiest(candidates: set[int], before: dict[int, float]) -> tuple[int, float]:
+    """The worker that has used most CPU since."""
+    spent = {p: cpu_seconds(p) - before.get(p, 0) for p in candidates & workers()}
+    pid = max(spent, key=lambda p: spent[p])
+    return pid, spent[pid]
+
+
+def measure(environment: dict[str, str], ours: bool) -> dict[str, float]:
+    """One process, natively or through Sluice."""
+    time.sleep(2)  # the pre-started worker is there
+    empty = used_mib()
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin and child.stdout
+    child.stdout.readline()
+    time.sleep(2)
+    figures = {"gpu_mib": float(used_mib() - empty), "host_mib": float(resident_mib(child.pid))}
+    before = {p: cpu_seconds(p) for p in workers()}
+    child.stdin.write("\n")
+    child.stdin.flush()
+    figures |= json.loads(child.stdout.readline())
+    if ours:
+        pid, spent = busiest(set(before), before)
+        figures |= {"worker_cpu": spent, "worker_mib": float(resident_mib(pid))}
+    child.stdin.close()
+    child.wait()
+    return figures
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="Memory of an idle session, CPU of launches.")
+    parser.add_argument("--preload", required=True)
+    options = parser.parse_args()
+    native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    for channel in ("native", "shm", "tcp"):
+        ours = channel != "native"
+        sluice = {**os.environ, "LD_PRELOAD": options.preload, "SLUICE_CHANNEL": channel}
+        figures = measure(sluice if ours else native, ours)
+        print(channel, json.dumps({k: round(v, 3) for k, v in figures.items()}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
