@@ -28,6 +28,10 @@ static_assert(sizeof(FrameHeader) == 16);
 inline constexpr uint16_t kNoLane = 0xffff;
 // Beside the status of a reply: kernels have printed something, to be fetched with kReadOutput.
 inline constexpr uint32_t kOutputWaiting = 1u << 31;
+// The answer goes on: the rest is fetched on the same lane with kReplyRest.
+inline constexpr uint32_t kMoreFollows = 1u << 30;
+// The longest answer in all.
+inline constexpr size_t kMaxAnswer = 4 << 20;
 
 enum ControlFunction : uint16_t {
   kReply = 0,  // network channels; `context` is the status, a CUresult
@@ -72,6 +76,7 @@ enum ControlFunction : uint16_t {
   kAllocationMap = 50,
   kAllocationUnmap = 51,
   kAllocationAccess = 52,
+  kReplyRest = 36,  // the next piece of this lane's answer
   kFirstApiFunction = 64,
   kFirstLibraryFunction = 1024,  // native/api/library_ids.lock
 };
@@ -145,6 +150,8 @@ constexpr const char* control_name(uint16_t function) {
       return "EventQuery";
     case kEventElapsed:
       return "EventElapsed";
+    case kReplyRest:
+      return "ReplyRest";
     case kReadOutput:
       return "ReadOutput";
     case kAllocationCreate:

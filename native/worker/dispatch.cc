@@ -18,9 +18,25 @@ void read_output(Session& s, const Command&, Reply& reply) {
   reply.put_bytes(text.data(), text.size());
 }
 
+void reply_rest(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto from = d.fixed<uint64_t>();
+  const auto kept = s.kept_answer(c.header.lane);
+  if (!d.ok() || from == 0 || from >= kept.size())
+    return s.reject("ReplyRest asks for what there is none of");
+  const auto rest = kept.subspan(from);
+  const size_t piece = std::min(rest.size(), s.endpoint().reply_limit());
+  reply.put_bytes(rest.data(), piece);
+  if (piece == rest.size())
+    s.forget_answer(c.header.lane);
+  else
+    reply.more = true;
+}
+
 DispatchTable make() {
   DispatchTable t{};
   t[wire::kPing] = {"ping", ping, Handler::Answered::kOnly, false};
+  t[wire::kReplyRest] = {"ReplyRest", reply_rest, Handler::Answered::kOnly, false};
   t[wire::kReadOutput] = {"ReadOutput", read_output, Handler::Answered::kOnly, false};
   add_memory_handlers(t);
   add_virtual_memory_handlers(t);

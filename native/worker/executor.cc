@@ -156,9 +156,15 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     if (is_sticky(reply.status)) endpoint_.publish_error(reply.status, false);
     // CUDA shows what kernels printed no later than at a synchronisation.
     const bool output = handler.may_block && DeviceOutput::instance().waiting();
+    uint32_t flags = (output ? wire::kOutputWaiting : 0u) | (reply.more ? wire::kMoreFollows : 0u);
+    const size_t limit = endpoint_.reply_limit();
+    std::span<const std::byte> body = reply.body;
+    if (reply.borrowed.empty() && body.size() > limit) {
+      flags |= wire::kMoreFollows;
+      body = session_.keep_answer(command.header.lane, std::move(reply.body)).first(limit);
+    }
     endpoint_.reply(command.header.lane, command.header.sequence,
-                    static_cast<uint32_t>(reply.status) | (output ? wire::kOutputWaiting : 0u),
-                    reply.body, reply.borrowed);
+                    static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed);
   } else if (reply.status != CUDA_SUCCESS) {
     if (!is_sticky(reply.status))
       log_error(std::string(handler.name) + " failed after its caller had gone on: " +

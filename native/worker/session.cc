@@ -238,6 +238,22 @@ bool Session::arena_range(uint64_t address, uint64_t bytes) {
   return at < arena.size() && bytes <= arena.size() - at;
 }
 
+std::span<const std::byte> Session::keep_answer(uint16_t lane, std::vector<std::byte> body) {
+  std::lock_guard lock(answers_mutex_);
+  return answers_[lane] = std::move(body);
+}
+
+std::span<const std::byte> Session::kept_answer(uint16_t lane) {
+  std::lock_guard lock(answers_mutex_);
+  const auto it = answers_.find(lane);
+  return it == answers_.end() ? std::span<const std::byte>() : it->second;
+}
+
+void Session::forget_answer(uint16_t lane) {
+  std::lock_guard lock(answers_mutex_);
+  answers_.erase(lane);
+}
+
 void Session::add_global(uint64_t address, uint64_t bytes, uint64_t code) {
   std::lock_guard lock(globals_mutex_);
   globals_[address] = {bytes, code};

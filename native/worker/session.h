@@ -97,6 +97,7 @@ struct Reply {
   CUresult status = CUDA_SUCCESS;
   std::vector<std::byte> body;
   std::span<const std::byte> borrowed;  // sent behind `body`; valid until the reply is sent
+  bool more = false;                    // the rest is fetched later
   template <class T>
   void put(const T& value) {
     const auto* at = reinterpret_cast<const std::byte*>(&value);
@@ -179,6 +180,12 @@ class Session {
   std::map<uint64_t, Blob> blobs;
   uint64_t blob_bytes = 0;
 
+  // Answers longer than an endpoint carries at once, by lane, until the lane has fetched the rest.
+  // What is returned lives until the lane's next long answer or forget_answer().
+  std::span<const std::byte> keep_answer(uint16_t lane, std::vector<std::byte> body);
+  std::span<const std::byte> kept_answer(uint16_t lane);
+  void forget_answer(uint16_t lane);
+
   // Address ranges of module globals, which lie outside the windows.
   void add_global(uint64_t address, uint64_t bytes, uint64_t code);
   void drop_globals_of(uint64_t code);
@@ -200,6 +207,8 @@ class Session {
   std::string reason_;
   CUdeviceptr marks_device_ = 0;
   uint32_t mark_count_ = 0;
+  std::mutex answers_mutex_;
+  std::map<uint16_t, std::vector<std::byte>> answers_;
   std::mutex globals_mutex_;
   struct Global {
     uint64_t bytes, code;

@@ -87,7 +87,8 @@ def measure(environment: dict[str, str], ours: bool) -> dict[str, float]:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert child.stdin and child.stdout
+    assert child.stdin
+    assert child.stdout
     child.stdout.readline()
     time.sleep(2)
     figures = {"gpu_mib": float(used_mib() - empty), "host_mib": float(resident_mib(child.pid))}

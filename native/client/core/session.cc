@@ -281,19 +281,34 @@ CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
     }
   } free_lane{lanes_[lane].busy};
 
-  uint32_t sequence = ++lanes_[lane].sequence;
-  if (sequence == 0) sequence = ++lanes_[lane].sequence;
+  uint32_t sequence = next_sequence(lane);
   if (!append(function, lane, sequence, body, bytes, tail, work, context)) return lose();
   statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
   if (config_.stats) statistics_.count_round_trip(function);
   Reply reply;
   if (!channel_->wait(lane, sequence, &reply, sink)) return lose();
-  statistics_.bytes_in.fetch_add(reply.body.size(), std::memory_order_relaxed);
-  if (got) *got = reply.body.size();
-  if (!sink.empty() && !reply.body.empty() && reply.body.data() != sink.data())
-    std::memcpy(sink.data(), reply.body.data(), std::min(sink.size(), reply.body.size()));
-  const auto status = static_cast<CUresult>(reply.status & ~wire::kOutputWaiting);
-  if (reply.status & wire::kOutputWaiting) {
+  const uint32_t first = reply.status;
+  size_t received = 0;
+  for (;;) {
+    const auto piece = reply.body;
+    statistics_.bytes_in.fetch_add(piece.size(), std::memory_order_relaxed);
+    const auto room = received < sink.size() ? sink.subspan(received) : std::span<std::byte>();
+    if (!room.empty() && !piece.empty() && piece.data() != room.data())
+      std::memcpy(room.data(), piece.data(), std::min(room.size(), piece.size()));
+    received += piece.size();
+    if (!(reply.status & wire::kMoreFollows)) break;
+    // The lane is still ours, and the worker keeps the rest for it.
+    sequence = next_sequence(lane);
+    const uint64_t from = received;
+    if (!append(wire::kReplyRest, lane, sequence, &from, sizeof from, {}, nullptr, context))
+      return lose();
+    statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
+    if (config_.stats) statistics_.count_round_trip(wire::kReplyRest);
+    if (!channel_->wait(lane, sequence, &reply, {})) return lose();
+  }
+  if (got) *got = received;
+  const auto status = static_cast<CUresult>(first & ~(wire::kOutputWaiting | wire::kMoreFollows));
+  if (first & wire::kOutputWaiting) {
     // The lane serves again for this; the sink has been filled already.
     lanes_[lane].busy.store(false, std::memory_order_release);
     free_lane.armed = false;

@@ -217,6 +217,11 @@ class Session {
   bool read_record(std::string* error);
   CUresult lose();
   void show_output();
+  // Of the lane, which the caller holds; never 0.
+  uint32_t next_sequence(uint32_t lane) {
+    uint32_t& sequence = lanes_[lane].sequence;
+    return ++sequence ? sequence : ++sequence;
+  }
   // Adds a frame to the ring; `lane` is kNoLane when nobody waits for an answer.
   bool append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body, size_t bytes,
               std::span<const std::byte> tail, Stream* work, uint32_t context);

@@ -402,6 +402,7 @@ std::optional<int64_t> Call::ask() {
   }
   size_t most = 8;
   for (const Expected& e : expected_) most += padded(e.bytes);
+  if (most > wire::kMaxAnswer) return library_.status.bad_value;
   reply_.resize(most);
   size_t got = 0;
   const CUresult e =

@@ -181,7 +181,7 @@ bool Call::read_carried(int index, const ParamSpec& p) {
     case ParamKind::kOut:
     case ParamKind::kOutAddress: {
       output_bytes_ += wire::round_up(n, 8);
-      if (output_bytes_ > session_.endpoint().reply_limit())
+      if (output_bytes_ > wire::kMaxAnswer)
         return reject(index, "would not fit into an answer");
       std::byte* at = room(scalar_room(n));
       std::memset(at, 0, scalar_room(n));

@@ -142,7 +142,7 @@ void get(Session& s, const Command& c, Reply& reply) {
   if (objects ? request.targets != static_cast<uint64_t>(request.requested) : request.targets != 0)
     return s.reject("BackendGet brings other targets than it asks for");
   const size_t room = static_cast<size_t>(request.requested) * bytes;
-  if (!objects && 16 + room > s.endpoint().reply_limit())
+  if (!objects && 16 + room > wire::kMaxAnswer)
     return s.reject("BackendGet asks for more than an answer holds");
   Descriptor from;
   if (!object(request.id, ids::k_cudnn_backend, &from))
