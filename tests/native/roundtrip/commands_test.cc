@@ -140,10 +140,15 @@ TEST_F(Commands, StreamCreateAndDestroy) {
 TEST_F(Commands, StreamSynchronizeAndQuery) {
   for (CUstream stream : {CUstream{nullptr}, world().stream}) {
     for (CUresult answer : {CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE}) {
+      ASSERT_EQ(cuMemsetD8Async(world().memory, 1, 16, stream), CUDA_SUCCESS);
       ScopedAnswer a(SLUICE_ON(cuStreamSynchronize), [&](CUstream) { return answer; });
       recording().clear();
       EXPECT_EQ(cuStreamSynchronize(stream), answer);
       EXPECT_EQ(recording().only("cuStreamSynchronize").at<CUstream>(0), driver_of(stream));
+      if (answer != CUDA_SUCCESS) continue;
+      recording().clear();
+      EXPECT_EQ(cuStreamSynchronize(stream), CUDA_SUCCESS);
+      EXPECT_TRUE(recording().calls.empty()) << "there was nothing left to wait for";
     }
     for (CUresult answer : {CUDA_ERROR_NOT_READY, CUDA_SUCCESS}) {
       ASSERT_EQ(cuMemsetD8Async(world().memory, 1, 16, stream),
