@@ -49,6 +49,7 @@ DispatchTable make() {
   add_generated_handlers(t);
   add_library_handlers(t);
   add_cudnn_backend_handlers(t);
+  add_cudnn_ctc_handlers(t);
   return t;
 }
 

@@ -178,6 +178,20 @@ def rnn() -> None:
         print(digest(out.data), digest(x.grad), digest(net.weight_ih_l0.grad))
 
 
+def ctc_loss() -> None:
+    """CTC loss by cuDNN: labels in host memory."""
+    import torch
+
+    torch.manual_seed(0)
+    log_probs = torch.randn(50, 4, 20, device="cuda").log_softmax(2).detach().requires_grad_()
+    targets = torch.randint(1, 20, (4 * 10,), dtype=torch.int32)
+    lengths = torch.full((4,), 50, dtype=torch.int32), torch.full((4,), 10, dtype=torch.int32)
+    with torch.backends.cudnn.flags(enabled=True):
+        loss = torch.nn.functional.ctc_loss(log_probs, targets, *lengths)
+    loss.backward()
+    print(digest(loss), digest(log_probs.grad), type(loss.grad_fn).__name__)
+
+
 def attention() -> None:
     """Scaled dot product attention by every back end."""
     import torch
@@ -292,7 +306,7 @@ FEATURES = {
     f.__name__: f
     for f in (
         compile_model, amp, data_loader, triton_kernels, cuda_graph, async_allocator,
-        expandable_segments, out_of_memory, rnn, attention, linear_algebra, streams_and_events,
+        expandable_segments, out_of_memory, rnn, ctc_loss, attention, linear_algebra, streams_and_events,
         shared_tensors, jax_program, cupy_program, profiler,
     )
 }  # fmt: skip

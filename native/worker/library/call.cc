@@ -181,8 +181,7 @@ bool Call::read_carried(int index, const ParamSpec& p) {
     case ParamKind::kOut:
     case ParamKind::kOutAddress: {
       output_bytes_ += wire::round_up(n, 8);
-      if (output_bytes_ > wire::kMaxAnswer)
-        return reject(index, "would not fit into an answer");
+      if (output_bytes_ > wire::kMaxAnswer) return reject(index, "would not fit into an answer");
       std::byte* at = room(scalar_room(n));
       std::memset(at, 0, scalar_room(n));
       words_[index] = as_word(at);

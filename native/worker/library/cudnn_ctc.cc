@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "wire/cudnn_ctc.h"
+
+#include <cstring>
+#include <vector>
+
+#include "library/objects.h"
+#include "worker/dispatch.h"
+#include "worker/library/library.h"
+
+namespace sluice::worker {
+
+namespace {
+
+namespace ids = sluice::library;
+
+constexpr int64_t kNotSupported = 3000;
+
+using Loss = int32_t (*)(void*, void*, const void*, const int*, const int*, const int*, void*,
+                         void*, void*, int32_t, void*, void*, size_t);
+using Size = int32_t (*)(void*, void*, void*, const int*, const int*, const int*, int32_t, void*,
+                         size_t*);
+
+bool object(uint64_t id, uint8_t type, LibraryObject* found) {
+  return Libraries::get().objects.get(id, found) && found->type == type;
+}
+
+void ctc_loss(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& r = d.fixed<wire::CtcLoss>();
+  if (!d.ok() || r.batch > wire::kMaxCtcBatch || r.labels > wire::kMaxCtcLabels)
+    return s.reject("CtcLoss makes no sense");
+  const auto raw = d.bytes((uint64_t{r.labels} + 2 * uint64_t{r.batch}) * sizeof(int32_t));
+  if (!d.ok()) return s.reject("CtcLoss is cut short");
+  LibraryObject handle, probs, gradients, loss;
+  if (!object(r.handle, ids::k_cudnn, &handle) ||
+      !object(r.probs_descriptor, ids::k_cudnn_tensor, &probs) ||
+      !object(r.loss_descriptor, ids::k_cudnn_ctc_loss, &loss) ||
+      (r.gradients_descriptor && !object(r.gradients_descriptor, ids::k_cudnn_tensor, &gradients)))
+    return s.reject("CtcLoss names what the session does not have");
+  for (const uint64_t address : {r.probs, r.costs, r.gradients, r.workspace})
+    if (address != 0 && !s.device_range(address, 1))
+      return s.reject("CtcLoss names memory that the session does not have");
+  std::vector<int32_t> numbers(raw.size() / sizeof(int32_t) + 1);
+  std::memcpy(numbers.data(), raw.data(), raw.size());
+  const int32_t *labels = numbers.data(), *lengths = labels + r.labels, *inputs = lengths + r.batch;
+  // cuDNN reads as many labels as the lengths say.
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < r.batch; ++i) {
+    if (lengths[i] < 0) return s.reject("CtcLoss has a negative length");
+    count += static_cast<uint32_t>(lengths[i]);
+  }
+  if (count != r.labels) return s.reject("CtcLoss brings another number of labels than it says");
+  Vgpu* v = s.use_context(c.header.context);
+  if (!v) return;
+  static const auto run = reinterpret_cast<Loss>(Libraries::get().symbol("cudnn", "cudnnCTCLoss"));
+  static const auto size =
+      reinterpret_cast<Size>(Libraries::get().symbol("cudnn", "cudnnGetCTCLossWorkspaceSize"));
+  wire::CtcReply answer{kNotSupported, 0};
+  const auto pointer = [](uint64_t address) { return reinterpret_cast<void*>(address); };
+  const auto algorithm = static_cast<int32_t>(r.algorithm);
+  if (r.only_size && size) {
+    size_t bytes = 0;
+    answer.status = size(handle.pointer, probs.pointer, gradients.pointer, labels, lengths, inputs,
+                         algorithm, loss.pointer, &bytes);
+    answer.workspace_bytes = bytes;
+  } else if (!r.only_size && run) {
+    v->gate->pass();
+    answer.status = run(handle.pointer, probs.pointer, pointer(r.probs), labels, lengths, inputs,
+                        pointer(r.costs), gradients.pointer, pointer(r.gradients), algorithm,
+                        loss.pointer, pointer(r.workspace), r.workspace_bytes);
+    v->gate->issued(handle.stream);
+  }
+  reply.put(answer);
+}
+
+}  // namespace
+
+void add_cudnn_ctc_handlers(DispatchTable& t) {
+  t[ids::id_sluiceCudnnCtcLoss] = {"CudnnCtcLoss", ctc_loss, Handler::Answered::kOnly, true};
+}
+
+}  // namespace sluice::worker
