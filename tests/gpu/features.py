@@ -306,7 +306,8 @@ FEATURES = {
     f.__name__: f
     for f in (
         compile_model, amp, data_loader, triton_kernels, cuda_graph, async_allocator,
-        expandable_segments, out_of_memory, rnn, ctc_loss, attention, linear_algebra, streams_and_events,
+        expandable_segments, out_of_memory, rnn, ctc_loss, attention, linear_algebra,
+        streams_and_events,
         shared_tensors, jax_program, cupy_program, profiler,
     )
 }  # fmt: skip
