@@ -7,12 +7,13 @@ if it would work.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from .channels import check_channels
-from .configuration import SYSTEM_FILE, Value, read_settings
+from .configuration import SYSTEM_FILE, Value, read_settings, visible_vgpus
 from .findings import Finding, Verdict, bad, note, ok
 from .installation import check_installation, find_installation
 from .program_check import check_program
@@ -67,8 +68,22 @@ def _check_settings(settings: dict[str, Value]) -> list[Finding]:
                 results.append(note("configuration", text, "the SLUICE_ spelling works as well"))
             else:
                 results.append(ok("configuration", text))
+    results += _check_visible(settings)
     if not results:
         results.append(
             ok("configuration", f"defaults (no variables, nothing in {SYSTEM_FILE} or ~/.sluice)")
         )
     return results
+
+
+def _check_visible(settings: dict[str, Value]) -> list[Finding]:
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    value = settings["client.vgpu_count"]
+    if listed is None or value.problem:
+        return []
+    asked = int(value.text)
+    left = visible_vgpus(listed, asked)
+    text = f"CUDA_VISIBLE_DEVICES={listed} leaves {left} of {asked} vGPU, numbered from 0"
+    if left:
+        return [note("configuration", text + ": so many are asked for")]
+    return [bad("configuration", text, "unset it, or set SLUICE_VGPU to how many there are to be")]

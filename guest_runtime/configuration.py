@@ -118,3 +118,29 @@ def _problem(setting: Setting, text: str) -> str | None:
     elif isinstance(setting.accepts, tuple) and text not in setting.accepts:
         return f"one of {', '.join(setting.accepts)} is wanted"
     return None
+
+
+def visible_vgpus(text: str | None, count: int) -> int:
+    """How many of `count` vGPUs CUDA_VISIBLE_DEVICES leaves; None leaves all.
+
+    The rules of native/client/core/config.h: a list of numbers ends at the first that is no
+    device's and is void if one comes twice; of names there are as many as are listed.
+    """
+    if text is None:
+        return count
+    found: list[int] = []
+    for entry in text.split(","):
+        name = entry.strip()
+        number = re.match("[0-9]+", name)
+        if name.startswith(("GPU-", "MIG-")):
+            device = len(found)
+        elif number:
+            device = int(number[0])
+        else:
+            break
+        if device >= count:
+            break
+        if device in found:
+            return 0
+        found.append(device)
+    return len(found)

@@ -6,6 +6,7 @@ Used by guest_bundle.py before it packs, and by tests/guest_runtime. Needs pyelf
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -27,21 +28,15 @@ ALLOWED_NEEDS = {
 }
 #: These must load where nothing else of the bundle is wanted.
 ALONE = ("libcuda", "libcufile", "libcupti", "libcusparseLt", "libnvidia-ml", "libnvshmem_host")
-#: Library without its version → what the names that it exports look like.
+#: What NVIDIA's libraries export, where the registry lists it: the forwarding libraries.
+LISTS = Path(__file__).resolve().parent.parent / "native" / "api" / "imported" / "libraries"
+#: Library without its version → what the names that it exports look like, for the others.
 EXPORTS = {
-    "libcublas": r"cublas\w+|xerbla",
-    "libcublasLt": r"cublasLt\w+",
     "libcuda": r"cu[A-Z]\w*|sluice_\w+",  # the latter for the libraries beside it
     "libcudart": r"cuda[A-Z]\w*|__cuda\w+",
-    "libcudnn": r"cudnn\w+",
-    "libcufft": r"cufft\w+",
     "libcufile": r"cuFile\w+",
     "libcupti": r"cupti\w+|InitializeInjectionNvtx\w*",
-    "libcurand": r"curand\w+",
-    "libcusolver": r"cusolver\w+",
-    "libcusparse": r"cusparse\w+",
     "libcusparseLt": r"cusparseLt\w+",
-    "libnccl": r"p?nccl\w+",
     "libnvidia-ml": r"nvml\w+",
     "libnvshmem_host": r"nvshmem\w+",
     "libsluice-audit": r"la_(version|objsearch)",
@@ -110,10 +105,19 @@ def _versions(elf: ELFFile, name: str) -> list[str]:
     return found
 
 
+def _listed(name: str) -> set[str] | None:
+    for path in LISTS.glob("*.json"):
+        library = json.loads(path.read_text())
+        if library["soname"] == name:
+            return {row["name"] for row in library["exports"]}
+    return None
+
+
 def _exports(elf: ELFFile, name: str) -> list[str]:
-    if _stem(name) not in EXPORTS:
+    listed = _listed(name)
+    if listed is None and _stem(name) not in EXPORTS:
         return [f"{name} is unknown: say in library_rules.EXPORTS which names it may export"]
-    wanted = re.compile(EXPORTS[_stem(name)])
+    wanted = re.compile(EXPORTS.get(_stem(name), ""))
     exported = [
         symbol.name
         for section in elf.iter_sections()
@@ -123,7 +127,11 @@ def _exports(elf: ELFFile, name: str) -> list[str]:
     ]
     if not exported:
         return [f"{name} exports nothing"]
-    foreign = [symbol for symbol in exported if not wanted.fullmatch(symbol)]
+    foreign = [
+        symbol
+        for symbol in exported
+        if not (symbol in listed if listed is not None else wanted.fullmatch(symbol))
+    ]
     return (
         [f"{name} exports {', '.join(foreign[:5])}, which is none of its names"] if foreign else []
     )

@@ -67,11 +67,19 @@ def torch_part(pool: StaticPool, part: str, **variables: str) -> tuple[dict[str,
 def test_it_sees_the_vgpu_and_its_slice_of_memory(pool: StaticPool) -> None:
     found, screen = torch_part(pool, "device")
     assert found["available"] is True
-    assert (found["count"], found["name"]) == (1, "Sluice software GPU (CPU)")
+    assert (found["count"], found["cuda_count"]) == (1, 1)
+    assert found["name"] == "Sluice software GPU (CPU)"
     assert found["total"] == [1024 << 20, 1024 << 20]
     assert found["free"] <= 1024 << 20
     assert found["kernels_for"] is True
     assert screen == ""
+
+
+def test_hidden_vgpus_are_no_devices(tmp_path: Path) -> None:
+    with StaticPool(tmp_path, vgpus=3) as pool:
+        found, _ = torch_part(pool, "device", CUDA_VISIBLE_DEVICES="2,0")
+        assert (found["available"], found["count"], found["cuda_count"]) == (True, 2, 2)
+        assert torch_part(pool, "hidden", CUDA_VISIBLE_DEVICES="") == ({"available": False}, "")
 
 
 def test_counting_devices_starts_nothing(pool: StaticPool) -> None:

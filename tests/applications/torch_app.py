@@ -26,13 +26,20 @@ def counted() -> dict[str, Any]:
     return {"count": count, "child": os.waitpid(child, 0)[1]}
 
 
+def hidden() -> dict[str, bool]:
+    """Whether there is anything to compute on."""
+    return {"available": torch.cuda.is_available()}
+
+
 def device() -> dict[str, Any]:
     """What PyTorch says of the vGPU."""
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info()
     return {
         "available": torch.cuda.is_available(),
+        # PyTorch counts by NVML and reads CUDA_VISIBLE_DEVICES itself; then CUDA is asked.
         "count": torch.cuda.device_count(),
+        "cuda_count": torch._C._cuda_getDeviceCount(),
         "name": torch.cuda.get_device_name(),
         "capability": torch.cuda.get_device_capability(),
         "total": [properties.total_memory, total],

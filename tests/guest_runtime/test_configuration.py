@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.guest_runtime.configuration import SETTINGS, read_settings
+from sluice.guest_runtime.configuration import SETTINGS, read_settings, visible_vgpus
 
 from .conftest import CHECKOUT
 
@@ -80,3 +80,24 @@ def test_the_table_follows_the_native_library() -> None:
     ours = {setting.key: setting.variables for setting in SETTINGS}
     native = {key: value for key, value in native.items() if not key.startswith("log.")}
     assert native == ours
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (None, 3),
+        ("", 0),
+        ("-1", 0),
+        ("NoDevFiles", 0),
+        ("1", 1),
+        (" 2 , 0", 2),
+        ("0,1,-1,2", 2),
+        ("0,7,1", 1),
+        ("0,,1", 1),
+        ("1,0,1", 0),
+        ("GPU-8a1c,GPU-77", 2),
+    ],
+)
+def test_what_cuda_visible_devices_leaves(text: str | None, left: int) -> None:
+    # The cases of tests/native/client/config_test.cc.
+    assert visible_vgpus(text, 3) == left

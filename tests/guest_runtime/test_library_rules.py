@@ -67,6 +67,15 @@ def test_a_library_may_need_what_the_bundle_brings_and_nothing_else(compile_c: C
     assert library_rules.violations(runtime, "libcudart.so.13", ["libcuda.so.1"]) == []
 
 
+def test_a_forwarding_library_exports_what_nvidias_does(compile_c: Compile) -> None:
+    source = "int curandCreateGenerator(void){return 0;} int curandOfOurs(void){return 0;}"
+    soname = "-Wl,-soname,libcurand.so.10"
+    library = compile_c("libcurand.so.10", source, "-shared", "-fPIC", soname)
+    (text,) = library_rules.violations(library, "libcurand.so.10")
+    assert "curandOfOurs" in text
+    assert "curandCreateGenerator" not in text
+
+
 def test_a_library_without_a_rule_is_caught(compile_c: Compile) -> None:
     library = compile_c("l.so", "int f(void){return 1;}", "-shared", "-fPIC")
     assert any("unknown" in text for text in library_rules.violations(library, "libnew.so"))

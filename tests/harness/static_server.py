@@ -2,8 +2,8 @@
 """A server with a static grant, where the control plane is not what is measured or tested.
 
 Speaks OpenSession on a Unix socket (and TCP when asked) and the worker control protocol, with the
-standard library alone. Every session gets a fresh warm worker and the same vGPU. `python
-static_server.py --help` lists the options.
+standard library alone. Every session gets a fresh warm worker and the same vGPUs, as many as it
+asks for up to `--vgpus`. `python static_server.py --help` lists the options.
 """
 
 from __future__ import annotations
@@ -97,18 +97,20 @@ class StaticServer:
         self.workers = [w for w in self.workers if w.process.poll() is None] + [worker]
         return worker
 
-    def fields(self, channel: str, names: str) -> dict[str, object]:
+    def fields(self, channel: str, names: str, request: bytes) -> dict[str, object]:
         """The session message of the static grant."""
         args = self.args
+        asked = int.from_bytes(request[24:28], "little") or 1
+        vgpus = min(asked, args.vgpus)
         fields: dict[str, object] = {
             "id": secrets.token_hex(8),
             "grant": "static",
             "channel": channel,
-            "vgpus": args.vgpus,
+            "vgpus": vgpus,
             "descriptors": names,
         }
         devices = args.visible_devices.split(",") if args.visible_devices else [""]
-        for i in range(args.vgpus):
+        for i in range(vgpus):
             fields[f"vgpu.{i}.device"] = devices[i % len(devices)]
             fields[f"vgpu.{i}.memory_mib"] = args.memory_mib
             fields[f"vgpu.{i}.compute_percent"] = 100
@@ -128,7 +130,7 @@ class StaticServer:
         pidfd = os.pidfd_open(pid)
         worker = self.take()
         try:
-            worker.start(self.fields("shm", "region,client_pidfd"), [memory, pidfd])
+            worker.start(self.fields("shm", "region,client_pidfd", request), [memory, pidfd])
         except RuntimeError as error:
             connection.send(refusal(str(error)))
             self.warm = StaticWorker(self.args)
@@ -153,7 +155,7 @@ class StaticServer:
                 return
             request += piece
         worker = self.take()
-        worker.start(self.fields("tcp", "socket"), [connection.fileno()])
+        worker.start(self.fields("tcp", "socket", request), [connection.fileno()])
         self.warm = StaticWorker(self.args)
 
     def serve_http(self, connection: socket.socket) -> None:

@@ -170,6 +170,37 @@ assert library.nvmlErrorString(-3) == b"Unknown Error"
     run(pool, code)
 
 
+def test_hidden_vgpus_are_counted_and_not_asked_for(tmp_path: Path) -> None:
+    code = """
+cuda = ctypes.CDLL("libcuda.so.1")
+hidden, shown = (n.nvmlDeviceGetHandleByIndex(i) for i in range(2))
+assert refusal(n.nvmlDeviceGetName, hidden) == n.NVML_ERROR_NO_PERMISSION
+name, raw, count = n.nvmlDeviceGetName(shown), (ctypes.c_ubyte * 16)(), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+assert cuda.cuDeviceGetUuid_v2(raw, 0) == 0
+uuid = n.nvmlDeviceGetUUID(shown)
+assert uuid[4:].replace("-", "") == bytes(raw).hex(), "NVML's second is CUDA's first"
+assert n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(uuid)) == 1
+assert n.nvmlDeviceGetMemoryInfo(shown).total == 512 << 20
+assert n.nvmlDeviceGetCount() == 2
+print(count.value)
+"""
+    with StaticPool(tmp_path, vgpus=2, memory_mib=512) as pool:
+        assert run(pool, code, CUDA_VISIBLE_DEVICES="1") == "1"
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", "7"])
+def test_no_session_is_opened_where_all_are_hidden(pool: StaticPool, hidden: str) -> None:
+    code = """
+assert n.nvmlDeviceGetCount() == 2
+assert refusal(n.nvmlDeviceGetName, n.nvmlDeviceGetHandleByIndex(0)) == n.NVML_ERROR_NO_PERMISSION
+cuda = ctypes.CDLL("libcuda.so.1")
+print(cuda.cuInit(0))
+"""
+    assert run(pool, code, CUDA_VISIBLE_DEVICES=hidden) == "100"  # CUDA_ERROR_NO_DEVICE
+    assert pool.sessions() == 0
+
+
 def test_a_forked_child_counts_and_asks_no_further(pool: StaticPool) -> None:
     code = """
 h = n.nvmlDeviceGetHandleByIndex(0)

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/config.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <sstream>
 
 namespace sluice::client {
 
@@ -97,6 +99,29 @@ class Reader {
 
 }  // namespace
 
+std::vector<uint32_t> visible_devices(const char* text, uint32_t count) {
+  std::vector<uint32_t> found;
+  if (!text) {
+    for (uint32_t i = 0; i < count; ++i) found.push_back(i);
+    return found;
+  }
+  std::stringstream list(text);
+  std::string entry;
+  while (std::getline(list, entry, ',')) {
+    entry = trimmed(entry);
+    uint32_t device = static_cast<uint32_t>(found.size());
+    if (!entry.starts_with("GPU-") && !entry.starts_with("MIG-")) {
+      if (entry.empty() || entry[0] < '0' || entry[0] > '9') break;
+      device =
+          static_cast<uint32_t>(std::min(std::strtoull(entry.c_str(), nullptr, 10), 1ull << 31));
+    }
+    if (device >= count) break;
+    if (std::find(found.begin(), found.end(), device) != found.end()) return {};
+    found.push_back(device);
+  }
+  return found;
+}
+
 Config read_config() {
   Config c;
   Values values;
@@ -121,6 +146,7 @@ Config read_config() {
   if (c.channel != "auto" && c.channel != "shm" && c.channel != "ivshmem" && c.channel != "tcp" &&
       c.error.empty())
     c.error = "the channel \"" + c.channel + "\" is unknown: auto, shm, ivshmem or tcp is wanted";
+  c.visible = visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), c.vgpu_count);
   return c;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace sluice::client {
 
@@ -18,6 +19,8 @@ struct Config {
   bool log_to_screen = true;
   bool enable_net = true;
   uint32_t vgpu_count = 1;
+  // Which of them CUDA_VISIBLE_DEVICES leaves, in its order: so many the session asks for.
+  std::vector<uint32_t> visible = {0};
   uint32_t gmem_mib = 0;
   uint32_t ratio_percent = 0;
   bool cross_node = false;
@@ -29,5 +32,10 @@ struct Config {
 };
 
 Config read_config();
+
+// CUDA_VISIBLE_DEVICES by CUDA's rules, over `count` devices; nullptr leaves all. A list of numbers
+// ends at the first that is no device's, and holds nothing if one comes twice. Names ("GPU-…") are
+// those of another session, since each has names of its own: one leaves as many as it lists.
+std::vector<uint32_t> visible_devices(const char* text, uint32_t count);
 
 }  // namespace sluice::client

@@ -52,7 +52,7 @@ wire::OpenSession make_request(const Config& c) {
   r.magic = wire::kOpenMagic;
   r.protocol_major = wire::kProtocolMajor;
   r.protocol_minor = wire::kProtocolMinor;
-  r.vgpu_count = c.vgpu_count;
+  r.vgpu_count = static_cast<uint32_t>(c.visible.size());
   r.gmem_mib = c.gmem_mib;
   r.ratio_percent = c.ratio_percent;
   r.flags = c.cross_node ? wire::kCrossNode : 0u;
@@ -123,6 +123,15 @@ CUresult Session::open() {
 CUresult Session::start() {
   log_open(config_);
   Refusal refusal{config_.error};
+  if (refusal.text.empty() && config_.visible.empty()) {
+    // An empty list, -1 or a word is how GPUs are hidden; a number that is too high is a mistake.
+    const std::string list = std::getenv("CUDA_VISIBLE_DEVICES");
+    const bool meant = list.find_first_of("0123456789") != 0;
+    log_line(meant ? LogLevel::kInfo : LogLevel::kError,
+             "CUDA_VISIBLE_DEVICES=" + list + " leaves none of this process's " +
+                 std::to_string(config_.vgpu_count) + " vGPU (SLUICE_VGPU), numbered from 0");
+    return CUDA_ERROR_NO_DEVICE;
+  }
   const wire::OpenSession request = make_request(config_);
   if (refusal.text.empty()) channel_ = open_channel(config_, request, &refusal);
   if (channel_ && begin(&refusal.text)) return CUDA_SUCCESS;

@@ -16,7 +16,7 @@ struct NvmlDoor {
   bool (*is_open)();
   // Opens it if there is none yet: what cuInit answers.
   CUresult (*open)();
-  // With a session only. Indices are the session's, whatever CUDA_VISIBLE_DEVICES shows of them.
+  // With a session only. Indices are the session's, which are CUDA's.
   uint32_t (*device_count)();
   const wire::DeviceRecord* (*device)(uint32_t index);
   void (*memory)(uint32_t index, uint64_t* free, uint64_t* total);

@@ -15,10 +15,10 @@ struct Use {
 };
 
 nvmlReturn_t memory_of(nvmlDevice_t device, Use* use) {
-  uint32_t index;
+  uint32_t place;
   const NvmlDoor* door;
-  if (const nvmlReturn_t e = enter(device, &index, &door); e != NVML_SUCCESS) return e;
-  door->memory(index, &use->free, &use->total);
+  if (const nvmlReturn_t e = enter(device, &place, &door); e != NVML_SUCCESS) return e;
+  door->memory(place, &use->free, &use->total);
   use->used = use->total - use->free;
   return NVML_SUCCESS;
 }
@@ -26,17 +26,17 @@ nvmlReturn_t memory_of(nvmlDevice_t device, Use* use) {
 // This process, if it computes there; asking opens no session.
 template <class Info, class Fill>
 nvmlReturn_t processes(nvmlDevice_t device, unsigned int* count, Info* infos, Fill fill) {
-  uint32_t index;
+  uint32_t index, place;
   if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
   if (!count) return NVML_ERROR_INVALID_ARGUMENT;
-  const NvmlDoor* door = open_door();
+  const NvmlDoor* door = place_of(index, &place) ? open_door() : nullptr;
   const unsigned int room = *count;
-  *count = door && index < door->device_count() && door->in_use(index) ? 1 : 0;
+  *count = door && place < door->device_count() && door->in_use(place) ? 1 : 0;
   if (*count == 0) return NVML_SUCCESS;
   if (room == 0) return NVML_ERROR_INSUFFICIENT_SIZE;
   if (!infos) return NVML_ERROR_INVALID_ARGUMENT;
   uint64_t free, total;
-  door->memory(index, &free, &total);
+  door->memory(place, &free, &total);
   *infos = {};
   infos->pid = static_cast<unsigned int>(getpid());
   infos->usedGpuMemory = total - free;

@@ -16,7 +16,7 @@ namespace sluice::nvml {
 namespace {
 
 std::atomic<uint32_t> g_starts{0};
-std::atomic<uint32_t> g_wanted{1};  // vGPUs, as the user set it
+std::atomic<const client::Config*> g_config{nullptr};  // read at the first start, and kept
 std::atomic<const client::NvmlDoor*> g_door{nullptr};
 
 // A device's handle is the address of its place here.
@@ -67,7 +67,12 @@ nvmlReturn_t session(const client::NvmlDoor** door) {
 }  // namespace
 
 void start() {
-  if (g_starts.fetch_add(1) == 0) g_wanted = client::read_config().vgpu_count;
+  if (!g_config.load()) {
+    const client::Config* none = nullptr;
+    auto* config = new client::Config(client::read_config());
+    if (!g_config.compare_exchange_strong(none, config)) delete config;
+  }
+  g_starts.fetch_add(1);
 }
 
 nvmlReturn_t stop() {
@@ -93,18 +98,20 @@ nvmlReturn_t enter(const client::NvmlDoor** door) {
   return e == NVML_SUCCESS ? session(door) : e;
 }
 
-nvmlReturn_t enter(nvmlDevice_t device, uint32_t* index, const client::NvmlDoor** door) {
-  if (const nvmlReturn_t e = enter(device, index); e != NVML_SUCCESS) return e;
+nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::NvmlDoor** door) {
+  uint32_t index;
+  if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
+  if (!place_of(index, place)) return NVML_ERROR_NO_PERMISSION;
   if (const nvmlReturn_t e = session(door); e != NVML_SUCCESS) return e;
   // The session may have fewer than were asked for.
-  return *index < (*door)->device_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+  return *place < (*door)->device_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t enter(nvmlDevice_t device, const wire::DeviceRecord** record) {
-  uint32_t index;
+  uint32_t place;
   const client::NvmlDoor* door;
-  if (const nvmlReturn_t e = enter(device, &index, &door); e != NVML_SUCCESS) return e;
-  *record = door->device(index);
+  if (const nvmlReturn_t e = enter(device, &place, &door); e != NVML_SUCCESS) return e;
+  *record = door->device(place);
   return NVML_SUCCESS;
 }
 
@@ -119,11 +126,27 @@ const client::NvmlDoor* open_door() {
 }
 
 uint32_t device_count() {
-  const client::NvmlDoor* door = open_door();
-  return std::min(door ? door->device_count() : g_wanted.load(), wire::kMaxDevices);
+  const client::Config* config = g_config.load();
+  if (!config) return 0;
+  // Where some are hidden, the session has fewer than there are to count.
+  const bool all = config->visible.size() == config->vgpu_count;
+  const client::NvmlDoor* door = all ? open_door() : nullptr;
+  return std::min(door ? door->device_count() : config->vgpu_count, wire::kMaxDevices);
+}
+
+bool place_of(uint32_t index, uint32_t* place) {
+  const auto& visible = g_config.load()->visible;
+  const auto at = std::find(visible.begin(), visible.end(), index);
+  *place = static_cast<uint32_t>(at - visible.begin());
+  return at != visible.end();
 }
 
 nvmlDevice_t handle_of(uint32_t index) { return reinterpret_cast<nvmlDevice_t>(&g_handles[index]); }
+
+nvmlDevice_t handle_at(uint32_t place) {
+  const auto& visible = g_config.load()->visible;
+  return handle_of(place < visible.size() ? visible[place] : place);
+}
 
 nvmlReturn_t put_text(const char* text, char* to, unsigned int room) {
   if (!to) return NVML_ERROR_INVALID_ARGUMENT;

@@ -17,19 +17,24 @@ nvmlReturn_t stop();
 nvmlReturn_t enter();
 // The same, for a call that takes a device's handle: its index too.
 nvmlReturn_t enter(nvmlDevice_t device, uint32_t* index);
-// The same, for one that needs the session.
+// The same, for one that needs the session; of a device, its place in the session.
+// NVML_ERROR_NO_PERMISSION for one that CUDA_VISIBLE_DEVICES hides: the session has none such.
 nvmlReturn_t enter(const client::NvmlDoor** door);
-nvmlReturn_t enter(nvmlDevice_t device, uint32_t* index, const client::NvmlDoor** door);
+nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::NvmlDoor** door);
 // And the vGPU's record.
 nvmlReturn_t enter(nvmlDevice_t device, const wire::DeviceRecord** record);
 
 // What every function that is not there answers.
 nvmlReturn_t unsupported();
 
-// The vGPUs of the session; before there is one, what it would ask for.
+// The vGPUs of this process, hidden ones too, as NVML has nothing to do with CUDA_VISIBLE_DEVICES.
 uint32_t device_count();
 // Of an index below device_count().
 nvmlDevice_t handle_of(uint32_t index);
+// Of a place in the session.
+nvmlDevice_t handle_at(uint32_t place);
+// The place of an index in the session; false for one that is hidden.
+bool place_of(uint32_t index, uint32_t* place);
 // The door, if the process has a session by now; nullptr if not.
 const client::NvmlDoor* open_door();
 

@@ -32,7 +32,7 @@ nvmlReturn_t find(nvmlDevice_t* device, Match match) {
   if (!device) return NVML_ERROR_INVALID_ARGUMENT;
   for (uint32_t i = 0; i < door->device_count(); ++i) {
     if (!match(*door->device(i))) continue;
-    *device = handle_of(i);
+    *device = handle_at(i);
     return NVML_SUCCESS;
   }
   return NVML_ERROR_NOT_FOUND;

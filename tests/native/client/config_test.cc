@@ -20,7 +20,7 @@ class Settings : public ::testing::Test {
   void SetUp() override {
     for (char** e = environ; *e;) {
       const std::string name = std::string(*e).substr(0, std::string(*e).find('='));
-      if (name.starts_with("SLUICE_") || name.starts_with("ORION_"))
+      if (name.starts_with("SLUICE_") || name.starts_with("ORION_") || name.starts_with("CUDA_"))
         unsetenv(name.c_str());
       else
         ++e;
@@ -52,6 +52,39 @@ TEST_F(Settings, DefaultsNeedNoFile) {
   EXPECT_EQ(c.wait_seconds, -1);
   EXPECT_TRUE(c.log_to_screen);
   EXPECT_FALSE(c.stats);
+}
+
+std::string visible(const char* text, uint32_t count) {
+  std::string found;
+  for (uint32_t device : visible_devices(text, count)) found += std::to_string(device);
+  return found;
+}
+
+TEST(VisibleDevices, AreListedAsForCuda) {
+  EXPECT_EQ(visible(nullptr, 3), "012");
+  EXPECT_EQ(visible("", 3), "");
+  EXPECT_EQ(visible("-1", 3), "");
+  EXPECT_EQ(visible("NoDevFiles", 3), "");
+  EXPECT_EQ(visible("1", 3), "1");
+  EXPECT_EQ(visible(" 2 , 0", 3), "20");
+  EXPECT_EQ(visible("0,1,-1,2", 3), "01") << "nothing behind the first that is none";
+  EXPECT_EQ(visible("0,7,1", 3), "0");
+  EXPECT_EQ(visible("0,,1", 3), "0");
+  EXPECT_EQ(visible("1,0,1", 3), "") << "a list with one twice is no list";
+  EXPECT_EQ(visible("99999999999999999999", 3), "");
+  EXPECT_EQ(visible("GPU-8a1c,GPU-77", 3), "01");
+  EXPECT_EQ(visible("GPU-8a1c,GPU-77", 1), "0");
+}
+
+TEST_F(Settings, HiddenGpusAreNotAskedFor) {
+  setenv("SLUICE_VGPU", "4", 1);
+  EXPECT_EQ(read_config().visible.size(), 4u);
+  EXPECT_EQ(with("CUDA_VISIBLE_DEVICES", "3,1").visible, (std::vector<uint32_t>{3, 1}));
+  EXPECT_TRUE(with("CUDA_VISIBLE_DEVICES", "4").visible.empty());
+  setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  EXPECT_TRUE(read_config().visible.empty()) << "set to nothing is not the same as not set";
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  unsetenv("SLUICE_VGPU");
 }
 
 TEST_F(Settings, TheFileIsRead) {
