@@ -35,6 +35,7 @@ def generate(out: Path, all_libraries: list[Library]) -> None:
             ("library_table.inc.j2", f"library/{lib.name}_table.inc"),
             ("library_client.cc.j2", f"library/{lib.name}_client.cc"),
             ("library_worker.cc.j2", f"library/{lib.name}_worker.cc"),
+            ("library_fake.cc.j2", f"library/{lib.name}_fake.cc"),
         ):
             writer.render(template, target, lib=lib, **shared)
         writer.render(

@@ -54,7 +54,7 @@ class Call {
   LibraryObject main_;
   uint64_t minted_ = 0;  // what the library puts there
   uint8_t minted_type_ = 0;
-  CUstream stream_ = nullptr;
+  CUstream stream_ = CU_STREAM_LEGACY;  // where the work goes
   bool has_stream_ = false;
   Vgpu* vgpu_ = nullptr;
   // Nothing that the function gets may move while it runs.
@@ -96,7 +96,7 @@ bool Call::read_object(int index, const ParamSpec& p) {
     main_id_ = id;
     main_ = object;
   }
-  if (index == f_.work && !has_stream_) stream_ = object.stream;
+  if (index == f_.work && !has_stream_ && object.stream) stream_ = object.stream;
   words_[index] = as_word(object.pointer);
   return true;
 }

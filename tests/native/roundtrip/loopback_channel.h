@@ -43,6 +43,7 @@ class LoopbackChannel : public client::Channel {
   // looks at the worker's status.
   std::atomic<uint32_t> sticky_{0};
   std::vector<uint16_t> seen;  // functions of the frames, in order
+  uint64_t answered = 0;       // how many of them were waited for
 
  private:
   struct Lane {
