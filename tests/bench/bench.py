@@ -75,12 +75,19 @@ def compile_parts() -> None:
             str(soft),
             f"-Wl,-rpath,{soft.parent}",
         ],
+        [
+            *("g++", "-O2", "-std=c++20"),
+            str(HERE / "library_calls.cc"),
+            "-o",
+            str(BENCH / "library_calls"),
+            *(str(NATIVE / "lib" / name) for name in ("libcublas.so.13", "libcuda.so.1")),
+        ],
     ]
     for command in commands:
         subprocess.run(command, check=True)
     folder = BENCH / "lib"
     folder.mkdir(exist_ok=True)
-    for name in ("libcuda.so.1", "libcudart.so.13"):
+    for name in ("libcuda.so.1", "libcudart.so.13", "libcublas.so.13"):
         link = folder / name
         link.unlink(missing_ok=True)
         link.symlink_to(NATIVE / "lib" / name)
@@ -105,6 +112,7 @@ class StaticServer:
                     str(BENCH / "worker.log"),
                 ),
                 *("--tcp-port", str(tcp), "--http-port", str(self.http)),
+                *("--libraries", str(NATIVE / "tests" / "fakelibs")),
             ]
         )
         deadline = time.monotonic() + 10
@@ -182,6 +190,9 @@ def call_figures() -> list[Figure]:
             lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "calls")
         )
         tcp = medians(lambda: server.calls("tcp", "calls"))
+        library = medians(
+            lambda: run_json([str(BENCH / "library_calls")], server.environment("shm"))
+        )
     ping, tcp_ping = floor["shm_ping_pong_us"], floor["tcp_ping_pong_us"]
     figures.append(Figure("async_call_us", shm["async_call_us"], "us", None, None, "at most 0.3"))
     figures.append(
@@ -189,6 +200,11 @@ def call_figures() -> list[Figure]:
             "async_calls_per_s", shm["async_calls_per_s"], "1/s", None, None, "at least 1,500,000"
         )
     )
+    # a cublasSgemm that is known to be valid, into a stand-in that does nothing
+    figures += [
+        Figure("library_call_us", library["library_call_us"], "us", None, None, "at most 0.5"),
+        Figure("library_call_drained_us", library["library_call_drained_us"], "us", None, None, ""),
+    ]
     figures.append(
         Figure(
             "sync_call_shm_us",

@@ -28,6 +28,7 @@ using wire::ParamSpec;
 
 // The slot of an object for what a computation left in it; no function and argument has it.
 constexpr uint64_t kComputed = ~0ull;
+constexpr size_t kMostLearned = 1 << 20, kMostAnswers = 1 << 16;
 
 constexpr size_t padded(size_t n) { return wire::round_up(n, 8); }
 
@@ -64,6 +65,8 @@ class Call {
   uint64_t id_at(int index) const;  // of a handle
   void append(int index, const void* data, size_t n);
   void expect(int index, size_t n);
+  void expect_back(int index, size_t n);
+  bool fits(size_t n, bool out, bool back);
   uint64_t elements(const ParamSpec& p) const;
   size_t scalar_bytes(const ParamSpec& p);
   std::optional<int64_t> ask();
@@ -91,6 +94,7 @@ class Call {
     size_t bytes;
   };
   std::vector<Expected> expected_;
+  size_t reply_bytes_ = 8;  // the status, and what is expected behind it
   std::vector<std::byte> reply_;
 };
 
@@ -105,7 +109,28 @@ void Call::append(int index, const void* data, size_t n) {
 void Call::expect(int index, size_t n) {
   const uint64_t word = kCarried | n;
   std::memcpy(body_.data() + index * 8, &word, 8);
+  expect_back(index, n);
+}
+
+void Call::expect_back(int index, size_t n) {
   expected_.push_back({index, n});
+  reply_bytes_ += padded(n);
+}
+
+// Whether so many bytes more can go out or come back with one command; says so where not.
+bool Call::fits(size_t n, bool out, bool back) {
+  const size_t out_limit = session_->channel().inline_limit();
+  const size_t back_limit = wire::kMaxAnswer;
+  if ((!out || body_.size() + padded(n) <= out_limit) &&
+      (!back || reply_bytes_ + padded(n) <= back_limit))
+    return true;
+  log_once(LogLevel::kError,
+           std::string(f_.name) + " was asked to " +
+               (out ? "read more host memory than can be forwarded with one call ("
+                    : "write more host memory than can be forwarded with one call (") +
+               std::to_string(out ? out_limit : back_limit) +
+               " bytes) and returned \"not supported\"");
+  return false;
 }
 
 uint64_t Call::elements(const ParamSpec& p) const { return wire::elements(f_, p, args_); }
@@ -184,6 +209,8 @@ int32_t Call::carry(int index) {
   const size_t n = p.kind == ParamKind::kString ? std::strlen(pointer<const char>(at)) + 1
                                                 : elements(p) * p.bytes;
   if (n > wire::kMaxCarried) return library_.status.bad_value;
+  if (!fits(n, p.kind != ParamKind::kOut, p.kind == ParamKind::kOut || p.kind == ParamKind::kInOut))
+    return library_.status.unsupported;
   if (p.kind == ParamKind::kOut) {
     key_.add(n);
     expect(index, n);
@@ -194,7 +221,7 @@ int32_t Call::carry(int index) {
   else
     key_.add_bytes(pointer<const void>(at), n);
   append(index, pointer<const void>(at), n);
-  if (p.kind == ParamKind::kInOut) expected_.push_back({index, n});
+  if (p.kind == ParamKind::kInOut) expect_back(index, n);
   return 0;
 }
 
@@ -224,6 +251,7 @@ int32_t Call::list(int index) {
   const uint64_t at = args_[index], n = elements(p);
   if (at == 0) return n == 0 || p.nullable ? 0 : library_.status.bad_value;
   if (n > 1 << 20) return library_.status.bad_value;
+  if (!fits(n * 8, true, false)) return library_.status.unsupported;
   const auto* ids = pointer<const uint64_t>(at);
   key_.add(n);
   for (uint64_t i = 0; i < n; ++i) {
@@ -400,10 +428,7 @@ std::optional<int64_t> Call::ask() {
       return library_.status.failed;
     return std::nullopt;
   }
-  size_t most = 8;
-  for (const Expected& e : expected_) most += padded(e.bytes);
-  if (most > wire::kMaxAnswer) return library_.status.bad_value;
-  reply_.resize(most);
+  reply_.resize(reply_bytes_);
   size_t got = 0;
   const CUresult e =
       session_->exchange(f_.id, body_.data(), body_.size(), {}, reply_, &got, work_, context);
@@ -415,8 +440,14 @@ std::optional<int64_t> Call::ask() {
   const int64_t status = scatter({reply_.data(), std::min(got, reply_.size())});
   if (status == 0 || !f_.returns_status) {
     std::lock_guard lock(state.mutex);
-    if (f_.cached) state.answers.emplace(key_, reply_);
-    if (f_.call != CallClass::kAnswered) state.learned.insert(question);
+    if (f_.cached) {
+      if (state.answers.size() >= kMostAnswers) state.answers.clear();
+      state.answers.emplace(key_, reply_);
+    } else if (f_.call != CallClass::kAnswered) {
+      // A program of ever new shapes learns for ever; then it starts again.
+      if (state.learned.size() >= kMostLearned) state.learned.clear();
+      state.learned.insert(question);
+    }
   }
   return status;
 }

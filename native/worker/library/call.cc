@@ -82,7 +82,7 @@ std::span<const std::byte> Call::piece(uint64_t n) {
 }
 
 std::byte* Call::room(size_t n) {
-  rooms_.push_back(std::make_unique<std::byte[]>(std::max<size_t>(n, 8)));
+  rooms_.push_back(std::make_unique_for_overwrite<std::byte[]>(std::max<size_t>(n, 8)));
   return rooms_.back().get();
 }
 
@@ -169,8 +169,10 @@ bool Call::read_carried(int index, const ParamSpec& p) {
       std::memcpy(at, raw.data(), n);
       words_[index] = as_word(at);
       if (p.kind == ParamKind::kInOut) {
-        outputs_.push_back({at, n});
         output_bytes_ += wire::round_up(n, 8);
+        if (output_bytes_ > wire::kMaxAnswer)
+          return reject(index, "would not fit into an answer");
+        outputs_.push_back({at, n});
       }
       return true;
     }
