@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "client/library/object.h"
 #include "wire/library_sizes.h"
@@ -62,11 +63,13 @@ Arguments::Arguments(const wire::LibrarySpec& library, const FunctionSpec& f,
   for (int i = 0; i < f.params; ++i) doubles |= f.param[i].size == ScalarSize::kDoubleOrFloat;
   data_type_ = doubles ? static_cast<int>(random_() % 2) : kDataTypes[random_() % 4];
   pointer_mode_ = library.pointer_modes ? static_cast<int>(random_() % 2) : 0;
-  // Counts and types first: the others' sizes follow from them.
+  // Counts, types and objects first: the others' sizes follow from them.
   for (int i = 0; i < f.params; ++i)
     if (f.param[i].kind == ParamKind::kValue) make_value(i);
   for (int i = 0; i < f.params; ++i)
-    if (f.param[i].kind != ParamKind::kValue) make(i);
+    if (f.param[i].kind == ParamKind::kHandle) make_handle(i);
+  for (int i = 0; i < f.params; ++i)
+    if (f.param[i].kind != ParamKind::kValue && f.param[i].kind != ParamKind::kHandle) make(i);
 }
 
 Arguments::~Arguments() {
@@ -146,6 +149,9 @@ void Arguments::make_scalar(int index) {
   if (p.size == ScalarSize::kObjectType)
     n = wire::bytes_of_data_type(static_cast<uint64_t>(data_type_));
   if (p.size == ScalarSize::kDoubleOrFloat) n = words_[p.by] && data_type_ == 1 ? 8 : 4;
+  if (p.size == ScalarSize::kVectorType)
+    n = wire::bytes_of_factor(static_cast<uint64_t>(data_type_));
+  if (n == 0) throw std::logic_error(std::string(f_.name) + " has a scalar of no size");
   own(index, n, p.kind == ParamKind::kScalar, p.kind == ParamKind::kResult);
 }
 
@@ -172,9 +178,8 @@ void Arguments::make(int index) {
   const bool left_out = p.nullable && random() % 4 == 0;
   switch (p.kind) {
     case ParamKind::kValue:
-      return;
     case ParamKind::kHandle:
-      return make_handle(index);
+      return;
     case ParamKind::kStream: {
       const uint64_t choices[] = {0, 1, reinterpret_cast<uint64_t>(world_.stream)};
       words_[index] = choices[random() % 3];

@@ -89,6 +89,7 @@ void FakeLibraries::take(const FunctionSpec& f, int index, const uint64_t* words
   };
   const auto reachable = [&](uint64_t at) { return at == 0 || r.device_range(at, 1); };
   const uint64_t n = wire::elements(f, p, words);
+  const bool writes = status == 0 || f.outputs_always;
   switch (p.kind) {
     case ParamKind::kValue:
     case ParamKind::kNothing:
@@ -122,7 +123,7 @@ void FakeLibraries::take(const FunctionSpec& f, int index, const uint64_t* words
       if (word) copy(n * p.bytes);
       [[fallthrough]];
     case ParamKind::kOut:
-      if (word && status == 0) fill(pointer(word), n * p.bytes, &written);
+      if (word && writes) fill(pointer(word), n * p.bytes, &written);
       return;
     case ParamKind::kInHandles:
       if (word) copy(n * 8);
