@@ -5,14 +5,16 @@
 // given out. A loop of its own with a seed (fuzz_decoder [inputs] [seed]), or libFuzzer's with
 // clang and -DSLUICE_LIBFUZZER=ON.
 //
-// An input is a list of commands: u8 frame, u8 context, u8 flags, u8 count of patches, then as many
-// patches: u8 place, u8 kind, u64 value. A patch writes a 4- or 8-byte value into one of the good
-// frames of valid_frames.h, or changes its length.
+// An input is a list of commands: u16 frame (its highest bit: of a library), u8 context, u8 flags,
+// u8 count of patches, then as many patches: u8 place, u8 kind, u64 value. A patch writes a 4- or
+// 8-byte value into one of the good frames of valid_frames.h, or changes its length.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 
+#include "tests/native/libraries/fake_libraries.h"
+#include "tests/native/libraries/library_frames.h"
 #include "tests/native/roundtrip/valid_frames.h"
 
 namespace sluice::test {
@@ -74,6 +76,7 @@ uint64_t interesting(FurnishedRig& rig, uint8_t which, uint64_t value) {
                               value % 65536,
                               value,
                               handle_id(value % 9, value % 16),
+                              library_object(static_cast<uint8_t>(value % 40)),
                               2ull << 20,
                               4096};
   return choices[which % (sizeof choices / sizeof choices[0])];
@@ -113,7 +116,10 @@ void run(const uint8_t* data, size_t size) {
   recording.writing_down = false;
   const std::vector<ValidFrame> good = valid_frames(rig);
   while (!in.empty() && !rig.session().rejected()) {
-    ValidFrame f = good[in.take<uint8_t>() % good.size()];
+    const auto which = in.take<uint16_t>();
+    const auto& libraries = library_functions();
+    ValidFrame f = which & 0x8000 ? library_frame(rig, *libraries[which % libraries.size()])
+                                  : good[which % good.size()];
     const auto context = in.take<uint8_t>();
     const auto flags = in.take<uint8_t>();
     f.context = flags & kWildContext && context % 16 == 2 ? context * 0x01010101u : 1 + context % 2;
@@ -123,6 +129,7 @@ void run(const uint8_t* data, size_t size) {
     if (flags & kOtherFunction && context % 16 == 0)
       f.function = good[context % good.size()].function;
     keep_small(f);
+    FakeLibraries::get().calls.clear();
     Answer answer;
     const bool accepted = rig.dispatch(f.header(), f.body(), &answer);
     ++(accepted ? g_count.accepted : g_count.refused);

@@ -96,7 +96,7 @@ bool Call::read_object(int index, const ParamSpec& p) {
     main_id_ = id;
     main_ = object;
   }
-  if (index == f_.work && !has_stream_ && object.stream) stream_ = object.stream;
+  if (index == f_.work && !has_stream_) stream_ = object.stream;
   words_[index] = as_word(object.pointer);
   return true;
 }
@@ -255,7 +255,7 @@ void Call::keep(int64_t status) {
   auto& objects = Libraries::get().objects;
   const bool done = status == 0;
   if (minted_id_ != 0 && done) {
-    LibraryObject made{minted_type_, reinterpret_cast<void*>(minted_), nullptr};
+    LibraryObject made{minted_type_, reinterpret_cast<void*>(minted_)};
     if (f_.remember.stream >= 0)
       made.stream = reinterpret_cast<CUstream>(words_[f_.remember.stream]);
     objects.add(minted_id_, made);

@@ -125,7 +125,7 @@ void build(Session& s, const Command& c, Reply& reply) {
   }
   if (status == kSuccess) status = b.finalize(made);
   if (status == kSuccess)
-    Libraries::get().objects.add(request.id, {ids::k_cudnn_backend, made, nullptr});
+    Libraries::get().objects.add(request.id, {ids::k_cudnn_backend, made});
   else if (made)
     b.destroy(made);
   answer(c, status, "cudnnBackendFinalize", reply);
@@ -159,7 +159,7 @@ void get(Session& s, const Command& c, Reply& reply) {
     Descriptor made = nullptr;
     status = b.create(static_cast<int32_t>(request.target_type), &made);
     if (status != kSuccess) break;
-    if (!Libraries::get().objects.add(targets[i], {ids::k_cudnn_backend, made, nullptr})) {
+    if (!Libraries::get().objects.add(targets[i], {ids::k_cudnn_backend, made})) {
       b.destroy(made);
       return s.reject("BackendGet mints an id that is taken or none");
     }

@@ -28,8 +28,8 @@ std::vector<LibraryTable> library_tables();
 
 struct LibraryObject {
   uint8_t type = 0;
-  void* pointer = nullptr;  // or a number, cast
-  CUstream stream = nullptr;
+  void* pointer = nullptr;             // or a number, cast
+  CUstream stream = CU_STREAM_LEGACY;  // that its work goes to
 };
 
 class Libraries {

@@ -41,7 +41,7 @@ FurnishedObject furnish(uint8_t type, size_t bytes, int data_type, int pointer_m
   object->data_type = data_type;
   object->pointer_mode = pointer_mode;
   o.pointer = FakeLibraries::get().make_object(bytes);
-  worker::Libraries::get().objects.add(o.id, {type, reinterpret_cast<void*>(o.pointer), nullptr});
+  worker::Libraries::get().objects.add(o.id, {type, reinterpret_cast<void*>(o.pointer)});
   return o;
 }
 

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 
+#include "tests/native/libraries/library_frames.h"
 #include "wire/generated.h"
 
 namespace sluice::test {
@@ -339,6 +340,7 @@ FurnishedRig::FurnishedRig() {
   send(wire::kAllocationMap, false,
        wire::AllocationMap{kAllocationId, address() + kMappedBytes, 2 << 20});
   send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
+  furnish_libraries();
   r.writing_down = true;
   r.clear();
 }
@@ -354,6 +356,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_streams(rig, &all);
   add_events(rig, &all);
   add_generated_frames(rig, &all);
+  add_cudnn_backend_frames(rig, &all);
   return all;
 }
 

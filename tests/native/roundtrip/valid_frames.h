@@ -49,6 +49,7 @@ struct ValidFrame {
   struct Range {
     size_t offset;
     uint64_t bytes;  // from there on
+    bool or_null = false;
   };
   std::vector<size_t> handles;   // offsets of handles that must be known
   std::vector<size_t> minted;    // offsets of handles that must be free

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// What no client of ours sends to a library, beyond what hostile_frames_test.cc does to every
+// command: lengths that are wrong, counts that contradict them, objects of another kind, answers
+// too large to be given. Each must end the session and must not reach the library.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <random>
+
+#include "tests/native/libraries/fake_libraries.h"
+#include "tests/native/libraries/library_frames.h"
+#include "wire/library_sizes.h"
+
+namespace sluice::test {
+namespace {
+
+using wire::FunctionSpec;
+using wire::kCarried;
+using wire::ParamKind;
+using wire::ParamSpec;
+
+struct Outcome {
+  bool accepted;
+  std::string reason;
+  size_t calls;
+  std::vector<std::string> violations;
+};
+
+// One frame of a session of its own, after `change` had its way with it.
+template <class Change>
+Outcome send(const FunctionSpec& f, Change&& change) {
+  FurnishedRig rig;
+  ValidFrame frame = library_frame(rig, f);
+  change(frame, rig);
+  Answer answer;
+  Outcome o;
+  o.accepted = rig.dispatch(frame.header(), frame.body(), &answer);
+  o.reason = rig.session().reason();
+  o.calls = FakeLibraries::get().calls.size();
+  o.violations = Recording::get().violations;
+  return o;
+}
+
+template <class Change>
+void expect_refused(const FunctionSpec& f, const std::string& what, Change&& change) {
+  const Outcome o = send(f, change);
+  EXPECT_FALSE(o.accepted) << f.name << ", " << what << ", was accepted";
+  EXPECT_FALSE(o.reason.empty()) << f.name << ", " << what << ": no reason was given";
+  EXPECT_EQ(o.calls, 0u) << f.name << ", " << what << ", reached the library";
+  EXPECT_TRUE(o.violations.empty()) << f.name << ", " << what << ": " << o.violations[0];
+}
+
+// Whether the length of what travels follows from the other parameters.
+bool is_counted(const ParamSpec& p) {
+  switch (p.kind) {
+    case ParamKind::kIn:
+    case ParamKind::kOut:
+    case ParamKind::kInOut:
+    case ParamKind::kInHandles:
+    case ParamKind::kInAddresses:
+    case ParamKind::kAttribute:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_scalar(const ParamSpec& p) {
+  return p.kind == ParamKind::kScalar || p.kind == ParamKind::kResult;
+}
+
+template <class F>
+void for_each_param(F&& visit) {
+  for (const FunctionSpec* f : library_functions())
+    for (int i = 0; i < f->params; ++i) visit(*f, static_cast<size_t>(i), f->param[i]);
+}
+
+std::string name_of(size_t index) { return "parameter " + std::to_string(index + 1); }
+
+TEST(HostileLibraryFrames, LengthsThatAreWrong) {
+  for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
+    const auto set = [&](uint64_t n) {
+      expect_refused(f, name_of(i) + " of " + std::to_string(n) + " bytes",
+                     [&](ValidFrame& frame, FurnishedRig&) { frame.words[i] = kCarried | n; });
+    };
+    if (is_counted(p)) {
+      uint64_t own = 0;
+      send(f, [&](ValidFrame& frame, FurnishedRig&) { own = frame.words[i] & ~kCarried; });
+      for (uint64_t n : {own + 1, own - 1, own + 8, uint64_t{0}, own + (uint64_t{1} << 32),
+                         uint64_t{kCarried - 1}})
+        set(n);
+    }
+    if (is_scalar(p))
+      for (uint64_t n : {uint64_t{0}, uint64_t{17}, uint64_t{1} << 31, uint64_t{kCarried - 1}})
+        set(n);
+    if (p.kind == ParamKind::kString)
+      for (uint64_t n : {uint64_t{0}, uint64_t{4}, uint64_t{4096}, uint64_t{kCarried - 1}}) set(n);
+    if (p.kind == ParamKind::kOutAddress)
+      for (uint64_t n : {uint64_t{0}, uint64_t{7}, uint64_t{16}, uint64_t{kCarried - 1}}) set(n);
+  });
+}
+
+TEST(HostileLibraryFrames, CountsThatContradict) {
+  for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
+    if (!is_counted(p)) return;
+    for (const int8_t by : p.count) {
+      if (by < 0) continue;
+      for (uint64_t count : {uint64_t{0}, uint64_t{2}, uint64_t{4}, uint64_t{0x7fffffff},
+                             uint64_t{0x80000000}, uint64_t{1} << 33, ~uint64_t{0}}) {
+        expect_refused(f, name_of(i) + " counted " + std::to_string(count),
+                       [&](ValidFrame& frame, FurnishedRig&) {
+                         frame.words[static_cast<size_t>(by)] = count;
+                       });
+      }
+    }
+  });
+}
+
+// Consistent, and more than an answer holds.
+TEST(HostileLibraryFrames, AnswersThatAreTooLarge) {
+  for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
+    const bool back = p.kind == ParamKind::kOut || p.kind == ParamKind::kInOut;
+    if (!back || p.count[0] < 0) return;
+    expect_refused(f, name_of(i) + ", huge", [&](ValidFrame& frame, FurnishedRig&) {
+      constexpr uint64_t kMany = 100000;
+      for (int k = 0; k < f.params; ++k) {
+        const ParamSpec& other = f.param[k];
+        if (!is_counted(other) || other.count[0] != p.count[0] || k == static_cast<int>(i))
+          continue;
+        frame.words[static_cast<size_t>(k)] = 0;  // whatever else it counts is left out
+      }
+      frame.words[static_cast<size_t>(p.count[0])] = kMany;
+      const uint64_t n = wire::elements(f, p, frame.words.data()) * p.bytes;
+      frame.words[i] = kCarried | n;
+      frame.words.resize(frame.words.size() + n / 8 + 1);
+    });
+  });
+}
+
+TEST(HostileLibraryFrames, ObjectsOfAnotherKindOrNone) {
+  for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
+    if (p.kind != ParamKind::kHandle) return;
+    const uint8_t other = p.object == 1 ? 2 : static_cast<uint8_t>(p.object - 1);
+    expect_refused(f, name_of(i) + ", of another kind", [&](ValidFrame& frame, FurnishedRig&) {
+      frame.words[i] = library_object(other);
+    });
+    if (!p.nullable)
+      expect_refused(f, name_of(i) + ", none",
+                     [&](ValidFrame& frame, FurnishedRig&) { frame.words[i] = 0; });
+  });
+}
+
+// A word that neither announces a piece nor is empty, where only that is meant.
+TEST(HostileLibraryFrames, PointersOfTheClients) {
+  for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
+    if (!is_counted(p) && !is_scalar(p) && p.kind != ParamKind::kString &&
+        p.kind != ParamKind::kOutAddress)
+      return;
+    for (uint64_t address : {uint64_t{1}, uint64_t{0x7fff12345678}})
+      expect_refused(f, name_of(i) + ", a pointer",
+                     [&](ValidFrame& frame, FurnishedRig&) { frame.words[i] = address; });
+  });
+}
+
+TEST(HostileLibraryFrames, TextsWithoutAnEnd) {
+  for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
+    if (p.kind != ParamKind::kString) return;
+    expect_refused(f, name_of(i), [](ValidFrame& frame, FurnishedRig&) {
+      for (size_t k = frame.words.size(); k-- > 0;)
+        if (frame.words[k] == 0x0074786574) frame.words[k] = ~0ull;
+    });
+  });
+}
+
+// Destroyed is destroyed, and a new object takes no other's place.
+TEST(HostileLibraryFrames, ObjectsThatAreGone) {
+  for (const FunctionSpec* f : library_functions()) {
+    if (f->state == wire::CallState::kNone || f->state == wire::CallState::kSets) continue;
+    FurnishedRig rig;
+    const ValidFrame frame = library_frame(rig, *f);
+    Answer answer;
+    EXPECT_TRUE(rig.dispatch(frame.header(), frame.body(), &answer)) << f->name;
+    EXPECT_FALSE(rig.dispatch(frame.header(), frame.body(), &answer)) << f->name << ", twice";
+  }
+}
+
+// Whatever the words are: accepted or refused with a reason, and the library gets only what the
+// session owns.
+TEST(HostileLibraryFrames, AnyWords) {
+  const char* given = std::getenv("SLUICE_TEST_SEED");
+  const uint64_t seed = given ? std::strtoull(given, nullptr, 0) : std::random_device{}();
+  SCOPED_TRACE("SLUICE_TEST_SEED=" + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (const FunctionSpec* f : library_functions()) {
+    if (f->params == 0) continue;
+    for (int round = 0; round < 20; ++round) {
+      const Outcome o = send(*f, [&](ValidFrame& frame, FurnishedRig& rig) {
+        for (uint64_t changes = 1 + random() % 3; changes > 0; --changes) {
+          const uint64_t choices[] = {random(),
+                                      random() % 64,
+                                      kCarried | random() % 64,
+                                      kCarried | random(),
+                                      rig.address() + random() % 65536,
+                                      library_object(static_cast<uint8_t>(random() % 40)),
+                                      FurnishedRig::kStreamId,
+                                      0};
+          frame.words[random() % frame.words.size()] = choices[random() % std::size(choices)];
+        }
+        frame.answered = random() % 2 || f->call == wire::CallClass::kAnswered;
+      });
+      EXPECT_TRUE(o.violations.empty()) << f->name << ": " << o.violations[0];
+      EXPECT_TRUE(o.accepted || !o.reason.empty()) << f->name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

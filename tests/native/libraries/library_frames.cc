@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/native/libraries/library_frames.h"
+
+#include "library/objects.h"
+#include "tests/native/libraries/fake_libraries.h"
+#include "wire/cudnn_backend.h"
+#include "wire/library_sizes.h"
+
+namespace sluice::test {
+
+using wire::FunctionSpec;
+using wire::kCarried;
+using wire::ParamKind;
+using wire::ParamSpec;
+using wire::ScalarSize;
+
+namespace {
+
+constexpr uint64_t kObjectKind = 32, kFirstObject = 2;
+constexpr uint64_t kNewObject = handle_id(kObjectKind, 209),
+                   kNextObject = handle_id(kObjectKind, 208);
+
+// Numbers that go together: three of everything, floats, attributes of eight bytes.
+uint64_t number(const FunctionSpec& f, int index) {
+  for (int i = 0; i < f.params; ++i) {
+    const ParamSpec& p = f.param[i];
+    if (p.kind == ParamKind::kAttribute && p.count[0] == index) return 8;
+    if (p.count[0] == index || p.count[1] == index) return 3;
+    if (p.size == ScalarSize::kComputeType && p.by == index) return 68;  // CUBLAS_COMPUTE_32F
+    if (p.kind == ParamKind::kAttribute && p.by == index && p.addresses) return p.addresses[0];
+  }
+  return 0;
+}
+
+bool is_address(const ParamSpec& p, const std::vector<uint64_t>& words) {
+  for (const uint32_t* a = p.addresses; a && *a; ++a)
+    if (*a == words[static_cast<size_t>(p.by)]) return true;
+  return false;
+}
+
+// Behind the words: `n` bytes, as 8-byte words.
+void append(ValidFrame* f, size_t index, uint64_t n, uint64_t each) {
+  f->words[index] = kCarried | n;
+  f->words.resize(f->words.size() + wire::round_up(n, 8) / 8, each);
+}
+
+void append_list(ValidFrame* f, FurnishedRig& rig, size_t index, const ParamSpec& p, uint64_t n) {
+  const size_t at = f->words.size() * 8;
+  const bool handles = p.kind == ParamKind::kInHandles;
+  append(f, index, n * 8, handles ? library_object(p.object) : rig.address() + 4096);
+  for (uint64_t i = 0; i < n; ++i) {
+    if (handles)
+      f->handles.push_back(at + i * 8);
+    else
+      f->addresses.push_back({at + i * 8, 1, true});
+  }
+}
+
+void add_param(ValidFrame* f, FurnishedRig& rig, const FunctionSpec& spec, int index) {
+  const ParamSpec& p = spec.param[index];
+  const auto i = static_cast<size_t>(index);
+  const size_t offset = i * 8;
+  const uint64_t n = wire::elements(spec, p, f->words.data());
+  switch (p.kind) {
+    case ParamKind::kValue:
+    case ParamKind::kNothing:
+    case ParamKind::kHostWorkspace:
+      return;
+    case ParamKind::kHandle:
+      f->words[i] = library_object(p.object);
+      f->handles.push_back(offset);
+      return;
+    case ParamKind::kStream:
+      f->words[i] = FurnishedRig::kStreamId;
+      f->handles.push_back(offset);
+      return;
+    case ParamKind::kEvent:
+      f->words[i] = FurnishedRig::kEventId;
+      f->handles.push_back(offset);
+      return;
+    case ParamKind::kAddress:
+      f->words[i] = rig.address() + 64 * i;
+      f->addresses.push_back({offset, 1, true});
+      return;
+    case ParamKind::kScalar:
+      return append(f, i, 16, 0x3ff0000000000000);
+    case ParamKind::kResult:
+      f->words[i] = kCarried | 16;
+      return;
+    case ParamKind::kIn:
+    case ParamKind::kInOut:
+      return append(f, i, n * p.bytes, 1);
+    case ParamKind::kString:
+      return append(f, i, 8, 0x0074786574);
+    case ParamKind::kOut:
+      f->words[i] = kCarried | (n * p.bytes);
+      return;
+    case ParamKind::kOutAddress:
+      f->words[i] = kCarried | 8;
+      return;
+    case ParamKind::kMint:
+      f->words[i] = kNewObject;
+      f->minted.push_back(offset);
+      return;
+    case ParamKind::kInHandles:
+    case ParamKind::kInAddresses:
+      return append_list(f, rig, i, p, n);
+    case ParamKind::kAttribute: {
+      const bool address = is_address(p, f->words);
+      if (address) f->addresses.push_back({f->words.size() * 8, 1, true});
+      return append(f, i, n * p.bytes, address ? rig.address() + 128 : 1);
+    }
+  }
+}
+
+}  // namespace
+
+const std::vector<const FunctionSpec*>& library_functions() {
+  static const auto* all = [] {
+    auto* functions = new std::vector<const FunctionSpec*>;
+    for (const worker::LibraryTable& t : worker::library_tables())
+      for (uint16_t i = 0; i < t.spec->count; ++i) functions->push_back(&t.spec->functions[i]);
+    return functions;
+  }();
+  return *all;
+}
+
+uint64_t library_object(uint8_t type) { return handle_id(kObjectKind, kFirstObject + type); }
+
+void furnish_libraries() {
+  static const uint8_t most = [] {
+    uint8_t type = sluice::library::k_cudnn_backend;
+    for (const FunctionSpec* f : library_functions())
+      for (int i = 0; i < f->params; ++i) type = std::max(type, f->param[i].object);
+    return type;
+  }();
+  FakeLibraries& fake = FakeLibraries::get();
+  auto& objects = worker::Libraries::get().objects;
+  fake.clear();
+  std::vector<uint64_t> old;
+  objects.for_each([&](uint64_t id, const worker::LibraryObject&) { old.push_back(id); });
+  worker::LibraryObject object;
+  for (const uint64_t id : old) objects.take(id, &object);
+  for (uint8_t type = 1; type <= most; ++type) {
+    const uint64_t made = fake.make_object(4);  // an int for those libraries that number theirs
+    objects.add(library_object(type), {type, reinterpret_cast<void*>(made)});
+  }
+}
+
+ValidFrame library_frame(FurnishedRig& rig, const FunctionSpec& spec) {
+  ValidFrame f;
+  f.name = spec.name;
+  f.function = spec.id;
+  f.answered = true;
+  f.words.resize(spec.params);
+  for (int i = 0; i < spec.params; ++i)
+    if (spec.param[i].kind == ParamKind::kValue) f.words[static_cast<size_t>(i)] = number(spec, i);
+  for (int i = 0; i < spec.params; ++i) add_param(&f, rig, spec, i);
+  return f;
+}
+
+void add_cudnn_backend_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
+  namespace ids = sluice::library;
+  const auto add = [&](const char* name, uint16_t function, bool answered, auto body,
+                       std::vector<uint64_t> tail) {
+    static_assert(sizeof body % 8 == 0);
+    ValidFrame f;
+    f.name = name;
+    f.function = function;
+    f.answered = answered;
+    f.words.resize(sizeof body / 8);
+    std::memcpy(f.words.data(), &body, sizeof body);
+    f.words.insert(f.words.end(), tail.begin(), tail.end());
+    all->push_back(f);
+    return &all->back();
+  };
+  const uint64_t descriptor = library_object(ids::k_cudnn_backend);
+  constexpr uint64_t kHandles = wire::kBackendDescriptor, kInt64 = 3;
+  ValidFrame* f = add("BackendBuild", ids::id_sluiceCudnnBackendBuild, true,
+                      wire::BackendBuild{kNewObject, 17, 2},
+                      {900 | kInt64 << 32, 1, 16, 901 | kHandles << 32, 2, descriptor, descriptor});
+  f->minted = {offsetof(wire::BackendBuild, id)};
+  f->handles = {sizeof(wire::BackendBuild) + 40, sizeof(wire::BackendBuild) + 48};
+  f = add("BackendGet", ids::id_sluiceCudnnBackendGet, true,
+          wire::BackendGet{descriptor, 905, kInt64, 4, 0, 0}, {});
+  f->handles = {offsetof(wire::BackendGet, id)};
+  f = add("BackendGet, descriptors", ids::id_sluiceCudnnBackendGet, true,
+          wire::BackendGet{descriptor, 905, kHandles, 2, 2, 3}, {kNewObject, kNextObject});
+  f->handles = {offsetof(wire::BackendGet, id)};
+  f->minted = {sizeof(wire::BackendGet), sizeof(wire::BackendGet) + 8};
+  f = add("BackendDestroy", ids::id_sluiceCudnnBackendDestroy, false,
+          wire::BackendDestroy{descriptor}, {});
+  f->handles = {offsetof(wire::BackendDestroy, id)};
+  f = add("BackendExecute", ids::id_sluiceCudnnBackendExecute, true,
+          wire::BackendExecute{library_object(ids::k_cudnn), descriptor, rig.address(), 2, 8},
+          {7, 8, rig.address() + 256, kCarried | 0, 0x3ff0000000000000});
+  f->handles = {offsetof(wire::BackendExecute, handle), offsetof(wire::BackendExecute, plan)};
+  f->addresses = {{offsetof(wire::BackendExecute, workspace), 1, true},
+                  {sizeof(wire::BackendExecute) + 16, 1, true}};
+}
+
+}  // namespace sluice::test

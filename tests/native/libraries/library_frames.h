@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// One good frame of every library function, made from its table, and what in it may be broken: what
+// valid_frames.h is for the other commands. Wants a session that furnish_libraries() has seen.
+#pragma once
+
+#include "tests/native/roundtrip/valid_frames.h"
+#include "wire/library_spec.h"
+
+namespace sluice::test {
+
+// Every function that crosses the wire, of every library.
+const std::vector<const wire::FunctionSpec*>& library_functions();
+
+// Gives the worker one object of each kind, and the stand-ins of NVIDIA's libraries. The worker's
+// table of them is the process's, so it is emptied before.
+void furnish_libraries();
+uint64_t library_object(uint8_t type);
+
+ValidFrame library_frame(FurnishedRig& rig, const wire::FunctionSpec& f);
+
+// The commands of cuDNN's backend, which have no table.
+void add_cudnn_backend_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
+
+}  // namespace sluice::test
