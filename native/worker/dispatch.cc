@@ -21,16 +21,9 @@ void read_output(Session& s, const Command&, Reply& reply) {
 void reply_rest(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto from = d.fixed<uint64_t>();
-  const auto kept = s.kept_answer(c.header.lane);
-  if (!d.ok() || from == 0 || from >= kept.size())
-    return s.reject("ReplyRest asks for what there is none of");
-  const auto rest = kept.subspan(from);
-  const size_t piece = std::min(rest.size(), s.endpoint().reply_limit());
-  reply.put_bytes(rest.data(), piece);
-  if (piece == rest.size())
-    s.forget_answer(c.header.lane);
-  else
-    reply.more = true;
+  if (!d.ok() ||
+      !s.take_rest(c.header.lane, from, s.endpoint().reply_limit(), &reply.body, &reply.more))
+    s.reject("ReplyRest asks for what there is none of");
 }
 
 DispatchTable make() {

@@ -161,7 +161,8 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     std::span<const std::byte> body = reply.body;
     if (reply.borrowed.empty() && body.size() > limit) {
       flags |= wire::kMoreFollows;
-      body = session_.keep_answer(command.header.lane, std::move(reply.body)).first(limit);
+      session_.keep_rest(command.header.lane, limit, body.subspan(limit));
+      body = body.first(limit);
     }
     endpoint_.reply(command.header.lane, command.header.sequence,
                     static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed);

@@ -238,20 +238,24 @@ bool Session::arena_range(uint64_t address, uint64_t bytes) {
   return at < arena.size() && bytes <= arena.size() - at;
 }
 
-std::span<const std::byte> Session::keep_answer(uint16_t lane, std::vector<std::byte> body) {
+void Session::keep_rest(uint16_t lane, uint64_t from, std::span<const std::byte> rest) {
   std::lock_guard lock(answers_mutex_);
-  return answers_[lane] = std::move(body);
+  answers_[lane] = {from, {rest.begin(), rest.end()}};
 }
 
-std::span<const std::byte> Session::kept_answer(uint16_t lane) {
+bool Session::take_rest(uint16_t lane, uint64_t from, size_t most, std::vector<std::byte>* piece,
+                        bool* more) {
   std::lock_guard lock(answers_mutex_);
   const auto it = answers_.find(lane);
-  return it == answers_.end() ? std::span<const std::byte>() : it->second;
-}
-
-void Session::forget_answer(uint16_t lane) {
-  std::lock_guard lock(answers_mutex_);
-  answers_.erase(lane);
+  if (it == answers_.end() || from != it->second.from + it->second.sent) return false;
+  Rest& rest = it->second;
+  const size_t n = std::min(most, rest.bytes.size() - rest.sent);
+  const auto at = rest.bytes.begin() + static_cast<ptrdiff_t>(rest.sent);
+  piece->assign(at, at + static_cast<ptrdiff_t>(n));
+  rest.sent += n;
+  *more = rest.sent < rest.bytes.size();
+  if (!*more) answers_.erase(it);
+  return true;
 }
 
 void Session::add_global(uint64_t address, uint64_t bytes, uint64_t code) {

@@ -180,11 +180,13 @@ class Session {
   std::map<uint64_t, Blob> blobs;
   uint64_t blob_bytes = 0;
 
-  // Answers longer than an endpoint carries at once, by lane, until the lane has fetched the rest.
-  // What is returned lives until the lane's next long answer or forget_answer().
-  std::span<const std::byte> keep_answer(uint16_t lane, std::vector<std::byte> body);
-  std::span<const std::byte> kept_answer(uint16_t lane);
-  void forget_answer(uint16_t lane);
+  // What of an answer an endpoint did not carry at once, by lane, until the lane has fetched it.
+  // `from`: how much of the answer has gone out. Copies, because nothing keeps a client from
+  // giving one lane two commands at a time.
+  void keep_rest(uint16_t lane, uint64_t from, std::span<const std::byte> rest);
+  // The next piece; false when nothing of that lane is left to be sent from there on.
+  bool take_rest(uint16_t lane, uint64_t from, size_t most, std::vector<std::byte>* piece,
+                 bool* more);
 
   // Address ranges of module globals, which lie outside the windows.
   void add_global(uint64_t address, uint64_t bytes, uint64_t code);
@@ -208,7 +210,12 @@ class Session {
   CUdeviceptr marks_device_ = 0;
   uint32_t mark_count_ = 0;
   std::mutex answers_mutex_;
-  std::map<uint16_t, std::vector<std::byte>> answers_;
+  struct Rest {
+    uint64_t from = 0;
+    std::vector<std::byte> bytes;
+    size_t sent = 0;
+  };
+  std::map<uint16_t, Rest> answers_;
   std::mutex globals_mutex_;
   struct Global {
     uint64_t bytes, code;

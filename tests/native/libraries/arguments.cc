@@ -109,7 +109,7 @@ void Arguments::make_value(int index) {
 
 void Arguments::make_handle(int index) {
   const ParamSpec& p = f_.param[index];
-  if (p.nullable && random() % 4 == 0) {
+  if (p.nullable && !is_used(index) && random() % 4 == 0) {
     slots_[index].compared = true;
     return;
   }

@@ -122,14 +122,14 @@ TEST(HostileLibraryFrames, AnswersThatAreTooLarge) {
     const bool back = p.kind == ParamKind::kOut || p.kind == ParamKind::kInOut;
     if (!back || p.count[0] < 0) return;
     expect_refused(f, name_of(i) + ", huge", [&](ValidFrame& frame, FurnishedRig&) {
-      constexpr uint64_t kMany = 100000;
+      const uint64_t many = wire::kMaxAnswer / p.bytes + 1;
       for (int k = 0; k < f.params; ++k) {
         const ParamSpec& other = f.param[k];
         if (!is_counted(other) || other.count[0] != p.count[0] || k == static_cast<int>(i))
           continue;
         frame.words[static_cast<size_t>(k)] = 0;  // whatever else it counts is left out
       }
-      frame.words[static_cast<size_t>(p.count[0])] = kMany;
+      frame.words[static_cast<size_t>(p.count[0])] = many;
       const uint64_t n = wire::elements(f, p, frame.words.data()) * p.bytes;
       frame.words[i] = kCarried | n;
       frame.words.resize(frame.words.size() + n / 8 + 1);

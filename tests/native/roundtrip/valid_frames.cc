@@ -340,6 +340,7 @@ FurnishedRig::FurnishedRig() {
   send(wire::kAllocationMap, false,
        wire::AllocationMap{kAllocationId, address() + kMappedBytes, 2 << 20});
   send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
+  session().keep_rest(0, 8, std::as_bytes(std::span(image)));
   furnish_libraries();
   r.writing_down = true;
   r.clear();
@@ -357,6 +358,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_events(rig, &all);
   add_generated_frames(rig, &all);
   add_cudnn_backend_frames(rig, &all);
+  all.push_back(make("ReplyRest", wire::kReplyRest, true, "", uint64_t{8}));
   return all;
 }
 

@@ -80,7 +80,7 @@ bool WorkerRig::dispatch(const wire::FrameHeader& header, std::span<const std::b
   answer->status = reply.status;
   answer->body.assign(reply.body.begin(), reply.body.end());
   answer->body.insert(answer->body.end(), reply.borrowed.begin(), reply.borrowed.end());
-  if (answer->body.size() > kReplyLimit) throw std::runtime_error("a reply larger than its lane");
+  if (answer->body.size() > wire::kMaxAnswer) throw std::runtime_error("too large an answer");
   return true;
 }
 
