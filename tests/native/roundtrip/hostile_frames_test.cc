@@ -97,6 +97,7 @@ TEST(HostileFrames, EveryHandlerHasOne) {
 }
 
 TEST(HostileFrames, ReplyRest) {
+  const std::vector<std::byte> rest(kReplyLimit + 60, std::byte{7});
   const auto ask = [](FurnishedRig& rig, uint64_t from, Answer* answer) {
     const wire::FrameHeader header{24, wire::kReplyRest, 3, 1, 1};
     return rig.dispatch(header, std::as_bytes(std::span(&from, 1)), answer);
@@ -106,14 +107,16 @@ TEST(HostileFrames, ReplyRest) {
     FurnishedRig rig;
     EXPECT_FALSE(ask(rig, 8, &answer)) << "there is no answer that goes on";
   }
-  for (const uint64_t from : {uint64_t{0}, uint64_t{100}, ~uint64_t{0}}) {
+  for (const uint64_t from : {uint64_t{0}, uint64_t{39}, uint64_t{41}, ~uint64_t{0}}) {
     FurnishedRig rig;
-    rig.session().keep_answer(3, std::vector<std::byte>(100, std::byte{7}));
+    rig.session().keep_rest(3, 40, rest);
     EXPECT_FALSE(ask(rig, from, &answer)) << from;
   }
   FurnishedRig rig;
-  rig.session().keep_answer(3, std::vector<std::byte>(100, std::byte{7}));
+  rig.session().keep_rest(3, 40, rest);
   EXPECT_TRUE(ask(rig, 40, &answer));
+  EXPECT_EQ(answer.body, std::vector<std::byte>(kReplyLimit, std::byte{7}));
+  EXPECT_TRUE(ask(rig, 40 + kReplyLimit, &answer));
   EXPECT_EQ(answer.body, std::vector<std::byte>(60, std::byte{7}));
   EXPECT_FALSE(ask(rig, 40, &answer)) << "it was given already";
 }
