@@ -8,6 +8,7 @@ exactly what sessions will see; NVML, where it works, adds the memory that the d
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ def describe_gpus(
     overhead = overhead_mib if overhead_mib is not None else NVIDIA_CONTEXT_MIB
     if driver.software:
         overhead = overhead_mib or 0
-    kept = {} if driver.software else _kept_by_driver_mib()
+    kept = {} if driver.software else kept_by_driver_mib(driver)
     return [
         LocalGpu(
             uuid=device.uuid,
@@ -105,9 +106,16 @@ def _nvidia_library() -> Path | None:
     return None
 
 
-def _kept_by_driver_mib() -> dict[str, int]:
-    """What the driver keeps of each GPU for itself, by UUID; empty where NVML does not say."""
+def kept_by_driver_mib(driver: Driver) -> dict[str, int]:
+    """What the driver keeps of each GPU for itself, by UUID; empty where NVML does not say.
+
+    Where the guest's part is installed too, the loader's cache may name Sluice's NVML, which would
+    ask this very server. So NVIDIA's is loaded first, by its path; NVML's Python asks by name, and
+    gets what is loaded.
+    """
+    nvml = Path(driver.path).parent / "libnvidia-ml.so.1"
     try:
+        ctypes.CDLL(str(nvml))
         import pynvml
 
         pynvml.nvmlInit()
