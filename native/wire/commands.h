@@ -54,6 +54,52 @@ struct AllocationAccess {  // exactly one such mapping
   uint32_t flags;  // CUmemAccess_flags
 };
 
+// `device` may use all present and future memory of `peer`'s window, or may no longer.
+struct PeerAccess {
+  uint32_t device;
+  uint32_t peer;
+  uint32_t enable;  // 0 or 1
+  uint32_t reserved;
+};
+
+// What CUDA IPC passes around stands for something that the server keeps: 128 random bits, of no
+// use to anybody outside the session's own trust domain.
+struct ShareKey {
+  uint64_t words[2];
+};
+struct ShareMemory {  // the whole mapping that contains `address`, which lies in a slab; the answer
+  uint64_t address;   // is a SharedMemory
+};
+struct SharedMemory {
+  ShareKey key;
+  uint64_t start;  // of the mapping, in the window of whoever shares it
+  uint64_t bytes;
+};
+struct OpenShared {  // backs exactly these addresses of the device's window with it
+  ShareKey key;
+  uint64_t address;
+  uint64_t bytes;
+  uint32_t device;
+  uint32_t reserved;
+};
+struct CloseShared {  // exactly one that was opened, and nothing uses it any more
+  uint64_t address;
+  uint64_t bytes;
+  uint32_t device;
+  uint32_t reserved;
+};
+struct ShareEvent {  // a shared event's id; the answer is its ShareKey
+  uint64_t event;
+};
+struct OpenSharedEvent {
+  ShareKey key;
+  uint64_t id;
+};
+struct SharedEventUse {  // record: at this point of the stream; wait: the stream, until then
+  uint64_t event;
+  uint64_t stream;
+};
+
 // The arena becomes known to the driver in pieces of this size, counted from its start (the last
 // may be shorter). The driver takes no copy that runs from one registration into the next: the
 // worker splits it.

@@ -79,6 +79,20 @@ enum ControlFunction : uint16_t {
   kReplyRest = 36,  // the next piece of this lane's answer
   kFirstApiFunction = 64,
   kFirstLibraryFunction = 1024,  // native/api/library_ids.lock
+  // Control functions again, for which there was no room below.
+  kPeerAccess = 4032,  // one vGPU may use, or may no longer use, another's memory
+  // CUDA IPC: memory and events under keys that the server passes between the workers of its host.
+  kShareMemory = 4033,
+  kOpenShared = 4034,
+  kCloseShared = 4035,
+  kSharedEventCreate = 4036,
+  kSharedEventDestroy = 4037,
+  kSharedEventRecord = 4038,
+  kSharedEventWait = 4039,
+  kSharedEventQuery = 4040,
+  kSharedEventSynchronize = 4041,
+  kShareEvent = 4042,
+  kOpenSharedEvent = 4043,
 };
 
 // For people; nullptr when it is no control function.
@@ -154,6 +168,30 @@ constexpr const char* control_name(uint16_t function) {
       return "ReplyRest";
     case kReadOutput:
       return "ReadOutput";
+    case kPeerAccess:
+      return "PeerAccess";
+    case kShareMemory:
+      return "ShareMemory";
+    case kOpenShared:
+      return "OpenShared";
+    case kCloseShared:
+      return "CloseShared";
+    case kSharedEventCreate:
+      return "SharedEventCreate";
+    case kSharedEventDestroy:
+      return "SharedEventDestroy";
+    case kSharedEventRecord:
+      return "SharedEventRecord";
+    case kSharedEventWait:
+      return "SharedEventWait";
+    case kSharedEventQuery:
+      return "SharedEventQuery";
+    case kSharedEventSynchronize:
+      return "SharedEventSynchronize";
+    case kShareEvent:
+      return "ShareEvent";
+    case kOpenSharedEvent:
+      return "OpenSharedEvent";
     case kAllocationCreate:
       return "AllocationCreate";
     case kAllocationDestroy:

@@ -35,9 +35,12 @@ struct DeviceRecord {
   int32_t attributes[kDeviceAttributes];
   int32_t stream_priority_least;
   int32_t stream_priority_greatest;
-  uint64_t granularity;  // of device mappings
-  uint64_t limits[8];    // CUlimit
-  uint64_t reserved[4];
+  uint64_t granularity;   // of device mappings
+  uint64_t limits[8];     // CUlimit
+  uint64_t peers;         // bit i: may be given access to the memory of the vGPU i
+  uint64_t peer_atomics;  // … and atomics on it are native
+  uint64_t reserved[2];
+  uint8_t peer_rank[kMaxDevices];  // relative performance of that link, as the driver ranks it
 };
 
 struct SessionRecord {

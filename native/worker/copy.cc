@@ -21,7 +21,42 @@ uint64_t span_of(uint64_t pitch, uint64_t width, uint64_t rows) {
 
 enum class Way { kToDevice, kToHost, kOnDevice };
 
-CUresult plain(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes) {
+// Whose memory the device sides are, where that is not the stream's GPU's throughout: such a copy
+// must name the contexts, as the one GPU need not have access to the other's memory.
+struct Foreign {
+  CUcontext to = nullptr, from = nullptr;
+  explicit operator bool() const { return to || from; }
+};
+
+CUresult box(Session& s, CUstream stream, Way way, uint64_t to, uint64_t to_pitch, uint64_t from,
+             uint64_t from_pitch, uint64_t width, uint64_t rows, const Foreign& foreign) {
+  CUDA_MEMCPY3D_PEER p{};
+  p.srcMemoryType = way == Way::kToDevice ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  p.dstMemoryType = way == Way::kToHost ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+  if (way == Way::kToDevice)
+    p.srcHost = reinterpret_cast<void*>(from);
+  else
+    p.srcDevice = from;
+  if (way == Way::kToHost)
+    p.dstHost = reinterpret_cast<void*>(to);
+  else
+    p.dstDevice = to;
+  p.srcContext = foreign.from;
+  p.dstContext = foreign.to;
+  p.srcPitch = from_pitch;
+  p.dstPitch = to_pitch;
+  p.WidthInBytes = width;
+  p.srcHeight = p.dstHeight = p.Height = rows;
+  p.Depth = 1;
+  return s.driver.cuMemcpy3DPeerAsync(&p, stream);
+}
+
+CUresult plain(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes,
+               const Foreign& foreign) {
+  if (foreign)
+    return way == Way::kOnDevice
+               ? s.driver.cuMemcpyPeerAsync(to, foreign.to, from, foreign.from, bytes, stream)
+               : box(s, stream, way, to, bytes, from, bytes, bytes, 1, foreign);
   switch (way) {
     case Way::kToDevice:
       return s.driver.cuMemcpyHtoDAsync_v2(to, reinterpret_cast<void*>(from), bytes, stream);
@@ -41,31 +76,33 @@ uint64_t registered_from(Session& s, uint64_t host) {
   return at < arena.size() ? wire::kArenaChunk - at % wire::kArenaChunk : ~0ull;
 }
 
-CUresult split(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes) {
+CUresult split(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes,
+               const Foreign& foreign) {
   while (bytes > 0) {
     const uint64_t room =
         way == Way::kOnDevice ? bytes : registered_from(s, way == Way::kToHost ? to : from);
     const uint64_t n = std::min(bytes, room);
-    if (const CUresult e = plain(s, stream, way, to, from, n); e != CUDA_SUCCESS) return e;
+    if (const CUresult e = plain(s, stream, way, to, from, n, foreign); e != CUDA_SUCCESS) return e;
     to += n, from += n, bytes -= n;
   }
   return CUDA_SUCCESS;
 }
 
 CUresult run(Session& s, CUstream stream, Way way, uint64_t to, uint64_t to_pitch, uint64_t from,
-             uint64_t from_pitch, uint64_t width, uint64_t rows) {
-  if (rows == 1) return split(s, stream, way, to, from, width);
+             uint64_t from_pitch, uint64_t width, uint64_t rows, const Foreign& foreign) {
+  if (rows == 1) return split(s, stream, way, to, from, width, foreign);
   const bool to_host = way == Way::kToHost, from_host = way == Way::kToDevice;
   const uint64_t host_span =
       to_host ? span_of(to_pitch, width, rows) : span_of(from_pitch, width, rows);
   if ((to_host || from_host) && host_span > registered_from(s, to_host ? to : from)) {
     for (uint64_t row = 0; row < rows; ++row)
       if (const CUresult e =
-              split(s, stream, way, to + row * to_pitch, from + row * from_pitch, width);
+              split(s, stream, way, to + row * to_pitch, from + row * from_pitch, width, foreign);
           e != CUDA_SUCCESS)
         return e;
     return CUDA_SUCCESS;
   }
+  if (foreign) return box(s, stream, way, to, to_pitch, from, from_pitch, width, rows, foreign);
   CUDA_MEMCPY2D p{};
   p.WidthInBytes = width;
   p.Height = rows;
@@ -84,8 +121,23 @@ CUresult run(Session& s, CUstream stream, Way way, uint64_t to, uint64_t to_pitc
   return s.driver.cuMemcpy2DAsync_v2(&p, stream);
 }
 
+// Contexts of the memory at two addresses (0: the host), when one is not on the stream's GPU.
+Foreign foreign_to(Session& s, const Vgpu& of_stream, uint64_t to, uint64_t from) {
+  Foreign f;
+  if (s.vgpus.size() == 1) return f;
+  const CUcontext own = of_stream.gpu->context;
+  const auto context = [&](uint64_t address) {
+    const uint32_t owner = address ? s.memory_owner(address) : Session::kNobody;
+    return owner == Session::kNobody ? own : s.vgpus[owner]->gpu->context;
+  };
+  f = {context(to), context(from)};
+  if (f.to == own && f.from == own) f = {};
+  return f;
+}
+
 // Checks what both directions share. False: rejected.
-bool accept(Session& s, const Command& c, const wire::CopyToDevice& copy, CUstream* stream) {
+bool accept(Session& s, const Command& c, const wire::CopyToDevice& copy, CUstream* stream,
+            Vgpu** owner) {
   const uint64_t device_span = span_of(copy.device_pitch, copy.width, copy.rows);
   if (device_span == 0 || !s.device_range(copy.device_address, device_span)) {
     s.reject("a copy names device memory that the session does not have");
@@ -105,15 +157,16 @@ bool accept(Session& s, const Command& c, const wire::CopyToDevice& copy, CUstre
     s.reject("a copy names a mark that there is not");
     return false;
   }
-  return s.stream(copy.stream, c.header.context, stream);
+  return s.stream(copy.stream, c.header.context, stream, owner);
 }
 
 void to_device(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& copy = d.fixed<wire::CopyToDevice>();
   CUstream stream;
+  Vgpu* v;
   if (!d.ok()) return s.reject("CopyToDevice is cut short");
-  if (!accept(s, c, copy, &stream)) return;
+  if (!accept(s, c, copy, &stream, &v)) return;
   uint64_t from = copy.host_address, pitch = copy.host_pitch;
   if (copy.place == wire::HostPlace::kInline) {
     if (copy.width > wire::kMaxFrameBytes || copy.rows > wire::kMaxFrameBytes)
@@ -124,7 +177,7 @@ void to_device(Session& s, const Command& c, Reply& reply) {
     pitch = copy.width;
   }
   reply.status = run(s, stream, Way::kToDevice, copy.device_address, copy.device_pitch, from, pitch,
-                     copy.width, copy.rows);
+                     copy.width, copy.rows, foreign_to(s, *v, copy.device_address, 0));
   if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);
@@ -152,11 +205,13 @@ void to_host(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& copy = d.fixed<wire::CopyToHost>();
   CUstream stream;
+  Vgpu* v;
   if (!d.ok()) return s.reject("CopyToHost is cut short");
-  if (!accept(s, c, copy, &stream)) return;
+  if (!accept(s, c, copy, &stream, &v)) return;
+  const Foreign foreign = foreign_to(s, *v, 0, copy.device_address);
   if (copy.place == wire::HostPlace::kArena) {
     reply.status = run(s, stream, Way::kToHost, copy.host_address, copy.host_pitch,
-                       copy.device_address, copy.device_pitch, copy.width, copy.rows);
+                       copy.device_address, copy.device_pitch, copy.width, copy.rows, foreign);
     if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
     if (reply.status == CUDA_SUCCESS && c.answered())
       reply.status = s.driver.cuStreamSynchronize(stream);
@@ -173,7 +228,7 @@ void to_host(Session& s, const Command& c, Reply& reply) {
     return;
   }
   reply.status = run(s, stream, Way::kToHost, reinterpret_cast<uint64_t>(to), copy.width,
-                     copy.device_address, copy.device_pitch, copy.width, copy.rows);
+                     copy.device_address, copy.device_pitch, copy.width, copy.rows, foreign);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuStreamSynchronize(stream);
   if (reply.status == CUDA_SUCCESS) reply.borrowed = {to, bytes};
 }
@@ -188,11 +243,56 @@ void on_device(Session& s, const Command& c, Reply& reply) {
       !s.device_range(copy.from, from_span))
     return s.reject("CopyOnDevice names device memory that the session does not have");
   CUstream stream;
-  if (!s.stream(copy.stream, c.header.context, &stream)) return;
+  Vgpu* v;
+  if (!s.stream(copy.stream, c.header.context, &stream, &v)) return;
   reply.status = run(s, stream, Way::kOnDevice, copy.to, copy.to_pitch, copy.from, copy.from_pitch,
-                     copy.width, copy.rows);
+                     copy.width, copy.rows, foreign_to(s, *v, copy.to, copy.from));
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);
+}
+
+CUresult fill_on(const Driver& d, CUstream stream, const wire::FillDevice& f) {
+  const uint32_t e = f.element_bytes;
+  const auto b = static_cast<unsigned char>(f.value);
+  const auto h = static_cast<unsigned short>(f.value);
+  if (f.rows == 1)
+    return e == 1   ? d.cuMemsetD8Async(f.address, b, f.width, stream)
+           : e == 2 ? d.cuMemsetD16Async(f.address, h, f.width, stream)
+                    : d.cuMemsetD32Async(f.address, f.value, f.width, stream);
+  return e == 1   ? d.cuMemsetD2D8Async(f.address, f.pitch, b, f.width, f.rows, stream)
+         : e == 2 ? d.cuMemsetD2D16Async(f.address, f.pitch, h, f.width, f.rows, stream)
+                  : d.cuMemsetD2D32Async(f.address, f.pitch, f.value, f.width, f.rows, stream);
+}
+
+struct Place {
+  uint32_t vgpu;
+  CUstream stream;
+};
+
+// Has `later` wait for what `earlier` has. Leaves the context of `later` current: a stream's handle
+// may mean the default stream of whatever is.
+CUresult follow(Session& s, const Place& later, const Place& earlier) {
+  CUevent event;
+  s.use(earlier.vgpu);
+  CUresult e = s.driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+  if (e == CUDA_SUCCESS) {
+    e = s.driver.cuEventRecord(event, earlier.stream);
+    s.use(later.vgpu);
+    if (e == CUDA_SUCCESS) e = s.driver.cuStreamWaitEvent(later.stream, event, 0);
+    s.driver.cuEventDestroy_v2(event);  // it ends when it has been reached
+  }
+  s.use(later.vgpu);
+  return e;
+}
+
+// Fills name no context, so another GPU's memory is filled by that GPU, in the stream's order.
+CUresult fill_foreign(Session& s, uint32_t owner, const Place& asked, const wire::FillDevice& f) {
+  const Place house{owner, s.vgpus[owner]->gpu->house};
+  CUresult e = follow(s, house, asked);
+  if (e == CUDA_SUCCESS) e = fill_on(s.driver, house.stream, f);
+  if (e == CUDA_SUCCESS) e = follow(s, asked, house);
+  s.use(asked.vgpu);
+  return e;
 }
 
 void fill(Session& s, const Command& c, Reply& reply) {
@@ -206,20 +306,13 @@ void fill(Session& s, const Command& c, Reply& reply) {
   if (!span || !s.device_range(f.address, span))
     return s.reject("FillDevice names device memory that the session does not have");
   CUstream stream;
-  if (!s.stream(f.stream, c.header.context, &stream)) return;
-  const auto& d_ = s.driver;
-  const auto b = static_cast<unsigned char>(f.value);
-  const auto h = static_cast<unsigned short>(f.value);
-  if (f.rows == 1) {
-    reply.status = e == 1   ? d_.cuMemsetD8Async(f.address, b, f.width, stream)
-                   : e == 2 ? d_.cuMemsetD16Async(f.address, h, f.width, stream)
-                            : d_.cuMemsetD32Async(f.address, f.value, f.width, stream);
-  } else {
-    reply.status =
-        e == 1   ? d_.cuMemsetD2D8Async(f.address, f.pitch, b, f.width, f.rows, stream)
-        : e == 2 ? d_.cuMemsetD2D16Async(f.address, f.pitch, h, f.width, f.rows, stream)
-                 : d_.cuMemsetD2D32Async(f.address, f.pitch, f.value, f.width, f.rows, stream);
-  }
+  Vgpu* v;
+  if (!s.stream(f.stream, c.header.context, &stream, &v)) return;
+  const uint32_t owner = s.vgpus.size() > 1 ? s.memory_owner(f.address) : Session::kNobody;
+  if (owner == Session::kNobody || s.vgpus[owner]->gpu == v->gpu)
+    reply.status = fill_on(s.driver, stream, f);
+  else
+    reply.status = fill_foreign(s, owner, {v->index, stream}, f);
 }
 
 }  // namespace

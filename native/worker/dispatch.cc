@@ -38,6 +38,7 @@ DispatchTable make() {
   add_launch_handlers(t);
   add_stream_handlers(t);
   add_event_handlers(t);
+  add_peer_handlers(t);
   add_cluster_handlers(t);
   add_generated_handlers(t);
   add_library_handlers(t);

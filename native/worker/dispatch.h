@@ -35,6 +35,7 @@ void add_code_handlers(DispatchTable&);
 void add_launch_handlers(DispatchTable&);
 void add_stream_handlers(DispatchTable&);
 void add_event_handlers(DispatchTable&);
+void add_peer_handlers(DispatchTable&);
 void add_cluster_handlers(DispatchTable&);
 void add_generated_handlers(DispatchTable&);
 void add_library_handlers(DispatchTable&);

@@ -7,6 +7,7 @@
 
 #include "worker/dispatch.h"
 #include "worker/log.h"
+#include "worker/peer.h"
 
 namespace sluice::worker {
 
@@ -59,17 +60,14 @@ void map(Session& s, const Command& c, Reply& reply) {
   if (reply.status != CUDA_SUCCESS) return;
   reply.status = s.driver.cuMemMap(m.address, m.bytes, 0, handle, 0);
   if (reply.status == CUDA_SUCCESS) {
-    CUmemAccessDesc access{};
-    access.location = prop.location;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    reply.status = s.driver.cuMemSetAccess(m.address, m.bytes, &access, 1);
+    reply.status = set_usual_access(s, *v, m.address, m.bytes);
     if (reply.status != CUDA_SUCCESS) s.driver.cuMemUnmap(m.address, m.bytes);
   }
   if (reply.status != CUDA_SUCCESS) {
     s.driver.cuMemRelease(handle);
     return;
   }
-  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle, 0});
+  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle, 0, false});
   v->mapped_bytes += m.bytes;
 }
 
@@ -83,7 +81,8 @@ void unmap(Session& s, const Command& c, Reply& reply) {
   // did not harms its own context only.
   std::lock_guard lock(v->mutex);
   const auto it = v->mappings.find(m.address);
-  if (it == v->mappings.end() || it->second.bytes != m.bytes || it->second.allocation)
+  if (it == v->mappings.end() || it->second.bytes != m.bytes || it->second.allocation ||
+      it->second.shared)
     return s.reject("MemoryUnmap names addresses that are not backed so");
   reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuMemRelease(it->second.handle);

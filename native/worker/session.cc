@@ -8,6 +8,7 @@
 
 #include "wire/open_session.h"
 #include "worker/log.h"
+#include "worker/peer.h"
 
 namespace sluice::worker {
 
@@ -58,6 +59,7 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
       return false;
     }
     auto made = std::make_unique<Vgpu>();
+    made->index = static_cast<uint32_t>(vgpus.size());
     made->gpu = &*gpu;
     made->memory_bytes = v.memory_mib << 20;
     made->compute_percent = v.compute_percent;
@@ -158,6 +160,16 @@ void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
   }
 }
 
+void Session::fill_peers(const Vgpu& v, wire::DeviceRecord* r) {
+  for (size_t i = 0; i < vgpus.size(); ++i) {
+    if (vgpus[i].get() == &v) continue;
+    const PeerLink link = peer_link(driver, *v.gpu, *vgpus[i]->gpu);
+    r->peers |= uint64_t{link.access} << i;
+    r->peer_atomics |= uint64_t{link.atomics} << i;
+    r->peer_rank[i] = link.rank;
+  }
+}
+
 std::vector<std::byte> Session::record() {
   wire::OpenReply reply{};
   wire::SessionRecord head{};
@@ -179,6 +191,7 @@ std::vector<std::byte> Session::record() {
   for (size_t i = 0; i < vgpus.size(); ++i) {
     wire::DeviceRecord r{};
     fill(*vgpus[i], &r);
+    fill_peers(*vgpus[i], &r);
     std::memcpy(all.data() + sizeof reply + sizeof head + i * sizeof r, &r, sizeof r);
   }
   return all;
@@ -230,6 +243,21 @@ bool Session::device_range(uint64_t address, uint64_t bytes) {
   --it;
   const uint64_t at = address - it->first;
   return at < it->second.bytes && bytes <= it->second.bytes - at;
+}
+
+uint32_t Session::memory_owner(uint64_t address) {
+  for (uint32_t i = 0; i < vgpus.size(); ++i) {
+    Vgpu& v = *vgpus[i];
+    if (address - v.window_begin >= v.window_bytes) continue;
+    std::lock_guard lock(v.mutex);
+    const auto it = v.mappings.upper_bound(address);
+    AllocationObject o;
+    // Any vGPU's memory can be mapped into a window by the virtual memory API.
+    return it != v.mappings.begin() && allocations.get(std::prev(it)->second.allocation, &o)
+               ? o.device
+               : i;
+  }
+  return kNobody;
 }
 
 bool Session::arena_range(uint64_t address, uint64_t bytes) {

@@ -38,6 +38,7 @@ struct Gpu {
 std::string uuid_text(const CUuuid& uuid);
 
 struct Vgpu {
+  uint32_t index = 0;
   Gpu* gpu = nullptr;
   uint64_t memory_bytes = 0;
   uint32_t compute_percent = 100;
@@ -47,10 +48,12 @@ struct Vgpu {
     uint64_t bytes;
     CUmemGenericAllocationHandle handle;
     uint64_t allocation;  // an id of Session::allocations; 0: the mapping owns its memory
+    bool shared;          // another session's memory, opened by CUDA IPC and charged there
   };
   std::map<uint64_t, Mapping> mappings;
   uint64_t mapped_bytes = 0;  // allocations that are mapped nowhere included
   uint64_t code_bytes = 0;
+  uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
   std::unique_ptr<Gate> gate;
 };
 
@@ -153,6 +156,9 @@ class Session {
   // Whether all of [address, address + bytes) is device memory that this session may name.
   bool device_range(uint64_t address, uint64_t bytes);
   bool arena_range(uint64_t address, uint64_t bytes);
+  // The vGPU whose memory lies at a window's address, kNobody for other addresses.
+  static constexpr uint32_t kNobody = ~0u;
+  uint32_t memory_owner(uint64_t address);
   // Has `stream` write `value` into the completion page. kNoMark does nothing.
   CUresult mark(CUstream stream, uint32_t mark, uint64_t value);
 
@@ -202,6 +208,7 @@ class Session {
   bool share_marks(std::string* error);
   std::vector<std::byte> record();
   void fill(const Vgpu& v, wire::DeviceRecord* r);
+  void fill_peers(const Vgpu& v, wire::DeviceRecord* r);
 
   std::unique_ptr<Endpoint> endpoint_;
   std::atomic<bool> rejected_{false};

@@ -63,7 +63,7 @@ void map(Session& s, const Command& c, Reply& reply) {
     return s.reject("AllocationMap names addresses that are already backed");
   reply.status = s.driver.cuMemMap(m.address, m.bytes, 0, o.handle, 0);
   if (reply.status != CUDA_SUCCESS) return;
-  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, o.handle, m.id});
+  v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, o.handle, m.id, false});
   ++s.times_mapped[m.id];
 }
 

@@ -27,6 +27,7 @@ class Program:
     seconds: float
     expected: tuple[str, ...]
     softgpu: bool
+    devices: int
 
 
 def manifest() -> list[Program]:
@@ -40,6 +41,7 @@ def manifest() -> list[Program]:
             seconds=entry["seconds"],
             expected=tuple((PROGRAMS / entry["expected"]).read_text().splitlines()),
             softgpu=entry.get("softgpu", True),
+            devices=entry.get("devices", 1),
         )
         for entry in entries
     ]
@@ -73,7 +75,12 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [built / program.name, *program.arguments],
-        env={**os.environ, "LD_LIBRARY_PATH": str(libraries), **environment},
+        env={
+            **os.environ,
+            "LD_LIBRARY_PATH": str(libraries),
+            "SLUICE_SOFTGPU_COUNT": str(program.devices),
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=program.seconds,

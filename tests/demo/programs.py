@@ -80,11 +80,13 @@ def facts(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if not line.startswith("# "))
 
 
-def load_programs(*, milestone_only: bool = True) -> list[Program]:
-    """The manifest's programs."""
+def load_programs(*, milestone_only: bool = True, devices: int = 1) -> list[Program]:
+    """The manifest's programs that need no more devices than these."""
     programs = []
     for entry in yaml.safe_load(MANIFEST.read_text())["programs"]:
         if milestone_only and not entry.get("milestone"):
+            continue
+        if entry.get("devices", 1) > devices:
             continue
         expected = entry.get("expected")
         programs.append(

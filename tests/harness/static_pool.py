@@ -8,6 +8,7 @@ our libraries.
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,10 +20,26 @@ from sluice.config.native_files import find_native
 SERVER = Path(__file__).with_name("static_server.py")
 
 
-class StaticPool:
-    """A running static server; its socket, log and home lie in `folder`."""
+def gpu_uuid(index: int) -> str:
+    """The name of a software GPU (native/softgpu/runtime/device.cc makes it)."""
+    return f"GPU-536c7569-6365-4000-8073-6f66746770{index:02x}"
 
-    def __init__(self, folder: Path, vgpus: int = 1, memory_mib: int = 1024) -> None:
+
+class StaticPool:
+    """A running static server; its socket, log and home lie in `folder`.
+
+    `gpus`: how many software GPUs the vGPUs lie on, in turn. `tcp`: its clients come by TCP.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        vgpus: int = 1,
+        memory_mib: int = 1024,
+        *,
+        gpus: int = 1,
+        tcp: bool = False,
+    ) -> None:
         self.folder = folder
         self.vgpus = vgpus
         self.socket = folder / "server.sock"
@@ -32,7 +49,18 @@ class StaticPool:
         command += ["--driver", str(find_native("libsluice-softgpu.so.1"))]
         command += ["--vgpus", str(vgpus), "--memory-mib", str(memory_mib)]
         command += ["--sandbox", "off", "--log", str(self.log)]
-        self.process = subprocess.Popen(command)
+        command += ["--visible-devices", ",".join(map(gpu_uuid, range(gpus)))]
+        self.http_port = 0
+        if tcp:
+            with (
+                socket.create_server(("127.0.0.1", 0)) as one,
+                socket.create_server(("127.0.0.1", 0)) as other,
+            ):
+                self.http_port, tcp_port = one.getsockname()[1], other.getsockname()[1]
+            command += ["--http-port", str(self.http_port), "--tcp-port", str(tcp_port)]
+        self.process = subprocess.Popen(
+            command, env={**os.environ, "SLUICE_SOFTGPU_COUNT": str(gpus)}
+        )
 
     def __enter__(self) -> StaticPool:
         deadline = time.monotonic() + 10
@@ -60,6 +88,11 @@ class StaticPool:
             "SLUICE_SERVER_SOCKET": str(self.socket),
             "SLUICE_VGPU": str(self.vgpus),
             "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
+            **(
+                {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": f"127.0.0.1:{self.http_port}"}
+                if self.http_port
+                else {}
+            ),
             **more,
         }
 

@@ -383,6 +383,11 @@ Device* Session::device_of_address(uint64_t address) {
   return nullptr;
 }
 
+bool Session::same_gpu(const Device& a, const Device& b) {
+  return std::memcmp(a.record.physical_uuid, b.record.physical_uuid,
+                     sizeof a.record.physical_uuid) == 0;
+}
+
 bool Session::is_device_address(uint64_t address) {
   if (device_of_address(address)) return true;
   std::lock_guard lock(globals_mutex_);

@@ -54,6 +54,7 @@ struct Stream {
 struct PoolHandle {
   Device* device = nullptr;
   MemoryPool* pool = nullptr;
+  uint64_t users = 0;  // bit i: opened to the device i
 };
 
 struct Event {
@@ -115,6 +116,11 @@ struct Device {
   std::atomic<uint32_t> primary_uses{0};
   std::atomic<unsigned> primary_flags{0};
   Stream legacy;
+  std::atomic<uint64_t> peers_enabled{0};  // bit i: cuCtxEnablePeerAccess of the device i
+  std::atomic<uint64_t> pool_users{0};     // bit i: a pool here was opened to the device i
+  // Bit i: work of the device i may touch memory of this window. Bits are never cleared: all that
+  // one costs is a look at whether that device is idle.
+  std::atomic<uint64_t> users{0};
   std::atomic<uint32_t> host_functions{0};  // on any of its streams, not yet run
 
   // Under the session's append lock: commands that give the device work, how many of them are known
@@ -178,6 +184,8 @@ class Session {
   uint32_t driver_version() const { return driver_version_; }
   const char* driver_name() const { return driver_name_; }
   Device* device_of_address(uint64_t address);
+  // Whether two vGPUs are slices of one GPU.
+  static bool same_gpu(const Device& a, const Device& b);
   // In a vGPU's window, or a module's global (whose address is the driver's own).
   bool is_device_address(uint64_t address);
   // What the application was given as one piece at `address`: an allocation or a mapping.

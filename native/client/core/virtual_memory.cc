@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/virtual_memory.h"
 
+#include <algorithm>
+
 #include "client/core/session.h"
 
 namespace sluice::client {
@@ -77,7 +79,7 @@ CUresult VirtualMemory::map(uint64_t address, uint64_t bytes, uint64_t id) {
   if (next != mappings_.end() && next->first - address < bytes) return CUDA_ERROR_INVALID_VALUE;
   if (next != mappings_.begin() && address - std::prev(next)->first < std::prev(next)->second.bytes)
     return CUDA_ERROR_INVALID_VALUE;
-  mappings_[address] = {bytes, id, a->device, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+  mappings_[address] = {bytes, id, a->device, {}};
   ++a->mappings;
   return session_.post(wire::kAllocationMap, wire::AllocationMap{id, address, bytes});
 }
@@ -123,18 +125,25 @@ CUresult VirtualMemory::set_access(uint64_t address, uint64_t bytes, const Devic
   const auto [first, last] = in_range(address, bytes);
   if (first == last) return CUDA_ERROR_INVALID_VALUE;
   for (auto it = first; it != last; ++it)
-    if (it->second.device != &device) return CUDA_ERROR_INVALID_DEVICE;  // no peers yet
+    if (it->second.device != &device && !(device.record.peers >> it->second.device->index & 1))
+      return CUDA_ERROR_INVALID_DEVICE;
   for (auto it = first; it != last; ++it) {
     auto& [at, mapping] = *it;
-    const wire::AllocationAccess a{at, mapping.bytes, device.index, static_cast<uint32_t>(access)};
+    // The driver knows GPUs, of which several vGPUs may be slices: the most that one of them has.
+    CUmemAccess_flags granted = access;
+    for (const auto& [index, flags] : mapping.access)
+      if (index != device.index && session_.same_gpu(*session_.devices()[index], device))
+        granted = std::max(granted, flags);
+    const wire::AllocationAccess a{at, mapping.bytes, device.index, static_cast<uint32_t>(granted)};
     // The driver takes the one for granted and may refuse the others.
-    const bool usual = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    const bool usual = access == CU_MEM_ACCESS_FLAGS_PROT_READWRITE && mapping.device == &device;
     const CUresult e = usual ? session_.post(wire::kAllocationAccess, a)
                              : session_.exchange(wire::kAllocationAccess, a);
     if (e != CUDA_SUCCESS) return e;
-    mapping.access = access;
+    mapping.access.erase(device.index);
+    if (access != CU_MEM_ACCESS_FLAGS_PROT_NONE) mapping.access[device.index] = access;
     DeviceMemory& window = reservation_of(at, mapping.bytes)->home->memory;
-    if (access == CU_MEM_ACCESS_FLAGS_PROT_NONE)
+    if (mapping.access.empty())
       window.note_gone(at);
     else
       window.note_backed(at, mapping.bytes);

@@ -31,8 +31,8 @@ class VirtualMemory {
   struct Mapping {
     uint64_t bytes = 0;
     uint64_t allocation = 0;
-    Device* device = nullptr;                                  // whose memory it is
-    CUmemAccess_flags access = CU_MEM_ACCESS_FLAGS_PROT_NONE;  // of that device
+    Device* device = nullptr;                      // whose memory it is
+    std::map<uint32_t, CUmemAccess_flags> access;  // by device; none where there is none
   };
 
   explicit VirtualMemory(Session& session) : session_(session) {}

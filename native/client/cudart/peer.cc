@@ -21,6 +21,14 @@ cudaError_t on_pair(int first, int second, Call call) {
   return record(to_runtime(call(a, b)));
 }
 
+// The primary context of another device than the thread's own.
+cudaError_t peer_context(int peer, CUcontext* context) {
+  int own = 0;
+  if (const cudaError_t error = ensure_context(); error != cudaSuccess) return error;
+  if (const cudaError_t error = current_device(&own); error != cudaSuccess) return error;
+  return peer == own ? cudaErrorInvalidDevice : primary_context(peer, context);
+}
+
 static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(CUipcMemHandle));
 static_assert(sizeof(cudaIpcEventHandle_t) == sizeof(CUipcEventHandle));
 
@@ -36,7 +44,7 @@ cudaError_t cudaDeviceCanAccessPeer(int* canAccessPeer, int device, int peerDevi
 
 cudaError_t cudaDeviceEnablePeerAccess(int peerDevice, unsigned int flags) {
   CUcontext peer = nullptr;
-  if (const cudaError_t error = primary_context(peerDevice, &peer); error != cudaSuccess) {
+  if (const cudaError_t error = peer_context(peerDevice, &peer); error != cudaSuccess) {
     return record(error);
   }
   return forward(cuCtxEnablePeerAccess, peer, flags);
@@ -44,7 +52,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peerDevice, unsigned int flags) {
 
 cudaError_t cudaDeviceDisablePeerAccess(int peerDevice) {
   CUcontext peer = nullptr;
-  if (const cudaError_t error = primary_context(peerDevice, &peer); error != cudaSuccess) {
+  if (const cudaError_t error = peer_context(peerDevice, &peer); error != cudaSuccess) {
     return record(error);
   }
   return forward(cuCtxDisablePeerAccess, peer);

@@ -130,24 +130,4 @@ CUresult cuDeviceGetByPCIBusId(CUdevice* dev, const char* text) {
   return CUDA_ERROR_INVALID_DEVICE;
 }
 
-CUresult cuDeviceCanAccessPeer(int* can, CUdevice dev, CUdevice peer) {
-  Session* s;
-  Device *d, *p;
-  if (const CUresult e = find(dev, &s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = find(peer, &s, &p); e != CUDA_SUCCESS) return e;
-  if (!can) return CUDA_ERROR_INVALID_VALUE;
-  *can = 0;  // peer access between vGPUs is not spoken yet
-  return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetP2PAttribute(int* value, CUdevice_P2PAttribute, CUdevice dev, CUdevice peer) {
-  Session* s;
-  Device *d, *p;
-  if (const CUresult e = find(dev, &s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = find(peer, &s, &p); e != CUDA_SUCCESS) return e;
-  if (!value || d == p) return value ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
-  *value = 0;
-  return CUDA_SUCCESS;
-}
-
 }  // extern "C"

@@ -82,7 +82,7 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
   const Function* f = find_function(s, function);
   if (!f) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
-  if (f->device && f->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->device != (f->device ? f->device : d)) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult e = check(*d, *f, grid, block, shared); e != CUDA_SUCCESS) return e;
   if (attribute_count > kMaxAttributes) return CUDA_ERROR_INVALID_VALUE;
 

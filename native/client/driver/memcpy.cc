@@ -127,7 +127,9 @@ CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream stream, bool wait) {
   return copy(c, to, to_pitch, from, from_pitch, Rect{p->WidthInBytes, p->Height}, wait);
 }
 
-CUresult copy_3d(const CUDA_MEMCPY3D* p, CUstream stream, bool wait) {
+// Of one device, or between two: unified addresses say which.
+template <class Params>
+CUresult copy_3d(const Params* p, CUstream stream, bool wait) {
   Copy c;
   if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
   if (!p) return CUDA_ERROR_INVALID_VALUE;
@@ -159,6 +161,7 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
   if (__builtin_mul_overflow(width, uint64_t{element}, &row) || address % element ||
       (rows > 1 && pitch < row) || !c.s->is_backed(address, span(pitch, Rect{row, rows})))
     return CUDA_ERROR_INVALID_VALUE;
+  note_use(c.s, c.stream, address);
   const wire::FillDevice f{c.stream->wire_id, address, pitch, width, rows, element, value};
   return c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);
 }
@@ -219,6 +222,18 @@ CUresult cuMemcpy3D_v2(const CUDA_MEMCPY3D* p) { return copy_3d(p, nullptr, true
 CUresult cuMemcpy3DAsync_v2(const CUDA_MEMCPY3D* p, CUstream stream) {
   return copy_3d(p, stream, false);
 }
+
+CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* p, CUstream stream) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!p) return CUDA_ERROR_INVALID_VALUE;
+  for (const auto& [type, context] :
+       {std::pair(p->srcMemoryType, p->srcContext), std::pair(p->dstMemoryType, p->dstContext)})
+    if (type == CU_MEMORYTYPE_DEVICE && !s->contexts.find(context))
+      return CUDA_ERROR_INVALID_CONTEXT;
+  return copy_3d(p, stream, false);
+}
+CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* p) { return cuMemcpy3DPeerAsync(p, nullptr); }
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {
   return fill(to, 0, n, 1, 1, value, nullptr);

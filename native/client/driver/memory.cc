@@ -50,7 +50,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   Device* d = range.device;
   // Of stream-ordered memory CUDA takes for granted that nothing uses it any more.
   if (range.pooled) return d->pools.free_now(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = wait_unused(s, d); e != CUDA_SUCCESS) return e;
   return as_result(d->memory.free(pointer));
 }
 

@@ -203,11 +203,24 @@ CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, 
     Device* d;
     if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
     if (const CUresult e = device_of(access[i].location.id, &s, &d); e != CUDA_SUCCESS) return e;
-    // The pool's own device always has access; others would be peers, which there are not yet.
-    const bool all = access[i].flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    if (d == pool->device && !all) return CUDA_ERROR_INVALID_VALUE;
-    if (d != pool->device && access[i].flags != CU_MEM_ACCESS_FLAGS_PROT_NONE)
-      return CUDA_ERROR_INVALID_DEVICE;
+    const auto flags = access[i].flags;
+    const bool all = flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (d == pool->device) {  // which always has access
+      if (!all) return CUDA_ERROR_INVALID_VALUE;
+      continue;
+    }
+    if (!all && flags != CU_MEM_ACCESS_FLAGS_PROT_NONE) return CUDA_ERROR_INVALID_VALUE;
+    if (all && !(d->record.peers >> pool->device->index & 1)) return CUDA_ERROR_INVALID_DEVICE;
+    // The worker opens whole windows, so closing one pool of several takes nothing away.
+    const uint64_t bit = 1ull << d->index;
+    if (!all) {
+      pool->users &= ~bit;
+    } else if (!(pool->users & bit)) {
+      if (!(pool->device->pool_users.fetch_or(bit) & bit) &&
+          !(d->peers_enabled.load() >> pool->device->index & 1))
+        if (const CUresult e = use_memory_of(s, d, pool->device); e != CUDA_SUCCESS) return e;
+      pool->users |= bit;
+    }
   }
   return CUDA_SUCCESS;
 }
@@ -221,7 +234,8 @@ CUresult cuMemPoolGetAccess(CUmemAccess_flags* flags, CUmemoryPool handle,
     return CUDA_ERROR_INVALID_VALUE;
   Device* d;
   if (const CUresult e = device_of(location->id, &s, &d); e != CUDA_SUCCESS) return e;
-  *flags = d == pool->device ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  const bool may = d == pool->device || pool->users >> d->index & 1;
+  *flags = may ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
   return CUDA_SUCCESS;
 }
 

@@ -120,6 +120,7 @@ CUresult wait_idle(Session* s, Device* d) {
 
 CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,
                         const void* from, uint64_t from_pitch, Rect r, bool wait) {
+  note_use(s, stream, to);
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   const auto* source = static_cast<const std::byte*>(from);
   const uint64_t span = r.rows == 1 ? r.width : from_pitch * (r.rows - 1) + r.width;
@@ -171,6 +172,7 @@ CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
 
 CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, uint64_t from,
                       uint64_t from_pitch, Rect r, bool wait) {
+  note_use(s, stream, from);
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   auto* target = static_cast<std::byte*>(to);
   const uint64_t span = r.rows == 1 ? r.width : to_pitch * (r.rows - 1) + r.width;
@@ -242,9 +244,17 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, u
   return e;
 }
 
+void note_use(Session* s, Stream* stream, uint64_t address) {
+  if (s->devices().size() == 1) return;
+  Device* d = s->device_of_address(address);
+  if (d && d != stream->device) d->users.fetch_or(1ull << stream->device->index);
+}
+
 CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, uint64_t from,
                         uint64_t from_pitch, Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  note_use(s, stream, to);
+  note_use(s, stream, from);
   const wire::CopyOnDevice c{stream->wire_id, to,     to_pitch, from, from_pitch,
                              r.width,         r.rows, wait,     0};
   if (!wait) return s->post(wire::kCopyOnDevice, c, {}, stream, context_of(stream));

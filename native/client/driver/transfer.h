@@ -25,6 +25,10 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, u
 CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, uint64_t from,
                         uint64_t from_pitch, Rect rect, bool wait);
 
+// The stream is about to touch memory that may be another device's. Copies and fills need no access
+// that was enabled; the memory is in use all the same.
+void note_use(Session* s, Stream* stream, uint64_t address);
+
 // Waits until a mark shows `value`; spins first, then sleeps. An error when the session ends
 // instead.
 CUresult wait_mark(Session* s, uint32_t mark, uint64_t value);
@@ -46,6 +50,10 @@ inline CUresult as_result(DeviceMemory::Result r) {
 // As cuMemFree does: returns when running kernels have ended, at once when the device is known to
 // be idle.
 CUresult wait_idle(Session* s, Device* d);
+// The same for all devices that may use the memory of this one: before any of that is given up.
+CUresult wait_unused(Session* s, Device* owner);
+// Gives `user` access to all memory of the owner's window, present and future.
+CUresult use_memory_of(Session* s, Device* user, Device* owner);
 // Waits for all that `stream` was given.
 CUresult synchronize_stream(Session* s, Stream* stream);
 

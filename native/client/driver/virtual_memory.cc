@@ -148,7 +148,8 @@ CUresult cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
   VirtualMemory::Mapping mapping;
   uint64_t start;
   if (!s->virtual_memory.find(pointer, &start, &mapping)) return CUDA_ERROR_INVALID_VALUE;
-  *flags = mapping.device == d ? mapping.access : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  const auto it = mapping.access.find(d->index);
+  *flags = it == mapping.access.end() ? CU_MEM_ACCESS_FLAGS_PROT_NONE : it->second;
   return CUDA_SUCCESS;
 }
 

@@ -2,6 +2,8 @@
 // cuMemcpy* and cuMemset*.
 #include "softgpu/runtime/copy.h"
 
+#include <type_traits>
+
 #include "softgpu/api/api.h"
 
 namespace sluice::softgpu {
@@ -17,10 +19,11 @@ bool make_side(CopySide& side, uintptr_t address, size_t bytes, Side kind) {
 }
 
 CUresult linear(CUstream handle, uintptr_t to, Side to_kind, uintptr_t from, Side from_kind,
-                size_t bytes, bool wait) {
+                size_t bytes, bool wait, bool between_devices = false) {
   return with_stream(handle, [&](Context& context, Stream& stream) -> CUresult {
     CopyBox box;
     box.width = bytes;
+    box.between_devices = between_devices;
     if (!make_side(box.to, to, bytes, to_kind) || !make_side(box.from, from, bytes, from_kind)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
@@ -55,6 +58,7 @@ CUresult box(CUstream handle, const Description* d, size_t depth, bool wait) {
     if (!d) return CUDA_ERROR_INVALID_VALUE;
     if (d->WidthInBytes == 0 || d->Height == 0 || depth == 0) return CUDA_SUCCESS;
     CopyBox box;
+    box.between_devices = std::is_same_v<Description, CUDA_MEMCPY3D_PEER>;
     box.width = d->WidthInBytes;
     box.height = d->Height;
     box.depth = depth;
@@ -119,12 +123,12 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
 CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                       CUcontext from_context, size_t bytes) {
   if (!context_from(to_context) || !context_from(from_context)) return CUDA_ERROR_INVALID_CONTEXT;
-  return linear(nullptr, to, Side::kAny, from, Side::kAny, bytes, true);
+  return linear(nullptr, to, Side::kAny, from, Side::kAny, bytes, true, true);
 }
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                            CUcontext from_context, size_t bytes, CUstream stream) {
   if (!context_from(to_context) || !context_from(from_context)) return CUDA_ERROR_INVALID_CONTEXT;
-  return linear(stream, to, Side::kAny, from, Side::kAny, bytes, false);
+  return linear(stream, to, Side::kAny, from, Side::kAny, bytes, false, true);
 }
 CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D* d) { return box(nullptr, d, 1, true); }
 CUresult cuMemcpy2DUnaligned_v2(const CUDA_MEMCPY2D* d) { return box(nullptr, d, 1, true); }

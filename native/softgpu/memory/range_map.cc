@@ -95,6 +95,11 @@ MemoryView::MemoryView() : map_(RangeMap::instance()) {
   reader_ = own;
 }
 
+void MemoryView::enter_for_all() {
+  enter(0);
+  device_bit_ = ~0ull;
+}
+
 void MemoryView::enter(int device) {
   device_bit_ = 1ull << device;
   refresh();

@@ -64,6 +64,8 @@ class MemoryView {
 
   // Between enter and leave, retract() waits for this thread to call tick().
   void enter(int device);
+  // What any device may touch: for copies between two of them.
+  void enter_for_all();
   void leave();
   // Adopts the newest generation. Call often; addresses checked before are no longer good.
   void tick() {

@@ -32,9 +32,25 @@ bool move(MemoryView& view, uintptr_t to, bool check_to, uintptr_t from, bool ch
   return true;
 }
 
+// By unified addresses any device copies and fills what cuMemAlloc gave any other; of mappings the
+// virtual memory API says who may touch them.
+bool everybodys(uintptr_t address) {
+  std::optional<Allocation> found = Allocations::instance().find(address);
+  return !found || found->kind != AllocationKind::kMapped;
+}
+
+void enter(MemoryView& view, const Context& context, bool for_all) {
+  if (for_all) {
+    view.enter_for_all();
+  } else {
+    view.enter(context.device().ordinal);
+  }
+}
+
 void execute(Context& context, const CopyBox& box) {
   MemoryView view;
-  view.enter(context.device().ordinal);
+  enter(view, context,
+        box.between_devices || (everybodys(box.to.address) && everybodys(box.from.address)));
   bool ok = true;
   bool flat = box.depth == 1 &&
               (box.height == 1 || (box.to.pitch == box.width && box.from.pitch == box.width));
@@ -104,7 +120,7 @@ CUresult fill(Context& context, Stream& stream, uintptr_t address, size_t pitch,
   if (!Allocations::instance().covers(address, span)) return CUDA_ERROR_INVALID_VALUE;
   auto work = [=, &context] {
     MemoryView view;
-    view.enter(context.device().ordinal);
+    enter(view, context, everybodys(address));
     bool ok = true;
     for (size_t y = 0; ok && y < height; ++y) {
       uintptr_t start = address + y * pitch;

@@ -26,6 +26,7 @@ struct CopyBox {
   size_t width = 0;  // bytes
   size_t height = 1;
   size_t depth = 1;
+  bool between_devices = false;  // each end may be another device's
 };
 
 // What kind of memory the address is; false if a device address is not known.

@@ -222,12 +222,33 @@ TEST_F(Pools, WhatCudaRefuses) {
   EXPECT_EQ(cuMemPoolSetAccess(pool, &access, 1), CUDA_ERROR_INVALID_VALUE);
   access.location.id = 1;
   EXPECT_EQ(cuMemPoolSetAccess(pool, &access, 1), CUDA_SUCCESS);
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  EXPECT_EQ(cuMemPoolSetAccess(pool, &access, 1), CUDA_ERROR_INVALID_DEVICE);
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READ;
+  EXPECT_EQ(cuMemPoolSetAccess(pool, &access, 1), CUDA_ERROR_INVALID_VALUE);
   CUmemAccess_flags flags{};
   EXPECT_EQ(cuMemPoolGetAccess(&flags, pool, &access.location), CUDA_SUCCESS);
   EXPECT_EQ(flags, CU_MEM_ACCESS_FLAGS_PROT_NONE);
   EXPECT_TRUE(recording().calls.empty());
+}
+
+TEST_F(Pools, OpenedToAPeerTheyStayOpenWithoutPeerAccess) {
+  CUmemoryPool pool = nullptr;
+  ASSERT_EQ(cuDeviceGetDefaultMemPool(&pool, 0), CUDA_SUCCESS);
+  CUmemAccessDesc access{};
+  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}};
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  ASSERT_EQ(cuMemPoolSetAccess(pool, &access, 1), CUDA_SUCCESS);
+  CUmemAccess_flags flags{};
+  EXPECT_EQ(cuMemPoolGetAccess(&flags, pool, &access.location), CUDA_SUCCESS);
+  EXPECT_EQ(flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+  EXPECT_EQ(recording().calls_of("cuCtxEnablePeerAccess").size(), 1u);
+  ASSERT_EQ(cuCtxSetCurrent(world().contexts[1]), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxEnablePeerAccess(world().contexts[0], 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuCtxDisablePeerAccess(world().contexts[0]), CUDA_SUCCESS);
+  EXPECT_TRUE(recording().calls_of("cuCtxDisablePeerAccess").empty());
+  access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+  ASSERT_EQ(cuMemPoolSetAccess(pool, &access, 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemPoolGetAccess(&flags, pool, &access.location), CUDA_SUCCESS);
+  EXPECT_EQ(flags, CU_MEM_ACCESS_FLAGS_PROT_NONE);
 }
 
 }  // namespace

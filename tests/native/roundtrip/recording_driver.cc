@@ -150,6 +150,12 @@ void Recording::install_objects() {
              : 1000 + static_cast<int>(a);
     return CUDA_SUCCESS;
   };
+  SLUICE_ON(cuDeviceCanAccessPeer) = [](int* can, CUdevice a, CUdevice b) {
+    return *can = a != b, CUDA_SUCCESS;
+  };
+  SLUICE_ON(cuDeviceGetP2PAttribute) = [](int* value, CUdevice_P2PAttribute a, CUdevice, CUdevice) {
+    return *value = a == CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK ? 3 : 1, CUDA_SUCCESS;
+  };
   SLUICE_ON(cuCtxGetStreamPriorityRange) = [](int* least, int* greatest) {
     *least = 0, *greatest = -5;
     return CUDA_SUCCESS;

@@ -90,6 +90,14 @@ void add_virtual_memory(Rig& rig, Frames* all) {
   all->push_back(f);
 }
 
+void add_peers(Rig&, Frames* all) {
+  using P = wire::PeerAccess;
+  auto f = make("PeerAccess", wire::kPeerAccess, true, "cuCtxEnablePeerAccess", P{0, 1, 1, 0});
+  f.devices = {offsetof(P, device), offsetof(P, peer)};
+  f.choices = {offsetof(P, enable)};
+  all->push_back(f);
+}
+
 void add_copies(Rig& rig, Frames* all) {
   using C = wire::CopyToDevice;
   const auto copy = [&](const char* name, uint16_t function, bool answered, const char* calls,
@@ -350,6 +358,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   Frames all;
   add_memory(rig, &all);
   add_virtual_memory(rig, &all);
+  add_peers(rig, &all);
   add_copies(rig, &all);
   add_code(rig, &all);
   add_launches(rig, &all);
