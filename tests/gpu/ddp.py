@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel over NCCL: two processes, a GPU each.
+
+    python tests/gpu/ddp.py [--ranks 2]
+
+Each process is a session of its own when this runs under Sluice. Prints the losses of some steps
+(the same natively and through Sluice), whether all ranks end with the same weights, the rate of an
+all-reduce and of training steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+
+def rank_main(rank: int, ranks: int, port: int) -> None:
+    """One process."""
+    import torch
+    import torch.distributed as dist
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    ones = torch.full((1 << 20,), float(rank + 1), device="cuda")
+    dist.all_reduce(ones)
+    wanted = ranks * (ranks + 1) / 2
+    assert bool((ones == wanted).all()), "all-reduce"
+    gathered = [torch.empty(4, device="cuda") for _ in range(ranks)]
+    dist.all_gather(gathered, torch.arange(4.0, device="cuda") + 10 * rank)
+    assert [g[0].item() for g in gathered] == [10.0 * i for i in range(ranks)], "all-gather"
+    if ranks > 1:
+        peer = torch.zeros(8, device="cuda")
+        if rank == 0:
+            dist.send(torch.full((8,), 5.0, device="cuda"), 1)
+        elif rank == 1:
+            dist.recv(peer, 0)
+            assert bool((peer == 5).all()), "send and receive"
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(
+        torch.nn.Linear(1024, 4096), torch.nn.ReLU(), torch.nn.Linear(4096, 1024)
+    ).cuda()
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    torch.manual_seed(rank + 1)
+    x, y = torch.randn(256, 1024, device="cuda"), torch.randn(256, 1024, device="cuda")
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(100):
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    steps = 100 / (time.perf_counter() - begun)
+    big = torch.ones(64 << 20, device="cuda")
+    dist.all_reduce(big)
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    for _ in range(20):
+        dist.all_reduce(big)
+    torch.cuda.synchronize()
+    rate = 20 * big.numel() * 4 / (time.perf_counter() - begun) / 2**30
+    total = sum(p.double().sum() for p in model.parameters())
+    totals = [torch.zeros((), dtype=torch.float64, device="cuda") for _ in range(ranks)]
+    dist.all_gather(totals, total)
+    if rank == 0:
+        same = all(t.item() == totals[0].item() for t in totals)
+        print(f"losses {[f'{v:.5f}' for v in losses]} ranks agree {same}", flush=True)
+        print(f"{steps:.1f} steps/s, all-reduce of 256 MiB {rate:.1f} GiB/s", file=sys.stderr)
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="DistributedDataParallel over NCCL.")
+    parser.add_argument("--ranks", type=int, default=2)
+    options = parser.parse_args()
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(rank_main, (options.ranks, port), nprocs=options.ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
