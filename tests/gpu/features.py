@@ -185,7 +185,7 @@ def ctc_loss() -> None:
     torch.manual_seed(0)
     log_probs = torch.randn(50, 4, 20, device="cuda").log_softmax(2).detach().requires_grad_()
     targets = torch.randint(1, 20, (4 * 10,), dtype=torch.int32)
-    lengths = torch.full((4,), 50, dtype=torch.int32), torch.full((4,), 10, dtype=torch.int32)
+    lengths = [50] * 4, [10] * 4
     with torch.backends.cudnn.flags(enabled=True):
         loss = torch.nn.functional.ctc_loss(log_probs, targets, *lengths)
     loss.backward()

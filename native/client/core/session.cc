@@ -389,10 +389,8 @@ bool Session::same_gpu(const Device& a, const Device& b) {
 }
 
 bool Session::is_device_address(uint64_t address) {
-  if (device_of_address(address)) return true;
-  std::lock_guard lock(globals_mutex_);
-  auto it = globals_.upper_bound(address);
-  return it != globals_.begin() && address - std::prev(it)->first < std::prev(it)->second;
+  Global global;
+  return device_of_address(address) || find_global(address, &global);
 }
 
 bool Session::find_range(uint64_t address, DeviceRange* range) {
@@ -412,17 +410,28 @@ bool Session::find_range(uint64_t address, DeviceRange* range) {
 bool Session::is_backed(uint64_t address, uint64_t bytes) {
   if (Device* d = device_of_address(address)) return d->memory.covers(address, bytes);
   if (host_memory_.in_arena(reinterpret_cast<void*>(address), bytes)) return true;
+  Global global;
+  return find_global(address, &global) && bytes <= global.bytes - (address - global.start);
+}
+
+void Session::add_global(const Global& global) {
+  std::lock_guard lock(globals_mutex_);
+  globals_[global.start] = global;
+}
+
+bool Session::find_global(uint64_t address, Global* global) {
   std::lock_guard lock(globals_mutex_);
   auto it = globals_.upper_bound(address);
   if (it == globals_.begin()) return false;
   --it;
-  const uint64_t at = address - it->first;
-  return at < it->second && bytes <= it->second - at;
+  if (address - it->first >= it->second.bytes) return false;
+  *global = it->second;
+  return true;
 }
 
-void Session::add_global(uint64_t address, uint64_t bytes) {
+void Session::drop_globals_of(uint64_t code) {
   std::lock_guard lock(globals_mutex_);
-  globals_[address] = bytes;
+  std::erase_if(globals_, [&](const auto& g) { return g.second.code == code; });
 }
 
 void Session::close() {

@@ -198,7 +198,15 @@ class Session {
   // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or
   // pinned memory of the arena.
   bool is_backed(uint64_t address, uint64_t bytes);
-  void add_global(uint64_t address, uint64_t bytes);
+  // Module globals: their addresses are the driver's own, in no window. They go with their code.
+  struct Global {
+    uint64_t start = 0, bytes = 0;
+    Device* device = nullptr;
+    uint64_t code = 0;
+  };
+  void add_global(const Global& global);
+  bool find_global(uint64_t address, Global* global);
+  void drop_globals_of(uint64_t code);
 
   HandleTable<Context> contexts{Kind::kContext};
   HandleTable<Stream> streams{Kind::kStream};
@@ -249,7 +257,7 @@ class Session {
   HostMemory host_memory_;
   Marks marks_;
   std::mutex globals_mutex_;
-  std::map<uint64_t, uint64_t> globals_;  // start, bytes
+  std::map<uint64_t, Global> globals_;  // by start
   Statistics statistics_;
   uint32_t driver_version_ = 0;
   char driver_name_[sizeof(wire::SessionRecord::driver_name)] = "";

@@ -180,7 +180,7 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
                                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, nullptr,
                                  nullptr, d->index + 1);
   if (e != CUDA_SUCCESS) return e;
-  s->add_global(reply.address, reply.bytes);
+  s->add_global({reply.address, reply.bytes, d, code_id});
   if (address) *address = reply.address;
   if (bytes) *bytes = reply.bytes;
   std::lock_guard lock(g_mutex);
@@ -200,6 +200,7 @@ CUresult unload(Session* s, Device* d, wire::CodeKind kind, uint64_t id) {
     if (!code || !codes.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
     functions.swap(code->functions);
   }
+  s->drop_globals_of(id);
   for (const auto& f : functions) table.retire(f.handle);
   const CUresult e =
       s->post(wire::kCodeUnload, wire::CodeUnload{id, kind, 0}, {}, nullptr, d->index + 1);

@@ -27,6 +27,14 @@ Facts facts_of(Session* s, uint64_t address) {
     f.bytes = range.bytes;
     return f;
   }
+  if (Session::Global global; s->find_global(address, &global)) {
+    f.known = true;
+    f.type = CU_MEMORYTYPE_DEVICE;
+    f.device = global.device;
+    f.start = global.start;
+    f.bytes = global.bytes;
+    return f;
+  }
   const auto range = s->host_memory().find(reinterpret_cast<void*>(address));
   if (range.place == HostMemory::Place::kPageable) return f;
   f.known = true;

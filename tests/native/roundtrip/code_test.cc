@@ -215,7 +215,29 @@ TEST_F(Code, GlobalGet) {
     // From now on its memory may be named.
     EXPECT_EQ(cuMemsetD8Async(address, 1, bytes, nullptr), CUDA_SUCCESS);
     EXPECT_EQ(recording().only("cuMemsetD8Async").at<CUdeviceptr>(0), address);
+    int ordinal = -1;
+    EXPECT_EQ(
+        cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address + bytes - 1),
+        CUDA_SUCCESS);
+    EXPECT_EQ(ordinal, 0);
+    CUdeviceptr start = 0;
+    EXPECT_EQ(cuPointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address + 1),
+              CUDA_SUCCESS);
+    EXPECT_EQ(start, address);
   }
+}
+
+TEST_F(Code, GlobalsGoWithTheirModule) {
+  CUmodule module;
+  ASSERT_EQ(cuModuleLoadData(&module, ".version 8.0 // module"), CUDA_SUCCESS);
+  CUdeviceptr address = 0;
+  ASSERT_EQ(cuModuleGetGlobal_v2(&address, nullptr, module, "counter"), CUDA_SUCCESS);
+  unsigned type = 0;
+  EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address), CUDA_SUCCESS);
+  EXPECT_EQ(type, unsigned{CU_MEMORYTYPE_DEVICE});
+  ASSERT_EQ(cuModuleUnload(module), CUDA_SUCCESS);
+  EXPECT_EQ(cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address),
+            CUDA_ERROR_INVALID_VALUE);
 }
 
 class Launches : public Code {
