@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from libraries import Function, Library
 from model import ErrorClass, Registry
 
 
@@ -78,3 +79,42 @@ def coverage_sections(registry: Registry) -> list[Section]:
             [runtime_row(registry, name) for name in runtime_names],
         ),
     ]
+
+
+@dataclass(frozen=True)
+class LibrarySection:
+    """A forwarding library: how its functions cross the wire, and their names."""
+
+    title: str
+    groups: list[tuple[str, str, list[str]]]
+    """How, what that means, names."""
+
+
+def how_by_table(function: Function) -> tuple[str, str]:
+    """Say how a function with a table crosses the wire."""
+    if function.cached or function.text:
+        return "by table, answer kept", "one round trip for each question"
+    if function.call == "answered":
+        return "by table, answered", "a round trip a call"
+    if function.call == "async":
+        return "by table, not waited for", "after the first call in a process"
+    return "by table, learned", "a round trip for the first call of its kind, then none"
+
+
+def library_sections(libraries: list[Library]) -> list[LibrarySection]:
+    """Return a section for each library."""
+    sections = []
+    for lib in libraries:
+        groups: dict[tuple[str, str], list[str]] = {}
+        for function in lib.functions:
+            groups.setdefault(how_by_table(function), []).append(function.name)
+        if lib.hand:
+            groups["by hand", ""] = list(lib.hand)
+        if lib.unsupported:
+            groups["not supported", "answers so, and is named once in the client's log"] = list(
+                lib.unsupported
+            )
+        rows = [(how, meaning, sorted(names)) for (how, meaning), names in groups.items()]
+        rows.sort(key=lambda row: (row[0] == "not supported", -len(row[2])))
+        sections.append(LibrarySection(f"{lib.name} ({lib.soname})", rows))
+    return sections

@@ -19,8 +19,9 @@ from typing import Any
 
 import c_text
 import jinja2
-from coverage_table import coverage_sections
+from coverage_table import coverage_sections, library_sections
 from imported import ImportedFunction, ImportedLibrary, RegistryError, TypeDeclaration
+from libraries import Library, load_libraries
 from model import API, FIRST_ID, ROOT, Registry, load_registry, missing_ids
 from names import error_rows
 from variants import PerThreadVariant
@@ -242,7 +243,7 @@ def variant_values(variant: PerThreadVariant) -> dict[str, Any]:
     }
 
 
-def generate(out: Path, registry: Registry) -> None:
+def generate(out: Path, registry: Registry, libraries: list[Library]) -> None:
     """Write everything under `out`."""
     writer = Writer(out)
     generate_headers(writer, registry)
@@ -253,6 +254,7 @@ def generate(out: Path, registry: Registry) -> None:
         "docs/api-coverage.md",
         version=cuda_version(registry.driver),
         sections=coverage_sections(registry),
+        libraries=library_sections(libraries),
     )
 
 
@@ -286,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
                 "python native/codegen/generate_abi.py --update-ids and commit ids.lock"
             )
         if options.out:
-            generate(options.out, registry)
+            generate(options.out, registry, load_libraries(options.api))
     except RegistryError as error:
         print(f"generate_abi: {error}", file=sys.stderr)
         return 1

@@ -250,7 +250,7 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   const wire::FrameHeader h{static_cast<uint32_t>(size), function, static_cast<uint16_t>(lane),
                             sequence, context};
   std::memcpy(at, &h, sizeof h);
-  std::memcpy(at + sizeof h, body, bytes);
+  if (bytes) std::memcpy(at + sizeof h, body, bytes);
   if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
   if (work) {
     Device& d = *work->device;

@@ -170,8 +170,7 @@ bool Call::read_carried(int index, const ParamSpec& p) {
       words_[index] = as_word(at);
       if (p.kind == ParamKind::kInOut) {
         output_bytes_ += wire::round_up(n, 8);
-        if (output_bytes_ > wire::kMaxAnswer)
-          return reject(index, "would not fit into an answer");
+        if (output_bytes_ > wire::kMaxAnswer) return reject(index, "would not fit into an answer");
         outputs_.push_back({at, n});
       }
       return true;
@@ -288,7 +287,7 @@ void Call::run(Reply& reply) {
     return session_.reject(std::string(f_.name) + " is cut short");
   vgpu_ = session_.use_context(command_.header.context);
   if (!vgpu_) return;
-  std::memcpy(sent_, body.data(), size_t{f_.params} * 8);
+  if (f_.params) std::memcpy(sent_, body.data(), size_t{f_.params} * 8);
   rest_ = body.subspan(size_t{f_.params} * 8);
   for (int i = 0; i < f_.params; ++i)
     if (!read(i)) return;

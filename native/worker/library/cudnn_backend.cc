@@ -153,7 +153,7 @@ void get(Session& s, const Command& c, Reply& reply) {
   const Backend& b = Backend::get_all();
   int64_t status = b.whole ? kSuccess : kNotSupported;
   std::vector<uint64_t> targets(request.targets);
-  std::memcpy(targets.data(), raw.data(), raw.size());
+  if (!raw.empty()) std::memcpy(targets.data(), raw.data(), raw.size());
   std::vector<std::byte> values(std::max<size_t>(room, 8));
   for (uint32_t i = 0; i < request.targets && status == kSuccess; ++i) {
     Descriptor made = nullptr;
@@ -213,8 +213,10 @@ void execute(Session& s, const Command& c, Reply& reply) {
   std::vector<std::byte> kept(values.begin(), values.end());
   std::vector<uint64_t> pointers(request.pointers);
   std::vector<int64_t> ids_of(request.pointers);
-  std::memcpy(ids_of.data(), uids.data(), uids.size());
-  std::memcpy(pointers.data(), words.data(), words.size());
+  if (!uids.empty()) {
+    std::memcpy(ids_of.data(), uids.data(), uids.size());
+    std::memcpy(pointers.data(), words.data(), words.size());
+  }
   for (uint64_t& p : pointers) {
     if (p & wire::kCarried) {
       const uint64_t at = p & ~wire::kCarried;

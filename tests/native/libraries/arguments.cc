@@ -271,7 +271,8 @@ std::string Arguments::output_problem(const FakeCall& call) const {
     const Slot& s = slots_[i];
     if (!s.written) continue;
     const size_t n = s.memory.size() - 8;
-    if (call.written[i].size() < n || std::memcmp(call.written[i].data(), s.memory.data(), n) != 0)
+    if (n && (call.written[i].size() < n ||
+              std::memcmp(call.written[i].data(), s.memory.data(), n) != 0))
       return "what was written to parameter " + std::to_string(i + 1) + " did not come back";
     for (size_t k = n; k < s.memory.size(); ++k)
       if (s.memory[k] != kUntouched) return "parameter " + std::to_string(i + 1) + " overflowed";

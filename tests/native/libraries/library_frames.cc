@@ -4,6 +4,7 @@
 #include "library/objects.h"
 #include "tests/native/libraries/fake_libraries.h"
 #include "wire/cudnn_backend.h"
+#include "wire/cudnn_ctc.h"
 #include "wire/library_sizes.h"
 
 namespace sluice::test {
@@ -159,7 +160,7 @@ ValidFrame library_frame(FurnishedRig& rig, const FunctionSpec& spec) {
   return f;
 }
 
-void add_cudnn_backend_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
+void add_cudnn_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
   namespace ids = sluice::library;
   const auto add = [&](const char* name, uint16_t function, bool answered, auto body,
                        std::vector<uint64_t> tail) {
@@ -197,6 +198,20 @@ void add_cudnn_backend_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
   f->handles = {offsetof(wire::BackendExecute, handle), offsetof(wire::BackendExecute, plan)};
   f->addresses = {{offsetof(wire::BackendExecute, workspace), 1, true},
                   {sizeof(wire::BackendExecute) + 16, 1, true}};
+  using wire::CtcLoss;
+  const uint64_t tensor = library_object(ids::k_cudnn_tensor);
+  // Three labels, two lengths of texts, two of inputs.
+  f = add("CtcLoss", ids::id_sluiceCudnnCtcLoss, true,
+          CtcLoss{library_object(ids::k_cudnn), tensor, tensor,
+                  library_object(ids::k_cudnn_ctc_loss), rig.address(), rig.address() + 4096,
+                  rig.address() + 8192, rig.address() + 12288, 64, 0, 2, 3, 0},
+          {1 | 2ull << 32, 3 | 1ull << 32, 2 | 5ull << 32, 5});
+  f->handles = {offsetof(CtcLoss, handle), offsetof(CtcLoss, probs_descriptor),
+                offsetof(CtcLoss, gradients_descriptor), offsetof(CtcLoss, loss_descriptor)};
+  f->addresses = {{offsetof(CtcLoss, probs), 1, true},
+                  {offsetof(CtcLoss, costs), 1, true},
+                  {offsetof(CtcLoss, gradients), 1, true},
+                  {offsetof(CtcLoss, workspace), 1, true}};
 }
 
 }  // namespace sluice::test

@@ -18,7 +18,7 @@ uint64_t library_object(uint8_t type);
 
 ValidFrame library_frame(FurnishedRig& rig, const wire::FunctionSpec& f);
 
-// The commands of cuDNN's backend, which have no table.
-void add_cudnn_backend_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
+// Those commands of cuDNN that have no table: its backend and CTC.
+void add_cudnn_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 
 }  // namespace sluice::test
