@@ -21,6 +21,14 @@ from .conftest import Guest, Rig, install_bundle
 pytestmark = [pytest.mark.slow, pytest.mark.vm]
 
 REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64)
+#: Some of each kind: ours, forwarding, not available, and what knows the session from aside.
+STANDING_IN = (
+    "libcuda.so.1",
+    "libcudart.so.13",
+    "libcublas.so.13",
+    "libcupti.so.13",
+    "libnvidia-ml.so.1",
+)
 RESOURCE = "/sys/bus/pci/devices/*/resource2"
 
 
@@ -62,7 +70,7 @@ def test_the_archive_holds_one_folder_and_no_surprise(bundle: Path) -> None:
     with tarfile.open(bundle) as archive:
         members = {member.name: member for member in archive}
     assert all(name.startswith("sluice-guest/") for name in members)
-    for name in ("libcuda.so.1", "libcudart.so.13", "libsluice-audit.so"):
+    for name in (*STANDING_IN, "libsluice-audit.so"):
         assert members[f"sluice-guest/lib/{name}"].mode & 0o777 == 0o755
     assert "sluice-guest/bin/sluice-watch" in members
     assert all((m.uid, m.gid, m.mtime) == (0, 0, 0) for m in members.values())
@@ -76,7 +84,7 @@ def test_the_loader_finds_the_libraries_without_sluice_run(guest: Guest) -> None
 
 def test_the_libraries_load_in_the_guest(guest: Guest) -> None:
     load = "import ctypes; print(ctypes.CDLL('%s')._name)"
-    for name in ("libcuda.so.1", "libcudart.so.13"):
+    for name in STANDING_IN:
         assert guest.check(f'python3 -c "{load % name}"').strip() == name
         run = f"""sluice run python3 -c "{load % ("/no/such/folder/" + name)}" """
         assert guest.check(run).strip().endswith(name)
