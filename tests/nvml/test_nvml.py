@@ -100,7 +100,12 @@ assert refusal(n.nvmlDeviceGetHandleByUUID, "GPU-0") == n.NVML_ERROR_NOT_FOUND
 assert n.nvmlDeviceGetArchitecture(handles[0]) == n.NVML_DEVICE_ARCH_HOPPER
 assert n.nvmlDeviceGetMigMode(handles[0]) == [0, 0]
 assert n.nvmlDeviceGetTopologyCommonAncestor(*handles) == n.NVML_TOPOLOGY_INTERNAL
-assert n.nvmlDeviceGetP2PStatus(*handles, 0) == n.NVML_P2P_STATUS_NOT_SUPPORTED
+can = ctypes.c_int()
+assert cuda.cuDeviceCanAccessPeer(ctypes.byref(can), 0, 1) == 0
+status = n.NVML_P2P_STATUS_OK if can.value else n.NVML_P2P_STATUS_NOT_SUPPORTED
+assert n.nvmlDeviceGetP2PStatus(*handles, 0) == status
+assert n.nvmlDeviceGetP2PStatus(handles[0], handles[0], 0) == n.NVML_P2P_STATUS_OK
+assert refusal(n.nvmlDeviceGetP2PStatus, *handles, 5) == n.NVML_ERROR_INVALID_ARGUMENT
 """
     run(pool, code)
     assert pool.sessions() == 1, "CUDA and NVML of one process share a session"

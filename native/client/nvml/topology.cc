@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How vGPUs lie to one another. Two of one card are told by the card's name; what joins two cards
-// is the node's affair, and nothing that a program here could use is promised.
+// is the node's affair.
 #include <cstring>
 
 #include "client/nvml/session.h"
@@ -40,13 +40,20 @@ nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t a, nvmlDevice_t b, int* same) {
   return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCapsIndex_t,
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCapsIndex_t which,
                                     nvmlGpuP2PStatus_t* status) {
   const DeviceRecord *x, *y;
+  uint32_t place;
+  const sluice::client::NvmlDoor* door;
   if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
-  if (!status) return NVML_ERROR_INVALID_ARGUMENT;
-  // As cuDeviceCanAccessPeer says.
-  *status = a == b ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
+  if (const nvmlReturn_t e = enter(b, &place, &door); e != NVML_SUCCESS) return e;
+  if (!status || which < NVML_P2P_CAPS_INDEX_READ || which >= NVML_P2P_CAPS_INDEX_UNKNOWN)
+    return NVML_ERROR_INVALID_ARGUMENT;
+  // As cuDeviceCanAccessPeer says; by which link is the node's affair.
+  const uint64_t peers = which == NVML_P2P_CAPS_INDEX_NVLINK    ? 0
+                         : which == NVML_P2P_CAPS_INDEX_ATOMICS ? x->peer_atomics
+                                                                : x->peers;
+  *status = a == b || peers >> place & 1 ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
   return NVML_SUCCESS;
 }
 
