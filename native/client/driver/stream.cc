@@ -113,8 +113,9 @@ CUresult cuStreamSynchronize(CUstream handle) {
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   // What waited last may have been the last there was: a copy to the host, most often.
-  if (s->idle(*stream->device)) return CUDA_SUCCESS;
-  return synchronize_stream(s, stream);
+  if (!s->idle(*stream->device)) return synchronize_stream(s, stream);
+  stream->device->pools.after_synchronisation();
+  return CUDA_SUCCESS;
 }
 
 CUresult cuStreamQuery(CUstream handle) {

@@ -142,6 +142,8 @@ TEST_F(Commands, StreamSynchronizeAndQuery) {
     for (CUresult answer : {CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE}) {
       ASSERT_EQ(cuMemsetD8Async(world().memory, 1, 16, stream), CUDA_SUCCESS);
       ScopedAnswer a(SLUICE_ON(cuStreamSynchronize), [&](CUstream) { return answer; });
+      ASSERT_EQ(cuMemsetD8Async(world().memory, 1, 16, stream),
+                CUDA_SUCCESS);  // so that there is work
       recording().clear();
       EXPECT_EQ(cuStreamSynchronize(stream), answer);
       EXPECT_EQ(recording().only("cuStreamSynchronize").at<CUstream>(0), driver_of(stream));
