@@ -182,6 +182,7 @@ class Session {
   const Config& config() const { return config_; }
   Statistics& statistics() { return statistics_; }
   uint32_t driver_version() const { return driver_version_; }
+  bool software_gpu() const { return software_gpu_; }
   const char* driver_name() const { return driver_name_; }
   Device* device_of_address(uint64_t address);
   // Whether two vGPUs are slices of one GPU.
@@ -260,6 +261,7 @@ class Session {
   std::map<uint64_t, Global> globals_;  // by start
   Statistics statistics_;
   uint32_t driver_version_ = 0;
+  bool software_gpu_ = false;
   char driver_name_[sizeof(wire::SessionRecord::driver_name)] = "";
 };
 

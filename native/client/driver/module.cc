@@ -10,6 +10,7 @@
 #include <cstring>
 #include <mutex>
 
+#include "client/driver/fat_binary.h"
 #include "client/driver/image_size.h"
 #include "client/unsupported.h"
 
@@ -85,14 +86,33 @@ struct JitOptions {
   }
 };
 
+// What has to travel of an image: a module is for one GPU, a library for all of the session's.
+std::span<const std::byte> parts_to_send(Session* s, const Device* d, wire::CodeKind kind,
+                                         std::span<const std::byte> image, const JitOptions& jit,
+                                         std::vector<std::byte>* room) {
+  // The program has a say in the choice.
+  for (size_t i = 0; i < jit.pairs.size(); i += 2)
+    if (jit.pairs[i] == CU_JIT_TARGET || jit.pairs[i] == CU_JIT_FALLBACK_STRATEGY) return image;
+  std::vector<ComputeCapability> gpus;
+  for (const auto& device : s->devices()) {
+    if (kind == wire::CodeKind::kModule && device.get() != d) continue;
+    const auto& a = device->record.attributes;
+    gpus.push_back({static_cast<uint32_t>(a[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR]),
+                    static_cast<uint32_t>(a[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR])});
+  }
+  return parts_for(image, gpus, s->software_gpu(), room);
+}
+
 CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const void* image,
               unsigned count, const CUjit_option* options, void** values) {
   const void* start = image;
-  const size_t bytes = image_size(image, &start);
-  if (bytes == 0 || bytes > wire::kMaxBlobBytes) return CUDA_ERROR_INVALID_IMAGE;
-  uint64_t blob;
-  if (const CUresult e = upload(s, start, bytes, &blob); e != CUDA_SUCCESS) return e;
+  const size_t whole = image_size(image, &start);
+  if (whole == 0 || whole > wire::kMaxBlobBytes) return CUDA_ERROR_INVALID_IMAGE;
   JitOptions jit(count, options, values);
+  std::vector<std::byte> room;
+  const auto parts = parts_to_send(s, d, kind, as_bytes(start, whole), jit, &room);
+  uint64_t blob;
+  if (const CUresult e = upload(s, parts.data(), parts.size(), &blob); e != CUDA_SUCCESS) return e;
   const wire::CodeLoad c{id, blob, kind, static_cast<uint32_t>(jit.pairs.size() / 2)};
   std::vector<std::byte> reply(4096);
   size_t got = 0;
