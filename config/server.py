@@ -123,6 +123,12 @@ class ServerSection(Section):
     visible_devices: str = Field(
         "", description="a comma-separated list of GPU UUIDs to put in the pool (empty: all)"
     )
+    code_cache_dir: Path | None = Field(
+        None, description="the folder where network clients' code is kept (empty: nowhere)"
+    )
+    code_cache_mib: int = Field(
+        4096, ge=0, description="MiB of code that are kept at most (0: none)"
+    )
     worker_user: str = Field("sluice-worker", description="the account that workers run as")
     worker_sandbox: bool = Field(True, description="true or false: workers confine themselves")
     context_overhead_mib: int | None = Field(

@@ -62,11 +62,14 @@ class PacketLink:
         connected: socket.socket,
         on_message: Callable[[Message], None],
         on_gone: Callable[[], None],
+        on_descriptors: Callable[[Message, list[int]], None] | None = None,
     ) -> None:
+        """on_descriptors gets the messages that came with descriptors, and owns those."""
         connected.setblocking(False)
         self._socket = connected
         self._on_message = on_message
         self._on_gone = on_gone
+        self._on_descriptors = on_descriptors
         self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._loop = asyncio.get_running_loop()
         self._open = True
@@ -142,7 +145,10 @@ class PacketLink:
             except OSError:
                 self._gone()
                 return
-            for descriptor in descriptors:  # nobody sends us any on these links
+            if packet and descriptors and self._on_descriptors:
+                self._on_descriptors(decode(packet), descriptors)
+                continue
+            for descriptor in descriptors:  # nobody is to send us any on this link
                 os.close(descriptor)
             if not packet:
                 self._gone()

@@ -24,6 +24,7 @@ from sluice.config.sections import split_address
 from sluice.config.server import ServerConfig
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.adoption import adopt_workers
+from sluice.server.code_cache import CodeCache
 from sluice.server.controller_link import ControllerLink
 from sluice.server.cuda_libraries import find_libraries, search_folders
 from sluice.server.doorbell import Doorbell
@@ -80,6 +81,7 @@ class Server:
             starter,
             log_dir,
             throttle=self._config.throttle.enable_computation_throttle,
+            code_cache=self._code_cache(),
         )
         self.regions = Regions(self.desk, section.silent_seconds)
         await adopt_workers(starter, self._workers, self.desk)
@@ -186,6 +188,16 @@ class Server:
                 f"{run_dir} cannot be used ({error.strerror}); set [server] run_dir to a folder "
                 "that the server may write"
             ) from None
+
+    def _code_cache(self) -> CodeCache | None:
+        section = self._config.server
+        if section.code_cache_dir is None or section.code_cache_mib == 0:
+            return None
+        try:
+            return CodeCache(section.code_cache_dir, section.code_cache_mib << 20)
+        except OSError as error:
+            log.warning("code is not kept: [server] code_cache_dir: %s", error)
+            return None
 
     def _driver(self) -> Driver:
         try:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sluice.rpc import pool_pb2 as rpc
+from sluice.server.code_cache import CodeCache, project_of
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.open_session import OpenSession, RefusalError, Status
 from sluice.server.packets import Message
@@ -40,7 +41,9 @@ class SessionDesk:
         log_dir: Path,
         *,
         throttle: bool = True,
+        code_cache: CodeCache | None = None,
     ) -> None:
+        self._code_cache = code_cache
         self._throttle = throttle
         self._node = node
         self._controller = controller
@@ -118,6 +121,10 @@ class SessionDesk:
         self._follow(session)
         region = "socket" if asker.channel == "tcp" else "region"
         descriptors = [(region, descriptor)]
+        # where memory is shared, an upload is faster than hashing
+        keeps_code = self._code_cache if asker.channel == "tcp" else None
+        folders = keeps_code.open_folders(project_of(asker)) if keeps_code else []
+        descriptors += folders
         if asker.pidfd >= 0:
             descriptors.append(("client_pidfd", asker.pidfd))
         fields = {
@@ -144,6 +151,9 @@ class SessionDesk:
         except asyncio.CancelledError:
             worker.end("the client went away", grace=0)
             raise
+        finally:
+            for _, folder in folders:
+                os.close(folder)
         session.opening = False
         worker.record.session = session.to_record()
         self._starter.files.write(worker.record)
@@ -192,9 +202,23 @@ class SessionDesk:
         self.sessions[session.id] = session
         session.worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
         session.worker.on_exit = lambda _, reason: self._ended(session, reason)
+        session.worker.on_code = lambda message, descriptor: self._code(
+            session, message, descriptor
+        )
         if session.asker.pidfd >= 0:
             loop = asyncio.get_running_loop()
             loop.add_reader(session.asker.pidfd, self._client_ended, session)
+
+    def _code(self, session: Session, message: Message, descriptor: int) -> None:
+        project = project_of(session.asker)
+        if self._code_cache is None:
+            close_descriptor(descriptor)
+        elif descriptor >= 0:
+            self._code_cache.keep(project, descriptor)
+        elif message.verb == "code_used":
+            self._code_cache.used(project, message.get("name"))
+        else:
+            self._code_cache.damaged(project, message.get("name"))
 
     def _client_ended(self, session: Session) -> None:
         asyncio.get_running_loop().remove_reader(session.asker.pidfd)

@@ -47,6 +47,7 @@ class Worker:
         self.devices: list[WorkerDevice] = []
         self.on_exit: Callable[[Worker, str], None] | None = None
         self.on_ended: Callable[[Worker, Message], None] | None = None
+        self.on_code: Callable[[Message, int], None] | None = None
         self.exited = False
         self.end_reason = ""
         self._files = files
@@ -81,7 +82,7 @@ class Worker:
         except OSError:
             control.close()
             raise
-        self._link = PacketLink(control, self._take, self._link_gone)
+        self._link = PacketLink(control, self._take, self._link_gone, self._take_descriptors)
 
     async def wait_ready(self, seconds: float) -> None:
         """Waits until the worker's driver is initialised; raises WorkerError."""
@@ -154,8 +155,18 @@ class Worker:
         finally:
             self._answers.pop(expected, None)
 
+    def _take_descriptors(self, message: Message, descriptors: list[int]) -> None:
+        if message.verb == "code" and self.on_code and len(descriptors) == 1:
+            self.on_code(message, descriptors[0])
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+
     def _take(self, message: Message) -> None:
-        if message.verb == "ready":
+        if message.verb in ("code_used", "code_damaged"):
+            if self.on_code:
+                self.on_code(message, -1)
+        elif message.verb == "ready":
             self.devices = _devices(message)
             self.mark_ready()
         elif message.verb == "ended":

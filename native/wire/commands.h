@@ -166,6 +166,17 @@ struct CodeLoadReply {  // the JIT logs follow
   uint32_t info_bytes, error_bytes;
 };
 
+// The same without an upload. Answered with CUDA_ERROR_NOT_FOUND and no body when the node has no
+// such image; then the upload follows. Smaller images are not asked for.
+struct CodeLoadKnown {
+  uint64_t id;
+  uint64_t bytes;
+  uint8_t hash[32];  // wire/content_hash.h
+  CodeKind kind;
+  uint32_t option_count;  // as CodeLoad's
+};
+inline constexpr uint64_t kKeptCodeBytes = 64 << 10;
+
 struct CodeUnload {
   uint64_t id;
   CodeKind kind;

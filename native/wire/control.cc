@@ -87,7 +87,8 @@ bool Control::receive(Message* message) {
   return true;
 }
 
-bool Control::send(const std::string& verb, const std::map<std::string, std::string>& values) {
+bool Control::send(const std::string& verb, const std::map<std::string, std::string>& values,
+                   int descriptor) {
   std::string packet = verb + "\n";
   for (const auto& [key, value] : values) {
     std::string line = value;
@@ -95,9 +96,22 @@ bool Control::send(const std::string& verb, const std::map<std::string, std::str
       if (c == '\n') c = ' ';
     packet += key + "=" + line + "\n";
   }
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec io{packet.data(), packet.size()};
+  msghdr m{};
+  m.msg_iov = &io;
+  m.msg_iovlen = 1;
+  if (descriptor >= 0) {
+    m.msg_control = control;
+    m.msg_controllen = sizeof control;
+    cmsghdr* c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof descriptor);
+    std::memcpy(CMSG_DATA(c), &descriptor, sizeof descriptor);
+  }
   std::lock_guard lock(send_mutex_);
-  return connection_ >= 0 &&
-         ::send(connection_, packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+  return connection_ >= 0 && sendmsg(connection_, &m, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
 }  // namespace sluice::wire

@@ -32,8 +32,10 @@ class Control {
   // One packet, if there is one: never waits. False: nothing usable came (the connection may be
   // closed now).
   bool receive(Message* message);
-  // False: dropped, as no server is connected or it does not read.
-  bool send(const std::string& verb, const std::map<std::string, std::string>& values);
+  // False: dropped, as no server is connected or it does not read. `descriptor` (-1: none) stays
+  // the caller's.
+  bool send(const std::string& verb, const std::map<std::string, std::string>& values,
+            int descriptor = -1);
 
  private:
   void disconnect();

@@ -70,13 +70,14 @@ enum ControlFunction : uint16_t {
   kEventQuery = 33,
   kEventElapsed = 34,
   kReadOutput = 35,  // what kernels have printed; answered, empty when that was all
+  kReplyRest = 36,  // the next piece of this lane's answer
   // Physical memory apart from addresses: the virtual memory API.
   kAllocationCreate = 48,
   kAllocationDestroy = 49,
   kAllocationMap = 50,
   kAllocationUnmap = 51,
   kAllocationAccess = 52,
-  kReplyRest = 36,  // the next piece of this lane's answer
+  kCodeLoadKnown = 53,  // code that the node may have kept
   kFirstApiFunction = 64,
   kFirstLibraryFunction = 1024,  // native/api/library_ids.lock
   // Control functions again, for which there was no room below.
@@ -202,6 +203,8 @@ constexpr const char* control_name(uint16_t function) {
       return "AllocationUnmap";
     case kAllocationAccess:
       return "AllocationAccess";
+    case kCodeLoadKnown:
+      return "CodeLoadKnown";
     default:
       return nullptr;
   }

@@ -51,6 +51,8 @@ struct SessionRecord {
   uint32_t heartbeat_seconds;
   uint32_t software_gpu;  // 1: the back end is the software GPU
   char driver_name[32];   // of the node's kernel driver, "580.65.06"; empty where there is none
+  uint32_t keeps_code;    // 1: the node may have code images of earlier sessions
+  uint32_t reserved;
   // DeviceRecord devices[device_count]
 };
 

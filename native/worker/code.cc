@@ -88,49 +88,80 @@ bool is_scalar_option(uint32_t o) {
   }
 }
 
-void load(Session& s, const Command& c, Reply& reply) {
-  Decoder d(c.body);
-  const auto& l = d.fixed<wire::CodeLoad>();
-  if (!d.ok() || l.option_count > kMaxOptions ||
-      (l.kind != wire::CodeKind::kModule && l.kind != wire::CodeKind::kLibrary))
-    return s.reject("CodeLoad makes no sense");
-  const auto pairs = d.bytes(size_t{l.option_count} * 8);
-  auto& table = l.kind == wire::CodeKind::kModule ? s.modules : s.libraries;
-  if (!d.ok() || !table.has_room(l.id)) return s.reject("CodeLoad mints no id that is free");
-  Loading load;
-  for (uint32_t i = 0; i < l.option_count; ++i) {
+// What a command asks to be loaded, in either way.
+struct Wanted {
+  uint64_t id;
+  wire::CodeKind kind;
+  Loading how;
+};
+
+// False after a rejection.
+bool read_wish(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_t option_count,
+               Wanted* w) {
+  if (!d.ok() || option_count > kMaxOptions ||
+      (kind != wire::CodeKind::kModule && kind != wire::CodeKind::kLibrary)) {
+    s.reject("CodeLoad makes no sense");
+    return false;
+  }
+  const auto pairs = d.bytes(size_t{option_count} * 8);
+  auto& table = kind == wire::CodeKind::kModule ? s.modules : s.libraries;
+  if (!d.ok() || !table.has_room(id)) {
+    s.reject("CodeLoad mints no id that is free");
+    return false;
+  }
+  w->id = id;
+  w->kind = kind;
+  for (uint32_t i = 0; i < option_count; ++i) {
     uint32_t pair[2];
     std::memcpy(pair, pairs.data() + size_t{i} * 8, 8);
-    if (is_scalar_option(pair[0])) load.add(static_cast<CUjit_option>(pair[0]), pair[1]);
+    if (is_scalar_option(pair[0])) w->how.add(static_cast<CUjit_option>(pair[0]), pair[1]);
   }
-  std::vector<std::byte> image;
-  if (!take_blob(s, l.blob, &image)) return;
-  Vgpu* v = s.use_context(c.header.context);
-  if (!v) return;
+  return true;
+}
+
+// Code is charged beside the slabs: what the vGPU has, once more at most. Before it is loaded, as
+// several may be at it.
+class Charge {
+ public:
+  Charge(Vgpu& v, uint64_t bytes) : v_(v), bytes_(bytes) {
+    std::lock_guard lock(v_.mutex);
+    taken_ = bytes <= v_.memory_bytes - std::min(v_.memory_bytes, v_.code_bytes);
+    if (taken_) v_.code_bytes += bytes;
+  }
+  ~Charge() {
+    if (!taken_ || kept_) return;
+    std::lock_guard lock(v_.mutex);
+    v_.code_bytes -= bytes_;
+  }
+  bool taken() const { return taken_; }
+  void keep() { kept_ = true; }
+
+ private:
+  Vgpu& v_;
+  const uint64_t bytes_;
+  bool taken_, kept_ = false;
+};
+
+// Whether the image is loaded now.
+bool load_image(Session& s, Vgpu& v, uint32_t device, Wanted& w, std::vector<std::byte>& image,
+                Reply& reply) {
   image.push_back(std::byte{0});  // PTX text has to end
   CodeObject code;
   code.bytes = image.size();
-  code.device = c.header.context - 1;
-  {
-    std::lock_guard lock(v->mutex);
-    // Code is charged beside the slabs: what the vGPU has, once more at most. Before it is loaded,
-    // as several may be at it.
-    if (code.bytes > v->memory_bytes - std::min(v->memory_bytes, v->code_bytes)) {
-      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
-      return;
-    }
-    v->code_bytes += code.bytes;
+  code.device = device;
+  Charge charge(v, code.bytes);
+  if (!charge.taken()) {
+    reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    return false;
   }
-  const auto give_back = [&] {
-    std::lock_guard lock(v->mutex);
-    v->code_bytes -= code.bytes;
-  };
+  Loading& load = w.how;
   load.add(CU_JIT_INFO_LOG_BUFFER, reinterpret_cast<uint64_t>(load.info));
   load.add(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
   load.add(CU_JIT_ERROR_LOG_BUFFER, reinterpret_cast<uint64_t>(load.error));
   load.add(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
   const auto count = static_cast<unsigned>(load.options.size());
-  if (l.kind == wire::CodeKind::kModule)
+  const bool module = w.kind == wire::CodeKind::kModule;
+  if (module)
     reply.status = s.driver.cuModuleLoadDataEx(&code.module, image.data(), count,
                                                load.options.data(), load.values.data());
   else
@@ -145,14 +176,48 @@ void load(Session& s, const Command& c, Reply& reply) {
     log_info("an image of " + std::to_string(image.size()) +
              " bytes was not loaded: " + s.driver.error_text(reply.status) +
              (r.error_bytes ? std::string(": ") + load.error : ""));
-    return give_back();
+    return false;
   }
   DeviceOutput::instance().expect(image);
-  if (table.add(l.id, code)) return;
+  if ((module ? s.modules : s.libraries).add(w.id, code)) {
+    charge.keep();
+    return true;
+  }
   // Two loads under way for one id: no client of ours does that.
-  code.module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
-  give_back();
+  module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
   s.reject("CodeLoad mints one id twice");
+  return false;
+}
+
+void load(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& l = d.fixed<wire::CodeLoad>();
+  Wanted w{};
+  if (!read_wish(s, d, l.id, l.kind, l.option_count, &w)) return;
+  std::vector<std::byte> image;
+  if (!take_blob(s, l.blob, &image)) return;
+  Vgpu* v = s.use_context(c.header.context);
+  if (!v || !load_image(s, *v, c.header.context - 1, w, image, reply)) return;
+  image.pop_back();
+  if (s.code_cache && image.size() > wire::kKeptCodeBytes) s.code_cache->offer(image);
+}
+
+void load_known(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& l = d.fixed<wire::CodeLoadKnown>();
+  Wanted w{};
+  if (!read_wish(s, d, l.id, l.kind, l.option_count, &w)) return;
+  if (l.bytes <= wire::kKeptCodeBytes || l.bytes > wire::kMaxBlobBytes)
+    return s.reject("CodeLoadKnown names an image of a size that is not kept");
+  Vgpu* v = s.use_context(c.header.context);
+  if (!v) return;
+  wire::ContentHash hash;
+  std::memcpy(hash.data(), l.hash, hash.size());
+  std::vector<std::byte> image;
+  if (s.code_cache && s.code_cache->find(hash, l.bytes, &image))
+    load_image(s, *v, c.header.context - 1, w, image, reply);
+  else
+    reply.status = CUDA_ERROR_NOT_FOUND;
 }
 
 void unload(Session& s, const Command& c, Reply& reply) {
@@ -293,6 +358,7 @@ void add_code_handlers(DispatchTable& t) {
   using enum Handler::Answered;
   t[wire::kUpload] = {"Upload", upload, kNever, false};
   t[wire::kCodeLoad] = {"CodeLoad", load, kOnly, true};
+  t[wire::kCodeLoadKnown] = {"CodeLoadKnown", load_known, kOnly, true};
   t[wire::kCodeUnload] = {"CodeUnload", unload, kNever, false};
   t[wire::kFunctionGet] = {"FunctionGet", function_get, kOnly, true};
   t[wire::kFunctionSet] = {"FunctionSet", function_set, kEither, false};

@@ -183,13 +183,17 @@ void Worker::start_session(wire::Message& m) {
   }
   log_name(plan.id, plan.grant);
   // descriptors: "region,client_pidfd" names what came, in order
-  int region = -1, socket = -1, pidfd = -1;
+  int region = -1, socket = -1, pidfd = -1, code = -1, shared_code = -1;
   std::string names = m.text("descriptors");
   for (int fd : m.descriptors) {
     const size_t comma = names.find(',');
     const std::string name = names.substr(0, comma);
     names = comma == std::string::npos ? "" : names.substr(comma + 1);
-    (name == "region" ? region : name == "socket" ? socket : pidfd) = fd;
+    (name == "region"        ? region
+     : name == "socket"      ? socket
+     : name == "code"        ? code
+     : name == "shared_code" ? shared_code
+                             : pidfd) = fd;
   }
   std::string error;
   std::unique_ptr<Endpoint> endpoint;
@@ -213,6 +217,11 @@ void Worker::start_session(wire::Message& m) {
     return refuse(error);
   }
   auto session = std::make_unique<Session>(*driver_, std::move(endpoint), plan);
+  if (code >= 0 || shared_code >= 0)
+    session->code_cache = std::make_unique<CodeCache>(
+        code, shared_code, [this](const char* verb, const std::string& name, int descriptor) {
+          control_.send(verb, {{"name", name}}, descriptor);
+        });
   if (!session->open(gpus_, &error)) {
     m.descriptors = {};
     refuse(error);

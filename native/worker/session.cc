@@ -182,6 +182,7 @@ std::vector<std::byte> Session::record() {
   int version = 0;
   driver.cuDriverGetVersion(&version);
   head.driver_version = static_cast<uint32_t>(version);
+  head.keeps_code = code_cache != nullptr;
   head.software_gpu = vgpus[0]->gpu->name.find("software GPU") != std::string::npos;
   if (!head.software_gpu)
     std::snprintf(head.driver_name, sizeof head.driver_name, "%s", driver.kernel_driver.c_str());

@@ -16,6 +16,7 @@
 
 #include "wire/commands.h"
 #include "wire/session_record.h"
+#include "worker/code_cache.h"
 #include "worker/driver.h"
 #include "worker/endpoint.h"
 #include "worker/gate.h"
@@ -166,6 +167,7 @@ class Session {
   const SessionPlan plan;
   Endpoint& endpoint() { return *endpoint_; }
   std::vector<std::unique_ptr<Vgpu>> vgpus;
+  std::unique_ptr<CodeCache> code_cache;  // where the node keeps code; set before open()
 
   ObjectTable<StreamObject> streams{2, 1 << 16};
   ObjectTable<CUevent> events{3, 1 << 20};

@@ -192,6 +192,7 @@ bool Session::read_record(std::string* error) {
   }
   driver_version_ = record.driver_version;
   software_gpu_ = record.software_gpu != 0;
+  node_keeps_code = record.keeps_code != 0;
   std::memcpy(driver_name_, record.driver_name, sizeof driver_name_ - 1);
   for (uint32_t i = 0; i < record.device_count; ++i, at += record.device_bytes) {
     auto d = std::make_unique<Device>();

@@ -183,6 +183,7 @@ class Session {
   Statistics& statistics() { return statistics_; }
   uint32_t driver_version() const { return driver_version_; }
   bool software_gpu() const { return software_gpu_; }
+  bool node_keeps_code = false;  // it may have images of earlier sessions
   const char* driver_name() const { return driver_name_; }
   Device* device_of_address(uint64_t address);
   // Whether two vGPUs are slices of one GPU.

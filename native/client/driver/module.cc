@@ -13,6 +13,7 @@
 #include "client/driver/fat_binary.h"
 #include "client/driver/image_size.h"
 #include "client/unsupported.h"
+#include "wire/content_hash.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -111,14 +112,23 @@ CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const voi
   JitOptions jit(count, options, values);
   std::vector<std::byte> room;
   const auto parts = parts_to_send(s, d, kind, as_bytes(start, whole), jit, &room);
-  uint64_t blob;
-  if (const CUresult e = upload(s, parts.data(), parts.size(), &blob); e != CUDA_SUCCESS) return e;
-  const wire::CodeLoad c{id, blob, kind, static_cast<uint32_t>(jit.pairs.size() / 2)};
+  const auto pairs = as_bytes(jit.pairs.data(), jit.pairs.size() * 4);
+  const auto options_sent = static_cast<uint32_t>(jit.pairs.size() / 2);
   std::vector<std::byte> reply(4096);
   size_t got = 0;
-  const CUresult e =
-      s->exchange(wire::kCodeLoad, c, as_bytes(jit.pairs.data(), jit.pairs.size() * 4), reply, &got,
-                  nullptr, d->index + 1);
+  CUresult e = CUDA_ERROR_NOT_FOUND;
+  if (s->node_keeps_code && parts.size() > wire::kKeptCodeBytes) {
+    wire::CodeLoadKnown known{id, parts.size(), {}, kind, options_sent};
+    const wire::ContentHash hash = wire::content_hash(parts);
+    std::memcpy(known.hash, hash.data(), hash.size());
+    e = s->exchange(wire::kCodeLoadKnown, known, pairs, reply, &got, nullptr, d->index + 1);
+  }
+  if (e == CUDA_ERROR_NOT_FOUND && got == 0) {
+    uint64_t blob;
+    if (e = upload(s, parts.data(), parts.size(), &blob); e != CUDA_SUCCESS) return e;
+    const wire::CodeLoad c{id, blob, kind, options_sent};
+    e = s->exchange(wire::kCodeLoad, c, pairs, reply, &got, nullptr, d->index + 1);
+  }
   wire::CodeLoadReply r{};
   if (got >= sizeof r && got <= reply.size()) {
     std::memcpy(&r, reply.data(), sizeof r);

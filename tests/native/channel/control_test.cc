@@ -51,6 +51,30 @@ class ControlSocket : public ::testing::Test {
   Control control_{listener_};
 };
 
+TEST_F(ControlSocket, ADescriptorGoesAlong) {
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  ASSERT_TRUE(control_.send("code", {{"name", "x"}}, pipe_ends[0]));
+  char text[64];
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+  iovec io{text, sizeof text};
+  msghdr m{};
+  m.msg_iov = &io;
+  m.msg_iovlen = 1;
+  m.msg_control = control;
+  m.msg_controllen = sizeof control;
+  const ssize_t n = recvmsg(server_, &m, 0);
+  ASSERT_GT(n, 0);
+  EXPECT_EQ(std::string(text, static_cast<size_t>(n)), "code\nname=x\n");
+  const cmsghdr* c = CMSG_FIRSTHDR(&m);
+  ASSERT_TRUE(c && c->cmsg_type == SCM_RIGHTS);
+  int got = -1;
+  std::memcpy(&got, CMSG_DATA(c), sizeof got);
+  EXPECT_EQ(write(pipe_ends[1], "!", 1), 1);
+  EXPECT_EQ(read(got, text, 1), 1);
+  for (int fd : {got, pipe_ends[0], pipe_ends[1]}) ::close(fd);
+}
+
 TEST_F(ControlSocket, APacketBecomesVerbAndValues) {
   say("session\nid=12ab\nempty=\nmessage=a=b c\nno equal sign\nlast=1");
   Message m;

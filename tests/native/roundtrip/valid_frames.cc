@@ -178,6 +178,12 @@ void add_code(Rig&, Frames* all) {
   f.minted = {offsetof(L, id)};
   f.choices = {offsetof(L, kind)};
   all->push_back(f);
+  using K = wire::CodeLoadKnown;
+  f = make("CodeLoadKnown", wire::kCodeLoadKnown, true, "",
+           K{handle_id(Rig::kModule, 9), 100000, {}, CodeKind::kModule, 1}, options);
+  f.minted = {offsetof(K, id)};
+  f.choices = {offsetof(K, kind)};
+  all->push_back(f);
   using G = wire::FunctionGet;
   f = make("FunctionGet", wire::kFunctionGet, true, "cuModuleGetFunction",
            G{handle_id(Rig::kFunction, 9), Rig::kModuleId, CodeKind::kModule, 6}, "vector");
