@@ -12,6 +12,7 @@
 #include <new>
 #include <utility>
 
+#include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/context.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/log.h"
@@ -66,6 +67,15 @@ template <class F>
 CUresult with_context(F&& body) noexcept {
   return with_any_context([&](Context& context) -> CUresult {
     if (context.error() != 0) return static_cast<CUresult>(context.error());
+    return body(context);
+  });
+}
+
+// The same for calls that are not safe while a stream captures (capture.h).
+template <class F>
+CUresult with_safe_context(F&& body) noexcept {
+  return with_context([&](Context& context) -> CUresult {
+    if (CUresult wrong = unsafe_while_capturing(); wrong != CUDA_SUCCESS) return wrong;
     return body(context);
   });
 }

@@ -197,6 +197,7 @@ CUresult cuCtxGetDevice_v2(CUdevice* device, CUcontext handle) {
 
 CUresult cuCtxSynchronize(void) {
   return with_any_context([](Context& context) -> CUresult {
+    if (CUresult wrong = wait_while_capturing(context); wrong != CUDA_SUCCESS) return wrong;
     context.synchronize();
     return outcome(context);
   });
@@ -207,6 +208,7 @@ CUresult cuCtxSynchronize_v2(CUcontext handle) {
   return with_driver([&]() -> CUresult {
     std::shared_ptr<Context> context = context_from(handle);
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+    if (CUresult wrong = wait_while_capturing(*context); wrong != CUDA_SUCCESS) return wrong;
     context->synchronize();
     return outcome(*context);
   });

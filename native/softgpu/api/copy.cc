@@ -53,30 +53,35 @@ bool make_box_side(CopySide& side, CUmemorytype type, const void* host, CUdevice
 }
 
 template <class Description>
+CUresult make_box(const Description& d, size_t depth, CopyBox& box) {
+  box.width = d.WidthInBytes;
+  box.height = d.Height;
+  box.depth = depth;
+  size_t source_z = 0, source_rows = 0, target_z = 0, target_rows = 0;
+  if constexpr (requires { d.srcZ; }) {
+    source_z = d.srcZ;
+    source_rows = d.srcHeight;
+    target_z = d.dstZ;
+    target_rows = d.dstHeight;
+  }
+  CUresult why = CUDA_SUCCESS;
+  if (!make_box_side(box.from, d.srcMemoryType, d.srcHost, d.srcDevice, d.srcXInBytes, d.srcY,
+                     source_z, d.srcPitch, source_rows, box.width, box.height, depth, why) ||
+      !make_box_side(box.to, d.dstMemoryType, d.dstHost, d.dstDevice, d.dstXInBytes, d.dstY,
+                     target_z, d.dstPitch, target_rows, box.width, box.height, depth, why)) {
+    return why;
+  }
+  return CUDA_SUCCESS;
+}
+
+template <class Description>
 CUresult box(CUstream handle, const Description* d, size_t depth, bool wait) {
   return with_stream(handle, [&](Context& context, Stream& stream) -> CUresult {
     if (!d) return CUDA_ERROR_INVALID_VALUE;
     if (d->WidthInBytes == 0 || d->Height == 0 || depth == 0) return CUDA_SUCCESS;
     CopyBox box;
     box.between_devices = std::is_same_v<Description, CUDA_MEMCPY3D_PEER>;
-    box.width = d->WidthInBytes;
-    box.height = d->Height;
-    box.depth = depth;
-    size_t source_z = 0, source_rows = 0, target_z = 0, target_rows = 0;
-    if constexpr (requires { d->srcZ; }) {
-      source_z = d->srcZ;
-      source_rows = d->srcHeight;
-      target_z = d->dstZ;
-      target_rows = d->dstHeight;
-    }
-    CUresult why = CUDA_SUCCESS;
-    if (!make_box_side(box.from, d->srcMemoryType, d->srcHost, d->srcDevice, d->srcXInBytes,
-                       d->srcY, source_z, d->srcPitch, source_rows, box.width, box.height, depth,
-                       why) ||
-        !make_box_side(box.to, d->dstMemoryType, d->dstHost, d->dstDevice, d->dstXInBytes, d->dstY,
-                       target_z, d->dstPitch, target_rows, box.width, box.height, depth, why)) {
-      return why;
-    }
+    if (CUresult wrong = make_box(*d, depth, box); wrong != CUDA_SUCCESS) return wrong;
     return copy(context, stream, box, wait);
   });
 }
@@ -84,13 +89,19 @@ CUresult box(CUstream handle, const Description* d, size_t depth, bool wait) {
 CUresult set(CUstream handle, CUdeviceptr to, size_t pitch, uint32_t value, unsigned element,
              size_t width, size_t height, bool wait) {
   return with_stream(handle, [&](Context& context, Stream& stream) {
-    return fill(context, stream, to, pitch, value, element, width, height, wait);
+    return fill(context, stream, Fill{to, pitch, value, element, width, height}, wait);
   });
 }
 
 uintptr_t host(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
 }  // namespace
+
+CUresult copy_box_of(const CUDA_MEMCPY3D& d, CopyBox& box) {
+  if (d.WidthInBytes == 0 || d.Height == 0 || d.Depth == 0) return CUDA_ERROR_INVALID_VALUE;
+  return make_box(d, d.Depth, box);
+}
+
 }  // namespace sluice::softgpu
 
 using namespace sluice::softgpu;

@@ -51,11 +51,17 @@ CUresult cuEventDestroy_v2(CUevent handle) {
 }
 CUresult cuEventDestroy(CUevent handle) { return cuEventDestroy_v2(handle); }
 
-CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
+CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned int flags) {
+  if ((flags & ~static_cast<unsigned>(CU_EVENT_RECORD_EXTERNAL)) != 0) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
   return with_event(handle, [&](Context& context, Event& event) -> CUresult {
     std::shared_ptr<Stream> stream = context.stream(stream_handle);
     if (!stream) return CUDA_ERROR_INVALID_HANDLE;
     if (&event.context() != &context) return CUDA_ERROR_INVALID_HANDLE;
+    if (auto answer = record_in_capture(*stream, context.event(handle), flags != 0)) {
+      return *answer;
+    }
     auto mark = std::make_shared<EventMark>();
     // Also in a context that has failed: whoever waits for the event must be let go.
     mark->point = context.submit_always(
@@ -65,15 +71,13 @@ CUresult cuEventRecord(CUevent handle, CUstream stream_handle) {
   });
 }
 
-CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream, unsigned int flags) {
-  if ((flags & ~static_cast<unsigned>(CU_EVENT_RECORD_EXTERNAL)) != 0) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
-  return cuEventRecord(handle, stream);
+CUresult cuEventRecord(CUevent handle, CUstream stream) {
+  return cuEventRecordWithFlags(handle, stream, 0);
 }
 
 CUresult cuEventQuery(CUevent handle) {
   return with_event(handle, [](Context& context, Event& event) -> CUresult {
+    if (CUresult wrong = ask_captured_event(event); wrong != CUDA_SUCCESS) return wrong;
     std::shared_ptr<EventMark> mark = event.mark();
     if (mark && !mark->point.done()) return CUDA_ERROR_NOT_READY;
     return outcome(context);
@@ -82,6 +86,7 @@ CUresult cuEventQuery(CUevent handle) {
 
 CUresult cuEventSynchronize(CUevent handle) {
   return with_event(handle, [](Context& context, Event& event) -> CUresult {
+    if (CUresult wrong = ask_captured_event(event); wrong != CUDA_SUCCESS) return wrong;
     if (std::shared_ptr<EventMark> mark = event.mark()) mark->point.wait();
     context.printf_sink().flush();
     return outcome(context);
@@ -98,6 +103,7 @@ CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) 
       std::shared_ptr<EventMark> a = first.mark();
       std::shared_ptr<EventMark> b = second.mark();
       if (!a || !b) return CUDA_ERROR_INVALID_HANDLE;
+      if (a->captured || b->captured) return CUDA_ERROR_CAPTURED_EVENT;
       if (!a->point.done() || !b->point.done()) return CUDA_ERROR_NOT_READY;
       *milliseconds = static_cast<float>(
           static_cast<double>(b->nanoseconds.load() - a->nanoseconds.load()) / 1e6);

@@ -3,7 +3,6 @@
 #include "softgpu/runtime/launch.h"
 
 #include "softgpu/api/api.h"
-#include "softgpu/runtime/library.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -11,11 +10,12 @@ namespace {
 CUresult launch(CUfunction handle, const LaunchShape& shape, CUstream stream_handle, void** params,
                 void** extra) {
   return with_stream(stream_handle, [&](Context& context, Stream& stream) -> CUresult {
-    CUresult why = CUDA_SUCCESS;
-    KernelFunction* kernel = launchable(context, handle, why);
-    if (!kernel) return why;
-    if (params && extra) return CUDA_ERROR_INVALID_VALUE;
-    return launch_kernel(context, stream, *kernel, shape, params, extra);
+    KernelWork work;
+    if (CUresult wrong = prepare_kernel(context, handle, shape, params, extra, work);
+        wrong != CUDA_SUCCESS) {
+      return wrong;
+    }
+    return launch_kernel(context, stream, std::move(work));
   });
 }
 

@@ -132,7 +132,7 @@ CUresult cuMemGetInfo_v2(size_t* free, size_t* total) {
 }
 
 CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t size) {
-  return with_context([&](Context& context) -> CUresult {
+  return with_safe_context([&](Context& context) -> CUresult {
     if (!pointer || size == 0) return CUDA_ERROR_INVALID_VALUE;
     return allocate(context, size, pointer);
   });
@@ -140,7 +140,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t size) {
 
 CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width, size_t height,
                             unsigned int element) {
-  return with_context([&](Context& context) -> CUresult {
+  return with_safe_context([&](Context& context) -> CUresult {
     if (!pointer || !pitch || width == 0 || height == 0) return CUDA_ERROR_INVALID_VALUE;
     if (element != 4 && element != 8 && element != 16) return CUDA_ERROR_INVALID_VALUE;
     size_t row = (width + kAlignment - 1) / kAlignment * kAlignment;
@@ -151,7 +151,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width, s
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
-  return with_context([&](Context& context) -> CUresult {
+  return with_safe_context([&](Context& context) -> CUresult {
     if (pointer == 0) return CUDA_SUCCESS;
     std::optional<Allocation> known = Allocations::instance().find(pointer);
     bool ours = known && known->base == pointer &&
@@ -165,12 +165,12 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
 }
 
 CUresult cuMemAllocHost_v2(void** pointer, size_t size) {
-  return with_context(
+  return with_safe_context(
       [&](Context& context) -> CUresult { return allocate_host(context, size, 0, pointer); });
 }
 
 CUresult cuMemHostAlloc(void** pointer, size_t size, unsigned int flags) {
-  return with_context([&](Context& context) -> CUresult {
+  return with_safe_context([&](Context& context) -> CUresult {
     constexpr unsigned kKnown =
         CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     if ((flags & ~kKnown) != 0) return CUDA_ERROR_INVALID_VALUE;
@@ -179,7 +179,7 @@ CUresult cuMemHostAlloc(void** pointer, size_t size, unsigned int flags) {
 }
 
 CUresult cuMemFreeHost(void* pointer) {
-  return with_context([&](Context& context) -> CUresult {
+  return with_safe_context([&](Context& context) -> CUresult {
     if (!pointer) return CUDA_SUCCESS;
     uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
     std::optional<Allocation> known = Allocations::instance().find(address);
@@ -195,7 +195,7 @@ CUresult cuMemFreeHost(void* pointer) {
 }
 
 CUresult cuMemHostRegister_v2(void* pointer, size_t size, unsigned int flags) {
-  return with_context([&](Context& context) -> CUresult {
+  return with_safe_context([&](Context& context) -> CUresult {
     constexpr unsigned kKnown =
         CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY;
     if ((flags & CU_MEMHOSTREGISTER_IOMEMORY) != 0) return CUDA_ERROR_NOT_SUPPORTED;
@@ -211,7 +211,7 @@ CUresult cuMemHostRegister_v2(void* pointer, size_t size, unsigned int flags) {
 }
 
 CUresult cuMemHostUnregister(void* pointer) {
-  return with_context([&](Context&) -> CUresult {
+  return with_safe_context([&](Context&) -> CUresult {
     uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
     std::optional<Allocation> known = Allocations::instance().find(address);
     if (!pointer || !known || known->base != address ||

@@ -7,7 +7,7 @@ namespace sluice::softgpu {
 namespace {
 
 CUresult load(CUmodule* handle, const void* image, const JitLog& log) {
-  return with_context([&](Context& context) -> CUresult {
+  return with_safe_context([&](Context& context) -> CUresult {
     if (!handle) return CUDA_ERROR_INVALID_VALUE;
     std::shared_ptr<LoadedModule> module;
     CUresult result = load_image(context, image, log, module);

@@ -23,6 +23,16 @@ CUresult cuEventRecordWithFlags_ptsz(CUevent hEvent, CUstream hStream, unsigned 
 CUresult cuEventRecord_ptsz(CUevent hEvent, CUstream hStream) {
   return call(cuEventRecord, hEvent, hStream);
 }
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec* phGraphExec, CUgraph hGraph,
+                                           CUDA_GRAPH_INSTANTIATE_PARAMS* instantiateParams) {
+  return call(cuGraphInstantiateWithParams, phGraphExec, hGraph, instantiateParams);
+}
+CUresult cuGraphLaunch_ptsz(CUgraphExec hGraphExec, CUstream hStream) {
+  return call(cuGraphLaunch, hGraphExec, hStream);
+}
+CUresult cuGraphUpload_ptsz(CUgraphExec hGraphExec, CUstream hStream) {
+  return call(cuGraphUpload, hGraphExec, hStream);
+}
 CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned int gridDimX, unsigned int gridDimY,
                                         unsigned int gridDimZ, unsigned int blockDimX,
                                         unsigned int blockDimY, unsigned int blockDimZ,
@@ -161,6 +171,26 @@ CUresult cuStreamAttachMemAsync_ptsz(CUstream hStream, CUdeviceptr dptr, size_t 
 CUresult cuStreamBatchMemOp_v2_ptsz(CUstream stream, unsigned int count,
                                     CUstreamBatchMemOpParams* paramArray, unsigned int flags) {
   return call(cuStreamBatchMemOp_v2, stream, count, paramArray, flags);
+}
+CUresult cuStreamBeginCapture_v2_ptsz(CUstream hStream, CUstreamCaptureMode mode) {
+  return call(cuStreamBeginCapture_v2, hStream, mode);
+}
+CUresult cuStreamEndCapture_ptsz(CUstream hStream, CUgraph* phGraph) {
+  return call(cuStreamEndCapture, hStream, phGraph);
+}
+CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream hStream, CUstreamCaptureStatus* captureStatus_out,
+                                        cuuint64_t* id_out, CUgraph* graph_out,
+                                        const CUgraphNode** dependencies_out,
+                                        const CUgraphEdgeData** edgeData_out,
+                                        size_t* numDependencies_out) {
+  return call(cuStreamGetCaptureInfo_v3, hStream, captureStatus_out, id_out, graph_out,
+              dependencies_out, edgeData_out, numDependencies_out);
+}
+CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, CUgraphNode* dependencies,
+                                                   const CUgraphEdgeData* dependencyData,
+                                                   size_t numDependencies, unsigned int flags) {
+  return call(cuStreamUpdateCaptureDependencies_v2, hStream, dependencies, dependencyData,
+              numDependencies, flags);
 }
 CUresult cuStreamCopyAttributes_ptsz(CUstream dst, CUstream src) {
   return call(cuStreamCopyAttributes, dst, src);

@@ -25,6 +25,10 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
     bool built_in =
         handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
     if (!stream || built_in) return CUDA_ERROR_INVALID_HANDLE;
+    CaptureState capture;
+    if (capture_state(*stream, &capture); capture.status != CU_STREAM_CAPTURE_STATUS_NONE) {
+      return wait_while_capturing(*stream);
+    }
     context.destroy_stream(stream.get());
     return CUDA_SUCCESS;
   });
@@ -33,6 +37,7 @@ CUresult cuStreamDestroy(CUstream handle) { return cuStreamDestroy_v2(handle); }
 
 CUresult cuStreamQuery(CUstream handle) {
   return with_stream(handle, [](Context& context, Stream& stream) -> CUresult {
+    if (CUresult wrong = wait_while_capturing(stream); wrong != CUDA_SUCCESS) return wrong;
     if (!stream.tail().done()) return CUDA_ERROR_NOT_READY;
     return outcome(context);
   });
@@ -40,6 +45,7 @@ CUresult cuStreamQuery(CUstream handle) {
 
 CUresult cuStreamSynchronize(CUstream handle) {
   return with_stream(handle, [](Context& context, Stream& stream) -> CUresult {
+    if (CUresult wrong = wait_while_capturing(stream); wrong != CUDA_SUCCESS) return wrong;
     stream.tail().wait();
     context.printf_sink().flush();
     return outcome(context);
@@ -57,6 +63,7 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned int f
       if (!event) event = other->event(event_handle);
     }
     if (!event) return CUDA_ERROR_INVALID_HANDLE;
+    if (auto answer = wait_in_capture(stream, event, flags != 0)) return *answer;
     std::shared_ptr<EventMark> mark = event->mark();
     if (mark && !mark->point.done()) context.submit_always(stream, [] {}, {mark->point});
     return CUDA_SUCCESS;
@@ -103,21 +110,6 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
   });
 }
 
-CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  return with_stream(handle, [&](Context&, Stream&) -> CUresult {
-    if (!status) return CUDA_ERROR_INVALID_VALUE;
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;  // graphs do not exist here
-    return CUDA_SUCCESS;
-  });
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  if (!mode) return CUDA_ERROR_INVALID_VALUE;
-  std::swap(current, *mode);
-  return CUDA_SUCCESS;
-}
-
 CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {
   return with_stream(to, [&](Context& context, Stream&) -> CUresult {
     return context.stream(from) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -131,6 +123,7 @@ CUresult cuStreamAttachMemAsync(CUstream, CUdeviceptr, size_t, unsigned int) {
 CUresult cuLaunchHostFunc(CUstream handle, CUhostFn fn, void* data) {
   return with_stream(handle, [&](Context& context, Stream& stream) -> CUresult {
     if (!fn) return CUDA_ERROR_INVALID_VALUE;
+    if (auto answer = captured(stream, [&] { return Work(HostWork{fn, data}); })) return *answer;
     context.submit(stream, [fn, data] {
       set_in_host_callback(true);
       fn(data);
@@ -145,6 +138,10 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void* d
                              unsigned int flags) {
   return with_stream(handle, [&](Context& context, Stream& stream) -> CUresult {
     if (!callback || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    CaptureState capture;
+    if (capture_state(stream, &capture); capture.status != CU_STREAM_CAPTURE_STATUS_NONE) {
+      return wait_while_capturing(stream);  // CUDA does not capture these
+    }
     context.submit_always(stream, [&context, handle, callback, data] {
       set_in_host_callback(true);
       callback(handle, outcome(context), data);

@@ -8,6 +8,7 @@
 
 #include "softgpu/memory/allocations.h"
 #include "softgpu/memory/range_map.h"
+#include "softgpu/runtime/capture.h"
 
 namespace sluice::softgpu {
 namespace {
@@ -47,7 +48,9 @@ void enter(MemoryView& view, const Context& context, bool for_all) {
   }
 }
 
-void execute(Context& context, const CopyBox& box) {
+}  // namespace
+
+void run_copy(Context& context, const CopyBox& box) {
   MemoryView view;
   enter(view, context,
         box.between_devices || (everybodys(box.to.address) && everybodys(box.from.address)));
@@ -71,8 +74,6 @@ void execute(Context& context, const CopyBox& box) {
   notify_pollers();
 }
 
-}  // namespace
-
 bool classify(CopySide& side, size_t bytes, bool must_be_device) {
   Allocations& known = Allocations::instance();
   bool covered = bytes == 0 || known.covers(side.address, bytes);
@@ -88,6 +89,11 @@ bool classify(CopySide& side, size_t bytes, bool must_be_device) {
 
 CUresult copy(Context& context, Stream& stream, const CopyBox& box, bool wait) {
   if (box.width == 0 || box.height == 0 || box.depth == 0) return CUDA_SUCCESS;
+  // In a graph, pageable memory is read when the node runs.
+  if (auto answer = captured(stream, [&] { return Work(CopyWork{box}); })) return *answer;
+  if (wait) {
+    if (CUresult wrong = unsafe_while_capturing(); wrong != CUDA_SUCCESS) return wrong;
+  }
   bool from_pageable = !box.from.device && !box.from.pinned;
   bool to_pageable = !box.to.device && !box.to.pinned;
   if (wait || to_pageable || from_pageable) {
@@ -97,53 +103,62 @@ CUresult copy(Context& context, Stream& stream, const CopyBox& box, bool wait) {
       std::memcpy(staged->data(), reinterpret_cast<const void*>(box.from.address), box.width);
       CopyBox rest = box;
       rest.from = {reinterpret_cast<uintptr_t>(staged->data()), box.width, 0, false, true};
-      context.submit(stream, [&context, rest, staged] { execute(context, rest); });
+      context.submit(stream, [&context, rest, staged] { run_copy(context, rest); });
       return CUDA_SUCCESS;
     }
-    context.submit_and_wait(stream, [&context, &box] { execute(context, box); });
+    context.submit_and_wait(stream, [&context, &box] { run_copy(context, box); });
     return static_cast<CUresult>(context.error());
   }
-  context.submit(stream, [&context, box] { execute(context, box); });
+  context.submit(stream, [&context, box] { run_copy(context, box); });
   return CUDA_SUCCESS;
 }
 
-CUresult fill(Context& context, Stream& stream, uintptr_t address, size_t pitch, uint32_t value,
-              unsigned element, size_t width, size_t height, bool wait) {
-  if (address % element != 0 || (height > 1 && pitch % element != 0)) {
+CUresult check_fill(const Fill& f) {
+  if (f.element != 1 && f.element != 2 && f.element != 4) return CUDA_ERROR_INVALID_VALUE;
+  if (f.address % f.element != 0 || (f.height > 1 && f.pitch % f.element != 0)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  if (width == 0 || height == 0) return CUDA_SUCCESS;
-  if (width > SIZE_MAX / element) return CUDA_ERROR_INVALID_VALUE;
-  size_t row = width * element;
-  if (height > 1 && pitch < row) return CUDA_ERROR_INVALID_VALUE;
-  size_t span = (height - 1) * pitch + row;
-  if (!Allocations::instance().covers(address, span)) return CUDA_ERROR_INVALID_VALUE;
-  auto work = [=, &context] {
-    MemoryView view;
-    enter(view, context, everybodys(address));
-    bool ok = true;
-    for (size_t y = 0; ok && y < height; ++y) {
-      uintptr_t start = address + y * pitch;
-      for (size_t done = 0; ok && done < row;) {
-        size_t piece = std::min(row - done, kPiece);
-        view.tick();
-        ok = view.writable(start + done, piece);
-        if (!ok) break;
-        if (element == 1) {
-          std::memset(reinterpret_cast<void*>(start + done), static_cast<int>(value), piece);
-        } else if (element == 2) {
-          std::fill_n(reinterpret_cast<uint16_t*>(start + done), piece / 2,
-                      static_cast<uint16_t>(value));
-        } else {
-          std::fill_n(reinterpret_cast<uint32_t*>(start + done), piece / 4, value);
-        }
-        done += piece;
+  if (f.empty()) return CUDA_SUCCESS;
+  if (f.width > SIZE_MAX / f.element) return CUDA_ERROR_INVALID_VALUE;
+  size_t row = f.width * f.element;
+  if (f.height > 1 && f.pitch < row) return CUDA_ERROR_INVALID_VALUE;
+  size_t span = (f.height - 1) * f.pitch + row;
+  return Allocations::instance().covers(f.address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+void run_fill(Context& context, const Fill& f) {
+  MemoryView view;
+  enter(view, context, everybodys(f.address));
+  const size_t row = f.width * f.element;
+  bool ok = true;
+  for (size_t y = 0; ok && y < f.height; ++y) {
+    uintptr_t start = f.address + y * f.pitch;
+    for (size_t done = 0; ok && done < row;) {
+      size_t piece = std::min(row - done, kPiece);
+      view.tick();
+      ok = view.writable(start + done, piece);
+      if (!ok) break;
+      if (f.element == 1) {
+        std::memset(reinterpret_cast<void*>(start + done), static_cast<int>(f.value), piece);
+      } else if (f.element == 2) {
+        std::fill_n(reinterpret_cast<uint16_t*>(start + done), piece / 2,
+                    static_cast<uint16_t>(f.value));
+      } else {
+        std::fill_n(reinterpret_cast<uint32_t*>(start + done), piece / 4, f.value);
       }
+      done += piece;
     }
-    view.leave();
-    if (!ok) context.poison(CUDA_ERROR_ILLEGAL_ADDRESS, "fill of memory that is not mapped");
-    notify_pollers();
-  };
+  }
+  view.leave();
+  if (!ok) context.poison(CUDA_ERROR_ILLEGAL_ADDRESS, "fill of memory that is not mapped");
+  notify_pollers();
+}
+
+CUresult fill(Context& context, Stream& stream, const Fill& f, bool wait) {
+  if (CUresult wrong = check_fill(f); wrong != CUDA_SUCCESS) return wrong;
+  if (f.empty()) return CUDA_SUCCESS;
+  if (auto answer = captured(stream, [&] { return Work(f); })) return *answer;
+  auto work = [f, &context] { run_fill(context, f); };
   if (wait) {
     context.submit_and_wait(stream, work);
     return static_cast<CUresult>(context.error());

@@ -32,12 +32,31 @@ struct CopyBox {
 // What kind of memory the address is; false if a device address is not known.
 bool classify(CopySide& side, size_t bytes, bool must_be_device);
 
+// As a graph's copy node describes it (api/copy.cc).
+CUresult copy_box_of(const CUDA_MEMCPY3D& description, CopyBox& box);
+
 // Queues the copy; `wait` returns after it has been made. Pageable memory is read or written before
 // the call returns, as CUDA promises.
 CUresult copy(Context& context, Stream& stream, const CopyBox& box, bool wait);
 
-// Fills `height` rows of `width` elements of 1, 2 or 4 bytes.
-CUresult fill(Context& context, Stream& stream, uintptr_t address, size_t pitch, uint32_t value,
-              unsigned element, size_t width, size_t height, bool wait);
+// The copy itself, on the calling thread.
+void run_copy(Context& context, const CopyBox& box);
+
+// `height` rows of `width` elements of 1, 2 or 4 bytes.
+struct Fill {
+  uintptr_t address = 0;
+  size_t pitch = 0;
+  uint32_t value = 0;
+  unsigned element = 1;
+  size_t width = 0;
+  size_t height = 1;
+  bool empty() const { return width == 0 || height == 0; }
+};
+// What CUDA refuses at the call.
+CUresult check_fill(const Fill& fill);
+void run_fill(Context& context, const Fill& fill);
+
+// Queues the fill; `wait` returns after it has been made.
+CUresult fill(Context& context, Stream& stream, const Fill& fill, bool wait);
 
 }  // namespace sluice::softgpu

@@ -8,6 +8,8 @@
 #include <thread>
 
 #include "softgpu/interp/launch_state.h"
+#include "softgpu/runtime/capture.h"
+#include "softgpu/runtime/library.h"
 #include "softgpu/runtime/log.h"
 
 namespace sluice::softgpu {
@@ -200,31 +202,48 @@ unsigned blocks_per_sm(const KernelFunction& kernel, unsigned threads, size_t dy
   return static_cast<unsigned>(std::min<uint64_t>(blocks, kSharedPerSm / shared));
 }
 
-CUresult launch_kernel(Context& context, Stream& stream, KernelFunction& kernel,
-                       const LaunchShape& shape, void** params, void** extra) {
-  if (CUresult wrong = check(kernel, shape); wrong != CUDA_SUCCESS) return wrong;
-  auto launch = std::make_shared<LaunchState>();
-  if (!collect_parameters(*kernel.function, params, extra, launch->params)) {
+CUresult prepare_kernel(Context& context, CUfunction handle, const LaunchShape& shape,
+                        void** params, void** extra, KernelWork& work) {
+  CUresult why = CUDA_SUCCESS;
+  work.kernel = launchable(context, handle, why);
+  if (!work.kernel) return why;
+  if (params && extra) return CUDA_ERROR_INVALID_VALUE;
+  if (CUresult wrong = check(*work.kernel, shape); wrong != CUDA_SUCCESS) return wrong;
+  if (!collect_parameters(*work.kernel->function, params, extra, work.params)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
-  launch->kernel = kernel.function;
-  launch->program = &kernel.module->program();
-  launch->device = context.device().ordinal;
-  std::copy(shape.grid, shape.grid + 3, launch->grid);
-  std::copy(shape.block, shape.block + 3, launch->block);
-  launch->dynamic_shared = shape.dynamic_shared;
-  launch->grid_id = next_grid.fetch_add(1);
-  launch->sm_count = context.device().sm_count;
+  work.handle = handle;
+  work.held = work.kernel->module->shared_from_this();
+  work.shape = shape;
+  return CUDA_SUCCESS;
+}
+
+void run_kernel(Context& context, const KernelWork& work) {
+  LaunchState launch;
+  launch.params = work.params;
+  launch.kernel = work.kernel->function;
+  launch.program = &work.held->program();
+  launch.device = context.device().ordinal;
+  std::copy(work.shape.grid, work.shape.grid + 3, launch.grid);
+  std::copy(work.shape.block, work.shape.block + 3, launch.block);
+  launch.dynamic_shared = work.shape.dynamic_shared;
+  launch.grid_id = next_grid.fetch_add(1);
+  launch.sm_count = context.device().sm_count;
   // Frames of callees are laid out by us and not by a compiler that knows their depth: be generous,
   // untouched pages cost nothing.
-  launch->stack_limit = std::max<uint64_t>(context.limit(CU_LIMIT_STACK_SIZE), 64u << 10);
-  launch->cooperative = shape.cooperative;
-  launch->printf = &context.printf_sink();
-  launch->heap = context.heap();
-  launch->cancelled = &context.error_flag();
-  launch->printf->flush();  // CUDA prints what has come at launches too
-  std::shared_ptr<LoadedModule> held = kernel.module->shared_from_this();
-  context.submit(stream, [&context, launch, held] { execute(context, *launch); });
+  launch.stack_limit = std::max<uint64_t>(context.limit(CU_LIMIT_STACK_SIZE), 64u << 10);
+  launch.cooperative = work.shape.cooperative;
+  launch.printf = &context.printf_sink();
+  launch.heap = context.heap();
+  launch.cancelled = &context.error_flag();
+  execute(context, launch);
+}
+
+CUresult launch_kernel(Context& context, Stream& stream, KernelWork work) {
+  if (auto answer = captured(stream, [&] { return Work(std::move(work)); })) return *answer;
+  context.printf_sink().flush();  // CUDA prints what has come at launches too
+  auto kept = std::make_shared<KernelWork>(std::move(work));
+  context.submit(stream, [&context, kept] { run_kernel(context, *kept); });
   return CUDA_SUCCESS;
 }
 

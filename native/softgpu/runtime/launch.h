@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "abi/cuda_driver.h"
@@ -19,8 +20,20 @@ struct LaunchShape {
   bool cooperative = false;
 };
 
-CUresult launch_kernel(Context& context, Stream& stream, KernelFunction& kernel,
-                       const LaunchShape& shape, void** params, void** extra);
+// A launch that has been checked, ready to be run any number of times.
+struct KernelWork {
+  CUfunction handle = nullptr;  // as the application named it
+  KernelFunction* kernel = nullptr;
+  std::shared_ptr<LoadedModule> held;
+  LaunchShape shape{};
+  std::vector<uint8_t> params;
+};
+CUresult prepare_kernel(Context& context, CUfunction handle, const LaunchShape& shape,
+                        void** params, void** extra, KernelWork& work);
+// On a stream's thread.
+void run_kernel(Context& context, const KernelWork& work);
+
+CUresult launch_kernel(Context& context, Stream& stream, KernelWork work);
 
 // The largest dynamic shared memory that a launch of the kernel may ask for, in bytes.
 unsigned dynamic_shared_limit(const KernelFunction& kernel);

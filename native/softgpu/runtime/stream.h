@@ -20,6 +20,7 @@ namespace sluice::softgpu {
 
 class Stream;
 class Context;
+struct CapturedPoint;
 
 // A place in a stream's work. Done once the stream has completed `sequence` operations.
 struct Point {
@@ -89,7 +90,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
 // What one cuEventRecord produced; an event points at the latest of them.
 struct EventMark {
   Point point;
-  std::atomic<int64_t> nanoseconds{-1};  // when the stream reached it, -1 before
+  std::atomic<int64_t> nanoseconds{-1};     // when the stream reached it, -1 before
+  std::shared_ptr<CapturedPoint> captured;  // recorded in a capturing stream: no point then
 };
 
 class Event {
