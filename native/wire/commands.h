@@ -118,7 +118,8 @@ struct Mark {
 };
 
 // Where the host side of a copy lives.
-enum class HostPlace : uint32_t { kInline = 0, kArena = 1 };
+// kShadow: graph_commands.h; the address is the shadow's id.
+enum class HostPlace : uint32_t { kInline = 0, kArena = 1, kShadow = 2 };
 
 // rows = 1 for a plain copy; pitches then do not count. Host rows of inline data are packed.
 struct CopyToDevice {  // inline data follows

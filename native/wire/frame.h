@@ -78,6 +78,27 @@ enum ControlFunction : uint16_t {
   kAllocationUnmap = 51,
   kAllocationAccess = 52,
   kCodeLoadKnown = 53,  // code that the node may have kept
+  // Stream capture and graphs: graph_commands.h.
+  kStreamMemOps = 54,
+  kCaptureBegin = 37,
+  kCaptureEnd = 38,
+  kCaptureInfo = 39,
+  kCaptureUpdate = 40,
+  kGraphCreate = 41,
+  kGraphCopy = 42,
+  kGraphDestroy = 43,
+  kGraphNodeAdd = 44,
+  kGraphNodeSet = 45,
+  kGraphNodeGet = 46,
+  kGraphList = 47,
+  kGraphEdit = 56,
+  kGraphInstantiate = 57,
+  kGraphExecUpdate = 58,
+  kGraphExecDestroy = 59,
+  kGraphLaunch = 60,
+  kShadowMake = 61,
+  kShadowWrite = 62,
+  kShadowRead = 63,
   kFirstApiFunction = 64,
   kFirstLibraryFunction = 1024,  // native/api/library_ids.lock
   // Control functions again, for which there was no room below.
@@ -205,6 +226,46 @@ constexpr const char* control_name(uint16_t function) {
       return "AllocationAccess";
     case kCodeLoadKnown:
       return "CodeLoadKnown";
+    case kStreamMemOps:
+      return "StreamMemOps";
+    case kCaptureBegin:
+      return "CaptureBegin";
+    case kCaptureEnd:
+      return "CaptureEnd";
+    case kCaptureInfo:
+      return "CaptureInfo";
+    case kCaptureUpdate:
+      return "CaptureUpdate";
+    case kGraphCreate:
+      return "GraphCreate";
+    case kGraphCopy:
+      return "GraphCopy";
+    case kGraphDestroy:
+      return "GraphDestroy";
+    case kGraphNodeAdd:
+      return "GraphNodeAdd";
+    case kGraphNodeSet:
+      return "GraphNodeSet";
+    case kGraphNodeGet:
+      return "GraphNodeGet";
+    case kGraphList:
+      return "GraphList";
+    case kGraphEdit:
+      return "GraphEdit";
+    case kGraphInstantiate:
+      return "GraphInstantiate";
+    case kGraphExecUpdate:
+      return "GraphExecUpdate";
+    case kGraphExecDestroy:
+      return "GraphExecDestroy";
+    case kGraphLaunch:
+      return "GraphLaunch";
+    case kShadowMake:
+      return "ShadowMake";
+    case kShadowWrite:
+      return "ShadowWrite";
+    case kShadowRead:
+      return "ShadowRead";
     default:
       return nullptr;
   }

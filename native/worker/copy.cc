@@ -137,7 +137,8 @@ Foreign foreign_to(Session& s, const Vgpu& of_stream, uint64_t to, uint64_t from
 
 // Checks what both directions share. False: rejected.
 bool accept(Session& s, const Command& c, const wire::CopyToDevice& copy, CUstream* stream,
-            Vgpu** owner) {
+            Vgpu** owner, uint64_t* host) {
+  *host = copy.host_address;
   const uint64_t device_span = span_of(copy.device_pitch, copy.width, copy.rows);
   if (device_span == 0 || !s.device_range(copy.device_address, device_span)) {
     s.reject("a copy names device memory that the session does not have");
@@ -149,6 +150,14 @@ bool accept(Session& s, const Command& c, const wire::CopyToDevice& copy, CUstre
       s.reject("a copy names host memory outside the arena");
       return false;
     }
+  } else if (copy.place == wire::HostPlace::kShadow) {
+    const auto shadow = s.shadows.find(copy.host_address);
+    const uint64_t host_span = span_of(copy.host_pitch, copy.width, copy.rows);
+    if (!shadow || host_span == 0 || host_span > shadow->bytes) {
+      s.reject("a copy names a shadow that there is not");
+      return false;
+    }
+    *host = reinterpret_cast<uint64_t>(shadow->at);
   } else if (copy.place != wire::HostPlace::kInline) {
     s.reject("a copy's host side lies nowhere");
     return false;
@@ -166,8 +175,9 @@ void to_device(Session& s, const Command& c, Reply& reply) {
   CUstream stream;
   Vgpu* v;
   if (!d.ok()) return s.reject("CopyToDevice is cut short");
-  if (!accept(s, c, copy, &stream, &v)) return;
-  uint64_t from = copy.host_address, pitch = copy.host_pitch;
+  uint64_t from;
+  if (!accept(s, c, copy, &stream, &v, &from)) return;
+  uint64_t pitch = copy.host_pitch;
   if (copy.place == wire::HostPlace::kInline) {
     if (copy.width > wire::kMaxFrameBytes || copy.rows > wire::kMaxFrameBytes)
       return s.reject("CopyToDevice carries more than a frame holds");
@@ -207,11 +217,12 @@ void to_host(Session& s, const Command& c, Reply& reply) {
   CUstream stream;
   Vgpu* v;
   if (!d.ok()) return s.reject("CopyToHost is cut short");
-  if (!accept(s, c, copy, &stream, &v)) return;
+  uint64_t host;
+  if (!accept(s, c, copy, &stream, &v, &host)) return;
   const Foreign foreign = foreign_to(s, *v, 0, copy.device_address);
-  if (copy.place == wire::HostPlace::kArena) {
-    reply.status = run(s, stream, Way::kToHost, copy.host_address, copy.host_pitch,
-                       copy.device_address, copy.device_pitch, copy.width, copy.rows, foreign);
+  if (copy.place != wire::HostPlace::kInline) {
+    reply.status = run(s, stream, Way::kToHost, host, copy.host_pitch, copy.device_address,
+                       copy.device_pitch, copy.width, copy.rows, foreign);
     if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
     if (reply.status == CUDA_SUCCESS && c.answered())
       reply.status = s.driver.cuStreamSynchronize(stream);

@@ -40,6 +40,10 @@ DispatchTable make() {
   add_event_handlers(t);
   add_peer_handlers(t);
   add_cluster_handlers(t);
+  add_capture_handlers(t);
+  add_graph_handlers(t);
+  add_graph_node_handlers(t);
+  add_shadow_handlers(t);
   add_generated_handlers(t);
   add_library_handlers(t);
   add_cudnn_backend_handlers(t);

@@ -63,4 +63,8 @@ bool is_sticky(CUresult e) {
   }
 }
 
+bool is_capture_error(CUresult e) {
+  return e >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && e <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+}
+
 }  // namespace sluice::worker

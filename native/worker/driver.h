@@ -27,5 +27,7 @@ struct Driver {
 
 // The context survives none of these: every later call returns the same.
 bool is_sticky(CUresult e);
+// What a broken capture says, and what breaks one.
+bool is_capture_error(CUresult e);
 
 }  // namespace sluice::worker

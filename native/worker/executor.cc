@@ -166,6 +166,10 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     }
     endpoint_.reply(command.header.lane, command.header.sequence,
                     static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed);
+  } else if (is_capture_error(reply.status)) {
+    // The capture is broken now, which its end will say; nothing else is.
+    log_info(std::string(handler.name) +
+             " failed in a capture: " + session_.driver.error_text(reply.status));
   } else if (reply.status != CUDA_SUCCESS) {
     if (!is_sticky(reply.status))
       log_error(std::string(handler.name) + " failed after its caller had gone on: " +
@@ -195,15 +199,22 @@ void Executor::watch() {
     for (;;) {
       channel::sleep_ns(pause);
       bool busy = false;
-      for (auto& v : session_.vgpus) {
-        d.cuCtxSetCurrent(v->gpu->context);
-        const CUresult e = d.cuStreamQuery(v->gpu->house);
-        if (is_sticky(e)) endpoint_.publish_error(e, false);
-        busy |= d.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
+      {
+        // Asking a stream that captures would break its capture.
+        std::lock_guard lock(session_.captures.mutex);
+        const bool capturing = session_.captures.any();
+        busy |= capturing;
+        for (auto& v : session_.vgpus) {
+          d.cuCtxSetCurrent(v->gpu->context);
+          const CUresult e = d.cuStreamQuery(v->gpu->house);
+          if (is_sticky(e)) endpoint_.publish_error(e, false);
+          if (!capturing) busy |= d.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
+        }
+        if (!capturing)
+          session_.streams.for_each([&](uint64_t, const StreamObject& s) {
+            busy |= d.cuStreamQuery(s.handle) == CUDA_ERROR_NOT_READY;
+          });
       }
-      session_.streams.for_each([&](uint64_t, const StreamObject& s) {
-        busy |= d.cuStreamQuery(s.handle) == CUDA_ERROR_NOT_READY;
-      });
       const uint64_t now = session_.activity.load();
       if (now == last && !busy) break;
       pause = now == last ? std::min<uint64_t>(pause * 2, 250'000'000) : 10'000'000;

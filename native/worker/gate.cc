@@ -34,7 +34,7 @@ void Gate::pass() {
     std::unique_lock lock(mutex_);
     released_.wait(lock, [this] { return !held_; });
   }
-  if (launches_ % kLaunchesPerMark == 0) {
+  if (until_mark_ == 0) {
     std::lock_guard lock(mutex_);
     if (under_way_.size() >= kMarks) collect(true);
   }
@@ -42,8 +42,12 @@ void Gate::pass() {
 
 // An interval runs from the first to the last of a batch of launches on one stream; what other
 // streams do meanwhile lies within it.
-CUresult Gate::issued(CUstream stream) {
-  if (launches_++ % kLaunchesPerMark != 0) return CUDA_SUCCESS;
+CUresult Gate::issued(CUstream stream, uint32_t weight) {
+  if (until_mark_ >= weight) {
+    until_mark_ -= weight;
+    return CUDA_SUCCESS;
+  }
+  until_mark_ = weight < kLaunchesPerMark ? kLaunchesPerMark - 1 : 0;
   std::lock_guard lock(mutex_);
   finish_interval();
   collect(false);

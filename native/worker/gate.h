@@ -21,7 +21,8 @@ class Gate {
   // Called by the executor before and after it issues a launch on `stream`. pass() waits while the
   // gate is held or the lead is used up.
   void pass();
-  CUresult issued(CUstream stream);
+  // `weight`: how many launches it stands for.
+  CUresult issued(CUstream stream, uint32_t weight = 1);
 
   // The stream is about to be destroyed.
   void leave(CUstream stream);
@@ -50,7 +51,7 @@ class Gate {
   std::deque<CUevent> spare_;
   CUevent begin_ = nullptr;
   CUstream stream_ = nullptr;
-  uint32_t launches_ = 0;
+  uint32_t until_mark_ = 0;  // launches that may still come before the next
   double busy_ms_ = 0;
 };
 

@@ -76,7 +76,7 @@ void launch(Session& s, const Command& c, Reply& reply) {
     config.numAttrs = l.attribute_count;
     reply.status = s.driver.cuLaunchKernelEx(&config, f.function, nullptr, extra);
   }
-  if (reply.status == CUDA_SUCCESS) gate.issued(stream);
+  if (reply.status == CUDA_SUCCESS && !s.capturing(stream)) gate.issued(stream);
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ void device_idle(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& i = d.fixed<wire::DeviceIdle>();
   if (!d.ok()) return s.reject("DeviceIdle is cut short");
-  if (s.use(i.device)) reply.status = s.driver.cuCtxSynchronize();
+  if (Vgpu* v = s.use(i.device)) reply.status = s.wait_idle(v);
 }
 
 }  // namespace

@@ -306,4 +306,49 @@ CUresult Session::mark(CUstream stream, uint32_t mark, uint64_t value) {
   return driver.cuStreamWriteValue64_v2(stream, mark_address(mark), value, 0);
 }
 
+bool Session::capturing(CUstream stream) {
+  if (!captures.any()) return false;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  return driver.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS &&
+         status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+void Session::keep_out(CUstream stream, Vgpu* v) {
+  v->gate->leave(stream);
+  // Once a blocking stream captures, the legacy stream can be asked no more.
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status) != CUDA_SUCCESS) return;
+  if (!v->legacy_done &&
+      driver.cuEventCreate(&v->legacy_done, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+    return;
+  driver.cuEventRecord(v->legacy_done, CU_STREAM_LEGACY);
+}
+
+CUresult Session::wait_for_legacy(Vgpu* v) {
+  CUevent done;
+  {
+    std::lock_guard lock(captures.mutex);
+    done = v->legacy_done;
+  }
+  return done ? driver.cuEventSynchronize(done) : CUDA_SUCCESS;
+}
+
+CUresult Session::wait_idle(Vgpu* v) {
+  if (!captures.any()) return driver.cuCtxSynchronize();
+  // A context with a stream that captures cannot be waited for as a whole, in no mode.
+  CUresult result = CUDA_SUCCESS;
+  const auto wait = [&](CUstream stream) {
+    if (result == CUDA_SUCCESS && !capturing(stream)) result = driver.cuStreamSynchronize(stream);
+  };
+  streams.for_each([&](uint64_t, const StreamObject& s) {
+    if (vgpus[s.device].get() == v) wait(s.handle);
+  });
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  if (driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status) == CUDA_SUCCESS)
+    wait(CU_STREAM_LEGACY);
+  else if (result == CUDA_SUCCESS)
+    result = wait_for_legacy(v);
+  return result;
+}
+
 }  // namespace sluice::worker

@@ -20,6 +20,7 @@
 #include "worker/driver.h"
 #include "worker/endpoint.h"
 #include "worker/gate.h"
+#include "worker/graph.h"
 #include "worker/objects.h"
 
 namespace sluice::worker {
@@ -56,6 +57,7 @@ struct Vgpu {
   uint64_t code_bytes = 0;
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
   std::unique_ptr<Gate> gate;
+  CUevent legacy_done = nullptr;  // the legacy stream when something last began to capture
 };
 
 struct SessionPlan {
@@ -178,6 +180,19 @@ class Session {
   ObjectTable<AllocationObject> allocations{24, 1 << 20};
   // How often each allocation is mapped. The leader's alone.
   std::map<uint64_t, uint32_t> times_mapped;
+  ObjectTable<GraphRef> graphs{16, 1 << 18};
+  ObjectTable<GraphExecObject> graph_execs{17, 1 << 18};
+  Captures captures;
+  Shadows shadows;
+
+  // Whether the driver has this stream in a capture.
+  bool capturing(CUstream stream);
+  // The worker's own work leaves a stream that is about to capture. Under the captures' lock.
+  void keep_out(CUstream stream, Vgpu* v);
+  // Waits for all work of the vGPU that is under way.
+  CUresult wait_idle(Vgpu* v);
+  // For what the legacy stream had when something last began to capture.
+  CUresult wait_for_legacy(Vgpu* v);
 
   // Blobs under way (kUpload), filled by the leader, taken by whoever loads them.
   std::mutex blobs_mutex;

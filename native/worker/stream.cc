@@ -22,11 +22,14 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::StreamId>();
   StreamObject o;
+  std::lock_guard lock(s.captures.mutex);
+  if (d.ok() && s.captures.graph_of(m.stream))
+    return s.reject("StreamDestroy names a stream that captures");
   if (!d.ok() || !s.streams.take(m.stream, &o))
     return s.reject("StreamDestroy names a stream that the session does not have");
   Vgpu* v = s.use(o.device);
   if (!v) return;
-  v->gate->leave(o.handle);
+  if (!s.capturing(o.handle)) v->gate->leave(o.handle);
   reply.status = s.driver.cuStreamDestroy_v2(o.handle);
 }
 
@@ -62,8 +65,15 @@ void wait_event(Session& s, const Command& c, Reply& reply) {
   CUstream stream;
   if (!d.ok() || !s.events.get(m.event, &event))
     return s.reject("StreamWaitEvent names an event that the session does not have");
-  if (s.stream(m.stream, c.header.context, &stream))
-    reply.status = s.driver.cuStreamWaitEvent(stream, event, m.flags & CU_EVENT_WAIT_EXTERNAL);
+  Vgpu* v;
+  if (!s.stream(m.stream, c.header.context, &stream, &v)) return;
+  std::unique_lock<std::mutex> lock;
+  if (s.captures.any() && !s.capturing(stream)) {
+    // The stream may join a capture by this.
+    lock = std::unique_lock(s.captures.mutex);
+    s.keep_out(stream, v);
+  }
+  reply.status = s.driver.cuStreamWaitEvent(stream, event, m.flags & CU_EVENT_WAIT_EXTERNAL);
 }
 
 void mark(Session& s, const Command& c, Reply& reply) {
@@ -71,7 +81,9 @@ void mark(Session& s, const Command& c, Reply& reply) {
   const auto& m = d.fixed<wire::Mark>();
   CUstream stream;
   if (!d.ok() || !s.mark_valid(m.mark)) return s.reject("Mark names a word that there is not");
-  if (s.stream(m.stream, c.header.context, &stream)) reply.status = s.mark(stream, m.mark, m.value);
+  // The stream may have begun to capture meanwhile, and a mark must not get into a graph.
+  if (s.stream(m.stream, c.header.context, &stream) && !s.capturing(stream))
+    reply.status = s.mark(stream, m.mark, m.value);
 }
 
 // The driver's own thread is never blocked: the stream tells, waits, and the client's answer lets

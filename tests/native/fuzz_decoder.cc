@@ -75,8 +75,11 @@ uint64_t interesting(FurnishedRig& rig, uint8_t which, uint64_t value) {
                               value % 64,
                               value % 65536,
                               value,
-                              handle_id(value % 9, value % 16),
                               library_object(static_cast<uint8_t>(value % 40)),
+                              handle_id(value % 20, value % 16),
+                              FurnishedRig::kGraphId,
+                              FurnishedRig::kExecId,
+                              FurnishedRig::kShadow,
                               2ull << 20,
                               4096};
   return choices[which % (sizeof choices / sizeof choices[0])];
@@ -130,6 +133,11 @@ void run(const uint8_t* data, size_t size) {
       f.function = good[context % good.size()].function;
     keep_small(f);
     FakeLibraries::get().calls.clear();
+    worker::StreamObject stream;
+    if (f.in_capture && rig.session().streams.get(FurnishedRig::kStreamId, &stream) &&
+        rig.session().graphs.has_room(FurnishedRig::kCaptureId) &&
+        !rig.session().captures.graph_of(FurnishedRig::kStreamId))
+      rig.begin_capture();
     Answer answer;
     const bool accepted = rig.dispatch(f.header(), f.body(), &answer);
     ++(accepted ? g_count.accepted : g_count.refused);

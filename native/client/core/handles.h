@@ -25,6 +25,9 @@ enum class Kind : uint8_t {
   kAllocation = 24,
   kPool = 25,
   kLibraryObject = 32,  // of cuBLAS, cuDNN and so on
+  kGraph = 16,
+  kGraphExec = 17,
+  kGraphNode = 18,
 };
 
 // tag:16 | kind:8 | generation:16 | index:24

@@ -254,7 +254,8 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   std::memcpy(at, &h, sizeof h);
   if (bytes) std::memcpy(at + sizeof h, body, bytes);
   if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
-  if (work) {
+  // What goes into a graph is no work yet.
+  if (work && std::atomic_ref(work->capture).load(std::memory_order_relaxed) == 0) {
     Device& d = *work->device;
     d.only_stream = d.issued == d.idle_at || d.only_stream == work ? work : nullptr;
     work->last_work = ++d.issued;

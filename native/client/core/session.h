@@ -15,9 +15,11 @@
 
 #include "abi/cuda_driver.h"
 #include "client/core/answer_cache.h"
+#include "client/core/captures.h"
 #include "client/core/channel.h"
 #include "client/core/config.h"
 #include "client/core/device_memory.h"
+#include "client/core/graphs.h"
 #include "client/core/handles.h"
 #include "client/core/host_memory.h"
 #include "client/core/marks.h"
@@ -48,6 +50,8 @@ struct Stream {
   // Under the lock of the device's pools: a mark that the stream was asked for.
   uint32_t probe = wire::kNoMark;
   uint64_t probe_value = 0, probe_work = 0;
+  // The capture that it takes part in, 0: none. Changed under the captures' lock.
+  alignas(8) uint64_t capture = 0;
 };
 
 // What the application has of a memory pool.
@@ -63,7 +67,9 @@ struct Event {
   uint32_t mark = wire::kNoMark;
   uint64_t value = 0;  // of the newest record; 0: never recorded
   Stream* stream = nullptr;
-  uint64_t work = 0;  // Device::issued at the newest record
+  uint64_t work = 0;      // Device::issued at the newest record
+  uint64_t captured = 0;  // the capture that the newest record belongs to, if it does
+  bool in_graph = false;  // graphs record it: only the driver knows
 };
 
 // A loaded module or library.
@@ -220,7 +226,11 @@ class Session {
   HandleTable<Link> links{Kind::kLink};
   HandleTable<PoolHandle> pools{Kind::kPool};
   VirtualMemory virtual_memory{*this};
+  HandleTable<Graph> graphs{Kind::kGraph};
+  HandleTable<GraphExec> graph_execs{Kind::kGraphExec};
+  HandleTable<GraphNode> graph_nodes{Kind::kGraphNode};
   AnswerCache answers;
+  Captures captures;
 
   void close();
   // For tests, once in a process: makes a session on this channel the process's own.
@@ -271,6 +281,7 @@ struct ThreadState {
   static constexpr uint32_t kDepth = 64;
   uint32_t depth = 0;
   uint32_t last_lane = 0;
+  CUstreamCaptureMode capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
   uint64_t contexts[kDepth];
 };
 ThreadState& thread_state();
@@ -292,6 +303,13 @@ inline CUresult enter_query(Session** session) {
 CUresult enter(Session** session, Device** device);
 // The stream that a handle means in the current context, or CUDA_ERROR_INVALID_HANDLE.
 CUresult resolve_stream(Session* session, Device* device, CUstream handle, Stream** stream);
+// The same for a call that gives the stream work.
+inline CUresult stream_for_work(Session* session, Device* device, CUstream handle,
+                                Stream** stream) {
+  if (const CUresult e = resolve_stream(session, device, handle, stream); e != CUDA_SUCCESS)
+    return e;
+  return session->captures.work(*stream);
+}
 // The blocking stream that stands for CU_STREAM_PER_THREAD of this thread and device, minted at
 // first use (client/driver/stream.cc).
 CUresult per_thread_stream(Session* session, Device* device, Stream** stream);

@@ -18,7 +18,8 @@ bool DeviceOrder::passed(Stream* stream, StreamPoint point) {
 
 void DeviceOrder::probe(Stream* stream) {
   Marks& marks = session_.marks();
-  if (!marks) return;
+  // A mark must not get into a graph.
+  if (!marks || session_.captures.any()) return;
   if (stream->probe == wire::kNoMark)
     stream->probe = marks.take(true);
   else if (!marks.reached(stream->probe, stream->probe_value))
@@ -32,6 +33,7 @@ void DeviceOrder::probe(Stream* stream) {
 
 bool DeviceOrder::follow(Stream* later, Stream* earlier) {
   const uint32_t context = device_.index + 1;
+  if (session_.captures.any()) return false;  // as what is recorded might be a capture
   if (!event_) {
     Event* made = session_.events.create(&event_);
     if (!made) return false;

@@ -21,6 +21,7 @@ CUresult device_of(CUdevice ordinal, Session** s, Device** device) {
 constexpr unsigned kFlagMask = 0xff;
 
 CUresult synchronize(Session* s, Device* d) {
+  if (const CUresult e = s->captures.wait(d); e != CUDA_SUCCESS) return e;
   const uint64_t upto = s->issued(*d);
   const CUresult e = s->exchange(sluice::wire::kDeviceIdle, sluice::wire::DeviceIdle{d->index, 0});
   if (e != CUDA_SUCCESS) return e;

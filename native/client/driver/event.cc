@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events. A record marks the completion page too, so that asking and waiting need no round trip
 // where the page is shared.
+#include <algorithm>
+#include <utility>
+
 #include "channel/futex.h"
-#include "client/driver/transfer.h"
+#include "client/driver/graph.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -33,6 +36,13 @@ CUresult not_ready(Session* s) {
 void learn_done(Session* s, const Event& e) { s->note_done(*e.device, e.stream, e.work); }
 
 }  // namespace
+
+void sluice::client::leave_to_driver(Session* s, Event* event) {
+  if (event->mark != wire::kNoMark) s->marks().give_back(std::exchange(event->mark, wire::kNoMark));
+  event->in_graph = true;
+  event->value = std::max<uint64_t>(event->value, 1);
+  event->captured = 0;
+}
 
 extern "C" {
 
@@ -77,6 +87,22 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
   if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t captured;
+  if (const CUresult e = s->captures.record(stream, &captured); e != CUDA_SUCCESS) return e;
+  if (flags && !captured) return CUDA_ERROR_INVALID_VALUE;
+  if (captured) {
+    // Nothing happens now. The stream's place in the graph is what the event stands for, or, with
+    // the flag, a node that records it.
+    if (flags)
+      leave_to_driver(s, event);
+    else
+      event->captured = captured;
+    return s->post(wire::kEventRecord,
+                   wire::EventRecord{as_id(handle), stream->wire_id, wire::kNoMark, flags, 0}, {},
+                   nullptr, d->index + 1);
+  }
+  event->captured = 0;
   if (event->stream != stream && event->mark != wire::kNoMark && event->value != 0 &&
       !s->marks().reached(event->mark, event->value)) {
     // Two streams must not write the same word in an order that nobody knows.
@@ -100,6 +126,7 @@ CUresult cuEventQuery(CUevent handle) {
   Session* s;
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.ask(event->captured); e != CUDA_SUCCESS) return e;
   if (event->value == 0) return CUDA_SUCCESS;
   if (event->mark != wire::kNoMark) {
     if (!s->marks().reached(event->mark, event->value)) return not_ready(s);
@@ -113,12 +140,13 @@ CUresult cuEventSynchronize(CUevent handle) {
   Session* s;
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.ask(event->captured); e != CUDA_SUCCESS) return e;
   if (event->value == 0) return CUDA_SUCCESS;
   const CUresult e = event->mark != wire::kNoMark
                          ? wait_mark(s, event->mark, event->value)
                          : s->exchange(wire::kEventSynchronize, wire::EventId{as_id(handle)});
   if (e != CUDA_SUCCESS) return e;
-  learn_done(s, *event);
+  if (!event->in_graph) learn_done(s, *event);
   event->device->pools.after_synchronisation();
   return e;
 }
@@ -129,6 +157,7 @@ CUresult cuEventElapsedTime_v2(float* milliseconds, CUevent start, CUevent end) 
   if (const CUresult e = find(start, &s, &a); e != CUDA_SUCCESS) return e;
   if (const CUresult e = find(end, &s, &b); e != CUDA_SUCCESS) return e;
   if (!milliseconds) return CUDA_ERROR_INVALID_VALUE;
+  if (a->captured || b->captured) return CUDA_ERROR_CAPTURED_EVENT;
   if (a->value == 0 || b->value == 0 || (a->flags | b->flags) & CU_EVENT_DISABLE_TIMING)
     return CUDA_ERROR_INVALID_HANDLE;
   if (cuEventQuery(start) == CUDA_ERROR_NOT_READY || cuEventQuery(end) == CUDA_ERROR_NOT_READY)

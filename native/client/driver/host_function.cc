@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "channel/futex.h"
-#include "client/driver/transfer.h"
+#include "client/driver/graph.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -25,6 +25,24 @@ struct Pending {
   uint32_t ready_mark, done_mark;
   uint64_t value;
   std::function<void(CUresult)> run;
+  std::shared_ptr<Handshake> words;  // of a graph's node: no marks then
+
+  bool ready() const {
+    return words ? words->ready->load(std::memory_order_acquire) != 0
+                 : s->marks().reached(ready_mark, value);
+  }
+  void finish(CUresult status) {
+    if (words) words->ready->store(0, std::memory_order_relaxed);
+    run(status);
+    if (words)
+      words->done->store(1, std::memory_order_release);
+    else
+      s->marks().word(done_mark).store(value, std::memory_order_release);
+    device->host_functions.fetch_sub(1);
+    if (words) return;
+    s->marks().give_back(ready_mark);
+    s->marks().give_back(done_mark);
+  }
 };
 
 // One thread runs all host functions, one after the other and in the order in which streams reach
@@ -56,7 +74,7 @@ class Runner {
       auto it = pending_.begin();
       CUresult status = CUDA_SUCCESS;
       for (; it != pending_.end(); ++it) {
-        if (it->s->marks().reached(it->ready_mark, it->value)) break;
+        if (it->ready()) break;
         if ((status = it->s->sticky()) != CUDA_SUCCESS) break;
       }
       if (it == pending_.end()) {
@@ -70,11 +88,8 @@ class Runner {
       Pending p = std::move(*it);
       pending_.erase(it);
       lock.unlock();
-      p.run(status);
-      p.s->marks().word(p.done_mark).store(p.value, std::memory_order_release);
-      p.device->host_functions.fetch_sub(1);
-      p.s->marks().give_back(p.ready_mark);
-      p.s->marks().give_back(p.done_mark);
+      p.finish(status);
+      p = {};
       lock.lock();
     }
   }
@@ -90,12 +105,16 @@ Runner& runner() {
   return *r;
 }
 
-CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
+// `function`: the application's, where CUDA lets a graph have it.
+CUresult enqueue(CUstream handle, CUhostFn function, void* data,
+                 std::function<void(CUresult)> run) {
   Session* s;
   Device* d;
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (stream->capture)
+    return function ? capture_host_function(s, stream, function, data) : s->captures.refuse(stream);
   if (!s->marks()) {
     // No shared page: the function runs when everything before it is done, and the stream gets
     // nothing new meanwhile.
@@ -103,7 +122,7 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
     run(CUDA_SUCCESS);
     return CUDA_SUCCESS;
   }
-  Pending p{s, stream->device, s->marks().take(), s->marks().take(), 0, std::move(run)};
+  Pending p{s, stream->device, s->marks().take(), s->marks().take(), 0, std::move(run), nullptr};
   if (p.ready_mark == wire::kNoMark || p.done_mark == wire::kNoMark) {
     s->marks().give_back(p.ready_mark);
     return CUDA_ERROR_OUT_OF_MEMORY;
@@ -122,11 +141,20 @@ CUresult enqueue(CUstream handle, std::function<void(CUresult)> run) {
 
 }  // namespace
 
+void sluice::client::expect_call(Session* s, Device* device, const HostCall& call) {
+  device->host_functions.fetch_add(1);
+  runner().add({s, device, wire::kNoMark, wire::kNoMark, 0,
+                [run = call.run](CUresult status) {
+                  if (status == CUDA_SUCCESS) run();
+                },
+                call.words});
+}
+
 extern "C" {
 
 CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
   if (!function) return CUDA_ERROR_INVALID_VALUE;
-  return enqueue(stream, [=](CUresult status) {
+  return enqueue(stream, function, data, [=](CUresult status) {
     if (status == CUDA_SUCCESS) function(data);  // as CUDA: not called after an error
   });
 }
@@ -134,7 +162,8 @@ CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void* data) {
 CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void* data,
                              unsigned int flags) {
   if (!callback || flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  return enqueue(stream, [=](CUresult status) { callback(stream, status, data); });
+  return enqueue(stream, nullptr, nullptr,
+                 [=](CUresult status) { callback(stream, status, data); });
 }
 
 }  // extern "C"

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernel launches: the hot path. A configuration that CUDA would refuse at once is refused here,
 // from the cached attributes; everything else is one command.
+#include "client/driver/launch.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "client/driver/module.h"
 
-using namespace sluice::client;
-namespace wire = sluice::wire;
+namespace sluice::client {
 
 namespace {
 
-constexpr size_t kMaxParamBytes = 32764;  // CUDA's own limit for kernel parameters
-constexpr size_t kMaxAttributes = 64;
-
 int attribute(const Function& f, CUfunction_attribute a) { return f.record.attributes[a]; }
 
-CUresult check(const Device& d, const Function& f, const uint32_t grid[3], const uint32_t block[3],
-               uint32_t shared) {
+}  // namespace
+
+CUresult check_launch(const Device& d, const Function& f, const uint32_t grid[3],
+                      const uint32_t block[3], uint32_t shared) {
   const int32_t* limit = d.record.attributes;
   for (int i = 0; i < 3; ++i) {
     if (grid[i] == 0 || block[i] == 0 ||
@@ -44,8 +44,8 @@ CUresult check(const Device& d, const Function& f, const uint32_t grid[3], const
   return CUDA_SUCCESS;
 }
 
-// Gathers the parameters into one buffer, as the function's layout says.
-CUresult gather(const Function& f, void** params, void** extra, std::byte* to, uint32_t* bytes) {
+CUresult gather_params(const Function& f, void** params, void** extra, std::byte* to,
+                       uint32_t* bytes) {
   if (params && extra) return CUDA_ERROR_INVALID_VALUE;
   *bytes = 0;
   if (extra) {
@@ -72,6 +72,15 @@ CUresult gather(const Function& f, void** params, void** extra, std::byte* to, u
   return CUDA_SUCCESS;
 }
 
+}  // namespace sluice::client
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace {
+
+constexpr size_t kMaxAttributes = 64;
+
 CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t block[3],
                 uint32_t shared, CUstream stream_handle, void** params, void** extra,
                 const CUlaunchAttribute* attributes, unsigned attribute_count) {
@@ -81,14 +90,14 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   const Function* f = find_function(s, function);
   if (!f) return CUDA_ERROR_INVALID_HANDLE;
-  if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = stream_for_work(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
   if (stream->device != (f->device ? f->device : d)) return CUDA_ERROR_INVALID_HANDLE;
-  if (const CUresult e = check(*d, *f, grid, block, shared); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = check_launch(*d, *f, grid, block, shared); e != CUDA_SUCCESS) return e;
   if (attribute_count > kMaxAttributes) return CUDA_ERROR_INVALID_VALUE;
 
   alignas(16) std::byte tail[kMaxParamBytes + kMaxAttributes * sizeof(wire::LaunchAttribute) + 8];
   wire::Launch l{};
-  if (const CUresult e = gather(*f, params, extra, tail, &l.param_bytes); e != CUDA_SUCCESS)
+  if (const CUresult e = gather_params(*f, params, extra, tail, &l.param_bytes); e != CUDA_SUCCESS)
     return e;
   size_t bytes = l.param_bytes;
   for (unsigned i = 0; i < attribute_count; ++i) {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/driver/transfer.h"
+#include "client/driver/graph.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -33,11 +33,12 @@ struct Copy {
 
 CUresult begin(Copy* c, CUstream stream) {
   if (const CUresult e = enter(&c->s, &c->d); e != CUDA_SUCCESS) return e;
-  return resolve_stream(c->s, c->d, stream, &c->stream);
+  return stream_for_work(c->s, c->d, stream, &c->stream);
 }
 
 CUresult host_to_host(const Copy& c, void* to, uint64_t to_pitch, const void* from,
                       uint64_t from_pitch, Rect r) {
+  if (c.stream->capture) return capture_host_copy(c.s, c.stream, to, to_pitch, from, from_pitch, r);
   // In stream order: after everything before it, before everything after it.
   if (const CUresult e = synchronize_stream(c.s, c.stream); e != CUDA_SUCCESS) return e;
   for (uint64_t row = 0; row < r.rows; ++row)
@@ -59,6 +60,8 @@ uint64_t span(uint64_t pitch, Rect r) {
 CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch,
               Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
+  if (wait)
+    if (const CUresult e = c.s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
   for (const auto& [end, pitch] : {std::pair(to, to_pitch), std::pair(from, from_pitch)})
     if (end.side == Side::kDevice && !c.s->is_backed(end.address, span(pitch, r)))

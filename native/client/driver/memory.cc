@@ -3,7 +3,7 @@
 // asking anybody.
 #include <cstring>
 
-#include "client/driver/transfer.h"
+#include "client/driver/graph.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -21,6 +21,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (!pointer || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   uint64_t address = 0;
   auto result = d->memory.allocate(bytes, &address);
@@ -44,6 +45,7 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr* pointer, size_t* pitch, size_t width, s
 CUresult cuMemFree_v2(CUdeviceptr pointer) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (pointer == 0) return CUDA_SUCCESS;
   Session::DeviceRange range;
   if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
@@ -79,6 +81,7 @@ CUresult cuMemHostAlloc(void** pointer, size_t bytes, unsigned int flags) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (!pointer || bytes == 0 || flags & ~kHostAllocFlags) return CUDA_ERROR_INVALID_VALUE;
   if (s->host_memory().allocate(bytes, flags, d->index, pointer)) return CUDA_SUCCESS;
   return s->sticky() != CUDA_SUCCESS ? s->sticky() : CUDA_ERROR_OUT_OF_MEMORY;
@@ -92,6 +95,7 @@ CUresult cuMemFreeHost(void* pointer) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   const auto range = s->host_memory().find(pointer);
   if (range.start != reinterpret_cast<uint64_t>(pointer) ||
       range.place == HostMemory::Place::kPageable)
@@ -105,6 +109,7 @@ CUresult cuMemHostRegister_v2(void* pointer, size_t bytes, unsigned int flags) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (!pointer || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
   if (s->host_memory().in_arena(pointer, bytes)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
   return s->host_memory().add_registered(pointer, bytes, flags, d->index)
@@ -116,6 +121,7 @@ CUresult cuMemHostUnregister(void* pointer) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   return s->host_memory().drop_registered(pointer) ? CUDA_SUCCESS
                                                    : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }

@@ -262,6 +262,7 @@ CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned int co
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (!module || !image) return CUDA_ERROR_INVALID_VALUE;
   uint64_t id;
   Code* code = s->modules.create(&id);

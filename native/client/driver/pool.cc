@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation and memory pools: arguments and handles; what is reused when is decided
 // in core/memory_pool.h.
-#include "client/driver/transfer.h"
+#include "client/driver/graph.h"
 
 using namespace sluice::client;
 
@@ -52,7 +52,8 @@ CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
   Device* d;
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (stream->capture) return refuse_in_graph(s, stream, "stream-ordered allocation");
   const PoolHandle* pool = s->pools.find(stream->device->current_pool.load());
   return pool ? allocate(s, *pool, stream, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -63,7 +64,8 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPoo
   Device* d;
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = stream_for_work(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
+  if (stream->capture) return refuse_in_graph(s, stream, "stream-ordered allocation");
   const PoolHandle* pool = s->pools.find(handle);
   return pool ? allocate(s, *pool, stream, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -73,7 +75,8 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   Device* d;
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = resolve_stream(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
+  if (stream->capture) return refuse_in_graph(s, stream, "stream-ordered allocation");
   if (pointer == 0) return CUDA_SUCCESS;
   Session::DeviceRange range;
   if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;

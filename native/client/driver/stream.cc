@@ -24,6 +24,7 @@ pthread_key_t g_key;
 CUresult destroy(Session* s, uint64_t id) {
   Stream* stream = s->streams.find(id);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) return s->captures.refuse(stream);
   Device& device = *stream->device;
   if (!s->streams.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
   device.pools.forget_stream(stream);
@@ -112,6 +113,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
   Session* s;
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
   // What waited last may have been the last there was: a copy to the host, most often.
   if (!s->idle(*stream->device)) return synchronize_stream(s, stream);
   stream->device->pools.after_synchronisation();
@@ -122,6 +124,7 @@ CUresult cuStreamQuery(CUstream handle) {
   Session* s;
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
   if (s->idle(*stream->device)) return CUDA_SUCCESS;
   const uint64_t upto = s->issued(*stream->device);
   const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {},
@@ -136,14 +139,26 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   const Event* ev = s->events.find(event);
   if (!ev) return CUDA_ERROR_INVALID_HANDLE;
-  if (ev->value == 0) return CUDA_SUCCESS;  // never recorded
+  if (flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
+  if (flags) {
+    // The wait becomes a node of the graph.
+    if (const CUresult e = s->captures.work(stream); e != CUDA_SUCCESS) return e;
+    if (!stream->capture) return CUDA_ERROR_INVALID_VALUE;
+  } else {
+    Captures::Join how;
+    if (const CUresult e = s->captures.join(stream, ev->captured, ev->value != 0, &how);
+        e != CUDA_SUCCESS)
+      return e;
+    if (how == Captures::Join::kNothing) return CUDA_SUCCESS;
+  }
   const uint64_t upto = ev->work;
   // It counts as work: what the stream waits for is not its own, and not done before it comes here.
   const CUresult e =
       s->post(wire::kStreamWaitEvent,
               wire::StreamWaitEvent{stream->wire_id, reinterpret_cast<uint64_t>(event), flags, 0},
               {}, stream, stream->device->index + 1);
-  if (ev->device == stream->device) stream->device->pools.note_wait(stream, ev->stream, upto);
+  if (ev->device == stream->device && !stream->capture)
+    stream->device->pools.note_wait(stream, ev->stream, upto);
   return e;
 }
 
@@ -189,24 +204,6 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!device) return CUDA_ERROR_INVALID_VALUE;
   *device = static_cast<CUdevice>(stream->device->index);
-  return CUDA_SUCCESS;
-}
-
-CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {
-  Session* s;
-  Stream* stream;
-  if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
-  if (!status) return CUDA_ERROR_INVALID_VALUE;
-  *status = CU_STREAM_CAPTURE_STATUS_NONE;  // capture is not spoken yet, so nothing is
-  return CUDA_SUCCESS;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode* mode) {
-  // The mode is this thread's; with no capture to guard it is remembered and nothing else.
-  static thread_local CUstreamCaptureMode current = CU_STREAM_CAPTURE_MODE_GLOBAL;
-  if (!mode || *mode < CU_STREAM_CAPTURE_MODE_GLOBAL || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
-    return CUDA_ERROR_INVALID_VALUE;
-  std::swap(*mode, current);
   return CUDA_SUCCESS;
 }
 

@@ -6,6 +6,7 @@
 
 #include "channel/futex.h"
 #include "client/core/copy_crew.h"
+#include "client/driver/graph.h"
 
 namespace sluice::client {
 
@@ -133,6 +134,7 @@ CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
     if (!wait) return s->post(wire::kCopyToDevice, c, {}, stream, context);
     return s->exchange(wire::kCopyToDevice, c, {}, {}, nullptr, stream, context);
   }
+  if (stream->capture) return capture_copy_to_device(s, stream, to, to_pitch, from, from_pitch, r);
   // Memory that a host function may still write is read only after all that this stream waits for,
   // by events of other streams too.
   if (stream->device->host_functions.load() > 0)
@@ -188,6 +190,7 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, u
     if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto + 1);
     return e;
   }
+  if (stream->capture) return capture_copy_to_host(s, stream, to, to_pitch, from, from_pitch, r);
   const bool shared = static_cast<bool>(s->marks());
   const uint64_t reply_limit = shared ? kLaneBody : kReplyPiece;
   if (r.width * r.rows <= reply_limit || !shared) {

@@ -381,7 +381,7 @@ int32_t Call::collect() {
   if (!work_ && f_.launches && f_.params > 0) {
     const Object* owner = State::get().objects.find(id_at(f_.work));
     const uint64_t stream = owner ? owner->stream : 0;
-    if (resolve_stream(session_, device_, pointer<CUstream_st>(stream), &work_) != CUDA_SUCCESS)
+    if (stream_for_work(session_, device_, pointer<CUstream_st>(stream), &work_) != CUDA_SUCCESS)
       return library_.status.bad_value;
   }
   if (!f_.launches) work_ = nullptr;

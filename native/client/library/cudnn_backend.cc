@@ -386,7 +386,7 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
     const auto *uids = attribute(*v, kPackUniqueIds), *pointers = attribute(*v, kPackPointers);
     const size_t n = pointers ? pointers->head.count : 0;
     if (!pointers || !uids || uids->head.count != n) return kBadParam;
-    if (resolve_stream(s, device, reinterpret_cast<CUstream>(h->stream), &work) != CUDA_SUCCESS)
+    if (stream_for_work(s, device, reinterpret_cast<CUstream>(h->stream), &work) != CUDA_SUCCESS)
       return kBadParam;
     const auto workspace = element<uint64_t>(*v, kPackWorkspace, 0);
     key = p->content;

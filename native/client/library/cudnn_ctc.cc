@@ -47,7 +47,7 @@ extern "C" int32_t sluice_library_ctc(const wire::CtcLoss* call, const int32_t* 
         (request.gradients_descriptor && !is(request.gradients_descriptor, ids::k_cudnn_tensor)))
       return kBadParam;
     const uint64_t stream = state.objects.find(request.handle)->stream;
-    if (resolve_stream(s, device, reinterpret_cast<CUstream>(stream), &work) != CUDA_SUCCESS)
+    if (stream_for_work(s, device, reinterpret_cast<CUstream>(stream), &work) != CUDA_SUCCESS)
       return kBadParam;
   }
   std::vector<int32_t> numbers(labels, labels + count);

@@ -38,12 +38,12 @@ std::vector<GraphNode::Edge> edges_from(const std::vector<GraphNode*>& nodes) {
 }
 
 // The legacy stream would have to wait for a stream that captures.
-CUresult implicit(Stream& stream) {
+CUresult implicit(Stream& stream, bool breaks = true) {
   if (!stream.legacy()) return CUDA_SUCCESS;
   CUresult result = CUDA_SUCCESS;
   for (auto& [key, capturing] : state().streams) {
     if (&key->context() != &stream.context() || !key->blocking()) continue;
-    capturing.sequence->invalidated = true;
+    if (breaks) capturing.sequence->invalidated = true;
     result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   }
   return result;
@@ -192,7 +192,7 @@ CUresult capture_state(Stream& stream, CaptureState* result) {
   *result = {};
   std::lock_guard lock(state().mutex);
   const Capturing* capturing = find(stream);
-  if (!capturing) return implicit(stream);
+  if (!capturing) return implicit(stream, false);
   const CaptureSequence& sequence = *capturing->sequence;
   result->status =
       sequence.invalidated ? CU_STREAM_CAPTURE_STATUS_INVALIDATED : CU_STREAM_CAPTURE_STATUS_ACTIVE;
@@ -217,10 +217,13 @@ CUresult change_capture_dependencies(Stream& stream, std::vector<GraphNode*> nod
 
 std::optional<CUresult> record_in_capture(Stream& stream, const std::shared_ptr<Event>& event,
                                           bool external) {
-  if (capturing_streams.load(std::memory_order_relaxed) == 0) return std::nullopt;
   if (external) {
-    return add_to_capture(stream, [&] { return Work(RecordWork{event}); });
+    if (auto answer = add_to_capture(stream, [&] { return Work(RecordWork{event}); })) {
+      return answer;
+    }
+    return CUDA_ERROR_INVALID_VALUE;  // the flag is for streams that capture
   }
+  if (capturing_streams.load(std::memory_order_relaxed) == 0) return std::nullopt;
   std::lock_guard lock(state().mutex);
   Capturing* capturing = find(stream);
   if (!capturing) {
@@ -237,12 +240,15 @@ std::optional<CUresult> record_in_capture(Stream& stream, const std::shared_ptr<
 
 std::optional<CUresult> wait_in_capture(Stream& stream, const std::shared_ptr<Event>& event,
                                         bool external) {
+  if (external) {
+    if (auto answer = add_to_capture(stream, [&] { return Work(WaitWork{event}); })) {
+      return answer;
+    }
+    return CUDA_ERROR_INVALID_VALUE;  // the flag is for streams that capture
+  }
   const std::shared_ptr<EventMark> mark = event->mark();
   if (!(mark && mark->captured) && capturing_streams.load(std::memory_order_relaxed) == 0) {
     return std::nullopt;
-  }
-  if (external) {
-    return add_to_capture(stream, [&] { return Work(WaitWork{event}); });
   }
   std::lock_guard lock(state().mutex);
   Capturing* capturing = find(stream);

@@ -54,6 +54,7 @@ template <class Change>
 Outcome send_changed(size_t i, Change&& change) {
   FurnishedRig rig;
   ValidFrame f = make_frame(rig, i);
+  if (f.in_capture) rig.begin_capture();
   change(rig, f);
   return send(rig, f.header(), f.body());
 }
@@ -81,6 +82,9 @@ TEST(HostileFrames, GoodOnesAreAccepted) {
     const Outcome o = send_changed(i, [](FurnishedRig&, ValidFrame&) {});
     EXPECT_TRUE(o.accepted) << f.name << ": " << o.reason;
     EXPECT_TRUE(o.violations.empty()) << f.name << ": " << o.violations[0];
+    if (!f.reaches.empty()) {
+      EXPECT_GE(std::count(o.calls.begin(), o.calls.end(), f.reaches), 1) << f.name;
+    }
     if (f.calls.empty()) continue;
     EXPECT_EQ(std::count(o.calls.begin(), o.calls.end(), f.calls), 1) << f.name << ", " << f.calls;
   }

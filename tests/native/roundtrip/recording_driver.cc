@@ -113,6 +113,15 @@ void Recording::check(const char* function, CUkernel kernel) {
 void Recording::check(const char* function, CUcontext context) {
   if (!contexts.contains(context)) violation(function, "a foreign context");
 }
+void Recording::check(const char* function, CUgraph graph) {
+  if (!graphs.contains(graph)) violation(function, "a foreign graph");
+}
+void Recording::check(const char* function, CUgraphNode node) {
+  if (!graph_nodes.contains(node)) violation(function, "a foreign graph node");
+}
+void Recording::check(const char* function, CUgraphExec exec) {
+  if (!graph_execs.contains(exec)) violation(function, "a foreign executable graph");
+}
 void Recording::check(const char* function, CUdeviceptr address) {
   if (has_plain_integers(function)) return;
   if (!device_range(address, 1) && !marks.holds(address, 8))
@@ -131,6 +140,8 @@ void Recording::reset(worker::Driver* driver) {
   for (Ranges* r : {&windows, &globals, &host, &marks}) r->all.clear();
   for (auto* live : {&streams, &events, &modules, &libraries, &functions, &contexts}) live->clear();
   allocations.clear();
+  for (auto* live : {&graphs, &graph_execs}) live->clear();
+  graph_nodes.clear();
 #define SLUICE_DRIVER_FUNCTION(name)                        \
   driver->name = &Recorded<#name, decltype(&::name)>::call; \
   SLUICE_ON(name) = nullptr;
@@ -139,6 +150,7 @@ void Recording::reset(worker::Driver* driver) {
   install_objects();
   install_memory();
   install_copies();
+  install_graphs();
 }
 
 void Recording::install_objects() {

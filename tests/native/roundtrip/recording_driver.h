@@ -72,6 +72,14 @@ class Recording {
   std::span<const std::byte> frame;  // the body of the command under way
 
   std::set<const void*> streams, events, modules, libraries, functions, contexts;
+  std::set<const void*> graphs, graph_execs;
+  struct Node {
+    const void* graph = nullptr;
+    CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+    CUDA_KERNEL_NODE_PARAMS kernel{};
+  };
+  std::map<const void*, Node> graph_nodes;
+  std::map<CUstream, CUgraph> captured;  // of the captures under way
   std::set<uint64_t> allocations;
   struct Symbol {
     CUdeviceptr address = 0x7fab00000000;
@@ -99,6 +107,9 @@ class Recording {
   void check(const char* function, CUfunction f);
   void check(const char* function, CUkernel kernel);
   void check(const char* function, CUcontext context);
+  void check(const char* function, CUgraph graph);
+  void check(const char* function, CUgraphNode node);
+  void check(const char* function, CUgraphExec exec);
   void check(const char* function, CUdeviceptr address);
   template <class T>
   void check(const char*, const T&) {}
@@ -107,6 +118,9 @@ class Recording {
   void install_objects();
   void install_memory();
   void install_copies();
+  void install_graphs();
+  CUgraphNode mint_node(CUgraph graph, CUgraphNodeType type);
+  void check_node(const CUgraphNodeParams& params);
   uint64_t next_ = 0x7e5700000000;
 };
 

@@ -21,18 +21,26 @@ class FurnishedRig : public WorkerRig {
  public:
   FurnishedRig();
   static constexpr uint64_t kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kLibrary = 5,
-                            kFunction = 6, kKernel = 7, kAllocation = 24;
+                            kFunction = 6, kKernel = 7, kAllocation = 24, kGraph = 16,
+                            kGraphExec = 17;
   static constexpr uint64_t kStreamId = handle_id(kStream, 3), kEventId = handle_id(kEvent, 3),
                             kSecondEventId = handle_id(kEvent, 4),
                             kModuleId = handle_id(kModule, 3), kLibraryId = handle_id(kLibrary, 3),
                             kFunctionId = handle_id(kFunction, 3),
                             kKernelId = handle_id(kKernel, 3),
                             kAllocationId = handle_id(kAllocation, 3),  // mapped behind the rest
-      kSpareAllocationId = handle_id(kAllocation, 4);                   // mapped nowhere
+      kSpareAllocationId = handle_id(kAllocation, 4),                   // mapped nowhere
+      kGraphId = handle_id(kGraph, 3), kExecId = handle_id(kGraphExec, 3),
+                            kCaptureId = handle_id(kGraph, 4);
+  // kGraphId's nodes, in order.
+  static constexpr uint32_t kKernelNode = 0, kChildNode = 1, kNodes = 2;
+  static constexpr uint64_t kShadow = 7, kShadowBytes = 1000;
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
 
   uint64_t address() { return session().vgpus[0]->window_begin; }  // kMappedBytes are backed
+  // kStreamId captures into kCaptureId from now on.
+  void begin_capture();
   uint64_t arena() { return reinterpret_cast<uint64_t>(endpoint().arena().data()); }
 
  private:
@@ -57,6 +65,8 @@ struct ValidFrame {
   std::vector<Range> arena;      // shared host memory
   std::vector<size_t> choices;   // offsets of u32 that are numbered choices
   std::vector<size_t> devices;   // offsets of u32 that number a vGPU
+  std::string reaches;           // one that it must lead to, however often
+  bool in_capture = false;       // good only while kStreamId captures
   std::string calls;             // the driver function that it must lead to, if any
 
   std::span<const std::byte> body() const { return std::as_bytes(std::span(words)); }

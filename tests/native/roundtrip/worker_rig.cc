@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <stdexcept>
+#include <utility>
 
 #include "channel/slot.h"
 
@@ -59,7 +60,12 @@ WorkerRig::WorkerRig() {
   r.writing_down = true;
 }
 
-WorkerRig::~WorkerRig() = default;
+// What the session gives back is no call of the frame that comes next.
+WorkerRig::~WorkerRig() {
+  const bool before = std::exchange(Recording::get().writing_down, false);
+  session_.reset();
+  Recording::get().writing_down = before;
+}
 
 bool WorkerRig::dispatch(const wire::FrameHeader& header, std::span<const std::byte> body,
                          Answer* answer) {

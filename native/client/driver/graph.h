@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared by the graph functions (graph.cc, graph_node.cc, capture.cc) and by what goes into a graph
+// while a stream captures (graph_host.cc): nodes' handles, and the host's side of graphs.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "client/driver/transfer.h"
+#include "wire/graph_commands.h"
+
+namespace sluice::client {
+
+// ---- graphs and nodes
+
+inline uint64_t id_of(CUgraph g) { return reinterpret_cast<uint64_t>(g); }
+inline uint64_t id_of(CUgraphNode n) { return reinterpret_cast<uint64_t>(n); }
+inline uint64_t id_of(CUgraphExec e) { return reinterpret_cast<uint64_t>(e); }
+
+// Graph, or CUDA_ERROR_INVALID_VALUE, as CUDA answers to a wrong handle.
+CUresult find_graph(CUgraph handle, Session** s, Graph** graph);
+CUresult find_node(CUgraphNode handle, Session** s, GraphNode** node, Graph** graph);
+// The handle of a graph's node, made when it is first asked for.
+CUgraphNode node_handle(Session* s, uint64_t graph_id, Graph* graph, uint32_t ordinal);
+// A graph's handle and its nodes' end.
+void drop_graph(Session* s, uint64_t id);
+// Edges as the wire has them. False: a handle that is no node of this graph.
+bool pack_nodes(Session* s, uint64_t graph_id, const CUgraphNode* from, const CUgraphNode* to,
+                const CUgraphEdgeData* data, size_t count, std::vector<wire::GraphEdge>* edges);
+// Stream memory operations as the wire has them. False: CUDA would refuse them.
+bool pack_operations(Session* s, const CUstreamBatchMemOpParams* operations, size_t count,
+                     std::vector<wire::MemOp>* packed);
+inline std::span<const std::byte> bytes_of(const std::vector<wire::GraphEdge>& edges) {
+  return std::as_bytes(std::span(edges));
+}
+inline uint32_t context_of(const Device* device) { return device->index + 1; }
+
+// A list that comes in pieces: `ask` sends the request for those from `first` on.
+template <class Request>
+CUresult fetch_list(Session* s, uint16_t function, Request request, uint32_t context,
+                    std::vector<wire::GraphEdge>* all) {
+  std::vector<std::byte> sink(64 << 10);
+  for (;;) {
+    request.first = static_cast<uint32_t>(all->size());
+    size_t got = 0;
+    const CUresult e = s->exchange(function, request, {}, sink, &got, nullptr, context);
+    if (e != CUDA_SUCCESS) return e;
+    wire::GraphListReply head{};
+    if (got < sizeof head) return CUDA_ERROR_UNKNOWN;
+    std::memcpy(&head, sink.data(), sizeof head);
+    const size_t held = (std::min(got, sink.size()) - sizeof head) / sizeof(wire::GraphEdge);
+    const size_t count = std::min<size_t>(head.count, held);
+    const auto* at = reinterpret_cast<const wire::GraphEdge*>(sink.data() + sizeof head);
+    all->insert(all->end(), at, at + count);
+    if (all->size() >= head.total || count == 0) return CUDA_SUCCESS;
+  }
+}
+
+// A graph will record the event: no mark of ours tells when.
+void leave_to_driver(Session* s, Event* event);
+
+// ---- what happens in this process when a graph runs
+
+// Says once for each `what` that Sluice cannot put it into a graph, and breaks the capture.
+CUresult refuse_in_graph(Session* s, Stream* stream, const char* what);
+void note_refused(const char* what);
+
+// The application's function as a node of the capture that `stream` takes part in.
+CUresult capture_host_function(Session* s, Stream* stream, CUhostFn function, void* data);
+// Copies whose host side the worker cannot reach, as nodes of the capture.
+CUresult capture_copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,
+                                const void* from, uint64_t from_pitch, Rect rect);
+CUresult capture_copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
+                              uint64_t from, uint64_t from_pitch, Rect rect);
+CUresult capture_host_copy(Session* s, Stream* stream, void* to, uint64_t to_pitch,
+                           const void* from, uint64_t from_pitch, Rect rect);
+
+// Words for a host function in a graph; nullptr: no memory is shared, or none is left.
+std::shared_ptr<Handshake> make_handshake(Session* s);
+// What a node with these words does.
+std::vector<wire::MemOp> handshake_operations(const Handshake& words);
+// A shadow in the worker; nullptr: too large.
+ShadowRef make_shadow(Session* s, const Device* device, bool to_device, void* host, uint64_t pitch,
+                      Rect rect);
+
+// Gives an executable graph the host's side of a graph. CUDA_ERROR_NOT_SUPPORTED where another has
+// it already.
+CUresult adopt_host_side(const HostSide& from, GraphExec* exec);
+void leave_host_side(GraphExec* exec);
+// Around a launch.
+CUresult before_launch(Session* s, GraphExec* exec);
+CUresult after_launch(Session* s, GraphExec* exec, Stream* stream);
+
+// Has the thread for host functions run `call` when its node comes to it (host_function.cc).
+void expect_call(Session* s, Device* device, const HostCall& call);
+
+}  // namespace sluice::client

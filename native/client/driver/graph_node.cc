@@ -1,0 +1,563 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nodes of graphs: the three general functions that add and change one, and reading one. What a
+// node holds is checked here as CUDA does at once, and travels as the worker wants it. Host
+// functions become memory operations (graph_host.cc).
+#include "client/core/log.h"
+#include "client/driver/graph.h"
+#include "client/driver/graph_node_types.h"
+#include "client/driver/launch.h"
+#include "client/driver/module.h"
+
+using namespace sluice::client;
+namespace wire = sluice::wire;
+
+namespace {
+
+// A node's body, and what it leaves in this process once the worker has taken it.
+struct Packed {
+  uint32_t type = 0;
+  std::vector<std::byte> body;
+  std::vector<HostCall> calls;
+  ShadowRef shadow;
+  HostSide child;
+  Device* device = nullptr;
+
+  template <class T>
+  void put(const T& value) {
+    const auto* at = reinterpret_cast<const std::byte*>(&value);
+    body.insert(body.end(), at, at + sizeof value);
+  }
+};
+
+CUresult device_of(Session* s, CUcontext handle, Device** d) {
+  if (!handle) return CUDA_SUCCESS;
+  const Context* context = s->contexts.find(handle);
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  *d = context->device;
+  return CUDA_SUCCESS;
+}
+
+CUresult pack_kernel(Session* s, const CUDA_KERNEL_NODE_PARAMS_v3& k, Packed* p) {
+  const void* handle = k.func ? static_cast<const void*>(k.func) : k.kern;
+  const Function* f = find_function(s, handle);
+  if (!f) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult e = device_of(s, k.ctx, &p->device); e != CUDA_SUCCESS) return e;
+  wire::KernelNode n{reinterpret_cast<uint64_t>(handle),
+                     {k.gridDimX, k.gridDimY, k.gridDimZ},
+                     {k.blockDimX, k.blockDimY, k.blockDimZ},
+                     k.sharedMemBytes,
+                     0};
+  if (const CUresult e = check_launch(*p->device, *f, n.grid, n.block, n.shared_bytes);
+      e != CUDA_SUCCESS)
+    return e;
+  std::vector<std::byte> params(kMaxParamBytes);
+  if (const CUresult e = gather_params(*f, k.kernelParams, k.extra, params.data(), &n.param_bytes);
+      e != CUDA_SUCCESS)
+    return e;
+  params.resize(n.param_bytes);
+  p->put(n);
+  p->body.insert(p->body.end(), params.begin(), params.end());
+  return CUDA_SUCCESS;
+}
+
+struct End {
+  wire::CopySide side{};
+  uint64_t span = 0;
+  bool host = false;
+};
+
+// One end of a copy. CUDA_ERROR_NOT_SUPPORTED: an array, or memory that no graph can reach.
+CUresult pack_end(Session* s, CUmemorytype type, const void* host, CUdeviceptr device, uint64_t x,
+                  uint64_t y, uint64_t z, uint64_t pitch, uint64_t height, const CUDA_MEMCPY3D& c,
+                  End* end) {
+  if (type == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
+  pitch = pitch ? pitch : c.WidthInBytes;
+  height = height ? height : c.Height;
+  if (pitch < c.WidthInBytes || height < c.Height) return CUDA_ERROR_INVALID_VALUE;
+  uint64_t address = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device;
+  if (!address) return CUDA_ERROR_INVALID_VALUE;
+  address += (z * height + y) * pitch + x;
+  end->side = {address, pitch, pitch * height, wire::NodeMemory::kDevice, 0};
+  end->span = (c.Depth - 1) * end->side.slice + (c.Height - 1) * pitch + c.WidthInBytes;
+  if (type != CU_MEMORYTYPE_HOST && s->is_device_address(address))
+    return s->is_backed(address, end->span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (type == CU_MEMORYTYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
+  end->host = true;
+  end->side.place = s->host_memory().in_arena(reinterpret_cast<void*>(address), end->span)
+                        ? wire::NodeMemory::kArena
+                        : wire::NodeMemory::kShadow;
+  return CUDA_SUCCESS;
+}
+
+CUresult pack_copy(Session* s, const CUDA_MEMCPY_NODE_PARAMS& m, Packed* p) {
+  const CUDA_MEMCPY3D& c = m.copyParams;
+  if (const CUresult e = device_of(s, m.copyCtx, &p->device); e != CUDA_SUCCESS) return e;
+  if (!c.WidthInBytes || !c.Height || !c.Depth) return CUDA_ERROR_INVALID_VALUE;
+  End to, from;
+  if (const CUresult e = pack_end(s, c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY,
+                                  c.dstZ, c.dstPitch, c.dstHeight, c, &to);
+      e != CUDA_SUCCESS)
+    return e;
+  if (const CUresult e = pack_end(s, c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY,
+                                  c.srcZ, c.srcPitch, c.srcHeight, c, &from);
+      e != CUDA_SUCCESS)
+    return e;
+  for (End* end : {&to, &from}) {
+    if (!end->host) continue;
+    const uint64_t at = end->side.address;
+    if (end->side.place == wire::NodeMemory::kArena) {
+      // The driver takes no copy that runs from one registration into the next, nor is one node
+      // two.
+      if (at / wire::kArenaChunk == (at + end->span - 1) / wire::kArenaChunk) continue;
+      note_refused("a copy node across the arena's pieces");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    // Where memory is shared a pageable copy needs a host function beside it, which one node has
+    // no room for; where none is, one shadow serves, as one end is on the device.
+    if (s->marks() || p->shadow || c.Depth != 1) {
+      note_refused("a copy node of memory that is not pinned");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    const Rect r{c.WidthInBytes, c.Height};
+    p->shadow =
+        make_shadow(s, p->device, end == &from, reinterpret_cast<void*>(at), end->side.pitch, r);
+    if (!p->shadow) return CUDA_ERROR_OUT_OF_MEMORY;
+    end->side = {p->shadow->id, r.width, r.width * r.rows, wire::NodeMemory::kShadow, 0};
+  }
+  p->put(wire::CopyNode{to.side, from.side, c.WidthInBytes, c.Height, c.Depth});
+  return CUDA_SUCCESS;
+}
+
+CUresult pack_fill(Session* s, const CUDA_MEMSET_NODE_PARAMS_v2& m, Packed* p) {
+  if (const CUresult e = device_of(s, m.ctx, &p->device); e != CUDA_SUCCESS) return e;
+  const uint32_t element = m.elementSize;
+  uint64_t row = 0, rows = 0;
+  if ((element != 1 && element != 2 && element != 4) || !m.width || !m.height || m.dst % element ||
+      __builtin_mul_overflow(m.width, uint64_t{element}, &row) ||
+      (m.height > 1 && (m.pitch < row || __builtin_mul_overflow(m.pitch, m.height - 1, &rows))) ||
+      !s->is_backed(m.dst, rows + row))
+    return CUDA_ERROR_INVALID_VALUE;
+  p->put(wire::FillNode{m.dst, m.pitch, m.width, m.height, element, m.value});
+  return CUDA_SUCCESS;
+}
+
+CUresult pack_event(Session* s, CUevent handle, bool record, Packed* p) {
+  Event* event = s->events.find(handle);
+  if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (record) leave_to_driver(s, event);
+  p->put(wire::EventNode{reinterpret_cast<uint64_t>(handle)});
+  return CUDA_SUCCESS;
+}
+
+void put_operations(const std::vector<wire::MemOp>& operations, Packed* p) {
+  p->type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+  p->put(wire::MemOpsNode{static_cast<uint32_t>(operations.size()), 0});
+  for (const wire::MemOp& op : operations) p->put(op);
+}
+
+// `words`: those that the node has already.
+CUresult pack_host(Session* s, const CUDA_HOST_NODE_PARAMS_v2& h, std::shared_ptr<Handshake> words,
+                   Packed* p) {
+  if (!h.fn) return CUDA_ERROR_INVALID_VALUE;
+  if (!words) words = make_handshake(s);
+  if (!words) {
+    note_refused("a host function without shared memory");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  put_operations(handshake_operations(*words), p);
+  p->calls.push_back({std::move(words), h.fn, h.userData, [h] { h.fn(h.userData); }});
+  return CUDA_SUCCESS;
+}
+
+CUresult pack_child(Session* s, CUgraph handle, const Graph* into, Packed* p) {
+  const Graph* child = s->graphs.find(handle);
+  if (!child || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
+  for (const HostCall& call : child->host.calls)
+    for (const HostCall& there : into->host.calls)
+      if (call.words == there.words) {
+        note_refused("a child graph with host functions, twice,");
+        return CUDA_ERROR_NOT_SUPPORTED;
+      }
+  p->child = child->host;
+  p->put(wire::ChildNode{id_of(handle)});
+  return CUDA_SUCCESS;
+}
+
+CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
+              std::shared_ptr<Handshake> words, Packed* p) {
+  p->type = static_cast<uint32_t>(n.type);
+  p->device = graph->device;
+  switch (n.type) {
+    case CU_GRAPH_NODE_TYPE_KERNEL:
+      return pack_kernel(s, n.kernel, p);
+    case CU_GRAPH_NODE_TYPE_MEMCPY:
+      return pack_copy(s, n.memcpy, p);
+    case CU_GRAPH_NODE_TYPE_MEMSET:
+      return pack_fill(s, n.memset, p);
+    case CU_GRAPH_NODE_TYPE_HOST:
+      return pack_host(s, n.host, std::move(words), p);
+    case CU_GRAPH_NODE_TYPE_GRAPH:
+      return pack_child(s, n.graph.graph, graph, p);
+    case CU_GRAPH_NODE_TYPE_EMPTY:
+      return CUDA_SUCCESS;
+    case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
+      return pack_event(s, n.eventRecord.event, true, p);
+    case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
+      return pack_event(s, n.eventWait.event, false, p);
+    case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
+      std::vector<wire::MemOp> operations;
+      if (n.memOp.flags || !pack_operations(s, n.memOp.paramArray, n.memOp.count, &operations))
+        return CUDA_ERROR_INVALID_VALUE;
+      put_operations(operations, p);
+      return CUDA_SUCCESS;
+    }
+    default:
+      note_refused("a node of this type (memory, semaphore or conditional)");
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
+}
+
+void pad(std::vector<std::byte>* body) { body->resize(wire::round_up(body->size(), 8)); }
+
+// ---- reading
+
+struct Read {
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  std::vector<std::byte> body;
+  const HostCall* call = nullptr;  // the node is one of the application's host functions
+
+  template <class T>
+  const T* as() const {
+    return body.size() >= sizeof(T) ? reinterpret_cast<const T*>(body.data()) : nullptr;
+  }
+};
+
+CUresult read_node(Session* s, const GraphNode& node, const Graph& graph, Read* out) {
+  std::vector<std::byte> sink(64 << 10);
+  size_t got = 0;
+  const CUresult e =
+      s->exchange(wire::kGraphNodeGet, wire::GraphNodeGet{node.graph, node.ordinal, 0}, {}, sink,
+                  &got, nullptr, context_of(graph.device));
+  if (e != CUDA_SUCCESS) return e;
+  wire::GraphNodeBody head{};
+  if (got < sizeof head) return CUDA_ERROR_UNKNOWN;
+  std::memcpy(&head, sink.data(), sizeof head);
+  const size_t bytes = std::min<size_t>(head.body_bytes, std::min(got, sink.size()) - sizeof head);
+  out->type = static_cast<CUgraphNodeType>(head.type);
+  out->body.assign(sink.data() + sizeof head, sink.data() + sizeof head + bytes);
+  if (out->type != CU_GRAPH_NODE_TYPE_BATCH_MEM_OP ||
+      bytes < sizeof(wire::MemOpsNode) + sizeof(wire::MemOp))
+    return CUDA_SUCCESS;
+  wire::MemOp first;
+  std::memcpy(&first, out->body.data() + sizeof(wire::MemOpsNode), sizeof first);
+  for (const HostCall& call : graph.host.calls)
+    if (reinterpret_cast<uint64_t>(call.words->ready) == first.address) {
+      out->type = CU_GRAPH_NODE_TYPE_HOST;
+      out->call = &call;
+    }
+  return CUDA_SUCCESS;
+}
+
+CUresult show_kernel(Session* s, GraphNode* node, const Read& r, CUDA_KERNEL_NODE_PARAMS_v3* k) {
+  const auto* n = r.as<wire::KernelNode>();
+  const Function* f = n ? find_function(s, reinterpret_cast<void*>(n->function)) : nullptr;
+  if (!f || r.body.size() < sizeof *n + n->param_bytes) return CUDA_ERROR_NOT_SUPPORTED;
+  node->params.assign(r.body.begin() + sizeof *n, r.body.begin() + sizeof *n + n->param_bytes);
+  node->pointers.clear();
+  for (const auto& param : f->params)
+    if (param.offset + param.size <= node->params.size())
+      node->pointers.push_back(node->params.data() + param.offset);
+  k->func = reinterpret_cast<CUfunction>(n->function);
+  k->gridDimX = n->grid[0], k->gridDimY = n->grid[1], k->gridDimZ = n->grid[2];
+  k->blockDimX = n->block[0], k->blockDimY = n->block[1], k->blockDimZ = n->block[2];
+  k->sharedMemBytes = n->shared_bytes;
+  k->kernelParams = node->pointers.data();
+  return CUDA_SUCCESS;
+}
+
+void show_end(const Graph& graph, const wire::CopySide& side, CUmemorytype* type, void** host,
+              CUdeviceptr* device, size_t* pitch, size_t* height) {
+  *type = side.place == wire::NodeMemory::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+  *pitch = side.pitch;
+  *height = side.pitch ? side.slice / side.pitch : 0;
+  if (side.place == wire::NodeMemory::kDevice) *device = side.address;
+  if (side.place == wire::NodeMemory::kArena) *host = reinterpret_cast<void*>(side.address);
+  if (side.place == wire::NodeMemory::kShadow)
+    for (const ShadowRef& shadow : graph.host.shadows)
+      if (shadow->id == side.address) *host = shadow->host, *pitch = shadow->pitch;
+}
+
+void show_copy(const Graph& graph, const wire::CopyNode& c, CUDA_MEMCPY3D* m) {
+  void* from = nullptr;
+  show_end(graph, c.to, &m->dstMemoryType, &m->dstHost, &m->dstDevice, &m->dstPitch, &m->dstHeight);
+  show_end(graph, c.from, &m->srcMemoryType, &from, &m->srcDevice, &m->srcPitch, &m->srcHeight);
+  m->srcHost = from;
+  m->WidthInBytes = c.width, m->Height = c.rows, m->Depth = c.depth;
+}
+
+CUresult show_child(Session* s, GraphNode* node, Graph* graph, CUgraph* out) {
+  for (const auto& [ordinal, id] : graph->children)
+    if (ordinal == node->ordinal) {
+      *out = reinterpret_cast<CUgraph>(id);
+      return CUDA_SUCCESS;
+    }
+  uint64_t id;
+  Graph* child = s->graphs.create(&id);
+  if (!child) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult e =
+      s->exchange(wire::kGraphCopy, wire::GraphCopy{id, node->graph, node->ordinal, 0}, {}, {},
+                  nullptr, nullptr, context_of(graph->device));
+  if (e != CUDA_SUCCESS) return s->graphs.destroy(id), e;
+  child->device = graph->device;
+  child->parent = node->graph;
+  child->host = graph->host;
+  graph->children.emplace_back(node->ordinal, id);
+  *out = reinterpret_cast<CUgraph>(id);
+  return CUDA_SUCCESS;
+}
+
+void show_operations(GraphNode* node, const Read& r, CUDA_BATCH_MEM_OP_NODE_PARAMS_v2* m) {
+  node->operations.clear();
+  for (size_t at = sizeof(wire::MemOpsNode); at + sizeof(wire::MemOp) <= r.body.size();
+       at += sizeof(wire::MemOp)) {
+    wire::MemOp op;
+    std::memcpy(&op, r.body.data() + at, sizeof op);
+    CUstreamBatchMemOpParams to{};
+    to.operation = static_cast<CUstreamBatchMemOpType>(op.operation);
+    if (op.operation == CU_STREAM_MEM_OP_BARRIER) {
+      to.memoryBarrier.flags = op.flags;
+    } else {
+      to.waitValue.address = op.address;
+      to.waitValue.value64 = op.value;
+      to.waitValue.flags = op.flags;
+    }
+    node->operations.push_back(to);
+  }
+  m->count = static_cast<unsigned>(node->operations.size());
+  m->paramArray = node->operations.data();
+}
+
+// What changing a node changes in this process.
+void note_changed(HostSide* host, Packed&& p, uint64_t node) {
+  if (p.shadow) p.shadow->node = node;
+  if (p.type == CU_GRAPH_NODE_TYPE_MEMCPY)
+    std::erase_if(host->shadows, [&](const ShadowRef& shadow) { return shadow->node == node; });
+  if (p.shadow) host->shadows.push_back(std::move(p.shadow));
+  for (HostCall& call : p.calls) {
+    const auto it = std::find_if(host->calls.begin(), host->calls.end(),
+                                 [&](const HostCall& c) { return c.words == call.words; });
+    if (it != host->calls.end())
+      *it = std::move(call);
+    else
+      host->calls.push_back(std::move(call));
+  }
+  host->calls.insert(host->calls.end(), p.child.calls.begin(), p.child.calls.end());
+  host->shadows.insert(host->shadows.end(), p.child.shadows.begin(), p.child.shadows.end());
+}
+
+CUresult set_params(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeParams* params) {
+  Session* s;
+  GraphNode* node;
+  Graph* graph;
+  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
+  GraphExec* exec = exec_handle ? s->graph_execs.find(exec_handle) : nullptr;
+  if (!params || (exec_handle && !exec)) return CUDA_ERROR_INVALID_VALUE;
+  HostSide* host = exec ? &exec->host : &graph->host;
+  std::shared_ptr<Handshake> words;
+  if (params->type == CU_GRAPH_NODE_TYPE_HOST) {
+    Read now;
+    if (const CUresult e = read_node(s, *node, *graph, &now); e != CUDA_SUCCESS) return e;
+    if (!now.call) return CUDA_ERROR_INVALID_VALUE;
+    words = now.call->words;
+  }
+  const bool captured_shadow = std::any_of(host->shadows.begin(), host->shadows.end(),
+                                           [](const ShadowRef& shadow) { return !shadow->node; });
+  Packed p;
+  if (const CUresult e = pack(s, *params, graph, std::move(words), &p); e != CUDA_SUCCESS) return e;
+  if ((p.type == CU_GRAPH_NODE_TYPE_MEMCPY && captured_shadow) ||
+      (p.type == CU_GRAPH_NODE_TYPE_GRAPH && !p.child.calls.empty())) {
+    note_refused("another copy of host memory, or child with host functions, in the same node,");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  pad(&p.body);
+  const wire::GraphNodeSet m{node->graph,
+                             id_of(exec_handle),
+                             node->ordinal,
+                             p.type,
+                             static_cast<uint32_t>(p.body.size()),
+                             0};
+  const CUresult e =
+      s->exchange(wire::kGraphNodeSet, m, p.body, {}, nullptr, nullptr, context_of(p.device));
+  if (e == CUDA_SUCCESS) note_changed(host, std::move(p), id_of(handle));
+  return e;
+}
+
+CUresult set_enabled(CUgraphExec exec_handle, CUgraphNode handle, wire::GraphChange what) {
+  Session* s;
+  GraphNode* node;
+  Graph* graph;
+  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
+  if (!s->graph_execs.find(exec_handle)) return CUDA_ERROR_INVALID_VALUE;
+  const wire::GraphEdit m{node->graph, id_of(exec_handle), what, node->ordinal, 0, 0};
+  return s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));
+}
+
+}  // namespace
+
+bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams* operations,
+                                     size_t count, std::vector<wire::MemOp>* packed) {
+  if (!operations || count == 0 || count > wire::kMaxMemOps) return false;
+  for (size_t i = 0; i < count; ++i) {
+    const auto& from = operations[i];
+    wire::MemOp op{static_cast<uint32_t>(from.operation), 0, 0, 0};
+    uint64_t bytes = 0;
+    switch (from.operation) {
+      case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+      case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        bytes = from.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ? 4 : 8;
+        op = {op.operation, from.waitValue.flags, from.waitValue.address,
+              bytes == 4 ? from.waitValue.value : from.waitValue.value64};
+        if (op.flags > CU_STREAM_WAIT_VALUE_NOR) return false;
+        break;
+      case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+      case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        bytes = from.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 ? 4 : 8;
+        op = {op.operation, 0, from.writeValue.address,
+              bytes == 4 ? from.writeValue.value : from.writeValue.value64};
+        if (from.writeValue.flags > CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER) return false;
+        break;
+      case CU_STREAM_MEM_OP_BARRIER:
+        op.flags = from.memoryBarrier.flags;
+        if (op.flags > CU_STREAM_MEMORY_BARRIER_TYPE_GPU) return false;
+        break;
+      default:
+        return false;
+    }
+    if (bytes && (op.address % bytes || !s->is_backed(op.address, bytes))) return false;
+    packed->push_back(op);
+  }
+  return true;
+}
+
+CUresult sluice::graph_nodes::params_of(CUgraphNode handle, CUgraphNodeType type,
+                                        CUgraphNodeParams* params) {
+  Session* s;
+  GraphNode* node;
+  Graph* graph;
+  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
+  Read r;
+  if (const CUresult e = read_node(s, *node, *graph, &r); e != CUDA_SUCCESS) return e;
+  if (r.type != type) return CUDA_ERROR_INVALID_VALUE;
+  *params = {};
+  params->type = type;
+  const auto context = reinterpret_cast<CUcontext>(graph->device->primary);
+  if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
+    params->kernel.ctx = context;
+    return show_kernel(s, node, r, &params->kernel);
+  }
+  if (type == CU_GRAPH_NODE_TYPE_GRAPH) return show_child(s, node, graph, &params->graph.graph);
+  if (const auto* copy = r.as<wire::CopyNode>(); copy && type == CU_GRAPH_NODE_TYPE_MEMCPY) {
+    params->memcpy.copyCtx = context;
+    show_copy(*graph, *copy, &params->memcpy.copyParams);
+  }
+  if (const auto* f = r.as<wire::FillNode>(); f && type == CU_GRAPH_NODE_TYPE_MEMSET)
+    params->memset = {f->address, f->pitch, f->value, f->element_bytes, f->width, f->rows, context};
+  if (type == CU_GRAPH_NODE_TYPE_HOST) params->host = {r.call->function, r.call->data};
+  if (const auto* e = r.as<wire::EventNode>(); e && type == CU_GRAPH_NODE_TYPE_EVENT_RECORD)
+    params->eventRecord.event = reinterpret_cast<CUevent>(e->event);
+  if (const auto* e = r.as<wire::EventNode>(); e && type == CU_GRAPH_NODE_TYPE_WAIT_EVENT)
+    params->eventWait.event = reinterpret_cast<CUevent>(e->event);
+  if (type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) show_operations(node, r, &params->memOp);
+  return CUDA_SUCCESS;
+}
+
+extern "C" {
+
+CUresult cuGraphAddNode_v2(CUgraphNode* added, CUgraph handle, const CUgraphNode* after,
+                           const CUgraphEdgeData* data, size_t count, CUgraphNodeParams* params) {
+  Session* s;
+  Graph* graph;
+  if (const CUresult e = find_graph(handle, &s, &graph); e != CUDA_SUCCESS) return e;
+  std::vector<wire::GraphEdge> edges;
+  if (!added || !params || !pack_nodes(s, id_of(handle), after, nullptr, data, count, &edges))
+    return CUDA_ERROR_INVALID_VALUE;
+  Packed p;
+  if (const CUresult e = pack(s, *params, graph, nullptr, &p); e != CUDA_SUCCESS) return e;
+  pad(&p.body);
+  const wire::GraphNodeAdd m{id_of(handle), p.type, static_cast<uint32_t>(p.body.size()),
+                             static_cast<uint32_t>(edges.size()), 0};
+  std::vector<std::byte> tail = p.body;
+  const auto list = bytes_of(edges);
+  tail.insert(tail.end(), list.begin(), list.end());
+  wire::GraphNodeReply reply{};
+  size_t got = 0;
+  const CUresult e = s->exchange(wire::kGraphNodeAdd, m, tail,
+                                 {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got,
+                                 nullptr, context_of(p.device));
+  if (e != CUDA_SUCCESS) return e;
+  if (got < sizeof reply) return CUDA_ERROR_UNKNOWN;
+  *added = node_handle(s, id_of(handle), graph, reply.node);
+  if (!*added) return CUDA_ERROR_OUT_OF_MEMORY;
+  note_changed(&graph->host, std::move(p), id_of(*added));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* params) {
+  return set_params(nullptr, node, params);
+}
+CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNodeParams* params) {
+  return exec ? set_params(exec, node, params) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
+  Session* s;
+  GraphNode* node;
+  Graph* graph;
+  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
+  if (!type) return CUDA_ERROR_INVALID_VALUE;
+  Read r;
+  const CUresult e = read_node(s, *node, *graph, &r);
+  if (e == CUDA_SUCCESS) *type = r.type;
+  return e;
+}
+
+CUresult cuGraphDestroyNode(CUgraphNode handle) {
+  Session* s;
+  GraphNode* node;
+  Graph* graph;
+  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
+  if (s->captures.of_graph(node->graph)) return CUDA_ERROR_INVALID_VALUE;
+  const wire::GraphEdit m{node->graph, 0, wire::GraphChange::kDestroyNode, node->ordinal, 0, 0};
+  const CUresult e =
+      s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));
+  if (e != CUDA_SUCCESS) return e;
+  std::erase_if(graph->children, [&](const auto& child) {
+    if (child.first != node->ordinal) return false;
+    drop_graph(s, child.second);
+    return true;
+  });
+  graph->nodes[node->ordinal] = 0;
+  *node = {};
+  s->graph_nodes.destroy(id_of(handle));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned int enabled) {
+  return set_enabled(exec, node,
+                     enabled ? wire::GraphChange::kEnable : wire::GraphChange::kDisable);
+}
+
+CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle) {
+  Session* s;
+  GraphNode *to, *from;
+  Graph* graph;
+  if (const CUresult e = find_node(to_handle, &s, &to, &graph); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = find_node(from_handle, &s, &from, &graph); e != CUDA_SUCCESS) return e;
+  if (to->graph != from->graph) return CUDA_ERROR_NOT_SUPPORTED;
+  const wire::GraphEdit m{to->graph, 0, wire::GraphChange::kCopyAttributes, 0, 1, 0};
+  const std::vector<wire::GraphEdge> edge{{from->ordinal, to->ordinal, 0}};
+  return s->exchange(wire::kGraphEdit, m, bytes_of(edge), {}, nullptr, nullptr,
+                     context_of(graph->device));
+}
+
+}  // extern "C"

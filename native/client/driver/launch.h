@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a launch and a graph's kernel node have in common.
+#pragma once
+
+#include "client/core/session.h"
+
+namespace sluice::client {
+
+inline constexpr size_t kMaxParamBytes = 32764;  // CUDA's own limit for kernel parameters
+
+// What CUDA refuses at once, from the cached attributes.
+CUresult check_launch(const Device& d, const Function& f, const uint32_t grid[3],
+                      const uint32_t block[3], uint32_t shared);
+// Gathers the parameters into one buffer of kMaxParamBytes, as the function's layout says.
+CUresult gather_params(const Function& f, void** params, void** extra, std::byte* to,
+                       uint32_t* bytes);
+
+}  // namespace sluice::client

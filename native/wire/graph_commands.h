@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bodies of the commands for stream capture and graphs (ids in frame.h). Graphs and executable
+// graphs are ids that the client minted; a node is its graph's id and an ordinal, which the worker
+// gives out in the order in which it learns of the nodes and never gives twice. Lists follow the
+// fixed part as GraphEdge; fields are append-only and 8-byte aligned as they stand.
+#pragma once
+
+#include "wire/commands.h"
+
+namespace sluice::wire {
+
+inline constexpr uint32_t kNoNode = ~0u;
+inline constexpr uint32_t kMaxGraphEdges = 1u << 15;  // that fit one command
+
+struct GraphEdge {
+  uint32_t from, to;  // ordinals; lists of nodes use `from` alone
+  uint64_t data;      // CUgraphEdgeData as it lies in memory, where it applies
+};
+
+// One operation of cuStreamBatchMemOp.
+struct MemOp {
+  uint32_t operation, flags;
+  uint64_t address, value;
+};
+inline constexpr uint32_t kMaxMemOps = 256;
+struct StreamMemOps {  // count MemOp follow
+  uint64_t stream;
+  uint32_t count, reserved;
+};
+
+// The worker always captures in relaxed mode: the client enforces the application's.
+struct CaptureBegin {  // edge_count GraphEdge follow: the nodes that the capture goes on from
+  uint64_t stream;
+  uint64_t graph;     // minted for this capture, or an existing one
+  uint32_t existing;  // 1: so
+  uint32_t edge_count;
+};
+struct CaptureEnd {  // answered
+  uint64_t stream, graph;
+  uint32_t discard;  // the client has refused something: there will be no graph
+  uint32_t reserved;
+};
+struct CaptureInfo {  // answered by GraphListReply and the nodes that the stream goes on from
+  uint64_t stream, graph;
+  uint32_t first, reserved;
+};
+struct CaptureUpdate {  // answered; edge_count GraphEdge follow
+  uint64_t stream, graph;
+  uint32_t replace, edge_count;
+};
+
+struct GraphCreate {
+  uint64_t id;
+};
+struct GraphCopy {  // answered
+  uint64_t id, graph;
+  uint32_t
+      node;  // kNoNode: a clone of the graph; else the graph inside this node, which stays there
+  uint32_t reserved;
+};
+struct GraphId {
+  uint64_t graph;
+};
+
+// What nodes hold, by CUgraphNodeType. Kernels: param_bytes of parameters follow.
+struct KernelNode {
+  uint64_t function;
+  uint32_t grid[3], block[3];
+  uint32_t shared_bytes, param_bytes;
+};
+enum class NodeMemory : uint32_t { kDevice = 0, kArena = 1, kShadow = 2 };
+struct CopySide {
+  uint64_t address;  // kShadow: the shadow's id
+  uint64_t pitch, slice;
+  NodeMemory place;
+  uint32_t reserved;
+};
+struct CopyNode {
+  CopySide to, from;
+  uint64_t width, rows, depth;
+};
+struct FillNode {
+  uint64_t address, pitch, width, rows;  // width in elements
+  uint32_t element_bytes, value;
+};
+struct EventNode {
+  uint64_t event;
+};
+struct ChildNode {
+  uint64_t graph;
+};
+struct MemOpsNode {  // count MemOp follow
+  uint32_t count, reserved;
+};
+
+struct GraphNodeAdd {  // answered by GraphNodeReply; body_bytes, then edge_count GraphEdge follow
+  uint64_t graph;
+  uint32_t type, body_bytes, edge_count, reserved;
+};
+struct GraphNodeReply {
+  uint32_t node, reserved;
+};
+struct GraphNodeSet {  // answered; body_bytes follow
+  uint64_t graph;
+  uint64_t exec;  // 0: in the graph itself
+  uint32_t node, type, body_bytes, reserved;
+};
+struct GraphNodeGet {  // answered by GraphNodeBody
+  uint64_t graph;
+  uint32_t node, reserved;
+};
+struct GraphNodeBody {  // body_bytes follow, as for adding; none for types that carry no body here
+  uint32_t type, body_bytes;
+};
+
+enum class GraphListOf : uint32_t {
+  kNodes = 0,  // `to` is the type, `data` the first address of memory operations
+  kRoots = 1,
+  kEdges = 2,
+  kDependencies = 3,  // of `node`
+  kDependents = 4,
+};
+struct GraphList {  // answered by GraphListReply
+  uint64_t graph;
+  GraphListOf what;
+  uint32_t node, first, reserved;
+};
+struct GraphListReply {  // count GraphEdge follow: those from `first` on that fit
+  uint32_t total, count;
+};
+
+enum class GraphChange : uint32_t {
+  kAddDependencies = 0,
+  kRemoveDependencies = 1,
+  kDestroyNode = 2,
+  kEnable = 3,  // in an executable graph
+  kDisable = 4,
+  kCopyAttributes = 5,  // of kernel nodes, by the first edge
+};
+struct GraphEdit {  // answered; edge_count GraphEdge follow
+  uint64_t graph, exec;
+  GraphChange what;
+  uint32_t node, edge_count, reserved;
+};
+
+struct GraphInstantiate {  // answered by GraphOutcome
+  uint64_t exec, graph, flags;
+};
+struct GraphExecUpdate {  // answered by GraphOutcome
+  uint64_t exec, graph;
+};
+struct GraphOutcome {
+  uint32_t result;      // CUgraphInstantiateResult, CUgraphExecUpdateResult
+  uint32_t node, from;  // kNoNode: none
+  uint32_t reserved;
+};
+struct GraphExecId {
+  uint64_t exec;
+};
+struct GraphLaunch {
+  uint64_t exec, stream;
+  uint32_t upload;  // 1: make ready only
+  uint32_t reserved;
+};
+
+// Host memory of the worker's that stands for the program's in copies of graphs, where they share
+// none: written before a launch, read after it.
+struct ShadowMake {
+  uint64_t id;     // the client's, for each session once
+  uint64_t bytes;  // 0: this is its end
+};
+struct ShadowAccess {  // writing: data follows; reading is answered by the data
+  uint64_t id, offset, bytes;
+  uint64_t stream;  // reading: after all that this was given
+};
+inline constexpr uint64_t kMaxShadowBytes = 1ull << 30;  // of a session
+
+}  // namespace sluice::wire

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stream capture. Always relaxed here: which calls the application may make meanwhile is the
+// client's to enforce. A capture and the worker's own marks, measurements and queries keep out of
+// each other's way: nothing of the gate's is left open on a stream that begins to capture.
+#include <cstring>
+
+#include "worker/dispatch.h"
+
+namespace sluice::worker {
+
+namespace {
+
+void begin(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto m = d.fixed<wire::CaptureBegin>();
+  if (!d.ok() || m.existing > 1 || m.edge_count > wire::kMaxGraphEdges)
+    return s.reject("CaptureBegin makes no sense");
+  const auto raw = d.bytes(uint64_t{m.edge_count} * sizeof(wire::GraphEdge));
+  if (!d.ok()) return s.reject("CaptureBegin is cut short");
+  if (m.stream == 0) return s.reject("CaptureBegin names the legacy stream");
+  std::vector<wire::GraphEdge> edges;
+  if (!take_edges(s, raw, m.edge_count, "CaptureBegin", &edges)) return;
+  GraphRef graph;
+  DriverEdges after;
+  if (m.existing) {
+    graph = find_graph(s, m.graph, "CaptureBegin");
+    if (!graph || !resolve_edges(s, *graph, edges, false, "CaptureBegin", &after)) return;
+    if (graph->capturing) return s.reject("CaptureBegin names a graph that is being captured");
+  } else if (!s.graphs.has_room(m.graph) || m.edge_count) {
+    return s.reject("CaptureBegin mints no id that is free");
+  }
+  CUstream stream;
+  Vgpu* v;
+  if (!s.stream(m.stream, c.header.context, &stream, &v)) return;
+  std::lock_guard lock(s.captures.mutex);
+  if (s.captures.graph_of(m.stream)) return s.reject("CaptureBegin names a stream that captures");
+  s.keep_out(stream, v);
+  if (graph) {
+    reply.status = s.driver.cuStreamBeginCaptureToGraph(stream, graph->handle, after.from.data(),
+                                                        after.edge_data(), after.from.size(),
+                                                        CU_STREAM_CAPTURE_MODE_RELAXED);
+  } else {
+    reply.status = s.driver.cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED);
+    if (reply.status != CUDA_SUCCESS) return;
+    graph = std::make_shared<GraphObject>();
+    CUstreamCaptureStatus status;
+    reply.status = s.driver.cuStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph->handle,
+                                                      nullptr, nullptr);
+    s.graphs.add(m.graph, graph);
+  }
+  if (reply.status != CUDA_SUCCESS) return;
+  graph->capturing = true;
+  s.captures.begin(m.stream, m.graph);
+}
+
+void end(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::CaptureEnd>();
+  if (!d.ok() || m.discard > 1) return s.reject("CaptureEnd makes no sense");
+  CUstream stream;
+  if (!s.stream(m.stream, c.header.context, &stream)) return;
+  std::lock_guard lock(s.captures.mutex);
+  if (m.graph == 0 || s.captures.graph_of(m.stream) != m.graph)
+    return s.reject("CaptureEnd names a stream and a graph that do not capture");
+  const GraphRef graph = find_graph(s, m.graph, "CaptureEnd");
+  if (!graph) return;
+  CUgraph made = nullptr;
+  reply.status = s.driver.cuStreamEndCapture(stream, &made);
+  s.captures.end(m.stream);
+  graph->capturing = false;
+  if (reply.status == CUDA_SUCCESS && !m.discard) {
+    graph->existing = true;
+    return;
+  }
+  // A graph that there was before stays; with the capture's own the driver has done away where it
+  // failed.
+  if (m.discard && made && !graph->existing) s.driver.cuGraphDestroy(made);
+  GraphRef gone;
+  if (!graph->existing) s.graphs.take(m.graph, &gone);
+}
+
+void info(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::CaptureInfo>();
+  if (!d.ok()) return s.reject("CaptureInfo is cut short");
+  const GraphRef graph = find_graph(s, m.graph, "CaptureInfo");
+  CUstream stream;
+  if (!graph || !s.stream(m.stream, c.header.context, &stream)) return;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUgraph driver_graph = nullptr;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* data = nullptr;
+  size_t count = 0;
+  // Asking for the edges' data is an error only where some has any and it is not asked for.
+  reply.status = s.driver.cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &driver_graph, &nodes,
+                                                    &data, &count);
+  if (reply.status != CUDA_SUCCESS) return;
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || driver_graph != graph->handle) {
+    reply.status = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    return;
+  }
+  std::vector<wire::GraphEdge> all;
+  for (size_t i = 0; i < count; ++i)
+    all.push_back({graph->ordinal_of(nodes[i]), 0, data ? edge_bits(data[i]) : 0});
+  put_list(s, all, m.first, reply);
+}
+
+void update(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto m = d.fixed<wire::CaptureUpdate>();
+  if (!d.ok() || m.replace > 1 || m.edge_count > wire::kMaxGraphEdges)
+    return s.reject("CaptureUpdate makes no sense");
+  const auto raw = d.bytes(uint64_t{m.edge_count} * sizeof(wire::GraphEdge));
+  std::vector<wire::GraphEdge> edges;
+  if (!d.ok()) return s.reject("CaptureUpdate is cut short");
+  if (!take_edges(s, raw, m.edge_count, "CaptureUpdate", &edges)) return;
+  const GraphRef graph = find_graph(s, m.graph, "CaptureUpdate");
+  DriverEdges after;
+  CUstream stream;
+  if (!graph || !resolve_edges(s, *graph, edges, false, "CaptureUpdate", &after) ||
+      !s.stream(m.stream, c.header.context, &stream))
+    return;
+  reply.status = s.driver.cuStreamUpdateCaptureDependencies_v2(
+      stream, after.from.data(), after.edge_data(), after.from.size(),
+      m.replace ? CU_STREAM_SET_CAPTURE_DEPENDENCIES : CU_STREAM_ADD_CAPTURE_DEPENDENCIES);
+}
+
+void mem_ops(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto m = d.fixed<wire::StreamMemOps>();
+  if (!d.ok() || m.count == 0 || m.count > wire::kMaxMemOps)
+    return s.reject("StreamMemOps makes no sense");
+  const auto raw = d.bytes(uint64_t{m.count} * sizeof(wire::MemOp));
+  if (!d.ok()) return s.reject("StreamMemOps is cut short");
+  std::vector<CUstreamBatchMemOpParams> operations;
+  if (!take_mem_ops(s, raw, m.count, "StreamMemOps", &operations)) return;
+  CUstream stream;
+  if (!s.stream(m.stream, c.header.context, &stream)) return;
+  reply.status = s.driver.cuStreamBatchMemOp_v2(stream, m.count, operations.data(), 0);
+}
+
+}  // namespace
+
+bool take_mem_ops(Session& s, std::span<const std::byte> raw, uint32_t count, const char* what,
+                  std::vector<CUstreamBatchMemOpParams>* operations) {
+  const auto refuse = [&](const char* why) {
+    s.reject(std::string(what) + why);
+    return false;
+  };
+  for (uint32_t i = 0; i < count; ++i) {
+    wire::MemOp m;
+    std::memcpy(&m, raw.data() + size_t{i} * sizeof m, sizeof m);
+    CUstreamBatchMemOpParams op{};
+    op.operation = static_cast<CUstreamBatchMemOpType>(m.operation);
+    uint64_t bytes = 0;
+    switch (m.operation) {
+      case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+      case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        bytes = m.operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ? 4 : 8;
+        if (m.flags > CU_STREAM_WAIT_VALUE_NOR) return refuse(" waits in a way that there is not");
+        op.waitValue.address = m.address;
+        op.waitValue.value64 = m.value;
+        op.waitValue.flags = m.flags;
+        break;
+      case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+      case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        bytes = m.operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 ? 4 : 8;
+        if (m.flags != 0) return refuse(" writes in a way that there is not");
+        op.writeValue.address = m.address;
+        op.writeValue.value64 = m.value;
+        break;
+      case CU_STREAM_MEM_OP_BARRIER:
+        if (m.flags > CU_STREAM_MEMORY_BARRIER_TYPE_GPU) return refuse(" has no such barrier");
+        op.memoryBarrier.flags = m.flags;
+        break;
+      default:
+        return refuse(" carries an operation that there is not");
+    }
+    if (bytes && (m.address % bytes || !s.device_range(m.address, bytes)))
+      return refuse(" names memory that the session does not have");
+    operations->push_back(op);
+  }
+  return true;
+}
+
+void add_capture_handlers(DispatchTable& t) {
+  using enum Handler::Answered;
+  t[wire::kCaptureBegin] = {"CaptureBegin", begin, kNever, false};
+  t[wire::kCaptureEnd] = {"CaptureEnd", end, kOnly, false};
+  t[wire::kCaptureInfo] = {"CaptureInfo", info, kOnly, false};
+  t[wire::kCaptureUpdate] = {"CaptureUpdate", update, kOnly, false};
+  t[wire::kStreamMemOps] = {"StreamMemOps", mem_ops, kNever, false};
+}
+
+}  // namespace sluice::worker
