@@ -44,6 +44,7 @@ DispatchTable make() {
   add_graph_handlers(t);
   add_graph_node_handlers(t);
   add_shadow_handlers(t);
+  add_tensor_map_handlers(t);
   add_generated_handlers(t);
   add_library_handlers(t);
   add_cudnn_backend_handlers(t);

@@ -41,6 +41,7 @@ void add_capture_handlers(DispatchTable&);
 void add_graph_handlers(DispatchTable&);
 void add_graph_node_handlers(DispatchTable&);
 void add_shadow_handlers(DispatchTable&);
+void add_tensor_map_handlers(DispatchTable&);
 void add_generated_handlers(DispatchTable&);
 void add_library_handlers(DispatchTable&);
 void add_cudnn_backend_handlers(DispatchTable&);

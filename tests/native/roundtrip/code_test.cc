@@ -410,6 +410,53 @@ TEST_F(Launches, Cooperative) {
   EXPECT_EQ(attributes[0].value.cooperative, 1);
 }
 
+TEST_F(Launches, TensorMaps) {
+  forget_answers();
+  recording().clear();
+  struct Got {
+    unsigned rank;
+    void* address;
+    std::vector<cuuint64_t> dims, pitches;
+    std::vector<cuuint32_t> box, steps;
+    int swizzle;
+  } got{};
+  ScopedAnswer a(SLUICE_ON(cuTensorMapEncodeTiled),
+                 [&](CUtensorMap* map, auto, cuuint32_t rank, void* address, const cuuint64_t* dims,
+                     const cuuint64_t* pitches, const cuuint32_t* box, const cuuint32_t* steps,
+                     auto, auto swizzle, auto, auto) {
+                   got = {rank,
+                          address,
+                          {dims, dims + rank},
+                          {pitches, pitches + rank - 1},
+                          {box, box + rank},
+                          {steps, steps + rank},
+                          swizzle};
+                   std::memset(map, 0x5a, sizeof *map);
+                   return CUDA_SUCCESS;
+                 });
+  const cuuint64_t dims[] = {64, 32, 7}, pitches[] = {128, 4096};
+  const cuuint32_t box[] = {16, 8, 1}, steps[] = {1, 1, 2};
+  alignas(128) CUtensorMap map{};
+  auto* address = reinterpret_cast<void*>(world().memory);
+  const auto encode = [&](cuuint32_t rank) {
+    return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, rank, address, dims,
+                                  pitches, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                  CU_TENSOR_MAP_SWIZZLE_64B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  for (int twice = 0; twice < 2; ++twice) ASSERT_EQ(encode(3), CUDA_SUCCESS);
+  recording().only("cuTensorMapEncodeTiled");  // the second answer was kept
+  EXPECT_EQ(map.opaque[15], 0x5a5a5a5a5a5a5a5aull);
+  EXPECT_EQ(got.rank, 3u);
+  EXPECT_EQ(got.address, address);
+  EXPECT_EQ(got.dims, std::vector<cuuint64_t>(dims, dims + 3));
+  EXPECT_EQ(got.pitches, std::vector<cuuint64_t>(pitches, pitches + 2));
+  EXPECT_EQ(got.box, std::vector<cuuint32_t>(box, box + 3));
+  EXPECT_EQ(got.steps, std::vector<cuuint32_t>(steps, steps + 3));
+  EXPECT_EQ(got.swizzle, CU_TENSOR_MAP_SWIZZLE_64B);
+  for (const cuuint32_t rank : {0u, 6u, ~0u}) EXPECT_EQ(encode(rank), CUDA_ERROR_INVALID_VALUE);
+}
+
 TEST_F(Launches, OccupancyOfClusters) {
   for (int i = 0; i < 50; ++i) {
     forget_answers();

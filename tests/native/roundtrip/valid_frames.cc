@@ -257,6 +257,13 @@ void add_clusters(Rig&, Frames* all) {
   f.handles = {offsetof(O, function), offsetof(O, stream)};
   f.choices = {offsetof(O, potential)};
   all->push_back(f);
+  using M = wire::SluiceEncodeTensorMap;
+  M m{};
+  m.rank = 2;
+  auto map =
+      make("EncodeTensorMap", wire::kSluiceEncodeTensorMap, true, "cuTensorMapEncodeTiled", m);
+  map.choices = {offsetof(M, kind), offsetof(M, rank)};
+  all->push_back(map);
 }
 
 void add_streams(Rig&, Frames* all) {
