@@ -290,7 +290,7 @@ bool MemoryPools::free_now(uint64_t address) {
   return true;
 }
 
-bool MemoryPools::find(uint64_t address, uint64_t* start, uint64_t* bytes) {
+bool MemoryPools::find(uint64_t address, uint64_t* start, uint64_t* bytes, MemoryPool** of) {
   std::lock_guard lock(mutex_);
   for (auto& pool : pools_) {
     auto it = pool->used_.upper_bound(address);
@@ -299,6 +299,7 @@ bool MemoryPools::find(uint64_t address, uint64_t* start, uint64_t* bytes) {
     if (address - it->first >= it->second) continue;
     *start = it->first;
     *bytes = it->second;
+    if (of) *of = pool.get();
     return true;
   }
   return false;

@@ -79,7 +79,7 @@ class MemoryPools {
   bool free(uint64_t address, Stream* stream);
   // Nothing uses it any more.
   bool free_now(uint64_t address);
-  bool find(uint64_t address, uint64_t* start, uint64_t* bytes);
+  bool find(uint64_t address, uint64_t* start, uint64_t* bytes, MemoryPool** pool = nullptr);
 
   // `later` has been made to wait for what `earlier` had been given up to issue number `upto`.
   void note_wait(Stream* later, Stream* earlier, uint64_t upto);

@@ -51,6 +51,18 @@ CUresult put(void* to, T value) {
   return CUDA_SUCCESS;
 }
 
+// The pool that stream-ordered memory came from; nullptr for other memory, and when only the memory
+// is left of it.
+CUmemoryPool pool_of(Session* s, const Facts& f) {
+  uint64_t start, bytes, handle = 0;
+  MemoryPool* pool = nullptr;
+  if (f.type == CU_MEMORYTYPE_DEVICE && f.device->pools.find(f.start, &start, &bytes, &pool))
+    s->pools.for_each([&](uint64_t id, const PoolHandle& p) {
+      if (p.pool == pool) handle = id;
+    });
+  return reinterpret_cast<CUmemoryPool>(handle);
+}
+
 CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, const Facts& f) {
   switch (a) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
@@ -79,12 +91,13 @@ CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, cons
       return put(to, 1u);
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
       return put(to, 0ull);
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+      return put(to, pool_of(s, f));
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
       return put(to, 0u);
     default:
       break;
   }
-  (void)s;
   return CUDA_ERROR_NOT_SUPPORTED;
 }
 

@@ -62,6 +62,13 @@ TEST_F(Pools, ReuseInOneStreamIsLocal) {
   size_t bytes = 0;
   EXPECT_EQ(cuMemGetAddressRange_v2(&base, &bytes, first + 7), CUDA_SUCCESS);
   EXPECT_EQ(base, first);
+  CUmemoryPool of = nullptr;
+  EXPECT_EQ(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, first + 7),
+            CUDA_SUCCESS);
+  EXPECT_EQ(of, pool);
+  EXPECT_EQ(cuPointerGetAttribute(&of, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, world().memory),
+            CUDA_SUCCESS);
+  EXPECT_EQ(of, nullptr);
   EXPECT_EQ(cuMemFreeAsync(first + 512, a), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemFreeAsync(first, a), CUDA_SUCCESS);
   EXPECT_EQ(cuMemFreeAsync(first, a), CUDA_ERROR_INVALID_VALUE) << "twice";
