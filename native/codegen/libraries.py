@@ -46,11 +46,11 @@ CLASSES = {"async": "kAsync", "answered": "kAnswered", "learned": "kLearned"}
 STATES = {"": "kNone", "creates": "kCreates", "destroys": "kDestroys", "sets": "kSets"}
 PARAM_KEYS = {
     "kind", "object", "nullable", "masked", "bytes", "count", "times", "type", "compute",
-    "addresses", "by", "scale_of", "float_or_double", "vector",
+    "addresses", "by", "scale_of", "float_or_double", "vector", "nccl",
 }  # fmt: skip
 FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
-    "params", "attribute", "changes", "computes", "outputs_always",
+    "params", "attribute", "changes", "computes", "outputs_always", "grouped",
 }  # fmt: skip
 
 BY_REGISTER = {"float2", "double2"}
@@ -97,6 +97,7 @@ class Function:
     changes: int
     computes: int
     outputs_always: bool
+    grouped: bool
     work: int
     """The handle parameter whose stream gets the work, or -1."""
     id: int = 0
@@ -120,6 +121,8 @@ class Library:
     hand: tuple[str, ...]
     unsupported: tuple[str, ...]
     exports: tuple[str, ...]
+    aliases: dict[str, str]
+    """Other exported names of generated functions."""
     commands: dict[str, int]
     """Commands of our own, by hand on both sides, with their numbers."""
     objects: tuple[str, ...]
@@ -246,6 +249,14 @@ def make_param(
         )
     elif "scale_of" in said:
         result = replace(result, size="kObjectType", by=index_of(said["scale_of"], names, where))
+    elif "nccl" in said:
+        first, second = said["nccl"]
+        result = replace(
+            result,
+            size="kNcclType",
+            by=index_of(first, names, where),
+            by2=index_of(second, names, where),
+        )
     elif "vector" in said:
         result = replace(result, size="kVectorType", by=index_of(said["vector"], names, where))
     elif "float_or_double" in said:
@@ -337,7 +348,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         params=tuple(params),
         call=call,
         state=state,
-        cached=bool(said.get("cached", False)) or not status,
+        cached=bool(said.get("cached", not status)),
         launches=bool(
             said.get("launches", state == "" and any(p.kind == "address" for p in params))
         ),
@@ -346,6 +357,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         changes=index_of(said["changes"], names, where) if "changes" in said else -1,
         computes=index_of(said["computes"], names, where) if "computes" in said else -1,
         outputs_always=bool(said.get("outputs_always", False)),
+        grouped=bool(said.get("grouped", False)),
         work=next(
             (
                 i
@@ -395,8 +407,14 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
     refused = [re.compile(pattern) for pattern in said.get("unsupported", [])]
     functions, unsupported = [], []
     exports = [row["name"] for row in facts["exports"]]
+    aliases: dict[str, str] = {}
+    prefix = said.get("alias_prefix", "")
     for export in exports:
         if export in hand:
+            continue
+        target = export.removeprefix(prefix)
+        if target != export and target in declared:
+            aliases[export] = target
             continue
         if export not in declared or any(p.fullmatch(export) for p in refused):
             unsupported.append(export)
@@ -413,6 +431,7 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         hand=tuple(sorted(hand)),
         unsupported=tuple(unsupported),
         exports=tuple(exports),
+        aliases={a: t for a, t in aliases.items() if t not in hand},
         commands={c: ids.get(c, 0) for c in said.get("commands", [])},
         objects=tuple(sorted(set(rules.handles.values()))),
         node=nodes.pop() if len(nodes) == 1 else "",

@@ -75,6 +75,12 @@ constexpr uint32_t bytes_of_factor(uint64_t type) {
   return std::max<uint32_t>(n, n == 0 ? 0 : is_complex(type) ? 8 : 4);
 }
 
+// Bytes of one element of an ncclDataType_t; 0 for an unknown one.
+constexpr uint32_t bytes_of_nccl_type(uint64_t type) {
+  constexpr uint32_t kBytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+  return static_cast<uint32_t>(type) < 12 ? kBytes[static_cast<uint32_t>(type)] : 0;
+}
+
 // Bytes of the scalars that go with a cublasComputeType_t (cuBLAS's documentation of cublasGemmEx).
 constexpr uint32_t bytes_of_compute_type(uint64_t compute, uint64_t matrix) {
   uint32_t real = 4;                             // every flavour of 32-bit, integers too
@@ -107,6 +113,8 @@ inline uint32_t scalar_bytes(const ParamSpec& p, const uint64_t* words) {
       return bytes_of_data_type(words[p.by]);
     case ScalarSize::kComputeType:
       return bytes_of_compute_type(words[p.by], words[p.by2]);
+    case ScalarSize::kNcclType:
+      return bytes_of_nccl_type(words[p.by]);
     case ScalarSize::kDoubleOrFloat:
     case ScalarSize::kObjectType:
     case ScalarSize::kVectorType:

@@ -45,6 +45,7 @@ enum class ScalarSize : uint8_t {
   kComputeType,    // by the cublasComputeType_t in `by`, complex where the type in `by2` is
   kDoubleOrFloat,  // cuDNN: double where the tensor in `by` holds doubles, else float
   kObjectType,     // by the cudaDataType that the object in `by` remembers, with its pointer mode
+  kNcclType,       // by the ncclDataType_t in `by`; on the device where `by2` says so (0)
   kVectorType,     // as wide as cuSPARSE computes with the vector in `by`: never 16 bits a number
 };
 
@@ -97,6 +98,7 @@ struct FunctionSpec {
   // Objects beside the first handle's: what the arguments say is known of `changes` afterwards;
   // what is in `computes` then depends on data, so nothing learned or kept holds for it.
   int8_t changes = -1, computes = -1;
+  bool grouped = false;         // NCCL: waits for ncclGroupEnd where one is open
   bool outputs_always = false;  // written with a status that is no success, too
   Remember remember{};
   const ParamSpec* param;

@@ -47,6 +47,7 @@ DispatchTable make() {
   add_tensor_map_handlers(t);
   add_generated_handlers(t);
   add_library_handlers(t);
+  add_nccl_handlers(t);
   add_cudnn_backend_handlers(t);
   add_cudnn_ctc_handlers(t);
   return t;

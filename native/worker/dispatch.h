@@ -46,6 +46,7 @@ void add_generated_handlers(DispatchTable&);
 void add_library_handlers(DispatchTable&);
 void add_cudnn_backend_handlers(DispatchTable&);
 void add_cudnn_ctc_handlers(DispatchTable&);
+void add_nccl_handlers(DispatchTable&);
 
 const DispatchTable& dispatch_table();
 

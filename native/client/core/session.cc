@@ -254,16 +254,24 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   std::memcpy(at, &h, sizeof h);
   if (bytes) std::memcpy(at + sizeof h, body, bytes);
   if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
-  // What goes into a graph is no work yet.
-  if (work && std::atomic_ref(work->capture).load(std::memory_order_relaxed) == 0) {
-    Device& d = *work->device;
-    d.only_stream = d.issued == d.idle_at || d.only_stream == work ? work : nullptr;
-    work->last_work = ++d.issued;
-    if (work != &d.legacy && !(work->flags & CU_STREAM_NON_BLOCKING)) d.last_blocking = d.issued;
-  }
+  if (work) count_work(*work);
   if (!awaited) ++statistics_.commands;
   channel_->commit(size, awaited);
   return true;
+}
+
+void Session::count_work(Stream& stream) {
+  // What goes into a graph is no work yet.
+  if (std::atomic_ref(stream.capture).load(std::memory_order_relaxed) != 0) return;
+  Device& d = *stream.device;
+  d.only_stream = d.issued == d.idle_at || d.only_stream == &stream ? &stream : nullptr;
+  stream.last_work = ++d.issued;
+  if (&stream != &d.legacy && !(stream.flags & CU_STREAM_NON_BLOCKING)) d.last_blocking = d.issued;
+}
+
+void Session::add_work(Stream& stream) {
+  std::lock_guard lock(append_);
+  count_work(stream);
 }
 
 CUresult Session::post(uint16_t function, const void* body, size_t bytes,

@@ -170,6 +170,9 @@ class Session {
     return exchange(function, &body, sizeof body, tail, sink, got, work, context);
   }
 
+  // The same for a command that gives work to more streams than one, once it was sent.
+  void add_work(Stream& stream);
+
   // What a completed wait teaches: all work of `stream` (nullptr: of the device) up to issue number
   // `upto` is done.
   void note_done(Device& device, Stream* stream, uint64_t upto);
@@ -250,6 +253,7 @@ class Session {
     uint32_t& sequence = lanes_[lane].sequence;
     return ++sequence ? sequence : ++sequence;
   }
+  void count_work(Stream& stream);  // under append_
   // Adds a frame to the ring; `lane` is kNoLane when nobody waits for an answer.
   bool append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body, size_t bytes,
               std::span<const std::byte> tail, Stream* work, uint32_t context);

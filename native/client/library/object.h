@@ -19,6 +19,9 @@ struct Object {
   int pointer_mode = 0;
   int data_type = 0;
   Key content{};
+  // NCCL's: made at the end of a group that is still open; asked each time; on which vGPU.
+  bool pending = false, unlearned = false;
+  uint32_t device = 0;
   struct Slot {
     uint64_t what;
     Key value;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The worker's half of every library function: checks each word of a command against the session
 // and the function's spec, calls, and answers. Nothing here knows a library by name.
+#include "worker/library/call.h"
+
 #include <algorithm>
 #include <cstring>
 
 #include "wire/library_sizes.h"
-#include "worker/dispatch.h"
-#include "worker/library/library.h"
 #include "worker/log.h"
 
 namespace sluice::worker {
@@ -18,62 +18,19 @@ using wire::kCarried;
 using wire::ParamKind;
 using wire::ParamSpec;
 
-constexpr size_t kScalarRoom = 16;
-
 // A library may write a wider result than the caller has room for where types disagree.
-constexpr size_t scalar_room(size_t n) { return std::max(n, kScalarRoom); }
+constexpr size_t scalar_room(size_t n) { return std::max<size_t>(n, 16); }
 
 uint64_t as_word(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
-class Call {
- public:
-  Call(Session& session, const Command& command, Libraries::Entry& entry)
-      : session_(session), command_(command), entry_(entry), f_(*entry.spec) {}
+}  // namespace
 
-  void run(Reply& reply);
-
- private:
-  bool read(int index);
-  bool read_object(int index, const ParamSpec& p);
-  bool read_list(int index, const ParamSpec& p, uint64_t n);
-  bool read_carried(int index, const ParamSpec& p);
-  bool reject(int index, const char* why);
-  std::span<const std::byte> piece(uint64_t n);
-  std::byte* room(size_t n);
-  void answer(int64_t status, Reply& reply);
-  void keep(int64_t status);
-
-  Session& session_;
-  const Command& command_;
-  Libraries::Entry& entry_;
-  const FunctionSpec& f_;
-  uint64_t sent_[wire::kMaxLibraryParams];   // as they came
-  uint64_t words_[wire::kMaxLibraryParams];  // as the function takes them
-  std::span<const std::byte> rest_;
-  uint64_t main_id_ = 0, minted_id_ = 0;
-  LibraryObject main_;
-  uint64_t minted_ = 0;  // what the library puts there
-  uint8_t minted_type_ = 0;
-  CUstream stream_ = CU_STREAM_LEGACY;  // where the work goes
-  bool has_stream_ = false;
-  Vgpu* vgpu_ = nullptr;
-  // Nothing that the function gets may move while it runs.
-  std::vector<std::unique_ptr<std::byte[]>> rooms_;
-  alignas(16) std::byte scalars_[wire::kMaxLibraryParams][kScalarRoom];
-  struct Output {
-    const std::byte* at;
-    size_t bytes;
-  };
-  std::vector<Output> outputs_;
-  size_t output_bytes_ = 8;
-};
-
-bool Call::reject(int index, const char* why) {
+bool LibraryCall::reject(int index, const char* why) {
   session_.reject(std::string(f_.name) + ": parameter " + std::to_string(index + 1) + " " + why);
   return false;
 }
 
-std::span<const std::byte> Call::piece(uint64_t n) {
+std::span<const std::byte> LibraryCall::piece(uint64_t n) {
   const uint64_t padded = wire::round_up(n, 8);
   if (padded > rest_.size()) return {};
   const auto at = rest_.first(n);
@@ -81,12 +38,12 @@ std::span<const std::byte> Call::piece(uint64_t n) {
   return at;
 }
 
-std::byte* Call::room(size_t n) {
+std::byte* LibraryCall::room(size_t n) {
   rooms_.push_back(std::make_unique_for_overwrite<std::byte[]>(std::max<size_t>(n, 8)));
   return rooms_.back().get();
 }
 
-bool Call::read_object(int index, const ParamSpec& p) {
+bool LibraryCall::read_object(int index, const ParamSpec& p) {
   const uint64_t id = sent_[index];
   if (id == 0) return p.nullable || reject(index, "is no object");
   LibraryObject object;
@@ -96,12 +53,12 @@ bool Call::read_object(int index, const ParamSpec& p) {
     main_id_ = id;
     main_ = object;
   }
-  if (index == f_.work && !has_stream_) stream_ = object.stream;
+  if (index == f_.work && !has_stream_ && object.stream) stream_ = object.stream;
   words_[index] = as_word(object.pointer);
   return true;
 }
 
-bool Call::read_list(int index, const ParamSpec& p, uint64_t n) {
+bool LibraryCall::read_list(int index, const ParamSpec& p, uint64_t n) {
   const auto raw = piece(n);
   if (raw.size() != n || n % 8 != 0) return reject(index, "is cut short");
   std::byte* list = room(n);
@@ -124,7 +81,7 @@ bool Call::read_list(int index, const ParamSpec& p, uint64_t n) {
 }
 
 // A word that announces a piece: its length must be what the function will read or write.
-bool Call::read_carried(int index, const ParamSpec& p) {
+bool LibraryCall::read_carried(int index, const ParamSpec& p) {
   const uint64_t n = sent_[index] & ~kCarried;
   if (n > wire::kMaxCarried) return reject(index, "is too long");
   const bool scalar = p.kind == ParamKind::kScalar || p.kind == ParamKind::kResult;
@@ -194,7 +151,7 @@ bool Call::read_carried(int index, const ParamSpec& p) {
   }
 }
 
-bool Call::read(int index) {
+bool LibraryCall::read(int index) {
   const ParamSpec& p = f_.param[index];
   const uint64_t word = sent_[index];
   words_[index] = 0;
@@ -250,7 +207,7 @@ bool Call::read(int index) {
 }
 
 // The objects that the call made, changed or ended.
-void Call::keep(int64_t status) {
+void LibraryCall::keep(int64_t status) {
   auto& objects = Libraries::get().objects;
   const bool done = status == 0;
   if (minted_id_ != 0 && done) {
@@ -264,7 +221,7 @@ void Call::keep(int64_t status) {
   }
 }
 
-void Call::answer(int64_t status, Reply& reply) {
+void LibraryCall::answer(int64_t status, Reply& reply) {
   if (!command_.answered()) {
     if (!f_.returns_status || status == 0) return;
     log_error(std::string(f_.name) + " returned " + std::to_string(status) +
@@ -281,37 +238,53 @@ void Call::answer(int64_t status, Reply& reply) {
   }
 }
 
-void Call::run(Reply& reply) {
+bool LibraryCall::prepare(CUresult* lacking) {
   const auto body = command_.body;
   if (body.size() < size_t{f_.params} * 8)
-    return session_.reject(std::string(f_.name) + " is cut short");
+    return session_.reject(std::string(f_.name) + " is cut short"), false;
   vgpu_ = session_.use_context(command_.header.context);
-  if (!vgpu_) return;
+  if (!vgpu_) return false;
   if (f_.params) std::memcpy(sent_, body.data(), size_t{f_.params} * 8);
   rest_ = body.subspan(size_t{f_.params} * 8);
   for (int i = 0; i < f_.params; ++i)
-    if (!read(i)) return;
-  void* function = Libraries::get().resolve(entry_);
-  if (!function) {
+    if (!read(i)) return false;
+  function_ = Libraries::get().resolve(entry_);
+  if (!function_) {
     // The client asks before it sends anything without an answer, and says it to its user.
-    reply.status = entry_.loaded.load(std::memory_order_relaxed)
-                       ? CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND
-                       : CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
-    return;
+    *lacking = entry_.loaded.load(std::memory_order_relaxed)
+                   ? CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND
+                   : CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
+    return false;
   }
+  return true;
+}
+
+int64_t LibraryCall::issue() {
+  session_.use_context(command_.header.context);
   if (f_.state == wire::CallState::kDestroys && main_id_ != 0)
     Libraries::get().objects.take(main_id_, &main_);
   if (f_.launches) vgpu_->gate->pass();
-  const int64_t status = entry_.thunk(function, words_);
+  return entry_.thunk(function_, words_);
+}
+
+void LibraryCall::finish(int64_t status) {
   if (f_.launches) vgpu_->gate->issued(stream_);
   keep(f_.returns_status ? status : 0);
+}
+
+void LibraryCall::run(Reply& reply) {
+  if (!prepare(&reply.status)) return;
+  const int64_t status = issue();
+  finish(status);
   if (!session_.rejected()) answer(status, reply);
 }
+
+namespace {
 
 void library_call(Session& s, const Command& c, Reply& reply) {
   Libraries::Entry* entry = Libraries::get().find(c.header.function);
   if (!entry) return s.reject("there is no such library function");
-  Call(s, c, *entry).run(reply);
+  LibraryCall(s, c, *entry).run(reply);
 }
 
 // The return value is a pointer to the library's own text.
@@ -319,7 +292,7 @@ void library_text(Session& s, const Command& c, Reply& reply) {
   Libraries::Entry* entry = Libraries::get().find(c.header.function);
   if (!entry) return s.reject("there is no such library function");
   Reply raw;
-  Call(s, c, *entry).run(raw);
+  LibraryCall(s, c, *entry).run(raw);
   reply.status = raw.status;
   if (s.rejected() || raw.body.size() < 8) return;
   const char* text = nullptr;

@@ -94,6 +94,10 @@ void Arguments::make_value(int index) {
     if (other.kind == ParamKind::kAttribute && other.count[0] == index) value = 8;
     if (other.by == index && other.size == ScalarSize::kComputeType)
       value = static_cast<uint64_t>(kComputeTypes[random() % std::size(kComputeTypes)]);
+    else if (other.by == index && other.size == ScalarSize::kNcclType)
+      value = random() % 12;
+    else if (other.by2 == index && other.size == ScalarSize::kNcclType)
+      value = random() % 2;
     else if ((other.by == index && other.size == ScalarSize::kDataType) || other.by2 == index)
       value = static_cast<uint64_t>(kDataTypes[random() % std::size(kDataTypes)]);
     if (other.by == index && other.kind == ParamKind::kAttribute) {
@@ -139,7 +143,8 @@ void Arguments::make_scalar(int index) {
     return;
   }
   // Without an object there is no mode.
-  const bool device = pointer_mode_ != 0 && !objects_.empty();
+  const bool device = p.size == ScalarSize::kNcclType ? words_[p.by2] == 0
+                                                      : pointer_mode_ != 0 && !objects_.empty();
   if (device) {
     words_[index] = s.expected = address();
     s.compared = true;
