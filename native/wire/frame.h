@@ -70,7 +70,7 @@ enum ControlFunction : uint16_t {
   kEventQuery = 33,
   kEventElapsed = 34,
   kReadOutput = 35,  // what kernels have printed; answered, empty when that was all
-  kReplyRest = 36,  // the next piece of this lane's answer
+  kReplyRest = 36,   // the next piece of this lane's answer
   // Physical memory apart from addresses: the virtual memory API.
   kAllocationCreate = 48,
   kAllocationDestroy = 49,
