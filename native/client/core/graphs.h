@@ -54,10 +54,27 @@ struct ShadowCopy {
 };
 using ShadowRef = std::shared_ptr<ShadowCopy>;
 
+// Counted by the application and by graphs; ends by the application's function.
+struct UserObject {
+  CUhostFn destroy = nullptr;
+  void* data = nullptr;
+  uint64_t count = 0;
+};
+// A graph's references to one. Graphs made of one another share them.
+struct UserReferences {
+  uint64_t object = 0;
+  uint32_t count = 0;
+  UserReferences() = default;
+  UserReferences(const UserReferences&) = delete;
+  UserReferences& operator=(const UserReferences&) = delete;
+  ~UserReferences();
+};
+
 // What a run of a graph needs of this process.
 struct HostSide {
   std::vector<HostCall> calls;
   std::vector<ShadowRef> shadows;
+  std::vector<std::shared_ptr<UserReferences>> objects;
 };
 
 struct Graph {
@@ -80,6 +97,7 @@ struct GraphNode {
 struct GraphExec {
   Device* device = nullptr;
   unsigned long long flags = 0;
+  std::vector<uint64_t> disabled;  // nodes that it leaves out
   HostSide host;
   bool running = false;  // a run may still read shadows
   uint64_t stream = 0;   // in this stream, as the wire names it

@@ -28,6 +28,7 @@ enum class Kind : uint8_t {
   kGraph = 16,
   kGraphExec = 17,
   kGraphNode = 18,
+  kUserObject = 19,
 };
 
 // tag:16 | kind:8 | generation:16 | index:24

@@ -232,6 +232,7 @@ class Session {
   HandleTable<Graph> graphs{Kind::kGraph};
   HandleTable<GraphExec> graph_execs{Kind::kGraphExec};
   HandleTable<GraphNode> graph_nodes{Kind::kGraphNode};
+  HandleTable<UserObject> user_objects{Kind::kUserObject};
   AnswerCache answers;
   Captures captures;
 

@@ -362,6 +362,9 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
   GraphExec* exec = s->graph_execs.find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   const uint32_t context = context_of(exec->device);
+  // Runs under way still use what user objects stand for.
+  if (!exec->host.objects.empty() && !s->idle(*exec->device))
+    s->exchange(wire::kDeviceIdle, wire::DeviceIdle{exec->device->index, 0});
   leave_host_side(exec);
   if (!s->graph_execs.retire(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
   const CUresult e =

@@ -56,6 +56,19 @@ CUresult fetch_list(Session* s, uint16_t function, Request request, uint32_t con
   }
 }
 
+// What a node holds, as it came from the worker.
+struct NodeContents {
+  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
+  std::vector<std::byte> body;
+  const HostCall* call = nullptr;  // the node is one of the application's host functions
+
+  template <class T>
+  const T* as() const {
+    return body.size() >= sizeof(T) ? reinterpret_cast<const T*>(body.data()) : nullptr;
+  }
+};
+CUresult read_node(Session* s, const GraphNode& node, const Graph& graph, NodeContents* out);
+
 // A graph will record the event: no mark of ours tells when.
 void leave_to_driver(Session* s, Event* event);
 
@@ -93,5 +106,7 @@ CUresult after_launch(Session* s, GraphExec* exec, Stream* stream);
 
 // Has the thread for host functions run `call` when its node comes to it (host_function.cc).
 void expect_call(Session* s, Device* device, const HostCall& call);
+// The same thread runs a function that waits for nothing.
+void run_soon(Session* s, Device* device, std::function<void()> run);
 
 }  // namespace sluice::client

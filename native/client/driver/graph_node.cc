@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of graphs: the three general functions that add and change one, and reading one. What a
-// node holds is checked here as CUDA does at once, and travels as the worker wants it. Host
-// functions become memory operations (graph_host.cc).
+// Nodes of graphs: the three general functions that add and change one. What a node holds is
+// checked here as CUDA does at once, and travels as the worker wants it. Host functions become
+// memory operations (graph_host.cc).
 #include "client/core/log.h"
 #include "client/driver/graph.h"
-#include "client/driver/graph_node_types.h"
 #include "client/driver/launch.h"
 #include "client/driver/module.h"
 
@@ -219,124 +218,6 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
 
 void pad(std::vector<std::byte>* body) { body->resize(wire::round_up(body->size(), 8)); }
 
-// ---- reading
-
-struct Read {
-  CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
-  std::vector<std::byte> body;
-  const HostCall* call = nullptr;  // the node is one of the application's host functions
-
-  template <class T>
-  const T* as() const {
-    return body.size() >= sizeof(T) ? reinterpret_cast<const T*>(body.data()) : nullptr;
-  }
-};
-
-CUresult read_node(Session* s, const GraphNode& node, const Graph& graph, Read* out) {
-  std::vector<std::byte> sink(64 << 10);
-  size_t got = 0;
-  const CUresult e =
-      s->exchange(wire::kGraphNodeGet, wire::GraphNodeGet{node.graph, node.ordinal, 0}, {}, sink,
-                  &got, nullptr, context_of(graph.device));
-  if (e != CUDA_SUCCESS) return e;
-  wire::GraphNodeBody head{};
-  if (got < sizeof head) return CUDA_ERROR_UNKNOWN;
-  std::memcpy(&head, sink.data(), sizeof head);
-  const size_t bytes = std::min<size_t>(head.body_bytes, std::min(got, sink.size()) - sizeof head);
-  out->type = static_cast<CUgraphNodeType>(head.type);
-  out->body.assign(sink.data() + sizeof head, sink.data() + sizeof head + bytes);
-  if (out->type != CU_GRAPH_NODE_TYPE_BATCH_MEM_OP ||
-      bytes < sizeof(wire::MemOpsNode) + sizeof(wire::MemOp))
-    return CUDA_SUCCESS;
-  wire::MemOp first;
-  std::memcpy(&first, out->body.data() + sizeof(wire::MemOpsNode), sizeof first);
-  for (const HostCall& call : graph.host.calls)
-    if (reinterpret_cast<uint64_t>(call.words->ready) == first.address) {
-      out->type = CU_GRAPH_NODE_TYPE_HOST;
-      out->call = &call;
-    }
-  return CUDA_SUCCESS;
-}
-
-CUresult show_kernel(Session* s, GraphNode* node, const Read& r, CUDA_KERNEL_NODE_PARAMS_v3* k) {
-  const auto* n = r.as<wire::KernelNode>();
-  const Function* f = n ? find_function(s, reinterpret_cast<void*>(n->function)) : nullptr;
-  if (!f || r.body.size() < sizeof *n + n->param_bytes) return CUDA_ERROR_NOT_SUPPORTED;
-  node->params.assign(r.body.begin() + sizeof *n, r.body.begin() + sizeof *n + n->param_bytes);
-  node->pointers.clear();
-  for (const auto& param : f->params)
-    if (param.offset + param.size <= node->params.size())
-      node->pointers.push_back(node->params.data() + param.offset);
-  k->func = reinterpret_cast<CUfunction>(n->function);
-  k->gridDimX = n->grid[0], k->gridDimY = n->grid[1], k->gridDimZ = n->grid[2];
-  k->blockDimX = n->block[0], k->blockDimY = n->block[1], k->blockDimZ = n->block[2];
-  k->sharedMemBytes = n->shared_bytes;
-  k->kernelParams = node->pointers.data();
-  return CUDA_SUCCESS;
-}
-
-void show_end(const Graph& graph, const wire::CopySide& side, CUmemorytype* type, void** host,
-              CUdeviceptr* device, size_t* pitch, size_t* height) {
-  *type = side.place == wire::NodeMemory::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
-  *pitch = side.pitch;
-  *height = side.pitch ? side.slice / side.pitch : 0;
-  if (side.place == wire::NodeMemory::kDevice) *device = side.address;
-  if (side.place == wire::NodeMemory::kArena) *host = reinterpret_cast<void*>(side.address);
-  if (side.place == wire::NodeMemory::kShadow)
-    for (const ShadowRef& shadow : graph.host.shadows)
-      if (shadow->id == side.address) *host = shadow->host, *pitch = shadow->pitch;
-}
-
-void show_copy(const Graph& graph, const wire::CopyNode& c, CUDA_MEMCPY3D* m) {
-  void* from = nullptr;
-  show_end(graph, c.to, &m->dstMemoryType, &m->dstHost, &m->dstDevice, &m->dstPitch, &m->dstHeight);
-  show_end(graph, c.from, &m->srcMemoryType, &from, &m->srcDevice, &m->srcPitch, &m->srcHeight);
-  m->srcHost = from;
-  m->WidthInBytes = c.width, m->Height = c.rows, m->Depth = c.depth;
-}
-
-CUresult show_child(Session* s, GraphNode* node, Graph* graph, CUgraph* out) {
-  for (const auto& [ordinal, id] : graph->children)
-    if (ordinal == node->ordinal) {
-      *out = reinterpret_cast<CUgraph>(id);
-      return CUDA_SUCCESS;
-    }
-  uint64_t id;
-  Graph* child = s->graphs.create(&id);
-  if (!child) return CUDA_ERROR_OUT_OF_MEMORY;
-  const CUresult e =
-      s->exchange(wire::kGraphCopy, wire::GraphCopy{id, node->graph, node->ordinal, 0}, {}, {},
-                  nullptr, nullptr, context_of(graph->device));
-  if (e != CUDA_SUCCESS) return s->graphs.destroy(id), e;
-  child->device = graph->device;
-  child->parent = node->graph;
-  child->host = graph->host;
-  graph->children.emplace_back(node->ordinal, id);
-  *out = reinterpret_cast<CUgraph>(id);
-  return CUDA_SUCCESS;
-}
-
-void show_operations(GraphNode* node, const Read& r, CUDA_BATCH_MEM_OP_NODE_PARAMS_v2* m) {
-  node->operations.clear();
-  for (size_t at = sizeof(wire::MemOpsNode); at + sizeof(wire::MemOp) <= r.body.size();
-       at += sizeof(wire::MemOp)) {
-    wire::MemOp op;
-    std::memcpy(&op, r.body.data() + at, sizeof op);
-    CUstreamBatchMemOpParams to{};
-    to.operation = static_cast<CUstreamBatchMemOpType>(op.operation);
-    if (op.operation == CU_STREAM_MEM_OP_BARRIER) {
-      to.memoryBarrier.flags = op.flags;
-    } else {
-      to.waitValue.address = op.address;
-      to.waitValue.value64 = op.value;
-      to.waitValue.flags = op.flags;
-    }
-    node->operations.push_back(to);
-  }
-  m->count = static_cast<unsigned>(node->operations.size());
-  m->paramArray = node->operations.data();
-}
-
 // What changing a node changes in this process.
 void note_changed(HostSide* host, Packed&& p, uint64_t node) {
   if (p.shadow) p.shadow->node = node;
@@ -353,6 +234,7 @@ void note_changed(HostSide* host, Packed&& p, uint64_t node) {
   }
   host->calls.insert(host->calls.end(), p.child.calls.begin(), p.child.calls.end());
   host->shadows.insert(host->shadows.end(), p.child.shadows.begin(), p.child.shadows.end());
+  host->objects.insert(host->objects.end(), p.child.objects.begin(), p.child.objects.end());
 }
 
 CUresult set_params(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodeParams* params) {
@@ -365,7 +247,7 @@ CUresult set_params(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodePara
   HostSide* host = exec ? &exec->host : &graph->host;
   std::shared_ptr<Handshake> words;
   if (params->type == CU_GRAPH_NODE_TYPE_HOST) {
-    Read now;
+    NodeContents now;
     if (const CUresult e = read_node(s, *node, *graph, &now); e != CUDA_SUCCESS) return e;
     if (!now.call) return CUDA_ERROR_INVALID_VALUE;
     words = now.call->words;
@@ -397,9 +279,15 @@ CUresult set_enabled(CUgraphExec exec_handle, CUgraphNode handle, wire::GraphCha
   GraphNode* node;
   Graph* graph;
   if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
-  if (!s->graph_execs.find(exec_handle)) return CUDA_ERROR_INVALID_VALUE;
+  GraphExec* exec = s->graph_execs.find(exec_handle);
+  if (!exec) return CUDA_ERROR_INVALID_VALUE;
   const wire::GraphEdit m{node->graph, id_of(exec_handle), what, node->ordinal, 0, 0};
-  return s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));
+  const CUresult e =
+      s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));
+  if (e != CUDA_SUCCESS) return e;
+  std::erase(exec->disabled, id_of(handle));
+  if (what == wire::GraphChange::kDisable) exec->disabled.push_back(id_of(handle));
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -437,38 +325,6 @@ bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams*
     packed->push_back(op);
   }
   return true;
-}
-
-CUresult sluice::graph_nodes::params_of(CUgraphNode handle, CUgraphNodeType type,
-                                        CUgraphNodeParams* params) {
-  Session* s;
-  GraphNode* node;
-  Graph* graph;
-  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
-  Read r;
-  if (const CUresult e = read_node(s, *node, *graph, &r); e != CUDA_SUCCESS) return e;
-  if (r.type != type) return CUDA_ERROR_INVALID_VALUE;
-  *params = {};
-  params->type = type;
-  const auto context = reinterpret_cast<CUcontext>(graph->device->primary);
-  if (type == CU_GRAPH_NODE_TYPE_KERNEL) {
-    params->kernel.ctx = context;
-    return show_kernel(s, node, r, &params->kernel);
-  }
-  if (type == CU_GRAPH_NODE_TYPE_GRAPH) return show_child(s, node, graph, &params->graph.graph);
-  if (const auto* copy = r.as<wire::CopyNode>(); copy && type == CU_GRAPH_NODE_TYPE_MEMCPY) {
-    params->memcpy.copyCtx = context;
-    show_copy(*graph, *copy, &params->memcpy.copyParams);
-  }
-  if (const auto* f = r.as<wire::FillNode>(); f && type == CU_GRAPH_NODE_TYPE_MEMSET)
-    params->memset = {f->address, f->pitch, f->value, f->element_bytes, f->width, f->rows, context};
-  if (type == CU_GRAPH_NODE_TYPE_HOST) params->host = {r.call->function, r.call->data};
-  if (const auto* e = r.as<wire::EventNode>(); e && type == CU_GRAPH_NODE_TYPE_EVENT_RECORD)
-    params->eventRecord.event = reinterpret_cast<CUevent>(e->event);
-  if (const auto* e = r.as<wire::EventNode>(); e && type == CU_GRAPH_NODE_TYPE_WAIT_EVENT)
-    params->eventWait.event = reinterpret_cast<CUevent>(e->event);
-  if (type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) show_operations(node, r, &params->memOp);
-  return CUDA_SUCCESS;
 }
 
 extern "C" {
@@ -509,18 +365,6 @@ CUresult cuGraphExecNodeSetParams(CUgraphExec exec, CUgraphNode node, CUgraphNod
   return exec ? set_params(exec, node, params) : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type) {
-  Session* s;
-  GraphNode* node;
-  Graph* graph;
-  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
-  if (!type) return CUDA_ERROR_INVALID_VALUE;
-  Read r;
-  const CUresult e = read_node(s, *node, *graph, &r);
-  if (e == CUDA_SUCCESS) *type = r.type;
-  return e;
-}
-
 CUresult cuGraphDestroyNode(CUgraphNode handle) {
   Session* s;
   GraphNode* node;
@@ -545,6 +389,18 @@ CUresult cuGraphDestroyNode(CUgraphNode handle) {
 CUresult cuGraphNodeSetEnabled(CUgraphExec exec, CUgraphNode node, unsigned int enabled) {
   return set_enabled(exec, node,
                      enabled ? wire::GraphChange::kEnable : wire::GraphChange::kDisable);
+}
+
+CUresult cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsigned int* enabled) {
+  Session* s;
+  GraphNode* node;
+  Graph* graph;
+  if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
+  const GraphExec* exec = s->graph_execs.find(exec_handle);
+  if (!exec || !enabled) return CUDA_ERROR_INVALID_VALUE;
+  *enabled = std::find(exec->disabled.begin(), exec->disabled.end(), id_of(handle)) ==
+             exec->disabled.end();
+  return CUDA_SUCCESS;
 }
 
 CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to_handle, CUgraphNode from_handle) {

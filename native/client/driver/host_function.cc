@@ -28,6 +28,7 @@ struct Pending {
   std::shared_ptr<Handshake> words;  // of a graph's node: no marks then
 
   bool ready() const {
+    if (!words && ready_mark == wire::kNoMark) return true;
     return words ? words->ready->load(std::memory_order_acquire) != 0
                  : s->marks().reached(ready_mark, value);
   }
@@ -36,7 +37,7 @@ struct Pending {
     run(status);
     if (words)
       words->done->store(1, std::memory_order_release);
-    else
+    else if (done_mark != wire::kNoMark)
       s->marks().word(done_mark).store(value, std::memory_order_release);
     device->host_functions.fetch_sub(1);
     if (words) return;
@@ -148,6 +149,12 @@ void sluice::client::expect_call(Session* s, Device* device, const HostCall& cal
                   if (status == CUDA_SUCCESS) run();
                 },
                 call.words});
+}
+
+void sluice::client::run_soon(Session* s, Device* device, std::function<void()> run) {
+  device->host_functions.fetch_add(1);
+  runner().add({s, device, wire::kNoMark, wire::kNoMark, 0,
+                [run = std::move(run)](CUresult) { run(); }, nullptr});
 }
 
 extern "C" {

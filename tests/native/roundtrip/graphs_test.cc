@@ -2,6 +2,8 @@
 // Stream capture and graphs: what the application builds is what the driver receives, captures get
 // nothing of Sluice's own, and what CUDA forbids meanwhile is refused before it is sent.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "tests/native/roundtrip/loopback_session.h"
@@ -483,6 +485,31 @@ TEST_F(Graphs, HostNodesShakeHands) {
   ASSERT_EQ(cuGraphInstantiateWithFlags(&second, graph, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuGraphExecDestroy(second), CUDA_SUCCESS);
   EXPECT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+}
+
+// What a graph holds on to ends with the last graph that was made of it.
+TEST_F(Graphs, UserObjectsEndWithTheLastGraph) {
+  static std::atomic<int> ended;
+  ended = 0;
+  CUuserObject object = nullptr;
+  ASSERT_EQ(cuUserObjectCreate(
+                &object, nullptr, [](void*) { ++ended; }, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC),
+            CUDA_SUCCESS);
+  CUgraph graph = make_graph();
+  ASSERT_EQ(cuGraphRetainUserObject(graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphRetainUserObject(graph, object, 2, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuGraphReleaseUserObject(graph, object, 4), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cuGraphReleaseUserObject(graph, object, 1), CUDA_SUCCESS);
+  CUgraphExec exec = nullptr;
+  ASSERT_EQ(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuGraphDestroy(graph), CUDA_SUCCESS);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  EXPECT_EQ(ended, 0);
+  ASSERT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+  for (int i = 0; i < 2000 && ended == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(ended, 1);
+  EXPECT_EQ(cuUserObjectRetain(object, 1), CUDA_ERROR_INVALID_VALUE);
 }
 
 TEST_F(Graphs, NodesAreTheirGraphsAlone) {

@@ -73,6 +73,32 @@ struct ValidFrame {
   wire::FrameHeader header() const;
 };
 
+inline std::vector<uint64_t> pack(const void* body, size_t bytes, const std::string& tail) {
+  std::vector<uint64_t> words((bytes + tail.size() + 7) / 8, 0);
+  auto* at = reinterpret_cast<char*>(words.data());
+  std::memcpy(at, body, bytes);
+  std::memcpy(at + bytes, tail.data(), tail.size());
+  return words;
+}
+
+template <class T>
+ValidFrame make(const char* name, uint16_t function, bool answered, const char* calls,
+                const T& body, const std::string& tail = "") {
+  ValidFrame f;
+  f.name = name;
+  f.function = function;
+  f.answered = answered;
+  f.calls = calls;
+  f.words = pack(&body, sizeof body, tail);
+  return f;
+}
+// A struct of the wire as text, for what follows a fixed part.
+inline std::string text(const auto& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof value};
+}
+
 std::vector<ValidFrame> valid_frames(FurnishedRig& rig);
+// Those of capture and graphs (valid_graph_frames.cc).
+void add_graph_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 
 }  // namespace sluice::test

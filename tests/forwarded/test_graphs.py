@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph programs through client and worker, over shared memory and TCP: as they print natively."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from static_pool import StaticPool
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
+BUILT = ROOT / "build" / "programs"
+NAMES = ("graphs", "graph_host", "capture_errors")
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    command = [sys.executable, str(PROGRAMS / "build.py"), *NAMES, "--out", str(BUILT)]
+    subprocess.run(command, check=True)
+    return BUILT
+
+
+def run(pool: StaticPool, program: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(program)],
+        env=pool.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def expected(name: str) -> str:
+    return (PROGRAMS / "expected" / f"{name}.out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "tcp"),
+    [(name, tcp) for name in NAMES for tcp in (False, True) if not (name == "graph_host" and tcp)],
+)
+def test_prints_what_it_prints_natively(tmp_path: Path, built: Path, name: str, tcp: bool) -> None:
+    with StaticPool(tmp_path, tcp=tcp) as pool:
+        done = run(pool, built / name)
+    assert done.stdout == expected(name), done.stderr
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_host_function_over_a_network_is_refused_and_said(tmp_path: Path, built: Path) -> None:
+    with StaticPool(tmp_path, tcp=True) as pool:
+        done = run(pool, built / "graph_host")
+    # What comes before, copies of pageable memory in a graph of their own, works.
+    assert done.stdout.splitlines() == expected("graph_host").splitlines()[:4], done.stderr
+    assert "cannot be put into a graph" in done.stderr
+    assert done.returncode == 1
+
+
+def test_graphs_leave_the_session_usable_when_a_capture_breaks(tmp_path: Path, built: Path) -> None:
+    with StaticPool(tmp_path) as pool:
+        done = run(pool, built / "capture_errors")
+        log = pool.log.read_text()
+    assert done.stdout.splitlines()[-1] == "the device afterwards: cudaSuccess"
+    assert "poisoned" not in log, log
