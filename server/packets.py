@@ -27,6 +27,13 @@ class Message:
 
     verb: str
     fields: Mapping[str, str] = field(default_factory=dict)
+    #: What came beside it; whoever takes the message closes them.
+    descriptors: tuple[int, ...] = ()
+
+    def close_descriptors(self) -> None:
+        """Closes what came beside it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
 
     def get(self, key: str, default: str = "") -> str:
         """A value, or the default if the sender did not name it."""

@@ -77,6 +77,23 @@ def peer_of(connected: socket.socket) -> Peer:
     return Peer(pid, uid, gid, started, pidfd)
 
 
+def user_domain(peer: Peer) -> str:
+    """Which processes share memory with this one: those of its user in its container.
+
+    Namespaces tell containers apart whose processes are all root. "" where the kernel does not say,
+    which is nobody: CUDA itself asks for one IPC namespace too.
+    """
+    try:
+        names = [
+            str(Path(f"/proc/{peer.pid}/ns/{kind}").readlink()) for kind in ("user", "ipc", "pid")
+        ]
+        if start_time_of(peer.pid) != peer.start_time:
+            return ""
+    except (OSError, PeerGone):
+        return ""
+    return " ".join([str(peer.uid), *names])
+
+
 def open_process(pid: int, start_time: int) -> int:
     """Returns a pidfd of the process that has this pid and start time; raises PeerGone."""
     try:

@@ -22,6 +22,7 @@ from sluice.server.open_session import OpenSession, RefusalError, Status
 from sluice.server.packets import Message
 from sluice.server.session_logs import SessionLog
 from sluice.server.sessions import Asker, Session, close_descriptor, grant_request
+from sluice.server.sharing import Sharing
 from sluice.server.warm_workers import WarmWorkers
 from sluice.server.worker import WorkerError
 from sluice.server.worker_process import WorkerStarter
@@ -51,6 +52,7 @@ class SessionDesk:
         self._starter = starter
         self._log_dir = log_dir
         self.sessions: dict[str, Session] = {}
+        self.sharing = Sharing()
         self.on_end: list[Callable[[Session, str], None]] = []
 
     async def open(
@@ -205,6 +207,8 @@ class SessionDesk:
         session.worker.on_code = lambda message, descriptor: self._code(
             session, message, descriptor
         )
+        self.sharing.join(session.id, session.sharing_domains(), session.worker)
+        session.worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
         if session.asker.pidfd >= 0:
             loop = asyncio.get_running_loop()
             loop.add_reader(session.asker.pidfd, self._client_ended, session)
@@ -233,6 +237,7 @@ class SessionDesk:
 
     def _ended(self, session: Session, reason: str) -> None:
         self.sessions.pop(session.id, None)
+        self.sharing.leave(session.id)
         self._unwatch_client(session)
         close_descriptor(session.asker.pidfd)
         session.asker.pidfd = -1

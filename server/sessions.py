@@ -40,6 +40,7 @@ class Asker:
     slot: int = 0
     domain_uuid: str = ""
     domain_name: str = ""
+    user_domain: str = ""  # of a local process (peers.user_domain)
 
     def describe(self) -> str:
         """In words, for logs."""
@@ -66,6 +67,15 @@ class Session:
     opening: bool = True
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def sharing_domains(self) -> frozenset[str]:
+        """Whom it trusts: sessions of its grant, of its VM, of its user in the same namespaces."""
+        domains = {f"grant {self.grant_id}"}
+        if self.asker.domain_uuid:
+            domains.add(f"vm {self.asker.domain_uuid}")
+        elif self.asker.user_domain:
+            domains.add(f"user {self.asker.user_domain}")
+        return frozenset(domains)
 
     def report(self) -> rpc.SessionReport:
         """As the controller is told."""
@@ -114,6 +124,7 @@ class Session:
                 "slot": asker.slot,
                 "domain_uuid": asker.domain_uuid,
                 "domain_name": asker.domain_name,
+                "user_domain": asker.user_domain,
             },
         }
 

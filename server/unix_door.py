@@ -29,7 +29,7 @@ from sluice.server.open_session import (
     parse_open_session,
 )
 from sluice.server.packets import receive
-from sluice.server.peers import Peer, PeerGone, peer_of
+from sluice.server.peers import Peer, PeerGone, peer_of, user_domain
 from sluice.server.session_desk import SessionDesk
 from sluice.server.sessions import Asker, Session
 
@@ -128,6 +128,7 @@ class UnixDoor:
             uid=peer.uid,
             start_time=peer.start_time,
             pidfd=peer.pidfd,
+            user_domain=user_domain(peer),
         )
         memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

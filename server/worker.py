@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.server.packets import Message, PacketLink
 from sluice.server.worker_process import WorkerFiles, WorkerRecord, reap
@@ -24,6 +24,7 @@ log = logging.getLogger("sluice.server")
 
 END_SECONDS = 2.0
 ANSWER_SECONDS = 20.0
+SHARING_VERBS = ("share", "unshare", "fetch")
 
 
 class WorkerError(Exception):
@@ -48,6 +49,8 @@ class Worker:
         self.on_exit: Callable[[Worker, str], None] | None = None
         self.on_ended: Callable[[Worker, Message], None] | None = None
         self.on_code: Callable[[Message, int], None] | None = None
+        self._on_sharing: Callable[[Message], None] | None = None
+        self._sharing_before: list[Message] = []
         self.exited = False
         self.end_reason = ""
         self._files = files
@@ -156,14 +159,37 @@ class Worker:
             self._answers.pop(expected, None)
 
     def _take_descriptors(self, message: Message, descriptors: list[int]) -> None:
+        if message.verb in SHARING_VERBS:
+            self._take_sharing(replace(message, descriptors=tuple(descriptors)))
+            return
         if message.verb == "code" and self.on_code and len(descriptors) == 1:
             self.on_code(message, descriptors[0])
             return
         for descriptor in descriptors:
             os.close(descriptor)
 
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Says something that has no answer; copies of the descriptors go with it."""
+        if self._link:
+            self._link.send(message, descriptors)
+
+    def follow_sharing(self, take: Callable[[Message], None]) -> None:
+        """Has `share`, `unshare` and `fetch` go there; their descriptors are the callee's."""
+        self._on_sharing = take
+        before, self._sharing_before = self._sharing_before, []
+        for message in before:
+            take(message)
+
+    def _take_sharing(self, message: Message) -> None:
+        if self._on_sharing:
+            self._on_sharing(message)
+        else:  # it offers again what it shares before it is known whose session it has
+            self._sharing_before.append(message)
+
     def _take(self, message: Message) -> None:
-        if message.verb in ("code_used", "code_damaged"):
+        if message.verb in SHARING_VERBS:
+            self._take_sharing(message)
+        elif message.verb in ("code_used", "code_damaged"):
             if self.on_code:
                 self.on_code(message, -1)
         elif message.verb == "ready":
@@ -200,6 +226,9 @@ class Worker:
             self._link.read_now()
             self._link.close()
         os.close(self._pidfd)
+        for message in self._sharing_before:
+            message.close_descriptors()
+        self._sharing_before.clear()
         reap(self.record.pid)
         if self._kill_timer:
             self._kill_timer.cancel()

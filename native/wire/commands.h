@@ -6,6 +6,8 @@
 // (1) is the legacy default stream, everything else an id that the client minted.
 #pragma once
 
+#include <compare>
+
 #include "wire/frame.h"
 
 namespace sluice::wire {
@@ -66,6 +68,7 @@ struct PeerAccess {
 // use to anybody outside the session's own trust domain.
 struct ShareKey {
   uint64_t words[2];
+  friend auto operator<=>(const ShareKey&, const ShareKey&) = default;
 };
 struct ShareMemory {  // the whole mapping that contains `address`, which lies in a slab; the answer
   uint64_t address;   // is a SharedMemory
@@ -88,11 +91,12 @@ struct CloseShared {  // exactly one that was opened, and nothing uses it any mo
   uint32_t device;
   uint32_t reserved;
 };
-struct ShareEvent {  // a shared event's id; the answer is its ShareKey
-  uint64_t event;
+struct SharedEvent {  // one of a session's events that others may open: what ShareEvent answers
+  ShareKey key;
+  uint64_t index;
 };
 struct OpenSharedEvent {
-  ShareKey key;
+  SharedEvent event;
   uint64_t id;
 };
 struct SharedEventUse {  // record: at this point of the stream; wait: the stream, until then

@@ -39,6 +39,8 @@ DispatchTable make() {
   add_stream_handlers(t);
   add_event_handlers(t);
   add_peer_handlers(t);
+  add_shared_memory_handlers(t);
+  add_shared_event_handlers(t);
   add_cluster_handlers(t);
   add_capture_handlers(t);
   add_graph_handlers(t);

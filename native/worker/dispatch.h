@@ -36,6 +36,8 @@ void add_launch_handlers(DispatchTable&);
 void add_stream_handlers(DispatchTable&);
 void add_event_handlers(DispatchTable&);
 void add_peer_handlers(DispatchTable&);
+void add_shared_memory_handlers(DispatchTable&);
+void add_shared_event_handlers(DispatchTable&);
 void add_cluster_handlers(DispatchTable&);
 void add_capture_handlers(DispatchTable&);
 void add_graph_handlers(DispatchTable&);

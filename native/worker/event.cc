@@ -11,7 +11,7 @@ constexpr unsigned kFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventCreate>();
-  if (!d.ok() || m.flags & ~kFlags || !s.events.has_room(m.id))
+  if (!d.ok() || m.flags & ~kFlags || !s.events.has_room(m.id) || !s.shared_events.has_room(m.id))
     return s.reject("EventCreate mints no id that is free");
   if (!s.use_context(c.header.context)) return;
   CUevent event;

@@ -23,6 +23,8 @@
 #include "worker/library/library.h"
 #include "worker/log.h"
 #include "worker/sandbox.h"
+#include "worker/server_broker.h"
+#include "worker/shared_event.h"
 
 namespace sluice::worker {
 namespace {
@@ -55,6 +57,7 @@ class Worker {
 
   Options options_;
   wire::Control control_;
+  ServerBroker broker_{control_};
   std::unique_ptr<Driver> driver_;
   std::vector<Gpu> gpus_;
   std::unique_ptr<Session> session_;
@@ -227,6 +230,7 @@ void Worker::start_session(wire::Message& m) {
     refuse(error);
     _exit(1);  // windows may be half reserved: a fresh worker takes the next session
   }
+  session->broker = &broker_;
   session_ = std::move(session);
   client_pidfd_ = pidfd;
   executor_ = std::make_unique<Executor>(*session_, [this](const std::string& r) { ended(r); });
@@ -241,6 +245,7 @@ void Worker::start_session(wire::Message& m) {
 
 void Worker::handle(wire::Message& m) {
   if (m.verb == "session") return start_session(m);
+  if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);
   const auto answer = [this] { control_.send("status", figures()); };
   if (m.verb == "status") return answer();
@@ -253,6 +258,10 @@ void Worker::handle(wire::Message& m) {
     if (session_)
       for (auto& v : session_->vgpus) m.verb == "hold" ? v->gate->hold() : v->gate->release();
     return answer();
+  }
+  if (m.verb == "gone") {
+    if (session_) session_->events_of_others->gone(m.text("key"));
+    return;
   }
   if (m.verb == "compute") {
     for (size_t i = 0; session_ && i < session_->vgpus.size(); ++i) {
@@ -294,7 +303,10 @@ int Worker::run() {
     }
     if (p[0].revents) {
       control_.accept();
-      if (!session_) announce();
+      if (!session_)
+        announce();
+      else
+        broker_.offer_again();
     }
     if (p[1].revents) {
       wire::Message m;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "worker/broker.h"
 #include "worker/dispatch.h"
 #include "worker/log.h"
 #include "worker/peer.h"
@@ -84,6 +85,7 @@ void unmap(Session& s, const Command& c, Reply& reply) {
   if (it == v->mappings.end() || it->second.bytes != m.bytes || it->second.allocation ||
       it->second.shared)
     return s.reject("MemoryUnmap names addresses that are not backed so");
+  end_share(s, *v, m.address);
   reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuMemRelease(it->second.handle);
   v->mapped_bytes -= m.bytes;

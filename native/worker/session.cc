@@ -9,6 +9,7 @@
 #include "wire/open_session.h"
 #include "worker/log.h"
 #include "worker/peer.h"
+#include "worker/shared_event.h"
 
 namespace sluice::worker {
 
@@ -35,7 +36,11 @@ std::string uuid_text(const CUuuid& u) {
 }
 
 Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPlan p)
-    : driver(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {}
+    : driver(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {
+  events_of_others = std::make_unique<SharedEvents>(*this);
+}
+
+Session::~Session() = default;
 
 void Session::reject(const std::string& reason) {
   std::lock_guard lock(reason_mutex_);
@@ -150,6 +155,7 @@ void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
   set(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 0);
   set(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0);
   set(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 0);
+  set(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1);
   if (endpoint_->arena().empty()) set(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 0);
   driver.cuCtxSetCurrent(v.gpu->context);
   driver.cuCtxGetStreamPriorityRange(&r->stream_priority_least, &r->stream_priority_greatest);

@@ -50,11 +50,13 @@ struct Vgpu {
     uint64_t bytes;
     CUmemGenericAllocationHandle handle;
     uint64_t allocation;  // an id of Session::allocations; 0: the mapping owns its memory
-    bool shared;          // another session's memory, opened by CUDA IPC and charged there
+    bool shared = false;  // another session's memory, opened by CUDA IPC and charged there
   };
   std::map<uint64_t, Mapping> mappings;
   uint64_t mapped_bytes = 0;  // allocations that are mapped nowhere included
   uint64_t code_bytes = 0;
+  uint64_t opened_bytes = 0;                    // other sessions' memory that this one has opened
+  std::map<uint64_t, wire::ShareKey> exported;  // mappings that others may open, by address
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
   std::unique_ptr<Gate> gate;
   CUevent legacy_done = nullptr;  // the legacy stream when something last began to capture
@@ -71,6 +73,8 @@ struct SessionPlan {
 };
 
 class Session;
+class Broker;
+class SharedEvents;
 
 // A command's body, read piece by piece; `ok` turns false at the first piece that is not there.
 // fixed() must come first: only the start of a body is aligned.
@@ -130,6 +134,11 @@ struct AllocationObject {
   uint32_t device = 0;
   uint64_t bytes = 0;
 };
+// An event that other processes may record and wait for (worker/shared_event.cc).
+struct SharedEventObject {
+  class EventRegion* region = nullptr;
+  uint32_t index = 0;
+};
 struct FunctionObject {
   CUfunction function = nullptr;  // or a kernel, cast
   CUkernel kernel = nullptr;
@@ -140,6 +149,7 @@ struct FunctionObject {
 class Session {
  public:
   Session(const Driver& driver, std::unique_ptr<Endpoint> endpoint, SessionPlan plan);
+  ~Session();
 
   // Reserves windows, registers what is shared and publishes the record. False with `error`.
   bool open(std::vector<Gpu>& gpus, std::string* error);
@@ -178,6 +188,9 @@ class Session {
   ObjectTable<FunctionObject> functions{6, 1 << 20};
   ObjectTable<FunctionObject> kernels{7, 1 << 20};
   ObjectTable<AllocationObject> allocations{24, 1 << 20};
+  ObjectTable<SharedEventObject> shared_events{3, 1 << 16};
+  Broker* broker = nullptr;  // the way to other sessions; the worker's own
+  std::unique_ptr<SharedEvents> events_of_others;
   // How often each allocation is mapped. The leader's alone.
   std::map<uint64_t, uint32_t> times_mapped;
   ObjectTable<GraphRef> graphs{16, 1 << 18};

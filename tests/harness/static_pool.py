@@ -39,6 +39,7 @@ class StaticPool:
         *,
         gpus: int = 1,
         tcp: bool = False,
+        sandbox: str = "off",
     ) -> None:
         self.folder = folder
         self.vgpus = vgpus
@@ -48,7 +49,7 @@ class StaticPool:
         command += ["--worker", str(find_native("sluice-worker"))]
         command += ["--driver", str(find_native("libsluice-softgpu.so.1"))]
         command += ["--vgpus", str(vgpus), "--memory-mib", str(memory_mib)]
-        command += ["--sandbox", "off", "--log", str(self.log)]
+        command += ["--sandbox", sandbox, "--log", str(self.log)]
         command += ["--visible-devices", ",".join(map(gpu_uuid, range(gpus)))]
         self.http_port = 0
         if tcp:

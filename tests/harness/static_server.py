@@ -17,9 +17,11 @@ import secrets
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 OPEN_BYTES = 512
@@ -76,6 +78,61 @@ class StaticWorker:
                 raise RuntimeError(answer)
 
 
+class SharedThings:
+    """What workers share by CUDA IPC, for clients of one user each (server/sharing.py is real)."""
+
+    def __init__(self) -> None:
+        self.domains: dict[StaticWorker, str] = {}
+        self.things: dict[str, tuple[StaticWorker, dict[str, str], int]] = {}
+        self.readers: dict[str, set[StaticWorker]] = {}
+
+    def take(self, worker: StaticWorker) -> bool:
+        """Answers one message; False when the worker is gone, and what it shared with it."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(worker.control, 65536, 8)
+        except ConnectionResetError:
+            packet, descriptors = b"", []
+        verb, *lines = packet.decode().splitlines() or [""]
+        fields = dict(line.split("=", 1) for line in lines if "=" in line)
+        key = fields.get("key", "")
+        if verb == "share" and len(descriptors) == 1:
+            self.things[key] = (worker, fields, descriptors.pop())
+            self.tell(worker, "shared", fields)
+        elif verb == "unshare":
+            self.forget(key, worker)
+        elif verb == "fetch":
+            owner, thing, descriptor = self.things.get(key, (None, {}, -1))
+            if owner and self.domains[owner] == self.domains[worker]:
+                self.readers.setdefault(key, set()).add(worker)
+                self.tell(worker, "fetched", {**thing, **fields}, [descriptor])
+            else:
+                self.tell(worker, "refused", {**fields, "message": "nobody shares it"})
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if packet:
+            return True
+        for old, (owner, _, _) in list(self.things.items()):
+            if owner is worker:
+                self.forget(old, worker)
+        return False
+
+    def forget(self, key: str, worker: StaticWorker) -> None:
+        """Closes what the worker shared under the key; its readers are told."""
+        if key in self.things and self.things[key][0] is worker:
+            os.close(self.things.pop(key)[2])
+            for reader in self.readers.pop(key, ()):
+                with contextlib.suppress(OSError):
+                    self.tell(reader, "gone", {"key": key})
+
+    @staticmethod
+    def tell(
+        worker: StaticWorker, verb: str, fields: dict[str, str], descriptors: Sequence[int] = ()
+    ) -> None:
+        """Says something to a worker."""
+        text = "\n".join([verb, *(f"{key}={value}" for key, value in fields.items())])
+        socket.send_fds(worker.control, [text.encode()], descriptors)
+
+
 def refusal(message: str) -> bytes:
     """An OpenReply that says no."""
     head = (512).to_bytes(4, "little") + (2).to_bytes(2, "little") + bytes(10)
@@ -89,6 +146,8 @@ class StaticServer:
         self.args = args
         self.warm = StaticWorker(args)
         self.workers: list[StaticWorker] = []
+        self.shared = SharedThings()
+        self.selector = selectors.DefaultSelector()
 
     def take(self) -> StaticWorker:
         """The warm worker; the next one starts warming."""
@@ -96,6 +155,11 @@ class StaticServer:
         worker.wait_ready()
         self.workers = [w for w in self.workers if w.process.poll() is None] + [worker]
         return worker
+
+    def follow(self, worker: StaticWorker, domain: str) -> None:
+        """From now on the worker of a session is listened to."""
+        self.shared.domains[worker] = domain
+        self.selector.register(worker.control, selectors.EVENT_READ, worker)
 
     def fields(self, channel: str, names: str, request: bytes) -> dict[str, object]:
         """The session message of the static grant."""
@@ -119,8 +183,8 @@ class StaticServer:
     def serve_unix(self, connection: socket.socket) -> None:
         """One client on this host."""
         request = connection.recv(4096)
-        pid = int.from_bytes(
-            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], sys.byteorder
+        pid, uid, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
         )
         if len(request) != OPEN_BYTES:
             connection.send(refusal("OpenSession has the wrong size"))
@@ -135,6 +199,7 @@ class StaticServer:
             connection.send(refusal(str(error)))
             self.warm = StaticWorker(self.args)
             return
+        self.follow(worker, f"user {uid}")
         worker_pidfd = os.pidfd_open(worker.process.pid)
         rights = array.array("i", [memory, worker_pidfd])
         connection.sendmsg(
@@ -156,6 +221,7 @@ class StaticServer:
             request += piece
         worker = self.take()
         worker.start(self.fields("tcp", "socket", request), [connection.fileno()])
+        self.follow(worker, "network")
         self.warm = StaticWorker(self.args)
 
     def serve_http(self, connection: socket.socket) -> None:
@@ -168,20 +234,23 @@ class StaticServer:
 
     def run(self) -> None:
         """Until the process is ended."""
-        selector = selectors.DefaultSelector()
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         unix.bind(self.args.socket)
         unix.listen(64)
-        selector.register(unix, selectors.EVENT_READ, self.serve_unix)
+        self.selector.register(unix, selectors.EVENT_READ, self.serve_unix)
         for port, serve in (
             (self.args.tcp_port, self.serve_tcp),
             (self.args.http_port, self.serve_http),
         ):
             if port:
                 door = socket.create_server(("127.0.0.1", port))
-                selector.register(door, selectors.EVENT_READ, serve)
+                self.selector.register(door, selectors.EVENT_READ, serve)
         while True:
-            for key, _ in selector.select():
+            for key, _ in self.selector.select():
+                if isinstance(key.data, StaticWorker):
+                    if not self.shared.take(key.data):
+                        self.selector.unregister(key.fileobj)
+                    continue
                 connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
                 with connection:
                     key.data(connection)

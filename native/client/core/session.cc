@@ -408,9 +408,10 @@ bool Session::find_range(uint64_t address, DeviceRange* range) {
   Device* d = device_of_address(address);
   if (!d) return false;
   range->device = d;
-  if (d->memory.find(address, &range->start, &range->bytes)) return true;
+  range->plain = d->memory.find(address, &range->start, &range->bytes);
+  if (range->plain) return true;
   range->pooled = d->pools.find(address, &range->start, &range->bytes);
-  if (range->pooled) return true;
+  if (range->pooled || shared_memory.find(address, &range->start, &range->bytes)) return true;
   VirtualMemory::Mapping mapping;
   if (!virtual_memory.find(address, &range->start, &mapping)) return false;
   range->device = mapping.device;

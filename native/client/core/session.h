@@ -24,6 +24,7 @@
 #include "client/core/host_memory.h"
 #include "client/core/marks.h"
 #include "client/core/memory_pool.h"
+#include "client/core/shared_memory.h"
 #include "client/core/statistics.h"
 #include "client/core/virtual_memory.h"
 #include "wire/commands.h"
@@ -64,6 +65,7 @@ struct PoolHandle {
 struct Event {
   Device* device = nullptr;
   unsigned flags = 0;
+  bool shared = false;  // with other processes: only the worker knows where it stands
   uint32_t mark = wire::kNoMark;
   uint64_t value = 0;  // of the newest record; 0: never recorded
   Stream* stream = nullptr;
@@ -204,6 +206,7 @@ class Session {
     Device* device = nullptr;  // whose memory it is
     uint64_t start = 0, bytes = 0;
     bool pooled = false;
+    bool plain = false;  // of cuMemAlloc, which can be shared by CUDA IPC
   };
   bool find_range(uint64_t address, DeviceRange* range);
   // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or
@@ -233,6 +236,7 @@ class Session {
   HandleTable<GraphExec> graph_execs{Kind::kGraphExec};
   HandleTable<GraphNode> graph_nodes{Kind::kGraphNode};
   HandleTable<UserObject> user_objects{Kind::kUserObject};
+  SharedMemory shared_memory{*this};
   AnswerCache answers;
   Captures captures;
 

@@ -53,13 +53,23 @@ CUresult cuEventCreate(CUevent* event, unsigned int flags) {
   constexpr unsigned kKnown =
       CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
   if (!event || flags & ~kKnown) return CUDA_ERROR_INVALID_VALUE;
-  if (flags & CU_EVENT_INTERPROCESS)
-    return flags & CU_EVENT_DISABLE_TIMING ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+  if (flags & CU_EVENT_INTERPROCESS && !(flags & CU_EVENT_DISABLE_TIMING))
+    return CUDA_ERROR_INVALID_VALUE;
   uint64_t id;
   Event* made = s->events.create(&id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   made->device = d;
   made->flags = flags;
+  if (flags & CU_EVENT_INTERPROCESS) {
+    made->shared = true;
+    const CUresult e = s->exchange(wire::kSharedEventCreate, wire::EventId{id}, {}, {}, nullptr,
+                                   nullptr, d->index + 1);
+    if (e != CUDA_SUCCESS)
+      s->events.destroy(id);
+    else
+      *event = reinterpret_cast<CUevent>(id);
+    return e;
+  }
   made->mark = s->marks() ? s->marks().take(true) : wire::kNoMark;
   *event = reinterpret_cast<CUevent>(id);
   return s->post(wire::kEventCreate, wire::EventCreate{id, flags, 0}, {}, nullptr, d->index + 1);
@@ -70,10 +80,10 @@ CUresult cuEventDestroy_v2(CUevent handle) {
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
   const uint32_t mark = event->mark, context = event->device->index + 1;
+  const uint16_t destroy = event->shared ? wire::kSharedEventDestroy : wire::kEventDestroy;
   if (!s->events.retire(as_id(handle))) return CUDA_ERROR_INVALID_HANDLE;
   s->marks().give_back(mark);
-  const CUresult e =
-      s->post(wire::kEventDestroy, wire::EventId{as_id(handle)}, {}, nullptr, context);
+  const CUresult e = s->post(destroy, wire::EventId{as_id(handle)}, {}, nullptr, context);
   s->events.recycle(as_id(handle));
   return e;
 }
@@ -87,6 +97,11 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult e = resolve_stream(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
   if (event->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->shared) {
+    if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return s->post(wire::kSharedEventRecord, wire::SharedEventUse{as_id(handle), stream->wire_id},
+                   {}, stream, d->index + 1);
+  }
   if (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
   uint64_t captured;
   if (const CUresult e = s->captures.record(stream, &captured); e != CUDA_SUCCESS) return e;
@@ -127,6 +142,7 @@ CUresult cuEventQuery(CUevent handle) {
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.ask(event->captured); e != CUDA_SUCCESS) return e;
+  if (event->shared) return s->exchange(wire::kSharedEventQuery, wire::EventId{as_id(handle)});
   if (event->value == 0) return CUDA_SUCCESS;
   if (event->mark != wire::kNoMark) {
     if (!s->marks().reached(event->mark, event->value)) return not_ready(s);
@@ -141,6 +157,9 @@ CUresult cuEventSynchronize(CUevent handle) {
   Event* event;
   if (const CUresult e = find(handle, &s, &event); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.ask(event->captured); e != CUDA_SUCCESS) return e;
+  if (event->shared)
+    return s->exchange(wire::kSharedEventSynchronize, wire::EventId{as_id(handle)}, {}, {}, nullptr,
+                       nullptr, event->device->index + 1);
   if (event->value == 0) return CUDA_SUCCESS;
   const CUresult e = event->mark != wire::kNoMark
                          ? wait_mark(s, event->mark, event->value)

@@ -143,6 +143,7 @@ CUresult pack_fill(Session* s, const CUDA_MEMSET_NODE_PARAMS_v2& m, Packed* p) {
 CUresult pack_event(Session* s, CUevent handle, bool record, Packed* p) {
   Event* event = s->events.find(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
+  if (event->shared) return CUDA_ERROR_NOT_SUPPORTED;  // the driver does not know it
   if (record) leave_to_driver(s, event);
   p->put(wire::EventNode{reinterpret_cast<uint64_t>(handle)});
   return CUDA_SUCCESS;

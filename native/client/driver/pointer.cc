@@ -13,6 +13,7 @@ struct Facts {
   CUmemorytype type = CU_MEMORYTYPE_HOST;
   Device* device = nullptr;
   uint64_t start = 0, bytes = 0;
+  bool plain = false;         // of cuMemAlloc
   bool same_address = false;  // device and host use the same pointer
 };
 
@@ -25,6 +26,7 @@ Facts facts_of(Session* s, uint64_t address) {
     f.device = f.known ? range.device : d;
     f.start = range.start;
     f.bytes = range.bytes;
+    f.plain = range.plain;
     return f;
   }
   if (Session::Global global; s->find_global(address, &global)) {
@@ -82,7 +84,7 @@ CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, cons
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
       return put(to, static_cast<int>(f.device->index));
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-      return put(to, 0u);
+      return put(to, f.plain ? 1u : 0u);
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
       return put(to, static_cast<CUdeviceptr>(f.start));
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:

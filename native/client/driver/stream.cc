@@ -139,6 +139,13 @@ CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags) {
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   const Event* ev = s->events.find(event);
   if (!ev) return CUDA_ERROR_INVALID_HANDLE;
+  // Another process may have recorded it; and until it comes, the stream has something to do.
+  if (ev->shared) {
+    if (stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    return s->post(wire::kSharedEventWait,
+                   wire::SharedEventUse{reinterpret_cast<uint64_t>(event), stream->wire_id}, {},
+                   stream, stream->device->index + 1);
+  }
   if (flags & ~unsigned{CU_EVENT_WAIT_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
   if (flags) {
     // The wait becomes a node of the graph.

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/native/roundtrip/recording_driver.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <stdexcept>
+
+#include "worker/shared_event.h"
 
 namespace sluice::test {
 
@@ -14,8 +18,12 @@ constexpr size_t kMostCopied = 64 << 20;  // larger copies are checked, not made
 
 // cuMemCreate and its like take integers that are no addresses under the same C type.
 bool has_plain_integers(const char* function) {
-  static const std::set<std::string> names{"cuMemCreate", "cuMemMap", "cuMemRelease",
-                                           "cuMemAddressReserve"};
+  static const std::set<std::string> names{"cuMemCreate",
+                                           "cuMemMap",
+                                           "cuMemRelease",
+                                           "cuMemAddressReserve",
+                                           "cuMemImportFromShareableHandle",
+                                           "cuMemExportToShareableHandle"};
   return names.contains(function);
 }
 
@@ -272,6 +280,16 @@ void Recording::install_memory() {
     allocations.insert(*h = next_ += 64);
     return CUDA_SUCCESS;
   };
+  SLUICE_ON(cuMemImportFromShareableHandle) = [this](CUmemGenericAllocationHandle* h, void*,
+                                                     CUmemAllocationHandleType) {
+    allocations.insert(*h = next_ += 64);
+    return CUDA_SUCCESS;
+  };
+  SLUICE_ON(cuMemExportToShareableHandle) = [](void* fd, CUmemGenericAllocationHandle,
+                                               CUmemAllocationHandleType, unsigned long long) {
+    *static_cast<int*>(fd) = memfd_create("exported", MFD_CLOEXEC);
+    return CUDA_SUCCESS;
+  };
   SLUICE_ON(cuMemMap) = [this](CUdeviceptr at, size_t bytes, size_t, CUmemGenericAllocationHandle h,
                                unsigned long long) {
     if (!windows.holds(at, bytes)) violation("cuMemMap", "addresses outside the windows");
@@ -287,6 +305,8 @@ void Recording::install_memory() {
     return status;
   };
   SLUICE_ON(cuMemHostRegister_v2) = [this](void* at, size_t bytes, unsigned) {
+    // Events that processes share: memory of the worker's own, written like marks.
+    if (bytes == worker::EventRegion::kBytes) marks.add(at, bytes);
     if (!host_range(at, bytes) && !marks.holds(reinterpret_cast<uint64_t>(at), bytes))
       violation("cuMemHostRegister_v2", "foreign host memory");
     return status;

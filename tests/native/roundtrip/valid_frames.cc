@@ -2,6 +2,7 @@
 #include "tests/native/roundtrip/valid_frames.h"
 
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "tests/native/libraries/library_frames.h"
@@ -78,6 +79,49 @@ void add_peers(Rig&, Frames* all) {
   f.devices = {offsetof(P, device), offsetof(P, peer)};
   f.choices = {offsetof(P, enable)};
   all->push_back(f);
+}
+
+void add_shared(Rig& rig, Frames* all) {
+  auto f = make("ShareMemory", wire::kShareMemory, true, "cuMemExportToShareableHandle",
+                wire::ShareMemory{rig.address() + 4096});
+  all->push_back(f);
+  using O = wire::OpenShared;
+  f = make("OpenShared", wire::kOpenShared, true, "cuMemImportFromShareableHandle",
+           O{{{3, 4}}, rig.opened() + (2 << 20), 2 << 20, 0, 0});
+  f.addresses = {{offsetof(O, address), 2 << 20}};
+  f.devices = {offsetof(O, device)};
+  all->push_back(f);
+  using C = wire::CloseShared;
+  f = make("CloseShared", wire::kCloseShared, false, "cuMemUnmap", C{rig.opened(), 2 << 20, 0, 0});
+  f.addresses = {{offsetof(C, address), 2 << 20}};
+  f.devices = {offsetof(C, device)};
+  all->push_back(f);
+  f = make("SharedEventCreate", wire::kSharedEventCreate, true, "",
+           wire::EventId{handle_id(Rig::kEvent, 9)});
+  f.minted = {0};
+  all->push_back(f);
+  using P = wire::OpenSharedEvent;
+  f = make("OpenSharedEvent", wire::kOpenSharedEvent, true, "cuMemHostRegister_v2",
+           P{{{{5, 6}}, 8}, handle_id(Rig::kEvent, 9)});
+  f.minted = {offsetof(P, id)};
+  all->push_back(f);
+  const auto of_event = [&](const char* name, uint16_t function, bool answered) {
+    auto g = make(name, function, answered, "", wire::EventId{Rig::kSharedEventId});
+    g.handles = {0};
+    all->push_back(g);
+  };
+  of_event("SharedEventDestroy", wire::kSharedEventDestroy, false);
+  of_event("SharedEventQuery", wire::kSharedEventQuery, true);
+  of_event("SharedEventSynchronize", wire::kSharedEventSynchronize, true);
+  of_event("ShareEvent", wire::kShareEvent, true);
+  using U = wire::SharedEventUse;
+  for (const auto& [name, function, calls] :
+       {std::tuple{"SharedEventRecord", wire::kSharedEventRecord, "cuStreamWriteValue64_v2"},
+        std::tuple{"SharedEventWait", wire::kSharedEventWait, ""}}) {
+    f = make(name, function, false, calls, U{Rig::kSharedEventId, Rig::kStreamId});
+    f.handles = {offsetof(U, event), offsetof(U, stream)};
+    all->push_back(f);
+  }
 }
 
 void add_copies(Rig& rig, Frames* all) {
@@ -343,6 +387,8 @@ FurnishedRig::FurnishedRig() {
   send(wire::kAllocationMap, false,
        wire::AllocationMap{kAllocationId, address() + kMappedBytes, 2 << 20});
   send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
+  send(wire::kOpenShared, true, wire::OpenShared{{{1, 2}}, opened(), 2 << 20, 0, 0});
+  send(wire::kSharedEventCreate, true, wire::EventId{kSharedEventId});
   session().keep_rest(0, 8, std::as_bytes(std::span(image)));
   furnish_libraries();
   send(wire::kGraphCreate, false, wire::GraphCreate{kGraphId});
@@ -374,6 +420,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_memory(rig, &all);
   add_virtual_memory(rig, &all);
   add_peers(rig, &all);
+  add_shared(rig, &all);
   add_copies(rig, &all);
   add_code(rig, &all);
   add_launches(rig, &all);

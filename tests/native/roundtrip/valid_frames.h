@@ -31,7 +31,8 @@ class FurnishedRig : public WorkerRig {
                             kAllocationId = handle_id(kAllocation, 3),  // mapped behind the rest
       kSpareAllocationId = handle_id(kAllocation, 4),                   // mapped nowhere
       kGraphId = handle_id(kGraph, 3), kExecId = handle_id(kGraphExec, 3),
-                            kCaptureId = handle_id(kGraph, 4);
+                            kCaptureId = handle_id(kGraph, 4),
+                            kSharedEventId = handle_id(kEvent, 7);
   // kGraphId's nodes, in order.
   static constexpr uint32_t kKernelNode = 0, kChildNode = 1, kNodes = 2;
   static constexpr uint64_t kShadow = 7, kShadowBytes = 1000;
@@ -41,6 +42,9 @@ class FurnishedRig : public WorkerRig {
   uint64_t address() { return session().vgpus[0]->window_begin; }  // kMappedBytes are backed
   // kStreamId captures into kCaptureId from now on.
   void begin_capture();
+  uint64_t opened() {
+    return address() + kMappedBytes + (8 << 20);
+  }  // one slab of another session's
   uint64_t arena() { return reinterpret_cast<uint64_t>(endpoint().arena().data()); }
 
  private:

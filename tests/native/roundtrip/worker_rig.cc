@@ -2,12 +2,14 @@
 #include "tests/native/roundtrip/worker_rig.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <stdexcept>
 #include <utility>
 
 #include "channel/slot.h"
+#include "worker/shared_event.h"
 
 namespace sluice::test {
 
@@ -57,6 +59,8 @@ WorkerRig::WorkerRig() {
   session_ = std::make_unique<worker::Session>(driver_, std::move(endpoint), plan);
   std::string error;
   if (!session_->open(gpus_, &error)) throw std::runtime_error(error);
+  broker_.gpu = worker::uuid_text(gpus_[0].uuid);
+  session_->broker = &broker_;
   r.writing_down = true;
 }
 
@@ -65,6 +69,25 @@ WorkerRig::~WorkerRig() {
   const bool before = std::exchange(Recording::get().writing_down, false);
   session_.reset();
   Recording::get().writing_down = before;
+}
+
+bool FakeBroker::share(const wire::ShareKey& key, const worker::SharedThing& thing,
+                       std::string* why) {
+  *why = refusal;
+  if (refusal.empty()) shared[worker::key_text(key)] = thing;
+  return refusal.empty();
+}
+
+void FakeBroker::unshare(const wire::ShareKey& key) { shared.erase(worker::key_text(key)); }
+
+bool FakeBroker::fetch(const wire::ShareKey&, const std::string& kind, worker::SharedThing* thing,
+                       std::string* why) {
+  *why = refusal;
+  if (!refusal.empty()) return false;
+  const bool memory = kind == "memory";
+  *thing = {kind, gpu, memory ? 2ull << 20 : worker::EventRegion::kBytes, -1};
+  thing->fd = memfd_create("fake", MFD_CLOEXEC);
+  return ftruncate(thing->fd, static_cast<off_t>(thing->bytes)) == 0;
 }
 
 bool WorkerRig::dispatch(const wire::FrameHeader& header, std::span<const std::byte> body,

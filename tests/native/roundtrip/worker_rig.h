@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/native/roundtrip/recording_driver.h"
+#include "worker/broker.h"
 #include "worker/dispatch.h"
 
 namespace sluice::test {
@@ -53,6 +54,21 @@ class RigEndpoint : public worker::Endpoint {
   std::atomic<uint64_t>* marks_ = nullptr;
 };
 
+// In the server's place: takes everything, and has a slab of memory and a region of events for
+// every key.
+class FakeBroker : public worker::Broker {
+ public:
+  bool share(const wire::ShareKey& key, const worker::SharedThing& thing,
+             std::string* why) override;
+  void unshare(const wire::ShareKey& key) override;
+  bool fetch(const wire::ShareKey& key, const std::string& kind, worker::SharedThing* thing,
+             std::string* why) override;
+
+  std::map<std::string, worker::SharedThing> shared;  // by key; descriptors are closed already
+  std::string refusal;                                // when it is not empty
+  std::string gpu;                                    // where the memory lies
+};
+
 class WorkerRig {
  public:
   WorkerRig();
@@ -64,11 +80,13 @@ class WorkerRig {
   worker::Session& session() { return *session_; }
   RigEndpoint& endpoint() { return *endpoint_; }
   worker::Driver& driver() { return driver_; }
+  FakeBroker& broker() { return broker_; }
 
  private:
   worker::Driver driver_;
   std::vector<worker::Gpu> gpus_;
   RigEndpoint* endpoint_ = nullptr;
+  FakeBroker broker_;
   std::unique_ptr<worker::Session> session_;
 };
 

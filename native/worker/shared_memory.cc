@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA IPC for memory: a mapping's descriptor goes to the server under a random key; whoever opens
+// the key maps the same memory into a window of its own. Opened memory stays charged to the session
+// that allocated it; how much a vGPU may open is bounded by its own size.
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "worker/broker.h"
+#include "worker/dispatch.h"
+#include "worker/log.h"
+#include "worker/memory.h"
+
+namespace sluice::worker {
+
+namespace {
+
+struct Found {
+  Vgpu* v = nullptr;
+  uint64_t start = 0, bytes = 0;
+  CUmemGenericAllocationHandle handle = 0;
+  bool exported = false;
+  wire::ShareKey key{};
+};
+
+// The slab mapping that contains the address. The virtual memory API's memory and what another
+// session shared cannot be shared in this way.
+Found find(Session& s, uint64_t address) {
+  for (auto& v : s.vgpus) {
+    if (address - v->window_begin >= v->window_bytes) continue;
+    std::lock_guard lock(v->mutex);
+    auto it = v->mappings.upper_bound(address);
+    if (it == v->mappings.begin()) return {};
+    --it;
+    if (address - it->first >= it->second.bytes || it->second.allocation || it->second.shared)
+      return {};
+    Found f{v.get(), it->first, it->second.bytes, it->second.handle, false, {}};
+    const auto key = v->exported.find(it->first);
+    if (key != v->exported.end()) f.exported = true, f.key = key->second;
+    return f;
+  }
+  return {};
+}
+
+void share(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::ShareMemory>();
+  if (!d.ok()) return s.reject("ShareMemory is cut short");
+  Found f = find(s, m.address);
+  if (!f.v) return void(reply.status = CUDA_ERROR_INVALID_VALUE);
+  if (!f.exported) {
+    if (!s.broker) return void(reply.status = CUDA_ERROR_NOT_SUPPORTED);
+    s.use(f.v->index);
+    SharedThing thing{"memory", uuid_text(f.v->gpu->uuid), f.bytes, -1};
+    reply.status = s.driver.cuMemExportToShareableHandle(
+        &thing.fd, f.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (reply.status != CUDA_SUCCESS) return;
+    f.key = random_key();
+    std::string why;
+    const bool done = s.broker->share(f.key, thing, &why);
+    ::close(thing.fd);
+    if (!done) {
+      log_error("memory cannot be shared with other processes: " + why);
+      return void(reply.status = CUDA_ERROR_OPERATING_SYSTEM);
+    }
+    std::lock_guard lock(f.v->mutex);
+    const auto it = f.v->mappings.find(f.start);
+    // Meanwhile another thread may have freed it, or shared it.
+    if (it == f.v->mappings.end() || it->second.handle != f.handle) {
+      s.broker->unshare(f.key);
+      return void(reply.status = CUDA_ERROR_INVALID_VALUE);
+    }
+    const auto [mine, first] = f.v->exported.emplace(f.start, f.key);
+    if (!first) s.broker->unshare(f.key);
+    f.key = mine->second;
+  }
+  reply.put(wire::SharedMemory{f.key, f.start, f.bytes});
+}
+
+bool is_own(Session& s, const wire::ShareKey& key) {
+  for (auto& v : s.vgpus) {
+    std::lock_guard lock(v->mutex);
+    for (const auto& [address, own] : v->exported)
+      if (own == key) return true;
+  }
+  return false;
+}
+
+CUresult import(Session& s, Vgpu& v, const wire::OpenShared& m, int fd) {
+  CUmemGenericAllocationHandle handle;
+  CUresult e = s.driver.cuMemImportFromShareableHandle(
+      &handle, reinterpret_cast<void*>(static_cast<intptr_t>(fd)),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (e != CUDA_SUCCESS) return e;
+  e = s.driver.cuMemMap(m.address, m.bytes, 0, handle, 0);
+  if (e == CUDA_SUCCESS) {
+    CUmemAccessDesc access{};
+    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {v.gpu->ordinal}};
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    e = s.driver.cuMemSetAccess(m.address, m.bytes, &access, 1);
+    if (e != CUDA_SUCCESS) s.driver.cuMemUnmap(m.address, m.bytes);
+  }
+  if (e != CUDA_SUCCESS) {
+    s.driver.cuMemRelease(handle);
+    return e;
+  }
+  v.mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle, 0, true});
+  v.opened_bytes += m.bytes;
+  return CUDA_SUCCESS;
+}
+
+void open(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::OpenShared>();
+  if (!d.ok()) return s.reject("OpenShared is cut short");
+  Vgpu* v = s.use(m.device);
+  if (!v) return;
+  if (!in_window(*v, m.address, m.bytes))
+    return s.reject("OpenShared names a range outside its window");
+  if (is_own(s, m.key)) return void(reply.status = CUDA_ERROR_INVALID_CONTEXT);
+  if (!s.broker) return void(reply.status = CUDA_ERROR_NOT_SUPPORTED);
+  SharedThing thing;
+  std::string why;
+  if (!s.broker->fetch(m.key, "memory", &thing, &why)) {
+    log_error("memory of another process cannot be opened: " + why);
+    return void(reply.status = CUDA_ERROR_INVALID_VALUE);
+  }
+  const bool here = std::any_of(s.vgpus.begin(), s.vgpus.end(), [&](const auto& other) {
+    return uuid_text(other->gpu->uuid) == thing.gpu;
+  });
+  std::lock_guard lock(v->mutex);
+  reply.status = CUDA_ERROR_INVALID_VALUE;
+  if (!here) {
+    log_error("memory of another process cannot be opened: it lies on " + thing.gpu +
+              ", of which this session has no vGPU");
+  } else if (thing.bytes == m.bytes) {
+    if (m.bytes > v->memory_bytes - std::min(v->memory_bytes, v->opened_bytes)) {
+      log_error("memory of other processes is open up to this vGPU's own size: no more is opened");
+      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    } else if (!free_for_mapping(*v, m.address, m.bytes)) {
+      s.reject("OpenShared names addresses that are already backed");
+    } else {
+      reply.status = import(s, *v, m, thing.fd);
+    }
+  }
+  ::close(thing.fd);
+}
+
+void close_shared(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::CloseShared>();
+  if (!d.ok()) return s.reject("CloseShared is cut short");
+  Vgpu* v = s.use(m.device);
+  if (!v) return;
+  std::lock_guard lock(v->mutex);
+  const auto it = v->mappings.find(m.address);
+  if (it == v->mappings.end() || it->second.bytes != m.bytes || !it->second.shared)
+    return s.reject("CloseShared names memory that was not opened");
+  reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
+  if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuMemRelease(it->second.handle);
+  v->opened_bytes -= m.bytes;
+  v->mappings.erase(it);
+}
+
+}  // namespace
+
+std::string key_text(const wire::ShareKey& key) {
+  char text[40];
+  std::snprintf(text, sizeof text, "%016llx%016llx", static_cast<unsigned long long>(key.words[0]),
+                static_cast<unsigned long long>(key.words[1]));
+  return text;
+}
+
+wire::ShareKey random_key() {
+  wire::ShareKey key{};
+  // Without randomness a key would be no protection.
+  if (getrandom(key.words, sizeof key.words, 0) != sizeof key.words) std::abort();
+  return key;
+}
+
+void end_share(Session& s, Vgpu& v, uint64_t address) {
+  const auto it = v.exported.find(address);
+  if (it == v.exported.end()) return;
+  s.broker->unshare(it->second);
+  v.exported.erase(it);
+}
+
+void add_shared_memory_handlers(DispatchTable& t) {
+  using enum Handler::Answered;
+  t[wire::kShareMemory] = {"ShareMemory", share, kOnly, true};
+  t[wire::kOpenShared] = {"OpenShared", open, kOnly, true};
+  t[wire::kCloseShared] = {"CloseShared", close_shared, kNever, false};
+}
+
+}  // namespace sluice::worker

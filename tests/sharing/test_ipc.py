@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA IPC between two processes with a session each, on the software GPU.
+
+The program prints what it would natively; descriptors go back with the session that shared them.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from static_pool import StaticPool
+
+from sluice.config.native_files import NativeFileMissing, find_native
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = ROOT / "tests" / "programs"
+
+
+@pytest.fixture(scope="session")
+def program() -> Path:
+    try:
+        find_native("libcuda.so.1")
+    except NativeFileMissing as missing:
+        pytest.skip(str(missing))
+    out = ROOT / "build" / "programs"
+    subprocess.run(
+        [sys.executable, PROGRAMS / "build.py", "--out", out, "ipc"], check=True, timeout=300
+    )
+    return out / "ipc"
+
+
+def descriptors_of(process: subprocess.Popen[bytes]) -> int:
+    return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+
+
+@pytest.mark.parametrize("sandbox", ["on", "off"])
+@pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
+def test_two_processes_share_memory_and_events(
+    tmp_path: Path, program: Path, tcp: bool, sandbox: str
+) -> None:
+    with StaticPool(tmp_path, tcp=tcp, sandbox=sandbox) as pool:
+        before = descriptors_of(pool.process)
+        done = subprocess.run(
+            [program],
+            env=pool.environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr + pool.log.read_text()
+        assert done.stdout == (PROGRAMS / "expected" / "ipc.out").read_text()
+        deadline = time.monotonic() + 5
+        # each session left its worker's control socket and nothing else; the warm one is new
+        while descriptors_of(pool.process) > before + 3:
+            assert time.monotonic() < deadline, "descriptors of what was shared stay behind"
+            time.sleep(0.05)
+    assert "ERROR" not in pool.log.read_text()
