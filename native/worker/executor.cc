@@ -67,6 +67,12 @@ void Executor::thread_main() {
     }
     hot = false;
     if (endpoint_.closed()) return end("the client closed its session", CUDA_ERROR_DEINITIALIZED);
+    // A client that was held up between its frame and its announcement announces what has been done
+    // already, and uses up what was asked for the next frame: whoever finds nothing asks again.
+    if (!baton_.load(std::memory_order_seq_cst)) {
+      endpoint_.set_sleeping(true);
+      if (!endpoint_.empty()) continue;
+    }
     idle_.fetch_add(1);
     endpoint_.sleep(seen);
     idle_.fetch_sub(1);

@@ -345,6 +345,29 @@ INSTANTIATE_TEST_SUITE_P(Channels, Execution,
                                                               : "tcp";
                          });
 
+// The client was held up between a frame and its announcement: somebody had seen the frame and gone
+// to sleep again before the announcement came. It must not cost the next frame its own.
+TEST(Executor, ALateAnnouncementDoesNotSilenceTheNextFrame) {
+  auto& rig = keep<Rig>(Kind::kShm);
+  rig.executor->start();
+  const auto map = rig.slot.map();
+  auto& h = map.header();
+  const auto asleep = [&] {
+    const auto deadline = std::chrono::steady_clock::now() + 10s;
+    while (h.sleeping.load() == 0 && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(1ms);
+    return h.sleeping.load() != 0;
+  };
+  for (uint32_t i = 1; i <= 20; ++i) {
+    ASSERT_TRUE(rig.wait_idle(0, i));
+    ASSERT_TRUE(asleep()) << "round " << i;
+    h.sleeping.store(0);
+    h.wake.fetch_add(1);
+    channel::futex_wake(h.wake);
+    ASSERT_TRUE(asleep()) << "nobody would be told of the next frame, round " << i;
+  }
+}
+
 TEST(BrokenRing, EndsTheSessionWithAReason) {
   for (uint64_t tail : {uint64_t{8}, uint64_t{1} << 40, ~uint64_t{0}}) {
     Rig& rig = keep<Rig>(Kind::kShm);
