@@ -20,5 +20,7 @@ ValidFrame library_frame(FurnishedRig& rig, const wire::FunctionSpec& f);
 
 // Those commands of cuDNN that have no table: its backend and CTC.
 void add_cudnn_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
+// NCCL's groups.
+void add_nccl_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 
 }  // namespace sluice::test
