@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies and fills. Host sides lie in the arena or in the command (the reply); everything a command
 // names is checked against what the session has.
+#include "worker/copy.h"
+
 #include <algorithm>
 
 #include "worker/dispatch.h"
@@ -11,13 +13,16 @@ namespace {
 
 constexpr uint64_t kMaxPitch = 1ull << 40;
 
-// Bytes from the first to the last of a rectangle, or 0 when it makes no sense.
+}  // namespace
+
 uint64_t span_of(uint64_t pitch, uint64_t width, uint64_t rows) {
   if (width == 0 || rows == 0 || width > kMaxPitch || rows > kMaxPitch) return 0;
   if (rows == 1) return width;
   if (pitch < width || pitch > kMaxPitch || rows > (1ull << 46) / pitch) return 0;
   return pitch * (rows - 1) + width;
 }
+
+namespace {
 
 enum class Way { kToDevice, kToHost, kOnDevice };
 
@@ -68,13 +73,15 @@ CUresult plain(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from,
   return s.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, stream);
 }
 
-// Bytes from `host` to the end of the arena's registration that holds it; without end for other
-// memory.
+}  // namespace
+
 uint64_t registered_from(Session& s, uint64_t host) {
   const auto arena = s.endpoint().arena();
   const uint64_t at = host - reinterpret_cast<uint64_t>(arena.data());
   return at < arena.size() ? wire::kArenaChunk - at % wire::kArenaChunk : ~0ull;
 }
+
+namespace {
 
 CUresult split(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from, uint64_t bytes,
                const Foreign& foreign) {
@@ -193,8 +200,8 @@ void to_device(Session& s, const Command& c, Reply& reply) {
     reply.status = s.driver.cuStreamSynchronize(stream);
 }
 
-// Data for a reply passes through pinned memory of this thread: the driver copies into it at bus
-// speed.
+}  // namespace
+
 std::byte* bounce(Session& s, size_t bytes) {
   struct Bounce {
     void* at = nullptr;
@@ -210,6 +217,8 @@ std::byte* bounce(Session& s, size_t bytes) {
   b.bytes = want;
   return static_cast<std::byte*>(b.at);
 }
+
+namespace {
 
 void to_host(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);

@@ -34,6 +34,9 @@ DispatchTable make() {
   add_memory_handlers(t);
   add_virtual_memory_handlers(t);
   add_copy_handlers(t);
+  add_array_handlers(t);
+  add_array_copy_handlers(t);
+  add_texture_handlers(t);
   add_code_handlers(t);
   add_launch_handlers(t);
   add_stream_handlers(t);

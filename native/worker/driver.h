@@ -25,6 +25,12 @@ struct Driver {
   std::string error_text(CUresult e) const;
 };
 
+// For functions that a driver library may lack.
+template <class... Params, class... Args>
+CUresult call(CUresult (*function)(Params...), Args... args) {
+  return function ? function(args...) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
 // The context survives none of these: every later call returns the same.
 bool is_sticky(CUresult e);
 // What a broken capture says, and what breaks one.

@@ -10,10 +10,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "wire/array_shape.h"
 #include "wire/commands.h"
 #include "wire/session_record.h"
 #include "worker/code_cache.h"
@@ -58,6 +61,7 @@ struct Vgpu {
   uint64_t opened_bytes = 0;                    // other sessions' memory that this one has opened
   std::map<uint64_t, wire::ShareKey> exported;  // mappings that others may open, by address
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
+  wire::ArrayCharges array_charges;  // what they come to is in mapped_bytes
   std::unique_ptr<Gate> gate;
   CUevent legacy_done = nullptr;  // the legacy stream when something last began to capture
 };
@@ -146,6 +150,14 @@ struct FunctionObject {
   uint32_t param_bytes = 0;
 };
 
+struct ArrayObject {
+  CUarray array = nullptr;
+  CUmipmappedArray mipmapped = nullptr;
+  uint32_t device = 0;
+  wire::ArrayShape shape;
+  uint64_t parent = 0;  // the mipmapped array that it is a level of
+};
+
 class Session {
  public:
   Session(const Driver& driver, std::unique_ptr<Endpoint> endpoint, SessionPlan plan);
@@ -191,6 +203,10 @@ class Session {
   ObjectTable<SharedEventObject> shared_events{3, 1 << 16};
   Broker* broker = nullptr;  // the way to other sessions; the worker's own
   std::unique_ptr<SharedEvents> events_of_others;
+  ObjectTable<ArrayObject> arrays{26, 1 << 20};
+  ObjectTable<ArrayObject> mipmapped_arrays{27, 1 << 16};
+  // Textures and surfaces by vGPU, kind and the driver's number. The leader's alone.
+  std::set<std::tuple<uint32_t, bool, uint64_t>> textures;
   // How often each allocation is mapped. The leader's alone.
   std::map<uint64_t, uint32_t> times_mapped;
   ObjectTable<GraphRef> graphs{16, 1 << 18};

@@ -24,6 +24,8 @@ enum class Kind : uint8_t {
   kLink = 8,
   kAllocation = 24,
   kPool = 25,
+  kArray = 26,
+  kMipmappedArray = 27,
   kLibraryObject = 32,  // of cuBLAS, cuDNN and so on
   kGraph = 16,
   kGraphExec = 17,

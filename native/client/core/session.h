@@ -27,6 +27,7 @@
 #include "client/core/shared_memory.h"
 #include "client/core/statistics.h"
 #include "client/core/virtual_memory.h"
+#include "wire/array_shape.h"
 #include "wire/commands.h"
 #include "wire/session_record.h"
 
@@ -113,6 +114,24 @@ struct Function {
   std::vector<Param> params;
 };
 
+struct Array {
+  Device* device = nullptr;
+  wire::ArrayShape shape;
+  uint64_t mipmapped = 0;  // the mipmapped array that it is a level of
+};
+struct MipmappedArray {
+  Device* device = nullptr;
+  wire::ArrayShape shape;
+  std::vector<uint64_t> levels;  // handles of the levels that were asked for; 0: not yet
+};
+
+// A texture or a surface, by the driver's own number.
+struct Texture {
+  CUDA_RESOURCE_DESC resource{};
+  CUDA_TEXTURE_DESC texture{};
+  CUDA_RESOURCE_VIEW_DESC view{};
+};
+
 struct Device {
   uint32_t index = 0;
   wire::DeviceRecord record{};
@@ -129,6 +148,10 @@ struct Device {
   // Bit i: work of the device i may touch memory of this window. Bits are never cleared: all that
   // one costs is a look at whether that device is idle.
   std::atomic<uint64_t> users{0};
+  // Arrays and textures: what changes under this mutex reaches the worker in the same order.
+  std::mutex arrays_mutex;
+  wire::ArrayCharges array_charges;
+  std::map<std::pair<bool, uint64_t>, Texture> textures;  // by surface, number
   std::atomic<uint32_t> host_functions{0};  // on any of its streams, not yet run
 
   // Under the session's append lock: commands that give the device work, how many of them are known
@@ -230,6 +253,8 @@ class Session {
   HandleTable<Function> functions{Kind::kFunction};
   HandleTable<Function> kernels{Kind::kKernel};
   HandleTable<Link> links{Kind::kLink};
+  HandleTable<Array> arrays{Kind::kArray};
+  HandleTable<MipmappedArray> mipmapped_arrays{Kind::kMipmappedArray};
   HandleTable<PoolHandle> pools{Kind::kPool};
   VirtualMemory virtual_memory{*this};
   HandleTable<Graph> graphs{Kind::kGraph};

@@ -1,60 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA arrays of plain channel formats: their life and what they are. Textures and surfaces on them
-// are not spoken yet.
+// CUDA arrays of plain channel formats: their life and what they are.
+#include "client/cudart/channel_format.h"
 #include "client/cudart/pitched_copy.h"
 #include "client/cudart/state.h"
 
 using namespace sluice::cudart;
 
 namespace {
-
-struct ChannelFormat {
-  CUarray_format format;
-  int bits;
-  cudaChannelFormatKind kind;
-};
-
-constexpr ChannelFormat kFormats[] = {
-    {CU_AD_FORMAT_UNSIGNED_INT8, 8, cudaChannelFormatKindUnsigned},
-    {CU_AD_FORMAT_UNSIGNED_INT16, 16, cudaChannelFormatKindUnsigned},
-    {CU_AD_FORMAT_UNSIGNED_INT32, 32, cudaChannelFormatKindUnsigned},
-    {CU_AD_FORMAT_SIGNED_INT8, 8, cudaChannelFormatKindSigned},
-    {CU_AD_FORMAT_SIGNED_INT16, 16, cudaChannelFormatKindSigned},
-    {CU_AD_FORMAT_SIGNED_INT32, 32, cudaChannelFormatKindSigned},
-    {CU_AD_FORMAT_HALF, 16, cudaChannelFormatKindFloat},
-    {CU_AD_FORMAT_FLOAT, 32, cudaChannelFormatKindFloat},
-};
-
-// One, two or four channels of the same width, as the driver's arrays have them.
-cudaError_t to_native(const cudaChannelFormatDesc& desc, CUDA_ARRAY3D_DESCRIPTOR* native) {
-  const int bits[] = {desc.x, desc.y, desc.z, desc.w};
-  unsigned channels = 0;
-  while (channels < 4 && bits[channels] != 0) ++channels;
-  for (unsigned i = 0; i < 4; ++i) {
-    if (bits[i] != (i < channels ? desc.x : 0)) return cudaErrorInvalidChannelDescriptor;
-  }
-  if (channels == 0 || channels == 3) return cudaErrorInvalidChannelDescriptor;
-  for (const ChannelFormat& format : kFormats) {
-    if (format.bits == desc.x && format.kind == desc.f) {
-      native->Format = format.format;
-      native->NumChannels = channels;
-      return cudaSuccess;
-    }
-  }
-  return cudaErrorInvalidChannelDescriptor;
-}
-
-cudaError_t from_native(const CUDA_ARRAY3D_DESCRIPTOR& native, cudaChannelFormatDesc* desc) {
-  for (const ChannelFormat& format : kFormats) {
-    if (format.format != native.Format) continue;
-    const auto bits = [&](unsigned channel) {
-      return channel < native.NumChannels ? format.bits : 0;
-    };
-    *desc = {bits(0), bits(1), bits(2), bits(3), format.kind};
-    return cudaSuccess;
-  }
-  return cudaErrorInvalidChannelDescriptor;
-}
 
 cudaError_t describe(const cudaChannelFormatDesc* desc, cudaExtent extent, unsigned flags,
                      CUDA_ARRAY3D_DESCRIPTOR* native) {

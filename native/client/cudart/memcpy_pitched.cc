@@ -1,29 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two- and three-dimensional copies between pitched memory and arrays. The per-thread variants of
 // the synchronous functions are generated from these.
+#include "client/cudart/channel_format.h"
 #include "client/cudart/pitched_copy.h"
 #include "client/cudart/state.h"
 
 namespace sluice::cudart {
 namespace {
-
-size_t channel_size(CUarray_format format) {
-  switch (format) {
-    case CU_AD_FORMAT_UNSIGNED_INT8:
-    case CU_AD_FORMAT_SIGNED_INT8:
-      return 1;
-    case CU_AD_FORMAT_UNSIGNED_INT16:
-    case CU_AD_FORMAT_SIGNED_INT16:
-    case CU_AD_FORMAT_HALF:
-      return 2;
-    case CU_AD_FORMAT_UNSIGNED_INT32:
-    case CU_AD_FORMAT_SIGNED_INT32:
-    case CU_AD_FORMAT_FLOAT:
-      return 4;
-    default:
-      return 0;
-  }
-}
 
 // One end of a two-dimensional copy: pitched memory, or a place in an array.
 struct End {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts and which one is current: client-side state of the thread. The worker uses each device's
 // primary context; a context made by cuCtxCreate is a name of its own for the same one.
-#include "client/core/session.h"
+#include "client/driver/array.h"
 
 using namespace sluice::client;
 
@@ -78,6 +78,8 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   if (const CUresult e = device_of(dev, &s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = synchronize(s, d); e != CUDA_SUCCESS) return e;
   d->pools.clear();
+  forget_textures_of(s, d);
+  if (const CUresult e = end_arrays_of(s, d); e != CUDA_SUCCESS) return e;
   d->memory.clear();
   d->primary_uses.store(0);
   return CUDA_SUCCESS;

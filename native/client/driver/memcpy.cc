@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/driver/array.h"
 #include "client/driver/graph.h"
 
 using namespace sluice::client;
@@ -69,9 +70,9 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
   if (to.side == Side::kDevice && from.side == Side::kDevice)
     return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r, false);
   if (to.side == Side::kDevice)
-    return copy_to_device(c.s, c.stream, to.address, to_pitch, from.host(), from_pitch, r, wait);
+    return copy_to_device(c.s, c.stream, {to.address, to_pitch}, from.host(), from_pitch, r, wait);
   if (from.side == Side::kDevice)
-    return copy_to_host(c.s, c.stream, to.host(), to_pitch, from.address, from_pitch, r, wait);
+    return copy_to_host(c.s, c.stream, to.host(), to_pitch, {from.address, from_pitch}, r, wait);
   return host_to_host(c, to.host(), to_pitch, from.host(), from_pitch, r);
 }
 
@@ -84,7 +85,7 @@ CUresult plain(CUstream stream, Pointer to, Pointer from, size_t bytes, bool wai
 Pointer device(CUdeviceptr p) { return {Side::kDevice, p}; }
 Pointer host(const void* p) { return {Side::kHost, reinterpret_cast<uint64_t>(p)}; }
 
-// One end of a 2D or 3D copy. False: arrays, which are not spoken yet.
+// One end of a 2D or 3D copy in memory. False: there is no such kind of memory.
 template <class Params>
 bool ends(Session* s, const Params& p, Pointer* to, Pointer* from) {
   switch (p.srcMemoryType) {
@@ -116,12 +117,25 @@ bool ends(Session* s, const Params& p, Pointer* to, Pointer* from) {
   return true;
 }
 
+CUDA_MEMCPY3D with_depth(const CUDA_MEMCPY2D& p) {
+  CUDA_MEMCPY3D all{};
+  all.srcXInBytes = p.srcXInBytes, all.srcY = p.srcY, all.srcMemoryType = p.srcMemoryType;
+  all.srcHost = p.srcHost, all.srcDevice = p.srcDevice, all.srcArray = p.srcArray;
+  all.srcPitch = p.srcPitch;
+  all.dstXInBytes = p.dstXInBytes, all.dstY = p.dstY, all.dstMemoryType = p.dstMemoryType;
+  all.dstHost = p.dstHost, all.dstDevice = p.dstDevice, all.dstArray = p.dstArray;
+  all.dstPitch = p.dstPitch;
+  all.WidthInBytes = p.WidthInBytes, all.Height = p.Height, all.Depth = 1;
+  return all;
+}
+
 CUresult copy_2d(const CUDA_MEMCPY2D* p, CUstream stream, bool wait) {
   Copy c;
   if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
   if (!p) return CUDA_ERROR_INVALID_VALUE;
   Pointer to{}, from{};
-  if (!ends(c.s, *p, &to, &from)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (names_array(*p)) return copy_with_arrays(c.s, c.stream, with_depth(*p), wait);
+  if (!ends(c.s, *p, &to, &from)) return CUDA_ERROR_INVALID_VALUE;
   const size_t to_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
   const size_t from_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes;
   if (to_pitch < p->WidthInBytes || from_pitch < p->WidthInBytes) return CUDA_ERROR_INVALID_VALUE;
@@ -137,7 +151,8 @@ CUresult copy_3d(const Params* p, CUstream stream, bool wait) {
   if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
   if (!p) return CUDA_ERROR_INVALID_VALUE;
   Pointer to{}, from{};
-  if (!ends(c.s, *p, &to, &from)) return CUDA_ERROR_NOT_SUPPORTED;
+  if (names_array(*p)) return copy_with_arrays(c.s, c.stream, *p, wait);
+  if (!ends(c.s, *p, &to, &from)) return CUDA_ERROR_INVALID_VALUE;
   const size_t to_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
   const size_t from_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes;
   const size_t to_height = p->dstHeight ? p->dstHeight : p->Height;

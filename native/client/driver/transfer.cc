@@ -7,6 +7,7 @@
 #include "channel/futex.h"
 #include "client/core/copy_crew.h"
 #include "client/driver/graph.h"
+#include "wire/generated.h"
 
 namespace sluice::client {
 
@@ -55,12 +56,11 @@ CUresult for_pieces(Rect r, uint64_t limit, F&& f) {
   return CUDA_SUCCESS;
 }
 
-CopyToDevice describe(const Stream* stream, uint64_t device, uint64_t device_pitch, Rect r,
-                      HostPlace place) {
+CopyToDevice describe(const Stream* stream, const DeviceSide& device, Rect r, HostPlace place) {
   CopyToDevice c{};
   c.stream = stream->wire_id;
-  c.device_address = device;
-  c.device_pitch = device_pitch;
+  c.device_address = device.address;
+  c.device_pitch = device.pitch;
   c.host_pitch = r.width;
   c.width = r.width;
   c.rows = r.rows;
@@ -70,6 +70,57 @@ CopyToDevice describe(const Stream* stream, uint64_t device, uint64_t device_pit
 }
 
 uint32_t context_of(const Stream* stream) { return stream->device->index + 1; }
+
+// The same with an array in the place of device memory.
+template <class Command>
+Command with_array(const CopyToDevice& c, const DeviceSide& device) {
+  Command a{};
+  a.stream = c.stream;
+  a.array = device.array;
+  a.x = device.x, a.y = device.y, a.z = device.z;
+  a.width = c.width, a.rows = c.rows;
+  a.hostAddress = c.host_address, a.hostPitch = c.host_pitch;
+  a.value = c.value, a.mark = c.mark;
+  a.place = static_cast<unsigned>(c.place);
+  return a;
+}
+
+// Whether the worker can divide the host side at any piece of the arena.
+bool divisible(const DeviceSide& device, const void* host, uint64_t pitch, Rect r) {
+  return reinterpret_cast<uint64_t>(host) % device.element == 0 &&
+         (r.rows == 1 || pitch % device.element == 0);
+}
+
+CUresult post_to_device(Session* s, Stream* stream, const CopyToDevice& c, const DeviceSide& to,
+                        std::span<const std::byte> data = {}) {
+  if (!to.array) return s->post(wire::kCopyToDevice, c, data, stream, context_of(stream));
+  return s->post(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), data, stream,
+                 context_of(stream));
+}
+
+CUresult exchange_to_device(Session* s, Stream* stream, const CopyToDevice& c,
+                            const DeviceSide& to) {
+  const uint32_t context = context_of(stream);
+  if (!to.array) return s->exchange(wire::kCopyToDevice, c, {}, {}, nullptr, stream, context);
+  return s->exchange(wire::kSluiceCopyToArray, with_array<wire::SluiceCopyToArray>(c, to), {}, {},
+                     nullptr, stream, context);
+}
+
+CUresult post_to_host(Session* s, Stream* stream, const CopyToHost& c, const DeviceSide& from) {
+  if (!from.array) return s->post(wire::kCopyToHost, c, {}, stream, context_of(stream));
+  return s->post(wire::kSluiceCopyFromArray, with_array<wire::SluiceCopyFromArray>(c, from), {},
+                 stream, context_of(stream));
+}
+
+// `work`: nullptr when the device is known to be done with it when the answer is here.
+CUresult exchange_to_host(Session* s, const Stream* stream, const CopyToHost& c,
+                          const DeviceSide& from, std::span<std::byte> sink, size_t* got,
+                          Stream* work) {
+  const uint32_t context = context_of(stream);
+  if (!from.array) return s->exchange(wire::kCopyToHost, c, {}, sink, got, work, context);
+  return s->exchange(wire::kSluiceCopyFromArray, with_array<wire::SluiceCopyFromArray>(c, from), {},
+                     sink, got, work, context);
+}
 
 // The session is lost, or every mark is taken by host functions that have not run.
 CUresult no_staging(Session* s) {
@@ -119,22 +170,22 @@ CUresult wait_idle(Session* s, Device* d) {
   return e;
 }
 
-CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,
-                        const void* from, uint64_t from_pitch, Rect r, bool wait) {
-  note_use(s, stream, to);
+CUresult copy_to_device(Session* s, Stream* stream, const DeviceSide& to, const void* from,
+                        uint64_t from_pitch, Rect r, bool wait) {
+  if (!to.array) note_use(s, stream, to.address);
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   const auto* source = static_cast<const std::byte*>(from);
   const uint64_t span = r.rows == 1 ? r.width : from_pitch * (r.rows - 1) + r.width;
-  const uint32_t context = context_of(stream);
-  if (s->host_memory().in_arena(from, span)) {
-    CopyToDevice c = describe(stream, to, to_pitch, r, HostPlace::kArena);
+  if (s->host_memory().in_arena(from, span) && divisible(to, from, from_pitch, r)) {
+    CopyToDevice c = describe(stream, to, r, HostPlace::kArena);
     c.host_address = reinterpret_cast<uint64_t>(from);
     c.host_pitch = from_pitch;
     c.wait = wait;
-    if (!wait) return s->post(wire::kCopyToDevice, c, {}, stream, context);
-    return s->exchange(wire::kCopyToDevice, c, {}, {}, nullptr, stream, context);
+    return wait ? exchange_to_device(s, stream, c, to) : post_to_device(s, stream, c, to);
   }
-  if (stream->capture) return capture_copy_to_device(s, stream, to, to_pitch, from, from_pitch, r);
+  if (stream->capture && to.array) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (stream->capture)
+    return capture_copy_to_device(s, stream, to.address, to.pitch, from, from_pitch, r);
   // Memory that a host function may still write is read only after all that this stream waits for,
   // by events of other streams too.
   if (stream->device->host_functions.load() > 0)
@@ -149,10 +200,9 @@ CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
         gather(packed.data(), at, from_pitch, piece);
         at = packed.data();
       }
-      const CopyToDevice c =
-          describe(stream, to + row * to_pitch + column, to_pitch, piece, HostPlace::kInline);
-      return s->post(wire::kCopyToDevice, c, bytes_of(at, piece.width * piece.rows), stream,
-                     context);
+      const DeviceSide there = to.at(row, column);
+      const CopyToDevice c = describe(stream, there, piece, HostPlace::kInline);
+      return post_to_device(s, stream, c, there, bytes_of(at, piece.width * piece.rows));
     });
   }
   std::lock_guard lock(s->host_memory().staging_lock);
@@ -163,48 +213,49 @@ CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
     HostMemory::Staging& staging = pieces[next++ % pieces.size()];
     if (const CUresult e = wait_mark(s, staging.mark, staging.value); e != CUDA_SUCCESS) return e;
     gather(staging.at, source + row * from_pitch + column, from_pitch, piece);
-    CopyToDevice c =
-        describe(stream, to + row * to_pitch + column, to_pitch, piece, HostPlace::kArena);
+    const DeviceSide there = to.at(row, column);
+    CopyToDevice c = describe(stream, there, piece, HostPlace::kArena);
     c.host_address = reinterpret_cast<uint64_t>(staging.at);
     c.mark = staging.mark;
     c.value = staging.value = s->marks().next(staging.mark);
-    return s->post(wire::kCopyToDevice, c, {}, stream, context);
+    return post_to_device(s, stream, c, there);
   });
 }
 
-CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, uint64_t from,
-                      uint64_t from_pitch, Rect r, bool wait) {
-  note_use(s, stream, from);
+CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
+                      const DeviceSide& from, Rect r, bool wait) {
+  if (!from.array) note_use(s, stream, from.address);
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
   auto* target = static_cast<std::byte*>(to);
   const uint64_t span = r.rows == 1 ? r.width : to_pitch * (r.rows - 1) + r.width;
-  const uint32_t context = context_of(stream);
   const uint64_t upto = s->issued(*stream->device);
-  if (s->host_memory().in_arena(to, span)) {
-    CopyToHost c = describe(stream, from, from_pitch, r, HostPlace::kArena);
+  if (s->host_memory().in_arena(to, span) && divisible(from, to, to_pitch, r)) {
+    CopyToHost c = describe(stream, from, r, HostPlace::kArena);
     c.host_address = reinterpret_cast<uint64_t>(to);
     c.host_pitch = to_pitch;
     c.wait = wait;
-    if (!wait) return s->post(wire::kCopyToHost, c, {}, stream, context);
-    const CUresult e = s->exchange(wire::kCopyToHost, c, {}, {}, nullptr, stream, context);
+    if (!wait) return post_to_host(s, stream, c, from);
+    const CUresult e = exchange_to_host(s, stream, c, from, {}, nullptr, stream);
     if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto + 1);
     return e;
   }
-  if (stream->capture) return capture_copy_to_host(s, stream, to, to_pitch, from, from_pitch, r);
+  if (stream->capture && from.array) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (stream->capture)
+    return capture_copy_to_host(s, stream, to, to_pitch, from.address, from.pitch, r);
   const bool shared = static_cast<bool>(s->marks());
   const uint64_t reply_limit = shared ? kLaneBody : kReplyPiece;
   if (r.width * r.rows <= reply_limit || !shared) {
     std::vector<std::byte> packed;
     return for_pieces(r, reply_limit, [&](uint64_t row, uint64_t column, Rect piece) {
-      const CopyToHost c =
-          describe(stream, from + row * from_pitch + column, from_pitch, piece, HostPlace::kInline);
+      const DeviceSide there = from.at(row, column);
+      const CopyToHost c = describe(stream, there, piece, HostPlace::kInline);
       std::byte* at = target + row * to_pitch + column;
       const bool direct = piece.rows == 1 || to_pitch == piece.width;
       const size_t bytes = piece.width * piece.rows;
       if (!direct) packed.resize(bytes);
       size_t got = 0;
-      const CUresult e = s->exchange(wire::kCopyToHost, c, {}, {direct ? at : packed.data(), bytes},
-                                     &got, nullptr, context);
+      const CUresult e = exchange_to_host(s, stream, c, there, {direct ? at : packed.data(), bytes},
+                                          &got, nullptr);
       if (e == CUDA_SUCCESS && got < bytes) return CUDA_ERROR_UNKNOWN;
       if (e == CUDA_SUCCESS && !direct) scatter(at, to_pitch, packed.data(), piece);
       if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
@@ -235,13 +286,13 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, u
     HostMemory::Staging& staging = pieces[index];
     if (const CUresult failed = wait_mark(s, staging.mark, staging.value); failed != CUDA_SUCCESS)
       return failed;
-    CopyToHost c =
-        describe(stream, from + row * from_pitch + column, from_pitch, piece, HostPlace::kArena);
+    const DeviceSide there = from.at(row, column);
+    CopyToHost c = describe(stream, there, piece, HostPlace::kArena);
     c.host_address = reinterpret_cast<uint64_t>(staging.at);
     c.mark = staging.mark;
     c.value = staging.value = s->marks().next(staging.mark);
     under.push_back({index, target + row * to_pitch + column, piece});
-    return s->post(wire::kCopyToHost, c, {}, stream, context);
+    return post_to_host(s, stream, c, there);
   });
   while (e == CUDA_SUCCESS && done < under.size()) e = finish_oldest();
   return e;

@@ -14,14 +14,32 @@ struct Rect {
   uint64_t rows = 1;
 };
 
+// The device's side of a copy: memory, or a place in an array (x in bytes).
+struct DeviceSide {
+  uint64_t address = 0, pitch = 0;
+  uint64_t array = 0;  // its id; 0: memory
+  uint64_t x = 0, y = 0, z = 0;
+  uint64_t element = 1;  // bytes that no piece of a copy divides
+
+  DeviceSide at(uint64_t row, uint64_t column) const {
+    DeviceSide side = *this;
+    if (array) {
+      side.x += column, side.y += row;
+    } else {
+      side.address += row * pitch + column;
+    }
+    return side;
+  }
+};
+
 // Reads the host side before it returns, unless it lies in the arena and `wait` is false. `wait`:
 // until the copy is done where CUDA waits (pinned memory); pageable sources are done once staged,
 // as CUDA's are.
-CUresult copy_to_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch,
-                        const void* from, uint64_t from_pitch, Rect rect, bool wait);
+CUresult copy_to_device(Session* s, Stream* stream, const DeviceSide& to, const void* from,
+                        uint64_t from_pitch, Rect rect, bool wait);
 // The host side is written when it returns, unless it lies in the arena and `wait` is false.
-CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch, uint64_t from,
-                      uint64_t from_pitch, Rect rect, bool wait);
+CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
+                      const DeviceSide& from, Rect rect, bool wait);
 CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pitch, uint64_t from,
                         uint64_t from_pitch, Rect rect, bool wait);
 

@@ -23,7 +23,9 @@ bool has_plain_integers(const char* function) {
                                            "cuMemRelease",
                                            "cuMemAddressReserve",
                                            "cuMemImportFromShareableHandle",
-                                           "cuMemExportToShareableHandle"};
+                                           "cuMemExportToShareableHandle",
+                                           "cuTexObjectDestroy",
+                                           "cuSurfObjectDestroy"};
   return names.contains(function);
 }
 
@@ -159,6 +161,7 @@ void Recording::reset(worker::Driver* driver) {
   install_memory();
   install_copies();
   install_graphs();
+  install_arrays();
 }
 
 void Recording::install_objects() {

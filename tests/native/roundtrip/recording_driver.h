@@ -81,6 +81,19 @@ class Recording {
   std::map<const void*, Node> graph_nodes;
   std::map<CUstream, CUgraph> captured;  // of the captures under way
   std::set<uint64_t> allocations;
+  // What lies in arrays and in the levels of mipmapped ones.
+  struct StoredArray {
+    CUDA_ARRAY3D_DESCRIPTOR descriptor{};
+    uint32_t levels = 0;  // of a mipmapped array
+    uint64_t row_bytes = 0, rows = 0, slices = 0;
+    std::vector<std::byte> bytes;
+    std::vector<CUarray> level_arrays;
+    std::byte* at(uint64_t x, uint64_t y, uint64_t z) {
+      return bytes.data() + (z * rows + y) * row_bytes + x;
+    }
+  };
+  std::map<const void*, StoredArray> arrays;
+  std::set<uint64_t> textures, surfaces;
   struct Symbol {
     CUdeviceptr address = 0x7fab00000000;
     size_t bytes = 4096;
@@ -121,6 +134,7 @@ class Recording {
   void install_graphs();
   CUgraphNode mint_node(CUgraph graph, CUgraphNodeType type);
   void check_node(const CUgraphNodeParams& params);
+  void install_arrays();
   uint64_t next_ = 0x7e5700000000;
 };
 

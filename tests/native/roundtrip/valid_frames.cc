@@ -386,6 +386,16 @@ FurnishedRig::FurnishedRig() {
   send(wire::kAllocationCreate, false, wire::AllocationCreate{kSpareAllocationId, 2 << 20, 0, 0});
   send(wire::kAllocationMap, false,
        wire::AllocationMap{kAllocationId, address() + kMappedBytes, 2 << 20});
+  wire::SluiceArrayCreate array{};
+  array.id = kArrayId, array.width = 64, array.height = 16, array.format = CU_AD_FORMAT_FLOAT;
+  array.channels = 1;
+  send(wire::kSluiceArrayCreate, false, array);
+  array.id = kMipmappedId, array.levels = 3;
+  send(wire::kSluiceArrayCreate, false, array);
+  send(wire::kSluiceArrayLevel, false, wire::SluiceArrayLevel{kLevelId, kMipmappedId, 1, {}});
+  wire::SluiceTextureCreate texture{};
+  texture.array = kArrayId, texture.resource = CU_RESOURCE_TYPE_ARRAY;
+  send(wire::kSluiceTextureCreate, true, texture);
   send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
   send(wire::kOpenShared, true, wire::OpenShared{{{1, 2}}, opened(), 2 << 20, 0, 0});
   send(wire::kSharedEventCreate, true, wire::EventId{kSharedEventId});
@@ -422,6 +432,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_peers(rig, &all);
   add_shared(rig, &all);
   add_copies(rig, &all);
+  add_array_frames(rig, &all);
   add_code(rig, &all);
   add_launches(rig, &all);
   add_clusters(rig, &all);

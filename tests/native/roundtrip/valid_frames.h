@@ -22,7 +22,7 @@ class FurnishedRig : public WorkerRig {
   FurnishedRig();
   static constexpr uint64_t kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kLibrary = 5,
                             kFunction = 6, kKernel = 7, kAllocation = 24, kGraph = 16,
-                            kGraphExec = 17;
+                            kGraphExec = 17, kArray = 26, kMipmapped = 27;
   static constexpr uint64_t kStreamId = handle_id(kStream, 3), kEventId = handle_id(kEvent, 3),
                             kSecondEventId = handle_id(kEvent, 4),
                             kModuleId = handle_id(kModule, 3), kLibraryId = handle_id(kLibrary, 3),
@@ -36,6 +36,8 @@ class FurnishedRig : public WorkerRig {
   // kGraphId's nodes, in order.
   static constexpr uint32_t kKernelNode = 0, kChildNode = 1, kNodes = 2;
   static constexpr uint64_t kShadow = 7, kShadowBytes = 1000;
+  static constexpr uint64_t kArrayId = handle_id(kArray, 3),  // 64 by 16 floats
+      kLevelId = handle_id(kArray, 4), kMipmappedId = handle_id(kMipmapped, 3);
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
 
@@ -104,5 +106,7 @@ inline std::string text(const auto& value) {
 std::vector<ValidFrame> valid_frames(FurnishedRig& rig);
 // Those of capture and graphs (valid_graph_frames.cc).
 void add_graph_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
+// Those of arrays, textures and surfaces (array_frames.cc).
+void add_array_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 
 }  // namespace sluice::test
