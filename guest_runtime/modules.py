@@ -17,8 +17,10 @@ from .substitution import CUDA, LOCAL, Served
 
 RELINK = (
     "link it with -cudart shared (nvcc), or with CUDA::cudart instead of CUDA::cudart_static "
-    "(CMake)"
+    "(CMake), or with the libcudart_static.a of this installation (nvcc -L its lib folder)"
 )
+#: What our own static runtime says of itself (native/client/cudart/static_driver.cc).
+_OUR_MARK = b"sluice: the CUDA runtime, relinked\0"
 #: Strings of the runtime's error tables, which survive stripping; together nothing else has them.
 _STATIC_MARKS = (
     b"cudaErrorCudartUnloading\0",
@@ -113,6 +115,8 @@ def _carry(files: list[Path]) -> str:
 def has_static_runtime(elf: ElfFile) -> bool:
     """By symbols where there are any, else by what stripping leaves."""
     if (elf.soname or "").startswith("libcudart") or _REGISTER in elf.undefined:
+        return False
+    if elf.data.find(_OUR_MARK) >= 0:
         return False
     return _REGISTER in elf.defined or all(elf.data.find(mark) >= 0 for mark in _STATIC_MARKS)
 

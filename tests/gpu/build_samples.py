@@ -141,6 +141,9 @@ def build(sample: Sample, samples: Path, out: Path, toolkits: list[Path], runtim
     if "-lnvrtc" in sample.libraries:  # compiles its kernel when it runs
         for path in sample.folder.glob("*_kernel.cu*"):
             shutil.copy(path, target / path.name)
+        groups = toolkits[0] / "include" / "cooperative_groups.h"
+        shutil.copy(groups, target / groups.name)
+        shutil.copytree(groups.with_suffix(""), target / groups.stem, dirs_exist_ok=True)
     return ""
 
 
@@ -153,14 +156,16 @@ def main() -> int:
     parser.add_argument("--toolkit", type=Path, action="append", default=[])
     parser.add_argument("--runtime", choices=("shared", "static"), default="shared")
     parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     toolkits = [path.resolve() for path in options.toolkit]
     toolkits = toolkits or [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))]
     out = options.out.resolve()
     link_folder(out, toolkits)
     record = out / "skipped.json"
     skipped: dict[str, str] = json.loads(record.read_text()) if record.exists() else {}
-    wanted = [s for s in find_samples(options.samples) if not options.names or s.name in options.names]
+    wanted = [
+        s for s in find_samples(options.samples) if not options.names or s.name in options.names
+    ]
 
     def one(sample: Sample) -> None:
         done = out / sample.name / sample.name

@@ -151,7 +151,13 @@ CUresult copy_3d(const Params* p, CUstream stream, bool wait) {
   if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
   if (!p) return CUDA_ERROR_INVALID_VALUE;
   Pointer to{}, from{};
-  if (names_array(*p)) return copy_with_arrays(c.s, c.stream, *p, wait);
+  if (names_array(*p)) {
+    // Copies between contexts name these where the others have reserved words.
+    static_assert(sizeof(Params) == sizeof(CUDA_MEMCPY3D));
+    CUDA_MEMCPY3D plain;
+    std::memcpy(&plain, p, sizeof plain);
+    return copy_with_arrays(c.s, c.stream, plain, wait);
+  }
   if (!ends(c.s, *p, &to, &from)) return CUDA_ERROR_INVALID_VALUE;
   const size_t to_pitch = p->dstPitch ? p->dstPitch : p->WidthInBytes;
   const size_t from_pitch = p->srcPitch ? p->srcPitch : p->WidthInBytes;
