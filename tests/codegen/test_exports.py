@@ -92,8 +92,8 @@ static const char* last = "";
 void note_unsupported(const char* name) { last = name; }
 }
 int main() {
-  if (cuArrayDestroy(nullptr) != CUDA_ERROR_NOT_SUPPORTED) return 1;
-  return std::strcmp(sluice::client::last, "cuArrayDestroy") == 0 ? 0 : 2;
+  if (cuDestroyExternalMemory(nullptr) != CUDA_ERROR_NOT_SUPPORTED) return 1;
+  return std::strcmp(sluice::client::last, "cuDestroyExternalMemory") == 0 ? 0 : 2;
 }
 """
 

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""libcudart_static.a: NVIDIA's names and nothing else, and a driver that is found when it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sluice.guest_runtime.elf_file import read_elf
+from sluice.guest_runtime.modules import has_static_runtime
+
+PROGRAM = """
+#include <cstdio>
+#include "abi/cuda_driver.h"
+#include "abi/cuda_runtime.h"
+// The program's own: the archive's must not meet it.
+CUresult cuMemAlloc_v2(CUdeviceptr*, size_t) { return static_cast<CUresult>(77); }
+int main() {
+  int count = -1;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  std::printf("%d %d %d\\n", static_cast<int>(error), count,
+              static_cast<int>(cuMemAlloc_v2(nullptr, 0)));
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def archive(cudart: Path) -> Path:
+    return cudart.parent / "libcudart_static.a"
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory, archive: Path, generated: Path) -> Path:
+    folder = tmp_path_factory.mktemp("static")
+    source = folder / "program.cc"
+    source.write_text(PROGRAM)
+    # As nvcc -cudart static links: no libcuda.
+    link = [f"-L{archive.parent}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
+    command = ["g++", "-std=c++20", f"-I{generated}", "-o", folder / "program", source, *link]
+    subprocess.run(command, check=True)
+    return folder / "program"
+
+
+def run(program: Path, folder: Path) -> str:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_only_the_runtime_s_names_are_global(archive: Path) -> None:
+    listed = subprocess.run(
+        ["nm", "--defined-only", "--extern-only", archive],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [line.split()[-1] for line in listed.stdout.splitlines() if len(line.split()) == 3]
+    assert "cudaMalloc" in names
+    assert "__cudaRegisterFatBinary" in names
+    assert [name for name in names if not name.startswith(("cuda", "__cuda"))] == []
+
+
+def test_names_are_hidden_so_that_a_library_does_not_export_its_copy(
+    tmp_path: Path, archive: Path
+) -> None:
+    library = tmp_path / "libuser.so"
+    whole = ["-Wl,--whole-archive", str(archive), "-Wl,--no-whole-archive"]
+    subprocess.run(["g++", "-shared", "-o", library, *whole, "-ldl"], check=True)
+    listed = subprocess.run(
+        ["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True
+    )
+    assert "cuda" not in listed.stdout
+
+
+def test_the_driver_is_found_at_run_time(program: Path, fake_driver: Path) -> None:
+    error, count, own = run(program, fake_driver.parent).split()
+    assert (error, own) == ("0", "77")
+    assert int(count) > 0
+
+
+def test_without_a_driver_it_says_what_nvidia_s_says(program: Path, tmp_path: Path) -> None:
+    assert run(program, tmp_path).split() == ["35", "0", "77"]
+
+
+def test_sluice_check_tells_it_from_nvidia_s(program: Path) -> None:
+    elf = read_elf(program)
+    assert elf is not None
+    assert not has_static_runtime(elf)
