@@ -9,20 +9,39 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct { char bytes[128]; } Id;
-typedef struct { size_t size; unsigned magic, version; int blocking, a, b, c; const char *net; int d, e; const char *name; } Config;
-typedef struct Comm { int magic, ranks, rank, dead; Id id; char text[64]; } Comm;
+typedef struct {
+  char bytes[128];
+} Id;
+typedef struct {
+  size_t size;
+  unsigned magic, version;
+  int blocking, a, b, c;
+  const char* net;
+  int d, e;
+  const char* name;
+} Config;
+typedef struct Comm {
+  int magic, ranks, rank, dead;
+  Id id;
+  char text[64];
+} Comm;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t came = PTHREAD_COND_INITIALIZER;
 static char trace[4000];
 static int next_id = 1;
-static struct { Id id; int arrived; } meetings[64];
+static struct {
+  Id id;
+  int arrived;
+} meetings[64];
 static __thread int depth;
 static __thread int waiting;
-static __thread struct { Id id; int ranks; } inits[16];
+static __thread struct {
+  Id id;
+  int ranks;
+} inits[16];
 
-static void note(const char *format, ...) {
+static void note(const char* format, ...) {
   char line[200];
   va_list list;
   va_start(list, format);
@@ -47,9 +66,9 @@ static void meet(Id id, int ranks) {
   pthread_mutex_unlock(&mutex);
 }
 
-static int begin(Comm **comm, int ranks, Id id, int rank) {
+static int begin(Comm** comm, int ranks, Id id, int rank) {
   if (rank < 0 || rank >= ranks) return 4;
-  Comm *c = calloc(1, sizeof *c);
+  Comm* c = calloc(1, sizeof *c);
   *c = (Comm){42, ranks, rank, 0, id, ""};
   *comm = c;
   if (depth == 0) {
@@ -61,52 +80,59 @@ static int begin(Comm **comm, int ranks, Id id, int rank) {
   return 0;
 }
 
-static int good(Comm *c) { return c && c->magic == 42 && !c->dead; }
+static int good(Comm* c) { return c && c->magic == 42 && !c->dead; }
 
-int ncclGetVersion(int *version) { *version = 22809; return 0; }
-int ncclGetUniqueId(Id *id) {
+int ncclGetVersion(int* version) {
+  *version = 22809;
+  return 0;
+}
+int ncclGetUniqueId(Id* id) {
   memset(id, 0x5a, sizeof *id);
   pthread_mutex_lock(&mutex);
   id->bytes[0] = (char)next_id++;
   pthread_mutex_unlock(&mutex);
   return 0;
 }
-int ncclCommInitRank(Comm **comm, int ranks, Id id, int rank) {
+int ncclCommInitRank(Comm** comm, int ranks, Id id, int rank) {
   note("init %d/%d id %d", rank, ranks, id.bytes[0]);
   return begin(comm, ranks, id, rank);
 }
-int ncclCommInitRankConfig(Comm **comm, int ranks, Id id, int rank, Config *config) {
+int ncclCommInitRankConfig(Comm** comm, int ranks, Id id, int rank, Config* config) {
   note("config size %zu blocking %d net %s name %s", config->size, config->blocking,
        config->net ? config->net : "-", config->name ? config->name : "-");
   return begin(comm, ranks, id, rank);
 }
-int ncclCommInitRankScalable(Comm **comm, int ranks, int rank, int n, Id *ids, Config *config) {
+int ncclCommInitRankScalable(Comm** comm, int ranks, int rank, int n, Id* ids, Config* config) {
   note("scalable %d ids last %d config %d", n, ids[n - 1].bytes[0], config != 0);
   return begin(comm, ranks, ids[0], rank);
 }
-int ncclCommSplit(Comm *parent, int color, int key, Comm **made, Config *config) {
+int ncclCommSplit(Comm* parent, int color, int key, Comm** made, Config* config) {
   if (!good(parent)) return 4;
   note("split %d %d %d", color, key, config != 0);
   *made = 0;
   return color < 0 ? 0 : begin(made, 1, parent->id, 0);
 }
-int ncclCommShrink(Comm *parent, int *excluded, int n, Comm **made, Config *config, int flags) {
+int ncclCommShrink(Comm* parent, int* excluded, int n, Comm** made, Config* config, int flags) {
   if (!good(parent)) return 4;
   note("shrink %d first %d flags %d %d", n, excluded[0], flags, config != 0);
   return begin(made, 1, parent->id, 0);
 }
-static int end(Comm *c, const char *how) {
+static int end(Comm* c, const char* how) {
   if (!good(c)) return 4;
   note("%s %d", how, c->rank);
   c->dead = 1;
   return 0;
 }
-int ncclCommDestroy(Comm *c) { return end(c, "destroy"); }
-int ncclCommAbort(Comm *c) { return end(c, "abort"); }
-int ncclCommCount(Comm *c, int *n) { return good(c) ? (*n = c->ranks, 0) : 4; }
-int ncclCommUserRank(Comm *c, int *n) { return good(c) ? (*n = c->rank, 0) : 4; }
-int ncclCommGetAsyncError(Comm *c, int *e) { return good(c) ? (*e = 0, 0) : 4; }
-int ncclGroupStart(void) { note("start"); ++depth; return 0; }
+int ncclCommDestroy(Comm* c) { return end(c, "destroy"); }
+int ncclCommAbort(Comm* c) { return end(c, "abort"); }
+int ncclCommCount(Comm* c, int* n) { return good(c) ? (*n = c->ranks, 0) : 4; }
+int ncclCommUserRank(Comm* c, int* n) { return good(c) ? (*n = c->rank, 0) : 4; }
+int ncclCommGetAsyncError(Comm* c, int* e) { return good(c) ? (*e = 0, 0) : 4; }
+int ncclGroupStart(void) {
+  note("start");
+  ++depth;
+  return 0;
+}
 int ncclGroupEnd(void) {
   if (depth == 0) return 5;
   if (--depth == 0) {
@@ -121,30 +147,32 @@ int ncclGroupEnd(void) {
   note("end");
   return 0;
 }
-int ncclAllReduce(const void *from, void *to, size_t n, int type, int op, Comm *c, void *stream) {
+int ncclAllReduce(const void* from, void* to, size_t n, int type, int op, Comm* c, void* stream) {
   (void)from, (void)to, (void)stream;
   if (!good(c) || n == 13) return 4;
   note("allreduce %zu %d %d", n, type, op);
   return 0;
 }
-int ncclSend(const void *from, size_t n, int type, int peer, Comm *c, void *stream) {
+int ncclSend(const void* from, size_t n, int type, int peer, Comm* c, void* stream) {
   (void)from, (void)n, (void)type, (void)stream;
   note("send %d>%d", c->rank, peer);
   return good(c) ? 0 : 4;
 }
-int ncclRecv(void *to, size_t n, int type, int peer, Comm *c, void *stream) {
+int ncclRecv(void* to, size_t n, int type, int peer, Comm* c, void* stream) {
   (void)to, (void)n, (void)type, (void)stream;
   note("recv %d<%d", c->rank, peer);
   return good(c) ? 0 : 4;
 }
-int ncclRedOpCreatePreMulSum(int *op, void *scalar, int type, int residence, Comm *c) {
+int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, Comm* c) {
   if (!good(c)) return 4;
   *op = 7;
-  if (residence == 1) note("premul %g", type == 7 ? (double)*(float *)scalar : *(double *)scalar);
-  else note("premul device");
+  if (residence == 1)
+    note("premul %g", type == 7 ? (double)*(float*)scalar : *(double*)scalar);
+  else
+    note("premul device");
   return 0;
 }
-const char *ncclGetLastError(Comm *c) {
+const char* ncclGetLastError(Comm* c) {
   static char copy[sizeof trace];
   (void)c;
   pthread_mutex_lock(&mutex);

@@ -152,7 +152,7 @@ struct Device {
   std::mutex arrays_mutex;
   wire::ArrayCharges array_charges;
   std::map<std::pair<bool, uint64_t>, Texture> textures;  // by surface, number
-  std::atomic<uint32_t> host_functions{0};  // on any of its streams, not yet run
+  std::atomic<uint32_t> host_functions{0};                // on any of its streams, not yet run
 
   // Under the session's append lock: commands that give the device work, how many of them are known
   // to be done, and the stream that has all the others (nullptr: several have).

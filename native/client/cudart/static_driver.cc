@@ -79,22 +79,29 @@ sluice_resolve_driver_function:
 .size sluice_resolve_driver_function, .-sluice_resolve_driver_function
 )");
 
-#define SLUICE_DRIVER_FUNCTION(function)             \
-  asm(".text\n"                                      \
-      ".globl " #function "\n"                       \
-      ".hidden " #function "\n"                      \
-      ".type " #function ",@function\n"              \
-      #function ":\n"                                \
-      "  leaq .Lslot_" #function "(%rip), %r11\n"    \
-      "  jmpq *(%r11)\n"                             \
-      ".size " #function ", .-" #function "\n"       \
+#define SLUICE_DRIVER_FUNCTION(function)              \
+  asm(".text\n"                                       \
+      ".globl " #function                             \
+      "\n"                                            \
+      ".hidden " #function                            \
+      "\n"                                            \
+      ".type " #function ",@function\n" #function     \
+      ":\n"                                           \
+      "  leaq .Lslot_" #function                      \
+      "(%rip), %r11\n"                                \
+      "  jmpq *(%r11)\n"                              \
+      ".size " #function ", .-" #function             \
+      "\n"                                            \
       ".section .rodata.str1.1,\"aMS\",@progbits,1\n" \
-      ".Lname_" #function ": .string \"" #function "\"\n" \
-      ".data\n"                                      \
-      ".balign 16\n"                                 \
-      ".Lslot_" #function ":\n"                      \
-      "  .quad sluice_resolve_driver_function\n"     \
-      "  .quad .Lname_" #function "\n"               \
+      ".Lname_" #function ": .string \"" #function    \
+      "\"\n"                                          \
+      ".data\n"                                       \
+      ".balign 16\n"                                  \
+      ".Lslot_" #function                             \
+      ":\n"                                           \
+      "  .quad sluice_resolve_driver_function\n"      \
+      "  .quad .Lname_" #function                     \
+      "\n"                                            \
       ".text\n");
 #include "abi/driver_functions.inc"
 #undef SLUICE_DRIVER_FUNCTION
