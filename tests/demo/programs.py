@@ -32,6 +32,8 @@ class Program:
     exit_code: int
     seconds: float
     expected: str | None
+    tcp: bool = True
+    """Whether it may run over a network."""
 
     def command(self, folder: Path = PROGRAMS) -> list[str]:
         """What runs it from a folder."""
@@ -96,6 +98,7 @@ def load_programs(*, milestone_only: bool = True, devices: int = 1) -> list[Prog
                 entry.get("exit", 0),
                 entry.get("seconds", 10),
                 (MANIFEST.parent / expected).read_text() if expected else None,
+                entry.get("tcp", True),
             )
         )
     return programs

@@ -131,6 +131,8 @@ def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
     for program in cuda.load_programs(milestone_only=False):
         here = cuda.run_on_host(program, native)
         for channel, environment in server.environments.items():
+            if channel == "tcp" and not program.tcp:
+                continue
             run = cuda.run_on_host(program, environment)
             problem = run.problem(here.out)
             known = "is not supported yet" in run.err

@@ -85,7 +85,10 @@ CUresult Captures::check_wait(Device* device) {
 CUresult Captures::ask(uint64_t captured) {
   if (captured == 0) return unsafe();
   std::lock_guard lock(mutex_);
-  if (Capture* c = find(captured)) c->invalidated = true;
+  Capture* c = find(captured);
+  if (!c)
+    return CUDA_ERROR_INVALID_VALUE;  // that capture is over, and the event was never recorded
+  c->invalidated = true;
   return CUDA_ERROR_CAPTURED_EVENT;
 }
 
@@ -109,14 +112,17 @@ CUresult Captures::end(Stream* stream, Capture* ended) {
   std::lock_guard lock(mutex_);
   Capture* c = find(stream->capture);
   if (!c) return CUDA_ERROR_ILLEGAL_STATE;
-  if (c->streams[0] != stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  if (c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->thread != this_thread())
-    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  if (c->streams[0] != stream) {
+    c->invalidated = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  }
+  const bool wrong_thread = c->mode != CU_STREAM_CAPTURE_MODE_RELAXED && c->thread != this_thread();
+  c->invalidated |= wrong_thread;
   for (Stream* other : c->streams) take_part(other, 0);
   *ended = std::move(*c);
   std::erase_if(all_, [&](const auto& one) { return one.get() == c; });
   count_.store(static_cast<uint32_t>(all_.size()));
-  return CUDA_SUCCESS;
+  return wrong_thread ? CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD : CUDA_SUCCESS;
 }
 
 CUresult Captures::status(Stream* stream, CUstreamCaptureStatus* status, Capture* capture) {
@@ -155,7 +161,7 @@ CUresult Captures::join(Stream* stream, uint64_t captured, bool recorded, Join* 
   }
   *how = Join::kWait;
   Capture* events = find(captured);
-  if (!events) return CUDA_ERROR_CAPTURED_EVENT;  // of a capture that has ended
+  if (!events) return CUDA_ERROR_INVALID_VALUE;  // of a capture that has ended
   if (events->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (mine == events) return CUDA_SUCCESS;
   if (mine) {

@@ -92,11 +92,14 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   if (!graph) return CUDA_ERROR_INVALID_VALUE;
   *graph = nullptr;
   Capture capture;
-  if (const CUresult e = s->captures.end(stream, &capture); e != CUDA_SUCCESS) return e;
+  const CUresult ended = s->captures.end(stream, &capture);
+  // Another thread than the one that began it ends a capture all the same, and gets no graph.
+  if (ended != CUDA_SUCCESS && ended != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) return ended;
   CUresult e = s->exchange(wire::kCaptureEnd,
                            wire::CaptureEnd{stream->wire_id, capture.graph, capture.invalidated, 0},
                            {}, {}, nullptr, nullptr, context_of(stream->device));
   if (capture.invalidated) e = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (ended != CUDA_SUCCESS) e = ended;
   if (e == CUDA_SUCCESS)
     *graph = reinterpret_cast<CUgraph>(capture.graph);
   else if (!capture.existing)

@@ -105,7 +105,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   if (flags & ~unsigned{CU_EVENT_RECORD_EXTERNAL}) return CUDA_ERROR_INVALID_VALUE;
   uint64_t captured;
   if (const CUresult e = s->captures.record(stream, &captured); e != CUDA_SUCCESS) return e;
-  if (flags && !captured) return CUDA_ERROR_INVALID_VALUE;
+  if (flags && !captured) return CUDA_ERROR_ILLEGAL_STATE;
   if (captured) {
     // Nothing happens now. The stream's place in the graph is what the event stands for, or, with
     // the flag, a node that records it.

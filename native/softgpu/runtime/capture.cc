@@ -161,12 +161,15 @@ CUresult end_capture(Stream& stream, CUgraph* graph) {
   Capturing* capturing = find(stream);
   if (!capturing) return CUDA_ERROR_ILLEGAL_STATE;
   const std::shared_ptr<CaptureSequence> sequence = capturing->sequence;
-  if (sequence->origin != &stream) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
-  if (sequence->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
-      sequence->thread != std::this_thread::get_id()) {
-    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  if (sequence->origin != &stream) {
+    sequence->invalidated = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
   }
   CUresult result = sequence->invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
+  if (sequence->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+      sequence->thread != std::this_thread::get_id()) {
+    result = CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;  // it ends all the same
+  }
   if (result == CUDA_SUCCESS) {
     const auto joined = ancestors(capturing->after);
     for (auto& [key, other] : state().streams) {
@@ -221,7 +224,7 @@ std::optional<CUresult> record_in_capture(Stream& stream, const std::shared_ptr<
     if (auto answer = add_to_capture(stream, [&] { return Work(RecordWork{event}); })) {
       return answer;
     }
-    return CUDA_ERROR_INVALID_VALUE;  // the flag is for streams that capture
+    return CUDA_ERROR_ILLEGAL_STATE;  // the flag is for streams that capture
   }
   if (capturing_streams.load(std::memory_order_relaxed) == 0) return std::nullopt;
   std::lock_guard lock(state().mutex);
@@ -244,7 +247,7 @@ std::optional<CUresult> wait_in_capture(Stream& stream, const std::shared_ptr<Ev
     if (auto answer = add_to_capture(stream, [&] { return Work(WaitWork{event}); })) {
       return answer;
     }
-    return CUDA_ERROR_INVALID_VALUE;  // the flag is for streams that capture
+    return CUDA_ERROR_ILLEGAL_STATE;  // the flag is for streams that capture
   }
   const std::shared_ptr<EventMark> mark = event->mark();
   if (!(mark && mark->captured) && capturing_streams.load(std::memory_order_relaxed) == 0) {
@@ -265,7 +268,7 @@ std::optional<CUresult> wait_in_capture(Stream& stream, const std::shared_ptr<Ev
   const CapturedPoint& point = *mark->captured;
   const bool under_way = std::find(state().sequences.begin(), state().sequences.end(),
                                    point.sequence) != state().sequences.end();
-  if (!under_way) return CUDA_ERROR_CAPTURED_EVENT;
+  if (!under_way) return CUDA_ERROR_INVALID_VALUE;
   if (point.sequence->invalidated) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (!capturing) {
     if (stream.legacy()) {
@@ -288,6 +291,10 @@ CUresult ask_captured_event(Event& event) {
   const std::shared_ptr<EventMark> mark = event.mark();
   if (!mark || !mark->captured) return unsafe_while_capturing();
   std::lock_guard lock(state().mutex);
+  const auto& all = state().sequences;
+  // Once that capture is over, the event was never recorded.
+  if (std::find(all.begin(), all.end(), mark->captured->sequence) == all.end())
+    return CUDA_ERROR_INVALID_VALUE;
   mark->captured->sequence->invalidated = true;
   return CUDA_ERROR_CAPTURED_EVENT;
 }

@@ -213,7 +213,7 @@ TEST_F(Commands, EventRecordQueryAndSynchronize) {
   }
   recording().clear();
   EXPECT_EQ(cuEventRecordWithFlags(world().event, world().stream, CU_EVENT_RECORD_EXTERNAL),
-            CUDA_ERROR_INVALID_VALUE);
+            CUDA_ERROR_ILLEGAL_STATE);
   EXPECT_TRUE(recording().calls.empty()) << "the flag is for streams that capture";
   // Before its mark is written the event is not ready.
   ScopedAnswer late(SLUICE_ON(cuStreamWriteValue64_v2),

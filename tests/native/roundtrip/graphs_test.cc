@@ -241,13 +241,16 @@ TEST_F(Graphs, BeginAndEndInTheWrongPlace) {
                        ASSERT_EQ(cuStreamWaitEvent(side_, event_, 0), CUDA_SUCCESS);
                        EXPECT_EQ(cuStreamEndCapture(side_, &graph),
                                  CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
-                       std::thread([&] {
-                         ASSERT_EQ(cuCtxSetCurrent(world().contexts[0]), CUDA_SUCCESS);
-                         EXPECT_EQ(cuStreamEndCapture(world().stream, &graph),
-                                   CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
-                       }).join();
                      }),
-            CUDA_SUCCESS);
+            CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+  // Another thread ends it, and gets nothing.
+  ASSERT_EQ(cuStreamBeginCapture_v2(world().stream, kGlobal), CUDA_SUCCESS);
+  std::thread([&] {
+    ASSERT_EQ(cuCtxSetCurrent(world().contexts[0]), CUDA_SUCCESS);
+    EXPECT_EQ(cuStreamEndCapture(world().stream, &graph), CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
+    EXPECT_EQ(graph, nullptr);
+  }).join();
+  EXPECT_EQ(cuStreamEndCapture(world().stream, &graph), CUDA_ERROR_ILLEGAL_STATE);
   ASSERT_EQ(cuStreamBeginCapture_v2(world().stream, kRelaxed), CUDA_SUCCESS);
   std::thread([&] {
     ASSERT_EQ(cuCtxSetCurrent(world().contexts[0]), CUDA_SUCCESS);
@@ -272,8 +275,8 @@ TEST_F(Graphs, StreamsJoinByEvents) {
                      }),
             CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
   // The event still names that capture, the streams do not.
-  EXPECT_EQ(cuEventQuery(event_), CUDA_ERROR_CAPTURED_EVENT);
-  EXPECT_EQ(cuStreamWaitEvent(side_, event_, 0), CUDA_ERROR_CAPTURED_EVENT);
+  EXPECT_EQ(cuEventQuery(event_), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuStreamWaitEvent(side_, event_, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(launch(side_), CUDA_SUCCESS);
   EXPECT_EQ(cuEventRecord(event_, side_), CUDA_SUCCESS);
   EXPECT_EQ(cuEventQuery(event_), CUDA_SUCCESS);
