@@ -17,7 +17,7 @@ from .substitution import CUDA, LOCAL, Served
 
 RELINK = (
     "link it with -cudart shared (nvcc), or with CUDA::cudart instead of CUDA::cudart_static "
-    "(CMake), or with the libcudart_static.a of this installation (nvcc -L its lib folder)"
+    "(CMake), or with Sluice's own libcudart_static.a (make native builds it in build/native/lib)"
 )
 #: What our own static runtime says of itself (native/client/cudart/static_driver.cc).
 _OUR_MARK = b"sluice: the CUDA runtime, relinked\0"
