@@ -25,8 +25,9 @@ test: build/.base programs native lint ## unit tests and tests with real process
 test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
 	$(PY) -m pytest -q -m vm tests
 
-test-gpu: ## on a machine with an NVIDIA GPU: every program natively and through Sluice, and the table of timings
+test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
+	$(PYTHON) tests/gpu/conformance.py
 
 bench: build/.base programs native ## the figures, with the machine's own floors; also in build/bench.jsonl
 	$(PY) tests/bench/bench.py

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -67,7 +68,7 @@ def built(name: str) -> Path:
 class Server:
     """The static server on the GPU."""
 
-    def __init__(self, driver: str, folder: Path) -> None:
+    def __init__(self, driver: str, folder: Path, devices: Sequence[str] = ()) -> None:
         self.folder = folder
         self.socket = folder / "server.sock"
         library = folder / "lib"
@@ -108,6 +109,10 @@ class Server:
             "--http-port",
             "19123",
         ]
+        if len(devices) > 1:
+            command += ["--vgpus", str(len(devices)), "--visible-devices", ",".join(devices)]
+            for environment in self.environments.values():
+                environment["SLUICE_VGPU"] = str(len(devices))
         self.process = subprocess.Popen(command)
         deadline = time.monotonic() + 30
         while not self.socket.exists():

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The conformance run with PyTorch, part of `make test-gpu`: operators, features, DDP, workloads.
+
+    python tests/gpu/conformance.py [--parts operators features ddp workloads] [--rounds 10]
+
+Natively and through Sluice, compared; each part prints its table. Sessions come from the static
+server (run.py), confined and as an ordinary user. The machine's own Python must have PyTorch for
+CUDA 13; what is missing is skipped, by name and reason. Operator results are kept under --results
+(build/conformance), so a run that was cut short goes on; --fresh begins anew. The last line counts
+parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+
+import run as gpu  # noqa: E402
+
+PARTS = ("operators", "features", "ddp", "workloads")
+
+
+def lacking() -> str:
+    """What of this Python is missing for any of it, or nothing."""
+    check = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=False
+    )
+    if done.returncode == 3:
+        return "this PyTorch sees no GPU natively"
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def gpus() -> list[str]:
+    """UUIDs of this machine's GPUs."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return [
+        line.split("UUID: ")[1].rstrip(")") for line in listed.stdout.splitlines() if "UUID" in line
+    ]
+
+
+class Conformance:
+    """The environments of one run, and its parts."""
+
+    def __init__(self, server: gpu.Server, options: argparse.Namespace) -> None:
+        self.options = options
+        self.preload = ":".join(
+            str(p) for p in sorted((server.folder / "lib").glob("lib*.so.[0-9]*"))
+        )
+        self.native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+        self.ours = {
+            **self.native,
+            **server.environments["shm"],
+            "SLUICE_CONTROLLER": server.environments["tcp"]["SLUICE_CONTROLLER"],
+            "LD_PRELOAD": self.preload,
+        }
+        del self.ours["SLUICE_STATS"]
+        self.driving = {k: v for k, v in self.ours.items() if k != "LD_PRELOAD"}
+
+    def script(self, name: str, *arguments: str) -> bool:
+        """Run one of the scripts beside this one; it compares by itself."""
+        command = [sys.executable, str(HERE / name), "--preload", self.preload, *arguments]
+        # The script itself is native: only the processes that it starts get the libraries.
+        environment = {**self.driving, "LD_LIBRARY_PATH": self.native.get("LD_LIBRARY_PATH", "")}
+        return subprocess.run(command, env=environment, check=False).returncode == 0
+
+    def shard(self, out: Path, number: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        """Start one process of the operator run."""
+        arguments = ["--out", str(out), "--shard", str(number), "--of", str(self.options.jobs)]
+        with Path(f"{out}.{number}.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, str(HERE / "operators.py"), "run", *arguments],
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def all_operators(self, out: Path, environment: dict[str, str]) -> None:
+        """Run every operator; a shard that died goes on behind the operator that did it."""
+        begun = time.monotonic()
+        running = {i: self.shard(out, i, environment) for i in range(self.options.jobs)}
+        while running:
+            for number, process in list(running.items()):
+                if process.poll() is None:
+                    continue
+                del running[number]
+                late = time.monotonic() - begun > self.options.seconds
+                if process.returncode != 0 and not late:
+                    running[number] = self.shard(out, number, environment)
+            time.sleep(0.2)
+        print(f"{out.name}: {len(list(out.glob('*.pt')))} results", flush=True)
+
+    def operators(self) -> bool:
+        """PyTorch's operator database: twice natively, once through Sluice."""
+        folder = self.options.results
+        if self.options.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        places = {n: folder / n for n in ("native", "native-again", "sluice")}
+        for name, place in places.items():
+            place.mkdir(exist_ok=True)
+            self.all_operators(place, self.ours if name == "sluice" else self.native)
+        both = f"{places['native']},{places['native-again']}"
+        command = [sys.executable, str(HERE / "operators.py"), "compare", both]
+        done = subprocess.run([*command, str(places["sluice"])], env=self.native, check=False)
+        return done.returncode == 0
+
+    def features(self) -> bool:
+        """Small programs, over both channels."""
+        return self.script("run_features.py", "--channels", "shm", "tcp", "--jobs", "3")
+
+    def workloads(self) -> bool:
+        """The figures; they decide nothing."""
+        names = ["resnet50_train", "resnet50_infer", "gpt2_generate", "gpt2_train"]
+        arguments = ["--rounds", str(self.options.rounds), "--channels", "shm", "tcp", "--"]
+        return self.script("run_workloads.py", *arguments, *names)
+
+    def ddp(self) -> bool:
+        """Two ranks over NCCL; what they print must be the same."""
+        printed = []
+        for environment in (self.native, self.ours):
+            done = subprocess.run(
+                [sys.executable, str(HERE / "ddp.py")],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
+            lines = [line for line in done.stdout.splitlines() if line.startswith("losses")]
+            rate = [line for line in done.stderr.splitlines() if "all-reduce" in line]
+            print("\n".join(lines + rate) or done.stderr[-1500:], flush=True)
+            printed.append(lines)
+        return bool(printed[0]) and printed[0] == printed[1]
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description="PyTorch natively and through Sluice.")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--rounds", type=int, default=10, help="of the workloads")
+    parser.add_argument("--jobs", type=int, default=min(8, max(1, (os.cpu_count() or 2) // 2)))
+    parser.add_argument("--seconds", type=int, default=1800, help="for the operators of one run")
+    parser.add_argument("--results", type=Path, default=ROOT / "build" / "conformance")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier operator results")
+    options = parser.parse_args()
+    driver = gpu.find_driver()
+    why = lacking() if driver else "this machine shows no NVIDIA GPU"
+    if why:
+        print(f"skipped: {why}\n0 passed, 0 failed, {len(options.parts)} skipped")
+        return 0
+    devices = gpus()
+    gpu.SLICE_MIB = 14000  # so that eight sessions fit beside one another
+    passed = failed = skipped = 0
+    with tempfile.TemporaryDirectory(prefix="sluice-gpu-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        server = gpu.Server(driver, folder, devices)
+        try:
+            conformance = Conformance(server, options)
+            for part in options.parts:
+                print(f"\n== {part}", flush=True)
+                if part == "ddp" and len(devices) < 2:
+                    print("skipped: it needs two GPUs")
+                    skipped += 1
+                    continue
+                good = bool(getattr(conformance, part)())
+                passed, failed = passed + good, failed + (not good)
+        finally:
+            server.close()
+    print(f"\n{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
