@@ -281,7 +281,8 @@ struct HostFunction {
 
 inline constexpr size_t kOutputPiece = 32 << 10;  // the longest such reply
 struct OutputReply {  // the text follows; a reply's own size may be padded
-  uint64_t bytes;
+  uint32_t bytes;
+  uint32_t error;  // 1: it went to standard error
 };
 
 struct DeviceIdle {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels print. The driver writes it to this process's standard output when something
-// synchronises; here that is a pipe whose content goes to the client, which fetches it when a reply
-// says that there is some. Owns the pipe and a thread that keeps it from filling up.
+// What kernels print, and what assertions that fail say. The driver writes it to this process's
+// standard output and standard error when something synchronises; here these are pipes whose
+// content goes to the client, which fetches it when a reply says that there is some. Owns the pipes
+// and a thread that keeps them from filling up. Standard error becomes one only when code with
+// assertions is loaded, and what comes there goes to the log as well.
 #pragma once
 
 #include <atomic>
@@ -16,23 +18,30 @@ class DeviceOutput {
  public:
   static DeviceOutput& instance();
 
-  // Puts the pipe in the place of standard output. Before any other thread runs.
+  // Puts the pipe in the place of standard output, and has the log keep what is standard error now.
+  // Before any other thread runs.
   bool redirect(std::string* error);
   // Code that may print has been loaded: from now on it is worth looking.
   void expect(std::span<const std::byte> image);
   // Whether there is output to fetch; looks into the pipe.
   bool waiting();
-  // Takes up to `limit` bytes.
-  std::string take(size_t limit);
+  // Takes up to `limit` bytes of one of them; `error` says of which.
+  std::string take(size_t limit, bool* error = nullptr);
 
  private:
+  struct Source {
+    std::atomic<int> pipe{-1};
+    std::string text;
+  };
+  bool replace(Source& source, int descriptor);
   void drain();  // mutex_ held
+  void drain(Source& source, bool log);
   void keep_flowing();
 
-  int pipe_ = -1;
+  Source out_, err_;
   std::atomic<bool> expected_{false};
   std::mutex mutex_;
-  std::string text_;
+  int wake_[2] = {-1, -1};  // tells keep_flowing() of another pipe
 };
 
 }  // namespace sluice::worker

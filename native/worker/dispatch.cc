@@ -13,8 +13,9 @@ void ping(Session&, const Command&, Reply&) {}
 
 void read_output(Session& s, const Command&, Reply& reply) {
   const size_t room = std::min(s.endpoint().reply_limit(), wire::kOutputPiece);
-  const std::string text = DeviceOutput::instance().take(room - sizeof(wire::OutputReply));
-  reply.put(wire::OutputReply{text.size()});
+  bool error = false;
+  const std::string text = DeviceOutput::instance().take(room - sizeof(wire::OutputReply), &error);
+  reply.put(wire::OutputReply{static_cast<uint32_t>(text.size()), error});
   reply.put_bytes(text.data(), text.size());
 }
 

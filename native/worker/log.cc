@@ -5,6 +5,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <mutex>
 
@@ -13,6 +14,7 @@ namespace sluice::worker {
 namespace {
 std::mutex g_mutex;
 // Has no destructor: threads may log until the process is gone.
+std::atomic<int> g_fd{STDERR_FILENO};
 char g_name[256] = "session=- grant=-";
 
 void line(const char* level, const std::string& text) {
@@ -26,13 +28,19 @@ void line(const char* level, const std::string& text) {
   std::lock_guard lock(g_mutex);
   const std::string all =
       std::string(stamp) + " " + level + " worker " + g_name + " " + text + "\n";
-  if (write(STDERR_FILENO, all.data(), all.size()) < 0) return;
+  if (write(g_fd, all.data(), all.size()) < 0) return;
 }
 }  // namespace
 
 void log_name(const std::string& session, const std::string& grant) {
   std::lock_guard lock(g_mutex);
   std::snprintf(g_name, sizeof g_name, "session=%s grant=%s", session.c_str(), grant.c_str());
+}
+
+void log_to(int descriptor) { g_fd = descriptor; }
+
+void log_text(std::string_view text) {
+  if (write(g_fd, text.data(), text.size()) < 0) return;
 }
 
 void log_info(const std::string& text) { line("INFO", text); }

@@ -135,10 +135,10 @@ TEST_P(CompiledErrors, DeviceAssertsEndTheContext) {
   CUdeviceptr data = 0;
   CHECK_CU(cuMemAlloc_v2(&data, 128));
   CHECK_CU(cuMemcpyHtoD_v2(data, in.data(), 128));
-  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
   CHECK_CU(launch(kernel("check_all"), 1, 32, 0, nullptr, data));
   EXPECT_EQ(CUDA_ERROR_ASSERT, cuCtxSynchronize());
-  std::string said = ::testing::internal::GetCapturedStdout();
+  std::string said = ::testing::internal::GetCapturedStderr();
   EXPECT_NE(std::string::npos, said.find("in[threadIdx.x] >= 0")) << said;
 }
 

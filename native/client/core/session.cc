@@ -346,7 +346,7 @@ void Session::show_output() {
     if (exchange(wire::kReadOutput, uint64_t{0}, {}, reply, &got) != CUDA_SUCCESS) return;
     if (got >= sizeof head && got <= reply.size()) std::memcpy(&head, reply.data(), sizeof head);
     if (head.bytes == 0 || head.bytes > got - sizeof head) return;
-    std::fwrite(reply.data() + sizeof head, 1, head.bytes, stdout);
+    std::fwrite(reply.data() + sizeof head, 1, head.bytes, head.error ? stderr : stdout);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -113,7 +114,8 @@ void execute(Context& context, LaunchState& launch) {
     launch.report(Fault::kStackOverflow, "out of memory for the kernel's own state");
   }
   if (launch.fault != Fault::kNone) {
-    if (launch.fault == Fault::kAssert) launch.printf->append(launch.fault_text + "\n");
+    // As the driver does, to standard error.
+    if (launch.fault == Fault::kAssert) std::fprintf(stderr, "%s\n", launch.fault_text.c_str());
     context.poison(result_of(launch.fault), launch.fault_text);
   }
   notify_pollers();

@@ -57,6 +57,26 @@ TEST(DeviceOutput, ComesInPiecesOfTheSizeThatIsAsked) {
             0);
 }
 
+TEST(DeviceOutput, AssertionsComeFromStandardErrorOnceCodeHasSome) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
+#endif
+  EXPECT_EQ(in_child([](DeviceOutput& o) {
+              o.expect(image("call vprintf"));
+              std::fprintf(stderr, "the log's\n");
+              if (o.waiting()) return 1;
+              o.expect(image("call __assertfail"));
+              std::fprintf(stderr, "Assertion failed\n");
+              std::printf("printed\n");
+              if (!o.waiting()) return 2;
+              bool error = true;
+              if (o.take(100, &error) != "printed\n" || error) return 3;
+              if (o.take(100, &error) != "Assertion failed\n" || !error) return 4;
+              return o.waiting() ? 5 : 0;
+            }),
+            0);
+}
+
 TEST(DeviceOutput, MoreThanAPipeHoldsNeedsNobodyToFetchIt) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
