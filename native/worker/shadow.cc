@@ -22,6 +22,10 @@ void make(Session& s, const Command& c, Reply& reply) {
   if (known || m.id == 0 || !s.shadows.room(m.bytes))
     return s.reject("ShadowMake mints no shadow that can be");
   if (!s.use_context(c.header.context)) return;
+  if (!s.driver.cuMemHostAlloc || !s.driver.cuMemFreeHost) {
+    reply.status = CUDA_ERROR_NOT_SUPPORTED;
+    return;
+  }
   void* at = nullptr;
   reply.status = s.driver.cuMemHostAlloc(&at, m.bytes, CU_MEMHOSTALLOC_PORTABLE);
   if (reply.status != CUDA_SUCCESS) return;
@@ -29,9 +33,7 @@ void make(Session& s, const Command& c, Reply& reply) {
   auto shadow = std::make_shared<Shadows::Memory>();
   shadow->at = static_cast<std::byte*>(at);
   shadow->bytes = m.bytes;
-  shadow->release = [&driver = s.driver, at] {
-    if (driver.cuMemFreeHost) driver.cuMemFreeHost(at);
-  };
+  shadow->release = [free = s.driver.cuMemFreeHost, at] { free(at); };
   s.shadows.add(m.id, std::move(shadow));
 }
 

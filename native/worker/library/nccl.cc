@@ -8,6 +8,7 @@
 #include <array>
 #include <cstring>
 #include <deque>
+#include <mutex>
 #include <optional>
 
 #include "library/objects.h"
@@ -78,7 +79,12 @@ class Making {
   }
   // NCCL may write there later, from a thread of its own, for a communicator that does not block:
   // such a place is never given back.
-  static Comm* place() { return new Comm(nullptr); }
+  static Comm* place() {
+    static std::mutex mutex;
+    static auto* places = new std::deque<Comm>;  // what is in one does not move
+    std::lock_guard lock(mutex);
+    return &places->emplace_back(nullptr);
+  }
 
   Session& session_;
   const uint32_t context_;
