@@ -4,22 +4,18 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from static_pool import StaticPool
+from static_pool import StaticPool, build_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
-BUILT = ROOT / "build" / "programs"
 
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    command = [sys.executable, str(PROGRAMS / "build.py"), "device_assert", "--out", str(BUILT)]
-    subprocess.run(command, check=True)
-    return BUILT
+    return build_programs("device_assert")
 
 
 @pytest.mark.parametrize("tcp", [False, True])

@@ -4,23 +4,19 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from static_pool import StaticPool
+from static_pool import StaticPool, build_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
-BUILT = ROOT / "build" / "programs"
 NAMES = ("graphs", "graph_host", "capture_errors")
 
 
 @pytest.fixture(scope="session")
 def built() -> Path:
-    command = [sys.executable, str(PROGRAMS / "build.py"), *NAMES, "--out", str(BUILT)]
-    subprocess.run(command, check=True)
-    return BUILT
+    return build_programs(*NAMES)
 
 
 def run(pool: StaticPool, program: Path) -> subprocess.CompletedProcess[str]:

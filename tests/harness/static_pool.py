@@ -18,6 +18,15 @@ from types import TracebackType
 from sluice.config.native_files import find_native
 
 SERVER = Path(__file__).with_name("static_server.py")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def build_programs(*names: str) -> Path:
+    """Build these of tests/programs; the folder that they are in."""
+    out = ROOT / "build" / "programs"
+    build = ROOT / "tests" / "programs" / "build.py"
+    subprocess.run([sys.executable, build, "--out", out, *names], check=True, timeout=300)
+    return out
 
 
 def gpu_uuid(index: int) -> str:

@@ -7,12 +7,11 @@ The program prints what it would natively; descriptors go back with the session 
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from static_pool import StaticPool
+from static_pool import StaticPool, build_programs
 
 from sluice.config.native_files import NativeFileMissing, find_native
 
@@ -26,11 +25,7 @@ def program() -> Path:
         find_native("libcuda.so.1")
     except NativeFileMissing as missing:
         pytest.skip(str(missing))
-    out = ROOT / "build" / "programs"
-    subprocess.run(
-        [sys.executable, PROGRAMS / "build.py", "--out", out, "ipc"], check=True, timeout=300
-    )
-    return out / "ipc"
+    return build_programs("ipc") / "ipc"
 
 
 def descriptors_of(process: subprocess.Popen[bytes]) -> int:

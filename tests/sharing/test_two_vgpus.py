@@ -7,11 +7,10 @@ Whatever the vGPUs lie on, a program sees two devices that can be each other's p
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from static_pool import StaticPool
+from static_pool import StaticPool, build_programs
 
 from sluice.config.native_files import NativeFileMissing, find_native
 
@@ -25,11 +24,7 @@ def program() -> Path:
         find_native("libcuda.so.1")
     except NativeFileMissing as missing:
         pytest.skip(str(missing))
-    out = ROOT / "build" / "programs"
-    subprocess.run(
-        [sys.executable, PROGRAMS / "build.py", "--out", out, "two_vgpus"], check=True, timeout=300
-    )
-    return out / "two_vgpus"
+    return build_programs("two_vgpus") / "two_vgpus"
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
