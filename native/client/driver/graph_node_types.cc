@@ -21,6 +21,16 @@ CUgraphNodeParams wrap(CUgraphNodeType type, F&& fill) {
   return params;
 }
 
+// What a node of that type holds, as one of its getters gives it.
+template <class Out, class Take>
+CUresult get(CUgraphNode node, CUgraphNodeType type, Out* out, Take&& take) {
+  if (!out) return CUDA_ERROR_INVALID_VALUE;
+  CUgraphNodeParams all{};
+  const CUresult e = params_of(node, type, &all);
+  if (e == CUDA_SUCCESS) *out = take(all);
+  return e;
+}
+
 // The older structures name no kernel and no context.
 template <class Params>
 CUgraphNodeParams kernel(const Params& p) {
@@ -165,11 +175,8 @@ CUresult cuGraphAddMemcpyNode(CUgraphNode* node, CUgraph graph, const CUgraphNod
   return params ? add(node, graph, after, count, copy(*params, context)) : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* params) {
-  if (!params) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphNodeParams all{};
-  const CUresult e = params_of(node, CU_GRAPH_NODE_TYPE_MEMCPY, &all);
-  if (e == CUDA_SUCCESS) *params = all.memcpy.copyParams;
-  return e;
+  return get(node, CU_GRAPH_NODE_TYPE_MEMCPY, params,
+             [](const CUgraphNodeParams& all) { return all.memcpy.copyParams; });
 }
 CUresult cuGraphMemcpyNodeSetParams(CUgraphNode node, const CUDA_MEMCPY3D* params) {
   return params ? set(node, copy(*params, nullptr)) : CUDA_ERROR_INVALID_VALUE;
@@ -185,13 +192,10 @@ CUresult cuGraphAddMemsetNode(CUgraphNode* node, CUgraph graph, const CUgraphNod
   return params ? add(node, graph, after, count, fill(*params, context)) : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* params) {
-  if (!params) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphNodeParams all{};
-  const CUresult e = params_of(node, CU_GRAPH_NODE_TYPE_MEMSET, &all);
-  if (e != CUDA_SUCCESS) return e;
-  const auto& m = all.memset;
-  *params = {m.dst, m.pitch, m.value, m.elementSize, m.width, m.height};
-  return CUDA_SUCCESS;
+  return get(node, CU_GRAPH_NODE_TYPE_MEMSET, params, [](const CUgraphNodeParams& all) {
+    const auto& m = all.memset;
+    return CUDA_MEMSET_NODE_PARAMS{m.dst, m.pitch, m.value, m.elementSize, m.width, m.height};
+  });
 }
 CUresult cuGraphMemsetNodeSetParams(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS* params) {
   return params ? set(node, fill(*params, nullptr)) : CUDA_ERROR_INVALID_VALUE;
@@ -206,11 +210,9 @@ CUresult cuGraphAddHostNode(CUgraphNode* node, CUgraph graph, const CUgraphNode*
   return params ? add(node, graph, after, count, host(*params)) : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuGraphHostNodeGetParams(CUgraphNode node, CUDA_HOST_NODE_PARAMS* params) {
-  if (!params) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphNodeParams all{};
-  const CUresult e = params_of(node, CU_GRAPH_NODE_TYPE_HOST, &all);
-  if (e == CUDA_SUCCESS) *params = {all.host.fn, all.host.userData};
-  return e;
+  return get(node, CU_GRAPH_NODE_TYPE_HOST, params, [](const CUgraphNodeParams& all) {
+    return CUDA_HOST_NODE_PARAMS{all.host.fn, all.host.userData};
+  });
 }
 CUresult cuGraphHostNodeSetParams(CUgraphNode node, const CUDA_HOST_NODE_PARAMS* params) {
   return params ? set(node, host(*params)) : CUDA_ERROR_INVALID_VALUE;
@@ -225,11 +227,8 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode* node, CUgraph graph, const CUgrap
   return add(node, graph, after, count, child(child_graph));
 }
 CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph* graph) {
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphNodeParams all{};
-  const CUresult e = params_of(node, CU_GRAPH_NODE_TYPE_GRAPH, &all);
-  if (e == CUDA_SUCCESS) *graph = all.graph.graph;
-  return e;
+  return get(node, CU_GRAPH_NODE_TYPE_GRAPH, graph,
+             [](const CUgraphNodeParams& all) { return all.graph.graph; });
 }
 CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode node,
                                             CUgraph child_graph) {
@@ -246,11 +245,8 @@ CUresult cuGraphAddEventRecordNode(CUgraphNode* node, CUgraph graph, const CUgra
   return add(node, graph, after, count, record(event));
 }
 CUresult cuGraphEventRecordNodeGetEvent(CUgraphNode node, CUevent* event) {
-  if (!event) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphNodeParams all{};
-  const CUresult e = params_of(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, &all);
-  if (e == CUDA_SUCCESS) *event = all.eventRecord.event;
-  return e;
+  return get(node, CU_GRAPH_NODE_TYPE_EVENT_RECORD, event,
+             [](const CUgraphNodeParams& all) { return all.eventRecord.event; });
 }
 CUresult cuGraphEventRecordNodeSetEvent(CUgraphNode node, CUevent event) {
   return set(node, record(event));
@@ -264,11 +260,8 @@ CUresult cuGraphAddEventWaitNode(CUgraphNode* node, CUgraph graph, const CUgraph
   return add(node, graph, after, count, wait(event));
 }
 CUresult cuGraphEventWaitNodeGetEvent(CUgraphNode node, CUevent* event) {
-  if (!event) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphNodeParams all{};
-  const CUresult e = params_of(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, &all);
-  if (e == CUDA_SUCCESS) *event = all.eventWait.event;
-  return e;
+  return get(node, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event,
+             [](const CUgraphNodeParams& all) { return all.eventWait.event; });
 }
 CUresult cuGraphEventWaitNodeSetEvent(CUgraphNode node, CUevent event) {
   return set(node, wait(event));
@@ -282,16 +275,14 @@ CUresult cuGraphAddBatchMemOpNode(CUgraphNode* node, CUgraph graph, const CUgrap
   return params ? add(node, graph, after, count, mem_op(*params)) : CUDA_ERROR_INVALID_VALUE;
 }
 CUresult cuGraphBatchMemOpNodeGetParams(CUgraphNode node, CUDA_BATCH_MEM_OP_NODE_PARAMS* params) {
-  if (!params) return CUDA_ERROR_INVALID_VALUE;
-  CUgraphNodeParams all{};
-  const CUresult e = params_of(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, &all);
-  if (e != CUDA_SUCCESS) return e;
-  *params = {};
-  params->ctx = all.memOp.ctx;
-  params->count = all.memOp.count;
-  params->paramArray = all.memOp.paramArray;
-  params->flags = all.memOp.flags;
-  return CUDA_SUCCESS;
+  return get(node, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, params, [](const CUgraphNodeParams& all) {
+    CUDA_BATCH_MEM_OP_NODE_PARAMS out{};
+    out.ctx = all.memOp.ctx;
+    out.count = all.memOp.count;
+    out.paramArray = all.memOp.paramArray;
+    out.flags = all.memOp.flags;
+    return out;
+  });
 }
 CUresult cuGraphBatchMemOpNodeSetParams(CUgraphNode node,
                                         const CUDA_BATCH_MEM_OP_NODE_PARAMS* params) {
