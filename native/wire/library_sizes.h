@@ -104,6 +104,13 @@ inline uint64_t elements(const FunctionSpec& f, const ParamSpec& p, const uint64
   return n;
 }
 
+// Whether what a kAttribute carries is a device address: some attributes' values are.
+inline bool carries_address(const ParamSpec& p, const uint64_t* words) {
+  for (const uint32_t* a = p.addresses; a && *a; ++a)
+    if (*a == words[p.by]) return true;
+  return false;
+}
+
 // What the words alone say; 0 when they do not.
 inline uint32_t scalar_bytes(const ParamSpec& p, const uint64_t* words) {
   switch (p.size) {

@@ -12,7 +12,7 @@ using wire::ParamKind;
 using wire::ParamSpec;
 
 bool names_memory(Session* s, uint64_t address) {
-  return s->is_device_address(address) || s->device_of_address(address) ||
+  return s->is_device_address(address) ||
          s->host_memory().in_arena(pointer<const void>(address), 1);
 }
 
@@ -150,8 +150,7 @@ int32_t Call::attribute(int index) {
   const uint64_t at = args_[index], n = elements(p) * p.bytes;
   if (at == 0) return n == 0 ? 0 : library_.status.bad_value;
   if (n > 4096) return library_.status.bad_value;
-  bool address = false;
-  for (const uint32_t* a = p.addresses; a && *a; ++a) address |= *a == args_[p.by];
+  const bool address = wire::carries_address(p, args_);
   key_.add(address ? 1 : 0);
   if (address) {
     uint64_t value = 0;
@@ -269,8 +268,7 @@ int32_t Call::collect() {
                            (p.kind == ParamKind::kAttribute && args_[i] != 0);
       if (p.kind == ParamKind::kValue && !p.masked) setting_.add(args_[i]);
       if (carried && args_[i] != 0) {
-        bool address = false;
-        for (const uint32_t* a = p.addresses; a && *a; ++a) address |= *a == args_[p.by];
+        const bool address = wire::carries_address(p, args_);
         const size_t n = p.kind == ParamKind::kString ? std::strlen(pointer<const char>(args_[i]))
                                                       : elements(p) * p.bytes;
         if (!address) setting_.add_bytes(pointer<const void>(args_[i]), n);

@@ -9,6 +9,7 @@
 
 #include "client/core/session.h"
 #include "client/library/object.h"
+#include "client/library/outgoing.h"
 #include "library/objects.h"
 #include "wire/cudnn_backend.h"
 
@@ -400,9 +401,7 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
       int64_t uid;
       std::memcpy(&uid, uids->elements.data() + i * 8, 8);
       key.add(static_cast<uint64_t>(uid));
-      const bool device_memory =
-          words[i] == 0 || s->is_device_address(words[i]) || s->device_of_address(words[i]) ||
-          s->host_memory().in_arena(reinterpret_cast<const void*>(words[i]), 1);
+      const bool device_memory = words[i] == 0 || names_memory(s, words[i]);
       const auto by_value = p->by_value.find(uid);
       if (by_value != p->by_value.end() && words[i] != 0 && !s->device_of_address(words[i])) {
         const auto* at = reinterpret_cast<const std::byte*>(words[i]);

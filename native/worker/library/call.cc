@@ -114,8 +114,7 @@ bool LibraryCall::read_carried(int index, const ParamSpec& p) {
       if (p.kind == ParamKind::kString && (n == 0 || raw[n - 1] != std::byte{0}))
         return reject(index, "is a text without an end");
       if (p.kind == ParamKind::kAttribute) {
-        bool address = false;
-        for (const uint32_t* a = p.addresses; a && *a; ++a) address |= *a == sent_[p.by];
+        const bool address = wire::carries_address(p, sent_);
         uint64_t value = 0;
         if (address && n != 8) return reject(index, "is no address");
         if (address) std::memcpy(&value, raw.data(), 8);
