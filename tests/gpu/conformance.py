@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance run with PyTorch, part of `make test-gpu`: operators, features, DDP, workloads.
+"""The conformance run with PyTorch, part of `make test-gpu`: all that applications do, compared.
 
-    python tests/gpu/conformance.py [--parts operators features ddp workloads] [--rounds 10]
+    python tests/gpu/conformance.py [--parts operators samples …] [--rounds 10] [--samples FOLDER]
 
 Natively and through Sluice, compared; each part prints its table. Sessions come from the static
 server (run.py), confined and as an ordinary user. The machine's own Python must have PyTorch for
-CUDA 13; what is missing is skipped, by name and reason. Operator results are kept under --results
-(build/conformance), so a run that was cut short goes on; --fresh begins anew. The last line counts
-parts.
+CUDA 13; what is missing is skipped, by name and reason. NVIDIA's cuda-samples are not part of
+Sluice: --samples (or CUDA_SAMPLES) is their checkout, or the folder that build_samples.py made of
+it. Operator results are kept under --results (build/conformance), so a run that was cut short goes
+on; --fresh begins anew. The last line counts parts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ sys.path.insert(0, str(HERE))
 
 import run as gpu  # noqa: E402
 
-PARTS = ("operators", "features", "ddp", "workloads")
+PARTS = ("operators", "features", "samples", "ddp", "footprint", "workloads")
 
 
 def lacking() -> str:
@@ -66,6 +67,14 @@ class Conformance:
         }
         del self.ours["SLUICE_STATS"]
         self.driving = {k: v for k, v in self.ours.items() if k != "LD_PRELOAD"}
+
+    def lacks(self, part: str, devices: list[str]) -> str:
+        """What this machine lacks for that part, or nothing."""
+        if part == "ddp" and len(devices) < 2:
+            return "it needs two GPUs"
+        if part == "samples" and not self.options.samples.is_dir():
+            return f"{self.options.samples} is no folder: --samples names a cuda-samples checkout"
+        return ""
 
     def script(self, name: str, *arguments: str) -> bool:
         """Run one of the scripts beside this one; it compares by itself."""
@@ -125,6 +134,16 @@ class Conformance:
         arguments = ["--rounds", str(self.options.rounds), "--channels", "shm", "tcp", "--"]
         return self.script("run_workloads.py", *arguments, *names)
 
+    def samples(self) -> bool:
+        """NVIDIA's samples, over both channels."""
+        place = self.options.samples
+        kind = "--samples" if (place / "Samples").is_dir() else "--binaries"
+        return self.script("run_samples.py", kind, str(place), "--channels", "shm", "tcp")
+
+    def footprint(self) -> bool:
+        """Memory of an idle session and CPU of launches; reported."""
+        return self.script("footprint.py")
+
     def ddp(self) -> bool:
         """Two ranks over NCCL; what they print must be the same."""
         printed = []
@@ -153,6 +172,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=1800, help="for the operators of one run")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "conformance")
     parser.add_argument("--fresh", action="store_true", help="forget earlier operator results")
+    samples = os.environ.get("CUDA_SAMPLES", str(ROOT / "build" / "samples"))
+    parser.add_argument("--samples", type=Path, default=Path(samples), help="cuda-samples 13")
     options = parser.parse_args()
     driver = gpu.find_driver()
     why = lacking() if driver else "this machine shows no NVIDIA GPU"
@@ -170,8 +191,9 @@ def main() -> int:
             conformance = Conformance(server, options)
             for part in options.parts:
                 print(f"\n== {part}", flush=True)
-                if part == "ddp" and len(devices) < 2:
-                    print("skipped: it needs two GPUs")
+                lacks = conformance.lacks(part, devices)
+                if lacks:
+                    print(f"skipped: {lacks}")
                     skipped += 1
                     continue
                 good = bool(getattr(conformance, part)())

@@ -15,9 +15,11 @@ import argparse
 import ctypes
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -168,10 +170,39 @@ def residue(server: Server) -> bool:
     return codes == [0, 0]
 
 
+def socket_gib_s(mib: int = 1024) -> float:
+    """What one TCP connection over loopback carries, GiB/s: the bare socket, 4 MiB at a time."""
+    piece, count = 4 << 20, mib // 4
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def send() -> None:
+            with socket.create_connection(listener.getsockname()) as out:
+                block = bytes(piece)
+                for _ in range(count):
+                    out.sendall(block)
+
+        sender = threading.Thread(target=send)
+        begun = time.perf_counter()
+        sender.start()
+        with listener.accept()[0] as into:
+            block = bytearray(piece)
+            while into.recv_into(block):
+                pass
+        took = time.perf_counter() - begun
+        sender.join()
+    return mib / 1024 / took
+
+
+def spread(ratios: Sequence[float]) -> str:
+    """The median, and from where to where."""
+    return f"{median(ratios):7.2f} {min(ratios):6.2f}-{max(ratios):<6.2f}"
+
+
 def timings(server: Server, native: dict[str, str], pairs: int) -> None:
     """Native and ours in turn; medians and the paired ratios with their spread."""
 
     def once(environment: dict[str, str], mib: int) -> dict[str, float]:
+        time.sleep(0.7)  # the next worker warms up meanwhile
         done = subprocess.run(
             [str(CALLS), "gpu", str(mib)],
             env={**os.environ, **environment},
@@ -185,27 +216,29 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
         return figures
 
     runs: dict[str, list[dict[str, float]]] = {"native": [], "shm": [], "tcp": []}
+    sockets: list[float] = []
     for _ in range(pairs):
         runs["native"].append(once(native, 1024))
-        time.sleep(0.7)  # the next worker warms up meanwhile
         runs["shm"].append(once(server.environments["shm"], 1024))
-        time.sleep(0.7)
-    for _ in range(2):
-        runs["tcp"].append(once(server.environments["tcp"], 256))
-        time.sleep(0.7)
+        sockets.append(socket_gib_s())
+        runs["tcp"].append(once(server.environments["tcp"], 1024))
     print(
         f"\n{'figure':28} {'native':>10} {'ours, shm':>10} {'ratio':>7} {'spread':>13} "
-        f"{'ours, tcp':>10}"
+        f"{'ours, tcp':>10} {'ratio':>7} {'spread':>13}  {'of the socket':>13}"
     )
     for key in runs["native"][0]:
-        ratios = sorted(s[key] / n[key] for n, s in zip(runs["native"], runs["shm"], strict=True))
-        native_value, ours, tcp = (
-            median(r[key] for r in runs[k]) for k in ("native", "shm", "tcp")
-        )
-        print(
-            f"{key:28} {native_value:10.3f} {ours:10.3f} {median(ratios):7.2f} "
-            f"{ratios[0]:6.2f}-{ratios[-1]:<6.2f} {tcp:10.3f}"
-        )
+        values = {name: [run[key] for run in of] for name, of in runs.items()}
+        middle = {name: median(of) for name, of in values.items()}
+        ratios = {
+            name: [ours / own for own, ours in zip(values["native"], values[name], strict=True)]
+            for name in ("shm", "tcp")
+        }
+        line = f"{key:28} {middle['native']:10.3f} {middle['shm']:10.3f} {spread(ratios['shm'])} "
+        line += f"{middle['tcp']:10.3f} {spread(ratios['tcp'])}"
+        if key.endswith("gib_s"):
+            line += "  " + spread([o / s for o, s in zip(values["tcp"], sockets, strict=True)])
+        print(line)
+    print(f"{'bare socket, GiB/s':28} {median(sockets):10.3f}")
 
 
 def main() -> int:
