@@ -50,7 +50,7 @@ PARAM_KEYS = {
 }  # fmt: skip
 FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
-    "params", "attribute", "changes", "computes", "outputs_always", "grouped",
+    "params", "attribute", "changes", "computes", "outputs_always", "grouped", "deferred",
 }  # fmt: skip
 
 BY_REGISTER = {"float2", "double2"}
@@ -98,9 +98,12 @@ class Function:
     computes: int
     outputs_always: bool
     grouped: bool
+    deferred: bool
     work: int
     """The handle parameter whose stream gets the work, or -1."""
     id: int = 0
+    kept_end: int = -1
+    """What it creates is kept by content; the function with this place in the table ends it."""
 
     @property
     def text(self) -> bool:
@@ -358,6 +361,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         computes=index_of(said["computes"], names, where) if "computes" in said else -1,
         outputs_always=bool(said.get("outputs_always", False)),
         grouped=bool(said.get("grouped", False)),
+        deferred=bool(said.get("deferred", False)),
         work=next(
             (
                 i
@@ -368,6 +372,24 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         ),
         id=ids.get(name, 0),
     )
+
+
+def keep_by_content(functions: list[Function], kept: set[str], where: str) -> list[Function]:
+    """Say of each function that creates a kept object which function ends such objects."""
+    ends = {
+        f.params[0].object: place
+        for place, f in enumerate(functions)
+        if f.state == "destroys" and f.params and f.params[0].kind == "handle"
+    }
+    for kind in kept - ends.keys():
+        raise RegistryError(f"{where}: kept: nothing destroys a {kind}")
+    result = []
+    for f in functions:
+        made = {p.object for p in f.params if p.kind == "mint"} & kept
+        if made and any(p.kind not in ("mint", "value", "in", "string") for p in f.params):
+            raise RegistryError(f"{where}: {f.name}: what it creates is more than numbers say")
+        result.append(replace(f, kept_end=ends[made.pop()]) if made else f)
+    return result
 
 
 def read_ids(path: Path) -> dict[str, int]:
@@ -420,6 +442,7 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
             unsupported.append(export)
         else:
             functions.append(make_function(declared[export], rules, ids))
+    functions = keep_by_content(functions, set(said.get("kept", [])), path.name)
     nodes = {row["node"] for row in facts["exports"]}
     return Library(
         name=name,

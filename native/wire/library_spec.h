@@ -100,6 +100,10 @@ struct FunctionSpec {
   int8_t changes = -1, computes = -1;
   bool grouped = false;         // NCCL: waits for ncclGroupEnd where one is open
   bool outputs_always = false;  // written with a status that is no success, too
+  // kCreates: the client keeps what it makes as a recipe; this function of the table ends the
+  // node's objects. -1: nothing of the kind.
+  int16_t kept_end = -1;
+  bool deferred = false;  // kSets: the object is told when it is used, if it was not told before
   Remember remember{};
   const ParamSpec* param;
 };

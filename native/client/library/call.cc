@@ -61,12 +61,6 @@ void say_lacking(CUresult e, const char* soname, const char* function) {
 std::optional<int64_t> Call::ask() {
   State& state = State::get();
   bool known = false;
-  Key question = key_;
-  if (f_.call == CallClass::kAsync) {
-    // Whether the node has the function at all.
-    question = Key{};
-    question.add(f_.id);
-  }
   {
     std::lock_guard lock(state.mutex);
     if (f_.cached) {
@@ -74,10 +68,10 @@ std::optional<int64_t> Call::ask() {
         ++state.hits;
         return scatter(it->second);
       }
-    } else if (learnable_ && f_.call != CallClass::kAnswered) {
-      known = state.learned.contains(question);
     }
+    known = is_known();
   }
+  sent_ = true;
   const uint32_t context = device_->index + 1;
   if (known && expected_.empty()) {
     if (session_->post(f_.id, body_.data(), body_.size(), {}, work_, context) != CUDA_SUCCESS)
@@ -102,7 +96,7 @@ std::optional<int64_t> Call::ask() {
     } else if (learnable_ && f_.call != CallClass::kAnswered) {
       // A program of ever new shapes learns for ever; then it starts again.
       if (state.learned.size() >= kMostLearned) state.learned.clear();
-      state.learned.insert(question);
+      state.learned.insert(question());
     }
   }
   return status;
@@ -120,10 +114,14 @@ int64_t Call::scatter(std::span<const std::byte> answer) {
   return status;
 }
 
-// The call stands: what it changed in the objects.
+uint64_t Call::what_is_set() const {
+  const uint64_t what = f_.set_by >= 0 ? args_[f_.set_by] : 0;
+  return uint64_t{f_.id} << 32 | (what & 0xffffffff);
+}
+
+// The call stands: what it changed in the objects. Under the lock of State.
 void Call::remember() {
   State& state = State::get();
-  std::lock_guard lock(state.mutex);
   if (changed_) changed_->set(uint64_t{f_.id} << 32, key_);
   if (computed_) {
     Key unique;
@@ -155,8 +153,7 @@ void Call::remember() {
     if (attribute == f_.remember.data_type_attribute) about->data_type = value;
   }
   if (f_.state == CallState::kSets && main_) {
-    const uint64_t what = f_.set_by >= 0 ? args_[f_.set_by] : 0;
-    main_->set(uint64_t{f_.id} << 32 | (what & 0xffffffff), setting_);
+    main_->set(what_is_set(), setting_);
   }
 }
 
@@ -186,6 +183,7 @@ int64_t Call::run_now() {
       take_back();
       return status;
     }
+    if (const std::optional<int32_t> status = settle()) return *status;
   }
   if (f_.state == CallState::kDestroys) {
     // The worker hears of the end before it hears of the slot's next object.
@@ -198,10 +196,11 @@ int64_t Call::run_now() {
   if (!stands && f_.returns_status)
     log_line(LogLevel::kDebug,
              std::string(f_.name) + " returned " + std::to_string(*status) + " on the node");
-  if (stands && f_.state != CallState::kDestroys)
-    remember();
-  else if (!stands)
-    take_back();
+  if (f_.state != CallState::kDestroys) {
+    std::lock_guard lock(State::get().mutex);
+    settled(stands);
+  }
+  if (!stands) take_back();
   return status.value_or(0);
 }
 

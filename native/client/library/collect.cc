@@ -79,8 +79,10 @@ int32_t Call::handle(int index) {
   if (!object || object->type != p.object || object->pending) return library_.status.bad_handle;
   if (!main_) main_id_ = id;
   take_object(index, object);
-  std::memcpy(body_.data() + index * 8, &id, 8);
-  return 0;
+  uint64_t on_node;
+  const int32_t status = name(index, object, id, &on_node);
+  std::memcpy(body_.data() + index * 8, &on_node, 8);
+  return status;
 }
 
 size_t Call::scalar_bytes(const ParamSpec& p) {
@@ -157,7 +159,7 @@ int32_t Call::attribute(int index) {
     if (n != 8) return library_.status.bad_value;
     std::memcpy(&value, pointer<const void>(at), 8);
     if (value != 0 && !names_memory(session_, value)) return library_.status.bad_value;
-    key_.add(value != 0);
+    key_.add(value == 0 ? 0 : 1 + 2 * (value & 15));
   } else {
     key_.add_bytes(pointer<const void>(at), n);
   }
@@ -172,6 +174,7 @@ int32_t Call::list(int index) {
   if (n > 1 << 20) return library_.status.bad_value;
   if (!fits(n * 8, true, false)) return library_.status.unsupported;
   const auto* ids = pointer<const uint64_t>(at);
+  std::vector<uint64_t> on_node(ids, ids + n);
   key_.add(n);
   for (uint64_t i = 0; i < n; ++i) {
     if (p.kind == ParamKind::kInAddresses) {
@@ -181,8 +184,9 @@ int32_t Call::list(int index) {
     Object* object = State::get().objects.find(ids[i]);
     if (!object || object->type != p.object) return library_.status.bad_handle;
     key_.add(object->content);
+    if (const int32_t status = name(index, object, ids[i], &on_node[i]); status != 0) return status;
   }
-  append(index, ids, n * 8);
+  append(index, on_node.data(), n * 8);
   return 0;
 }
 
@@ -271,9 +275,14 @@ int32_t Call::collect() {
         const bool address = wire::carries_address(p, args_);
         const size_t n = p.kind == ParamKind::kString ? std::strlen(pointer<const char>(args_[i]))
                                                       : elements(p) * p.bytes;
-        if (!address) setting_.add_bytes(pointer<const void>(args_[i]), n);
+        uint64_t value = 0;
+        if (address) std::memcpy(&value, pointer<const void>(args_[i]), 8);
+        if (address)
+          setting_.add(value == 0 ? 0 : 1 + 2 * (value & 15));
+        else
+          setting_.add_bytes(pointer<const void>(args_[i]), n);
       }
-      if (p.kind == ParamKind::kHandle)
+      if (p.kind == ParamKind::kHandle && i != f_.changes)
         if (Object* other = State::get().objects.find(id_at(i))) setting_.add(other->content);
       if (p.kind == ParamKind::kAddress) setting_.add(args_[i] == 0 ? 0 : 1 + 2 * (args_[i] & 15));
     }

@@ -378,7 +378,7 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
   {
     State& state = State::get();
     std::lock_guard lock(state.mutex);
-    const Object* h = state.objects.find(id_of(handle));
+    Object* h = state.objects.find(id_of(handle));
     if (!h || h->type != ids::k_cudnn) return kBadParam;
     const Descriptor *p = find(id_of(plan)), *v = find(id_of(pack));
     if (!p || !v || v->type != kVariantPack) return kBadParam;
@@ -389,6 +389,7 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
     if (!pointers || !uids || uids->head.count != n) return kBadParam;
     if (stream_for_work(s, device, reinterpret_cast<CUstream>(h->stream), &work) != CUDA_SUCCESS)
       return kBadParam;
+    h->bring_up_to_date(s, id_of(handle));
     const auto workspace = element<uint64_t>(*v, kPackWorkspace, 0);
     key = p->content;
     key.add(ids::id_sluiceCudnnBackendExecute);

@@ -49,6 +49,9 @@ extern "C" int32_t sluice_library_ctc(const wire::CtcLoss* call, const int32_t* 
     const uint64_t stream = state.objects.find(request.handle)->stream;
     if (stream_for_work(s, device, reinterpret_cast<CUstream>(stream), &work) != CUDA_SUCCESS)
       return kBadParam;
+    for (const uint64_t id :
+         {request.handle, request.probs_descriptor, request.gradients_descriptor})
+      if (Object* o = state.objects.find(id)) o->bring_up_to_date(s, id);
   }
   std::vector<int32_t> numbers(labels, labels + count);
   numbers.insert(numbers.end(), label_lengths, label_lengths + call->batch);

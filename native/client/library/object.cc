@@ -15,6 +15,15 @@ void Object::set(uint64_t what, const Key& value) {
   slots.push_back({what, value});
 }
 
+void Object::bring_up_to_date(Session* session, uint64_t id) {
+  if (recipe) {
+    std::vector<Told> all;
+    KeptObjects::make(session, *recipe, id, &all);
+    recipe.reset();
+  }
+  catch_up(session, id, wanted, &told);
+}
+
 // Never destroyed: other libraries' destructors may still call.
 State& State::get() {
   static State* state = new State;

@@ -3,12 +3,14 @@
 // whether a call with it was seen to be valid before, and which stream its work goes to.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
 #include "client/core/handles.h"
+#include "client/library/kept.h"
 #include "client/library/key.h"
 
 namespace sluice::client::library {
@@ -27,9 +29,17 @@ struct Object {
     Key value;
   };
   std::vector<Slot> slots;
+  // Of an object that is kept by content: the node has none of this id.
+  std::unique_ptr<Recipe> recipe;
+  // Of another one whose settings may wait until it is used.
+  Settings wanted;
+  std::vector<Told> told;
 
   // Something was set; it replaces what was set there before.
   void set(uint64_t what, const Key& value);
+  // The object on the node, for a command that is written by hand: all that waited is sent, and
+  // what was a recipe is an object of this id from now on. Under the lock of State.
+  void bring_up_to_date(Session* session, uint64_t id);
 };
 
 struct State {
@@ -37,6 +47,7 @@ struct State {
   HandleTable<Object> objects{Kind::kLibraryObject};
   std::unordered_set<Key, KeyHash> learned;
   std::unordered_map<Key, std::vector<std::byte>, KeyHash> answers;
+  KeptObjects kept;
   uint64_t hits = 0;
   uint64_t computed = 0;  // counts results that no key can know
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One call of a library's function on its way out. collect.cc makes a command of its arguments,
-// call.cc sends it and takes the answer; what NCCL's groups collect is in group.h.
+// settling.cc sees whether it has to be sent, call.cc sends it and takes the answer; what NCCL's
+// groups collect is in group.h.
 #pragma once
 
 #include <optional>
@@ -35,6 +36,8 @@ class Call {
   Call(const wire::LibrarySpec& library, const wire::FunctionSpec& function,
        const uint64_t* arguments)
       : library_(library), f_(function), args_(arguments), key_() {}
+  ~Call();
+  Call(const Call&) = delete;
 
   int64_t run();
   std::string text();
@@ -64,6 +67,14 @@ class Call {
   int64_t scatter(std::span<const std::byte> answer);
   void remember();
   void take_back();
+  uint64_t what_is_set() const;
+  Key question() const;
+  bool is_known() const;
+  int32_t name(int index, Object* object, uint64_t id, uint64_t* on_node);
+  std::optional<int32_t> settle();
+  void settled(bool stands);
+  Setting setting() const;
+  std::unique_ptr<Recipe> recipe() const;
 
   const wire::LibrarySpec& library_;
   const wire::FunctionSpec& f_;
@@ -76,6 +87,11 @@ class Call {
   Object* computed_ = nullptr;  // of FunctionSpec::computes
   uint64_t main_id_ = 0, minted_id_ = 0;
   Object* minted_ = nullptr;
+  std::vector<KeptObjects::Entry*> pins_;  // what the command names stays until it is sent
+  bool waits_ = false;                     // it sets what the object can be told later
+  bool sent_ = false;
+  std::unique_ptr<Recipe> recipe_;             // of what it creates
+  std::unique_ptr<KeptObjects::Entry> asked_;  // that a recipe or a setting is tried on
   bool learnable_ = true;
   Key key_;      // all that decides whether the call is valid
   Key setting_;  // the same without the first handle

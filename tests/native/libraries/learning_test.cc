@@ -50,6 +50,10 @@ class Learning : public RoundTrip {
   }
   void TearDown() override {
     FakeLibraries::get().status = 0;
+    {
+      std::lock_guard lock(State::get().mutex);
+      State::get().kept.clear(client::Session::get());
+    }
     EXPECT_EQ(cublasDestroy_v2(handle_), 0);
     FakeLibraries::get().clear();
     RoundTrip::TearDown();
