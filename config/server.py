@@ -131,6 +131,9 @@ class ServerSection(Section):
     )
     worker_user: str = Field("sluice-worker", description="the account that workers run as")
     worker_sandbox: bool = Field(True, description="true or false: workers confine themselves")
+    charge_libraries: bool = Field(
+        True, description="true or false: what NVIDIA's libraries take is a vGPU's memory"
+    )
     context_overhead_mib: int | None = Field(
         None, ge=0, description="MiB of a GPU that each session's context takes (534 on NVIDIA)"
     )

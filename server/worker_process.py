@@ -123,6 +123,8 @@ class WorkerStarter:
             if self._account:
                 command += ["--uid", str(self._account[0]), "--gid", str(self._account[1])]
             command += ["--sandbox", "on" if self._config.server.worker_sandbox else "off"]
+            if not self._config.server.charge_libraries:
+                command += ["--meter", "off"]
             try:
                 pid = self._spawn(worker_id, command, log_path, (listener.fileno(),))
             except OSError:

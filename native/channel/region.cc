@@ -86,6 +86,7 @@ void start_slot(const MappedSlot& slot) {
     slot.lane(i).waiting.store(0);
   }
   for (size_t i = 0; i < kMarkCount; ++i) slot.marks()[i].store(0, std::memory_order_relaxed);
+  for (auto& used : h.memory_used) used.store(0, std::memory_order_relaxed);
   h.sticky_error.store(0);
   h.tail.store(0);
   h.head.store(0);

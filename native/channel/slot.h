@@ -27,6 +27,7 @@ inline constexpr size_t kLaneBytes = 8192;
 inline constexpr size_t kMailboxBytes = 128 << 10;
 inline constexpr size_t kMarkCount = 8192;
 inline constexpr size_t kPage = 4096;
+inline constexpr size_t kMemoryWords = 64;
 
 enum class SlotState : uint32_t {
   kFree = 0,     // nobody's; a client may claim it by compare and swap
@@ -81,6 +82,9 @@ struct SlotHeader {
   std::atomic<uint32_t> wake;
   // A guest cannot wake a host's futex: it sets this and the doorbell process does.
   alignas(64) std::atomic<uint32_t> doorbell;
+  // Both, by compare and swap: bytes taken of each vGPU's memory, by the client and, for libraries,
+  // by the worker. The worker has books of its own beside it.
+  alignas(64) std::atomic<uint64_t> memory_used[kMemoryWords];
 };
 static_assert(sizeof(SlotHeader) <= kPage);
 

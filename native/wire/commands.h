@@ -290,4 +290,12 @@ struct DeviceIdle {
   uint32_t reserved;
 };
 
+// Said unasked, over a network: a reply on kNoLane whose status is 0.
+struct LibraryMemory {
+  uint32_t device;
+  uint32_t reserved;
+  uint64_t order;  // later ones count up, in whatever order they arrive
+  uint64_t bytes;  // what libraries have of the vGPU's memory
+};
+
 }  // namespace sluice::wire

@@ -28,9 +28,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   std::lock_guard lock(v->mutex);
   const uint64_t bytes = wire::array_bytes(o.shape);
   const uint64_t more = v->array_charges.needed(bytes);
-  // The client keeps the same books: a well-behaved one cannot get here.
-  if (more > v->memory_bytes - v->mapped_bytes)
-    return s.reject("ArrayCreate asks for more than the vGPU's memory");
+  if (!s.may_take(*v, more, "ArrayCreate", reply)) return;
   v->array_charges.add(bytes);
   v->mapped_bytes += more;
   CUDA_ARRAY3D_DESCRIPTOR p{};

@@ -16,6 +16,7 @@ std::unique_ptr<Driver> Driver::load(const std::string& path, std::string* error
   }
   auto d = std::make_unique<Driver>();
   d->path = path;
+  d->library = library;
   std::getline(std::ifstream("/sys/module/nvidia/version"), d->kernel_driver);
 #define SLUICE_DRIVER_FUNCTION(name) \
   d->name = reinterpret_cast<decltype(d->name)>(dlsym(library, #name));

@@ -16,6 +16,7 @@ struct Driver {
 #include "abi/driver_functions.inc"
 #undef SLUICE_DRIVER_FUNCTION
 
+  void* library = nullptr;  // its handle
   std::string path;
   std::string kernel_driver;  // its version as the kernel module says it; empty without one
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "channel/region.h"
+#include "wire/commands.h"
 #include "wire/frame.h"
 
 namespace sluice::worker {
@@ -51,6 +52,10 @@ class Endpoint {
   virtual std::span<std::byte> arena() = 0;
   virtual std::atomic<uint64_t>* marks() = 0;
   virtual size_t mark_count() const = 0;
+  // The word that client and worker both charge a vGPU's memory in; nullptr on a network.
+  virtual std::atomic<uint64_t>* memory_used(uint32_t device) = 0;
+  // For clients that share no such word. Those that do have nothing to be told.
+  virtual void tell_library_memory(const wire::LibraryMemory& memory) = 0;
   virtual uint64_t bytes_in() const = 0;
 };
 

@@ -20,6 +20,7 @@
 #include "wire/control.h"
 #include "worker/device_output.h"
 #include "worker/executor.h"
+#include "worker/library/charge.h"
 #include "worker/library/library.h"
 #include "worker/log.h"
 #include "worker/sandbox.h"
@@ -38,6 +39,7 @@ struct Options {
   std::string cgroup;
   uint32_t uid = 0, gid = 0;
   bool sandbox = true;
+  bool meter = true;  // what libraries take is charged to the session
 };
 
 class Worker {
@@ -76,8 +78,11 @@ bool Worker::prepare(std::string* error) {
   if (!DeviceOutput::instance().redirect(error)) return false;
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
   // Modules are loaded whole when they are asked for: what is charged is what was loaded.
+  const bool meter = options_.meter && options_.driver.find('/') != std::string::npos;
+  if (meter && !load_meter(error)) return false;
   driver_ = Driver::load(options_.driver, error);
   if (!driver_) return false;
+  if (meter) bind_meter(*driver_);
   CUresult e = driver_->cuInit(0);
   int count = 0;
   if (e == CUDA_SUCCESS) e = driver_->cuDeviceGetCount(&count);
@@ -143,7 +148,9 @@ std::map<std::string, std::string> Worker::figures() {
     v[key + "device"] = uuid_text(g.gpu->uuid);
     v[key + "memory_mib"] = std::to_string(g.memory_bytes >> 20);
     std::lock_guard lock(g.mutex);
-    v[key + "used_mib"] = std::to_string((g.mapped_bytes + g.code_bytes + (1 << 20) - 1) >> 20);
+    v[key + "used_mib"] =
+        std::to_string((g.mapped_bytes + g.library_bytes + g.code_bytes + (1 << 20) - 1) >> 20);
+    v[key + "library_mib"] = std::to_string((g.library_bytes + (1 << 20) - 1) >> 20);
     busy += g.gate->gpu_busy_ms();
     held |= g.gate->held();
   }
@@ -232,6 +239,7 @@ void Worker::start_session(wire::Message& m) {
   }
   session->broker = &broker_;
   session_ = std::move(session);
+  meter_session(session_.get());
   client_pidfd_ = pidfd;
   executor_ = std::make_unique<Executor>(*session_, [this](const std::string& r) { ended(r); });
   executor_->start();
@@ -350,6 +358,8 @@ bool parse(int argc, char** argv, Options* o) {
       o->gid = static_cast<uint32_t>(std::atol(value));
     else if (name == "--sandbox")
       o->sandbox = std::strcmp(value, "off") != 0;
+    else if (name == "--meter")
+      o->meter = std::strcmp(value, "off") != 0;
     else {
       std::fprintf(stderr, "sluice-worker: unknown option %s\n", argv[i]);
       return false;
@@ -359,7 +369,8 @@ bool parse(int argc, char** argv, Options* o) {
   std::fprintf(stderr,
                "usage: sluice-worker --id ID --control FD --driver PATH [--libraries "
                "DIR:DIR...] [--visible-devices UUID,...] [--uid N --gid N] [--cgroup PATH] "
-               "[--sandbox on|off]\nStarted by sluice-server; docs/protocol.md says how.\n");
+               "[--sandbox on|off] [--meter on|off]\nStarted by sluice-server; docs/protocol.md "
+               "says how.\n");
   return false;
 }
 

@@ -49,9 +49,7 @@ void map(Session& s, const Command& c, Reply& reply) {
   Vgpu* v = s.use(m.device);
   if (!v || !check_range(s, *v, m)) return;
   std::lock_guard lock(v->mutex);
-  // The client keeps the same books: a well-behaved one cannot get here.
-  if (m.bytes > v->memory_bytes - v->mapped_bytes)
-    return s.reject("MemoryMap asks for more than the vGPU's memory");
+  if (!s.may_take(*v, m.bytes, "MemoryMap", reply)) return;
   if (!free_for_mapping(*v, m.address, m.bytes))
     return s.reject("MemoryMap names addresses that are already backed");
 

@@ -204,6 +204,26 @@ std::vector<std::byte> Session::record() {
   return all;
 }
 
+namespace {
+thread_local uint32_t last_used = ~0u;
+}
+
+Vgpu* Session::used_last() const {
+  return last_used < vgpus.size() ? vgpus[last_used].get() : nullptr;
+}
+
+bool Session::may_take(const Vgpu& v, uint64_t bytes, const char* what, Reply& reply) {
+  if (bytes > v.memory_bytes - v.mapped_bytes) {
+    reject(std::string(what) + " asks for more than the vGPU's memory");
+    return false;
+  }
+  if (bytes <= v.room()) return true;
+  log_error(std::string(what) + ": libraries have taken " + std::to_string(v.library_bytes) +
+            " bytes of the vGPU's memory, so " + std::to_string(bytes) + " more are not there");
+  reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+  return false;
+}
+
 Vgpu* Session::use(uint32_t device) {
   if (device >= vgpus.size()) {
     reject("a command names the vGPU " + std::to_string(device) + " of " +
@@ -211,6 +231,7 @@ Vgpu* Session::use(uint32_t device) {
     return nullptr;
   }
   Vgpu* v = vgpus[device].get();
+  last_used = device;
   static thread_local CUcontext current = nullptr;
   if (current != v->gpu->context) {
     driver.cuCtxSetCurrent(v->gpu->context);

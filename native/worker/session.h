@@ -56,13 +56,21 @@ struct Vgpu {
     bool shared = false;  // another session's memory, opened by CUDA IPC and charged there
   };
   std::map<uint64_t, Mapping> mappings;
-  uint64_t mapped_bytes = 0;  // allocations that are mapped nowhere included
-  uint64_t code_bytes = 0;
+  uint64_t mapped_bytes = 0;   // allocations that are mapped nowhere included
+  uint64_t library_bytes = 0;  // what NVIDIA's libraries have taken (worker/library/charge.h)
+  uint64_t library_changes = 0;
+  uint64_t library_host_bytes = 0;              // and pinned on the node
+  uint64_t code_bytes = 0;                      // of the client's and of what libraries compiled
   uint64_t opened_bytes = 0;                    // other sessions' memory that this one has opened
   std::map<uint64_t, wire::ShareKey> exported;  // mappings that others may open, by address
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
   wire::ArrayCharges array_charges;  // what they come to is in mapped_bytes
   std::unique_ptr<Gate> gate;
+  // Under the mutex: what neither the client nor the libraries have.
+  uint64_t room() const {
+    const uint64_t taken = mapped_bytes + library_bytes;
+    return memory_bytes > taken ? memory_bytes - taken : 0;
+  }
   CUevent legacy_done = nullptr;  // the legacy stream when something last began to capture
 };
 
@@ -173,6 +181,13 @@ class Session {
 
   // Makes the vGPU's context current on this thread. nullptr: there is no such device (rejected).
   Vgpu* use(uint32_t device);
+  // What this thread named last; nullptr for threads that ran no command.
+  Vgpu* used_last() const;
+  // Under the vGPU's mutex: whether the client may take `bytes` of its memory. More than the vGPU
+  // has ends the session, as a client of ours counts itself. So much that only what libraries have
+  // taken is in the way is an error of the session, out of memory: over TCP a client may learn of
+  // that too late.
+  bool may_take(const Vgpu& v, uint64_t bytes, const char* what, Reply& reply);
   // By the frame's context field (device + 1).
   Vgpu* use_context(uint32_t context) { return use(context - 1); }
 

@@ -93,6 +93,10 @@ class ShmEndpoint : public Endpoint {
   }
   std::atomic<uint64_t>* marks() override { return slot_.marks(); }
   size_t mark_count() const override { return channel::kMarkCount; }
+  std::atomic<uint64_t>* memory_used(uint32_t device) override {
+    return device < channel::kMemoryWords ? &slot_.header().memory_used[device] : nullptr;
+  }
+  void tell_library_memory(const wire::LibraryMemory&) override {}
   uint64_t bytes_in() const override { return consumer_.consumed(); }
 
  private:

@@ -126,6 +126,10 @@ class TcpEndpoint : public Endpoint {
   std::span<std::byte> arena() override { return {}; }
   std::atomic<uint64_t>* marks() override { return nullptr; }
   size_t mark_count() const override { return 0; }
+  std::atomic<uint64_t>* memory_used(uint32_t) override { return nullptr; }
+  void tell_library_memory(const wire::LibraryMemory& memory) override {
+    reply(wire::kNoLane, 0, 0, std::as_bytes(std::span(&memory, 1)), {});
+  }
   uint64_t bytes_in() const override { return received_.load(std::memory_order_relaxed); }
 
  private:

@@ -17,9 +17,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   Vgpu* v = s.use(m.device);
   if (!v) return;
   std::lock_guard lock(v->mutex);
-  // The client keeps the same books: a well-behaved one cannot get here.
-  if (m.bytes > v->memory_bytes - v->mapped_bytes)
-    return s.reject("AllocationCreate asks for more than the vGPU's memory");
+  if (!s.may_take(*v, m.bytes, "AllocationCreate", reply)) return;
   const CUmemAllocationProp prop = physical_memory_on(*v->gpu);
   AllocationObject o;
   o.device = m.device;

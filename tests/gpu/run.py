@@ -70,7 +70,14 @@ def built(name: str) -> Path:
 class Server:
     """The static server on the GPU."""
 
-    def __init__(self, driver: str, folder: Path, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        driver: str,
+        folder: Path,
+        devices: Sequence[str] = (),
+        libraries: str | None = None,
+        memory_mib: int = SLICE_MIB,
+    ) -> None:
         self.folder = folder
         self.socket = folder / "server.sock"
         library = folder / "lib"
@@ -90,7 +97,7 @@ class Server:
                 "LD_LIBRARY_PATH": str(library),
                 "SLUICE_SERVER_SOCKET": str(self.socket),
                 "SLUICE_STATS": "1",
-                "SLUICE_GMEM": str(SLICE_MIB),
+                "SLUICE_GMEM": str(memory_mib),
                 "HOME": str(folder),
             }
         command = [sys.executable, str(ROOT / "tests" / "harness" / "static_server.py")]
@@ -102,7 +109,7 @@ class Server:
             "--worker",
             str(built("sluice-worker")),
         ]
-        command += ["--memory-mib", str(SLICE_MIB), "--arena-mib", "4096", "--uid", "65534"]
+        command += ["--memory-mib", str(memory_mib), "--arena-mib", "4096", "--uid", "65534"]
         command += [
             "--log",
             str(folder / "worker.log"),
@@ -111,6 +118,8 @@ class Server:
             "--http-port",
             "19123",
         ]
+        if libraries is not None:
+            command += ["--libraries", libraries]
         if len(devices) > 1:
             command += ["--vgpus", str(len(devices)), "--visible-devices", ",".join(devices)]
             for environment in self.environments.values():

@@ -7,11 +7,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 
 #include "channel/region.h"
+#include "wire/commands.h"
 #include "wire/frame.h"
 #include "wire/open_session.h"
 
@@ -45,6 +47,11 @@ class Channel {
   virtual std::atomic<uint64_t>* marks() = 0;
   // Pinned memory shared with the worker, at its fixed address; empty where none is shared.
   virtual std::span<std::byte> arena() = 0;
+  // The word that both sides charge a vGPU's memory in (channel/slot.h); nullptr where none is
+  // shared. Then the worker says what its libraries take, on the thread that reads.
+  virtual std::atomic<uint64_t>* memory_used(uint32_t) { return nullptr; }
+  std::function<void(const wire::LibraryMemory&)>
+      on_library_memory;  // set before the first command
   // Data that one command may carry.
   virtual size_t inline_limit() const = 0;
   virtual uint32_t lane_count() const = 0;

@@ -9,11 +9,13 @@ namespace {
 constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
 
-void DeviceMemory::open(uint64_t window, uint64_t window_bytes, uint64_t limit, Sink sink) {
+void DeviceMemory::open(uint64_t window, uint64_t window_bytes, uint64_t limit, Sink sink,
+                        std::atomic<uint64_t>* used) {
   window_ = window;
   window_bytes_ = window_bytes;
   limit_ = limit;
   sink_ = std::move(sink);
+  if (used) used_ = used;
   // The first slab stays unused: address arithmetic that runs below an allocation should fault, not
   // hit a neighbour window.
   ranges_.add(window + kSlab, window_bytes - 2 * kSlab);
@@ -27,16 +29,39 @@ void DeviceMemory::drop_spare() {
   give_slabs(slab);
 }
 
+bool DeviceMemory::try_claim(uint64_t bytes) {
+  uint64_t used = used_->load();
+  do {
+    if (used > limit_ || bytes > limit_ - used) return false;
+  } while (!used_->compare_exchange_weak(used, used + bytes));
+  return true;
+}
+
+bool DeviceMemory::claim(uint64_t bytes) {
+  if (try_claim(bytes)) return true;
+  drop_spare();
+  return try_claim(bytes);
+}
+
+void DeviceMemory::note_libraries(uint64_t order, uint64_t bytes) {
+  if (order <= libraries_order_) return;
+  libraries_order_ = order;
+  used_->fetch_add(bytes - libraries_);
+  libraries_ = bytes;
+}
+
 DeviceMemory::Result DeviceMemory::take_slabs(uint64_t bytes, uint64_t* address) {
-  if (bytes > limit_ - charged_) drop_spare();
-  if (bytes > limit_ - charged_) return Result::kOutOfMemory;
+  if (!claim(bytes)) return Result::kOutOfMemory;
   const uint64_t start = ranges_.allocate(bytes);
-  if (start == RangeAllocator::kNone) return Result::kOutOfMemory;
+  if (start == RangeAllocator::kNone) {
+    used_->fetch_sub(bytes);
+    return Result::kOutOfMemory;
+  }
   if (!sink_.map(start, bytes)) {
     ranges_.release(start);
+    used_->fetch_sub(bytes);
     return Result::kSessionLost;
   }
-  charged_ += bytes;
   backed_[start] = {bytes, false};
   *address = start;
   return Result::kDone;
@@ -45,8 +70,9 @@ DeviceMemory::Result DeviceMemory::take_slabs(uint64_t bytes, uint64_t* address)
 DeviceMemory::Result DeviceMemory::give_slabs(uint64_t address) {
   const uint64_t bytes = ranges_.release(address);
   backed_.erase(address);
-  charged_ -= bytes;
-  return sink_.unmap(address, bytes) ? Result::kDone : Result::kSessionLost;
+  const bool told = sink_.unmap(address, bytes);
+  used_->fetch_sub(bytes);
+  return told ? Result::kDone : Result::kSessionLost;
 }
 
 DeviceMemory::Result DeviceMemory::allocate(uint64_t bytes, uint64_t* address) {
@@ -119,7 +145,8 @@ bool DeviceMemory::covers(uint64_t address, uint64_t bytes) {
 void DeviceMemory::info(uint64_t* free_bytes, uint64_t* total_bytes) {
   std::lock_guard lock(mutex_);
   *total_bytes = limit_;
-  *free_bytes = limit_ - charged_ + (spare_ ? kSlab : 0);
+  const uint64_t used = used_->load() - (spare_ ? kSlab : 0);
+  *free_bytes = used < limit_ ? limit_ - used : 0;
 }
 
 void DeviceMemory::clear() {
@@ -158,15 +185,12 @@ void DeviceMemory::release(uint64_t address) {
 
 bool DeviceMemory::charge(uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  if (bytes > limit_ - charged_) drop_spare();
-  if (bytes > limit_ - charged_) return false;
-  charged_ += bytes;
-  return true;
+  return claim(bytes);
 }
 
 void DeviceMemory::refund(uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  charged_ -= bytes;
+  used_->fetch_sub(bytes);
 }
 
 void DeviceMemory::note_backed(uint64_t address, uint64_t bytes) {

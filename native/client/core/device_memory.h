@@ -7,6 +7,7 @@
 // for itself, and says what has become backed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -28,7 +29,12 @@ class DeviceMemory {
   };
   enum class Result { kDone, kOutOfMemory, kUnknown, kSessionLost };
 
-  void open(uint64_t window, uint64_t window_bytes, uint64_t limit, Sink sink);
+  // `used`: where what is taken of the limit is counted, together with others who take of it;
+  // nullptr: nobody else does, but for what note_libraries() says.
+  void open(uint64_t window, uint64_t window_bytes, uint64_t limit, Sink sink,
+            std::atomic<uint64_t>* used = nullptr);
+  // What libraries hold on the node now. On one thread at a time, which may hold anything.
+  void note_libraries(uint64_t order, uint64_t bytes);
 
   Result allocate(uint64_t bytes, uint64_t* address);
   // The caller has made sure that nothing on the device still uses it.
@@ -62,11 +68,16 @@ class DeviceMemory {
   Result take_slabs(uint64_t bytes, uint64_t* address);
   Result give_slabs(uint64_t address);
   void drop_spare();
+  bool claim(uint64_t bytes);  // of what is left, a spare slab included
+  bool try_claim(uint64_t bytes);
 
   std::mutex mutex_;
   Sink sink_;
   uint64_t window_ = 0, window_bytes_ = 0, limit_ = 0;
-  uint64_t charged_ = 0;   // mapped on the node, or promised
+  // Bytes of the limit that are taken: mapped on the node, promised, or the libraries'.
+  std::atomic<uint64_t> own_used_{0};
+  std::atomic<uint64_t>* used_ = &own_used_;
+  uint64_t libraries_ = 0, libraries_order_ = 0;
   RangeAllocator ranges_;  // of the window, in slabs
   struct Backed {
     uint64_t bytes;

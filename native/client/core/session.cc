@@ -218,7 +218,8 @@ bool Session::read_record(std::string* error) {
       };
     };
     d->memory.open(d->record.window_begin, d->record.window_bytes, d->record.memory_bytes,
-                   {tell(wire::kMemoryMap), tell(wire::kMemoryUnmap)});
+                   {tell(wire::kMemoryMap), tell(wire::kMemoryUnmap)},
+                   channel_->memory_used(d->index));
     d->legacy.device = raw;
     d->pools.open(&d->memory, std::make_unique<DeviceOrder>(*this, *raw));
     *pools.create(&d->standard_pool) = {raw, d->pools.standard()};
@@ -227,6 +228,9 @@ bool Session::read_record(std::string* error) {
     *context = {raw, 0, true};
     devices_.push_back(std::move(d));
   }
+  channel_->on_library_memory = [this](const wire::LibraryMemory& m) {
+    if (m.device < devices_.size()) devices_[m.device]->memory.note_libraries(m.order, m.bytes);
+  };
   return true;
 }
 

@@ -28,6 +28,9 @@ class ShmChannel : public Channel {
   }
   bool alive() override { return !worker_gone(); }
   std::atomic<uint64_t>* marks() override { return slot_.marks(); }
+  std::atomic<uint64_t>* memory_used(uint32_t device) override {
+    return device < channel::kMemoryWords ? &slot_.header().memory_used[device] : nullptr;
+  }
   std::span<std::byte> arena() override {
     return {slot_.arena(), slot_.arena() ? slot_.layout().arena_bytes : 0};
   }

@@ -123,6 +123,13 @@ bool TcpChannel::read_frame() {
   if (h.function != wire::kReply || h.size < sizeof h || h.size > wire::kMaxReplyBytes)
     return false;
   const size_t bytes = h.size - sizeof h;
+  if (h.lane == wire::kNoLane && h.context == 0) {
+    wire::LibraryMemory memory;
+    if (bytes != sizeof memory || !read_exact(reinterpret_cast<std::byte*>(&memory), bytes))
+      return false;
+    if (on_library_memory) on_library_memory(memory);
+    return true;
+  }
   if (h.lane == wire::kNoLane) {  // said unasked: the session is over
     sticky_.store(h.context ? h.context : 999u, std::memory_order_relaxed);
     std::vector<std::byte> drop(bytes);

@@ -32,6 +32,9 @@ class LoopbackChannel : public client::Channel {
   uint32_t sticky_error() override { return sticky_; }
   bool alive() override { return !lost_; }
   std::atomic<uint64_t>* marks() override { return rig.endpoint().marks(); }
+  std::atomic<uint64_t>* memory_used(uint32_t device) override {
+    return rig.endpoint().memory_used(device);
+  }
   std::span<std::byte> arena() override { return rig.endpoint().arena(); }
   size_t inline_limit() const override { return wire::kInlineChunkBytes; }
   uint32_t lane_count() const override { return kLanes; }

@@ -45,6 +45,8 @@ class RigEndpoint : public worker::Endpoint {
   std::span<std::byte> arena() override { return {arena_, kArenaBytes}; }
   std::atomic<uint64_t>* marks() override { return marks_; }
   size_t mark_count() const override;
+  std::atomic<uint64_t>* memory_used(uint32_t device) override { return &memory_used_[device]; }
+  void tell_library_memory(const wire::LibraryMemory&) override {}
   uint64_t bytes_in() const override { return 0; }
 
   std::vector<std::byte> record;
@@ -52,6 +54,7 @@ class RigEndpoint : public worker::Endpoint {
  private:
   std::byte* arena_ = nullptr;
   std::atomic<uint64_t>* marks_ = nullptr;
+  std::atomic<uint64_t> memory_used_[wire::kMaxDevices]{};
 };
 
 // In the server's place: takes everything, and has a slab of memory and a region of events for

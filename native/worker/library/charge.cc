@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/library/charge.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "worker/log.h"
+
+namespace sluice::worker {
+
+namespace {
+
+constexpr uint64_t kLeastHostBytes = 256ull << 20;
+constexpr uint32_t kNobody = ~0u;
+
+void* meter = nullptr;
+std::atomic<Session*> metered{nullptr};
+
+// The vGPU that this thread's command is about, if it lies on the device; a library's own threads,
+// and calls that change the device by themselves, charge the first that does.
+Vgpu* on_device(Session& s, int device) {
+  if (Vgpu* v = s.used_last(); v && v->gpu->ordinal == device) return v;
+  for (auto& v : s.vgpus)
+    if (v->gpu->ordinal == device) return v.get();
+  return nullptr;
+}
+
+bool take(Metered kind, int device, uint64_t bytes, uint32_t* account) {
+  *account = kNobody;
+  Session* s = metered.load(std::memory_order_acquire);
+  Vgpu* v = s ? on_device(*s, device) : nullptr;
+  if (!v) return true;  // the driver refuses what has no context
+  if (!take_for_library(*s, *v, kind, bytes)) {
+    static std::atomic<int> said{0};
+    if (said.fetch_add(1) < 10)
+      log_info("a library was refused " + std::to_string(bytes) +
+               (kind == Metered::kHost   ? " bytes of pinned memory"
+                : kind == Metered::kCode ? " bytes of code"
+                                         : " bytes of the vGPU's memory"));
+    return false;
+  }
+  *account = v->index;
+  return true;
+}
+
+void give(Metered kind, uint32_t account, uint64_t bytes) {
+  Session* s = metered.load(std::memory_order_acquire);
+  if (s && account < s->vgpus.size()) give_for_library(*s, *s->vgpus[account], kind, bytes);
+}
+
+bool left(int device, uint64_t* free, uint64_t* total) {
+  Session* s = metered.load(std::memory_order_acquire);
+  Vgpu* v = s ? on_device(*s, device) : nullptr;
+  if (!v) return false;
+  std::lock_guard lock(v->mutex);
+  *free = v->room();
+  *total = v->memory_bytes;
+  return true;
+}
+
+// The client's half of the shared word is not believed: it can only make less of what is there.
+bool claim(std::atomic<uint64_t>* used, uint64_t limit, uint64_t bytes) {
+  if (!used) return true;
+  uint64_t now = used->load();
+  do {
+    if (now > limit || bytes > limit - now) return false;
+  } while (!used->compare_exchange_weak(now, now + bytes));
+  return true;
+}
+
+}  // namespace
+
+bool take_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
+  uint64_t now = 0, order = 0;
+  {
+    std::lock_guard lock(v.mutex);
+    if (kind != Metered::kDevice) {
+      uint64_t& taken = kind == Metered::kCode ? v.code_bytes : v.library_host_bytes;
+      const uint64_t most =
+          kind == Metered::kCode ? v.memory_bytes : std::max(kLeastHostBytes, v.memory_bytes);
+      if (bytes > most - std::min(most, taken)) return false;
+      taken += bytes;
+      return true;
+    }
+    if (bytes > v.room() || !claim(s.endpoint().memory_used(v.index), v.memory_bytes, bytes))
+      return false;
+    now = v.library_bytes += bytes;
+    order = ++v.library_changes;
+  }
+  s.endpoint().tell_library_memory({v.index, 0, order, now});
+  return true;
+}
+
+void give_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
+  uint64_t now = 0, order = 0;
+  {
+    std::lock_guard lock(v.mutex);
+    if (kind != Metered::kDevice) {
+      (kind == Metered::kCode ? v.code_bytes : v.library_host_bytes) -= bytes;
+      return;
+    }
+    now = v.library_bytes -= bytes;
+    order = ++v.library_changes;
+    // The client may use it from here on, so the session's own books come first.
+    if (auto* used = s.endpoint().memory_used(v.index)) used->fetch_sub(bytes);
+  }
+  s.endpoint().tell_library_memory({v.index, 0, order, now});
+}
+
+bool load_meter(std::string* error) {
+  char exe[4096];
+  const ssize_t n = readlink("/proc/self/exe", exe, sizeof exe);
+  std::string folder(exe, n > 0 ? static_cast<size_t>(n) : 0);
+  folder.erase(folder.rfind('/') == std::string::npos ? 0 : folder.rfind('/'));
+  for (const char* place : {"/sluice_meter.so", "/../lib/sluice_meter.so"}) {
+    const std::string path = folder + place;
+    if (access(path.c_str(), F_OK) != 0) continue;
+    meter = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!meter) *error = dlerror();
+    return meter != nullptr;
+  }
+  *error = "there is no sluice_meter.so beside " + std::string(exe, n > 0 ? n : 0) +
+           ": install the worker with it";
+  return false;
+}
+
+void bind_meter(const Driver& driver) {
+  static MeterHost host{driver.library, take, give, left};
+  const auto bind = reinterpret_cast<void (*)(const MeterHost*)>(dlsym(meter, "sluice_meter_bind"));
+  if (bind) bind(&host);
+}
+
+void meter_session(Session* session) { metered.store(session, std::memory_order_release); }
+
+}  // namespace sluice::worker
