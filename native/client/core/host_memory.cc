@@ -108,6 +108,12 @@ HostMemory::Range HostMemory::find(const void* at) {
   return {};
 }
 
+bool HostMemory::is_unmapped(uint64_t address, uint64_t bytes) {
+  const Range r = find(reinterpret_cast<const void*>(address));
+  if (r.place != Place::kPlain && r.place != Place::kRegistered) return false;
+  return bytes <= r.bytes - (address - r.start);
+}
+
 std::vector<HostMemory::Staging>& HostMemory::staging() {
   if (staging_ready_ || arena_.empty()) return staging_;
   std::lock_guard lock(mutex_);

@@ -44,6 +44,9 @@ class HostMemory {
   bool drop_registered(void* at);
   // kPageable when CUDA does not know the address.
   Range find(const void* at);
+  // Whether CUDA knows all of it and the device does not reach it: pinned memory beyond the arena,
+  // or registered memory.
+  bool is_unmapped(uint64_t address, uint64_t bytes);
   bool in_arena(const void* at, size_t bytes) const {
     const uint64_t a = reinterpret_cast<uint64_t>(at) - reinterpret_cast<uint64_t>(arena_.data());
     return a < arena_.size() && bytes <= arena_.size() - a;

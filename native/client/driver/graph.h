@@ -87,6 +87,8 @@ CUresult capture_copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_
                               uint64_t from, uint64_t from_pitch, Rect rect);
 CUresult capture_host_copy(Session* s, Stream* stream, void* to, uint64_t to_pitch,
                            const void* from, uint64_t from_pitch, Rect rect);
+// Work of ours on host memory, as a node of the capture. Refused where no memory is shared.
+CUresult capture_host_work(Session* s, Stream* stream, std::function<void()> work);
 
 // Words for a host function in a graph; nullptr: no memory is shared, or none is left.
 std::shared_ptr<Handshake> make_handshake(Session* s);

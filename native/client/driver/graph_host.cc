@@ -244,9 +244,11 @@ CUresult capture_host_copy(Session* s, Stream* stream, void* to, uint64_t to_pit
                            const void* from, uint64_t from_pitch, Rect r) {
   auto* target = static_cast<std::byte*>(to);
   const auto* source = static_cast<const std::byte*>(from);
-  return add_call(s, stream, {nullptr, nullptr, nullptr, [=] {
-                                move_rows(target, to_pitch, source, from_pitch, r);
-                              }});
+  return capture_host_work(s, stream, [=] { move_rows(target, to_pitch, source, from_pitch, r); });
+}
+
+CUresult capture_host_work(Session* s, Stream* stream, std::function<void()> work) {
+  return add_call(s, stream, {nullptr, nullptr, nullptr, std::move(work)});
 }
 
 CUresult adopt_host_side(const HostSide& from, GraphExec* exec) {

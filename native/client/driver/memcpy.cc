@@ -64,9 +64,13 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
   if (wait)
     if (const CUresult e = c.s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
-  for (const auto& [end, pitch] : {std::pair(to, to_pitch), std::pair(from, from_pitch)})
-    if (end.side == Side::kDevice && !c.s->is_backed(end.address, span(pitch, r)))
+  for (const auto& [end, pitch] : {std::pair(&to, to_pitch), std::pair(&from, from_pitch)}) {
+    if (end->side == Side::kHost || c.s->is_backed(end->address, span(pitch, r))) continue;
+    // By unified addressing pinned memory is the device's too, where no memory is shared as well.
+    if (!c.s->host_memory().is_unmapped(end->address, span(pitch, r)))
       return CUDA_ERROR_INVALID_VALUE;
+    end->side = Side::kHost;
+  }
   if (to.side == Side::kDevice && from.side == Side::kDevice)
     return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r, false);
   if (to.side == Side::kDevice)
@@ -176,18 +180,45 @@ CUresult copy_3d(const Params* p, CUstream stream, bool wait) {
   return CUDA_SUCCESS;
 }
 
+bool in_arena(const Copy& c, uint64_t address) {
+  return c.s->host_memory().in_arena(reinterpret_cast<const void*>(address), 1);
+}
+
+// Pinned memory that the device does not reach is filled here, in stream order.
+CUresult fill_host(const Copy& c, uint64_t address, uint64_t pitch, Rect r, uint32_t element,
+                   uint32_t value) {
+  const auto work = [=] {
+    for (uint64_t row = 0; row < r.rows; ++row) {
+      auto* at = reinterpret_cast<std::byte*>(address + row * pitch);
+      for (uint64_t i = 0; i < r.width; i += element) std::memcpy(at + i, &value, element);
+    }
+  };
+  if (c.stream->capture) return capture_host_work(c.s, c.stream, work);
+  if (const CUresult e = synchronize_stream(c.s, c.stream); e != CUDA_SUCCESS) return e;
+  work();
+  return CUDA_SUCCESS;
+}
+
 CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint32_t element,
-              uint32_t value, CUstream stream) {
+              uint32_t value, CUstream stream, bool wait) {
   Copy c;
   if (const CUresult e = begin(&c, stream); e != CUDA_SUCCESS) return e;
   if (width == 0 || rows == 0) return CUDA_SUCCESS;
   uint64_t row = 0;
   if (__builtin_mul_overflow(width, uint64_t{element}, &row) || address % element ||
-      (rows > 1 && pitch < row) || !c.s->is_backed(address, span(pitch, Rect{row, rows})))
+      (rows > 1 && pitch < row))
     return CUDA_ERROR_INVALID_VALUE;
+  const Rect r{row, rows};
+  if (!c.s->is_backed(address, span(pitch, r))) {
+    if (!c.s->host_memory().is_unmapped(address, span(pitch, r))) return CUDA_ERROR_INVALID_VALUE;
+    return fill_host(c, address, pitch, r, element, value);
+  }
   note_use(c.s, c.stream, address);
   const wire::FillDevice f{c.stream->wire_id, address, pitch, width, rows, element, value};
-  return c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);
+  const CUresult e = c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);
+  if (e != CUDA_SUCCESS || !wait || !in_arena(c, address)) return e;
+  // Only where host memory is filled does CUDA wait.
+  return synchronize_stream(c.s, c.stream);
 }
 
 }  // namespace
@@ -201,7 +232,15 @@ CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t n) {
   return plain(nullptr, host(to), device(from), n, true);
 }
 CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) {
-  return plain(nullptr, device(to), device(from), n, false);
+  // CUDA does not wait for a copy on the device; for one to or from host memory it does.
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  const auto side = [&](CUdeviceptr p) {
+    const bool arena = s->host_memory().in_arena(reinterpret_cast<const void*>(p), 1);
+    return Pointer{arena ? Side::kHost : Side::kDevice, p};
+  };
+  const Pointer t = side(to), f = side(from);
+  return plain(nullptr, t, f, n, t.side == Side::kHost || f.side == Side::kHost);
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n, CUstream stream) {
   return plain(stream, device(to), host(from), n, false);
@@ -260,43 +299,43 @@ CUresult cuMemcpy3DPeerAsync(const CUDA_MEMCPY3D_PEER* p, CUstream stream) {
 CUresult cuMemcpy3DPeer(const CUDA_MEMCPY3D_PEER* p) { return cuMemcpy3DPeerAsync(p, nullptr); }
 
 CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t n) {
-  return fill(to, 0, n, 1, 1, value, nullptr);
+  return fill(to, 0, n, 1, 1, value, nullptr, true);
 }
 CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t n) {
-  return fill(to, 0, n, 1, 2, value, nullptr);
+  return fill(to, 0, n, 1, 2, value, nullptr, true);
 }
 CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned int value, size_t n) {
-  return fill(to, 0, n, 1, 4, value, nullptr);
+  return fill(to, 0, n, 1, 4, value, nullptr, true);
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t n, CUstream stream) {
-  return fill(to, 0, n, 1, 1, value, stream);
+  return fill(to, 0, n, 1, 1, value, stream, false);
 }
 CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t n, CUstream stream) {
-  return fill(to, 0, n, 1, 2, value, stream);
+  return fill(to, 0, n, 1, 2, value, stream, false);
 }
 CUresult cuMemsetD32Async(CUdeviceptr to, unsigned int value, size_t n, CUstream stream) {
-  return fill(to, 0, n, 1, 4, value, stream);
+  return fill(to, 0, n, 1, 4, value, stream, false);
 }
 CUresult cuMemsetD2D8_v2(CUdeviceptr to, size_t pitch, unsigned char value, size_t w, size_t h) {
-  return fill(to, pitch, w, h, 1, value, nullptr);
+  return fill(to, pitch, w, h, 1, value, nullptr, true);
 }
 CUresult cuMemsetD2D16_v2(CUdeviceptr to, size_t pitch, unsigned short value, size_t w, size_t h) {
-  return fill(to, pitch, w, h, 2, value, nullptr);
+  return fill(to, pitch, w, h, 2, value, nullptr, true);
 }
 CUresult cuMemsetD2D32_v2(CUdeviceptr to, size_t pitch, unsigned int value, size_t w, size_t h) {
-  return fill(to, pitch, w, h, 4, value, nullptr);
+  return fill(to, pitch, w, h, 4, value, nullptr, true);
 }
 CUresult cuMemsetD2D8Async(CUdeviceptr to, size_t pitch, unsigned char value, size_t w, size_t h,
                            CUstream stream) {
-  return fill(to, pitch, w, h, 1, value, stream);
+  return fill(to, pitch, w, h, 1, value, stream, false);
 }
 CUresult cuMemsetD2D16Async(CUdeviceptr to, size_t pitch, unsigned short value, size_t w, size_t h,
                             CUstream stream) {
-  return fill(to, pitch, w, h, 2, value, stream);
+  return fill(to, pitch, w, h, 2, value, stream, false);
 }
 CUresult cuMemsetD2D32Async(CUdeviceptr to, size_t pitch, unsigned int value, size_t w, size_t h,
                             CUstream stream) {
-  return fill(to, pitch, w, h, 4, value, stream);
+  return fill(to, pitch, w, h, 4, value, stream, false);
 }
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies and fills: every byte arrives where it should and none elsewhere, whichever way the bytes
 // take (in the command, in the reply, through staging pieces, in place in pinned memory).
+#include <algorithm>
 #include <optional>
 
 #include "tests/native/roundtrip/loopback_session.h"
@@ -52,6 +53,12 @@ class Copies : public RoundTrip {
     for (size_t row = 0; row < s.rows; ++row)
       std::memcpy(to.data() + to_at + row * s.to_pitch, from.data() + row * s.from_pitch, s.width);
     return to;
+  }
+  bool synchronized() {
+    const auto& calls = recording().calls;
+    return std::any_of(calls.begin(), calls.end(), [](const Call& c) {
+      return std::string(c.name).starts_with("cuStreamSynchronize");
+    });
   }
   // One stream function of the driver got these bytes, and all of them ran on this stream.
   void expect_stream(CUstream stream) {
@@ -240,6 +247,49 @@ TEST_F(Copies, Fills) {
         << element << "-byte elements, " << width << " x " << rows;
     expect_stream(stream);
   }
+}
+
+// Memory that CUDA knows of and the device does not reach stands for the device's in fills and
+// copies; what CUDA does not know, or what only begins there, does not.
+TEST_F(Copies, PinnedMemoryThatIsNotShared) {
+  alignas(8) std::byte memory[256];
+  std::memset(memory, 1, sizeof memory);
+  const auto at = reinterpret_cast<CUdeviceptr>(memory);
+  const CUstream stream = random_stream();
+  EXPECT_EQ(cuMemsetD32Async(at, 7, 4, stream), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemcpyDtoH_v2(memory + 128, at, 16), CUDA_ERROR_INVALID_VALUE);
+  ASSERT_EQ(cuMemHostRegister_v2(memory, 64, 0), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemsetD32Async(at, 7, 17, stream), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemcpyDtoDAsync_v2(at + 32, world().memory, 33, stream), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(memory[0], std::byte{1}) << "what was refused changes nothing";
+
+  recording().clear();
+  EXPECT_EQ(cuMemsetD16Async(at + 2, 0x0203, 3, stream), CUDA_SUCCESS);
+  EXPECT_EQ(memory[1], std::byte{1});
+  for (int i = 2; i < 8; ++i) EXPECT_EQ(memory[i], std::byte(i % 2 ? 2 : 3));
+  EXPECT_EQ(memory[8], std::byte{1});
+  EXPECT_TRUE(synchronized()) << "it comes after what the stream has";
+  const Bytes data = on_device(world().memory, 64);
+  EXPECT_EQ(cuMemcpyDtoD_v2(at, world().memory, 64), CUDA_SUCCESS);
+  EXPECT_EQ(std::memcmp(memory, data.data(), 64), 0);
+  std::memset(memory, 5, 64);
+  EXPECT_EQ(cuMemcpyDtoDAsync_v2(world().memory, at, 64, stream), CUDA_SUCCESS);
+  EXPECT_TRUE(on_device(world().memory, 64) == Bytes(64, std::byte{5}));
+  EXPECT_EQ(cuMemHostUnregister(memory), CUDA_SUCCESS);
+}
+
+// In the arena the device fills it, and whoever does not say "asynchronous" waits.
+TEST_F(Copies, AFillOfPinnedMemoryWaitsWhereCudaDoes) {
+  const Pinned pinned(random_bytes(64));
+  const auto at = reinterpret_cast<CUdeviceptr>(pinned.at);
+  recording().clear();
+  EXPECT_EQ(cuMemsetD8Async(at, 1, 64, nullptr), CUDA_SUCCESS);
+  EXPECT_FALSE(synchronized());
+  EXPECT_EQ(cuMemsetD8_v2(at, 2, 64), CUDA_SUCCESS);
+  EXPECT_TRUE(synchronized());
+  recording().clear();
+  EXPECT_EQ(cuMemsetD8_v2(world().memory, 2, 64), CUDA_SUCCESS);
+  EXPECT_FALSE(synchronized()) << "device memory: CUDA does not wait";
 }
 
 TEST_F(Copies, RefusedByTheDriver) {
