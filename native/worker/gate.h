@@ -33,15 +33,22 @@ class Gate {
   double gpu_busy_ms();
 
  private:
-  static constexpr uint32_t kLaunchesPerMark = 64;
-  static constexpr size_t kMarks = 16;  // 1,024 launches of lead
+  static constexpr uint32_t kLead = 1024;  // launches
+  static constexpr size_t kLeadMarks = 4;  // at least as many batches, however large
+  // Launches between two marks: few when they take long, so that the lead is known in time.
+  static constexpr uint32_t kMinBatch = 64, kMaxBatch = 256;
+  static constexpr float kShortMs = 0.5, kLongMs = 2;
 
   struct Interval {
     CUevent begin, end;
+    uint32_t launches;
+    bool end_begins_next;
   };
+  bool lead_is_used_up() const { return lead_ >= kLead && under_way_.size() >= kLeadMarks; }
   CUevent event();
+  void adapt(float ms);
   void collect(bool wait_for_oldest);
-  void finish_interval();
+  void finish_interval(CUstream next);
 
   const Driver& driver_;
   std::atomic<bool> held_{false};
@@ -51,7 +58,10 @@ class Gate {
   std::deque<CUevent> spare_;
   CUevent begin_ = nullptr;
   CUstream stream_ = nullptr;
+  uint32_t batch_ = kMinBatch;
   uint32_t until_mark_ = 0;  // launches that may still come before the next
+  uint32_t since_mark_ = 0;
+  uint64_t lead_ = 0;  // launches of the intervals under way
   double busy_ms_ = 0;
 };
 
