@@ -195,6 +195,8 @@ void to_device(Session& s, const Command& c, Reply& reply) {
   }
   reply.status = run(s, stream, Way::kToDevice, copy.device_address, copy.device_pitch, from, pitch,
                      copy.width, copy.rows, foreign_to(s, *v, copy.device_address, 0));
+  if (reply.status == CUDA_SUCCESS && c.bulk)
+    reply.status = s.bulk.read_by(*c.bulk, stream, v->index);
   if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);

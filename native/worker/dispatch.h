@@ -12,6 +12,7 @@ namespace sluice::worker {
 struct Command {
   wire::FrameHeader header;
   std::span<const std::byte> body;
+  BulkFrame* bulk = nullptr;  // that the body lies in, if it does
   bool answered() const { return header.lane != wire::kNoLane; }
 };
 

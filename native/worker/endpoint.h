@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -23,6 +24,9 @@ class Endpoint {
   virtual ~Endpoint() = default;
   // `out` has room for kMaxFrameBytes. Network endpoints block instead of answering kEmpty.
   virtual Got take(std::byte* out) = 0;
+  // Asked by take() of a network's endpoint for the place of a frame with bulk data, instead of
+  // `out`; nullptr: there is none.
+  std::function<std::byte*()> place_for_bulk;
   virtual bool empty() = 0;
   // The client closed its session in good order, or its watcher says that it died.
   virtual bool closed() = 0;

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "channel/futex.h"
 #include "worker/device_output.h"
@@ -24,7 +25,12 @@ constexpr int kMaxThreads = 272;
 }  // namespace
 
 Executor::Executor(Session& session, std::function<void(const std::string&)> ended)
-    : session_(session), endpoint_(session.endpoint()), ended_(std::move(ended)) {}
+    : session_(session), endpoint_(session.endpoint()), ended_(std::move(ended)) {
+  endpoint_.place_for_bulk = [this] {
+    bulk_ = session_.bulk.take();
+    return bulk_ ? bulk_->at : nullptr;
+  };
+}
 
 void Executor::start() {
   add_thread();
@@ -107,7 +113,9 @@ void Executor::lead(std::byte* frame) {
     if (got == Endpoint::Got::kBroken)
       return end("the client's channel holds no valid frame", CUDA_ERROR_UNKNOWN);
     bool parked = false;
-    if (!run(frame, &parked) || over_) return;
+    BulkFrame* const bulk = std::exchange(bulk_, nullptr);
+    if (!run(bulk ? bulk->at : frame, bulk, &parked) || over_) return;
+    if (bulk) session_.bulk.give_back(bulk);
     // After a parked command somebody else may lead; whoever finds the baton free goes on.
     if (parked) {
       if (baton_.exchange(true, std::memory_order_acq_rel)) return;
@@ -116,10 +124,11 @@ void Executor::lead(std::byte* frame) {
   }
 }
 
-bool Executor::run(std::byte* frame, bool* parked) {
+bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   Command command;
   std::memcpy(&command.header, frame, sizeof command.header);
   command.body = {frame + sizeof command.header, command.header.size - sizeof command.header};
+  command.bulk = bulk;
   const auto& table = dispatch_table();
   const uint16_t f = command.header.function;
   if (f == wire::kClose)

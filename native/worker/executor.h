@@ -32,7 +32,7 @@ class Executor {
   void thread_main();
   void lead(std::byte* frame);
   // False: the session is over.
-  bool run(std::byte* frame, bool* parked);
+  bool run(std::byte* frame, BulkFrame* bulk, bool* parked);
   void finish(const Command& command, const Handler& handler, Reply& reply);
   void add_thread();
   void watch();
@@ -41,6 +41,7 @@ class Executor {
   Endpoint& endpoint_;
   std::function<void(const std::string&)> ended_;
   std::atomic<bool> baton_{false};
+  BulkFrame* bulk_ = nullptr;  // that the frame which was taken lies in; the leader's
   std::atomic<int> idle_{0};
   std::atomic<int> threads_{0};
   std::atomic<bool> over_{false};

@@ -36,7 +36,7 @@ std::string uuid_text(const CUuuid& u) {
 }
 
 Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPlan p)
-    : driver(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {
+    : driver(d), bulk(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {
   events_of_others = std::make_unique<SharedEvents>(*this);
 }
 

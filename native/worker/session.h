@@ -19,6 +19,7 @@
 #include "wire/array_shape.h"
 #include "wire/commands.h"
 #include "wire/session_record.h"
+#include "worker/bulk.h"
 #include "worker/code_cache.h"
 #include "worker/driver.h"
 #include "worker/endpoint.h"
@@ -203,6 +204,7 @@ class Session {
   CUresult mark(CUstream stream, uint32_t mark, uint64_t value);
 
   const Driver& driver;
+  BulkFrames bulk;
   const SessionPlan plan;
   Endpoint& endpoint() { return *endpoint_; }
   std::vector<std::unique_ptr<Vgpu>> vgpus;

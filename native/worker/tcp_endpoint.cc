@@ -23,6 +23,8 @@ namespace sluice::worker {
 namespace {
 
 constexpr size_t kReadBytes = 256 << 10;
+constexpr size_t kBulk = 256 << 10;  // frames with data for the GPU that deserve pinned memory
+constexpr size_t kReadInBulk = 4 << 10;
 
 class TcpEndpoint : public Endpoint {
  public:
@@ -55,6 +57,9 @@ class TcpEndpoint : public Endpoint {
     wire::FrameHeader h;
     if (const Got g = read(reinterpret_cast<std::byte*>(&h), sizeof h); g != Got::kFrame) return g;
     if (h.size < sizeof h || h.size > wire::kMaxFrameBytes || h.size % 8) return Got::kBroken;
+    in_bulk_ = h.function == wire::kCopyToDevice && h.size >= kBulk;
+    if (in_bulk_ && place_for_bulk)
+      if (std::byte* place = place_for_bulk()) out = place;
     std::memcpy(out, &h, sizeof h);
     const Got got = h.size == sizeof h ? Got::kFrame : read(out + sizeof h, h.size - sizeof h);
     buffered_.store(begin_ < end_, std::memory_order_relaxed);
@@ -143,15 +148,21 @@ class TcpEndpoint : public Endpoint {
         n -= take;
         continue;
       }
-      const ssize_t got = recv(socket_, in_.data(), in_.size(), 0);
+      // What is large goes straight to its place, and little of the next is read with it.
+      const size_t direct = n >= kBulk / 4 ? n : 0;
+      iovec parts[2] = {{to, direct}, {in_.data(), in_bulk_ ? kReadInBulk : in_.size()}};
+      const ssize_t got = readv(socket_, direct ? parts : parts + 1, direct ? 2 : 1);
       if (got < 0 && errno == EINTR) continue;
       if (got <= 0) {
         gone_ = true;
         return Got::kGone;
       }
+      received_.fetch_add(static_cast<size_t>(got), std::memory_order_relaxed);
+      const size_t placed = std::min(static_cast<size_t>(got), direct);
+      to += placed;
+      n -= placed;
       begin_ = 0;
-      end_ = static_cast<size_t>(got);
-      received_.fetch_add(end_, std::memory_order_relaxed);
+      end_ = static_cast<size_t>(got) - placed;
     }
     return Got::kFrame;
   }
@@ -178,6 +189,7 @@ class TcpEndpoint : public Endpoint {
   int socket_, epoll_, wakes_;
   std::vector<std::byte> in_;
   size_t begin_ = 0, end_ = 0;
+  bool in_bulk_ = false;  // another such frame is likely next
   std::mutex send_mutex_;
   std::atomic<bool> gone_{false};
   std::atomic<bool> buffered_{false};  // a frame, or a part of one, lies in in_

@@ -35,9 +35,16 @@ class Channel {
   virtual std::byte* reserve(size_t n) = 0;
   // Hands the reserved frame over. `answered`: its sender will wait, so it must not linger here.
   virtual void commit(size_t n, bool answered) = 0;
-  // Waits for the answer to `sequence` on `lane`. A body of at least `sink.size()` bytes may be
-  // placed straight into `sink` (then reply.body points there). False: the worker is gone.
-  virtual bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) = 0;
+  // Tails of this size on are not copied into the frame but handed over apart.
+  virtual size_t tail_apart_from() const { return SIZE_MAX; }
+  // commit() of a frame of which only the first n bytes were reserved: it goes on with `tail` and
+  // zeros to a multiple of 8. `tail` may change when this returns.
+  virtual void commit_apart(size_t, std::span<const std::byte>) {}
+  // Where a body of at least `sink.size()` bytes in the next answer on `lane` may be placed
+  // straight (reply.body points there then). Until that answer has been waited for.
+  virtual void expect(uint32_t, std::span<std::byte>) {}
+  // Waits for the answer to `sequence` on `lane`. False: the worker is gone.
+  virtual bool wait(uint32_t lane, uint32_t sequence, Reply* reply) = 0;
 
   // What the worker said unasked: 0, or the CUresult that every later call returns.
   virtual uint32_t sticky_error() = 0;

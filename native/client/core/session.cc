@@ -21,13 +21,13 @@
 namespace sluice::client {
 
 std::atomic<Session*> Session::current_{nullptr};
+std::atomic<bool> Session::forked_{false};
 
 namespace {
 
 std::mutex g_open_mutex;
 CUresult g_open_result = CUDA_ERROR_NOT_INITIALIZED;
 bool g_open_tried = false;
-std::atomic<bool> g_forked{false};
 
 uint64_t own_start_time() {
   std::ifstream in("/proc/self/stat");
@@ -107,7 +107,7 @@ ThreadState& thread_state() {
 }
 
 CUresult Session::open() {
-  if (g_forked) return CUDA_ERROR_NOT_INITIALIZED;
+  if (forked_) return CUDA_ERROR_NOT_INITIALIZED;
   if (current_.load(std::memory_order_acquire)) return CUDA_SUCCESS;
   std::lock_guard lock(g_open_mutex);
   if (g_open_tried) return g_open_result;
@@ -153,7 +153,7 @@ void Session::become_current(Session* session) {
   // Channel, lanes and arena belong to the parent. A child of fork() learns what native CUDA says,
   // from every call: it has not even the arena's pages.
   pthread_atfork(nullptr, nullptr, [] {
-    g_forked = true;
+    forked_ = true;
     current_.store(nullptr, std::memory_order_release);
   });
   current_.store(session, std::memory_order_release);
@@ -232,126 +232,6 @@ bool Session::read_record(std::string* error) {
     if (m.device < devices_.size()) devices_[m.device]->memory.note_libraries(m.order, m.bytes);
   };
   return true;
-}
-
-CUresult Session::lose() {
-  uint32_t expected = 0;
-  if (lost_.compare_exchange_strong(expected, CUDA_ERROR_SYSTEM_NOT_READY)) {
-    const uint32_t told = channel_->sticky_error();
-    lost_ = told ? told : static_cast<uint32_t>(CUDA_ERROR_UNKNOWN);
-    log_line(LogLevel::kError,
-             "the session was ended by the pool (its worker is gone); every further call fails");
-  }
-  return sticky();
-}
-
-bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body,
-                     size_t bytes, std::span<const std::byte> tail, Stream* work,
-                     uint32_t context) {
-  const size_t size = wire::round_up(sizeof(wire::FrameHeader) + bytes + tail.size(), 8);
-  const bool awaited = lane != wire::kNoLane;
-  std::lock_guard lock(append_);
-  std::byte* at = channel_->reserve(size);
-  if (!at) return false;
-  const wire::FrameHeader h{static_cast<uint32_t>(size), function, static_cast<uint16_t>(lane),
-                            sequence, context};
-  std::memcpy(at, &h, sizeof h);
-  if (bytes) std::memcpy(at + sizeof h, body, bytes);
-  if (!tail.empty()) std::memcpy(at + sizeof h + bytes, tail.data(), tail.size());
-  if (work) count_work(*work);
-  if (!awaited) ++statistics_.commands;
-  channel_->commit(size, awaited);
-  return true;
-}
-
-void Session::count_work(Stream& stream) {
-  // What goes into a graph is no work yet.
-  if (std::atomic_ref(stream.capture).load(std::memory_order_relaxed) != 0) return;
-  Device& d = *stream.device;
-  d.only_stream = d.issued == d.idle_at || d.only_stream == &stream ? &stream : nullptr;
-  stream.last_work = ++d.issued;
-  if (&stream != &d.legacy && !(stream.flags & CU_STREAM_NON_BLOCKING)) d.last_blocking = d.issued;
-}
-
-void Session::add_work(Stream& stream) {
-  std::lock_guard lock(append_);
-  count_work(stream);
-}
-
-CUresult Session::post(uint16_t function, const void* body, size_t bytes,
-                       std::span<const std::byte> tail, Stream* work, uint32_t context) {
-  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
-  if (!append(function, wire::kNoLane, 0, body, bytes, tail, work, context)) return lose();
-  return CUDA_SUCCESS;
-}
-
-CUresult Session::exchange(uint16_t function, const void* body, size_t bytes,
-                           std::span<const std::byte> tail, std::span<std::byte> sink, size_t* got,
-                           Stream* work, uint32_t context) {
-  if (g_forked.load(std::memory_order_relaxed)) return CUDA_ERROR_NOT_INITIALIZED;
-  // A lane of its own for the time of the call; the thread's last one is likely free and warm.
-  ThreadState& thread = thread_state();
-  uint32_t lane = thread.last_lane % channel_->lane_count();
-  for (uint32_t tried = 0; lanes_[lane].busy.exchange(true, std::memory_order_acquire);) {
-    lane = (lane + 1) % channel_->lane_count();
-    if (++tried % channel_->lane_count() == 0) channel::sleep_ns(50'000);
-  }
-  thread.last_lane = lane;
-  struct Free {
-    std::atomic<bool>& busy;
-    bool armed = true;
-    ~Free() {
-      if (armed) busy.store(false, std::memory_order_release);
-    }
-  } free_lane{lanes_[lane].busy};
-
-  uint32_t sequence = next_sequence(lane);
-  if (!append(function, lane, sequence, body, bytes, tail, work, context)) return lose();
-  statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
-  if (config_.stats) statistics_.count_round_trip(function);
-  Reply reply;
-  if (!channel_->wait(lane, sequence, &reply, sink)) return lose();
-  const uint32_t first = reply.status;
-  size_t received = 0;
-  for (;;) {
-    const auto piece = reply.body;
-    statistics_.bytes_in.fetch_add(piece.size(), std::memory_order_relaxed);
-    const auto room = received < sink.size() ? sink.subspan(received) : std::span<std::byte>();
-    if (!room.empty() && !piece.empty() && piece.data() != room.data())
-      std::memcpy(room.data(), piece.data(), std::min(room.size(), piece.size()));
-    received += piece.size();
-    if (!(reply.status & wire::kMoreFollows)) break;
-    // The lane is still ours, and the worker keeps the rest for it.
-    sequence = next_sequence(lane);
-    const uint64_t from = received;
-    if (!append(wire::kReplyRest, lane, sequence, &from, sizeof from, {}, nullptr, context))
-      return lose();
-    statistics_.round_trips.fetch_add(1, std::memory_order_relaxed);
-    if (config_.stats) statistics_.count_round_trip(wire::kReplyRest);
-    if (!channel_->wait(lane, sequence, &reply, {})) return lose();
-  }
-  if (got) *got = received;
-  const auto status = static_cast<CUresult>(first & ~(wire::kOutputWaiting | wire::kMoreFollows));
-  if (first & wire::kOutputWaiting) {
-    // The lane serves again for this; the sink has been filled already.
-    lanes_[lane].busy.store(false, std::memory_order_release);
-    free_lane.armed = false;
-    show_output();
-  }
-  return status;
-}
-
-// To the C library's own stream, so that it keeps its place among what the program prints itself.
-void Session::show_output() {
-  std::vector<std::byte> reply(wire::kOutputPiece);
-  for (;;) {
-    wire::OutputReply head{};
-    size_t got = 0;
-    if (exchange(wire::kReadOutput, uint64_t{0}, {}, reply, &got) != CUDA_SUCCESS) return;
-    if (got >= sizeof head && got <= reply.size()) std::memcpy(&head, reply.data(), sizeof head);
-    if (head.bytes == 0 || head.bytes > got - sizeof head) return;
-    std::fwrite(reply.data() + sizeof head, 1, head.bytes, head.error ? stderr : stdout);
-  }
 }
 
 void Session::note_done(Device& device, Stream* stream, uint64_t upto) {
@@ -451,7 +331,7 @@ void Session::drop_globals_of(uint64_t code) {
 }
 
 void Session::close() {
-  if (g_forked) return;
+  if (forked_) return;
   if (config_.stats) statistics_.print(channel_->bytes_out, answers.hits());
   channel_->close();
 }

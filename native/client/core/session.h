@@ -183,6 +183,22 @@ class Session {
   CUresult exchange(uint16_t function, const void* body, size_t bytes,
                     std::span<const std::byte> tail = {}, std::span<std::byte> sink = {},
                     size_t* got = nullptr, Stream* work = nullptr, uint32_t context = 0);
+  // Its two halves, for a thread that has several under way: each that began must be ended, in any
+  // order. has_room() takes the lane beforehand and fails where begin_exchange() would wait for one
+  // that may be held by somebody who waits, too.
+  struct Exchange {
+    uint32_t lane = 0, sequence = 0, context = 0;
+    uint16_t function = 0;
+    bool has_lane = false;
+    std::span<std::byte> sink;
+  };
+  bool has_room(Exchange* exchange) {
+    return exchange->has_lane = take_lane(&exchange->lane, false);
+  }
+  CUresult begin_exchange(Exchange* exchange, uint16_t function, const void* body, size_t bytes,
+                          std::span<const std::byte> tail, std::span<std::byte> sink, Stream* work,
+                          uint32_t context);
+  CUresult end_exchange(Exchange& exchange, size_t* got);
   template <class T>
   CUresult post(uint16_t function, const T& body, std::span<const std::byte> tail = {},
                 Stream* work = nullptr, uint32_t context = 0) {
@@ -285,10 +301,12 @@ class Session {
   }
   void count_work(Stream& stream);  // under append_
   // Adds a frame to the ring; `lane` is kNoLane when nobody waits for an answer.
+  bool take_lane(uint32_t* taken, bool wait);
   bool append(uint16_t function, uint32_t lane, uint32_t sequence, const void* body, size_t bytes,
               std::span<const std::byte> tail, Stream* work, uint32_t context);
 
   static std::atomic<Session*> current_;
+  static std::atomic<bool> forked_;  // this process is a child without a session
 
   Config config_;
   std::unique_ptr<Channel> channel_;

@@ -87,7 +87,7 @@ void ShmChannel::commit(size_t n, bool) {
   }
 }
 
-bool ShmChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply, std::span<std::byte>) {
+bool ShmChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
   channel::Lane& lane = slot_.lane(lane_index);
   const auto answered = [&] { return lane.sequence.load(std::memory_order_acquire) == sequence; };
   const uint64_t start = now_ns();

@@ -18,7 +18,7 @@ class ShmChannel : public Channel {
   wire::ChannelKind kind() const override { return kind_; }
   std::byte* reserve(size_t n) override;
   void commit(size_t n, bool answered) override;
-  bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) override;
+  bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;
   uint32_t sticky_error() override {
     // A slot that was given to another process, or whose device is gone, says nothing about this
     // session.

@@ -4,12 +4,14 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 namespace sluice::client {
 
@@ -62,16 +64,33 @@ void TcpChannel::commit(size_t n, bool answered) {
   }
 }
 
-bool TcpChannel::send_all() {
-  size_t sent = 0;
-  while (sent < out_used_) {
-    const ssize_t n = send(socket_, out_.data() + sent, out_used_ - sent, MSG_NOSIGNAL);
+void TcpChannel::commit_apart(size_t n, std::span<const std::byte> tail) {
+  out_used_ += n;
+  bytes_out += n + wire::round_up(tail.size(), 8);
+  send_all(tail);
+  send_mutex_.unlock();
+}
+
+bool TcpChannel::send_all(std::span<const std::byte> tail) {
+  const uint64_t zeros = 0;
+  iovec parts[3] = {{out_.data(), out_used_},
+                    {const_cast<std::byte*>(tail.data()), tail.size()},
+                    {const_cast<uint64_t*>(&zeros), wire::round_up(tail.size(), 8) - tail.size()}};
+  msghdr m{};
+  m.msg_iov = parts;
+  m.msg_iovlen = tail.empty() ? 1 : 3;
+  while (m.msg_iovlen > 0) {
+    ssize_t n = sendmsg(socket_, &m, MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
+    if (n < 0) {
       gone_ = true;
       break;
     }
-    sent += static_cast<size_t>(n);
+    for (; m.msg_iovlen > 0 && static_cast<size_t>(n) >= m.msg_iov->iov_len; --m.msg_iovlen)
+      n -= static_cast<ssize_t>(m.msg_iov++->iov_len);
+    if (m.msg_iovlen == 0) break;
+    m.msg_iov->iov_base = static_cast<char*>(m.msg_iov->iov_base) + n;
+    m.msg_iov->iov_len -= static_cast<size_t>(n);
   }
   out_used_ = 0;
   return !gone_;
@@ -159,11 +178,14 @@ bool TcpChannel::read_frame() {
   return true;
 }
 
-bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply,
-                      std::span<std::byte> sink) {
+void TcpChannel::expect(uint32_t lane, std::span<std::byte> sink) {
+  std::lock_guard lock(read_mutex_);
+  lanes_[lane].sink = sink;
+}
+
+bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
   LaneState& lane = lanes_[lane_index];
   std::unique_lock lock(read_mutex_);
-  lane.sink = sink;
   while (lane.sequence != sequence) {
     // Also when the connection is gone: whoever reads may be writing into this thread's sink.
     if (reading_) {
@@ -181,7 +203,7 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply,
     if (!ok) gone_ = true;
     if (readers_waiting_ > 0) read_done_.notify_all();
   }
-  lane.sink = {};
+  const std::span<std::byte> sink = std::exchange(lane.sink, {});
   reply->status = lane.status;
   reply->body = lane.in_sink ? std::span<const std::byte>(sink)
                              : std::span<const std::byte>(lane.body.data(), lane.bytes);

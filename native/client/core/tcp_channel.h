@@ -22,12 +22,15 @@ class TcpChannel : public Channel {
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
   std::byte* reserve(size_t n) override;
   void commit(size_t n, bool answered) override;
-  bool wait(uint32_t lane, uint32_t sequence, Reply* reply, std::span<std::byte> sink) override;
+  size_t tail_apart_from() const override { return 32 << 10; }
+  void commit_apart(size_t n, std::span<const std::byte> tail) override;
+  void expect(uint32_t lane, std::span<std::byte> sink) override;
+  bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;
   uint32_t sticky_error() override { return sticky_.load(std::memory_order_relaxed); }
   bool alive() override { return !gone_; }
   std::atomic<uint64_t>* marks() override { return nullptr; }
   std::span<std::byte> arena() override { return {}; }
-  size_t inline_limit() const override { return 512 << 10; }
+  size_t inline_limit() const override { return 960 << 10; }  // a multiple of the page
   uint32_t lane_count() const override { return kLanes; }
   void close() override;
   std::span<const std::byte> open_reply() override { return open_reply_; }
@@ -43,7 +46,8 @@ class TcpChannel : public Channel {
     std::span<std::byte> sink;  // of the waiting thread
   };
 
-  bool send_all();    // send_mutex_ held
+  // What was gathered, and `tail` behind it; send_mutex_ held.
+  bool send_all(std::span<const std::byte> tail = {});
   bool read_frame();  // reads one frame and puts it into its lane; called by one thread at a time
   bool read_exact(std::byte* to, size_t n);
   void flush_when_idle();

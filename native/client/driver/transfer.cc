@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 
 #include "channel/futex.h"
 #include "client/core/copy_crew.h"
@@ -113,14 +114,73 @@ CUresult post_to_host(Session* s, Stream* stream, const CopyToHost& c, const Dev
 }
 
 // `work`: nullptr when the device is known to be done with it when the answer is here.
-CUresult exchange_to_host(Session* s, const Stream* stream, const CopyToHost& c,
-                          const DeviceSide& from, std::span<std::byte> sink, size_t* got,
-                          Stream* work) {
-  const uint32_t context = context_of(stream);
-  if (!from.array) return s->exchange(wire::kCopyToHost, c, {}, sink, got, work, context);
-  return s->exchange(wire::kSluiceCopyFromArray, with_array<wire::SluiceCopyFromArray>(c, from), {},
-                     sink, got, work, context);
+CUresult begin_to_host(Session* s, Session::Exchange* exchange, const Stream* stream,
+                       const CopyToHost& c, const DeviceSide& from, std::span<std::byte> sink,
+                       Stream* work) {
+  const auto begin = [&](uint16_t function, const auto& body) {
+    return s->begin_exchange(exchange, function, &body, sizeof body, {}, sink, work,
+                             context_of(stream));
+  };
+  if (!from.array) return begin(wire::kCopyToHost, c);
+  return begin(wire::kSluiceCopyFromArray, with_array<wire::SluiceCopyFromArray>(c, from));
 }
+
+// Copies whose data comes with the answers. A few are under way at a time, so that the GPU writes
+// one while the network carries another.
+class CopiesToHost {
+ public:
+  CopiesToHost(Session* s, const Stream* stream) : session_(s), stream_(stream) {}
+  CopiesToHost(const CopiesToHost&) = delete;
+  ~CopiesToHost() { finish(); }
+
+  CUresult add(const DeviceSide& from, std::byte* to, uint64_t to_pitch, Rect r) {
+    Copy copy{{}, to, to_pitch, r, {}};
+    while (!under_way_.empty() &&
+           (under_way_.size() == kUnderWay || !session_->has_room(&copy.exchange)))
+      if (const CUresult e = finish_oldest(); e != CUDA_SUCCESS) return e;
+    const size_t bytes = r.width * r.rows;
+    if (r.rows > 1 && to_pitch != r.width) copy.packed.resize(bytes);
+    under_way_.push_back(std::move(copy));
+    Copy& c = under_way_.back();
+    const CUresult e = begin_to_host(session_, &c.exchange, stream_,
+                                     describe(stream_, from, r, HostPlace::kInline), from,
+                                     {c.packed.empty() ? to : c.packed.data(), bytes}, nullptr);
+    if (e != CUDA_SUCCESS) under_way_.pop_back();
+    return e;
+  }
+
+  // The first error.
+  CUresult finish() {
+    CUresult first = CUDA_SUCCESS;
+    while (!under_way_.empty())
+      if (const CUresult e = finish_oldest(); first == CUDA_SUCCESS) first = e;
+    return first;
+  }
+
+ private:
+  static constexpr size_t kUnderWay = 3;
+  struct Copy {
+    Session::Exchange exchange;
+    std::byte* to;
+    uint64_t pitch;
+    Rect rect;
+    std::vector<std::byte> packed;
+  };
+
+  CUresult finish_oldest() {
+    Copy& c = under_way_.front();
+    size_t got = 0;
+    CUresult e = session_->end_exchange(c.exchange, &got);
+    if (e == CUDA_SUCCESS && got < c.rect.width * c.rect.rows) e = CUDA_ERROR_UNKNOWN;
+    if (e == CUDA_SUCCESS && !c.packed.empty()) scatter(c.to, c.pitch, c.packed.data(), c.rect);
+    under_way_.pop_front();
+    return e;
+  }
+
+  Session* session_;
+  const Stream* stream_;
+  std::deque<Copy> under_way_;  // oldest first
+};
 
 // The session is lost, or every mark is taken by host functions that have not run.
 CUresult no_staging(Session* s) {
@@ -235,7 +295,9 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
     c.host_pitch = to_pitch;
     c.wait = wait;
     if (!wait) return post_to_host(s, stream, c, from);
-    const CUresult e = exchange_to_host(s, stream, c, from, {}, nullptr, stream);
+    Session::Exchange exchange;
+    CUresult e = begin_to_host(s, &exchange, stream, c, from, {}, stream);
+    if (e == CUDA_SUCCESS) e = s->end_exchange(exchange, nullptr);
     if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto + 1);
     return e;
   }
@@ -245,22 +307,14 @@ CUresult copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_pitch,
   const bool shared = static_cast<bool>(s->marks());
   const uint64_t reply_limit = shared ? kLaneBody : kReplyPiece;
   if (r.width * r.rows <= reply_limit || !shared) {
-    std::vector<std::byte> packed;
-    return for_pieces(r, reply_limit, [&](uint64_t row, uint64_t column, Rect piece) {
-      const DeviceSide there = from.at(row, column);
-      const CopyToHost c = describe(stream, there, piece, HostPlace::kInline);
-      std::byte* at = target + row * to_pitch + column;
-      const bool direct = piece.rows == 1 || to_pitch == piece.width;
-      const size_t bytes = piece.width * piece.rows;
-      if (!direct) packed.resize(bytes);
-      size_t got = 0;
-      const CUresult e = exchange_to_host(s, stream, c, there, {direct ? at : packed.data(), bytes},
-                                          &got, nullptr);
-      if (e == CUDA_SUCCESS && got < bytes) return CUDA_ERROR_UNKNOWN;
-      if (e == CUDA_SUCCESS && !direct) scatter(at, to_pitch, packed.data(), piece);
-      if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
-      return e;
+    CopiesToHost copies(s, stream);
+    const CUresult e = for_pieces(r, reply_limit, [&](uint64_t row, uint64_t column, Rect piece) {
+      return copies.add(from.at(row, column), target + row * to_pitch + column, to_pitch, piece);
     });
+    const CUresult last = copies.finish();
+    if (e != CUDA_SUCCESS || last != CUDA_SUCCESS) return e != CUDA_SUCCESS ? e : last;
+    s->note_done(*stream->device, stream, upto);
+    return CUDA_SUCCESS;
   }
   std::lock_guard lock(s->host_memory().staging_lock);
   auto& pieces = s->host_memory().staging();

@@ -23,7 +23,7 @@ class LoopbackChannel : public client::Channel {
     return reinterpret_cast<std::byte*>(frame_.data());
   }
   void commit(size_t n, bool answered) override;
-  bool wait(uint32_t lane, uint32_t sequence, client::Reply* reply, std::span<std::byte>) override {
+  bool wait(uint32_t lane, uint32_t sequence, client::Reply* reply) override {
     if (lost_ || lanes_[lane].sequence != sequence) return false;
     reply->status = lanes_[lane].answer.status;
     reply->body = lanes_[lane].answer.body;

@@ -88,7 +88,7 @@ class Rig {
                 const void* body = nullptr, size_t n = 0) {
     send(function, lane, sequence, body, n);
     client::Reply reply;
-    const bool ok = channel->wait(lane, sequence, &reply, {});
+    const bool ok = channel->wait(lane, sequence, &reply);
     if (ok) *status = reply.status;
     return ok;
   }
@@ -304,7 +304,7 @@ TEST_P(Execution, BadCommandsEndTheSessionWithAReason) {
     ASSERT_TRUE(rig.ended.wait()) << c.name;
     EXPECT_NE(rig.reason.find(c.reason), std::string::npos) << c.name << ": " << rig.reason;
     client::Reply reply;
-    EXPECT_FALSE(rig.channel->wait(5, 1, &reply, {})) << c.name << ": later calls come back";
+    EXPECT_FALSE(rig.channel->wait(5, 1, &reply)) << c.name << ": later calls come back";
   }
 }
 
