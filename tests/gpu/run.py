@@ -179,24 +179,35 @@ def residue(server: Server) -> bool:
     return codes == [0, 0]
 
 
-def socket_gib_s(mib: int = 1024) -> float:
-    """What one TCP connection over loopback carries, GiB/s: the bare socket, 4 MiB at a time."""
-    piece, count = 4 << 20, mib // 4
+def touched(mib: int) -> memoryview:
+    """Memory that is there, every page of it."""
+    block = bytearray(mib << 20)
+    block[::4096] = b"\1" * (mib << 8)
+    return memoryview(block)
+
+
+def socket_gib_s(mib: int, from_mib: int = 4, to_mib: int = 4) -> float:
+    """What one TCP connection over loopback carries, GiB/s: the bare socket, 4 MiB at a time.
+
+    It sends from a buffer of `from_mib` and receives into one of `to_mib`: with 4 both stay in the
+    caches, with as much as is sent the socket reads or writes memory as a copy of that size has to.
+    """
+    source, target, piece = touched(from_mib), touched(to_mib), 4 << 20
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def send() -> None:
             with socket.create_connection(listener.getsockname()) as out:
-                block = bytes(piece)
-                for _ in range(count):
-                    out.sendall(block)
+                for i in range(mib // 4):
+                    at = i * piece % len(source)
+                    out.sendall(source[at : at + piece])
 
         sender = threading.Thread(target=send)
         begun = time.perf_counter()
         sender.start()
         with listener.accept()[0] as into:
-            block = bytearray(piece)
-            while into.recv_into(block):
-                pass
+            at = 0
+            while count := into.recv_into(target[at : at + piece]):
+                at = (at + count) % len(target)
         took = time.perf_counter() - begun
         sender.join()
     return mib / 1024 / took
@@ -225,11 +236,13 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
         return figures
 
     runs: dict[str, list[dict[str, float]]] = {"native": [], "shm": [], "tcp": []}
-    sockets: list[float] = []
+    sockets: dict[str, list[float]] = {"": [], "to_device": [], "to_host": []}
     for _ in range(pairs):
         runs["native"].append(once(native, 1024))
         runs["shm"].append(once(server.environments["shm"], 1024))
-        sockets.append(socket_gib_s())
+        sockets[""].append(socket_gib_s(1024))
+        sockets["to_device"].append(socket_gib_s(1024, from_mib=1024))
+        sockets["to_host"].append(socket_gib_s(1024, to_mib=1024))
         runs["tcp"].append(once(server.environments["tcp"], 1024))
     print(
         f"\n{'figure':28} {'native':>10} {'ours, shm':>10} {'ratio':>7} {'spread':>13} "
@@ -245,9 +258,15 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
         line = f"{key:28} {middle['native']:10.3f} {middle['shm']:10.3f} {spread(ratios['shm'])} "
         line += f"{middle['tcp']:10.3f} {spread(ratios['tcp'])}"
         if key.endswith("gib_s"):
-            line += "  " + spread([o / s for o, s in zip(values["tcp"], sockets, strict=True)])
+            floors = sockets["to_device" if "to_device" in key else "to_host"]
+            line += "  " + spread([o / s for o, s in zip(values["tcp"], floors, strict=True)])
         print(line)
-    print(f"{'bare socket, GiB/s':28} {median(sockets):10.3f}")
+    for name, text in (
+        ("", "from cache to cache"),
+        ("to_device", "sending 1 GiB of memory"),
+        ("to_host", "receiving 1 GiB of memory"),
+    ):
+        print(f"bare socket, {text:26} {median(sockets[name]):6.2f} GiB/s")
 
 
 def main() -> int:
