@@ -115,6 +115,7 @@ enum ControlFunction : uint16_t {
   kSharedEventSynchronize = 4041,
   kShareEvent = 4042,
   kOpenSharedEvent = 4043,
+  kGpuFigures = 4044,  // what the node's NVML says of a vGPU's GPU
 };
 
 // For people; nullptr when it is no control function.
@@ -214,6 +215,8 @@ constexpr const char* control_name(uint16_t function) {
       return "ShareEvent";
     case kOpenSharedEvent:
       return "OpenSharedEvent";
+    case kGpuFigures:
+      return "GpuFigures";
     case kAllocationCreate:
       return "AllocationCreate";
     case kAllocationDestroy:

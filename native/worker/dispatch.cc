@@ -52,6 +52,7 @@ DispatchTable make() {
   add_shadow_handlers(t);
   add_tensor_map_handlers(t);
   add_generated_handlers(t);
+  add_node_nvml_handlers(t);
   add_library_handlers(t);
   add_nccl_handlers(t);
   add_cudnn_backend_handlers(t);

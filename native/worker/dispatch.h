@@ -50,6 +50,7 @@ void add_shadow_handlers(DispatchTable&);
 void add_tensor_map_handlers(DispatchTable&);
 void add_generated_handlers(DispatchTable&);
 void add_library_handlers(DispatchTable&);
+void add_node_nvml_handlers(DispatchTable&);
 void add_cudnn_backend_handlers(DispatchTable&);
 void add_cudnn_ctc_handlers(DispatchTable&);
 void add_nccl_handlers(DispatchTable&);

@@ -49,6 +49,7 @@ class StaticPool:
         gpus: int = 1,
         tcp: bool = False,
         sandbox: str = "off",
+        driver: Path | None = None,
     ) -> None:
         self.folder = folder
         self.vgpus = vgpus
@@ -56,7 +57,7 @@ class StaticPool:
         self.log = folder / "worker.log"
         command = [sys.executable, str(SERVER), "--socket", str(self.socket)]
         command += ["--worker", str(find_native("sluice-worker"))]
-        command += ["--driver", str(find_native("libsluice-softgpu.so.1"))]
+        command += ["--driver", str(driver or find_native("libsluice-softgpu.so.1"))]
         command += ["--vgpus", str(vgpus), "--memory-mib", str(memory_mib)]
         command += ["--sandbox", sandbox, "--log", str(self.log)]
         command += ["--visible-devices", ",".join(map(gpu_uuid, range(gpus)))]

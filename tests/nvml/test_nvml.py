@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,6 +133,44 @@ assert n.nvmlDeviceGetMemoryInfo(handles[1]).used == 0
 assert n.nvmlDeviceGetGraphicsRunningProcesses(handles[0]) == []
 """
     run(pool, code)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_what_only_the_node_knows_comes_from_its_nvml(tmp_path: Path) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    driver = node / "libcuda.so.1"
+    driver.symlink_to(find_native("libsluice-softgpu.so.1"))
+    source = Path(__file__).with_name("fake_nvml.c")
+    made = node / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", made, source], check=True)
+    code = """
+import time
+h = n.nvmlDeviceGetHandleByIndex(1)
+use = n.nvmlDeviceGetUtilizationRates(h)
+assert (use.gpu, use.memory) == (37, 12)
+assert n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU) == 41
+assert n.nvmlDeviceGetTemperatureV(h, n.NVML_TEMPERATURE_GPU) == 41
+assert refusal(n.nvmlDeviceGetTemperature, h, 7) == n.NVML_ERROR_INVALID_ARGUMENT
+assert n.nvmlDeviceGetTemperatureThreshold(h, n.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN) == 89
+for kind in (n.NVML_TEMPERATURE_THRESHOLD_GPU_MAX, n.NVML_TEMPERATURE_THRESHOLD_ACOUSTIC_MIN):
+    assert refusal(n.nvmlDeviceGetTemperatureThreshold, h, kind) == n.NVML_ERROR_NOT_SUPPORTED
+assert n.nvmlDeviceGetEnforcedPowerLimit(h) == 700000
+assert n.nvmlDeviceGetTotalEnergyConsumption(h) == 1 << 40
+assert [n.nvmlDeviceGetClockInfo(h, i) for i in range(4)] == [1000, 1001, 1002, 1003]
+assert n.nvmlDeviceGetClock(h, n.NVML_CLOCK_SM, n.NVML_CLOCK_ID_CURRENT) == 1001
+assert refusal(n.nvmlDeviceGetClockInfo, h, 1 << 20) == n.NVML_ERROR_INVALID_ARGUMENT
+assert n.nvmlDeviceGetPerformanceState(h) == 0
+assert n.nvmlDeviceGetCurrPcieLinkGeneration(h) == 5
+for call in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetPersistenceMode):
+    assert refusal(call, h) == n.NVML_ERROR_NOT_SUPPORTED
+begun, asked = time.monotonic(), {n.nvmlDeviceGetPowerUsage(h) for _ in range(1000)}
+assert len(asked) <= 2 + (time.monotonic() - begun) / 0.1, "one answer serves many questions"
+time.sleep(0.12)
+assert n.nvmlDeviceGetPowerUsage(h) > max(asked), "for a tenth of a second"
+"""
+    with StaticPool(tmp_path, vgpus=2, driver=driver) as pool:
+        run(pool, code)
 
 
 def test_what_only_the_node_knows_is_not_supported(pool: StaticPool) -> None:

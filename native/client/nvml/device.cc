@@ -153,7 +153,7 @@ nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, nvmlComputeMode_t* mo
 
 nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type,
                                        unsigned int* mhz) {
-  if (type == NVML_CLOCK_VIDEO) return unsupported();
+  if (type == NVML_CLOCK_VIDEO) return video_clock_limit(device, mhz);
   if (type != NVML_CLOCK_GRAPHICS && type != NVML_CLOCK_SM && type != NVML_CLOCK_MEM)
     return NVML_ERROR_INVALID_ARGUMENT;
   return ask(device, mhz, [&](const DeviceRecord& r) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What libnvidia-ml.so.1 asks libcuda.so.1, which has the session. libcuda.so.1 exports one
-// function of Sluice's own for it, sluice_nvml_door; both libraries come from one build. Nothing
-// here waits for the worker. A record lives as long as the process.
+// function of Sluice's own for it, sluice_nvml_door; both libraries come from one build. Only
+// figures() waits for the worker. A record lives as long as the process.
 #pragma once
 
 #include <cstdint>
 
 #include "abi/cuda_driver.h"
+#include "wire/gpu_figures.h"
 #include "wire/session_record.h"
 
 namespace sluice::client {
@@ -25,6 +26,9 @@ struct NvmlDoor {
   // The driver of the node by its own name, "580.65.06"; empty where it has none.
   const char* (*driver_name)();
   uint32_t (*cuda_version)();
+  // What the node says of the GPU; a round trip, unless what it said is fresh. False: the session
+  // has ended.
+  bool (*figures)(uint32_t index, wire::GpuFigures* figures);
 };
 
 }  // namespace sluice::client

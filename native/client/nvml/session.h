@@ -24,6 +24,9 @@ nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::NvmlDoor*
 // And the vGPU's record.
 nvmlReturn_t enter(nvmlDevice_t device, const wire::DeviceRecord** record);
 
+// The highest clock of the video unit, which only the node knows.
+nvmlReturn_t video_clock_limit(nvmlDevice_t device, unsigned int* mhz);
+
 // What every function that is not there answers.
 nvmlReturn_t unsupported();
 

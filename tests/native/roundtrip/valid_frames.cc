@@ -7,6 +7,7 @@
 
 #include "tests/native/libraries/library_frames.h"
 #include "wire/generated.h"
+#include "wire/gpu_figures.h"
 #include "wire/graph_commands.h"
 
 namespace sluice::test {
@@ -78,6 +79,9 @@ void add_peers(Rig&, Frames* all) {
   auto f = make("PeerAccess", wire::kPeerAccess, true, "cuCtxEnablePeerAccess", P{0, 1, 1, 0});
   f.devices = {offsetof(P, device), offsetof(P, peer)};
   f.choices = {offsetof(P, enable)};
+  all->push_back(f);
+  f = make("GpuFigures", wire::kGpuFigures, true, "", wire::GpuFiguresAsk{1, 0});
+  f.devices = {offsetof(wire::GpuFiguresAsk, device)};
   all->push_back(f);
 }
 
