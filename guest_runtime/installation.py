@@ -18,6 +18,7 @@ from .substitution import served_by
 AUDIT = "libsluice-audit.so"
 DRIVER = "libcuda.so.1"
 RUNTIME = "libcudart.so.13"
+STATIC_RUNTIME = "libcudart_static.a"
 WATCHER = "sluice-watch"
 
 
@@ -65,6 +66,18 @@ def _at(folder: Path) -> Installation:
         runtime=first(folder / RUNTIME),
         watcher=first(folder / WATCHER, folder.parent / "bin" / WATCHER),
     )
+
+
+def relink_advice() -> str:
+    """What to do with a program that has NVIDIA's runtime inside."""
+    advice = (
+        "link it with -cudart shared (nvcc), or with CUDA::cudart instead of CUDA::cudart_static "
+        "(CMake), or relink it with Sluice's own static runtime"
+    )
+    for folder in candidate_folders():
+        if (folder / STATIC_RUNTIME).exists():
+            return f"{advice}: nvcc -cudart static -L {folder} (that is {folder / STATIC_RUNTIME})"
+    return f"{advice}, {STATIC_RUNTIME}, which the guest bundle holds in /opt/sluice/lib"
 
 
 def check_installation(found: Installation) -> list[Finding]:

@@ -13,12 +13,9 @@ from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, read_elf
 from .findings import Finding, bad, note, ok
+from .installation import relink_advice
 from .substitution import CUDA, LOCAL, Served
 
-RELINK = (
-    "link it with -cudart shared (nvcc), or with CUDA::cudart instead of CUDA::cudart_static "
-    "(CMake), or with Sluice's own libcudart_static.a (make native builds it in build/native/lib)"
-)
 #: What our own static runtime says of itself (native/client/cudart/static_driver.cc).
 _OUR_MARK = b"sluice: the CUDA runtime, relinked\0"
 #: Strings of the runtime's error tables, which survive stripping; together nothing else has them.
@@ -84,7 +81,7 @@ class Seen:
                     subject,
                     f"{_some(map(str, self.static))} {_carry(self.static)} the CUDA runtime inside "
                     "(libcudart_static), which talks to NVIDIA's driver by private tables",
-                    RELINK,
+                    relink_advice(),
                 )
             )
         if self.replaced:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, is_elf, read_elf
 from .findings import Finding, bad, note
-from .installation import find_installation
-from .modules import RELINK, look_at
+from .installation import find_installation, relink_advice
+from .modules import look_at
 from .python_check import check_python, is_python
 from .substitution import CUDA, LOCAL, Served, served_by
 
@@ -69,7 +69,7 @@ def _obstacles(elf: ElfFile) -> list[Finding]:
             bad(
                 "program",
                 f"{elf.path} is linked statically: no library of it can be replaced",
-                "link it dynamically; for the CUDA runtime, " + RELINK,
+                "link it dynamically; for the CUDA runtime, " + relink_advice(),
             )
         ]
     if "ld-musl" in (elf.interpreter or ""):

@@ -2,8 +2,9 @@
 """Builds dist/sluice-guest-x86_64.tar.gz: what a guest installs.
 
 Called by `make guest-bundle`. Owns build/guest (the native client libraries for glibc 2.28, by
-zig) and the file in dist. It refuses to pack libraries that would not load on an old guest or that
-export other names than NVIDIA's. The same sources give the same bytes.
+zig), build/guest-static (the static runtime, by the system's compiler) and the file in dist. It
+refuses to pack libraries that would not load on an old guest or that export other names than
+NVIDIA's. The same sources, and for the static runtime the same compiler, give the same bytes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,31 @@ PARTS = CHECKOUT / "packaging" / "guest"
 NAME = "sluice-guest-x86_64"
 AUDIT = "libsluice-audit.so"
 PROGRAMS = ("sluice-watch",)
+STATIC_RUNTIME = "libcudart_static.a"
 
 
 def build(folder: Path, jobs: int) -> None:
     """Compiles the client libraries for the oldest glibc that is promised."""
+    options = [
+        f"-DCMAKE_TOOLCHAIN_FILE={CHECKOUT / 'packaging' / 'zig-toolchain.cmake'}",
+        "-DCMAKE_SHARED_LINKER_FLAGS=-s",
+        "-DCMAKE_MODULE_LINKER_FLAGS=-s",
+        "-DCMAKE_EXE_LINKER_FLAGS=-s",
+        "-DSLUICE_STATIC_RUNTIME=OFF",
+    ]
+    run_cmake(folder, options, ["-j", str(jobs)])
+
+
+def build_static_runtime(folder: Path, jobs: int) -> None:
+    """Compiles libcudart_static.a with the system's compiler.
+
+    A program that is relinked with it brings the C++ runtime of its own compiler, not zig's.
+    """
+    run_cmake(folder, [], ["-j", str(jobs), "--target", "sluice_cudart_static"])
+
+
+def run_cmake(folder: Path, options: list[str], what: list[str]) -> None:
+    """Configures and builds; ends the program when that fails."""
     environment = dict(os.environ, SLUICE_PYTHON=sys.executable)
     cmake = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
     if cmake is None:
@@ -38,19 +60,16 @@ def build(folder: Path, jobs: int) -> None:
     configure = [
         cmake,
         *("-S", str(CHECKOUT / "native"), "-B", str(folder)),
-        f"-DCMAKE_TOOLCHAIN_FILE={CHECKOUT / 'packaging' / 'zig-toolchain.cmake'}",
         f"-DSLUICE_PYTHON={sys.executable}",
         f"-DPython3_EXECUTABLE={sys.executable}",
         "-DCMAKE_BUILD_TYPE=Release",
         "-DSLUICE_CLIENT_ONLY=ON",
         "-DSLUICE_TESTS=OFF",
-        "-DCMAKE_SHARED_LINKER_FLAGS=-s",
-        "-DCMAKE_MODULE_LINKER_FLAGS=-s",
-        "-DCMAKE_EXE_LINKER_FLAGS=-s",
+        *options,
     ]
     if shutil.which("ninja") and not (folder / "CMakeCache.txt").exists():
         configure += ["-G", "Ninja"]
-    for command in (configure, [cmake, "--build", str(folder), "-j", str(jobs)]):
+    for command in (configure, [cmake, "--build", str(folder), *what]):
         done = subprocess.run(command, check=False, env=environment)
         if done.returncode:
             sys.exit(f"guest bundle: {' '.join(command[:3])} … failed")
@@ -72,11 +91,12 @@ def client_libraries(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+def contents(folder: Path, static: Path) -> dict[str, tuple[int, bytes]]:
     """Every file of the bundle: name → (mode, content)."""
     files: dict[str, tuple[int, bytes]] = {}
     for name in (*client_libraries(folder), AUDIT):
         files[f"lib/{name}"] = (0o755, built_file(folder, name).read_bytes())
+    files[f"lib/{STATIC_RUNTIME}"] = (0o644, built_file(static, STATIC_RUNTIME).read_bytes())
     for name in PROGRAMS:
         files[f"bin/{name}"] = (0o755, built_file(folder, name).read_bytes())
     for name in ("sluice", "sluice-run"):
@@ -136,16 +156,19 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()
     build(arguments.build, arguments.jobs)
+    static = arguments.build.with_name(arguments.build.name + "-static")
+    build_static_runtime(static, arguments.jobs)
     libraries = client_libraries(arguments.build)
     wrong = [
         line
         for name in (*libraries, AUDIT, *PROGRAMS)
         for line in library_rules.violations(built_file(arguments.build, name), name, libraries)
     ]
+    wrong += library_rules.archive_violations(built_file(static, STATIC_RUNTIME))
     if wrong:
         sys.exit("guest bundle: " + "\n".join(wrong))
     target = arguments.dist / f"{NAME}.tar.gz"
-    pack(contents(arguments.build), target)
+    pack(contents(arguments.build, static), target)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Collection
 from pathlib import Path
 
@@ -29,6 +30,16 @@ ALLOWED_NEEDS = {
 #: These must load where nothing else of the bundle is wanted.
 ALONE = ("libcuda", "libcufile", "libcupti", "libcusparseLt", "libnvidia-ml", "libnvshmem_host")
 #: What NVIDIA's libraries export, where the registry lists it: the forwarding libraries.
+#: What the static runtime may leave to the program that is linked with it: functions that every
+#: glibc from 2.28 on and every libstdc++ from GCC 7 on have.
+EVERYWHERE = re.compile(
+    r"_GLOBAL_OFFSET_TABLE_|_Unwind_Resume|__cxa_\w+|__gxx_personality_v0|__once_proxy"
+    r"|__tls_get_addr|__stack_chk_fail|__dso_handle|_Zn[aw]m\w*|_Zd[al]Pv\w*"
+    r"|_ZSt\d+__(once_call|once_callable|throw_\w+)"
+    r"|dl(open|sym|error|close)|pthread_\w+|v?f?printf|v?snprintf|f(write|puts|putc|flush)"
+    r"|getenv|mem(cpy|move|set|cmp|chr)|str(len|n?cmp|chr|rchr|tol|toul|toull)|std(err|out)"
+    r"|abort|malloc|free|calloc|realloc"
+)
 LISTS = Path(__file__).resolve().parent.parent / "native" / "api" / "imported" / "libraries"
 #: Library without its version → what the names that it exports look like, for the others.
 EXPORTS = {
@@ -53,6 +64,22 @@ def violations(path: Path, name: str, bundled: Collection[str] = ()) -> list[str
         if name.endswith(tuple("0123456789")):
             found += _soname(elf, name)
     return found
+
+
+def archive_violations(path: Path) -> list[str]:
+    """The same for libcudart_static.a: what it leaves to whoever links it."""
+    listed = subprocess.run(
+        ["nm", "--undefined-only", "--format=posix", str(path)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    names = {line.split()[0] for line in listed.stdout.splitlines() if line.split()[1:2] == ["U"]}
+    return [
+        f"{path.name} needs {name}, which an old toolchain may not have"
+        for name in sorted(names)
+        if not EVERYWHERE.fullmatch(name)
+    ]
 
 
 def _dynamic(elf: ELFFile, tag: str, attribute: str) -> list[str]:

@@ -58,6 +58,7 @@ cp -R "$here/lib" "$here/bin" "$here/libexec" "$here/python" "$here/VERSION" "$n
 chmod -R u=rwX,go=rX "$new"
 for folder in lib bin libexec; do
   chmod 755 "$new/$folder"/*
+  [ $folder != lib ] || chmod 644 "$new/lib"/*.a
   mv -f "$new/$folder"/* "$root$prefix/$folder/"
 done
 rm -rf "$root$prefix/python"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+import subprocess
 import tarfile
 import time
 from pathlib import Path
@@ -73,6 +74,7 @@ def test_the_archive_holds_one_folder_and_no_surprise(bundle: Path) -> None:
     for name in (*STANDING_IN, "libsluice-audit.so"):
         assert members[f"sluice-guest/lib/{name}"].mode & 0o777 == 0o755
     assert "sluice-guest/bin/sluice-watch" in members
+    assert members["sluice-guest/lib/libcudart_static.a"].mode & 0o777 == 0o644
     assert all((m.uid, m.gid, m.mtime) == (0, 0, 0) for m in members.values())
 
 
@@ -88,6 +90,27 @@ def test_the_libraries_load_in_the_guest(guest: Guest) -> None:
         assert guest.check(f'python3 -c "{load % name}"').strip() == name
         run = f"""sluice run python3 -c "{load % ("/no/such/folder/" + name)}" """
         assert guest.check(run).strip().endswith(name)
+
+
+def test_a_program_relinked_with_the_static_runtime_finds_the_driver(
+    guest: Guest, bundle: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(bundle) as archive:
+        archive.extract("sluice-guest/lib/libcudart_static.a", tmp_path, filter="data")
+    source = tmp_path / "count.c"
+    source.write_text(
+        "#include <stdio.h>\nint cudaRuntimeGetVersion(int*); int cudaGetDeviceCount(int*);\n"
+        "int main(void) { int v = 0, n = -1; int a = cudaRuntimeGetVersion(&v);\n"
+        'int b = cudaGetDeviceCount(&n); printf("%d %d %d\\n", a, v / 1000, b); return 0; }\n'
+    )
+    library = tmp_path / "sluice-guest/lib"
+    link = [f"-L{library}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
+    options = ["-static-libstdc++", "-static-libgcc"]
+    command = ["g++", *options, "-x", "c", source, "-x", "none", *link, "-o", tmp_path / "count"]
+    subprocess.run(command, check=True)
+    guest.put(tmp_path / "count", "/root/count")
+    no_device = 100  # it has the driver, and the driver has no channel; without one it would be 35
+    assert guest.check("chmod +x /root/count && /root/count").split() == ["0", "13", str(no_device)]
 
 
 def test_a_hot_plugged_channel_is_ready_by_itself(guest: Guest, files: RegionFiles) -> None:
