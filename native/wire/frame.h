@@ -116,6 +116,9 @@ enum ControlFunction : uint16_t {
   kShareEvent = 4042,
   kOpenSharedEvent = 4043,
   kGpuFigures = 4044,  // what the node's NVML says of a vGPU's GPU
+  // Graphs again: graph_commands.h.
+  kGraphConditional = 4048,
+  kCaptureNode = 4049,
 };
 
 // For people; nullptr when it is no control function.
@@ -269,6 +272,10 @@ constexpr const char* control_name(uint16_t function) {
       return "ShadowWrite";
     case kShadowRead:
       return "ShadowRead";
+    case kGraphConditional:
+      return "GraphConditional";
+    case kCaptureNode:
+      return "CaptureNode";
     default:
       return nullptr;
   }

@@ -49,6 +49,12 @@ struct CaptureUpdate {  // answered; edge_count GraphEdge follow
   uint32_t replace, edge_count;
 };
 
+// An empty node at the end of what the stream has recorded, which it goes on from: the place of an
+// allocation or of its end. Answered by GraphNodeReply.
+struct CaptureNode {
+  uint64_t stream, graph;
+};
+
 struct GraphCreate {
   uint64_t id;
 };
@@ -89,7 +95,14 @@ struct EventNode {
 struct ChildNode {
   uint64_t graph;
 };
-struct MemOpsNode {  // count MemOp follow
+// `count` ids for the graphs inside follow, which the client minted.
+struct ConditionalNode {
+  uint64_t handle;
+  uint32_t type, count;
+};
+inline constexpr uint32_t kMaxBodies = 1024;
+inline constexpr uint32_t kMaxGraphDepth = 64;  // of graphs inside of one another
+struct MemOpsNode {                             // count MemOp follow
   uint32_t count, reserved;
 };
 
@@ -119,6 +132,7 @@ enum class GraphListOf : uint32_t {
   kEdges = 2,
   kDependencies = 3,  // of `node`
   kDependents = 4,
+  kAncestors = 5,  // all that `node` comes behind, the nearest first, kMaxAncestors at most
 };
 struct GraphList {  // answered by GraphListReply
   uint64_t graph;
@@ -127,6 +141,18 @@ struct GraphList {  // answered by GraphListReply
 };
 struct GraphListReply {  // count GraphEdge follow: those from `first` on that fit
   uint32_t total, count;
+};
+
+inline constexpr uint32_t kMaxAncestors = 4096;
+
+// A value that kernels of a graph set and nodes of it look at. Its handle is the driver's own, as
+// kernels take it as a plain parameter: answered by GraphConditionalReply.
+struct GraphConditional {
+  uint64_t graph;
+  uint32_t value, flags;  // what a launch begins with, if the flags say so
+};
+struct GraphConditionalReply {
+  uint64_t handle;
 };
 
 enum class GraphChange : uint32_t {

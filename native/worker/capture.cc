@@ -105,6 +105,39 @@ void info(Session& s, const Command& c, Reply& reply) {
   put_list(s, all, m.first, reply);
 }
 
+void add_node(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::CaptureNode>();
+  if (!d.ok()) return s.reject("CaptureNode is cut short");
+  const GraphRef graph = find_graph(s, m.graph, "CaptureNode");
+  CUstream stream;
+  if (!graph || !s.stream(m.stream, c.header.context, &stream)) return;
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUgraph driver_graph = nullptr;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* data = nullptr;
+  size_t count = 0;
+  reply.status = s.driver.cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &driver_graph, &nodes,
+                                                    &data, &count);
+  if (reply.status != CUDA_SUCCESS) return;
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || driver_graph != graph->handle) {
+    reply.status = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    return;
+  }
+  const std::vector<CUgraphNode> after(nodes, nodes + count);  // which the driver may move
+  std::vector<CUgraphEdgeData> edges(count);
+  if (data) edges.assign(data, data + count);
+  CUgraphNodeParams params{};
+  params.type = CU_GRAPH_NODE_TYPE_EMPTY;
+  CUgraphNode node = nullptr;
+  reply.status = s.driver.cuGraphAddNode_v2(&node, graph->handle, after.data(),
+                                            data ? edges.data() : nullptr, count, &params);
+  if (reply.status != CUDA_SUCCESS) return;
+  reply.status = s.driver.cuStreamUpdateCaptureDependencies_v2(stream, &node, nullptr, 1,
+                                                               CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+  if (reply.status == CUDA_SUCCESS) reply.put(wire::GraphNodeReply{graph->ordinal_of(node), 0});
+}
+
 void update(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto m = d.fixed<wire::CaptureUpdate>();
@@ -189,6 +222,7 @@ void add_capture_handlers(DispatchTable& t) {
   t[wire::kCaptureEnd] = {"CaptureEnd", end, kOnly, false};
   t[wire::kCaptureInfo] = {"CaptureInfo", info, kOnly, false};
   t[wire::kCaptureUpdate] = {"CaptureUpdate", update, kOnly, false};
+  t[wire::kCaptureNode] = {"CaptureNode", add_node, kOnly, false};
   t[wire::kStreamMemOps] = {"StreamMemOps", mem_ops, kNever, false};
 }
 

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 
 #include "worker/dispatch.h"
 
 namespace sluice::worker {
 
 namespace {
+
+constexpr size_t kMaxConditionals = 1 << 14;  // of one graph
 
 std::string with(const char* what, const char* rest) { return std::string(what) + rest; }
 
@@ -51,6 +54,7 @@ void copy(Session& s, const Command& c, Reply& reply) {
     if (!node) return s.reject("GraphCopy names a node that there is not");
     graph->parent = m.graph;
     graph->node = m.node;
+    graph->depth = from->depth + 1;
     reply.status = s.driver.cuGraphChildGraphNodeGetGraph(node, &graph->handle);
   }
   if (reply.status == CUDA_SUCCESS) s.graphs.add(m.id, std::move(graph));
@@ -137,19 +141,44 @@ CUresult list_around(Session& s, GraphObject& g, CUgraphNode node, bool before,
   return CUDA_SUCCESS;
 }
 
+CUresult list_ancestors(Session& s, GraphObject& g, CUgraphNode node,
+                        std::vector<wire::GraphEdge>* all) {
+  std::unordered_set<CUgraphNode> seen{node};
+  std::vector<CUgraphNode> found{node};
+  for (size_t i = 0; i < found.size(); ++i) {
+    size_t count = 0;
+    CUresult e = s.driver.cuGraphNodeGetDependencies_v2(found[i], nullptr, nullptr, &count);
+    std::vector<CUgraphNode> nodes(count);
+    std::vector<CUgraphEdgeData> data(count);
+    if (e == CUDA_SUCCESS && count)
+      e = s.driver.cuGraphNodeGetDependencies_v2(found[i], nodes.data(), data.data(), &count);
+    if (e != CUDA_SUCCESS) return e;
+    for (CUgraphNode one : nodes) {
+      if (found.size() > wire::kMaxAncestors) return CUDA_SUCCESS;
+      if (!seen.insert(one).second) continue;
+      found.push_back(one);
+      all->push_back({g.ordinal_of(one), 0, 0});
+    }
+  }
+  return CUDA_SUCCESS;
+}
+
 void list(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphList>();
-  if (!d.ok() || m.what > wire::GraphListOf::kDependents)
+  if (!d.ok() || m.what > wire::GraphListOf::kAncestors)
     return s.reject("GraphList asks for something that there is not");
   const GraphRef graph = find_graph(s, m.graph, "GraphList");
   if (!graph || !s.use_context(c.header.context)) return;
   std::vector<wire::GraphEdge> all;
   using enum wire::GraphListOf;
-  if (m.what == kDependencies || m.what == kDependents) {
+  if (m.what >= kDependencies) {
     const CUgraphNode node = graph->node_at(m.node);
     if (!node) return s.reject("GraphList names a node that there is not");
-    reply.status = list_around(s, *graph, node, m.what == kDependencies, &all);
+    if (m.what == kAncestors)
+      reply.status = list_ancestors(s, *graph, node, &all);
+    else
+      reply.status = list_around(s, *graph, node, m.what == kDependencies, &all);
   } else {
     reply.status = m.what == kEdges ? list_edges(s, *graph, &all)
                                     : list_nodes(s, *graph, m.what == kRoots, &all);
@@ -247,6 +276,27 @@ void update(Session& s, const Command& c, Reply& reply) {
   if (const auto it = graph->ordinals.find(info.errorFromNode); it != graph->ordinals.end())
     outcome.from = it->second;
   reply.put(outcome);
+}
+
+void conditional(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::GraphConditional>();
+  if (!d.ok() || m.flags & ~uint32_t{CU_GRAPH_COND_ASSIGN_DEFAULT})
+    return s.reject("GraphConditional makes no sense");
+  const GraphRef graph = find_graph(s, m.graph, "GraphConditional");
+  if (!graph) return;
+  const Vgpu* v = s.use_context(c.header.context);
+  if (!v) return;
+  if (!s.driver.cuGraphConditionalHandleCreate || graph->conditionals.size() >= kMaxConditionals) {
+    reply.status = CUDA_ERROR_NOT_SUPPORTED;
+    return;
+  }
+  CUgraphConditionalHandle handle = 0;
+  reply.status = s.driver.cuGraphConditionalHandleCreate(&handle, graph->handle, v->gpu->context,
+                                                         m.value, m.flags);
+  if (reply.status != CUDA_SUCCESS) return;
+  graph->conditionals.push_back(handle);
+  reply.put(wire::GraphConditionalReply{handle});
 }
 
 void destroy_exec(Session& s, const Command& c, Reply& reply) {
@@ -352,6 +402,7 @@ void add_graph_handlers(DispatchTable& t) {
   t[wire::kGraphEdit] = {"GraphEdit", edit, kOnly, false};
   t[wire::kGraphInstantiate] = {"GraphInstantiate", instantiate, kOnly, false};
   t[wire::kGraphExecUpdate] = {"GraphExecUpdate", update, kOnly, false};
+  t[wire::kGraphConditional] = {"GraphConditional", conditional, kOnly, false};
   t[wire::kGraphExecDestroy] = {"GraphExecDestroy", destroy_exec, kNever, false};
   t[wire::kGraphLaunch] = {"GraphLaunch", launch, kNever, false};
 }

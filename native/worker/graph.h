@@ -27,10 +27,12 @@ struct GraphObject {
   CUgraph handle = nullptr;
   uint64_t parent = 0;  // the graph whose node `node` it lies in: it is that graph's, not ours
   uint32_t node = wire::kNoNode;
+  uint32_t depth = 0;   // how many graphs it lies in
   bool capturing = false;
   bool existing = false;           // made otherwise than by a capture that is under way
   std::vector<CUgraphNode> nodes;  // by ordinal; nullptr: destroyed
   std::unordered_map<CUgraphNode, uint32_t> ordinals;
+  std::vector<CUgraphConditionalHandle> conditionals;  // made for it
 
   uint32_t ordinal_of(CUgraphNode n) {
     const auto [it, fresh] = ordinals.try_emplace(n, static_cast<uint32_t>(nodes.size()));

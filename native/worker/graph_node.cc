@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes of graphs: what a command says of one, checked and put as the driver takes it, and back.
+#include <algorithm>
 #include <cstring>
 
 #include "worker/dispatch.h"
@@ -18,6 +19,7 @@ struct NodeParams {
   size_t kernel_bytes = 0;
   void* extra[5] = {};
   std::vector<CUstreamBatchMemOpParams> operations;
+  std::vector<uint64_t> bodies;  // ids of the graphs inside a conditional node
 };
 
 template <class T>
@@ -149,6 +151,40 @@ bool take_operations(Session& s, const Vgpu& v, std::span<const std::byte> body,
   return true;
 }
 
+// Made for this graph, or for one that it lies in.
+bool has_conditional(Session& s, GraphRef graph, CUgraphConditionalHandle handle) {
+  for (;;) {
+    const auto& all = graph->conditionals;
+    if (std::find(all.begin(), all.end(), handle) != all.end()) return true;
+    if (!graph->parent || !s.graphs.get(graph->parent, &graph)) return false;
+  }
+}
+
+bool take_conditional(Session& s, const Vgpu& v, const GraphRef& graph,
+                      std::span<const std::byte> body, NodeParams* p) {
+  wire::ConditionalNode n;
+  if (!take(body, &n)) return refuse(s, "is cut short");
+  const uint32_t most = n.type == CU_GRAPH_COND_TYPE_IF       ? 2
+                        : n.type == CU_GRAPH_COND_TYPE_WHILE  ? 1
+                        : n.type == CU_GRAPH_COND_TYPE_SWITCH ? wire::kMaxBodies
+                                                              : 0;
+  if (n.count == 0 || n.count > most) return refuse(s, "has no such condition");
+  if (body.size() < n.count * sizeof(uint64_t)) return refuse(s, "is cut short");
+  p->bodies.resize(n.count);
+  std::memcpy(p->bodies.data(), body.data(), n.count * sizeof(uint64_t));
+  for (size_t i = 0; i < p->bodies.size(); ++i)
+    if (!s.graphs.has_room(p->bodies[i]) ||
+        std::find(p->bodies.begin(), p->bodies.begin() + i, p->bodies[i]) != p->bodies.begin() + i)
+      return refuse(s, "mints no id that is free");
+  if (!has_conditional(s, graph, n.handle))
+    return refuse(s, "looks at a value that is not its graph's");
+  p->all.conditional.handle = n.handle;
+  p->all.conditional.type = static_cast<CUgraphConditionalNodeType>(n.type);
+  p->all.conditional.size = n.count;
+  p->all.conditional.ctx = v.gpu->context;
+  return true;
+}
+
 // What the command says of a node of that type. False: rejected.
 bool take_node(Session& s, const Vgpu& v, uint32_t type, std::span<const std::byte> body,
                NodeParams* p) {
@@ -190,12 +226,31 @@ void add(Session& s, const Command& c, Reply& reply) {
       !resolve_edges(s, *graph, edges, false, "GraphNodeAdd", &after))
     return;
   const Vgpu* v = s.use_context(c.header.context);
+  if (!v) return;
   NodeParams params;
-  if (!v || !take_node(s, *v, m.type, body, &params)) return;
+  params.all.type = static_cast<CUgraphNodeType>(m.type);
+  if (m.type == CU_GRAPH_NODE_TYPE_CONDITIONAL ? !take_conditional(s, *v, graph, body, &params)
+                                               : !take_node(s, *v, m.type, body, &params))
+    return;
+  if (!params.bodies.empty() && graph->depth >= wire::kMaxGraphDepth) {
+    reply.status = CUDA_ERROR_NOT_SUPPORTED;
+    return;
+  }
   CUgraphNode node = nullptr;
   reply.status = s.driver.cuGraphAddNode_v2(&node, graph->handle, after.from.data(),
                                             after.edge_data(), after.from.size(), &params.all);
-  if (reply.status == CUDA_SUCCESS) reply.put(wire::GraphNodeReply{graph->ordinal_of(node), 0});
+  if (reply.status != CUDA_SUCCESS) return;
+  const uint32_t ordinal = graph->ordinal_of(node);
+  for (size_t i = 0; i < params.bodies.size(); ++i) {
+    auto inside = std::make_shared<GraphObject>();
+    inside->handle = params.all.conditional.phGraph_out[i];
+    inside->parent = m.graph;
+    inside->node = ordinal;
+    inside->depth = graph->depth + 1;
+    inside->existing = true;
+    s.graphs.add(params.bodies[i], std::move(inside));
+  }
+  reply.put(wire::GraphNodeReply{ordinal, 0});
 }
 
 void set(Session& s, const Command& c, Reply& reply) {

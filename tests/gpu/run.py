@@ -144,7 +144,8 @@ def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
         f"{'program':18} {'channel':8} {'result':40} {'round trips':>11} "
         f"{'native s':>9} {'ours s':>7}"
     )
-    for program in cuda.load_programs(milestone_only=False):
+    for listed in cuda.load_programs(milestone_only=False):
+        program = replace(listed, name=f"{listed.name}_linked") if listed.linked else listed
         here = cuda.run_on_host(program, native)
         for channel, environment in server.environments.items():
             if channel == "tcp" and not program.tcp:

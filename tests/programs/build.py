@@ -42,6 +42,18 @@ FLAGS = (
     "-cudadevrt=none",
     "-Xcompiler=-Wall,-Wextra,-pthread",
 )
+# For a real GPU, where the device runtime is called: relocatable code, linked with it.
+LINKED_FLAGS = (
+    "-O2",
+    "-std=c++17",
+    "-rdc=true",
+    "-gencode=arch=compute_80,code=sm_80",
+    "-gencode=arch=compute_90,code=sm_90",
+    "-cudart=shared",
+    "-cudadevrt=static",
+    "-Xcompiler=-Wall,-Wextra,-pthread",
+)
+DEVICE_RUNTIME_CALL = re.compile(r"\bcudaGraphSetConditional\s*\(")
 DRIVER_CALL = re.compile(r"\bcu[A-Z]\w+\s*\(")
 
 
@@ -74,7 +86,13 @@ def build(sources: list[Path], out: Path, jobs: int = 2) -> list[str]:
     toolkit = find_toolkit()
     link_dir = prepare_link_dir(out, toolkit)
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        results = pool.map(lambda source: build_one(source, out, toolkit, link_dir), sources)
+        wanted = [(source, source.stem, FLAGS) for source in sources]
+        wanted += [
+            (source, f"{source.stem}_linked", LINKED_FLAGS)
+            for source in sources
+            if DEVICE_RUNTIME_CALL.search(source.read_text())
+        ]
+        results = pool.map(lambda one: build_one(*one, out, toolkit, link_dir), wanted)
         return [message for message in results if message]
 
 
@@ -125,15 +143,17 @@ def prepare_link_dir(out: Path, toolkit: Toolkit) -> Path:
     return folder
 
 
-def build_one(source: Path, out: Path, toolkit: Toolkit, link_dir: Path) -> str:
-    program = out / source.stem
-    stamp = out / f".{source.stem}.stamp"
+def build_one(
+    source: Path, name: str, flags: tuple[str, ...], out: Path, toolkit: Toolkit, link_dir: Path
+) -> str:
+    program = out / name
+    stamp = out / f".{name}.stamp"
     libraries = ["-lcuda"] if DRIVER_CALL.search(source.read_text()) else []
-    flags = [*FLAGS, f"-L{link_dir}", *libraries]
-    key = fingerprint(source, flags, toolkit)
+    options = [*flags, f"-L{link_dir}", f"-L{toolkit.runtime.parent}", *libraries]
+    key = fingerprint(source, options, toolkit)
     if program.exists() and stamp.exists() and stamp.read_text() == key:
         return ""
-    command = [str(toolkit.nvcc), *flags, "-o", str(program), str(source)]
+    command = [str(toolkit.nvcc), *options, "-o", str(program), str(source)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         return f"{source.name} does not compile:\n{result.stdout}{result.stderr}"

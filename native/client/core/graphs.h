@@ -46,7 +46,8 @@ struct ShadowCopy {
   std::byte* host = nullptr;
   uint64_t pitch = 0, width = 0, rows = 1;
   uint32_t context = 0;
-  uint64_t node = 0;  // added by hand: its handle
+  uint64_t node = 0;     // added by hand: its handle
+  bool perhaps = false;  // in the body of a condition: what does not run must change nothing
   ShadowCopy() = default;
   ShadowCopy(const ShadowCopy&) = delete;
   ShadowCopy& operator=(const ShadowCopy&) = delete;
@@ -83,6 +84,10 @@ struct Graph {
   std::vector<uint64_t> nodes;  // handles by ordinal; 0: not asked for yet
   std::vector<std::pair<uint32_t, uint64_t>> children;  // by ordinal: handles given out
   HostSide host;
+  bool body = false;         // inside a conditional node, filled after that was added
+  bool conditional = false;  // has conditional nodes, or lies over one that has
+  std::vector<CUgraphConditionalHandle> conditions;  // values made for it
+  std::weak_ptr<void> instance;  // of the executable graph, where there may be one only
 };
 
 struct GraphNode {
@@ -92,6 +97,7 @@ struct GraphNode {
   std::vector<std::byte> params;
   std::vector<void*> pointers;
   std::vector<CUstreamBatchMemOpParams> operations;
+  std::vector<CUgraph> bodies;  // of a conditional node
 };
 
 struct GraphExec {
@@ -99,8 +105,9 @@ struct GraphExec {
   unsigned long long flags = 0;
   std::vector<uint64_t> disabled;  // nodes that it leaves out
   HostSide host;
-  bool running = false;  // a run may still read shadows
-  uint64_t stream = 0;   // in this stream, as the wire names it
+  std::shared_ptr<void> instance;  // held while it is the one of its graph
+  bool running = false;            // a run may still read shadows
+  uint64_t stream = 0;             // in this stream, as the wire names it
 };
 
 }  // namespace sluice::client

@@ -89,9 +89,13 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   Device* d;
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &d, &stream); e != CUDA_SUCCESS) return e;
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  *graph = nullptr;
   Capture capture;
+  // Whoever recorded into a graph of his own knows it.
+  CUstreamCaptureStatus status;
+  if (!graph &&
+      (s->captures.status(stream, &status, &capture) != CUDA_SUCCESS || !capture.existing))
+    return CUDA_ERROR_INVALID_VALUE;
+  if (graph) *graph = nullptr;
   const CUresult ended = s->captures.end(stream, &capture);
   // Another thread than the one that began it ends a capture all the same, and gets no graph.
   if (ended != CUDA_SUCCESS && ended != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) return ended;
@@ -100,9 +104,9 @@ CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
                            {}, {}, nullptr, nullptr, context_of(stream->device));
   if (capture.invalidated) e = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   if (ended != CUDA_SUCCESS) e = ended;
-  if (e == CUDA_SUCCESS)
+  if (e == CUDA_SUCCESS && graph)
     *graph = reinterpret_cast<CUgraph>(capture.graph);
-  else if (!capture.existing)
+  else if (e != CUDA_SUCCESS && !capture.existing)
     drop_graph(s, capture.graph);
   return e;
 }

@@ -151,16 +151,17 @@ CUresult instantiate(CUgraphExec* exec, CUgraph handle, unsigned long long flags
   constexpr unsigned long long kKnown =
       CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD |
       CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
-  if (!exec || flags & ~kKnown || s->captures.of_graph(id_of(handle)))
+  if (!exec || flags & ~kKnown || graph->body || s->captures.of_graph(id_of(handle)))
     return CUDA_ERROR_INVALID_VALUE;
   if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!graph->instance.expired()) return CUDA_ERROR_NOT_SUPPORTED;
   uint64_t id;
   GraphExec* made = s->graph_execs.create(&id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   made->device = graph->device;
   made->flags = flags;
   wire::GraphOutcome outcome{};
-  CUresult e = adopt_host_side(graph->host, made);
+  CUresult e = adopt_host_side(whole_host_side(s, *graph), made);
   if (e == CUDA_SUCCESS)
     e = ask_outcome(s, wire::kGraphInstantiate,
                     wire::GraphInstantiate{id, id_of(handle),
@@ -170,6 +171,7 @@ CUresult instantiate(CUgraphExec* exec, CUgraph handle, unsigned long long flags
   if (why) *why = static_cast<CUgraphInstantiateResult>(outcome.result);
   if (error) *error = told_node(s, id_of(handle), graph, outcome.node);
   if (e == CUDA_SUCCESS) {
+    if (stands_alone(*graph)) graph->instance = made->instance = std::make_shared<char>();
     *exec = reinterpret_cast<CUgraphExec>(id);
     return e;
   }
@@ -189,6 +191,8 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle, bool upload) {
   const bool host_side = !exec->host.calls.empty() || !exec->host.shadows.empty();
   if (stream->capture && (host_side || upload))
     return refuse_in_graph(s, stream, "the launch of a graph that calls host functions");
+  if (stream->capture && exec->instance)  // it would be a child
+    return refuse_in_graph(s, stream, "the launch of a graph with conditions");
   if (host_side && !upload)
     if (const CUresult e = before_launch(s, exec); e != CUDA_SUCCESS) return e;
   const CUresult e =
@@ -232,6 +236,7 @@ CUresult cuGraphClone(CUgraph* clone, CUgraph handle) {
   Graph* graph;
   if (const CUresult e = find_graph(handle, &s, &graph); e != CUDA_SUCCESS) return e;
   if (!clone || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
+  if (stands_alone(*graph)) return CUDA_ERROR_NOT_SUPPORTED;
   uint64_t id;
   Graph* made = s->graphs.create(&id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -366,6 +371,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
   if (!exec->host.objects.empty() && !s->idle(*exec->device))
     s->exchange(wire::kDeviceIdle, wire::DeviceIdle{exec->device->index, 0});
   leave_host_side(exec);
+  exec->instance.reset();
   if (!s->graph_execs.retire(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
   const CUresult e =
       s->post(wire::kGraphExecDestroy, wire::GraphExecId{id_of(handle)}, {}, nullptr, context);
@@ -400,7 +406,7 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec_handle, CUgraph handle,
   info->result = static_cast<CUgraphExecUpdateResult>(outcome.result);
   info->errorNode = told_node(s, id_of(handle), graph, outcome.node);
   info->errorFromNode = told_node(s, id_of(handle), graph, outcome.from);
-  if (e == CUDA_SUCCESS) e = adopt_host_side(graph->host, exec);
+  if (e == CUDA_SUCCESS) e = adopt_host_side(whole_host_side(s, *graph), exec);
   return e;
 }
 CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* error,

@@ -69,6 +69,17 @@ struct NodeContents {
 };
 CUresult read_node(Session* s, const GraphNode& node, const Graph& graph, NodeContents* out);
 
+// Has the worker add a node, whose body is `body`.
+CUresult send_node(Session* s, uint64_t graph_id, Graph* graph, uint32_t type,
+                   const std::vector<std::byte>& body, const std::vector<wire::GraphEdge>& edges,
+                   const Device* device, CUgraphNode* added);
+// Nodes of types of their own (graph_conditional.cc).
+CUresult add_conditional_node(Session* s, uint64_t graph_id, Graph* graph,
+                              const std::vector<wire::GraphEdge>& edges, CUgraphNodeParams* params,
+                              CUgraphNode* added);
+// May be no child, has no clones and one executable graph at a time.
+inline bool stands_alone(const Graph& graph) { return graph.conditional; }
+
 // A graph will record the event: no mark of ours tells when.
 void leave_to_driver(Session* s, Event* event);
 
@@ -98,6 +109,8 @@ std::vector<wire::MemOp> handshake_operations(const Handshake& words);
 ShadowRef make_shadow(Session* s, const Device* device, bool to_device, void* host, uint64_t pitch,
                       Rect rect);
 
+// A graph's host side with that of the bodies in it.
+HostSide whole_host_side(Session* s, const Graph& graph);
 // Gives an executable graph the host's side of a graph. CUDA_ERROR_NOT_SUPPORTED where another has
 // it already.
 CUresult adopt_host_side(const HostSide& from, GraphExec* exec);

@@ -83,6 +83,9 @@ Graph* graph_of(Session* s, Stream* stream) {
 CUresult add_call(Session* s, Stream* stream, HostCall call) {
   Graph* graph = graph_of(s, stream);
   if (!graph) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  if (graph->body)  // CUDA takes none there either
+    return refuse_in_graph(s, stream,
+                           "a host function, or copy of pageable memory, in a condition");
   call.words = make_handshake(s);
   if (!call.words) return refuse_in_graph(s, stream, "a host function without shared memory");
   const std::vector<wire::MemOp> operations = handshake_operations(*call.words);
@@ -251,6 +254,19 @@ CUresult capture_host_work(Session* s, Stream* stream, std::function<void()> wor
   return add_call(s, stream, {nullptr, nullptr, nullptr, std::move(work)});
 }
 
+HostSide whole_host_side(Session* s, const Graph& graph) {
+  HostSide all = graph.host;
+  for (const auto& [ordinal, id] : graph.children) {
+    const Graph* inside = s->graphs.find(id);
+    if (!inside || !inside->body) continue;
+    const HostSide more = whole_host_side(s, *inside);
+    for (const ShadowRef& shadow : more.shadows) shadow->perhaps = true;
+    all.shadows.insert(all.shadows.end(), more.shadows.begin(), more.shadows.end());
+    all.objects.insert(all.objects.end(), more.objects.begin(), more.objects.end());
+  }
+  return all;
+}
+
 CUresult adopt_host_side(const HostSide& from, GraphExec* exec) {
   for (const HostCall& call : from.calls) {
     const bool own = std::any_of(exec->host.calls.begin(), exec->host.calls.end(),
@@ -283,7 +299,7 @@ CUresult before_launch(Session* s, GraphExec* exec) {
   std::vector<std::byte> packed;
   const uint64_t limit = s->channel().inline_limit();
   for (const ShadowRef& shadow : exec->host.shadows) {
-    if (!shadow->to_device) continue;
+    if (!shadow->to_device && !shadow->perhaps) continue;
     packed.resize(shadow->width * shadow->rows);
     move_rows(packed.data(), shadow->width, shadow->host, shadow->pitch,
               {shadow->width, shadow->rows});

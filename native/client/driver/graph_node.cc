@@ -172,6 +172,7 @@ CUresult pack_host(Session* s, const CUDA_HOST_NODE_PARAMS_v2& h, std::shared_pt
 CUresult pack_child(Session* s, CUgraph handle, const Graph* into, Packed* p) {
   const Graph* child = s->graphs.find(handle);
   if (!child || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
+  if (stands_alone(*child)) return CUDA_ERROR_NOT_SUPPORTED;
   for (const HostCall& call : child->host.calls)
     for (const HostCall& there : into->host.calls)
       if (call.words == there.words) {
@@ -187,6 +188,9 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
               std::shared_ptr<Handshake> words, Packed* p) {
   p->type = static_cast<uint32_t>(n.type);
   p->device = graph->device;
+  if (graph->body && n.type > CU_GRAPH_NODE_TYPE_MEMSET && n.type != CU_GRAPH_NODE_TYPE_GRAPH &&
+      n.type != CU_GRAPH_NODE_TYPE_EMPTY)
+    return CUDA_ERROR_NOT_SUPPORTED;  // what CUDA takes inside a condition
   switch (n.type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
       return pack_kernel(s, n.kernel, p);
@@ -212,7 +216,7 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
       return CUDA_SUCCESS;
     }
     default:
-      note_refused("a node of this type (memory, semaphore or conditional)");
+      note_refused("a semaphore node");
       return CUDA_ERROR_NOT_SUPPORTED;
   }
 }
@@ -328,6 +332,27 @@ bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams*
   return true;
 }
 
+CUresult sluice::client::send_node(Session* s, uint64_t graph_id, Graph* graph, uint32_t type,
+                                   const std::vector<std::byte>& body,
+                                   const std::vector<wire::GraphEdge>& edges, const Device* device,
+                                   CUgraphNode* added) {
+  std::vector<std::byte> tail = body;
+  pad(&tail);
+  const wire::GraphNodeAdd m{graph_id, type, static_cast<uint32_t>(tail.size()),
+                             static_cast<uint32_t>(edges.size()), 0};
+  const auto list = bytes_of(edges);
+  tail.insert(tail.end(), list.begin(), list.end());
+  wire::GraphNodeReply reply{};
+  size_t got = 0;
+  const CUresult e = s->exchange(wire::kGraphNodeAdd, m, tail,
+                                 {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got,
+                                 nullptr, context_of(device));
+  if (e != CUDA_SUCCESS) return e;
+  if (got < sizeof reply) return CUDA_ERROR_UNKNOWN;
+  *added = node_handle(s, graph_id, graph, reply.node);
+  return *added ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
 extern "C" {
 
 CUresult cuGraphAddNode_v2(CUgraphNode* added, CUgraph handle, const CUgraphNode* after,
@@ -338,25 +363,13 @@ CUresult cuGraphAddNode_v2(CUgraphNode* added, CUgraph handle, const CUgraphNode
   std::vector<wire::GraphEdge> edges;
   if (!added || !params || !pack_nodes(s, id_of(handle), after, nullptr, data, count, &edges))
     return CUDA_ERROR_INVALID_VALUE;
+  if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
+    return add_conditional_node(s, id_of(handle), graph, edges, params, added);
   Packed p;
   if (const CUresult e = pack(s, *params, graph, nullptr, &p); e != CUDA_SUCCESS) return e;
-  pad(&p.body);
-  const wire::GraphNodeAdd m{id_of(handle), p.type, static_cast<uint32_t>(p.body.size()),
-                             static_cast<uint32_t>(edges.size()), 0};
-  std::vector<std::byte> tail = p.body;
-  const auto list = bytes_of(edges);
-  tail.insert(tail.end(), list.begin(), list.end());
-  wire::GraphNodeReply reply{};
-  size_t got = 0;
-  const CUresult e = s->exchange(wire::kGraphNodeAdd, m, tail,
-                                 {reinterpret_cast<std::byte*>(&reply), sizeof reply}, &got,
-                                 nullptr, context_of(p.device));
-  if (e != CUDA_SUCCESS) return e;
-  if (got < sizeof reply) return CUDA_ERROR_UNKNOWN;
-  *added = node_handle(s, id_of(handle), graph, reply.node);
-  if (!*added) return CUDA_ERROR_OUT_OF_MEMORY;
-  note_changed(&graph->host, std::move(p), id_of(*added));
-  return CUDA_SUCCESS;
+  const CUresult e = send_node(s, id_of(handle), graph, p.type, p.body, edges, p.device, added);
+  if (e == CUDA_SUCCESS) note_changed(&graph->host, std::move(p), id_of(*added));
+  return e;
 }
 
 CUresult cuGraphNodeSetParams(CUgraphNode node, CUgraphNodeParams* params) {

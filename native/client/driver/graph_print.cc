@@ -31,6 +31,12 @@ const char* name_of(CUgraphNodeType type) {
       return "EVENT_RECORD";
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return "MEM_OPS";
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+      return "MEM_ALLOC";
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+      return "MEM_FREE";
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return "CONDITIONAL";
     default:
       return "OTHER";
   }

@@ -46,7 +46,7 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle,
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   return with_stream(handle, [&](Context&, Stream& stream) -> CUresult {
-    return graph ? end_capture(stream, graph) : CUDA_ERROR_INVALID_VALUE;
+    return end_capture(stream, graph);
   });
 }
 

@@ -46,22 +46,30 @@ CUresult with_node(CUgraphNode handle, F&& body) noexcept {
 CUresult instantiate(CUgraphExec* exec, CUgraph handle, unsigned long long flags,
                      CUgraphInstantiateResult* why) {
   return with_graph(handle, [&](Graph& graph) -> CUresult {
-    if (!exec || flags > 15) return CUDA_ERROR_INVALID_VALUE;
+    if (!exec || flags > 15 || graph.parent) return CUDA_ERROR_INVALID_VALUE;
     if (flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH) return CUDA_ERROR_NOT_SUPPORTED;
     bool cyclic = false;
     graph.sorted(&cyclic);
     if (why)
       *why = cyclic ? CUDA_GRAPH_INSTANTIATE_INVALID_STRUCTURE : CUDA_GRAPH_INSTANTIATE_SUCCESS;
     if (cyclic) return CUDA_ERROR_INVALID_VALUE;
-    *exec = publish_exec(std::make_shared<GraphExec>(graph.clone(), flags));
+    if (!graph.uses_its_conditions()) {
+      if (why) *why = CUDA_GRAPH_INSTANTIATE_CONDITIONAL_HANDLE_UNUSED;
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    const bool alone = graph.conditional();
+    if (alone && !graph.instance.expired()) return CUDA_ERROR_NOT_SUPPORTED;
+    auto made = std::make_shared<GraphExec>(graph.clone(), flags);
+    if (alone) graph.instance = made;
+    *exec = publish_exec(std::move(made));
     return CUDA_SUCCESS;
   });
 }
 
 const char* name_of(CUgraphNodeType type) {
-  constexpr const char* kNames[] = {"KERNEL",    "MEMCPY",     "MEMSET",       "HOST",   "GRAPH",
-                                    "EMPTY",     "WAIT_EVENT", "EVENT_RECORD", "SIGNAL", "WAIT",
-                                    "MEM_ALLOC", "MEM_FREE",   "BATCH_MEMOP"};
+  constexpr const char* kNames[] = {
+      "KERNEL",       "MEMCPY", "MEMSET", "HOST",      "GRAPH",    "EMPTY",       "WAIT_EVENT",
+      "EVENT_RECORD", "SIGNAL", "WAIT",   "MEM_ALLOC", "MEM_FREE", "BATCH_MEMOP", "CONDITIONAL"};
   return type < std::size(kNames) ? kNames[type] : "?";
 }
 
@@ -80,6 +88,8 @@ CUresult cuGraphCreate(CUgraph* graph, unsigned int flags) {
 
 CUresult cuGraphDestroy(CUgraph handle) {
   return with_driver([&]() -> CUresult {
+    std::shared_ptr<Graph> graph = graph_from(handle);
+    if (!graph || graph->parent) return CUDA_ERROR_INVALID_VALUE;
     return retract_graph(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
@@ -87,7 +97,19 @@ CUresult cuGraphDestroy(CUgraph handle) {
 CUresult cuGraphClone(CUgraph* copy, CUgraph handle) {
   return with_graph(handle, [&](Graph& graph) -> CUresult {
     if (!copy) return CUDA_ERROR_INVALID_VALUE;
+    if (graph.conditional()) return CUDA_ERROR_NOT_SUPPORTED;
     *copy = publish_graph(graph.clone());
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out, CUgraph handle, CUcontext,
+                                        unsigned int value, unsigned int flags) {
+  return with_graph(handle, [&](Graph& graph) -> CUresult {
+    if (!out || flags & ~static_cast<unsigned>(CU_GRAPH_COND_ASSIGN_DEFAULT))
+      return CUDA_ERROR_INVALID_VALUE;
+    graph.conditions.push_back(make_condition(value, flags != 0));
+    *out = graph.conditions.back()->handle;
     return CUDA_SUCCESS;
   });
 }

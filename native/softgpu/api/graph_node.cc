@@ -64,6 +64,7 @@ CUresult work_of(const CUgraphNodeParams& p, Work& work) {
     case CU_GRAPH_NODE_TYPE_GRAPH: {
       std::shared_ptr<Graph> child = graph_from(p.graph.graph);
       if (!child) return CUDA_ERROR_INVALID_VALUE;
+      if (child->conditional()) return CUDA_ERROR_NOT_SUPPORTED;
       work = ChildWork{child->clone()};
       return CUDA_SUCCESS;
     }
@@ -87,6 +88,31 @@ CUresult work_of(const CUgraphNodeParams& p, Work& work) {
     default:
       return CUDA_ERROR_NOT_SUPPORTED;
   }
+}
+
+// The graphs inside are made with the node, empty.
+CUresult conditional_work(Graph& graph, const CUDA_CONDITIONAL_NODE_PARAMS& p, Work& work) {
+  std::shared_ptr<Condition> condition = graph.condition(p.handle);
+  const unsigned most = p.type == CU_GRAPH_COND_TYPE_IF      ? 2
+                        : p.type == CU_GRAPH_COND_TYPE_WHILE ? 1
+                                                             : ~0u;
+  if (!condition || condition->used || p.type > CU_GRAPH_COND_TYPE_SWITCH || p.size == 0 ||
+      p.size > most)
+    return CUDA_ERROR_INVALID_VALUE;
+  ConditionalWork made{p.type, std::move(condition), {}, {}};
+  for (unsigned i = 0; i < p.size; ++i) {
+    made.bodies.push_back(std::make_shared<Graph>(graph.context()));
+    made.bodies.back()->parent = &graph;
+  }
+  made.condition->used = true;
+  work = std::move(made);
+  return CUDA_SUCCESS;
+}
+
+// What may be inside a condition.
+bool may_be_inside(CUgraphNodeType type) {
+  return type <= CU_GRAPH_NODE_TYPE_MEMSET || type == CU_GRAPH_NODE_TYPE_GRAPH ||
+         type == CU_GRAPH_NODE_TYPE_EMPTY || type == CU_GRAPH_NODE_TYPE_CONDITIONAL;
 }
 
 void describe_side(const CopySide& side, const CopyBox& box, CUmemorytype& type, void** host,
@@ -176,9 +202,20 @@ CUresult cuGraphAddNode_v2(CUgraphNode* added, CUgraph graph_handle, const CUgra
       if (!from || from->graph != graph.get()) return CUDA_ERROR_INVALID_VALUE;
       edges.push_back({from, data ? data[i] : CUgraphEdgeData{}});
     }
+    if (graph->parent && !may_be_inside(params->type)) return CUDA_ERROR_NOT_SUPPORTED;
     Work work;
-    if (CUresult wrong = work_of(*params, work); wrong != CUDA_SUCCESS) return wrong;
-    *added = handle_of(graph->add(std::move(work), std::move(edges)));
+    const bool conditional = params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    if (CUresult wrong = conditional ? conditional_work(*graph, params->conditional, work)
+                                     : work_of(*params, work);
+        wrong != CUDA_SUCCESS)
+      return wrong;
+    GraphNode* node = graph->add(std::move(work), std::move(edges));
+    if (conditional) {
+      for (const auto& body : std::get<ConditionalWork>(node->work).bodies)
+        node->bodies.push_back(publish_graph(body));
+      params->conditional.phGraph_out = node->bodies.data();
+    }
+    *added = handle_of(node);
     return CUDA_SUCCESS;
   });
 }

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "softgpu/interp/access.h"
+#include "softgpu/interp/conditions.h"
 #include "softgpu/interp/launch_state.h"
 
 namespace sluice::softgpu {
@@ -193,13 +194,15 @@ Builtin builtin_named(std::string_view name) {
   if (name == "__assertfail") return Builtin::kAssertFail;
   if (name == "malloc") return Builtin::kMalloc;
   if (name == "free") return Builtin::kFree;
+  if (name == "cudaGraphSetConditional") return Builtin::kSetCondition;
   return Builtin::kNone;
 }
 
 bool call_builtin(Exec& exec, const Function& callee, const CallSite& site) {
-  size_t needed = callee.builtin == Builtin::kPrintf       ? 2
-                  : callee.builtin == Builtin::kAssertFail ? 4
-                                                           : 1;
+  size_t needed = callee.builtin == Builtin::kPrintf         ? 2
+                  : callee.builtin == Builtin::kSetCondition ? 2
+                  : callee.builtin == Builtin::kAssertFail   ? 4
+                                                             : 1;
   if (site.arguments.size() < needed) {
     return exec.fail(Fault::kIllegalInstruction, callee.name + " is called with too few arguments");
   }
@@ -225,6 +228,11 @@ bool call_builtin(Exec& exec, const Function& callee, const CallSite& site) {
           exec.launch->heap->release(argument<uint64_t>(exec, lane, site, 0));
           exec.view.enter(device);
         }
+        break;
+      case Builtin::kSetCondition:
+        if (!set_condition(argument<uint64_t>(exec, lane, site, 0),
+                           argument<uint32_t>(exec, lane, site, 1)))
+          return exec.fail(Fault::kIllegalAddress, "cudaGraphSetConditional: no such handle");
         break;
       case Builtin::kNone:
         return exec.fail(Fault::kIllegalInstruction, "call of an undefined function");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The device functions that CUDA's compiler expects the driver to provide: vprintf, __assertfail,
-// malloc and free. Called by the warp scheduler for the lanes of exec.mask.
+// malloc, free, and cudaGraphSetConditional of the device runtime. Called by the warp scheduler for
+// the lanes of exec.mask.
 #pragma once
 
 #include <string_view>

@@ -68,7 +68,7 @@ struct CallSite {
   std::vector<Parameter> arguments;
 };
 
-enum class Builtin : uint8_t { kNone, kPrintf, kAssertFail, kMalloc, kFree };
+enum class Builtin : uint8_t { kNone, kPrintf, kAssertFail, kMalloc, kFree, kSetCondition };
 
 struct Constant {
   int32_t slot;

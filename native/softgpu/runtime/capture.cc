@@ -157,8 +157,11 @@ CUresult begin_capture(Stream& stream, CUstreamCaptureMode mode, std::shared_ptr
 
 CUresult end_capture(Stream& stream, CUgraph* graph) {
   std::lock_guard lock(state().mutex);
-  *graph = nullptr;
+  if (graph) *graph = nullptr;
   Capturing* capturing = find(stream);
+  // Whoever recorded into a graph of his own knows it.
+  if (!graph && (!capturing || !capturing->sequence->into_existing))
+    return CUDA_ERROR_INVALID_VALUE;
   if (!capturing) return CUDA_ERROR_ILLEGAL_STATE;
   const std::shared_ptr<CaptureSequence> sequence = capturing->sequence;
   if (sequence->origin != &stream) {
@@ -183,7 +186,7 @@ CUresult end_capture(Stream& stream, CUgraph* graph) {
   std::erase(state().sequences, sequence);
   capturing_streams.store(static_cast<int>(state().streams.size()));
   if (result == CUDA_SUCCESS) {
-    *graph = reinterpret_cast<CUgraph>(sequence->graph.get());
+    if (graph) *graph = reinterpret_cast<CUgraph>(sequence->graph.get());
   } else if (!sequence->into_existing) {
     retract_graph(reinterpret_cast<CUgraph>(sequence->graph.get()));
   }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <unordered_set>
+#include <utility>
 
 #include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/mem_op.h"
@@ -23,6 +24,34 @@ Tables& tables() {
   return *all;
 }
 
+bool runs(Context& context) { return context.error() == 0 && !context.dead(); }
+
+void perform(Context& context, const Work& work);
+
+void perform_all(Context& context, const Plan& plan) {
+  for (const Work& work : plan.works) {
+    if (!runs(context)) return;
+    perform(context, work);
+  }
+}
+
+void perform_conditional(Context& context, const ConditionalWork& work) {
+  const auto value = [&] { return work.condition->value.load(); };
+  switch (work.type) {
+    case CU_GRAPH_COND_TYPE_WHILE:
+      while (value() != 0 && runs(context)) perform_all(context, *work.plans[0]);
+      return;
+    case CU_GRAPH_COND_TYPE_IF: {
+      const size_t body = value() != 0 ? 0 : 1;
+      if (body < work.plans.size()) perform_all(context, *work.plans[body]);
+      return;
+    }
+    case CU_GRAPH_COND_TYPE_SWITCH:
+      if (value() < work.plans.size()) perform_all(context, *work.plans[value()]);
+      return;
+  }
+}
+
 void perform(Context& context, const Work& work) {
   if (const auto* kernel = std::get_if<KernelWork>(&work)) {
     run_kernel(context, *kernel);
@@ -36,6 +65,18 @@ void perform(Context& context, const Work& work) {
     set_in_host_callback(false);
   } else if (const auto* ops = std::get_if<MemOpsWork>(&work)) {
     for (const CUstreamBatchMemOpParams& op : ops->operations) run_mem_op(context, op);
+  } else if (const auto* conditional = std::get_if<ConditionalWork>(&work)) {
+    perform_conditional(context, *conditional);
+  }
+}
+
+// The handles of graphs inside of a node end with it. Under the tables' lock.
+void forget_bodies(GraphNode& node, std::vector<std::shared_ptr<Graph>>& gone) {
+  for (CUgraph handle : node.bodies) {
+    auto found = tables().graphs.find(handle);
+    if (found == tables().graphs.end()) continue;
+    gone.push_back(std::move(found->second));
+    tables().graphs.erase(found);
   }
 }
 
@@ -47,14 +88,18 @@ CUgraphNodeType type_of(const Work& work) {
       CU_GRAPH_NODE_TYPE_MEMCPY,       CU_GRAPH_NODE_TYPE_MEMSET,
       CU_GRAPH_NODE_TYPE_HOST,         CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
       CU_GRAPH_NODE_TYPE_EVENT_RECORD, CU_GRAPH_NODE_TYPE_WAIT_EVENT,
-      CU_GRAPH_NODE_TYPE_GRAPH};
+      CU_GRAPH_NODE_TYPE_GRAPH,        CU_GRAPH_NODE_TYPE_CONDITIONAL};
   static_assert(std::size(kTypes) == std::variant_size_v<Work>);
   return kTypes[work.index()];
 }
 
 Graph::~Graph() {
+  std::vector<std::shared_ptr<Graph>> bodies;  // die outside the lock
   std::lock_guard lock(tables().mutex);
-  for (const auto& node : nodes) tables().nodes.erase(node.get());
+  for (const auto& node : nodes) {
+    tables().nodes.erase(node.get());
+    forget_bodies(*node, bodies);
+  }
 }
 
 GraphNode* Graph::add(Work work, std::vector<GraphNode::Edge> after) {
@@ -76,15 +121,27 @@ void Graph::remove(GraphNode* gone) {
     std::lock_guard lock(tables().mutex);
     tables().nodes.erase(gone);
   }
+  std::vector<std::shared_ptr<Graph>> bodies;
+  {
+    std::lock_guard lock(tables().mutex);
+    forget_bodies(*gone, bodies);
+  }
   std::erase_if(nodes, [&](const auto& node) { return node.get() == gone; });
 }
 
 std::shared_ptr<Graph> Graph::clone() const {
   auto copy = std::make_shared<Graph>(context_);
+  copy->conditions = conditions;
   std::unordered_map<const GraphNode*, GraphNode*> twins;
   for (const auto& node : nodes) {
     Work work = node->work;
     if (auto* child = std::get_if<ChildWork>(&work)) child->graph = child->graph->clone();
+    if (auto* conditional = std::get_if<ConditionalWork>(&work)) {
+      for (auto& body : conditional->bodies) {
+        body = body->clone();
+        body->parent = copy.get();
+      }
+    }
     GraphNode* twin = copy->add(std::move(work), {});
     twin->original = node.get();
     twin->enabled = node->enabled;
@@ -101,8 +158,43 @@ std::shared_ptr<Graph> Graph::clone() const {
 GraphNode* Graph::node_of(const GraphNode* original) const {
   for (const auto& node : nodes) {
     if (node->original == original) return node.get();
+    if (const auto* conditional = std::get_if<ConditionalWork>(&node->work)) {
+      for (const auto& body : conditional->bodies) {
+        if (GraphNode* inside = body->node_of(original)) return inside;
+      }
+    }
   }
   return nullptr;
+}
+
+std::shared_ptr<Condition> Graph::condition(CUgraphConditionalHandle handle) const {
+  for (const auto& one : conditions) {
+    if (one->handle == handle) return one;
+  }
+  return parent ? parent->condition(handle) : nullptr;
+}
+
+bool Graph::conditional() const {
+  return std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
+    const auto* child = std::get_if<ChildWork>(&node->work);
+    return std::get_if<ConditionalWork>(&node->work) || (child && child->graph->conditional());
+  });
+}
+
+bool Graph::uses_its_conditions() const {
+  return std::all_of(conditions.begin(), conditions.end(),
+                     [](const auto& condition) { return condition->used; });
+}
+
+void Graph::assign_conditions() const {
+  for (const auto& condition : conditions) {
+    if (condition->assign) condition->value.store(condition->initial);
+  }
+  for (const auto& node : nodes) {
+    if (const auto* conditional = std::get_if<ConditionalWork>(&node->work)) {
+      for (const auto& body : conditional->bodies) body->assign_conditions();
+    }
+  }
 }
 
 std::vector<GraphNode*> Graph::sorted(bool* cyclic) const {
@@ -130,8 +222,16 @@ void GraphExec::flatten(const Graph& graph, Plan& plan) {
     if (!node->enabled) continue;
     if (const auto* child = std::get_if<ChildWork>(&node->work)) {
       flatten(*child->graph, plan);
+    } else if (const auto* conditional = std::get_if<ConditionalWork>(&node->work)) {
+      ConditionalWork work = *conditional;
+      for (auto& body : std::exchange(work.bodies, {})) {
+        auto inside = std::make_shared<Plan>();
+        flatten(*body, *inside);
+        work.plans.push_back(std::move(inside));
+      }
+      plan.works.push_back(std::move(work));
     } else {
-      plan.push_back(node->work);
+      plan.works.push_back(node->work);
     }
   }
 }
@@ -144,7 +244,7 @@ void GraphExec::launch(Context& context, Stream& stream) {
   }
   std::vector<Point> after;
   std::vector<std::shared_ptr<EventMark>> marks;
-  for (const Work& work : *plan_) {
+  for (const Work& work : plan_->works) {
     if (const auto* wait = std::get_if<WaitWork>(&work)) {
       if (auto mark = wait->event->mark(); mark && !mark->point.done()) {
         after.push_back(mark->point);
@@ -155,21 +255,22 @@ void GraphExec::launch(Context& context, Stream& stream) {
   }
   const Point point = context.submit_always(
       stream,
-      [&context, plan = plan_, marks] {
+      [&context, graph = graph_, plan = plan_, marks] {
         size_t mark = 0;
-        for (const Work& work : *plan) {
+        graph->assign_conditions();
+        for (const Work& work : plan->works) {
           if (std::get_if<RecordWork>(&work)) {
             const auto now = std::chrono::steady_clock::now().time_since_epoch();
             marks[mark++]->nanoseconds.store(
                 std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
-          } else if (context.error() == 0 && !context.dead()) {
+          } else if (runs(context)) {
             perform(context, work);
           }
         }
       },
       std::move(after));
   size_t mark = 0;
-  for (const Work& work : *plan_) {
+  for (const Work& work : plan_->works) {
     if (const auto* record = std::get_if<RecordWork>(&work)) {
       marks[mark]->point = point;
       record->event->set_mark(marks[mark++]);
@@ -203,9 +304,16 @@ CUgraphExecUpdateResult GraphExec::update(const Graph& from, const GraphNode** e
   for (size_t i = 0; i < now.size(); ++i) {
     Work work = from.nodes[i]->work;
     if (auto* child = std::get_if<ChildWork>(&work)) child->graph = child->graph->clone();
+    if (auto* conditional = std::get_if<ConditionalWork>(&work)) {
+      for (auto& body : conditional->bodies) {
+        body = body->clone();
+        body->parent = graph_.get();
+      }
+    }
     now[i]->work = std::move(work);
   }
   *error = nullptr;
+  graph_->conditions = from.conditions;
   changed();
   return CU_GRAPH_EXEC_UPDATE_SUCCESS;
 }

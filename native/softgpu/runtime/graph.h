@@ -12,12 +12,15 @@
 #include <vector>
 
 #include "abi/cuda_driver.h"
+#include "softgpu/interp/conditions.h"
 #include "softgpu/runtime/copy.h"
 #include "softgpu/runtime/launch.h"
 
 namespace sluice::softgpu {
 
 class Graph;
+class GraphExec;
+struct Plan;
 
 struct CopyWork {
   CopyBox box;
@@ -38,8 +41,18 @@ struct WaitWork {
 struct ChildWork {
   std::shared_ptr<Graph> graph;
 };
+struct ConditionalWork {
+  CUgraphConditionalNodeType type = CU_GRAPH_COND_TYPE_IF;
+  std::shared_ptr<Condition> condition;
+  std::vector<std::shared_ptr<Graph>> bodies;
+  std::vector<std::shared_ptr<const Plan>> plans;  // of the bodies, in a plan
+};
 using Work = std::variant<std::monostate, KernelWork, CopyWork, Fill, HostWork, MemOpsWork,
-                          RecordWork, WaitWork, ChildWork>;
+                          RecordWork, WaitWork, ChildWork, ConditionalWork>;
+// What one run does, one after the other.
+struct Plan {
+  std::vector<Work> works;
+};
 
 CUgraphNodeType type_of(const Work& work);
 
@@ -53,7 +66,8 @@ struct GraphNode {
   std::vector<Edge> after;
   const GraphNode* original = nullptr;  // of a clone's node
   bool enabled = true;
-  std::vector<void*> params;  // for those who ask: pointers into the kernel's parameters
+  std::vector<void*> params;    // for those who ask: pointers into the kernel's parameters
+  std::vector<CUgraph> bodies;  // likewise: the graphs inside
 };
 
 class Graph {
@@ -72,7 +86,18 @@ class Graph {
   // In an order that the edges allow; empty with `cyclic` when there is none.
   std::vector<GraphNode*> sorted(bool* cyclic) const;
 
-  std::vector<std::unique_ptr<GraphNode>> nodes;  // in the order in which they were added
+  // The condition of this handle that nodes of this graph may look at.
+  std::shared_ptr<Condition> condition(CUgraphConditionalHandle handle) const;
+  // Whether it has conditional nodes, or nodes that have.
+  bool conditional() const;
+  // Whether nodes look at all the conditions that were made for it.
+  bool uses_its_conditions() const;
+  void assign_conditions() const;
+
+  std::vector<std::unique_ptr<GraphNode>> nodes;       // in the order in which they were added
+  std::vector<std::shared_ptr<Condition>> conditions;  // made for it
+  const Graph* parent = nullptr;                       // it is the body of one of its nodes
+  std::weak_ptr<GraphExec> instance;                   // where there may be one at a time
 
  private:
   Context& context_;
@@ -94,7 +119,6 @@ class GraphExec {
   const unsigned long long flags;
 
  private:
-  using Plan = std::vector<Work>;
   static void flatten(const Graph& graph, Plan& plan);
   std::shared_ptr<Graph> graph_;  // a clone of its own
   std::shared_ptr<const Plan> plan_;

@@ -46,6 +46,8 @@ void Recording::check_node(const CUgraphNodeParams& p) {
     for (unsigned i = 0; i < p.memOp.count; ++i)
       if (p.memOp.paramArray[i].operation != CU_STREAM_MEM_OP_BARRIER)
         check(f, p.memOp.paramArray[i].waitValue.address);
+  } else if (p.type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+    if (p.conditional.handle != kCondition) violation(f, "a condition that was not made");
   }
 }
 
@@ -114,12 +116,22 @@ void Recording::install_graphs() {
   SLUICE_ON(cuGraphNodeGetType) = [this](CUgraphNode n, CUgraphNodeType* type) {
     return *type = graph_nodes[n].type, CUDA_SUCCESS;
   };
-  SLUICE_ON(cuGraphAddNode_v2) = [this](CUgraphNode* n, CUgraph g, const CUgraphNode* after,
-                                        const CUgraphEdgeData*, size_t count,
-                                        CUgraphNodeParams* p) {
+  SLUICE_ON(cuGraphConditionalHandleCreate) = [](CUgraphConditionalHandle* out, CUgraph, CUcontext,
+                                                 unsigned, unsigned) {
+    return *out = kCondition, CUDA_SUCCESS;
+  };
+  SLUICE_ON(cuGraphAddNode_v2) = [=, this](CUgraphNode* n, CUgraph g, const CUgraphNode* after,
+                                           const CUgraphEdgeData*, size_t count,
+                                           CUgraphNodeParams* p) {
     for (size_t i = 0; i < count; ++i) check("cuGraphAddNode_v2", after[i]);
     check_node(*p);
     *n = mint_node(g, p->type);
+    if (p->type == CU_GRAPH_NODE_TYPE_CONDITIONAL) {
+      static std::vector<CUgraph> bodies;
+      bodies.resize(p->conditional.size);
+      for (CUgraph& body : bodies) make(&body);
+      p->conditional.phGraph_out = bodies.data();
+    }
     auto& k = graph_nodes[*n].kernel;
     if (p->type == CU_GRAPH_NODE_TYPE_KERNEL) k.func = p->kernel.func, k.kern = p->kernel.kern;
     return status;

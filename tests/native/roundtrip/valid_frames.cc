@@ -406,6 +406,7 @@ FurnishedRig::FurnishedRig() {
   session().keep_rest(0, 8, std::as_bytes(std::span(image)));
   furnish_libraries();
   send(wire::kGraphCreate, false, wire::GraphCreate{kGraphId});
+  send(wire::kGraphConditional, true, wire::GraphConditional{kGraphId, 1, 0});
   for (auto type : {CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_GRAPH}) {
     const std::string body =
         type == CU_GRAPH_NODE_TYPE_KERNEL

@@ -51,6 +51,13 @@ void add_captures(Rig& rig, Frames* all) {
   f.handles = {offsetof(U, stream), offsetof(U, graph)};
   f.choices = {offsetof(U, replace), sizeof(U) + offsetof(wire::GraphEdge, from)};
   all->push_back(f);
+  using N = wire::CaptureNode;
+  f = make("CaptureNode", wire::kCaptureNode, true, "cuGraphAddNode_v2",
+           N{Rig::kStreamId, Rig::kCaptureId});
+  f.in_capture = true;
+  f.reaches = "cuStreamUpdateCaptureDependencies_v2";
+  f.handles = {offsetof(N, stream), offsetof(N, graph)};
+  all->push_back(f);
   using M = wire::StreamMemOps;
   f = make("StreamMemOps", wire::kStreamMemOps, false, "cuStreamBatchMemOp_v2",
            M{Rig::kStreamId, 2, 0}, host_call(rig));
@@ -115,6 +122,22 @@ void add_graph_nodes(Rig& rig, Frames* all) {
   all->push_back(f);
   all->push_back(add("GraphNodeAdd, empty", CU_GRAPH_NODE_TYPE_EMPTY, ""));
 
+  using N = wire::ConditionalNode;
+  f = add("GraphNodeAdd, conditional", CU_GRAPH_NODE_TYPE_CONDITIONAL,
+          text(N{Recording::kCondition, CU_GRAPH_COND_TYPE_IF, 2}) +
+              text(handle_id(Rig::kGraph, 9)) + text(handle_id(Rig::kGraph, 10)));
+  f.handles.push_back(sizeof(A) + offsetof(N, handle));
+  f.minted = {sizeof(A) + sizeof(N), sizeof(A) + sizeof(N) + 8};
+  f.choices.push_back(sizeof(A) + offsetof(N, type));
+  f.choices.push_back(sizeof(A) + offsetof(N, count));
+  all->push_back(f);
+  using V = wire::GraphConditional;
+  f = make("GraphConditional", wire::kGraphConditional, true, "cuGraphConditionalHandleCreate",
+           V{Rig::kGraphId, 1, CU_GRAPH_COND_ASSIGN_DEFAULT});
+  f.handles = {offsetof(V, graph)};
+  f.choices = {offsetof(V, flags)};
+  all->push_back(f);
+
   using S = wire::GraphNodeSet;
   for (uint64_t exec : {uint64_t{0}, Rig::kExecId}) {
     f = make(exec ? "GraphNodeSet, executable" : "GraphNodeSet", wire::kGraphNodeSet, true,
@@ -157,9 +180,13 @@ void add_graphs(Rig&, Frames* all) {
   f.handles = {0};
   all->push_back(f);
   using L = wire::GraphList;
-  const char* const lists[] = {"cuGraphNodeGetType", "cuGraphGetRootNodes", "cuGraphGetEdges_v2",
-                               "cuGraphNodeGetDependencies_v2", "cuGraphNodeGetDependentNodes_v2"};
-  for (uint32_t what = 0; what < 5; ++what) {
+  const char* const lists[] = {"cuGraphNodeGetType",
+                               "cuGraphGetRootNodes",
+                               "cuGraphGetEdges_v2",
+                               "cuGraphNodeGetDependencies_v2",
+                               "cuGraphNodeGetDependentNodes_v2",
+                               "cuGraphNodeGetDependencies_v2"};
+  for (uint32_t what = 0; what < 6; ++what) {
     f = make("GraphList", wire::kGraphList, true, "",
              L{Rig::kGraphId, static_cast<wire::GraphListOf>(what), Rig::kChildNode, 0, 0});
     f.handles = {offsetof(L, graph)};
