@@ -183,6 +183,19 @@ CUresult Captures::refuse(Stream* stream) {
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+CUresult Captures::leave(Stream* stream) {
+  std::lock_guard lock(mutex_);
+  Capture* c = find(stream->capture);
+  if (!c) return CUDA_SUCCESS;
+  if (c->streams[0] == stream) {
+    c->invalidated = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  std::erase(c->streams, stream);
+  take_part(stream, 0);
+  return CUDA_SUCCESS;
+}
+
 bool Captures::of_graph(uint64_t graph) {
   if (!any()) return false;
   std::lock_guard lock(mutex_);

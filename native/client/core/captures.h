@@ -54,6 +54,9 @@ class Captures {
   CUresult join(Stream* stream, uint64_t captured, bool recorded, Join* how);
   // Something that Sluice cannot put into a graph: refused, and the capture with it.
   CUresult refuse(Stream* stream);
+  // The stream is to be destroyed: one that has joined a capture leaves it, the one that began it
+  // breaks it and stays.
+  CUresult leave(Stream* stream);
   bool of_graph(uint64_t graph);
 
  private:

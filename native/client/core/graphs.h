@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "abi/cuda_driver.h"
+#include "client/core/graph_memory.h"
 
 namespace sluice::client {
 
@@ -80,8 +81,9 @@ struct HostSide {
 
 struct Graph {
   Device* device = nullptr;
-  uint64_t parent = 0;          // the graph that it lies in, as the child of a node
-  std::vector<uint64_t> nodes;  // handles by ordinal; 0: not asked for yet
+  std::shared_ptr<GraphPlanRef> memory;  // what its nodes allocate and free, if any do
+  uint64_t parent = 0;                   // the graph that it lies in, as the child of a node
+  std::vector<uint64_t> nodes;           // handles by ordinal; 0: not asked for yet
   std::vector<std::pair<uint32_t, uint64_t>> children;  // by ordinal: handles given out
   HostSide host;
   bool body = false;         // inside a conditional node, filled after that was added
@@ -102,6 +104,7 @@ struct GraphNode {
 
 struct GraphExec {
   Device* device = nullptr;
+  std::shared_ptr<GraphPlanRef> memory;
   unsigned long long flags = 0;
   std::vector<uint64_t> disabled;  // nodes that it leaves out
   HostSide host;

@@ -313,6 +313,26 @@ void MemoryPools::note_wait(Stream* later, Stream* earlier, uint64_t upto) {
   known = std::max(known, upto);
 }
 
+StreamPoint MemoryPools::point(Stream* stream) {
+  std::lock_guard lock(mutex_);
+  return order_->point(stream);
+}
+
+bool MemoryPools::passed(Stream* stream, StreamPoint point) {
+  std::lock_guard lock(mutex_);
+  return order_->passed(stream, point);
+}
+
+bool MemoryPools::waited(Stream* later, Stream* earlier, StreamPoint point) {
+  std::lock_guard lock(mutex_);
+  return waits_for(later, earlier, point);
+}
+
+bool MemoryPools::follow(Stream* later, Stream* earlier) {
+  std::lock_guard lock(mutex_);
+  return order_->follow(later, earlier);
+}
+
 void MemoryPools::forget_stream(Stream* stream) {
   if (!active_.load(std::memory_order_relaxed)) return;
   std::lock_guard lock(mutex_);

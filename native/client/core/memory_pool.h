@@ -91,6 +91,15 @@ class MemoryPools {
   void after_synchronisation() {
     if (holds_.load(std::memory_order_relaxed)) release_excess();
   }
+  // For the memory of graphs, which goes by the same order of streams.
+  void watch_waits() { active_ = true; }
+  StreamPoint point(Stream* stream);
+  bool passed(Stream* stream, StreamPoint point);
+  // Whether `later` is known to have been made to wait for that point of `earlier`.
+  bool waited(Stream* later, Stream* earlier, StreamPoint point);
+  bool follow(Stream* later, Stream* earlier);
+  bool wait_idle() { return order_->wait_idle(); }
+
   // For others who run out of memory; `wait`: even if the device has to come to rest first.
   // Whether anything came back.
   bool make_room(bool wait);

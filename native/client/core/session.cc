@@ -222,6 +222,7 @@ bool Session::read_record(std::string* error) {
                    channel_->memory_used(d->index));
     d->legacy.device = raw;
     d->pools.open(&d->memory, std::make_unique<DeviceOrder>(*this, *raw));
+    d->graph_memory.open(this, raw);
     *pools.create(&d->standard_pool) = {raw, d->pools.standard()};
     d->current_pool = d->standard_pool;
     Context* context = contexts.create(&d->primary);
@@ -295,7 +296,9 @@ bool Session::find_range(uint64_t address, DeviceRange* range) {
   range->plain = d->memory.find(address, &range->start, &range->bytes);
   if (range->plain) return true;
   range->pooled = d->pools.find(address, &range->start, &range->bytes);
-  if (range->pooled || shared_memory.find(address, &range->start, &range->bytes)) return true;
+  if (range->pooled) return true;
+  range->graphs = d->graph_memory.find(address, &range->start, &range->bytes);
+  if (range->graphs || shared_memory.find(address, &range->start, &range->bytes)) return true;
   VirtualMemory::Mapping mapping;
   if (!virtual_memory.find(address, &range->start, &mapping)) return false;
   range->device = mapping.device;

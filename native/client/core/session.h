@@ -19,6 +19,7 @@
 #include "client/core/channel.h"
 #include "client/core/config.h"
 #include "client/core/device_memory.h"
+#include "client/core/graph_memory.h"
 #include "client/core/graphs.h"
 #include "client/core/handles.h"
 #include "client/core/host_memory.h"
@@ -137,6 +138,7 @@ struct Device {
   wire::DeviceRecord record{};
   DeviceMemory memory;
   MemoryPools pools;
+  GraphMemory graph_memory;
   uint64_t standard_pool = 0;             // its handle, minted at open
   std::atomic<uint64_t> current_pool{0};  // what cuMemAllocAsync takes from
   uint64_t primary = 0;                   // CUcontext of the primary context, minted at open
@@ -153,6 +155,12 @@ struct Device {
   wire::ArrayCharges array_charges;
   std::map<std::pair<bool, uint64_t>, Texture> textures;  // by surface, number
   std::atomic<uint32_t> host_functions{0};                // on any of its streams, not yet run
+
+  // For who runs out of memory: gives back what is only kept. Whether there was anything.
+  bool make_room(bool wait) {
+    const bool some = pools.make_room(wait);
+    return graph_memory.trim() || some;
+  }
 
   // Under the session's append lock: commands that give the device work, how many of them are known
   // to be done, and the stream that has all the others (nullptr: several have).
@@ -245,7 +253,8 @@ class Session {
     Device* device = nullptr;  // whose memory it is
     uint64_t start = 0, bytes = 0;
     bool pooled = false;
-    bool plain = false;  // of cuMemAlloc, which can be shared by CUDA IPC
+    bool graphs = false;  // allocated by a node of a graph
+    bool plain = false;   // of cuMemAlloc, which can be shared by CUDA IPC
   };
   bool find_range(uint64_t address, DeviceRange* range);
   // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or

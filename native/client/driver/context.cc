@@ -77,6 +77,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   Device* d;
   if (const CUresult e = device_of(dev, &s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = synchronize(s, d); e != CUDA_SUCCESS) return e;
+  d->graph_memory.clear();
   d->pools.clear();
   forget_textures_of(s, d);
   if (const CUresult e = end_arrays_of(s, d); e != CUDA_SUCCESS) return e;

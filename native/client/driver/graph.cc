@@ -123,6 +123,8 @@ CUresult edit(CUgraph handle, wire::GraphChange what, const CUgraphNode* from,
   if (const CUresult e = find_graph(handle, &s, &graph); e != CUDA_SUCCESS) return e;
   std::vector<GraphEdge> edges;
   if (count == 0) return CUDA_SUCCESS;
+  if (graph->memory && what == wire::GraphChange::kRemoveDependencies)
+    return CUDA_ERROR_NOT_SUPPORTED;
   if (!to || !pack_nodes(s, id_of(handle), from, to, data, count, &edges))
     return CUDA_ERROR_INVALID_VALUE;
   const wire::GraphEdit m{id_of(handle), 0, what, 0, static_cast<uint32_t>(edges.size()), 0};
@@ -172,6 +174,7 @@ CUresult instantiate(CUgraphExec* exec, CUgraph handle, unsigned long long flags
   if (error) *error = told_node(s, id_of(handle), graph, outcome.node);
   if (e == CUDA_SUCCESS) {
     if (stands_alone(*graph)) graph->instance = made->instance = std::make_shared<char>();
+    made->memory = graph->memory;
     *exec = reinterpret_cast<CUgraphExec>(id);
     return e;
   }
@@ -192,12 +195,18 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle, bool upload) {
   if (stream->capture && (host_side || upload))
     return refuse_in_graph(s, stream, "the launch of a graph that calls host functions");
   if (stream->capture && exec->instance)  // it would be a child
-    return refuse_in_graph(s, stream, "the launch of a graph with conditions");
+    return refuse_in_graph(s, stream, "the launch of a graph with conditions or memory");
   if (host_side && !upload)
     if (const CUresult e = before_launch(s, exec); e != CUDA_SUCCESS) return e;
+  const auto send = [&] {
+    return s->post(wire::kGraphLaunch, wire::GraphLaunch{id_of(handle), stream->wire_id, upload, 0},
+                   {}, stream, context_of(stream->device));
+  };
+  const bool auto_free = exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
   const CUresult e =
-      s->post(wire::kGraphLaunch, wire::GraphLaunch{id_of(handle), stream->wire_id, upload, 0}, {},
-              stream, context_of(stream->device));
+      exec->memory ? (*exec->memory)
+                         ->home.run(**exec->memory, id_of(handle), stream, auto_free, upload, send)
+                   : send();
   return e == CUDA_SUCCESS && host_side && !upload ? after_launch(s, exec, stream) : e;
 }
 
@@ -372,6 +381,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
     s->exchange(wire::kDeviceIdle, wire::DeviceIdle{exec->device->index, 0});
   leave_host_side(exec);
   exec->instance.reset();
+  exec->memory.reset();
   if (!s->graph_execs.retire(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
   const CUresult e =
       s->post(wire::kGraphExecDestroy, wire::GraphExecId{id_of(handle)}, {}, nullptr, context);
@@ -399,6 +409,10 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec_handle, CUgraph handle,
   GraphExec* exec = s->graph_execs.find(exec_handle);
   if (!exec || !info || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
   *info = {};
+  if (!memory_fits(*graph, *exec)) {
+    info->result = CU_GRAPH_EXEC_UPDATE_ERROR_NOT_SUPPORTED;
+    return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+  }
   wire::GraphOutcome outcome;
   CUresult e =
       ask_outcome(s, wire::kGraphExecUpdate,
@@ -407,6 +421,10 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec_handle, CUgraph handle,
   info->errorNode = told_node(s, id_of(handle), graph, outcome.node);
   info->errorFromNode = told_node(s, id_of(handle), graph, outcome.from);
   if (e == CUDA_SUCCESS) e = adopt_host_side(whole_host_side(s, *graph), exec);
+  if (e == CUDA_SUCCESS && graph->memory != exec->memory) {
+    exec->memory = graph->memory;
+    graph->instance = exec->instance = std::make_shared<char>();
+  }
   return e;
 }
 CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode* error,

@@ -77,8 +77,24 @@ CUresult send_node(Session* s, uint64_t graph_id, Graph* graph, uint32_t type,
 CUresult add_conditional_node(Session* s, uint64_t graph_id, Graph* graph,
                               const std::vector<wire::GraphEdge>& edges, CUgraphNodeParams* params,
                               CUgraphNode* added);
+// Memory nodes (graph_memory.cc).
+CUresult add_allocation_node(Session* s, uint64_t graph_id, Graph* graph,
+                             const std::vector<wire::GraphEdge>& edges,
+                             CUDA_MEM_ALLOC_NODE_PARAMS_v2* params, CUgraphNode* added);
+CUresult add_free_node(Session* s, uint64_t graph_id, Graph* graph,
+                       const std::vector<wire::GraphEdge>& edges, CUdeviceptr pointer,
+                       CUgraphNode* added);
+// The same as what a capturing stream records; `users`: a bit for each vGPU that may use it.
+CUresult capture_allocation(Session* s, Stream* stream, const CUmemPoolProps& properties,
+                            uint64_t users, size_t bytes, CUdeviceptr* pointer);
+CUresult capture_free(Session* s, Stream* stream, CUdeviceptr pointer);
+// The memory node that the worker knows as an empty one.
+bool find_memory_node(const Graph& graph, uint32_t ordinal, GraphPlan::Node* node);
+// What an executable graph takes over of the memory of the graph that it is updated to.
+bool memory_fits(const Graph& graph, const GraphExec& exec);
+
 // May be no child, has no clones and one executable graph at a time.
-inline bool stands_alone(const Graph& graph) { return graph.conditional; }
+inline bool stands_alone(const Graph& graph) { return graph.conditional || graph.memory; }
 
 // A graph will record the event: no mark of ours tells when.
 void leave_to_driver(Session* s, Event* event);

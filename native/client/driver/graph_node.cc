@@ -215,6 +215,10 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
       put_operations(operations, p);
       return CUDA_SUCCESS;
     }
+    case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
+    case CU_GRAPH_NODE_TYPE_MEM_FREE:
+    case CU_GRAPH_NODE_TYPE_CONDITIONAL:
+      return CUDA_ERROR_NOT_SUPPORTED;  // these cannot be changed
     default:
       note_refused("a semaphore node");
       return CUDA_ERROR_NOT_SUPPORTED;
@@ -365,6 +369,10 @@ CUresult cuGraphAddNode_v2(CUgraphNode* added, CUgraph handle, const CUgraphNode
     return CUDA_ERROR_INVALID_VALUE;
   if (params->type == CU_GRAPH_NODE_TYPE_CONDITIONAL)
     return add_conditional_node(s, id_of(handle), graph, edges, params, added);
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
+    return add_allocation_node(s, id_of(handle), graph, edges, &params->alloc, added);
+  if (params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
+    return add_free_node(s, id_of(handle), graph, edges, params->free.dptr, added);
   Packed p;
   if (const CUresult e = pack(s, *params, graph, nullptr, &p); e != CUDA_SUCCESS) return e;
   const CUresult e = send_node(s, id_of(handle), graph, p.type, p.body, edges, p.device, added);
@@ -385,6 +393,7 @@ CUresult cuGraphDestroyNode(CUgraphNode handle) {
   Graph* graph;
   if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
   if (s->captures.of_graph(node->graph)) return CUDA_ERROR_INVALID_VALUE;
+  if (graph->memory) return CUDA_ERROR_NOT_SUPPORTED;
   const wire::GraphEdit m{node->graph, 0, wire::GraphChange::kDestroyNode, node->ordinal, 0, 0};
   const CUresult e =
       s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));

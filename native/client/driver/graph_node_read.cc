@@ -21,6 +21,9 @@ CUresult sluice::client::read_node(Session* s, const GraphNode& node, const Grap
   std::memcpy(&head, sink.data(), sizeof head);
   const size_t bytes = std::min<size_t>(head.body_bytes, std::min(got, sink.size()) - sizeof head);
   out->type = static_cast<CUgraphNodeType>(head.type);
+  GraphPlan::Node memory;
+  if (out->type == CU_GRAPH_NODE_TYPE_EMPTY && find_memory_node(graph, node.ordinal, &memory))
+    out->type = memory.allocates ? CU_GRAPH_NODE_TYPE_MEM_ALLOC : CU_GRAPH_NODE_TYPE_MEM_FREE;
   out->body.assign(sink.data() + sizeof head, sink.data() + sizeof head + bytes);
   if (out->type != CU_GRAPH_NODE_TYPE_BATCH_MEM_OP ||
       bytes < sizeof(wire::MemOpsNode) + sizeof(wire::MemOp))
@@ -147,6 +150,12 @@ CUresult sluice::graph_nodes::params_of(CUgraphNode handle, CUgraphNodeType type
     params->eventRecord.event = reinterpret_cast<CUevent>(e->event);
   if (const auto* e = r.as<wire::EventNode>(); e && type == CU_GRAPH_NODE_TYPE_WAIT_EVENT)
     params->eventWait.event = reinterpret_cast<CUevent>(e->event);
+  if (GraphPlan::Node memory; find_memory_node(*graph, node->ordinal, &memory)) {
+    if (memory.allocates)
+      params->alloc = {memory.properties, nullptr, 0, memory.bytes, memory.address};
+    else
+      params->free.dptr = memory.address;
+  }
   if (type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) show_operations(node, r, &params->memOp);
   return CUDA_SUCCESS;
 }

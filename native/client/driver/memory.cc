@@ -26,7 +26,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr* pointer, size_t bytes) {
   uint64_t address = 0;
   auto result = d->memory.allocate(bytes, &address);
   for (const bool wait : {false, true})
-    if (result == DeviceMemory::Result::kOutOfMemory && d->pools.make_room(wait))
+    if (result == DeviceMemory::Result::kOutOfMemory && d->make_room(wait))
       result = d->memory.allocate(bytes, &address);
   if (result == DeviceMemory::Result::kDone) *pointer = address;
   return as_result(result);
@@ -50,6 +50,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   Session::DeviceRange range;
   if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   Device* d = range.device;
+  if (range.graphs)
+    return d->graph_memory.free(pointer, nullptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   // Of stream-ordered memory CUDA takes for granted that nothing uses it any more.
   if (range.pooled) return d->pools.free_now(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = wait_unused(s, d); e != CUDA_SUCCESS) return e;

@@ -38,9 +38,22 @@ CUresult allocate(Session* s, const PoolHandle& from, Stream* stream, size_t byt
                   CUdeviceptr* pointer) {
   if (!pointer || bytes == 0 || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
   uint64_t address = 0;
-  const auto result = from.device->pools.allocate(from.pool, stream, bytes, &address);
+  auto result = from.device->pools.allocate(from.pool, stream, bytes, &address);
+  if (result == DeviceMemory::Result::kOutOfMemory && from.device->graph_memory.trim())
+    result = from.device->pools.allocate(from.pool, stream, bytes, &address);
   if (result == DeviceMemory::Result::kDone) *pointer = address;
   return s->sticky() != CUDA_SUCCESS ? s->sticky() : as_result(result);
+}
+
+// In a capture: a node of the graph, which owns the memory; the pool says where it is and who may
+// use it.
+CUresult record(Session* s, const PoolHandle& from, Stream* stream, size_t bytes,
+                CUdeviceptr* pointer) {
+  if (!pointer || bytes == 0 || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
+  CUmemPoolProps properties{};
+  properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(from.device->index)}};
+  return capture_allocation(s, stream, properties, from.users, bytes, pointer);
 }
 
 }  // namespace
@@ -53,8 +66,8 @@ CUresult cuMemAllocAsync(CUdeviceptr* pointer, size_t bytes, CUstream handle) {
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
-  if (stream->capture) return refuse_in_graph(s, stream, "stream-ordered allocation");
   const PoolHandle* pool = s->pools.find(stream->device->current_pool.load());
+  if (pool && stream->capture) return record(s, *pool, stream, bytes, pointer);
   return pool ? allocate(s, *pool, stream, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -65,8 +78,8 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPoo
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = stream_for_work(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
-  if (stream->capture) return refuse_in_graph(s, stream, "stream-ordered allocation");
   const PoolHandle* pool = s->pools.find(handle);
+  if (pool && stream->capture) return record(s, *pool, stream, bytes, pointer);
   return pool ? allocate(s, *pool, stream, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
 
@@ -76,17 +89,23 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   Stream* stream;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
-  if (stream->capture) return refuse_in_graph(s, stream, "stream-ordered allocation");
+  if (stream->capture) return capture_free(s, stream, pointer);
   if (pointer == 0) return CUDA_SUCCESS;
   Session::DeviceRange range;
   if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
-  if (!range.pooled) return cuMemFree_v2(pointer);  // which waits, as CUDA allows here
+  // Others wait, as CUDA allows here.
+  if (!range.pooled && !range.graphs) return cuMemFree_v2(pointer);
   MemoryPools& pools = range.device->pools;
+  GraphMemory& graphs = range.device->graph_memory;
   if (stream->device == range.device)
-    return pools.free(pointer, stream) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return (range.graphs ? graphs.free(pointer, stream) : pools.free(pointer, stream))
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
   // Another device's stream: its order means nothing to this device's.
   if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
-  return pools.free_now(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  return (range.graphs ? graphs.free(pointer, nullptr) : pools.free_now(pointer))
+             ? CUDA_SUCCESS
+             : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {

@@ -24,9 +24,11 @@ pthread_key_t g_key;
 CUresult destroy(Session* s, uint64_t id) {
   Stream* stream = s->streams.find(id);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-  if (stream->capture) return s->captures.refuse(stream);
+  if (stream->capture)
+    if (const CUresult e = s->captures.leave(stream); e != CUDA_SUCCESS) return e;
   Device& device = *stream->device;
   if (!s->streams.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
+  device.graph_memory.forget_stream(stream);
   device.pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
   s->forget_stream(device, stream);

@@ -81,7 +81,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
   uint64_t id;
   CUresult e = s->virtual_memory.create(*d, bytes, granted, &id);
   for (const bool wait : {false, true})
-    if (e == CUDA_ERROR_OUT_OF_MEMORY && d->pools.make_room(wait))
+    if (e == CUDA_ERROR_OUT_OF_MEMORY && d->make_room(wait))
       e = s->virtual_memory.create(*d, bytes, granted, &id);
   if (e == CUDA_SUCCESS) *handle = id;
   return e;

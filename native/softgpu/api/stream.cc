@@ -25,10 +25,8 @@ CUresult cuStreamDestroy_v2(CUstream handle) {
     bool built_in =
         handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
     if (!stream || built_in) return CUDA_ERROR_INVALID_HANDLE;
-    CaptureState capture;
-    if (capture_state(*stream, &capture); capture.status != CU_STREAM_CAPTURE_STATUS_NONE) {
-      return wait_while_capturing(*stream);
-    }
+    // What another stream has recorded meanwhile stays in the capture.
+    if (began_capture(*stream)) return wait_while_capturing(*stream);
     context.destroy_stream(stream.get());
     return CUDA_SUCCESS;
   });

@@ -194,6 +194,13 @@ CUresult end_capture(Stream& stream, CUgraph* graph) {
   return result;
 }
 
+bool began_capture(Stream& stream) {
+  if (capturing_streams.load(std::memory_order_relaxed) == 0) return false;
+  std::lock_guard lock(state().mutex);
+  const Capturing* capturing = find(stream);
+  return capturing && capturing->sequence->origin == &stream;
+}
+
 CUresult capture_state(Stream& stream, CaptureState* result) {
   *result = {};
   std::lock_guard lock(state().mutex);

@@ -57,6 +57,8 @@ CUresult exchange_capture_mode(CUstreamCaptureMode* mode);
 CUresult begin_capture(Stream& stream, CUstreamCaptureMode mode, std::shared_ptr<Graph> into,
                        std::vector<GraphNode*> after);
 CUresult end_capture(Stream& stream, CUgraph* graph);
+// Whether the stream is the one that its capture began with.
+bool began_capture(Stream& stream);
 CUresult capture_state(Stream& stream, CaptureState* state);
 CUresult change_capture_dependencies(Stream& stream, std::vector<GraphNode*> nodes, bool replace);
 // nullopt: neither stream nor event has to do with a capture.
