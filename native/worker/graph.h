@@ -27,7 +27,7 @@ struct GraphObject {
   CUgraph handle = nullptr;
   uint64_t parent = 0;  // the graph whose node `node` it lies in: it is that graph's, not ours
   uint32_t node = wire::kNoNode;
-  uint32_t depth = 0;   // how many graphs it lies in
+  uint32_t depth = 0;  // how many graphs it lies in
   bool capturing = false;
   bool existing = false;           // made otherwise than by a capture that is under way
   std::vector<CUgraphNode> nodes;  // by ordinal; nullptr: destroyed

@@ -86,13 +86,17 @@ def build(sources: list[Path], out: Path, jobs: int = 2) -> list[str]:
     toolkit = find_toolkit()
     link_dir = prepare_link_dir(out, toolkit)
     with ThreadPoolExecutor(max_workers=jobs) as pool:
-        wanted = [(source, source.stem, FLAGS) for source in sources]
+        wanted: list[tuple[Path, str, tuple[str, ...]]] = [
+            (source, source.stem, FLAGS) for source in sources
+        ]
         wanted += [
             (source, f"{source.stem}_linked", LINKED_FLAGS)
             for source in sources
             if DEVICE_RUNTIME_CALL.search(source.read_text())
         ]
-        results = pool.map(lambda one: build_one(*one, out, toolkit, link_dir), wanted)
+        results = pool.map(
+            lambda one: build_one(one[0], one[1], one[2], out, toolkit, link_dir), wanted
+        )
         return [message for message in results if message]
 
 

@@ -45,9 +45,8 @@ CUresult cuStreamBeginCaptureToGraph(CUstream handle, CUgraph graph_handle,
 }
 
 CUresult cuStreamEndCapture(CUstream handle, CUgraph* graph) {
-  return with_stream(handle, [&](Context&, Stream& stream) -> CUresult {
-    return end_capture(stream, graph);
-  });
+  return with_stream(
+      handle, [&](Context&, Stream& stream) -> CUresult { return end_capture(stream, graph); });
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus* status) {

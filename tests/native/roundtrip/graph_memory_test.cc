@@ -107,7 +107,8 @@ TEST_F(GraphMemories, MemoryIsThereFromTheFirstLaunchOn) {
   EXPECT_EQ(used(), 4 * kSlab);
   const auto& all = recording().calls;
   const auto place = [&](const char* name) {
-    return std::find_if(all.begin(), all.end(), [&](const Call& c) { return std::string_view(c.name) == name; });
+    return std::find_if(all.begin(), all.end(),
+                        [&](const Call& c) { return std::string_view(c.name) == name; });
   };
   EXPECT_LT(place("cuMemSetAccess"), place("cuGraphLaunch"));
   recording().clear();
