@@ -75,6 +75,41 @@ def test_names_are_hidden_so_that_a_library_does_not_export_its_copy(
     assert "cuda" not in listed.stdout
 
 
+EXCEPTIONS = """
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+extern "C" int cudaRuntimeGetVersion(int*);
+int main() {
+  std::map<std::string, std::vector<int>> all{{"a", {1}}};
+  std::mutex mutex;
+  try {
+    std::lock_guard lock(mutex);
+    int version = 0;
+    if (cudaRuntimeGetVersion(&version) == 0 && version >= 13000) throw std::runtime_error("it");
+    all.at("b").push_back(2);
+  } catch (const std::exception& e) {
+    std::printf("%s\\n", e.what());
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("runtime", [[], ["-static-libstdc++", "-static-libgcc"]])
+def test_a_c_plus_plus_program_keeps_its_own_inline_functions(
+    tmp_path: Path, archive: Path, runtime: list[str]
+) -> None:
+    source = tmp_path / "program.cc"
+    source.write_text(EXCEPTIONS)
+    link = [f"-L{archive.parent}", "-lcudart_static", "-lrt", "-lpthread", "-ldl", *runtime]
+    command = ["g++", "-std=c++20", "-O0", "-o", tmp_path / "program", source, *link]
+    subprocess.run(command, check=True)
+    assert run(tmp_path / "program", tmp_path) == "it\n"
+
+
 def test_the_driver_is_found_at_run_time(program: Path, fake_driver: Path) -> None:
     error, count, own = run(program, fake_driver.parent).split()
     assert (error, own) == ("0", "77")
