@@ -30,6 +30,18 @@ struct MemoryMap {
 };
 using MemoryUnmap = MemoryMap;
 
+// Where several sessions of a job use one vGPU, each has credit for what it has asked for. It is
+// spent by backing memory, and gives back as much by giving memory back; nothing is said of that.
+// Answered with CUDA_ERROR_OUT_OF_MEMORY where the job has not so much left; `bytes` 0 only asks.
+struct MemoryCredit {
+  uint32_t device;
+  uint32_t reserved;
+  uint64_t bytes;
+};
+struct MemoryCreditReply {
+  uint64_t free_bytes;  // that nobody in the job has credit for
+};
+
 // Device memory that has no address yet; charged to the vGPU from here to AllocationDestroy.
 struct AllocationCreate {
   uint64_t id;

@@ -116,6 +116,7 @@ enum ControlFunction : uint16_t {
   kShareEvent = 4042,
   kOpenSharedEvent = 4043,
   kGpuFigures = 4044,  // what the node's NVML says of a vGPU's GPU
+  kMemoryCredit = 4045,  // may this session of a job have so much more of the job's memory
   // Graphs again: graph_commands.h.
   kGraphConditional = 4048,
   kCaptureNode = 4049,
@@ -220,6 +221,8 @@ constexpr const char* control_name(uint16_t function) {
       return "OpenSharedEvent";
     case kGpuFigures:
       return "GpuFigures";
+    case kMemoryCredit:
+      return "MemoryCredit";
     case kAllocationCreate:
       return "AllocationCreate";
     case kAllocationDestroy:

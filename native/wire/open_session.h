@@ -20,7 +20,14 @@ enum class ChannelKind : uint32_t {
   kRdma = 5
 };
 
-enum OpenFlags : uint32_t { kCrossNode = 1u << 0 };
+enum OpenFlags : uint32_t {
+  kCrossNode = 1u << 0,
+  // No session is wanted: the job keeps its grant for as long as whoever asks this lives. Answered
+  // with CUDA_ERROR_NOT_READY, and then with nothing.
+  kHoldJob = 1u << 1,
+};
+
+inline constexpr uint32_t kJobTokenDigits = 32;
 
 struct OpenSession {
   FrameHeader header;
@@ -41,11 +48,18 @@ struct OpenSession {
   char key[64];           // one-time key of a network channel
   char host[64];
   char program[128];
-  char reserved[184];
+  // Of a job (docs/guest.md, "Jobs"). The token is 32 hex digits, a secret; empty: a job of its
+  // own.
+  char job[64];
+  uint32_t job_processes;  // whose contexts placement is to leave room for; 0 = 1
+  uint32_t chosen_count;   // of the job's vGPUs; 0 = all
+  uint8_t chosen[64];      // which of them this process has, in this order
+  char reserved[48];
 };
 static_assert(sizeof(OpenSession) == 512);
 static_assert(offsetof(OpenSession, start_time) == 56 && offsetof(OpenSession, key) == 72 &&
-              offsetof(OpenSession, program) == 200);
+              offsetof(OpenSession, program) == 200 && offsetof(OpenSession, job) == 328 &&
+              offsetof(OpenSession, chosen) == 400);
 
 struct OpenReply {
   FrameHeader header;

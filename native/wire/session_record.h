@@ -49,10 +49,11 @@ struct SessionRecord {
   uint32_t device_count;
   uint32_t driver_version;
   uint32_t heartbeat_seconds;
-  uint32_t software_gpu;  // 1: the back end is the software GPU
-  char driver_name[32];   // of the node's kernel driver, "580.65.06"; empty where there is none
-  uint32_t keeps_code;    // 1: the node may have code images of earlier sessions
-  uint32_t reserved;
+  uint32_t software_gpu;   // 1: the back end is the software GPU
+  char driver_name[32];    // of the node's kernel driver, "580.65.06"; empty where there is none
+  uint32_t keeps_code;     // 1: the node may have code images of earlier sessions
+  uint32_t shares_memory;  // 1: other sessions of the job use the same vGPUs, so that credit for
+                           // memory is asked for (MemoryCredit)
   // DeviceRecord devices[device_count]
 };
 

@@ -3,6 +3,7 @@
 // asked, by the same rules as in the client (wire/array_shape.h).
 #include "wire/generated.h"
 #include "worker/dispatch.h"
+#include "worker/memory.h"
 
 namespace sluice::worker {
 
@@ -40,7 +41,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   if (reply.status == CUDA_SUCCESS)
     table.add(a.id, o);
   else
-    v->mapped_bytes -= v->array_charges.remove(bytes);
+    uncharge(s, *v, v->array_charges.remove(bytes));
 }
 
 void destroy(Session& s, const Command& c, Reply& reply) {
@@ -63,7 +64,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   reply.status = o.mipmapped ? call(s.driver.cuMipmappedArrayDestroy, o.mipmapped)
                              : call(s.driver.cuArrayDestroy, o.array);
   std::lock_guard lock(v->mutex);
-  v->mapped_bytes -= v->array_charges.remove(wire::array_bytes(o.shape));
+  uncharge(s, *v, v->array_charges.remove(wire::array_bytes(o.shape)));
 }
 
 void level(Session& s, const Command& c, Reply& reply) {

@@ -119,24 +119,31 @@ bool read_wish(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_
   return true;
 }
 
-// Code is charged beside the slabs: what the vGPU has, once more at most. Before it is loaded, as
-// several may be at it.
+void uncharge_code(Session& s, Vgpu& v, uint64_t bytes) {
+  std::lock_guard lock(v.mutex);
+  v.code_bytes -= bytes;
+  if (s.ledger) s.ledger->give(GrantLedger::Kind::kCode, v.grant_index, bytes);
+}
+
+// Code is charged beside the slabs: what the vGPU has, once more at most, by all sessions of a job
+// together. Before it is loaded, as several may be at it.
 class Charge {
  public:
-  Charge(Vgpu& v, uint64_t bytes) : v_(v), bytes_(bytes) {
+  Charge(Session& s, Vgpu& v, uint64_t bytes) : s_(s), v_(v), bytes_(bytes) {
     std::lock_guard lock(v_.mutex);
-    taken_ = bytes <= v_.memory_bytes - std::min(v_.memory_bytes, v_.code_bytes);
+    taken_ = s.ledger
+                 ? s.ledger->take(GrantLedger::Kind::kCode, v.grant_index, bytes, v.memory_bytes)
+                 : bytes <= v_.memory_bytes - std::min(v_.memory_bytes, v_.code_bytes);
     if (taken_) v_.code_bytes += bytes;
   }
   ~Charge() {
-    if (!taken_ || kept_) return;
-    std::lock_guard lock(v_.mutex);
-    v_.code_bytes -= bytes_;
+    if (taken_ && !kept_) uncharge_code(s_, v_, bytes_);
   }
   bool taken() const { return taken_; }
   void keep() { kept_ = true; }
 
  private:
+  Session& s_;
   Vgpu& v_;
   const uint64_t bytes_;
   bool taken_, kept_ = false;
@@ -149,7 +156,7 @@ bool load_image(Session& s, Vgpu& v, uint32_t device, Wanted& w, std::vector<std
   CodeObject code;
   code.bytes = image.size();
   code.device = device;
-  Charge charge(v, code.bytes);
+  Charge charge(s, v, code.bytes);
   if (!charge.taken()) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return false;
@@ -241,8 +248,7 @@ void unload(Session& s, const Command& c, Reply& reply) {
   s.drop_globals_of(u.id);
   reply.status =
       module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
-  std::lock_guard lock(v->mutex);
-  v->code_bytes -= code.bytes;
+  uncharge_code(s, *v, code.bytes);
 }
 
 // The name behind a fixed part.

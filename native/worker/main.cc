@@ -53,7 +53,7 @@ class Worker {
   void announce();
   void handle(wire::Message& message);
   void start_session(wire::Message& message);
-  void send_status();
+  void meet_again();
   std::map<std::string, std::string> figures();
   void ended(const std::string& reason);
 
@@ -189,11 +189,14 @@ void Worker::start_session(wire::Message& m) {
     if (!m.number(key + "memory_mib", 1, 1 << 30, &mib))
       return refuse(key + "memory_mib is missing");
     m.number(key + "compute_percent", 1, 100, &percent);
-    plan.vgpus.push_back({m.text(key + "device"), mib, static_cast<uint32_t>(percent)});
+    uint64_t place = i;
+    m.number(key + "place", 0, wire::kMaxDevices - 1, &place);
+    plan.vgpus.push_back({m.text(key + "device"), mib, static_cast<uint32_t>(percent),
+                          static_cast<uint32_t>(place)});
   }
   log_name(plan.id, plan.grant);
   // descriptors: "region,client_pidfd" names what came, in order
-  int region = -1, socket = -1, pidfd = -1, code = -1, shared_code = -1;
+  int region = -1, socket = -1, pidfd = -1, code = -1, shared_code = -1, ledger = -1;
   std::string names = m.text("descriptors");
   for (int fd : m.descriptors) {
     const size_t comma = names.find(',');
@@ -203,6 +206,7 @@ void Worker::start_session(wire::Message& m) {
      : name == "socket"      ? socket
      : name == "code"        ? code
      : name == "shared_code" ? shared_code
+     : name == "ledger"      ? ledger
                              : pidfd) = fd;
   }
   std::string error;
@@ -232,7 +236,11 @@ void Worker::start_session(wire::Message& m) {
         code, shared_code, [this](const char* verb, const std::string& name, int descriptor) {
           control_.send(verb, {{"name", name}}, descriptor);
         });
-  if (!session->open(gpus_, &error)) {
+  uint64_t ledger_slot = GrantLedger::kSlots;
+  m.number("ledger_slot", 0, GrantLedger::kSlots - 1, &ledger_slot);
+  if (ledger >= 0)
+    session->ledger = GrantLedger::open(ledger, static_cast<uint32_t>(ledger_slot), &error);
+  if ((ledger >= 0 && !session->ledger) || !session->open(gpus_, &error)) {
     m.descriptors = {};
     refuse(error);
     _exit(1);  // windows may be half reserved: a fresh worker takes the next session
@@ -249,6 +257,12 @@ void Worker::start_session(wire::Message& m) {
             "% of " + v.device;
   log_info("session started over " + plan.channel + ":" + what);
   control_.send("started", {{"id", plan.id}});
+}
+
+// A new server has to be told what the last one knew.
+void Worker::meet_again() {
+  if (session_->ledger) control_.send("ledger", {}, session_->ledger->descriptor());
+  broker_.offer_again();
 }
 
 void Worker::handle(wire::Message& m) {
@@ -314,7 +328,7 @@ int Worker::run() {
       if (!session_)
         announce();
       else
-        broker_.offer_again();
+        meet_again();
     }
     if (p[1].revents) {
       wire::Message m;

@@ -34,6 +34,13 @@ CUmemAllocationProp physical_memory_on(const Gpu& gpu) {
   return prop;
 }
 
+void uncharge(Session& s, Vgpu& v, uint64_t bytes) {
+  v.mapped_bytes -= bytes;
+  if (!s.ledger) return;
+  v.credit_bytes -= bytes;
+  s.ledger->give(GrantLedger::Kind::kMemory, v.grant_index, bytes);
+}
+
 namespace {
 
 bool check_range(Session& s, const Vgpu& v, const wire::MemoryMap& m) {
@@ -86,8 +93,26 @@ void unmap(Session& s, const Command& c, Reply& reply) {
   end_share(s, *v, m.address);
   reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuMemRelease(it->second.handle);
-  v->mapped_bytes -= m.bytes;
+  uncharge(s, *v, m.bytes);
   v->mappings.erase(it);
+}
+
+void credit(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::MemoryCredit>();
+  if (!d.ok()) return s.reject("MemoryCredit is cut short");
+  Vgpu* v = s.use(m.device);
+  if (!v) return;
+  std::lock_guard lock(v->mutex);
+  using Kind = GrantLedger::Kind;
+  if (m.bytes != 0) {
+    if (!s.ledger || !s.ledger->take(Kind::kMemory, v->grant_index, m.bytes, v->memory_bytes))
+      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    else
+      v->credit_bytes += m.bytes;
+  }
+  const uint64_t used = s.ledger ? s.ledger->used(Kind::kMemory, v->grant_index) : v->credit_bytes;
+  reply.put(wire::MemoryCreditReply{v->memory_bytes - std::min(v->memory_bytes, used)});
 }
 
 void arena_register(Session& s, const Command& c, Reply& reply) {
@@ -117,6 +142,7 @@ void add_memory_handlers(DispatchTable& t) {
   using enum Handler::Answered;
   t[wire::kMemoryMap] = {"MemoryMap", map, kNever, false};
   t[wire::kMemoryUnmap] = {"MemoryUnmap", unmap, kNever, false};
+  t[wire::kMemoryCredit] = {"MemoryCredit", credit, kOnly, false};
   t[wire::kArenaRegister] = {"ArenaRegister", arena_register, kNever, false};
   t[wire::kDeviceIdle] = {"DeviceIdle", device_idle, kOnly, true};
 }

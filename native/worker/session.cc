@@ -68,6 +68,8 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     made->gpu = &*gpu;
     made->memory_bytes = v.memory_mib << 20;
     made->compute_percent = v.compute_percent;
+    made->grant_index = v.grant_index;
+    made->credit_bytes = ledger ? 0 : made->memory_bytes;
     made->gate = std::make_unique<Gate>(driver);
     vgpus.push_back(std::move(made));
   }
@@ -125,10 +127,11 @@ void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
   r->memory_bytes = v.memory_bytes;
   r->compute_percent = v.compute_percent;
   std::memcpy(r->physical_uuid, v.gpu->uuid.bytes, 16);
-  // A vGPU is a device of its own: the same card in two sessions has two names.
+  // A vGPU is a device of its own: the same card in two sessions has two names, and one in all
+  // sessions of a job.
   std::memcpy(r->uuid, v.gpu->uuid.bytes, 16);
-  uint64_t h = 0xcbf29ce484222325 ^ v.window_begin;
-  for (unsigned char c : plan.id) h = (h ^ c) * 0x100000001b3;
+  uint64_t h = 0xcbf29ce484222325 ^ (ledger ? v.grant_index : v.window_begin);
+  for (unsigned char c : ledger ? plan.grant : plan.id) h = (h ^ c) * 0x100000001b3;
   for (int i = 0; i < 8; ++i) r->uuid[i] ^= static_cast<uint8_t>(h >> (8 * i));
   std::snprintf(r->name, sizeof r->name, "%s", v.gpu->name.c_str());
   std::snprintf(r->pci_bus_id, sizeof r->pci_bus_id, "%s", v.gpu->pci_bus_id.c_str());
@@ -189,6 +192,7 @@ std::vector<std::byte> Session::record() {
   driver.cuDriverGetVersion(&version);
   head.driver_version = static_cast<uint32_t>(version);
   head.keeps_code = code_cache != nullptr;
+  head.shares_memory = ledger != nullptr;
   head.software_gpu = vgpus[0]->gpu->name.find("software GPU") != std::string::npos;
   if (!head.software_gpu)
     std::snprintf(head.driver_name, sizeof head.driver_name, "%s", driver.kernel_driver.c_str());
@@ -213,7 +217,8 @@ Vgpu* Session::used_last() const {
 }
 
 bool Session::may_take(const Vgpu& v, uint64_t bytes, const char* what, Reply& reply) {
-  if (bytes > v.memory_bytes - v.mapped_bytes) {
+  // A well-behaved client cannot get here: it keeps the same books, and asks for credit in a job.
+  if (bytes > (ledger ? v.room() : v.memory_bytes - v.mapped_bytes)) {
     reject(std::string(what) + " asks for more than the vGPU's memory");
     return false;
   }

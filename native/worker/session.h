@@ -24,6 +24,7 @@
 #include "worker/driver.h"
 #include "worker/endpoint.h"
 #include "worker/gate.h"
+#include "worker/grant_ledger.h"
 #include "worker/graph.h"
 #include "worker/objects.h"
 
@@ -49,7 +50,8 @@ struct Vgpu {
   uint64_t memory_bytes = 0;
   uint32_t compute_percent = 100;
   uint64_t window_begin = 0, window_bytes = 0;
-  std::mutex mutex;  // the books below
+  uint32_t grant_index = 0;  // which of the grant's vGPUs it is
+  std::mutex mutex;          // the books below
   struct Mapping {
     uint64_t bytes;
     CUmemGenericAllocationHandle handle;
@@ -57,7 +59,9 @@ struct Vgpu {
     bool shared = false;  // another session's memory, opened by CUDA IPC and charged there
   };
   std::map<uint64_t, Mapping> mappings;
-  uint64_t mapped_bytes = 0;   // allocations that are mapped nowhere included
+  uint64_t mapped_bytes = 0;  // allocations that are mapped nowhere included
+  // What may be taken: all of it, or what this session of a job has of the job's ledger.
+  uint64_t credit_bytes = 0;
   uint64_t library_bytes = 0;  // what NVIDIA's libraries have taken (worker/library/charge.h)
   uint64_t library_changes = 0;
   uint64_t library_host_bytes = 0;              // and pinned on the node
@@ -70,7 +74,7 @@ struct Vgpu {
   // Under the mutex: what neither the client nor the libraries have.
   uint64_t room() const {
     const uint64_t taken = mapped_bytes + library_bytes;
-    return memory_bytes > taken ? memory_bytes - taken : 0;
+    return credit_bytes > taken ? credit_bytes - taken : 0;
   }
   CUevent legacy_done = nullptr;  // the legacy stream when something last began to capture
 };
@@ -81,6 +85,7 @@ struct SessionPlan {
     std::string device;  // UUID
     uint64_t memory_mib;
     uint32_t compute_percent;
+    uint32_t grant_index = 0;
   };
   std::vector<VgpuPlan> vgpus;
 };
@@ -209,6 +214,7 @@ class Session {
   Endpoint& endpoint() { return *endpoint_; }
   std::vector<std::unique_ptr<Vgpu>> vgpus;
   std::unique_ptr<CodeCache> code_cache;  // where the node keeps code; set before open()
+  std::unique_ptr<GrantLedger> ledger;    // where other sessions use the same vGPUs; likewise
 
   ObjectTable<StreamObject> streams{2, 1 << 16};
   ObjectTable<CUevent> events{3, 1 << 20};

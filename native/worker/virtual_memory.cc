@@ -37,7 +37,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   Vgpu* v = s.use(o.device);
   std::lock_guard lock(v->mutex);
   reply.status = s.driver.cuMemRelease(o.handle);
-  v->mapped_bytes -= o.bytes;
+  uncharge(s, *v, o.bytes);
 }
 
 // The vGPU whose window holds the range, with its context current; nullptr after a rejection.

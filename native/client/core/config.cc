@@ -9,6 +9,8 @@
 #include <map>
 #include <sstream>
 
+#include "wire/open_session.h"
+
 namespace sluice::client {
 
 namespace {
@@ -99,6 +101,11 @@ class Reader {
 
 }  // namespace
 
+bool is_job_token(const std::string& text) {
+  return text.size() == wire::kJobTokenDigits &&
+         text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
 std::vector<uint32_t> visible_devices(const char* text, uint32_t count) {
   std::vector<uint32_t> found;
   if (!text) {
@@ -141,6 +148,13 @@ Config read_config() {
   r.flag("client.cross_node", {"SLUICE_CROSS_NODE", "ORION_CROSS_NODE"}, &c.cross_node);
   r.number("client.priority", {"SLUICE_PRIORITY"}, -1000, 1000, &c.priority);
   r.number("client.wait", {"SLUICE_WAIT"}, -1, 1 << 30, &c.wait_seconds);
+  r.text(nullptr, {"SLUICE_JOB"}, &c.job);
+  r.number(nullptr, {"SLUICE_JOB_PROCESSES"}, 1, 256, &c.job_processes);
+  if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())
+    c.error =
+        "SLUICE_JOB is no token of `sluice run --share` (32 hexadecimal digits): unset it, or "
+        "start "
+        "the job with `sluice run --share`";
   r.number(nullptr, {"SLUICE_DEBUG"}, 0, 9, &c.debug);
   r.flag(nullptr, {"SLUICE_STATS"}, &c.stats);
   if (c.channel != "auto" && c.channel != "shm" && c.channel != "ivshmem" && c.channel != "tcp" &&

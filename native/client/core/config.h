@@ -23,6 +23,8 @@ struct Config {
   std::vector<uint32_t> visible = {0};
   uint32_t gmem_mib = 0;
   uint32_t ratio_percent = 0;
+  std::string job;  // token of the job that this process belongs to, "" = none
+  uint32_t job_processes = 0;
   bool cross_node = false;
   int32_t priority = 0;
   int32_t wait_seconds = -1;
@@ -32,6 +34,9 @@ struct Config {
 };
 
 Config read_config();
+
+// Whether it looks like one: 32 lower-case hexadecimal digits.
+bool is_job_token(const std::string& text);
 
 // CUDA_VISIBLE_DEVICES by CUDA's rules, over `count` devices; nullptr leaves all. A list of numbers
 // ends at the first that is no device's, and holds nothing if one comes twice. Names ("GPU-…") are

@@ -16,6 +16,7 @@ void DeviceMemory::open(uint64_t window, uint64_t window_bytes, uint64_t limit, 
   limit_ = limit;
   sink_ = std::move(sink);
   if (used) used_ = used;
+  credit_ = shared() ? 0 : limit;
   // The first slab stays unused: address arithmetic that runs below an allocation should fault, not
   // hit a neighbour window.
   ranges_.add(window + kSlab, window_bytes - 2 * kSlab);
@@ -32,15 +33,33 @@ void DeviceMemory::drop_spare() {
 bool DeviceMemory::try_claim(uint64_t bytes) {
   uint64_t used = used_->load();
   do {
-    if (used > limit_ || bytes > limit_ - used) return false;
+    if (used > credit_ || bytes > credit_ - used) return false;
   } while (!used_->compare_exchange_weak(used, used + bytes));
   return true;
 }
 
-bool DeviceMemory::claim(uint64_t bytes) {
-  if (try_claim(bytes)) return true;
+DeviceMemory::Result DeviceMemory::claim(uint64_t bytes) {
+  if (try_claim(bytes)) return Result::kDone;
   drop_spare();
-  return try_claim(bytes);
+  if (shared()) {
+    const uint64_t lacking = bytes - (credit_ - used_->load());
+    uint64_t left;
+    if (const Result result = sink_.credit(lacking, &left); result != Result::kDone) return result;
+    credit_ += lacking;
+  }
+  return try_claim(bytes) ? Result::kDone : Result::kOutOfMemory;
+}
+
+// The worker takes a job's credit back with the memory.
+void DeviceMemory::give_back(uint64_t bytes) {
+  used_->fetch_sub(bytes);
+  if (shared()) credit_ -= bytes;
+}
+
+// Whoever frees memory may tell another process of the job, which then finds it free.
+void DeviceMemory::settle() {
+  uint64_t left;
+  if (shared()) sink_.credit(0, &left);
 }
 
 void DeviceMemory::note_libraries(uint64_t order, uint64_t bytes) {
@@ -51,7 +70,7 @@ void DeviceMemory::note_libraries(uint64_t order, uint64_t bytes) {
 }
 
 DeviceMemory::Result DeviceMemory::take_slabs(uint64_t bytes, uint64_t* address) {
-  if (!claim(bytes)) return Result::kOutOfMemory;
+  if (const Result result = claim(bytes); result != Result::kDone) return result;
   const uint64_t start = ranges_.allocate(bytes);
   if (start == RangeAllocator::kNone) {
     used_->fetch_sub(bytes);
@@ -71,8 +90,10 @@ DeviceMemory::Result DeviceMemory::give_slabs(uint64_t address) {
   const uint64_t bytes = ranges_.release(address);
   backed_.erase(address);
   const bool told = sink_.unmap(address, bytes);
-  used_->fetch_sub(bytes);
-  return told ? Result::kDone : Result::kSessionLost;
+  give_back(bytes);
+  if (!told) return Result::kSessionLost;
+  settle();
+  return Result::kDone;
 }
 
 DeviceMemory::Result DeviceMemory::allocate(uint64_t bytes, uint64_t* address) {
@@ -107,6 +128,7 @@ DeviceMemory::Result DeviceMemory::free(uint64_t address) {
     if (it->second.used_count() == 0) {
       drop_spare();
       spare_ = it->first;
+      if (shared()) drop_spare();
     }
     return Result::kDone;
   }
@@ -146,7 +168,15 @@ void DeviceMemory::info(uint64_t* free_bytes, uint64_t* total_bytes) {
   std::lock_guard lock(mutex_);
   *total_bytes = limit_;
   const uint64_t used = used_->load() - (spare_ ? kSlab : 0);
-  *free_bytes = used < limit_ ? limit_ - used : 0;
+  *free_bytes = used < credit_ ? credit_ - used : 0;
+  uint64_t left;
+  if (shared() && sink_.credit(0, &left) == Result::kDone)
+    *free_bytes = std::min(limit_, *free_bytes + left);
+}
+
+uint64_t DeviceMemory::used() {
+  std::lock_guard lock(mutex_);
+  return used_->load() - (spare_ ? kSlab : 0);
 }
 
 void DeviceMemory::clear() {
@@ -185,12 +215,13 @@ void DeviceMemory::release(uint64_t address) {
 
 bool DeviceMemory::charge(uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  return claim(bytes);
+  return claim(bytes) == Result::kDone;
 }
 
 void DeviceMemory::refund(uint64_t bytes) {
   std::lock_guard lock(mutex_);
-  used_->fetch_sub(bytes);
+  give_back(bytes);
+  settle();
 }
 
 void DeviceMemory::note_backed(uint64_t address, uint64_t bytes) {

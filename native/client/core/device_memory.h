@@ -3,6 +3,9 @@
 // small allocations are cut from 2 MiB slabs with 512-byte alignment, and every slab is charged to
 // the memory that the grant gives, so that an allocation is local and so is its refusal. What
 // changes on the node is told to a sink in order: map before first use, unmap after last.
+// Where other sessions of a job use the same vGPU, credit for what is charged is asked for, exactly
+// as much as is lacking, and is gone with what is given back: nothing is hoarded, so that a refusal
+// means that the job's memory is in use.
 // Memory pools take whole slabs from it; the virtual memory API takes addresses and credit, each
 // for itself, and says what has become backed.
 #pragma once
@@ -23,11 +26,14 @@ class DeviceMemory {
   static constexpr uint64_t kAlignment = 512;
   static constexpr uint64_t kSmall = 1ull << 20;  // up to here an allocation shares a slab
 
+  enum class Result { kDone, kOutOfMemory, kUnknown, kSessionLost };
   struct Sink {
     std::function<bool(uint64_t address, uint64_t bytes)> map;
     std::function<bool(uint64_t address, uint64_t bytes)> unmap;
+    // Asks for credit of a job's memory, and how much of it nobody has. Absent: all of the limit is
+    // this session's own.
+    std::function<Result(uint64_t bytes, uint64_t* left)> credit = {};
   };
-  enum class Result { kDone, kOutOfMemory, kUnknown, kSessionLost };
 
   // `used`: where what is taken of the limit is counted, together with others who take of it;
   // nullptr: nobody else does, but for what note_libraries() says.
@@ -43,8 +49,10 @@ class DeviceMemory {
   bool find(uint64_t address, uint64_t* start, uint64_t* bytes);
   // Whether every byte of [address, address + bytes) is backed on the node and may be accessed.
   bool covers(uint64_t address, uint64_t bytes);
-  // What cuMemGetInfo reports.
+  // What cuMemGetInfo reports: a job's free memory where it is shared.
   void info(uint64_t* free_bytes, uint64_t* total_bytes);
+  // What this session has of it.
+  uint64_t used();
   bool in_window(uint64_t address) const { return address - window_ < window_bytes_; }
   // Gives back what allocate() gave out (device reset).
   void clear();
@@ -65,15 +73,20 @@ class DeviceMemory {
   void note_gone(uint64_t address);
 
  private:
+  bool shared() const { return static_cast<bool>(sink_.credit); }
+  void give_back(uint64_t bytes);
+  void settle();
   Result take_slabs(uint64_t bytes, uint64_t* address);
   Result give_slabs(uint64_t address);
   void drop_spare();
-  bool claim(uint64_t bytes);  // of what is left, a spare slab included
+  Result claim(uint64_t bytes);  // of what is left, a spare slab included
   bool try_claim(uint64_t bytes);
 
   std::mutex mutex_;
   Sink sink_;
   uint64_t window_ = 0, window_bytes_ = 0, limit_ = 0;
+  // What may be taken without asking: all of the limit, or a job's credit. Under the mutex.
+  uint64_t credit_ = 0;
   // Bytes of the limit that are taken: mapped on the node, promised, or the libraries'.
   std::atomic<uint64_t> own_used_{0};
   std::atomic<uint64_t>* used_ = &own_used_;

@@ -38,6 +38,7 @@ static_assert(offsetof(channel::SlotHeader, sleeping) == SLUICE_SLOT_SLEEPING);
 static_assert(offsetof(channel::SlotHeader, doorbell) == SLUICE_SLOT_DOORBELL);
 
 constexpr uint64_t kAnswerTimeoutNs = 30'000'000'000;  // of a host that says nothing at all
+constexpr uint64_t kHoldPauseNs = 200'000'000;         // between two looks of whom nothing hurries
 
 std::string read_line(const std::string& path) {
   std::ifstream in(path);
@@ -200,14 +201,17 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
       // A waiting request: the line in the mailbox changes as the queue moves.
       if (reply.header.function == wire::kOpenReply && reply.status == 600) {
         silent_since = channel::now_ns();
-        if (shown != reply.message) {
+        if (request.flags & wire::kHoldJob) {
+          pause = kHoldPauseNs;
+        } else if (shown != reply.message) {
           shown = reply.message;
           std::fprintf(stderr, "sluice: %s\n", shown.c_str());
         }
       }
       if (channel::now_ns() - silent_since < kAnswerTimeoutNs) {
         channel::sleep_ns(pause);
-        pause = std::min<uint64_t>(pause * 2, 1'000'000);
+        pause = std::min<uint64_t>(pause * 2,
+                                   request.flags & wire::kHoldJob ? kHoldPauseNs : 1'000'000);
         continue;
       }
       *error = "the host does not answer on " + resource + ": is sluice-server running there?";

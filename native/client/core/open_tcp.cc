@@ -84,6 +84,17 @@ std::string json_string(const char* text) {
   return out + "\"";
 }
 
+// Of a process that belongs to a job.
+std::string job_members(const wire::OpenSession& request) {
+  if (!request.job[0]) return "";
+  std::string chosen;
+  for (uint32_t i = 0; i < request.chosen_count; ++i)
+    chosen += (i ? "," : "") + std::to_string(request.chosen[i]);
+  return ",\"job\":" + json_string(request.job) +
+         ",\"job_processes\":" + std::to_string(request.job_processes) + ",\"chosen\":[" + chosen +
+         "]";
+}
+
 // The value of a top-level member of a flat JSON object, as text; "" when absent. Enough for the
 // controller's own answers.
 std::string json_member(const std::string& json, const std::string& name) {
@@ -156,15 +167,22 @@ std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSessi
       ",\"priority\":" + std::to_string(request.priority) +
       ",\"wait_seconds\":" + std::to_string(request.wait_seconds) +
       ",\"pid\":" + std::to_string(request.pid) + ",\"host\":" + json_string(request.host) +
-      ",\"program\":" + json_string(request.program) + "}";
+      ",\"program\":" + json_string(request.program) + job_members(request) + "}";
   int status = 0;
   std::string answer;
-  if (!post(host, port, "/v1/sessions", body, &status, &answer, error)) return nullptr;
+  const bool hold = request.flags & wire::kHoldJob;
+  // A hold is a request that is answered when it is over.
+  if (!post(host, port, hold ? "/v1/holds" : "/v1/sessions", body, &status, &answer, error))
+    return nullptr;
   if (status < 200 || status > 299) {
     *error = json_member(answer, "detail");
     if (const int cuda = std::atoi(json_member(answer, "cuda_error").c_str()); cuda > 0)
       refusal->status = static_cast<uint32_t>(cuda);
     if (error->empty()) *error = "the controller answered " + std::to_string(status);
+    return nullptr;
+  }
+  if (hold) {
+    *error = "the controller ended the hold";
     return nullptr;
   }
   const std::string key = json_member(answer, "key");

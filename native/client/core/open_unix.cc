@@ -81,6 +81,7 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
     }
     reply.message[sizeof reply.message - 1] = 0;
     if (reply.status == 600) {
+      if (request.flags & wire::kHoldJob) continue;
       std::fprintf(stderr, "sluice: %s\n", reply.message);
       continue;
     }

@@ -53,6 +53,19 @@ wire::OpenSession make_request(const Config& c) {
   r.protocol_major = wire::kProtocolMajor;
   r.protocol_minor = wire::kProtocolMinor;
   r.vgpu_count = static_cast<uint32_t>(c.visible.size());
+  if (!c.job.empty()) {
+    // A job's vGPUs are its processes' own to tell apart: which of them this one has is said.
+    put_text(r.job, c.job);
+    r.job_processes = c.job_processes;
+    r.vgpu_count = c.vgpu_count;
+    r.chosen_count = static_cast<uint32_t>(c.visible.size());
+    bool all = c.visible.size() == c.vgpu_count;
+    for (size_t i = 0; i < c.visible.size(); ++i) {
+      r.chosen[i] = static_cast<uint8_t>(c.visible[i]);
+      all = all && c.visible[i] == i;
+    }
+    if (all) r.chosen_count = 0;
+  }
   r.gmem_mib = c.gmem_mib;
   r.ratio_percent = c.ratio_percent;
   r.flags = c.cross_node ? wire::kCrossNode : 0u;
@@ -139,6 +152,17 @@ CUresult Session::start() {
   return static_cast<CUresult>(refusal.status);
 }
 
+Refusal Session::hold_job() {
+  const Config config = read_config();
+  Refusal refusal{config.error};
+  if (refusal.text.empty() && config.job.empty()) refusal.text = "SLUICE_JOB is not set";
+  if (!refusal.text.empty()) return refusal;
+  wire::OpenSession request = make_request(config);
+  request.flags |= wire::kHoldJob;
+  open_channel(config, request, &refusal);
+  return refusal;
+}
+
 bool Session::adopt_for_test(std::unique_ptr<Channel> channel, std::string* error) {
   static Session* session = new Session(Config{});
   session->channel_ = std::move(channel);
@@ -217,9 +241,20 @@ bool Session::read_record(std::string* error) {
         return post(function, wire::MemoryMap{raw->index, 0, address, bytes}) == CUDA_SUCCESS;
       };
     };
+    DeviceMemory::Sink sink{tell(wire::kMemoryMap), tell(wire::kMemoryUnmap), {}};
+    if (record.shares_memory)
+      sink.credit = [this, raw](uint64_t bytes, uint64_t* left) {
+        wire::MemoryCreditReply reply{};
+        const CUresult e = exchange(wire::kMemoryCredit, wire::MemoryCredit{raw->index, 0, bytes},
+                                    {}, std::as_writable_bytes(std::span(&reply, 1)));
+        *left = reply.free_bytes;
+        return e == CUDA_SUCCESS               ? DeviceMemory::Result::kDone
+               : e == CUDA_ERROR_OUT_OF_MEMORY ? DeviceMemory::Result::kOutOfMemory
+                                               : DeviceMemory::Result::kSessionLost;
+      };
     d->memory.open(d->record.window_begin, d->record.window_bytes, d->record.memory_bytes,
-                   {tell(wire::kMemoryMap), tell(wire::kMemoryUnmap)},
-                   channel_->memory_used(d->index));
+                   std::move(sink),
+                   record.shares_memory ? nullptr : channel_->memory_used(d->index));
     d->legacy.device = raw;
     d->pools.open(&d->memory, std::make_unique<DeviceOrder>(*this, *raw));
     d->graph_memory.open(this, raw);

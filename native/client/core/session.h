@@ -291,6 +291,9 @@ class Session {
   Captures captures;
 
   void close();
+  // For `sluice run --share`: asks that this process's job keeps its vGPUs for as long as it lives,
+  // and returns when nobody keeps it any more, with the reason. Opens no session.
+  static Refusal hold_job();
   // For tests, once in a process: makes a session on this channel the process's own.
   static bool adopt_for_test(std::unique_ptr<Channel> channel, std::string* error);
 

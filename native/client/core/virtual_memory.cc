@@ -31,10 +31,10 @@ CUresult VirtualMemory::unreserve(uint64_t address, uint64_t bytes) {
 CUresult VirtualMemory::create(Device& device, uint64_t bytes,
                                const CUmemAllocationProp& properties, uint64_t* id) {
   std::lock_guard lock(mutex_);
-  if (!device.memory.charge(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
   Allocation* made = allocations_.create(id);
-  if (!made) {
-    device.memory.refund(bytes);
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  if (!device.memory.charge(bytes)) {
+    allocations_.destroy(*id);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
   *made = {&device, bytes, properties, 1, 0};

@@ -52,13 +52,12 @@ const NvmlDoor kDoor = {
       device_at(index).memory.info(free, total);
     },
     [](uint32_t index) {
-      uint64_t free, total;
-      device_at(index).memory.info(&free, &total);
-      return free != total || device_at(index).primary_uses.load() > 0;
+      return device_at(index).memory.used() != 0 || device_at(index).primary_uses.load() > 0;
     },
     [] { return Session::get()->driver_name(); },
     [] { return std::min(Session::get()->driver_version(), 13000u); },
     figures_of,
+    [](uint32_t index) { return device_at(index).memory.used(); },
 };
 
 }  // namespace

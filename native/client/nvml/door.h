@@ -29,6 +29,8 @@ struct NvmlDoor {
   // What the node says of the GPU; a round trip, unless what it said is fresh. False: the session
   // has ended.
   bool (*figures)(uint32_t index, wire::GpuFigures* figures);
+  // Of the vGPU's memory, what this process has: others of its job may have the rest.
+  uint64_t (*used_memory)(uint32_t index);
 };
 
 }  // namespace sluice::client

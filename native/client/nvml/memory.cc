@@ -19,7 +19,7 @@ nvmlReturn_t memory_of(nvmlDevice_t device, Use* use) {
   const NvmlDoor* door;
   if (const nvmlReturn_t e = enter(device, &place, &door); e != NVML_SUCCESS) return e;
   door->memory(place, &use->free, &use->total);
-  use->used = use->total - use->free;
+  use->used = use->total - use->free;  // by others of its job too
   return NVML_SUCCESS;
 }
 
@@ -35,11 +35,9 @@ nvmlReturn_t processes(nvmlDevice_t device, unsigned int* count, Info* infos, Fi
   if (*count == 0) return NVML_SUCCESS;
   if (room == 0) return NVML_ERROR_INSUFFICIENT_SIZE;
   if (!infos) return NVML_ERROR_INVALID_ARGUMENT;
-  uint64_t free, total;
-  door->memory(place, &free, &total);
   *infos = {};
   infos->pid = static_cast<unsigned int>(getpid());
-  infos->usedGpuMemory = total - free;
+  infos->usedGpuMemory = door->used_memory(place);
   fill(infos);
   return NVML_SUCCESS;
 }

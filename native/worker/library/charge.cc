@@ -56,8 +56,35 @@ bool left(int device, uint64_t* free, uint64_t* total) {
   if (!v) return false;
   std::lock_guard lock(v->mutex);
   *free = v->room();
+  if (s->ledger) {
+    const uint64_t used = s->ledger->used(GrantLedger::Kind::kMemory, v->grant_index);
+    *free = v->memory_bytes - std::min(v->memory_bytes, used);
+  }
   *total = v->memory_bytes;
   return true;
+}
+
+// In a job: what all of its sessions have together is on one page, and no client has to be told.
+bool take_from_job(Session& s, Vgpu& v, GrantLedger::Kind kind, uint64_t bytes) {
+  if (!s.ledger->take(kind, v.grant_index, bytes, v.memory_bytes)) return false;
+  if (kind == GrantLedger::Kind::kCode) return v.code_bytes += bytes, true;
+  v.credit_bytes += bytes;
+  v.library_bytes += bytes;
+  return true;
+}
+
+void give_to_job(Session& s, Vgpu& v, GrantLedger::Kind kind, uint64_t bytes) {
+  if (kind == GrantLedger::Kind::kCode) {
+    v.code_bytes -= bytes;
+  } else {
+    v.credit_bytes -= bytes;
+    v.library_bytes -= bytes;
+  }
+  s.ledger->give(kind, v.grant_index, bytes);
+}
+
+GrantLedger::Kind ledger_kind(Metered kind) {
+  return kind == Metered::kCode ? GrantLedger::Kind::kCode : GrantLedger::Kind::kMemory;
 }
 
 // The client's half of the shared word is not believed: it can only make less of what is there.
@@ -76,6 +103,7 @@ bool take_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
   uint64_t now = 0, order = 0;
   {
     std::lock_guard lock(v.mutex);
+    if (s.ledger && kind != Metered::kHost) return take_from_job(s, v, ledger_kind(kind), bytes);
     if (kind != Metered::kDevice) {
       uint64_t& taken = kind == Metered::kCode ? v.code_bytes : v.library_host_bytes;
       const uint64_t most =
@@ -97,6 +125,7 @@ void give_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
   uint64_t now = 0, order = 0;
   {
     std::lock_guard lock(v.mutex);
+    if (s.ledger && kind != Metered::kHost) return give_to_job(s, v, ledger_kind(kind), bytes);
     if (kind != Metered::kDevice) {
       (kind == Metered::kCode ? v.code_bytes : v.library_host_bytes) -= bytes;
       return;

@@ -343,5 +343,75 @@ TEST_F(Memory, ALostSessionIsSaidAndChargesNothing) {
   EXPECT_EQ(available(), kLimit);
 }
 
+// A job's memory, of which others have some.
+class SharedMemoryCredit : public ::testing::Test {
+ protected:
+  using Result = DeviceMemory::Result;
+  static constexpr uint64_t kLimit = 16 * kSlab;
+
+  void SetUp() override {
+    auto sink = node.sink();
+    sink.credit = [this](uint64_t bytes, uint64_t* left) {
+      ++asked;
+      if (lost) return Result::kSessionLost;
+      const bool given = bytes <= kLimit - others - taken;
+      if (given) taken += bytes;
+      *left = kLimit - others - taken;
+      return given ? Result::kDone : Result::kOutOfMemory;
+    };
+    memory.open(kWindow, kWindowBytes, kLimit, sink);
+  }
+  uint64_t free_bytes() {
+    uint64_t available = 0, total = 0;
+    memory.info(&available, &total);
+    EXPECT_EQ(total, kLimit);
+    return available;
+  }
+
+  FakeNode node;
+  DeviceMemory memory;
+  uint64_t taken = 0, others = 0;
+  int asked = 0;
+  bool lost = false;
+};
+
+TEST_F(SharedMemoryCredit, IsAskedForExactlyAndNothingIsHoarded) {
+  uint64_t small, large;
+  ASSERT_EQ(memory.allocate(512, &small), Result::kDone);
+  EXPECT_EQ(taken, kSlab);
+  uint64_t second;
+  ASSERT_EQ(memory.allocate(512, &second), Result::kDone);
+  EXPECT_EQ(asked, 1) << "the slab has room";
+  ASSERT_EQ(memory.allocate(3 * kSlab, &large), Result::kDone);
+  EXPECT_EQ(taken, 4 * kSlab);
+  taken -= 3 * kSlab;  // as the worker does with the memory
+  ASSERT_EQ(memory.free(large), Result::kDone);
+  EXPECT_EQ(free_bytes(), kLimit - kSlab);
+  ASSERT_EQ(memory.free(small), Result::kDone);
+  taken -= kSlab;
+  ASSERT_EQ(memory.free(second), Result::kDone);
+  EXPECT_EQ(node.mapped.size(), 0u) << "an empty slab is another process's to have";
+  EXPECT_EQ(free_bytes(), kLimit);
+  EXPECT_EQ(memory.used(), 0u);
+}
+
+TEST_F(SharedMemoryCredit, WhatOthersHaveIsRefused) {
+  others = 15 * kSlab;
+  uint64_t at;
+  EXPECT_EQ(memory.allocate(2 * kSlab, &at), Result::kOutOfMemory);
+  EXPECT_EQ(node.mapped.size(), 0u);
+  EXPECT_EQ(free_bytes(), kSlab);
+  EXPECT_FALSE(memory.charge(2 * kSlab));
+  EXPECT_TRUE(memory.charge(kSlab));
+  EXPECT_EQ(free_bytes(), 0u);
+  EXPECT_EQ(memory.used(), kSlab);
+}
+
+TEST_F(SharedMemoryCredit, ASessionThatIsLostIsNotCalledOutOfMemory) {
+  lost = true;
+  uint64_t at;
+  EXPECT_EQ(memory.allocate(kSlab, &at), Result::kSessionLost);
+}
+
 }  // namespace
 }  // namespace sluice::client

@@ -38,6 +38,9 @@ void add_memory(Rig& rig, Frames* all) {
            wire::ArenaRegister{rig.arena() + wire::kArenaChunk, kArenaBytes - wire::kArenaChunk});
   f.arena = {{offsetof(wire::ArenaRegister, address), kArenaBytes - wire::kArenaChunk}};
   all->push_back(f);
+  f = make("MemoryCredit", wire::kMemoryCredit, true, "", wire::MemoryCredit{0, 0, 2 << 20});
+  f.devices = {offsetof(wire::MemoryCredit, device)};
+  all->push_back(f);
   f = make("DeviceIdle", wire::kDeviceIdle, true, "cuCtxSynchronize", wire::DeviceIdle{0, 0});
   f.devices = {offsetof(wire::DeviceIdle, device)};
   all->push_back(f);
