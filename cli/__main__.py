@@ -69,6 +69,7 @@ GUEST_ARGUMENTS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
     "help_option_names": [],
+    "allow_interspersed_args": False,
 }
 app.command("run", context_settings=GUEST_ARGUMENTS)(run_program)
 app.command("check", context_settings=GUEST_ARGUMENTS)(check_program)

@@ -119,11 +119,20 @@ def list_grants(
             "NODE": "node",
             "VGPUS": "slices",
             "PRIORITY": "priority",
+            "JOB": "job_name",
             "SESSIONS": "sessions",
             "AGE": "age",
             "REASON": "reason",
         },
-        [{**g, "slices": _slices(g), "age": output.age(g["created"])} for g in answer["grants"]],
+        [
+            {
+                **g,
+                "slices": _slices(g),
+                "job_name": g["job"][:8],
+                "age": output.age(g["created"]),
+            }
+            for g in answer["grants"]
+        ],
         "no grants",
     )
 

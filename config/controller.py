@@ -55,6 +55,12 @@ class PoolSection(Section):
     ended_grants_kept: int = Field(
         1000, ge=0, description="how many ended grants and sessions the store keeps"
     )
+    job_sessions: int = Field(
+        64, ge=1, le=256, description="how many sessions one job may have at a time, 1 to 256"
+    )
+    job_linger_seconds: float = Field(
+        5.0, ge=1, le=3600, description="how long a job without process and launcher is kept"
+    )
     events_kept: int = Field(100_000, ge=100, description="how many events the store keeps")
 
 

@@ -146,6 +146,7 @@ class GrantDesk:
         if grant is None or grant.state is not GrantState.LIVE:
             return False
         if link := self.links.get(grant.node):
+            self.pool.end_soon(grant_id, reason)
             link.end_grant(EndOrder(grant.node, grant_id, reason))
         else:
             await self.step(lambda: self.pool.release(grant_id, reason))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sluice.controller.pool import model
+from sluice.controller.pool.jobs import JobKey
 from sluice.controller.pool.pool import ReportedSession
 from sluice.rpc import pool_pb2 as rpc
 
@@ -54,8 +55,23 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         domain_name=message.domain_name,
         started=message.started,
         state=model.SessionState.OPENING if message.opening else model.SessionState.RUNNING,
+        request_id=message.request_id,
+        chosen=tuple(message.chosen),
     )
-    return ReportedSession(session, vgpus_of(message.vgpus), message.request_id, message.priority)
+    return ReportedSession(
+        session,
+        vgpus_of(message.vgpus),
+        message.request_id,
+        message.priority,
+        message.job,
+        message.job_domain,
+        message.job_processes,
+    )
+
+
+def job_key(message: rpc.JobHold) -> JobKey:
+    """The job that is held."""
+    return JobKey(message.job, message.domain)
 
 
 def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
@@ -76,6 +92,10 @@ def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
         client_uid=message.client_uid,
         domain_uuid=message.domain_uuid,
         domain_name=message.domain_name,
+        job=message.job,
+        job_domain=message.job_domain,
+        job_processes=message.job_processes,
+        chosen=tuple(message.chosen),
     )
 
 

@@ -20,6 +20,7 @@ from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import (
     answer_message,
     gpu_of,
+    job_key,
     request_of,
     session_of,
     vgpu_messages,
@@ -74,6 +75,10 @@ class ServerLink:
                     host=session.host,
                     program=session.program,
                     priority=granted.grant.priority,
+                    job=granted.grant.job,
+                    job_domain=granted.grant.job_domain,
+                    job_processes=granted.grant.job_processes,
+                    chosen=session.chosen,
                 )
             )
         )
@@ -196,7 +201,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     return
                 else:
                     self._desk.pool.seen(node)
-                    await self._take(kind, report, link)
+                    await self._take(node, kind, report, link)
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -235,10 +240,13 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 [gpu_of(name, gpu) for gpu in inventory.gpus],
                 [session_of(name, session) for session in inventory.sessions],
                 inventory.pending_requests,
+                [job_key(hold) for hold in inventory.holds],
             )
         )
 
-    async def _take(self, kind: str | None, report: rpc.NodeReport, link: ServerLink) -> None:
+    async def _take(
+        self, node: str, kind: str | None, report: rpc.NodeReport, link: ServerLink
+    ) -> None:
         pool = self._desk.pool
         if kind == "heartbeat":
             link.orders.put_nowait(
@@ -254,7 +262,14 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             await self._desk.step(note)
         elif kind == "session_ended":
             ended = report.session_ended
-            await self._desk.step(lambda: pool.release(ended.grant_id, ended.reason))
+            await self._desk.step(
+                lambda: pool.session_ended(ended.session_id, ended.grant_id, ended.reason)
+            )
+        elif kind == "job_held":
+            pool.job_held(job_key(report.job_held), node)
+        elif kind == "job_released":
+            released = job_key(report.job_released)
+            await self._desk.step(lambda: pool.job_released(released, node))
         elif kind == "assignment_taken":
             link.assignment_taken(report.assignment_taken)
         elif kind == "log_text":

@@ -82,6 +82,8 @@ class Controller:
             vgpu_count=shares.vgpu_count,
             node_timeout_seconds=shares.node_timeout_seconds,
             ended_kept=shares.ended_grants_kept,
+            job_sessions=shares.job_sessions,
+            job_linger_seconds=shares.job_linger_seconds,
             snapshot=await self._store.load(),
         )
         self.desk = GrantDesk(pool, self._store, shares.waiting_line_seconds)

@@ -29,6 +29,7 @@ async def adopt_workers(starter: WorkerStarter, workers: WarmWorkers, desk: Sess
     found = await asyncio.gather(
         *(_adopt(worker_id, files, workers, desk) for worker_id in files.worker_ids())
     )
+    desk.ledgers.reconcile()
     if starter.cgroups:
         known = set(files.worker_ids())
         for worker_id in set(starter.cgroups.leftovers()) - known:

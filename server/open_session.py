@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from sluice.config.job_token import MOST_PROCESSES, job_of
+
 FRAME_BYTES = 512
 MAGIC = 0x43494C53
 PROTOCOL_MAJOR = 1
@@ -19,9 +21,14 @@ OPEN_FUNCTION = 1
 REPLY_FUNCTION = 2
 MESSAGE_BYTES = 480
 CROSS_NODE = 1
+HOLD_JOB = 2
+MOST_VGPUS = 64
+_JOB_OFFSET = 328
+_TOKEN_BYTES = 64
 
 _HEADER = struct.Struct("<IHHII")
 _OPEN = struct.Struct("<IHHIIIIiiIIQII64s64s128s")
+_JOB = struct.Struct("<64sII64s")
 _REPLY = struct.Struct("<IHHIIIIQ480s")
 
 
@@ -86,7 +93,15 @@ class OpenSession:
     key: str
     host: str
     program: str
-    raw: bytes = field(repr=False)
+    raw: bytes = field(repr=False)  # without the job's token
+    job: str = ""  # what the token stands for
+    job_processes: int = 0
+    chosen: tuple[int, ...] = ()  # of the job's vGPUs; none named: all
+
+    @property
+    def holds_job(self) -> bool:
+        """Whether no session is wanted: the job is to keep its grant while the client lives."""
+        return bool(self.flags & HOLD_JOB)
 
 
 def check_header(header: bytes) -> None:
@@ -120,8 +135,11 @@ def parse_open_session(frame: bytes) -> OpenSession:
             f"the client speaks protocol {major}.{minor}; this server speaks version "
             f"{PROTOCOL_MAJOR} (any minor): install the client that belongs to this server",
         )
-    values: list[Any] = [*numbers, _text(key), _text(host), _text(program), bytes(frame)]
+    raw = frame[:_JOB_OFFSET] + bytes(_TOKEN_BYTES) + frame[_JOB_OFFSET + _TOKEN_BYTES :]
+    values: list[Any] = [*numbers, _text(key), _text(host), _text(program), raw, *_job(frame)]
     opened = OpenSession(*values)
+    if opened.holds_job and not opened.job:
+        raise BadOpen(Status.INVALID_VALUE, "a job is to be held, but none is named")
     if opened.wait_seconds < -1:
         raise BadOpen(
             Status.INVALID_VALUE,
@@ -134,6 +152,24 @@ def parse_open_session(frame: bytes) -> OpenSession:
             f"{opened.ratio_percent} %; at most 64 vGPUs of 100 % can be asked for",
         )
     return opened
+
+
+def _job(frame: bytes) -> tuple[str, int, tuple[int, ...]]:
+    token, processes, count, choice = _JOB.unpack_from(frame, _JOB_OFFSET)
+    if not token.strip(b"\0"):
+        return "", 0, ()
+    try:
+        job = job_of(_text(token))
+    except ValueError as error:
+        raise BadOpen(Status.INVALID_VALUE, str(error)) from None
+    chosen = tuple(choice[:count])
+    if count > MOST_VGPUS or len(set(chosen)) < count or processes > MOST_PROCESSES:
+        raise BadOpen(
+            Status.INVALID_VALUE,
+            f"a job's session names {count} of its vGPUs and {processes} processes; at most "
+            f"{MOST_VGPUS} vGPUs, each once, and {MOST_PROCESSES} processes can be named",
+        )
+    return job, processes, chosen
 
 
 def pack_open_reply(status: int, session_id: int, message: str) -> bytes:
@@ -160,16 +196,21 @@ def pack_open_session(
     host: str = "",
     program: str = "",
     channel: Channel = Channel.AUTO,
+    flags: int = 0,
+    job: str = "",
+    job_processes: int = 0,
+    chosen: tuple[int, ...] = (),
     magic: int = MAGIC,
     version: tuple[int, int] = (PROTOCOL_MAJOR, 0),
 ) -> bytes:
     """Composes a request as a client does; used by diagnostics and tests."""
     body = _OPEN.pack(
-        magic, *version, vgpu_count, gmem_mib, ratio_percent, 0, priority, wait_seconds,
+        magic, *version, vgpu_count, gmem_mib, ratio_percent, flags, priority, wait_seconds,
         pid, 0, 0, 13000, channel, key.encode(), host.encode(), program.encode(),
     )  # fmt: skip
     header = _HEADER.pack(FRAME_BYTES, OPEN_FUNCTION, 0, 0, 0)
-    return (header + body).ljust(FRAME_BYTES, b"\0")
+    part = _JOB.pack(job.encode(), job_processes, len(chosen), bytes(chosen))
+    return (header + body + part).ljust(FRAME_BYTES, b"\0")
 
 
 def _text(field: bytes) -> str:

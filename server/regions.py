@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from sluice.server.open_session import (
 )
 from sluice.server.packets import Message
 from sluice.server.session_desk import SessionDesk
-from sluice.server.sessions import Asker, Session
+from sluice.server.sessions import Asker, JobPart, Session
 
 log = logging.getLogger("sluice.server")
 
@@ -178,6 +178,8 @@ class Regions:
                 domain_uuid=region.owner.uuid,
                 domain_name=region.owner.name,
             )
+            if part := self._desk.part_of(wish, asker) if wish.holds_job else None:
+                await self._hold(part, tell)
             try:
                 descriptor = os.open(region.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except OSError as error:
@@ -201,6 +203,15 @@ class Regions:
                 "refused slot %d of domain %s: %s", slot, region.owner.name, refusal.message
             )
             self._tell(region, "refuse", slot, status=refusal.status, message=refusal.message)
+
+    async def _hold(self, part: JobPart, tell: Callable[[str], None]) -> None:
+        """Until the slot is closed, which cancels this."""
+        self._desk.holds.begin(part)
+        tell("the job is held")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._desk.holds.end(part)
 
     def _bounded(self, region: Region, wish: OpenSession) -> OpenSession:
         """The request with the domain's figures as defaults; raises RefusalError above them."""

@@ -148,6 +148,7 @@ class Server:
                 for gpu in self.gpus
             ],
             sessions=sessions + self.tcp_door.expected_reports(),
+            holds=self.desk.holds.reports(),
         )
 
     def take_assignment(self, assignment: rpc.Assignment) -> str:

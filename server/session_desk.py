@@ -18,10 +18,19 @@ from pathlib import Path
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.code_cache import CodeCache, project_of
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
+from sluice.server.grant_ledgers import GrantLedgers, LedgerFullError
+from sluice.server.job_holds import JobHolds
 from sluice.server.open_session import OpenSession, RefusalError, Status
 from sluice.server.packets import Message
 from sluice.server.session_logs import SessionLog
-from sluice.server.sessions import Asker, Session, close_descriptor, grant_request
+from sluice.server.sessions import (
+    Asker,
+    JobPart,
+    Session,
+    close_descriptor,
+    grant_request,
+    trust_domain,
+)
 from sluice.server.sharing import Sharing
 from sluice.server.warm_workers import WarmWorkers
 from sluice.server.worker import WorkerError
@@ -53,6 +62,8 @@ class SessionDesk:
         self._log_dir = log_dir
         self.sessions: dict[str, Session] = {}
         self.sharing = Sharing()
+        self.ledgers = GrantLedgers()
+        self.holds = JobHolds(controller.report)
         self.on_end: list[Callable[[Session, str], None]] = []
 
     async def open(
@@ -68,7 +79,8 @@ class SessionDesk:
         Descriptors stay the caller's: the session keeps copies. Cancelling it, as a door does when
         its client is gone, takes everything back.
         """
-        request = grant_request(self._node, wish, asker)
+        part = self.part_of(wish, asker)
+        request = grant_request(self._node, wish, asker, part)
         log.info("open: %s asks for %s", asker.describe(), _wanted(wish))
         try:
             async with self._controller.grant(request, tell) as grant:
@@ -79,12 +91,20 @@ class SessionDesk:
                     descriptor,
                     ids=(grant.session_id, grant.grant_id, grant.request_id),
                     vgpus=grant.vgpus,
+                    part=part,
                 )
         except RefusalError as refusal:
             log.warning(
                 "refused: %s: %s (status %d)", asker.describe(), refusal.message, refusal.status
             )
             raise
+
+    def part_of(self, wish: OpenSession, asker: Asker) -> JobPart | None:
+        """The part in a job that a client of this host asks for."""
+        if not wish.job:
+            return None
+        domain = trust_domain(self._node, asker)
+        return JobPart(wish.job, domain, wish.job_processes, wish.chosen)
 
     async def attach(
         self,
@@ -95,13 +115,15 @@ class SessionDesk:
         *,
         ids: tuple[str, str, str],
         vgpus: tuple[GrantedVgpu, ...],
+        part: JobPart | None = None,
     ) -> Session:
         """Gives a granted session its worker; raises RefusalError, the grant is the caller's."""
         session_id, grant_id, request_id = ids
+        places = _places(part, vgpus)
         if asker.pidfd >= 0:
             asker = replace(asker, pidfd=os.dup(asker.pidfd))
         try:
-            worker = await self._workers.take([v.gpu_uuid for v in vgpus])
+            worker = await self._workers.take([vgpus[place].gpu_uuid for place in places])
         except BaseException as error:
             close_descriptor(asker.pidfd)
             if not isinstance(error, WorkerError):
@@ -116,13 +138,15 @@ class SessionDesk:
             asker=asker,
             worker=worker,
             log=SessionLog.take_over(self._log_dir, worker.record.log, session_id, grant_id),
+            part=part,
         )
+        ledger = self._join_ledger(session)
         worker.record.log = str(session.log.path)
         worker.record.session = session.to_record()
         self._starter.files.write(worker.record)
         self._follow(session)
         region = "socket" if asker.channel == "tcp" else "region"
-        descriptors = [(region, descriptor)]
+        descriptors = [(region, descriptor), *ledger]
         # where memory is shared, an upload is faster than hashing
         keeps_code = self._code_cache if asker.channel == "tcp" else None
         folders = keeps_code.open_folders(project_of(asker)) if keeps_code else []
@@ -133,11 +157,15 @@ class SessionDesk:
             "id": session_id,
             "grant": grant_id,
             "channel": asker.channel,
-            "vgpus": str(len(vgpus)),
+            "vgpus": str(len(places)),
             "request": wish.raw.hex(),
             **channel_fields,
         }
-        for index, vgpu in enumerate(vgpus):
+        if ledger:
+            fields["ledger_slot"] = str(session.ledger_slot)
+        for index, place in enumerate(places):
+            vgpu = vgpus[place]
+            fields[f"vgpu.{index}.place"] = str(place)
             fields[f"vgpu.{index}.device"] = vgpu.gpu_uuid
             fields[f"vgpu.{index}.memory_mib"] = str(vgpu.memory_mib)
             percent = vgpu.compute_percent if self._throttle else 100
@@ -163,12 +191,18 @@ class SessionDesk:
         session.log.write(
             f"started: {asker.describe()} over {asker.channel}, worker {worker.id} pid "
             f"{worker.record.pid}, "
-            + ", ".join(f"{v.gpu_uuid} {v.memory_mib} MiB {v.compute_percent} %" for v in vgpus)
+            + ", ".join(
+                f"{v.gpu_uuid} {v.memory_mib} MiB {v.compute_percent} %"
+                for v in (vgpus[place] for place in places)
+            )
+            + (f", of job {part.job[:8]}" if part else "")
         )
         return session
 
     def adopt(self, session: Session) -> None:
         """Takes over a session that an earlier server opened and whose worker still runs."""
+        if session.part:
+            self.ledgers.adopt(session.grant_id, session.ledger_slot, session.worker.take_ledger())
         self._follow(session)
         session.log.write(f"adopted: {session.asker.describe()}, worker {session.worker.id}")
         if session.asker.channel == "shm" and session.asker.pidfd < 0:
@@ -199,6 +233,17 @@ class SessionDesk:
         for session in self.sessions.values():
             self._unwatch_client(session)
             session.worker.let_go()
+
+    def _join_ledger(self, session: Session) -> list[tuple[str, int]]:
+        if not session.part:
+            return []
+        try:
+            page, session.ledger_slot = self.ledgers.join(session.grant_id)
+        except (LedgerFullError, OSError) as error:
+            session.worker.end("its grant has no ledger for it", grace=0)
+            close_descriptor(session.asker.pidfd)
+            raise RefusalError(Status.OPERATING_SYSTEM, f"session {session.id}: {error}") from error
+        return [("ledger", page)]
 
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
@@ -238,6 +283,7 @@ class SessionDesk:
     def _ended(self, session: Session, reason: str) -> None:
         self.sessions.pop(session.id, None)
         self.sharing.leave(session.id)
+        self.ledgers.leave(session.grant_id, session.ledger_slot)
         self._unwatch_client(session)
         close_descriptor(session.asker.pidfd)
         session.asker.pidfd = -1
@@ -258,6 +304,20 @@ class SessionDesk:
     def _unwatch_client(self, session: Session) -> None:
         if session.asker.pidfd >= 0:
             asyncio.get_running_loop().remove_reader(session.asker.pidfd)
+
+
+def _places(part: JobPart | None, vgpus: tuple[GrantedVgpu, ...]) -> tuple[int, ...]:
+    """Which of a grant's vGPUs the session has; raises RefusalError."""
+    if part is None or not part.chosen:
+        return tuple(range(len(vgpus)))
+    if max(part.chosen) >= len(vgpus):
+        raise RefusalError(
+            Status.INVALID_VALUE,
+            f"this process chooses vGPU {max(part.chosen)} of its job, which has {len(vgpus)}, "
+            "numbered from 0: set CUDA_VISIBLE_DEVICES, or start the job with "
+            "`sluice run --share --vgpu N`",
+        )
+    return part.chosen
 
 
 def _wanted(wish: OpenSession) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sluice.rpc import pool_pb2 as rpc
@@ -51,9 +51,40 @@ class Asker:
         return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}"
 
 
+@dataclass(frozen=True, slots=True)
+class JobPart:
+    """A session's part in a job: its name, whose it is, and which of its vGPUs the session has.
+
+    `domain` is who the host says presents the token; `chosen` names none where it has all vGPUs.
+    """
+
+    job: str
+    domain: str
+    processes: int = 0
+    chosen: tuple[int, ...] = ()
+
+    def report(self) -> dict[str, Any]:
+        """The fields of the messages that name a job."""
+        return {
+            "job": self.job,
+            "job_domain": self.domain,
+            "job_processes": self.processes,
+            "chosen": self.chosen,
+        }
+
+
+def trust_domain(node: str, asker: Asker) -> str:
+    """Whose processes may belong to one job with this one: its VM's, or its user's on this host."""
+    if asker.domain_uuid:
+        return f"vm {asker.domain_uuid}"
+    if asker.user_domain:
+        return f"user {node} {asker.user_domain}"
+    return f"process {node} {asker.pid} {asker.start_time}"
+
+
 @dataclass(slots=True)
 class Session:
-    """A session that runs, or is about to."""
+    """A session that runs, or is about to; `vgpus` are its grant's."""
 
     id: str
     grant_id: str
@@ -65,6 +96,8 @@ class Session:
     log: SessionLog
     started: float = field(default_factory=time.time)
     opening: bool = True
+    part: JobPart | None = None
+    ledger_slot: int = -1  # in its grant's ledger
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -100,6 +133,7 @@ class Session:
             started=self.started,
             priority=self.priority,
             opening=self.opening,
+            **(self.part.report() if self.part else {}),
         )
 
     def to_record(self) -> dict[str, Any]:
@@ -113,6 +147,8 @@ class Session:
             "priority": self.priority,
             "started": self.started,
             "opening": self.opening,
+            "part": asdict(self.part) if self.part else None,
+            "ledger_slot": self.ledger_slot,
             "asker": {
                 "channel": asker.channel,
                 "host": asker.host,
@@ -148,10 +184,18 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         log=log,
         started=record["started"],
         opening=False,
+        part=_part_from_record(record.get("part")),
+        ledger_slot=record.get("ledger_slot", -1),
     )
 
 
-def grant_request(node: str, wish: OpenSession, asker: Asker) -> rpc.GrantRequest:
+def _part_from_record(part: dict[str, Any] | None) -> JobPart | None:
+    return JobPart(**{**part, "chosen": tuple(part["chosen"])}) if part else None
+
+
+def grant_request(
+    node: str, wish: OpenSession, asker: Asker, part: JobPart | None = None
+) -> rpc.GrantRequest:
     """What the controller is asked for a client of this host."""
     return rpc.GrantRequest(
         node=node,
@@ -168,6 +212,7 @@ def grant_request(node: str, wish: OpenSession, asker: Asker) -> rpc.GrantReques
         client_uid=asker.uid,
         domain_uuid=asker.domain_uuid,
         domain_name=asker.domain_name,
+        **(part.report() if part else {}),
     )
 
 

@@ -30,7 +30,7 @@ from sluice.server.open_session import (
     parse_open_session,
 )
 from sluice.server.session_desk import SessionDesk
-from sluice.server.sessions import Asker
+from sluice.server.sessions import Asker, JobPart
 
 log = logging.getLogger("sluice.server")
 
@@ -52,6 +52,14 @@ class Expected:
             GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in self.assignment.vgpus
         )
 
+    @property
+    def part(self) -> JobPart | None:
+        """In a job, as the controller judged it."""
+        a = self.assignment
+        if not a.job:
+            return None
+        return JobPart(a.job, a.job_domain, a.job_processes, tuple(a.chosen))
+
     def report(self) -> rpc.SessionReport:
         """As the controller is told when it asks what there is."""
         assignment = self.assignment
@@ -65,6 +73,7 @@ class Expected:
             started=time.time(),
             priority=assignment.priority,
             opening=True,
+            **(self.part.report() if self.part else {}),
         )
 
 
@@ -192,6 +201,7 @@ class TcpDoor:
                 connected.fileno(),
                 ids=(assignment.session_id, assignment.grant_id, ""),
                 vgpus=expected.vgpus,
+                part=expected.part,
             )
         except RefusalError as refusal:
             connected.setblocking(False)

@@ -105,6 +105,9 @@ class UnixDoor:
             log.warning("refused pid %d uid %d: %s", peer.pid, peer.uid, refusal.message)
             _reply(connected, refusal.status, 0, refusal.message)
             return
+        if wish.holds_job:
+            await self._hold(connected, peer, wish)
+            return
         for older in self._desk.of_process(peer.pid, peer.start_time):
             if older.replaced:
                 self._desk.end(older, "its process started another program")
@@ -113,14 +116,11 @@ class UnixDoor:
             return
         # nothing more is said on this connection, and its closing is no end: a process that opens
         # another session after it has closed it is one that exec made a new program
-        while await _receive(connected):
-            pass
+        await _until_closed(connected)
         session.replaced = True
 
-    async def _open(
-        self, connected: socket.socket, peer: Peer, wish: OpenSession
-    ) -> Session | None:
-        asker = Asker(
+    def _asker(self, peer: Peer, wish: OpenSession) -> Asker:
+        return Asker(
             channel="shm",
             host=self._host,
             program=wish.program,
@@ -130,6 +130,29 @@ class UnixDoor:
             pidfd=peer.pidfd,
             user_domain=user_domain(peer),
         )
+
+    async def _hold(self, connected: socket.socket, peer: Peer, wish: OpenSession) -> None:
+        part = self._desk.part_of(wish, self._asker(peer, wish))
+        if part is None:
+            return
+        self._desk.holds.begin(part)
+        _reply(connected, Status.NOT_READY, 0, "the job is held")
+        loop = asyncio.get_running_loop()
+        gone = loop.create_future()
+        loop.add_reader(peer.pidfd, _wake, gone)
+        closed = asyncio.create_task(_until_closed(connected))
+        try:
+            await asyncio.wait([closed, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # a server that stops gets here too, and does not say that the launcher has ended
+            loop.remove_reader(peer.pidfd)
+            closed.cancel()
+        self._desk.holds.end(part)
+
+    async def _open(
+        self, connected: socket.socket, peer: Peer, wish: OpenSession
+    ) -> Session | None:
+        asker = self._asker(peer, wish)
         memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, self._region_bytes)
@@ -185,6 +208,11 @@ async def _unless_gone(opening: asyncio.Task[Session], pidfd: int) -> Session:
         if not opening.done():
             opening.cancel()
             await asyncio.wait([opening])
+
+
+async def _until_closed(connected: socket.socket) -> None:
+    while await _receive(connected):
+        pass
 
 
 async def _receive(connected: socket.socket) -> bytes:

@@ -51,6 +51,7 @@ class Worker:
         self.on_code: Callable[[Message, int], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
+        self._ledger = -1
         self.exited = False
         self.end_reason = ""
         self._files = files
@@ -162,11 +163,21 @@ class Worker:
         if message.verb in SHARING_VERBS:
             self._take_sharing(replace(message, descriptors=tuple(descriptors)))
             return
+        if message.verb == "ledger" and len(descriptors) == 1:
+            if self._ledger >= 0:
+                os.close(self._ledger)
+            self._ledger = descriptors[0]
+            return
         if message.verb == "code" and self.on_code and len(descriptors) == 1:
             self.on_code(message, descriptors[0])
             return
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def take_ledger(self) -> int:
+        """The page that it showed a server which is new to it, -1 if none; the caller closes it."""
+        descriptor, self._ledger = self._ledger, -1
+        return descriptor
 
     def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Says something that has no answer; copies of the descriptors go with it."""
@@ -226,6 +237,8 @@ class Worker:
             self._link.read_now()
             self._link.close()
         os.close(self._pidfd)
+        if self._ledger >= 0:
+            os.close(self.take_ledger())
         for message in self._sharing_before:
             message.close_descriptors()
         self._sharing_before.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -73,6 +73,8 @@ class GrantView(BaseModel):
     ended: datetime | None
     reason: str
     generation: int
+    job: str = Field(description="the name of a shared job, which is not its token; else empty")
+    job_processes: int = Field(description="for whose contexts room is kept")
 
 
 class SessionView(BaseModel):
@@ -92,6 +94,7 @@ class SessionView(BaseModel):
     started: datetime
     ended: datetime | None
     reason: str
+    chosen: list[int] = Field(description="which of a job's vGPUs it has; empty: all")
 
 
 class EventView(BaseModel):
@@ -146,6 +149,19 @@ class SessionRequest(BaseModel):
     host: str = Field("", max_length=255)
     program: str = Field("", max_length=255)
     pid: int = Field(0, ge=0, le=2**31 - 1)
+    job: str = Field("", max_length=64, description="the token of the job that it belongs to")
+    job_processes: int = Field(0, ge=0, le=256, description="leave room for so many contexts")
+    chosen: list[Annotated[int, Field(ge=0, le=63)]] = Field(
+        [], max_length=64, description="which of the job's vGPUs the process has; empty: all"
+    )
+
+
+class HoldRequest(BaseModel):
+    """The job that is to keep its grant for as long as this request is open."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    job: str = Field(max_length=64)
 
 
 class SessionTicket(BaseModel):
@@ -231,6 +247,8 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         ended=_time(grant.ended) if grant.ended is not None else None,
         reason=grant.reason,
         generation=grant.generation,
+        job=grant.job,
+        job_processes=grant.job_processes,
     )
 
 
@@ -251,6 +269,7 @@ def session_view(session: model.Session) -> SessionView:
         started=_time(session.started),
         ended=_time(session.ended) if session.ended is not None else None,
         reason=session.reason,
+        chosen=list(session.chosen),
     )
 
 

@@ -13,10 +13,12 @@ import secrets
 
 from fastapi import APIRouter, Request
 
+from sluice.config.job_token import job_of
 from sluice.controller.api.problems import Problem, ProblemDocument
-from sluice.controller.api.schemas import SessionRequest, SessionTicket
+from sluice.controller.api.schemas import HoldRequest, SessionRequest, SessionTicket
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
+from sluice.controller.pool.jobs import JobKey
 from sluice.controller.pool.model import (
     CudaStatus,
     Granted,
@@ -45,6 +47,9 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
     async def open_session(body: SessionRequest, request: Request) -> SessionTicket:
         """Grants vGPUs on a GPU node and returns where to connect; waits up to wait_seconds."""
         peer = request.client.host if request.client else ""
+        job = _job_name(body.job) if body.job else ""
+        if len(set(body.chosen)) < len(body.chosen):
+            raise Problem(422, "Not a choice", "`chosen` names a vGPU twice")
         trouble = ""
         for _ in range(NODE_TRIES):
             wanted = GrantRequest(
@@ -58,6 +63,10 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 host=body.host or peer,
                 program=body.program,
                 client_pid=body.pid,
+                job=job,
+                job_domain=_domain(peer) if job else "",
+                job_processes=body.job_processes if job else 0,
+                chosen=tuple(body.chosen) if job else (),
             )
             answer = await _answer_or_hangup(desk, wanted, request)
             if isinstance(answer, Refused):
@@ -81,8 +90,8 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 )
             trouble = f"node {node.name} did not take session {answer.session.id}: {trouble}"
             await desk.step(
-                lambda answer=answer, trouble=trouble: desk.pool.release(  # type: ignore[misc]
-                    answer.grant.id, trouble
+                lambda answer=answer, trouble=trouble: desk.pool.session_ended(  # type: ignore[misc]
+                    answer.session.id, answer.grant.id, trouble
                 )
             )
         raise Problem(
@@ -92,7 +101,35 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             cuda_error=int(CudaStatus.SYSTEM_NOT_READY),
         )
 
+    @routes.post("/holds", tags=["sessions"], responses={422: {"model": ProblemDocument}})
+    async def hold_job(body: HoldRequest, request: Request) -> None:
+        """Keeps a job's grant between its sessions until the client closes the connection.
+
+        So it is never answered but by a refusal.
+        """
+        key = JobKey(_job_name(body.job), _domain(request.client.host if request.client else ""))
+        holder = f"request {secrets.token_hex(8)}"
+        desk.pool.job_held(key, holder)
+        # a controller that stops is no end of the job: its launcher asks the next one
+        while not await request.is_disconnected():
+            await asyncio.sleep(HANGUP_POLL_SECONDS)
+        await desk.step(lambda: desk.pool.job_released(key, holder))
+
     return routes
+
+
+def _job_name(token: str) -> str:
+    try:
+        return job_of(token)
+    except ValueError as error:
+        raise Problem(
+            422, "Not a job", str(error), cuda_error=int(CudaStatus.INVALID_VALUE)
+        ) from None
+
+
+def _domain(peer: str) -> str:
+    # until there are projects: who may join a job over the network is told by the address
+    return f"net {peer}"
 
 
 async def _answer_or_hangup(

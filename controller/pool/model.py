@@ -98,7 +98,11 @@ class Gpu:
     @property
     def grantable_mib(self) -> int:
         """The most that one vGPU can have when nothing else is granted."""
-        return max(0, self.memory_mib - self.reserved_mib - self.context_overhead_mib)
+        return self.grantable_beside(1)
+
+    def grantable_beside(self, contexts: int) -> int:
+        """The same for a vGPU that so many processes have contexts on."""
+        return max(0, self.memory_mib - self.reserved_mib - contexts * self.context_overhead_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Vgpu:
-    """A slice of one GPU; overhead_mib is the context's memory, charged besides memory_mib."""
+    """A slice of one GPU; overhead_mib is its contexts' memory, charged besides memory_mib."""
 
     gpu_uuid: str
     memory_mib: int
@@ -147,6 +151,9 @@ class Grant:
     generation: int = 1
     ended: float | None = None
     reason: str = ""
+    job: str = ""  # its name, which is no secret; empty: one process's own
+    job_domain: str = ""  # who may join it
+    job_processes: int = 0  # whose contexts room is left for
 
 
 @dataclass(slots=True)
@@ -167,6 +174,8 @@ class Session:
     state: SessionState = SessionState.OPENING
     ended: float | None = None
     reason: str = ""
+    request_id: str = ""
+    chosen: tuple[int, ...] = ()  # of the grant's vGPUs; none named: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +210,15 @@ class GrantRequest:
     client_uid: int = 0
     domain_uuid: str = ""
     domain_name: str = ""
+    job: str = ""
+    job_domain: str = ""
+    job_processes: int = 0
+    chosen: tuple[int, ...] = ()
+
+    @property
+    def contexts(self) -> int:
+        """For how many processes' contexts room is wanted on each GPU."""
+        return max(1, self.job_processes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,14 @@ class PlacementPolicy(Protocol):
 def slice_on(request: GrantRequest, gpu: Gpu, vgpu_count: int) -> Vgpu:
     """Returns the vGPU that the request means on this GPU.
 
-    A default slice is 1/vgpu_count of what the GPU can give, its context included, so that
+    A default slice is 1/vgpu_count of what the GPU can give, its contexts included, so that
     vgpu_count of them fit.
     """
     share = (gpu.memory_mib - gpu.reserved_mib) // vgpu_count
-    memory = request.memory_mib or max(1, share - gpu.context_overhead_mib)
+    overhead = request.contexts * gpu.context_overhead_mib
+    memory = request.memory_mib or max(1, share - overhead)
     percent = request.compute_percent or max(1, 100 // vgpu_count)
-    return Vgpu(gpu.uuid, memory, percent, gpu.context_overhead_mib)
+    return Vgpu(gpu.uuid, memory, percent, overhead)
 
 
 def fits(request: GrantRequest, room: GpuRoom) -> bool:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from sluice.controller.pool import refusals
-from sluice.controller.pool.ledger import Ledger, Usage
+from sluice.controller.pool.books import Books
+from sluice.controller.pool.jobs import JobKey, Jobs
+from sluice.controller.pool.ledger import Usage
 from sluice.controller.pool.model import (
     Change,
     Clock,
     Decisions,
     EndOrder,
-    Event,
     Gpu,
     GpuKey,
     GpuRemoved,
@@ -30,6 +32,7 @@ from sluice.controller.pool.model import (
     IdFactory,
     Node,
     NodeState,
+    Refused,
     Session,
     SessionState,
     Vgpu,
@@ -39,6 +42,13 @@ from sluice.controller.pool.placement import BinPack, GpuRoom, PlacementPolicy, 
 from sluice.controller.pool.waiting import WaitingQueue
 
 NODE_LOST = "node lost"
+
+
+class _NotNow(Enum):
+    NOT_NOW = "the job's GPUs have no room for another context"
+
+
+NOT_NOW = _NotNow.NOT_NOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +69,9 @@ class ReportedSession:
     vgpus: tuple[Vgpu, ...]
     request_id: str
     priority: int
+    job: str = ""
+    job_domain: str = ""
+    job_processes: int = 0
 
 
 class Pool:
@@ -72,6 +85,8 @@ class Pool:
         vgpu_count: int = 0,
         node_timeout_seconds: float = 30.0,
         ended_kept: int = 1000,
+        job_sessions: int = 64,
+        job_linger_seconds: float = 5.0,
         policy: PlacementPolicy | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
@@ -79,16 +94,15 @@ class Pool:
         self._new_id = new_id
         self._vgpu_count = vgpu_count
         self._node_timeout = node_timeout_seconds
-        self._ended_kept = ended_kept
         self._policy = policy or BinPack()
-        self._ledger = Ledger()
-        self._changes: list[Change] = []
         self.nodes: dict[str, Node] = {}
         self.gpus: dict[GpuKey, Gpu] = {}
-        self.grants: dict[str, Grant] = {}
-        self.sessions: dict[str, Session] = {}
         self.queue = WaitingQueue()
-        self._by_request: dict[str, str] = {}
+        self._job_sessions = job_sessions
+        self._jobs = Jobs(clock, job_linger_seconds)
+        self._books = Books(clock, new_id, self._jobs, self.gpus, ended_kept)
+        self.grants = self._books.grants
+        self.sessions = self._books.sessions
         if snapshot:
             self._restore(snapshot)
 
@@ -96,15 +110,15 @@ class Pool:
 
     def usage(self, key: GpuKey) -> Usage:
         """What is promised of a GPU."""
-        return self._ledger.usage(key)
+        return self._books.ledger.usage(key)
 
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
-        return [s for s in self.sessions.values() if s.grant_id == grant_id]
+        return self._books.sessions_of(grant_id)
 
     def take_changes(self) -> list[Change]:
         """Hands over what must be stored since the last call, in order."""
-        changes, self._changes = self._changes, []
+        changes, self._books.changes = self._books.changes, []
         return changes
 
     # nodes
@@ -115,6 +129,7 @@ class Pool:
         gpus: Iterable[Gpu],
         sessions: Iterable[ReportedSession],
         pending_requests: Iterable[str] = (),
+        holds: Iterable[JobKey] = (),
     ) -> Decisions:
         """Takes in a server that came (back) and makes the books say what it really runs."""
         known = self.nodes.get(node.name)
@@ -122,22 +137,16 @@ class Pool:
         node.state = NodeState.UP
         node.last_seen = self._clock.monotonic()
         self.nodes[node.name] = node
-        self._changes.append(replace(node))
-        self._event("node.up", node.name, f"{node.version} at {node.address}:{node.port}")
+        self._books.changes.append(replace(node))
+        self._books.event("node.up", node.name, f"{node.version} at {node.address}:{node.port}")
         self._replace_gpus(node.name, list(gpus))
         decisions = Decisions()
         reported: set[str] = set()
         for report in sessions:
-            reported.add(report.session.grant_id)
+            reported.add(report.session.id)
             self._reconcile(node.name, report, decisions)
-        pending = set(pending_requests)
-        for grant in [g for g in self.grants.values() if g.node == node.name]:
-            if (
-                grant.state is GrantState.LIVE
-                and grant.id not in reported
-                and grant.request_id not in pending
-            ):
-                self._end(grant, "the server does not run it any more")
+        self._jobs.replace(node.name, holds)
+        self._books.end_unreported(node.name, reported | set(pending_requests))
         self._serve_queue(decisions)
         return decisions
 
@@ -152,8 +161,8 @@ class Pool:
         if node and node.state is NodeState.UP:
             node.state = NodeState.AWAY
             node.last_seen = self._clock.monotonic()
-            self._changes.append(replace(node))
-            self._event("node.away", name, "its stream ended")
+            self._books.changes.append(replace(node))
+            self._books.event("node.away", name, "its stream ended")
 
     def expire(self) -> Decisions:
         """Lets time pass: silent nodes are lost, overdue requests are refused."""
@@ -164,17 +173,16 @@ class Pool:
                 continue
             node.state = NodeState.LOST
             decisions.lost.append(node.name)
-            self._changes.append(replace(node))
-            self._event("node.lost", node.name, f"silent for {now - node.last_seen:.0f} s")
-            for grant in list(self.grants.values()):
-                if grant.node == node.name and grant.state is GrantState.LIVE:
-                    self._end(grant, NODE_LOST)
+            self._books.changes.append(replace(node))
+            self._books.event("node.lost", node.name, f"silent for {now - node.last_seen:.0f} s")
+            for grant in self._books.live_on(node.name):
+                self._books.end(grant, NODE_LOST)
+            self._jobs.replace(node.name, ())
+        for grant in self._jobs.grants():
+            self._books.end_if_over(grant)
         for request in self.queue.overdue(now):
-            queued = len(self.queue)
-            decisions.answers[request.request_id] = refusals.not_in_time(
-                request, queued + 1, queued
-            )
-            self._event("request.expired", request.request_id, request.program)
+            decisions.answers[request.request_id] = self._not_now(request, len(self.queue) + 1)
+            self._books.event("request.expired", request.request_id, request.program)
         self._serve_queue(decisions)
         return decisions
 
@@ -186,15 +194,15 @@ class Pool:
         A request id that already holds a live grant is answered with that grant.
         """
         decisions = Decisions()
-        if held := self._held_by(request.request_id):
+        if held := self._books.held_by(request.request_id):
             decisions.answers[request.request_id] = held
             return decisions
-        refusal = refusals.malformed(request) or refusals.never(
-            request, [self._empty(gpu) for gpu in self._allowed(request)]
-        )
+        refusal = refusals.malformed(request)
+        if refusal is None and self._jobs.grant_of(request) is None:
+            refusal = refusals.never(request, [self._empty(gpu) for gpu in self._allowed(request)])
         if refusal:
             decisions.answers[request.request_id] = refusal
-            self._event("request.refused", request.request_id, refusal.message)
+            self._books.event("request.refused", request.request_id, refusal.message)
             return decisions
         deadline = (
             None
@@ -206,9 +214,9 @@ class Pool:
         if request.request_id not in decisions.answers and request.wait_seconds == 0:
             position = self.queue.position(request.request_id)
             self.queue.remove(request.request_id)
-            refusal = refusals.not_in_time(request, position, len(self.queue))
+            refusal = self._not_now(request, position)
             decisions.answers[request.request_id] = refusal
-            self._event("request.refused", request.request_id, refusal.message)
+            self._books.event("request.refused", request.request_id, refusal.message)
         return decisions
 
     def waiting(self, request: GrantRequest) -> Waiting:
@@ -217,11 +225,11 @@ class Pool:
         return Waiting(position, refusals.waiting_line(request, position, len(self.queue)))
 
     def withdraw(self, request_id: str, reason: str) -> Decisions:
-        """The asker is gone: leaves the queue, or gives back the grant whose answer was lost."""
+        """The asker is gone: leaves the queue, or gives back the session whose answer was lost."""
         decisions = Decisions()
         self.queue.remove(request_id)
-        if held := self._held_by(request_id):
-            self._end(held.grant, reason)
+        if held := self._books.held_by(request_id):
+            self._books.end_session(held.grant, held.session, reason)
         self._serve_queue(decisions)
         return decisions
 
@@ -230,7 +238,38 @@ class Pool:
         decisions = Decisions()
         grant = self.grants.get(grant_id)
         if grant and grant.state is GrantState.LIVE:
-            self._end(grant, reason)
+            self._books.end(grant, reason)
+        self._serve_queue(decisions)
+        return decisions
+
+    def session_ended(self, session_id: str, grant_id: str, reason: str) -> Decisions:
+        """A server says that a session runs no more; naming none: nothing of the grant does."""
+        session = self.sessions.get(session_id)
+        if session is None or session.grant_id != grant_id:
+            grant = self.grants.get(grant_id)
+            keep = grant is not None and session_id and self._books.live_sessions_of(grant_id)
+            return Decisions() if keep else self.release(grant_id, reason)
+        decisions = Decisions()
+        grant = self.grants.get(grant_id)
+        if grant and grant.state is GrantState.LIVE:
+            self._books.end_session(grant, session, reason)
+        self._serve_queue(decisions)
+        return decisions
+
+    def end_soon(self, grant_id: str, reason: str) -> None:
+        """The operator ends a grant: its server is told, and nobody joins it any more."""
+        self._jobs.end_soon(grant_id, reason)
+
+    def job_held(self, key: JobKey, holder: str) -> None:
+        """A job's launcher lives."""
+        self._jobs.hold(key, holder)
+
+    def job_released(self, key: JobKey, holder: str) -> Decisions:
+        """It was seen to end."""
+        decisions = Decisions()
+        self._jobs.release(key, holder)
+        for grant in self._jobs.grants():
+            self._books.end_if_over(grant)
         self._serve_queue(decisions)
         return decisions
 
@@ -241,8 +280,8 @@ class Pool:
             session.state = SessionState.RUNNING
             session.client_pid = client_pid or session.client_pid
             session.channel = channel or session.channel
-            self._changes.append(replace(session))
-            self._event("session.running", session.id, f"{session.program} on {session.node}")
+            self._books.changes.append(replace(session))
+            self._books.event("session.running", session.id, f"{session.program} on {session.node}")
 
     # within
 
@@ -254,25 +293,20 @@ class Pool:
             # silence counts from now on: the controller was the one who was away
             node.last_seen = now
             self.nodes[node.name] = node
-        self.gpus = {gpu.key: gpu for gpu in snapshot.gpus}
-        for grant in snapshot.grants:
-            self.grants[grant.id] = grant
-            if grant.state is GrantState.LIVE:
-                self._by_request[grant.request_id] = grant.id
-                self._ledger.book(grant)
-        self.sessions = {session.id: session for session in snapshot.sessions}
+        self.gpus.update({gpu.key: gpu for gpu in snapshot.gpus})
+        self._books.restore(snapshot.grants, snapshot.sessions)
 
     def _replace_gpus(self, node: str, gpus: list[Gpu]) -> None:
         reported = {gpu.key for gpu in gpus}
         for key in [k for k in self.gpus if k.node == node and k not in reported]:
             del self.gpus[key]
-            self._changes.append(GpuRemoved(key.node, key.uuid))
-            self._event("gpu.gone", str(key), "its node no longer reports it")
+            self._books.changes.append(GpuRemoved(key.node, key.uuid))
+            self._books.event("gpu.gone", str(key), "its node no longer reports it")
         for gpu in gpus:
             if self.gpus.get(gpu.key) != gpu:
                 self.gpus[gpu.key] = gpu
-                self._changes.append(gpu)
-                self._event("gpu.joined", str(gpu.key), f"{gpu.model}, {gpu.memory_mib} MiB")
+                self._books.changes.append(gpu)
+                self._books.event("gpu.joined", str(gpu.key), f"{gpu.model}, {gpu.memory_mib} MiB")
 
     def _reconcile(self, node: str, report: ReportedSession, decisions: Decisions) -> None:
         session = report.session
@@ -290,13 +324,16 @@ class Pool:
                 priority=report.priority,
                 created=session.started,
                 generation=generation,
+                job=report.job,
+                job_domain=report.job_domain,
+                job_processes=report.job_processes,
             )
-            self._hold(grant)
-            self._event("grant.adopted", grant.id, f"{node} runs session {session.id}")
+            self._books.begin(grant)
+            self._books.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
         known = self.sessions.get(session.id)
         if known is None or known.state is not session.state:
-            self.sessions[session.id] = session
-            self._changes.append(replace(session))
+            self._books.add_session(session)
+            self._books.recount(grant)
 
     def _with_overhead(self, node: str, vgpus: tuple[Vgpu, ...]) -> tuple[Vgpu, ...]:
         gpus = [self.gpus.get(GpuKey(node, vgpu.gpu_uuid)) for vgpu in vgpus]
@@ -304,13 +341,6 @@ class Pool:
             replace(vgpu, overhead_mib=gpu.context_overhead_mib if gpu else 0)
             for vgpu, gpu in zip(vgpus, gpus, strict=True)
         )
-
-    def _held_by(self, request_id: str) -> Granted | None:
-        grant = self.grants.get(self._by_request.get(request_id, ""))
-        if grant is None or grant.state is not GrantState.LIVE:
-            return None
-        sessions = self.sessions_of(grant.id)
-        return Granted(grant, sessions[0]) if sessions else None
 
     def _allowed(self, request: GrantRequest) -> list[Gpu]:
         return [
@@ -327,7 +357,7 @@ class Pool:
         return GpuRoom(gpu, gpu.memory_mib - gpu.reserved_mib, 100, self._vgpu_count_of(gpu))
 
     def _room(self, gpu: Gpu) -> GpuRoom:
-        used, empty = self._ledger.usage(gpu.key), self._empty(gpu)
+        used, empty = self._books.ledger.usage(gpu.key), self._empty(gpu)
         return replace(
             empty,
             free_mib=empty.free_mib - used.memory_mib,
@@ -340,6 +370,14 @@ class Pool:
         held: set[str] = set()
         for entry in self.queue:
             request = entry.request
+            joined = self._join(request)
+            if joined == NOT_NOW:
+                held.add(self._node_of_job(request))
+                continue
+            if joined is not None:
+                self.queue.remove(request.request_id)
+                decisions.answers[request.request_id] = joined
+                continue
             allowed = [gpu for gpu in self._allowed(request) if gpu.node not in held]
             chosen = self._policy.choose(
                 request,
@@ -351,7 +389,7 @@ class Pool:
             self.queue.remove(request.request_id)
             decisions.answers[request.request_id] = self._grant(request, chosen)
 
-    def _grant(self, request: GrantRequest, rooms: list[GpuRoom]) -> Granted:
+    def _grant(self, request: GrantRequest, rooms: list[GpuRoom]) -> Granted | Refused:
         now = self._clock.wall()
         node = rooms[0].gpu.node
         grant = Grant(
@@ -361,56 +399,54 @@ class Pool:
             vgpus=tuple(slice_on(request, room.gpu, room.vgpu_count) for room in rooms),
             priority=request.priority,
             created=now,
+            job=request.job,
+            job_domain=request.job_domain,
+            job_processes=request.job_processes,
         )
-        session = Session(
-            id=self._new_id(),
-            grant_id=grant.id,
-            node=node,
-            channel=request.channel,
-            host=request.host,
-            program=request.program,
-            client_pid=request.client_pid,
-            client_uid=request.client_uid,
-            domain_uuid=request.domain_uuid,
-            domain_name=request.domain_name,
-            started=now,
+        if refusal := self._join_refusal(request, grant):
+            return refusal
+        self._books.begin(grant)
+        self._books.event(
+            "grant.made", grant.id, f"{refusals.wanted(request)} for {request.program}"
         )
-        self._hold(grant)
-        self.sessions[session.id] = session
-        self._changes.append(replace(session))
-        self._event("grant.made", grant.id, f"{refusals.wanted(request)} for {request.program}")
+        return Granted(grant, self._books.open_session(request, grant))
+
+    # jobs
+
+    def _join(self, request: GrantRequest) -> Granted | Refused | _NotNow | None:
+        """A session of a job's live grant, or why not; None where the job has no grant."""
+        if self._jobs.foreign(request):
+            return refusals.foreign_job(request)
+        grant = self._jobs.grant_of(request)
+        if grant is None:
+            return None
+        if refusal := self._join_refusal(request, grant):
+            return refusal
+        newcomer = Session(
+            "", grant.id, grant.node, "", "", "", 0, 0, "", "", 0.0, chosen=request.chosen
+        )
+        vgpus = self._books.charged(grant, [*self._books.live_sessions_of(grant.id), newcomer])
+        for old, new in zip(grant.vgpus, vgpus, strict=True):
+            gpu = self.gpus.get(GpuKey(grant.node, old.gpu_uuid))
+            more = new.overhead_mib - old.overhead_mib
+            if gpu is None or more > max(0, self._room(gpu).free_mib):
+                return NOT_NOW
+        if self.nodes[grant.node].state is not NodeState.UP:
+            return NOT_NOW
+        session = self._books.open_session(request, grant)
+        self._books.recount(grant)
+        self._books.event("session.joined", session.id, f"{request.program} joins grant {grant.id}")
         return Granted(grant, session)
 
-    def _hold(self, grant: Grant) -> None:
-        self.grants[grant.id] = grant
-        self._by_request[grant.request_id] = grant.id
-        self._ledger.book(grant)
-        self._changes.append(replace(grant))
+    def _join_refusal(self, request: GrantRequest, grant: Grant) -> Refused | None:
+        live, ending = len(self._books.live_sessions_of(grant.id)), self._jobs.is_ending(grant)
+        return refusals.cannot_join(request, grant, live, self._job_sessions, ending=ending)
 
-    def _end(self, grant: Grant, reason: str) -> None:
-        now = self._clock.wall()
-        self._ledger.unbook(grant)
-        self._by_request.pop(grant.request_id, None)
-        grant.state, grant.ended, grant.reason = GrantState.ENDED, now, reason
-        grant.generation += 1
-        self._changes.append(replace(grant))
-        for session in self.sessions_of(grant.id):
-            if session.state is not SessionState.ENDED:
-                session.state, session.ended, session.reason = SessionState.ENDED, now, reason
-                self._changes.append(replace(session))
-        self._event("grant.ended", grant.id, reason)
-        self._forget_old()
+    def _node_of_job(self, request: GrantRequest) -> str:
+        grant = self._jobs.grant_of(request)
+        return grant.node if grant else ""
 
-    def _forget_old(self) -> None:
-        # ended grants are kept for people to look at, in the order in which they were made
-        excess = len(self.grants) - self._ended_kept
-        if excess <= 0:
-            return
-        ended = [g.id for g in self.grants.values() if g.state is GrantState.ENDED]
-        for grant_id in ended[: max(0, len(ended) - self._ended_kept)]:
-            del self.grants[grant_id]
-            for session in self.sessions_of(grant_id):
-                del self.sessions[session.id]
-
-    def _event(self, kind: str, subject: str, text: str) -> None:
-        self._changes.append(Event(self._clock.wall(), kind, subject, text))
+    def _not_now(self, request: GrantRequest, position: int) -> Refused:
+        if self._jobs.grant_of(request):
+            return refusals.no_room_for_context(request)
+        return refusals.not_in_time(request, position, len(self.queue))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sluice.controller.pool.model import CudaStatus, GrantRequest, Refused
+from sluice.controller.pool.model import CudaStatus, Grant, GrantRequest, Refused
 from sluice.controller.pool.placement import GpuRoom, slice_on
 
 MOST_VGPUS = 64
@@ -60,15 +60,17 @@ def never(request: GrantRequest, empty: Sequence[GpuRoom]) -> Refused | None:
     fitting = [
         room
         for room in empty
-        if slice_on(request, room.gpu, room.vgpu_count).memory_mib <= room.gpu.grantable_mib
+        if slice_on(request, room.gpu, room.vgpu_count).memory_mib
+        <= room.gpu.grantable_beside(request.contexts)
     ]
     if not fitting:
         largest = max(empty, key=lambda room: room.gpu.grantable_mib).gpu
+        most_mib = largest.grantable_beside(request.contexts)
         return Refused(
             CudaStatus.OUT_OF_MEMORY,
             f"wanted {request.memory_mib} MiB in one vGPU; the largest that {where} can give is "
-            f"{largest.grantable_mib} MiB ({largest.model} {largest.uuid} on {largest.node}); "
-            f"set SLUICE_GMEM to at most {largest.grantable_mib}",
+            f"{most_mib} MiB ({largest.model} {largest.uuid} on {largest.node}); "
+            f"set SLUICE_GMEM to at most {most_mib}",
         )
     most = max(Counter(room.gpu.node for room in fitting).values())
     if most < request.vgpu_count:
@@ -78,6 +80,55 @@ def never(request: GrantRequest, empty: Sequence[GpuRoom]) -> Refused | None:
             f"{most} such GPU(s) on one node; set SLUICE_VGPU to at most {most}",
         )
     return None
+
+
+def foreign_job(request: GrantRequest) -> Refused:
+    """Refuses a token that somebody else's job was started with."""
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"the job {request.job[:8]} (SLUICE_JOB) belongs to another user, container, VM or address "
+        "than this process; start a job of its own with `sluice run --share`, or unset SLUICE_JOB",
+    )
+
+
+def cannot_join(
+    request: GrantRequest, grant: Grant, live_sessions: int, most: int, *, ending: bool
+) -> Refused | None:
+    """Refuses a session of a job that its grant cannot take."""
+    if ending:
+        return Refused(
+            CudaStatus.DEVICE_UNAVAILABLE, f"the job {request.job[:8]} is being ended; try again"
+        )
+    if request.local_only and request.node != grant.node:
+        return Refused(
+            CudaStatus.DEVICE_UNAVAILABLE,
+            f"the job {request.job[:8]} has its vGPUs on node {grant.node}, and this process is on "
+            f"{request.node}; start a job of its own there with `sluice run --share`",
+        )
+    if request.chosen and max(request.chosen) >= len(grant.vgpus):
+        return Refused(
+            CudaStatus.INVALID_VALUE,
+            f"this process chooses vGPU {max(request.chosen)} of its job, which has "
+            f"{len(grant.vgpus)}, numbered from 0; set CUDA_VISIBLE_DEVICES, or start the job with "
+            "`sluice run --share --vgpu N`",
+        )
+    if live_sessions >= most:
+        return Refused(
+            CudaStatus.DEVICE_UNAVAILABLE,
+            f"the job {request.job[:8]} has {live_sessions} sessions, the most that one job may "
+            "have; end a process of it, or raise [pool] job_sessions in controller.conf",
+        )
+    return None
+
+
+def no_room_for_context(request: GrantRequest) -> Refused:
+    """Refuses a session of a job whose GPU is full of others' memory."""
+    return Refused(
+        CudaStatus.DEVICE_UNAVAILABLE,
+        f"the job {request.job[:8]} has its vGPUs, but one of their GPUs has no room now for "
+        "another process's context; start the job with `sluice run --share --processes N`, which "
+        "keeps room for N, or set SLUICE_WAIT to the seconds to wait, or -1 for ever",
+    )
 
 
 def not_in_time(request: GrantRequest, position: int, queued: int) -> Refused:

@@ -66,6 +66,13 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX events_by_subject ON events (subject, number);
     """,
+    """
+    ALTER TABLE grants ADD COLUMN job TEXT NOT NULL DEFAULT '';
+    ALTER TABLE grants ADD COLUMN job_domain TEXT NOT NULL DEFAULT '';
+    ALTER TABLE grants ADD COLUMN job_processes INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN request_id TEXT NOT NULL DEFAULT '';
+    ALTER TABLE sessions ADD COLUMN chosen TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 TABLES = {Node: "nodes", Gpu: "gpus", Grant: "grants", Session: "sessions", Event: "events"}
 TRIM_EVERY_COMMITS = 1000
@@ -217,7 +224,14 @@ class SqliteStore:
             vgpus = tuple(Vgpu(**vgpu) for vgpu in json.loads(r["vgpus"]))
             grants.append(Grant(**{**r, "state": GrantState(r["state"]), "vgpus": vgpus}))
         sessions = [
-            Session(**{**r, "state": SessionState(r["state"])}) for r in rows("sessions", "started")
+            Session(
+                **{
+                    **r,
+                    "state": SessionState(r["state"]),
+                    "chosen": tuple(json.loads(r["chosen"])),
+                }
+            )
+            for r in rows("sessions", "started")
         ]
         return Snapshot(nodes, gpus, grants, sessions)
 
@@ -244,6 +258,8 @@ class SqliteStore:
         record.pop("last_seen", None)
         if isinstance(change, Grant):
             record["vgpus"] = json.dumps(record["vgpus"])
+        if isinstance(change, Session):
+            record["chosen"] = json.dumps(record["chosen"])
         columns = ", ".join(record)
         marks = ", ".join("?" * len(record))
         db.execute(

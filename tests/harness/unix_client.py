@@ -1,21 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client process of the Unix socket: asks for a session, prints each OpenReply as a JSON line.
 
-It holds the session until its standard input ends or it is killed.
+It holds the session until its standard input ends or it is killed. `uid` and `unshare` in the wish
+make it another user's process, or one of a container.
 """
 
 from __future__ import annotations
 
 import array
+import ctypes
 import json
+import os
 import socket
 import struct
 import sys
+
+CLONE_NEWIPC = 0x08000000
 
 
 def main() -> None:
     path, wish = sys.argv[1], json.loads(sys.argv[2])
     program = wish.pop("program", "unix_client")
+    folder, path = os.path.split(path)
+    os.chdir(folder)  # another user cannot reach it from above
+    if wish.get("unshare"):
+        ctypes.CDLL(None).unshare(CLONE_NEWIPC)
+    if "uid" in wish:
+        os.setuid(wish["uid"])
     open_body = struct.pack(
         "<IHHIIIIiiIIQII64s64s128s",
         0x43494C53,
@@ -36,7 +47,8 @@ def main() -> None:
         b"",
         program.encode(),
     )
-    frame = (struct.pack("<IHHII", 512, 1, 0, 0, 0) + open_body).ljust(512, b"\0")
+    frame = (struct.pack("<IHHII", 512, 1, 0, 0, 0) + open_body).ljust(328, b"\0")
+    frame = (frame + wish.get("job", "").encode()).ljust(512, b"\0")
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connected.connect(path)
     connected.send(frame)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs: grants that several sessions share, and for how long one without sessions is kept.
+
+Called by pool.Pool only. A job is the hash of its token and who presents it. It is held by its
+launchers (`sluice run --share`), as their nodes report them or as their open requests show. The
+rule: a job's grant goes back when it has no session and nobody holds it, at once when its launcher
+was seen to end, else after a grace, in which a launcher that lost its server or its controller
+comes back, and in which a job without launcher starts its next process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from sluice.controller.pool.model import Clock, Grant, GrantRequest, Session, Vgpu
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """A job; `domain` is empty for what is none."""
+
+    job: str
+    domain: str
+
+
+def key_of(asked: GrantRequest | Grant) -> JobKey | None:
+    """The job of a request or a grant; None if it has none."""
+    return JobKey(asked.job, asked.job_domain) if asked.job else None
+
+
+class Jobs:
+    """Live grants of jobs, and who holds them."""
+
+    def __init__(self, clock: Clock, linger_seconds: float) -> None:
+        self._clock = clock
+        self._linger = linger_seconds
+        self._grants: dict[JobKey, Grant] = {}
+        self._holders: dict[JobKey, set[str]] = {}
+        self._released: set[JobKey] = set()
+        self._idle_since: dict[JobKey, float] = {}
+        self._ending: dict[str, str] = {}  # grant id, reason
+
+    # grants
+
+    def add(self, grant: Grant) -> None:
+        """A job's grant lives."""
+        if key := key_of(grant):
+            self._grants[key] = grant
+
+    def remove(self, grant: Grant) -> None:
+        """It has ended."""
+        self._ending.pop(grant.id, None)
+        if (key := key_of(grant)) and self._grants.get(key) is grant:
+            del self._grants[key]
+            self._released.discard(key)
+            self._idle_since.pop(key, None)
+
+    def grants(self) -> list[Grant]:
+        """Every live grant of a job."""
+        return list(self._grants.values())
+
+    def grant_of(self, request: GrantRequest) -> Grant | None:
+        """The live grant that the request belongs to."""
+        key = key_of(request)
+        return self._grants.get(key) if key else None
+
+    def foreign(self, request: GrantRequest) -> bool:
+        """Whether the token's job is somebody else's."""
+        return bool(request.job) and any(
+            key.job == request.job and key.domain != request.job_domain for key in self._grants
+        )
+
+    # holds
+
+    def hold(self, key: JobKey, holder: str) -> None:
+        """A launcher lives; `holder` is the node that sees it, or its own name."""
+        self._holders.setdefault(key, set()).add(holder)
+        self._released.discard(key)
+
+    def release(self, key: JobKey, holder: str) -> None:
+        """The last launcher there has been seen to end."""
+        if self._drop(key, holder) and key in self._grants and key not in self._holders:
+            self._released.add(key)
+
+    def replace(self, holder: str, keys: Iterable[JobKey]) -> None:
+        """A node came back and says what is held there."""
+        held = set(keys)
+        for key in [key for key, holders in self._holders.items() if holder in holders]:
+            if key not in held:
+                self._drop(key, holder)
+        for key in held:
+            self.hold(key, holder)
+
+    def _drop(self, key: JobKey, holder: str) -> bool:
+        holders = self._holders.get(key, set())
+        if holder not in holders:
+            return False
+        holders.discard(holder)
+        if not holders:
+            del self._holders[key]
+        return True
+
+    # ends
+
+    def end_soon(self, grant_id: str, reason: str) -> None:
+        """The operator ends it: with its last session, whoever holds it."""
+        self._ending[grant_id] = reason
+
+    def is_ending(self, grant: Grant) -> bool:
+        """Whether nobody may join it any more."""
+        return grant.id in self._ending
+
+    def over(self, grant: Grant, live_sessions: int) -> str:
+        """Why the grant goes back now; "" while it is kept."""
+        key = key_of(grant)
+        if key is None:
+            return "" if live_sessions else "its session has ended"
+        if live_sessions:
+            self._idle_since.pop(key, None)
+            return ""
+        if reason := self._ending.get(grant.id):
+            return reason
+        if key in self._holders:
+            self._idle_since.pop(key, None)
+            return ""
+        since = self._idle_since.setdefault(key, self._clock.monotonic())
+        if key in self._released:
+            return "its job is over"
+        if self._clock.monotonic() - since >= self._linger:
+            return f"its job has had no process for {self._linger:g} s"
+        return ""
+
+
+def with_contexts(
+    grant: Grant, sessions: Sequence[Session], per_context: Sequence[int]
+) -> tuple[Vgpu, ...]:
+    """The grant's vGPUs, each charged for the contexts on it.
+
+    These are at least those that the job asked for, and one for each live session that has the
+    vGPU. `per_context` is the MiB of one, vGPU by vGPU.
+    """
+    counts = [
+        max(1, grant.job_processes, sum(1 for s in sessions if not s.chosen or index in s.chosen))
+        for index in range(len(grant.vgpus))
+    ]
+    return tuple(
+        replace(vgpu, overhead_mib=count * each)
+        for vgpu, count, each in zip(grant.vgpus, counts, per_context, strict=True)
+    )
