@@ -15,7 +15,11 @@ from .check import check
 from .run import run
 
 _USAGE = """\
-usage: sluice run CMD [ARGUMENT...]   start CMD on a vGPU of the pool
+usage: sluice run [OPTIONS] CMD [ARGUMENT...]
+                                      start CMD on a vGPU of the pool
+                  --vgpu N, --gmem MIB, --ratio PERCENT: what it asks for
+                  --share: CMD and all that it starts are one job, which shares the vGPUs
+                  --processes N: room for so many processes of it (their contexts)
        sluice check [CMD [ARGUMENT...]]
                                       would CMD work here, and if not, what to do
        sluice version
@@ -30,8 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words.pop(0) if words else "help"
     if verb == "run":
-        if words and words[0] == "--":
-            words.pop(0)
         run(words)
     if verb == "check":
         if words and words[0] == "--":

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .installation import Installation, find_installation
+from .share import WrongUsage, parse, run_shared
 
 
 class CannotRun(Exception):
@@ -45,15 +46,26 @@ def _prepend(first: str, rest: str | None) -> str:
     return ":".join([first, *entries])
 
 
-def run(command: Sequence[str]) -> NoReturn:
-    """Becomes `command`; exits with 2, 126 or 127 as a shell does where it cannot."""
+def run(words: Sequence[str]) -> NoReturn:
+    """Becomes the program, or stays beside it as its job's launcher (`--share`).
+
+    Exits with 2, 126 or 127 as a shell does where it cannot.
+    """
+    try:
+        wish = parse(words)
+    except WrongUsage as error:
+        print(f"sluice run: {error}", file=sys.stderr)
+        sys.exit(2)
+    command = wish.command
     if not command:
         print("sluice run: name a program", file=sys.stderr)
         sys.exit(2)
+    found = find_installation()
     try:
-        os.execvpe(
-            command[0], list(command), environment_for(find_installation(), dict(os.environ))
-        )
+        environment = environment_for(found, {**os.environ, **wish.variables})
+        if wish.share:
+            sys.exit(run_shared(command, environment, found.driver))
+        os.execvpe(command[0], list(command), environment)
     except CannotRun as error:
         print(f"sluice run: {error}", file=sys.stderr)
         sys.exit(126)

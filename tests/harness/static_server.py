@@ -3,7 +3,8 @@
 
 Speaks OpenSession on a Unix socket (and TCP when asked) and the worker control protocol, with the
 standard library alone. Every session gets a fresh warm worker and the same vGPUs, as many as it
-asks for up to `--vgpus`. `python static_server.py --help` lists the options.
+asks for up to `--vgpus`. Sessions of one user that present one job's token share a ledger of their
+memory, as under the real server. `python static_server.py --help` lists the options.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 OPEN_BYTES = 512
 REGION_PAGE = 4096
+HOLD_JOB = 2
 
 
 class StaticWorker:
@@ -133,6 +136,26 @@ class SharedThings:
         socket.send_fds(worker.control, [text.encode()], descriptors)
 
 
+class StaticJobs:
+    """Ledgers by user and token (server/grant_ledgers.py is the real thing, and is used here)."""
+
+    def __init__(self) -> None:
+        self.ledgers = load_part("grant_ledgers").GrantLedgers()
+        self.slots: dict[StaticWorker, tuple[str, int]] = {}
+
+    def join(self, worker: StaticWorker, job: str) -> int:
+        """The descriptor of the job's ledger; the worker has a slot in it."""
+        descriptor, slot = self.ledgers.join(job)
+        self.slots[worker] = (job, slot)
+        return int(descriptor)
+
+    def leave(self, worker: StaticWorker) -> None:
+        """The worker's process has ended."""
+        if worker in self.slots:
+            worker.process.wait()
+            self.ledgers.leave(*self.slots.pop(worker))
+
+
 def refusal(message: str) -> bytes:
     """An OpenReply that says no."""
     head = (512).to_bytes(4, "little") + (2).to_bytes(2, "little") + bytes(10)
@@ -147,6 +170,7 @@ class StaticServer:
         self.warm = StaticWorker(args)
         self.workers: list[StaticWorker] = []
         self.shared = SharedThings()
+        self.jobs = StaticJobs()
         self.selector = selectors.DefaultSelector()
 
     def take(self) -> StaticWorker:
@@ -161,24 +185,40 @@ class StaticServer:
         self.shared.domains[worker] = domain
         self.selector.register(worker.control, selectors.EVENT_READ, worker)
 
-    def fields(self, channel: str, names: str, request: bytes) -> dict[str, object]:
-        """The session message of the static grant."""
+    def start(
+        self,
+        worker: StaticWorker,
+        channel: str,
+        named: list[tuple[str, int]],
+        request: bytes,
+        domain: str,
+    ) -> None:
+        """Gives a worker a session of the static grant."""
         args = self.args
         asked = int.from_bytes(request[24:28], "little") or 1
-        vgpus = min(asked, args.vgpus)
-        fields: dict[str, object] = {
-            "id": secrets.token_hex(8),
-            "grant": "static",
+        places = list(range(min(asked, args.vgpus)))
+        fields: dict[str, object] = {"id": secrets.token_hex(8), "grant": "static"}
+        if token := request[328:392].rstrip(b"\0").decode():
+            job = f"{domain} {token}"
+            named = [*named, ("ledger", self.jobs.join(worker, job))]
+            chosen = request[400 : 400 + int.from_bytes(request[396:400], "little")]
+            places = list(chosen) or list(range(args.vgpus))
+            fields |= {
+                "grant": job.replace(token, token[:8]),
+                "ledger_slot": self.jobs.slots[worker][1],
+            }
+        fields |= {
             "channel": channel,
-            "vgpus": vgpus,
-            "descriptors": names,
+            "vgpus": len(places),
+            "descriptors": ",".join(name for name, _ in named),
         }
         devices = args.visible_devices.split(",") if args.visible_devices else [""]
-        for i in range(vgpus):
-            fields[f"vgpu.{i}.device"] = devices[i % len(devices)]
+        for i, place in enumerate(places):
+            fields[f"vgpu.{i}.place"] = place
+            fields[f"vgpu.{i}.device"] = devices[place % len(devices)]
             fields[f"vgpu.{i}.memory_mib"] = args.memory_mib
             fields[f"vgpu.{i}.compute_percent"] = 100
-        return fields
+        worker.start(fields, [descriptor for _, descriptor in named])
 
     def serve_unix(self, connection: socket.socket) -> None:
         """One client on this host."""
@@ -189,14 +229,20 @@ class StaticServer:
         if len(request) != OPEN_BYTES:
             connection.send(refusal("OpenSession has the wrong size"))
             return
+        if int.from_bytes(request[36:40], "little") & HOLD_JOB:
+            self.hold(connection)
+            return
         memory = os.memfd_create("sluice", os.MFD_CLOEXEC)
         os.ftruncate(memory, REGION_PAGE + (self.args.arena_mib + 8 << 20))
         pidfd = os.pidfd_open(pid)
         worker = self.take()
         try:
-            worker.start(self.fields("shm", "region,client_pidfd", request), [memory, pidfd])
+            named = [("region", memory), ("client_pidfd", pidfd)]
+            self.start(worker, "shm", named, request, f"user {uid}")
         except RuntimeError as error:
             connection.send(refusal(str(error)))
+            worker.process.kill()
+            self.jobs.leave(worker)
             self.warm = StaticWorker(self.args)
             return
         self.follow(worker, f"user {uid}")
@@ -210,6 +256,12 @@ class StaticServer:
             os.close(fd)
         self.warm = StaticWorker(self.args)
 
+    def hold(self, connection: socket.socket) -> None:
+        """Leaves it open for as long as its launcher does: static grants stay anyway."""
+        status = (600).to_bytes(4, "little")
+        connection.send((512).to_bytes(4, "little") + b"\2\0" + bytes(10) + status + bytes(492))
+        self.selector.register(connection.dup(), selectors.EVENT_READ, "hold")
+
     def serve_tcp(self, connection: socket.socket) -> None:
         """One client on the network; no key is asked for."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -220,7 +272,7 @@ class StaticServer:
                 return
             request += piece
         worker = self.take()
-        worker.start(self.fields("tcp", "socket", request), [connection.fileno()])
+        self.start(worker, "tcp", [("socket", connection.fileno())], request, "network")
         self.follow(worker, "network")
         self.warm = StaticWorker(self.args)
 
@@ -250,22 +302,33 @@ class StaticServer:
                 if isinstance(key.data, StaticWorker):
                     if not self.shared.take(key.data):
                         self.selector.unregister(key.fileobj)
+                        self.jobs.leave(key.data)
+                    continue
+                if key.data == "hold":
+                    if not key.fileobj.recv(4096):  # type: ignore[union-attr]
+                        self.selector.unregister(key.fileobj)
+                        key.fileobj.close()  # type: ignore[union-attr]
                     continue
                 connection, _ = key.fileobj.accept()  # type: ignore[union-attr]
                 with connection:
                     key.data(connection)
 
 
-def found_libraries() -> str:
-    """What server/cuda_libraries.py finds, which is a file on its own."""
-    path = Path(__file__).resolve().parents[2] / "server" / "cuda_libraries.py"
-    spec = importlib.util.spec_from_file_location("cuda_libraries", path)
+def load_part(name: str) -> Any:
+    """A module of the server that is a file on its own."""
+    path = Path(__file__).resolve().parents[2] / "server" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses ask for it
     spec.loader.exec_module(module)
-    return ":".join(map(str, module.search_folders()))
+    return module
+
+
+def found_libraries() -> str:
+    """What server/cuda_libraries.py finds."""
+    return ":".join(map(str, load_part("cuda_libraries").search_folders()))
 
 
 def main() -> None:
