@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel over NCCL: two processes, a GPU each.
 
-    python tests/gpu/ddp.py [--ranks 2]
+    python tests/gpu/ddp.py [--ranks 2] [--share]
+    sluice run --share --vgpu 2 --processes 2 python tests/gpu/ddp.py
 
-Each process is a session of its own when this runs under Sluice. Prints the losses of some steps
-(the same natively and through Sluice), whether all ranks end with the same weights, the rate of an
-all-reduce and of training steps.
+Each process is a session of its own when this runs under Sluice. With `--share`, or under `sluice
+run --share`, all are sessions of one job, whose vGPUs (SLUICE_VGPU, one for each rank unless set)
+and memory they share: static_server.py needs `--vgpus` and `--visible-devices` for as many. Prints
+the losses of some steps (the same natively and through Sluice), whether all ranks end with the same
+weights, the rate of an all-reduce and of training steps; in a job also that every rank sees the
+same vGPUs and that a rank's allocation is taken from what the others have left.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import socket
 import sys
 import time
@@ -26,6 +31,8 @@ def rank_main(rank: int, ranks: int, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    if os.environ.get("SLUICE_JOB"):
+        check_job(rank, ranks)
     ones = torch.full((1 << 20,), float(rank + 1), device="cuda")
     dist.all_reduce(ones)
     wanted = ranks * (ranks + 1) / 2
@@ -81,11 +88,41 @@ def rank_main(rank: int, ranks: int, port: int) -> None:
     dist.destroy_process_group()
 
 
+def check_job(rank: int, ranks: int) -> None:
+    """All ranks are sessions of one job: the same vGPUs, and one memory of each."""
+    import torch
+    import torch.distributed as dist
+
+    assert torch.cuda.device_count() >= ranks, "a job's session has all of its vGPUs"
+    names = [str(torch.cuda.get_device_properties(i).uuid) for i in range(ranks)]
+    everybodys: list[Any] = [None] * ranks
+    dist.all_gather_object(everybodys, names)
+    assert everybodys == [names] * ranks, everybodys
+    size = 256 << 20
+    dist.barrier()
+    before = torch.cuda.mem_get_info(0)[0]
+    dist.barrier()
+    piece = torch.empty(size, dtype=torch.uint8, device="cuda:0") if rank == 0 else None
+    dist.barrier()
+    left = torch.cuda.mem_get_info(0)[0]
+    # every rank may have taken a slab for the barrier itself meanwhile
+    assert size <= before - left <= size + (64 << 20), f"rank {rank}: {before} then {left} bytes"
+    dist.barrier()
+    del piece
+    torch.cuda.empty_cache()
+    if rank == 0:
+        print(f"job: {ranks} sessions share {torch.cuda.device_count()} vGPUs", file=sys.stderr)
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="DistributedDataParallel over NCCL.")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--share", action="store_true", help="all ranks are one job (under Sluice)")
     options = parser.parse_args()
+    if options.share:
+        os.environ.setdefault("SLUICE_JOB", secrets.token_hex(16))
+        os.environ.setdefault("SLUICE_VGPU", str(options.ranks))
     import torch.multiprocessing as mp
 
     with socket.socket() as free:
