@@ -157,7 +157,11 @@ def generate_tables(writer: Writer, registry: Registry) -> None:
         ("exports/libcuda.map", "libcuda.so.1", "", driver_names),
         ("exports/libcudart.map", "libcudart.so.13", "libcudart.so.13 ", runtime_names),
     ):
-        internal = ["sluice_library_*", "sluice_nvml_*", "sluice_job_*"] if library == "libcuda.so.1" else []
+        internal = (
+            ["sluice_library_*", "sluice_nvml_*", "sluice_job_*"]
+            if library == "libcuda.so.1"
+            else []
+        )
         writer.render(
             "exports_library.map.j2", target, library=library, node=node, names=[*names, *internal]
         )

@@ -7,6 +7,7 @@
 
 #include "tests/native/roundtrip/worker_rig.h"
 #include "tests/native/worker/ledger_page.h"
+#include "worker/library/charge.h"
 #include "worker/session.h"
 
 namespace sluice::test {
@@ -84,6 +85,22 @@ TEST_F(Credit, AllocationsWithoutAddressesNeedItToo) {
   EXPECT_EQ(ask(kSlab), CUDA_SUCCESS);
   const wire::AllocationCreate tooMuch{id, 2 * kSlab, 0, 0};
   EXPECT_FALSE(send(wire::kAllocationCreate, false, tooMuch));
+}
+
+TEST_F(Credit, LibrariesTakeOfTheJobsAndNotOfTheClients) {
+  using worker::Metered;
+  auto& v = *rig.session().vgpus[0];
+  ASSERT_EQ(ask(kSlab), CUDA_SUCCESS);
+  ASSERT_TRUE(worker::take_for_library(rig.session(), v, Metered::kDevice, 10 * kSlab));
+  EXPECT_EQ(other->used(Kind::kMemory, 5), 11 * kSlab);
+  EXPECT_TRUE(send(wire::kMemoryMap, false, wire::MemoryMap{0, 0, at(), kSlab}));
+  EXPECT_FALSE(worker::take_for_library(rig.session(), v, Metered::kDevice, kLimit - 10 * kSlab));
+  ASSERT_TRUE(worker::take_for_library(rig.session(), v, Metered::kCode, kSlab));
+  EXPECT_EQ(other->used(Kind::kCode, 5), kSlab);
+  worker::give_for_library(rig.session(), v, Metered::kDevice, 10 * kSlab);
+  worker::give_for_library(rig.session(), v, Metered::kCode, kSlab);
+  EXPECT_EQ(other->used(Kind::kMemory, 5), kSlab);
+  EXPECT_EQ(other->used(Kind::kCode, 5), 0u);
 }
 
 TEST_F(Credit, OneThatIsNoJobsHasAllOfItsVgpu) {
