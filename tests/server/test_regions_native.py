@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
+from sluice.rpc import pool_pb2 as rpc
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpus import SOFTGPU, Driver
 from sluice.server.regions import Regions
@@ -163,3 +165,46 @@ async def test_a_killed_doorbell_is_replaced_and_the_region_serves_on(guest: Gue
     out, error = await asyncio.wait_for(program.communicate(), 30)
     assert program.returncode == 0, (out + error).decode()
     await guest.quiet()
+
+
+HOLD = "import ctypes; ctypes.CDLL('libcuda.so.1').sluice_job_hold(None, 0)"
+
+
+async def test_a_guests_job_is_its_vms_and_its_launchers_end_is_seen(guest: Guest) -> None:
+    token = "0123456789abcdef" * 2
+    variables = {
+        **os.environ,
+        "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
+        "SLUICE_CHANNEL": "ivshmem",
+        "SLUICE_IVSHMEM": str(guest.path),
+        "SLUICE_JOB": token,
+    }
+    launcher = await asyncio.create_subprocess_exec(sys.executable, "-c", HOLD, env=variables)
+
+    async def told(kind: str) -> rpc.JobHold:
+        async with asyncio.timeout(5):
+            while True:
+                for report in guest.controller.reports:
+                    if report.WhichOneof("report") == kind:
+                        hold: rpc.JobHold = getattr(report, kind)
+                        return hold
+                await asyncio.sleep(0.02)
+
+    held = await told("job_held")
+    assert held.domain == f"vm {OWNER.uuid}"
+    program = await guest.start("vector_add", SLUICE_JOB=token)
+    out, error = await asyncio.wait_for(program.communicate(), 30)
+    assert program.returncode == 0, error.decode()
+    assert b"wrong 0" in out
+    await guest.quiet()
+    [asked] = guest.controller.asked
+    assert (asked.job, asked.job_domain) == (held.job, held.domain)
+    assert launcher.returncode is None
+    launcher.kill()
+    assert await told("job_released") == held
+    await launcher.wait()
+    # its slot is free again: both of them serve
+    programs = [await guest.start("vector_add") for _ in range(2)]
+    for program in programs:
+        out, error = await asyncio.wait_for(program.communicate(), 30)
+        assert program.returncode == 0, error.decode()
