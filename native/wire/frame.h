@@ -120,6 +120,10 @@ enum ControlFunction : uint16_t {
   // Graphs again: graph_commands.h.
   kGraphConditional = 4048,
   kCaptureNode = 4049,
+  kCaptureCopy = 4052,  // a copy that was made by hand, where a capture has come to
+  kGraphWords = 4053,   // other words for a graph's host functions
+  kSignalWait = 4054,   // which host functions runs of graphs wait for; answered after a while
+  kSignalDone = 4055,   // the client has run one
 };
 
 // For people; nullptr when it is no control function.
@@ -223,6 +227,14 @@ constexpr const char* control_name(uint16_t function) {
       return "GpuFigures";
     case kMemoryCredit:
       return "MemoryCredit";
+    case kCaptureCopy:
+      return "CaptureCopy";
+    case kGraphWords:
+      return "GraphWords";
+    case kSignalWait:
+      return "SignalWait";
+    case kSignalDone:
+      return "SignalDone";
     case kAllocationCreate:
       return "AllocationCreate";
     case kAllocationDestroy:

@@ -105,6 +105,46 @@ inline constexpr uint32_t kMaxGraphDepth = 64;  // of graphs inside of one anoth
 struct MemOpsNode {                             // count MemOp follow
   uint32_t count, reserved;
 };
+// A copy whose host side the worker cannot reach: one node (a child graph to the driver) of a copy
+// to or from a stand-in, and a host function that fills the stand-in before it, or empties it after
+// it. No CUgraphNodeType has this number.
+inline constexpr uint32_t kStagedCopyNode = 0x10000;
+struct StagedCopyNode {
+  CopyNode copy;
+  uint32_t call_first, reserved;
+  MemOp call[3];
+};
+
+// A node where a stream's capture has come to: a copy, a staged copy or memory operations.
+struct CaptureCopy {  // body_bytes follow
+  uint64_t stream;
+  uint32_t type, body_bytes;
+};
+
+// Where no memory is shared, the words by which graphs call host functions are the worker's, and
+// commands name them by addresses that are nobody's: `ready`, and behind it `done`.
+inline constexpr uint64_t kSignalBase = 0x6f0000000000;
+inline constexpr uint64_t kSignalBytes = 64;
+inline constexpr uint32_t kMaxSignals = 4096;
+constexpr bool is_signal(uint64_t address) {
+  return address - kSignalBase < kSignalBytes * kMaxSignals && address % kSignalBytes <= 8 &&
+         address % 8 == 0;
+}
+struct SignalWait {  // answered by count uint64_t: words that are ready and were not told yet
+  uint64_t milliseconds;
+};
+struct SignalDone {
+  uint64_t signal;  // address of its first word
+};
+// Gives host functions of a graph, and of those inside of it, words of their own.
+struct GraphWords {  // answered; count WordsChange follow
+  uint64_t graph;
+  uint32_t count, reserved;
+};
+struct WordsChange {
+  uint64_t from, to;  // addresses of the first words
+};
+inline constexpr uint32_t kMaxWordsChanges = 1u << 14;  // that fit one command
 
 struct GraphNodeAdd {  // answered by GraphNodeReply; body_bytes, then edge_count GraphEdge follow
   uint64_t graph;
@@ -127,12 +167,13 @@ struct GraphNodeBody {  // body_bytes follow, as for adding; none for types that
 };
 
 enum class GraphListOf : uint32_t {
-  kNodes = 0,  // `to` is the type, `data` the first address of memory operations
+  kNodes = 0,  // `to` is the type
   kRoots = 1,
   kEdges = 2,
   kDependencies = 3,  // of `node`
   kDependents = 4,
   kAncestors = 5,  // all that `node` comes behind, the nearest first, kMaxAncestors at most
+  kWords = 6,  // of the host functions in it and in those inside of it: `data` is the first address
 };
 struct GraphList {  // answered by GraphListReply
   uint64_t graph;
@@ -190,14 +231,14 @@ struct GraphLaunch {
 };
 
 // Host memory of the worker's that stands for the program's in copies of graphs, where they share
-// none: written before a launch, read after it.
+// none: written and read by the host functions beside such a copy.
 struct ShadowMake {
   uint64_t id;     // the client's, for each session once
   uint64_t bytes;  // 0: this is its end
 };
 struct ShadowAccess {  // writing: data follows; reading is answered by the data
   uint64_t id, offset, bytes;
-  uint64_t stream;  // reading: after all that this was given
+  uint64_t reserved;
 };
 inline constexpr uint64_t kMaxShadowBytes = 1ull << 30;  // of a session
 

@@ -166,9 +166,10 @@ void mem_ops(Session& s, const Command& c, Reply& reply) {
   const auto raw = d.bytes(uint64_t{m.count} * sizeof(wire::MemOp));
   if (!d.ok()) return s.reject("StreamMemOps is cut short");
   std::vector<CUstreamBatchMemOpParams> operations;
-  if (!take_mem_ops(s, raw, m.count, "StreamMemOps", &operations)) return;
   CUstream stream;
-  if (!s.stream(m.stream, c.header.context, &stream)) return;
+  if (!s.stream(m.stream, c.header.context, &stream) ||
+      !take_mem_ops(s, raw, m.count, "StreamMemOps", &operations))
+    return;
   reply.status = s.driver.cuStreamBatchMemOp_v2(stream, m.count, operations.data(), 0);
 }
 
@@ -209,8 +210,12 @@ bool take_mem_ops(Session& s, std::span<const std::byte> raw, uint32_t count, co
       default:
         return refuse(" carries an operation that there is not");
     }
-    if (bytes && (m.address % bytes || !s.device_range(m.address, bytes)))
+    if (bytes && bytes == sizeof(uint64_t) && wire::is_signal(m.address)) {
+      op.waitValue.address = s.signals.at(s, m.address);
+      if (!op.waitValue.address) return refuse(" names words for which there is no memory");
+    } else if (bytes && (m.address % bytes || !s.device_range(m.address, bytes))) {
       return refuse(" names memory that the session does not have");
+    }
     operations->push_back(op);
   }
   return true;

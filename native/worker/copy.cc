@@ -97,10 +97,16 @@ CUresult split(Session& s, CUstream stream, Way way, uint64_t to, uint64_t from,
 
 CUresult run(Session& s, CUstream stream, Way way, uint64_t to, uint64_t to_pitch, uint64_t from,
              uint64_t from_pitch, uint64_t width, uint64_t rows, const Foreign& foreign) {
-  if (rows == 1) return split(s, stream, way, to, from, width, foreign);
   const bool to_host = way == Way::kToHost, from_host = way == Way::kToDevice;
   const uint64_t host_span =
       to_host ? span_of(to_pitch, width, rows) : span_of(from_pitch, width, rows);
+  // A captured copy is one node, as natively.
+  if ((to_host || from_host) && host_span > registered_from(s, to_host ? to : from) &&
+      s.capturing(stream)) {
+    uint64_t& host = to_host ? to : from;
+    host = s.arena_views.whole(s, host, host_span);
+  }
+  if (rows == 1) return split(s, stream, way, to, from, width, foreign);
   if ((to_host || from_host) && host_span > registered_from(s, to_host ? to : from)) {
     for (uint64_t row = 0; row < rows; ++row)
       if (const CUresult e =

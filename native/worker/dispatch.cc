@@ -49,6 +49,8 @@ DispatchTable make() {
   add_capture_handlers(t);
   add_graph_handlers(t);
   add_graph_node_handlers(t);
+  add_graph_copy_handlers(t);
+  add_signal_handlers(t);
   add_shadow_handlers(t);
   add_tensor_map_handlers(t);
   add_generated_handlers(t);

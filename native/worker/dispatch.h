@@ -46,6 +46,8 @@ void add_cluster_handlers(DispatchTable&);
 void add_capture_handlers(DispatchTable&);
 void add_graph_handlers(DispatchTable&);
 void add_graph_node_handlers(DispatchTable&);
+void add_graph_copy_handlers(DispatchTable&);
+void add_signal_handlers(DispatchTable&);
 void add_shadow_handlers(DispatchTable&);
 void add_tensor_map_handlers(DispatchTable&);
 void add_generated_handlers(DispatchTable&);

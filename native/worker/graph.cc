@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "worker/dispatch.h"
+#include "worker/graph_node.h"
 
 namespace sluice::worker {
 
@@ -103,14 +104,26 @@ CUresult list_nodes(Session& s, GraphObject& g, bool roots, std::vector<wire::Gr
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
     if (const CUresult e = s.driver.cuGraphNodeGetType(node, &type); e != CUDA_SUCCESS) return e;
     wire::GraphEdge entry{g.ordinal_of(node), static_cast<uint32_t>(type), 0};
-    if (type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) {
-      CUDA_BATCH_MEM_OP_NODE_PARAMS p{};
-      if (s.driver.cuGraphBatchMemOpNodeGetParams(node, &p) == CUDA_SUCCESS && p.count > 0)
-        entry.data = p.paramArray[0].writeValue.address;
-    }
     all->push_back(entry);
   }
   return CUDA_SUCCESS;
+}
+
+// The first address of memory operations, as commands name it.
+CUresult first_address(Session& s, CUgraphNode node, uint64_t* address) {
+  CUDA_BATCH_MEM_OP_NODE_PARAMS p{};
+  const CUresult e = s.driver.cuGraphBatchMemOpNodeGetParams(node, &p);
+  *address = e == CUDA_SUCCESS && p.count ? s.signals.named(p.paramArray[0].writeValue.address) : 0;
+  return e;
+}
+
+CUresult list_words(Session& s, GraphObject& g, std::vector<wire::GraphEdge>* all) {
+  return for_each_call(s, g.handle, [&](CUgraphNode node) {
+    wire::GraphEdge entry{};
+    const CUresult e = first_address(s, node, &entry.data);
+    all->push_back(entry);
+    return e;
+  });
 }
 
 CUresult list_edges(Session& s, GraphObject& g, std::vector<wire::GraphEdge>* all) {
@@ -166,19 +179,21 @@ CUresult list_ancestors(Session& s, GraphObject& g, CUgraphNode node,
 void list(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphList>();
-  if (!d.ok() || m.what > wire::GraphListOf::kAncestors)
+  if (!d.ok() || m.what > wire::GraphListOf::kWords)
     return s.reject("GraphList asks for something that there is not");
   const GraphRef graph = find_graph(s, m.graph, "GraphList");
   if (!graph || !s.use_context(c.header.context)) return;
   std::vector<wire::GraphEdge> all;
   using enum wire::GraphListOf;
-  if (m.what >= kDependencies) {
+  if (m.what >= kDependencies && m.what != kWords) {
     const CUgraphNode node = graph->node_at(m.node);
     if (!node) return s.reject("GraphList names a node that there is not");
     if (m.what == kAncestors)
       reply.status = list_ancestors(s, *graph, node, &all);
     else
       reply.status = list_around(s, *graph, node, m.what == kDependencies, &all);
+  } else if (m.what == kWords) {
+    reply.status = list_words(s, *graph, &all);
   } else {
     reply.status = m.what == kEdges ? list_edges(s, *graph, &all)
                                     : list_nodes(s, *graph, m.what == kRoots, &all);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Nodes of graphs: what a command says of one, checked and put as the driver takes it, and back.
+#include "worker/graph_node.h"
+
 #include <algorithm>
 #include <cstring>
 
@@ -11,16 +13,6 @@ namespace {
 
 constexpr uint64_t kMaxExtent = 1ull << 40;
 constexpr uint32_t kMaxParamBytes = 32764;
-
-// Parameters with what they point to.
-struct NodeParams {
-  CUgraphNodeParams all{};
-  std::vector<std::byte> kernel_params;
-  size_t kernel_bytes = 0;
-  void* extra[5] = {};
-  std::vector<CUstreamBatchMemOpParams> operations;
-  std::vector<uint64_t> bodies;  // ids of the graphs inside a conditional node
-};
 
 template <class T>
 bool take(std::span<const std::byte>& body, T* value) {
@@ -79,7 +71,7 @@ uint64_t side_address(Session& s, const wire::CopySide& side, const wire::CopyNo
       if (s.device_range(side.address, span)) return side.address;
       return refuse(s, "copies device memory that the session does not have"), 0;
     case wire::NodeMemory::kArena:
-      if (s.arena_range(side.address, span)) return side.address;
+      if (s.arena_range(side.address, span)) return s.arena_views.whole(s, side.address, span);
       return refuse(s, "copies host memory outside the arena"), 0;
     case wire::NodeMemory::kShadow:
       if (const auto shadow = s.shadows.find(side.address); shadow && span <= shadow->bytes)
@@ -185,7 +177,32 @@ bool take_conditional(Session& s, const Vgpu& v, const GraphRef& graph,
   return true;
 }
 
-// What the command says of a node of that type. False: rejected.
+bool take_staged(Session& s, const Vgpu& v, std::span<const std::byte> body, NodeParams* p) {
+  wire::StagedCopyNode n;
+  if (!take(body, &n) || n.call_first > 1) return refuse(s, "is cut short");
+  // One side is the stand-in, so exactly one is the device's.
+  const bool to_device = n.copy.to.place == wire::NodeMemory::kDevice;
+  const bool from_device = n.copy.from.place == wire::NodeMemory::kDevice;
+  if (to_device == from_device || to_device != (n.call_first == 1))
+    return refuse(s, "copies by a stand-in that makes no sense");
+  if (!take_copy(s, v, std::as_bytes(std::span(&n.copy, 1)), p)) return false;
+  p->staged = true;
+  p->call_first = to_device;
+  p->copy = p->all;
+  p->copy.type = CU_GRAPH_NODE_TYPE_MEMCPY;
+  if (!take_mem_ops(s, std::as_bytes(std::span(n.call)), std::size(n.call), "a graph node",
+                    &p->operations))
+    return false;
+  p->call.type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+  p->call.memOp = {v.gpu->context, static_cast<unsigned>(p->operations.size()),
+                   p->operations.data(), 0};
+  p->all = {};
+  p->all.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  return true;
+}
+
+}  // namespace
+
 bool take_node(Session& s, const Vgpu& v, uint32_t type, std::span<const std::byte> body,
                NodeParams* p) {
   p->all.type = static_cast<CUgraphNodeType>(type);
@@ -206,10 +223,14 @@ bool take_node(Session& s, const Vgpu& v, uint32_t type, std::span<const std::by
       return take_event(s, body, &p->all.eventRecord.event);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP:
       return take_operations(s, v, body, p);
+    case wire::kStagedCopyNode:
+      return take_staged(s, v, body, p);
     default:
       return refuse(s, "is of no type that there is");
   }
 }
+
+namespace {
 
 void add(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
@@ -237,8 +258,7 @@ void add(Session& s, const Command& c, Reply& reply) {
     return;
   }
   CUgraphNode node = nullptr;
-  reply.status = s.driver.cuGraphAddNode_v2(&node, graph->handle, after.from.data(),
-                                            after.edge_data(), after.from.size(), &params.all);
+  reply.status = add_node(s, graph->handle, after, &params, &node);
   if (reply.status != CUDA_SUCCESS) return;
   const uint32_t ordinal = graph->ordinal_of(node);
   for (size_t i = 0; i < params.bodies.size(); ++i) {
@@ -269,8 +289,8 @@ void set(Session& s, const Command& c, Reply& reply) {
   const Vgpu* v = s.use_context(c.header.context);
   NodeParams params;
   if (!v || !take_node(s, *v, m.type, body, &params)) return;
-  reply.status = m.exec ? s.driver.cuGraphExecNodeSetParams(exec.handle, node, &params.all)
-                        : s.driver.cuGraphNodeSetParams(node, &params.all);
+  reply.status =
+      m.exec ? set_exec_node(s, exec.handle, node, &params) : set_node(s, *graph, m.node, &params);
 }
 
 // ---- and back
@@ -328,10 +348,12 @@ CUresult get_kernel(Session& s, CUgraphNode node, std::vector<std::byte>* body) 
 
 void describe_side(Session& s, CUmemorytype type, const void* host, CUdeviceptr device,
                    size_t pitch, size_t height, wire::CopySide* side) {
-  *side = {device, pitch, pitch * height, wire::NodeMemory::kDevice, 0};
-  if (type != CU_MEMORYTYPE_HOST) return;
-  side->address = reinterpret_cast<uint64_t>(host);
-  side->place = wire::NodeMemory::kArena;
+  const bool on_host = type == CU_MEMORYTYPE_HOST;
+  const uint64_t address =
+      s.arena_views.original(on_host ? reinterpret_cast<uint64_t>(host) : device);
+  *side = {address, pitch, pitch * height, wire::NodeMemory::kDevice, 0};
+  if (on_host || s.arena_range(address, 1)) side->place = wire::NodeMemory::kArena;
+  if (!on_host) return;
   if (const uint64_t shadow = s.shadows.holder(host)) {
     side->address = shadow;
     side->place = wire::NodeMemory::kShadow;
@@ -386,7 +408,7 @@ CUresult get_operations(Session& s, CUgraphNode node, std::vector<std::byte>* bo
       op.flags = from.memoryBarrier.flags;
     } else {
       op.flags = from.waitValue.flags;
-      op.address = from.waitValue.address;
+      op.address = s.signals.named(from.waitValue.address);
       op.value = from.waitValue.value64;
     }
     const auto* at = reinterpret_cast<const std::byte*>(&op);
@@ -414,6 +436,9 @@ void get(Session& s, const Command& c, Reply& reply) {
   if (type == CU_GRAPH_NODE_TYPE_EVENT_RECORD) reply.status = get_event(s, node, true, &body);
   if (type == CU_GRAPH_NODE_TYPE_WAIT_EVENT) reply.status = get_event(s, node, false, &body);
   if (type == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP) reply.status = get_operations(s, node, &body);
+  if (type == CU_GRAPH_NODE_TYPE_GRAPH)
+    if (const CUgraphNode call = call_inside(s, node))
+      reply.status = get_operations(s, call, &body);
   if (reply.status != CUDA_SUCCESS) return;
   if (sizeof(wire::GraphNodeBody) + body.size() > s.endpoint().reply_limit()) {
     reply.status = CUDA_ERROR_NOT_SUPPORTED;

@@ -19,6 +19,7 @@
 #include "wire/array_shape.h"
 #include "wire/commands.h"
 #include "wire/session_record.h"
+#include "worker/arena_view.h"
 #include "worker/bulk.h"
 #include "worker/code_cache.h"
 #include "worker/driver.h"
@@ -27,6 +28,7 @@
 #include "worker/grant_ledger.h"
 #include "worker/graph.h"
 #include "worker/objects.h"
+#include "worker/signals.h"
 
 namespace sluice::worker {
 
@@ -236,6 +238,8 @@ class Session {
   ObjectTable<GraphExecObject> graph_execs{17, 1 << 18};
   Captures captures;
   Shadows shadows;
+  ArenaViews arena_views;
+  Signals signals;
 
   // Whether the driver has this stream in a capture.
   bool capturing(CUstream stream);

@@ -17,44 +17,35 @@ namespace sluice::client {
 struct Device;
 struct Stream;
 
-// Two words of the arena that a node of a graph and this process shake hands by: the node writes
-// `ready`, waits for `done` and takes it back; whoever runs the function takes `ready` back before
-// he sets `done`. So the same words serve every run, as runs of one executable graph follow one
-// another; two executable graphs must not share them.
+// Two words of the arena (over a network: of the worker's) that a node of a graph and this process
+// shake hands by: the node writes `ready`, waits for `done` and takes it back; whoever runs the
+// function takes `ready` back before he sets `done`. So the same words serve every run, as runs of
+// one executable graph follow one another; two executable graphs must not share them.
 struct Handshake {
-  std::atomic<uint64_t>* ready = nullptr;
+  uint64_t address = 0;                    // of `ready`, as commands name it; `done` follows
+  std::atomic<uint64_t>* ready = nullptr;  // where memory is shared
   std::atomic<uint64_t>* done = nullptr;
-  uint32_t execs = 0;  // executable graphs that have these words: one at most
+  uint32_t execs = 0;             // executable graphs that have these words: one at most
+  std::atomic<uint32_t> runs{0};  // calls that are to come
+  bool busy() const { return execs || runs.load(std::memory_order_acquire); }
   Handshake() = default;
   Handshake(const Handshake&) = delete;
   Handshake& operator=(const Handshake&) = delete;
   ~Handshake();
 };
 
-// A function that a graph calls in this process.
+// A function that a graph calls in this process: the application's, or one of Sluice's that moves
+// the bytes of a copy whose host side the worker cannot reach.
 struct HostCall {
+  enum class Kind { kFunction, kToDevice, kToHost, kHostToHost };
+  Kind kind = Kind::kFunction;
+  uint64_t key = 0;  // the node's, in a graph and in what is made of it
   std::shared_ptr<Handshake> words;
-  CUhostFn function = nullptr;  // the application's, if it is one of its own
+  CUhostFn function = nullptr;
   void* data = nullptr;
+  std::shared_ptr<const CUDA_MEMCPY3D> copy;  // as the application gave it
   std::function<void()> run;
 };
-
-// A copy whose host side is this process's alone (over a network): the graph copies to or from a
-// shadow of it in the worker, which is written before each launch and read after it.
-struct ShadowCopy {
-  uint64_t id = 0;
-  bool to_device = false;
-  std::byte* host = nullptr;
-  uint64_t pitch = 0, width = 0, rows = 1;
-  uint32_t context = 0;
-  uint64_t node = 0;     // added by hand: its handle
-  bool perhaps = false;  // in the body of a condition: what does not run must change nothing
-  ShadowCopy() = default;
-  ShadowCopy(const ShadowCopy&) = delete;
-  ShadowCopy& operator=(const ShadowCopy&) = delete;
-  ~ShadowCopy();
-};
-using ShadowRef = std::shared_ptr<ShadowCopy>;
 
 // Counted by the application and by graphs; ends by the application's function.
 struct UserObject {
@@ -72,10 +63,17 @@ struct UserReferences {
   ~UserReferences();
 };
 
+// What happens around a run, in the order of its stream: over a network, for copies with pinned
+// memory inside of conditions, where a graph can call nobody.
+struct HostAround {
+  std::function<void()> before, after;  // `after` may be none
+};
+
 // What a run of a graph needs of this process.
 struct HostSide {
   std::vector<HostCall> calls;
-  std::vector<ShadowRef> shadows;
+  std::vector<HostAround> around;
+  bool stale = false;  // nodes were destroyed, perhaps some of these
   std::vector<std::shared_ptr<UserReferences>> objects;
 };
 
@@ -109,8 +107,7 @@ struct GraphExec {
   std::vector<uint64_t> disabled;  // nodes that it leaves out
   HostSide host;
   std::shared_ptr<void> instance;  // held while it is the one of its graph
-  bool running = false;            // a run may still read shadows
-  uint64_t stream = 0;             // in this stream, as the wire names it
+  uint64_t stream = 0;             // of the last launch with `around`; 0: none
 };
 
 }  // namespace sluice::client

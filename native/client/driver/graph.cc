@@ -163,7 +163,7 @@ CUresult instantiate(CUgraphExec* exec, CUgraph handle, unsigned long long flags
   made->device = graph->device;
   made->flags = flags;
   wire::GraphOutcome outcome{};
-  CUresult e = adopt_host_side(whole_host_side(s, *graph), made);
+  CUresult e = prepare_host_side(s, id_of(handle), graph, *made);
   if (e == CUDA_SUCCESS)
     e = ask_outcome(s, wire::kGraphInstantiate,
                     wire::GraphInstantiate{id, id_of(handle),
@@ -175,10 +175,10 @@ CUresult instantiate(CUgraphExec* exec, CUgraph handle, unsigned long long flags
   if (e == CUDA_SUCCESS) {
     if (stands_alone(*graph)) graph->instance = made->instance = std::make_shared<char>();
     made->memory = graph->memory;
+    adopt_host_side(whole_host_side(s, *graph), made);
     *exec = reinterpret_cast<CUgraphExec>(id);
     return e;
   }
-  leave_host_side(made);
   s->graph_execs.destroy(id);
   return e;
 }
@@ -191,13 +191,13 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle, bool upload) {
   GraphExec* exec = s->graph_execs.find(handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = stream_for_work(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
-  const bool host_side = !exec->host.calls.empty() || !exec->host.shadows.empty();
+  const bool host_side = !exec->host.calls.empty();
   if (stream->capture && (host_side || upload))
     return refuse_in_graph(s, stream, "the launch of a graph that calls host functions");
   if (stream->capture && exec->instance)  // it would be a child
     return refuse_in_graph(s, stream, "the launch of a graph with conditions or memory");
-  if (host_side && !upload)
-    if (const CUresult e = before_launch(s, exec); e != CUDA_SUCCESS) return e;
+  if (!upload)
+    if (const CUresult e = before_launch(s, exec, stream); e != CUDA_SUCCESS) return e;
   const auto send = [&] {
     return s->post(wire::kGraphLaunch, wire::GraphLaunch{id_of(handle), stream->wire_id, upload, 0},
                    {}, stream, context_of(stream->device));
@@ -207,7 +207,7 @@ CUresult launch(CUgraphExec handle, CUstream stream_handle, bool upload) {
       exec->memory ? (*exec->memory)
                          ->home.run(**exec->memory, id_of(handle), stream, auto_free, upload, send)
                    : send();
-  return e == CUDA_SUCCESS && host_side && !upload ? after_launch(s, exec, stream) : e;
+  return e == CUDA_SUCCESS && !upload ? after_launch(s, exec, stream) : e;
 }
 
 }  // namespace
@@ -254,7 +254,8 @@ CUresult cuGraphClone(CUgraph* clone, CUgraph handle) {
                   nullptr, nullptr, context_of(graph->device));
   if (e != CUDA_SUCCESS) return s->graphs.destroy(id), e;
   made->device = graph->device;
-  made->host = graph->host;
+  made->host = root_of(s, graph)->host;
+  made->host.stale |= graph->parent != 0;  // some may lie elsewhere in the graph around it
   *clone = reinterpret_cast<CUgraph>(id);
   return CUDA_SUCCESS;
 }
@@ -414,13 +415,15 @@ CUresult cuGraphExecUpdate_v2(CUgraphExec exec_handle, CUgraph handle,
     return CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
   }
   wire::GraphOutcome outcome;
-  CUresult e =
+  if (const CUresult e = prepare_host_side(s, id_of(handle), graph, *exec); e != CUDA_SUCCESS)
+    return e;
+  const CUresult e =
       ask_outcome(s, wire::kGraphExecUpdate,
                   wire::GraphExecUpdate{id_of(exec_handle), id_of(handle)}, graph, &outcome);
   info->result = static_cast<CUgraphExecUpdateResult>(outcome.result);
   info->errorNode = told_node(s, id_of(handle), graph, outcome.node);
   info->errorFromNode = told_node(s, id_of(handle), graph, outcome.from);
-  if (e == CUDA_SUCCESS) e = adopt_host_side(whole_host_side(s, *graph), exec);
+  if (e == CUDA_SUCCESS) adopt_host_side(whole_host_side(s, *graph), exec);
   if (e == CUDA_SUCCESS && graph->memory != exec->memory) {
     exec->memory = graph->memory;
     graph->instance = exec->instance = std::make_shared<char>();

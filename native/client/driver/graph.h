@@ -60,14 +60,14 @@ CUresult fetch_list(Session* s, uint16_t function, Request request, uint32_t con
 struct NodeContents {
   CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
   std::vector<std::byte> body;
-  const HostCall* call = nullptr;  // the node is one of the application's host functions
+  const HostCall* call = nullptr;  // the node calls this function, or is a copy that does
 
   template <class T>
   const T* as() const {
     return body.size() >= sizeof(T) ? reinterpret_cast<const T*>(body.data()) : nullptr;
   }
 };
-CUresult read_node(Session* s, const GraphNode& node, const Graph& graph, NodeContents* out);
+CUresult read_node(Session* s, const GraphNode& node, Graph* graph, NodeContents* out);
 
 // Has the worker add a node, whose body is `body`.
 CUresult send_node(Session* s, uint64_t graph_id, Graph* graph, uint32_t type,
@@ -114,25 +114,47 @@ CUresult capture_copy_to_host(Session* s, Stream* stream, void* to, uint64_t to_
                               uint64_t from, uint64_t from_pitch, Rect rect);
 CUresult capture_host_copy(Session* s, Stream* stream, void* to, uint64_t to_pitch,
                            const void* from, uint64_t from_pitch, Rect rect);
-// Work of ours on host memory, as a node of the capture. Refused where no memory is shared.
+// Work of ours on host memory, as a node of the capture.
 CUresult capture_host_work(Session* s, Stream* stream, std::function<void()> work);
 
-// Words for a host function in a graph; nullptr: no memory is shared, or none is left.
+// A copy of a box as a node.
+struct PackedCopy {
+  uint32_t type = 0;
+  std::vector<std::byte> body;
+  std::vector<HostCall> calls;  // one, if it needs any
+  std::vector<HostAround> around;
+};
+// `now`: the call of the node that is changed, if it has one; `fixed`: in an executable graph,
+// where a node stays what it is; `body`: inside of a condition.
+CUresult pack_copy(Session* s, Device* device, const CUDA_MEMCPY3D& copy, const HostCall* now,
+                   bool fixed, bool body, PackedCopy* packed);
+// The same as a node of the capture that `stream` takes part in.
+CUresult capture_copy(Session* s, Stream* stream, const CUDA_MEMCPY3D& copy);
+// The graph that a capturing stream records into; nullptr: the capture is broken.
+Graph* graph_of_capture(Session* s, Stream* stream);
+
+// Words for a host function in a graph; nullptr: none is left.
 std::shared_ptr<Handshake> make_handshake(Session* s);
+uint64_t make_call_key();
 // What a node with these words does.
 std::vector<wire::MemOp> handshake_operations(const Handshake& words);
-// A shadow in the worker; nullptr: too large.
-ShadowRef make_shadow(Session* s, const Device* device, bool to_device, void* host, uint64_t pitch,
-                      Rect rect);
 
 // A graph's host side with that of the bodies in it.
 HostSide whole_host_side(Session* s, const Graph& graph);
-// Gives an executable graph the host's side of a graph. CUDA_ERROR_NOT_SUPPORTED where another has
-// it already.
-CUresult adopt_host_side(const HostSide& from, GraphExec* exec);
+// A graph's host side is that of the graph that it lies in, if it lies in one.
+Graph* root_of(Session* s, Graph* graph);
+// The call with this key; nullptr: there is none.
+HostCall* find_call(HostSide* host, uint64_t key);
+// Gives the calls of a graph that `taken` picks words of their own, and with `new_keys` keys too.
+CUresult renew_words(Session* s, uint64_t graph_id, Graph* graph, bool new_keys,
+                     const std::function<bool(const HostCall&)>& taken);
+// Before the driver makes or updates an executable graph: no word of the graph's is in use by
+// another. And after it.
+CUresult prepare_host_side(Session* s, uint64_t graph_id, Graph* graph, const GraphExec& exec);
+void adopt_host_side(const HostSide& from, GraphExec* exec);
 void leave_host_side(GraphExec* exec);
 // Around a launch.
-CUresult before_launch(Session* s, GraphExec* exec);
+CUresult before_launch(Session* s, GraphExec* exec, Stream* stream);
 CUresult after_launch(Session* s, GraphExec* exec, Stream* stream);
 
 // Has the thread for host functions run `call` when its node comes to it (host_function.cc).

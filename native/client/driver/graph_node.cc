@@ -17,7 +17,7 @@ struct Packed {
   uint32_t type = 0;
   std::vector<std::byte> body;
   std::vector<HostCall> calls;
-  ShadowRef shadow;
+  std::vector<HostAround> around;
   HostSide child;
   Device* device = nullptr;
 
@@ -59,74 +59,6 @@ CUresult pack_kernel(Session* s, const CUDA_KERNEL_NODE_PARAMS_v3& k, Packed* p)
   return CUDA_SUCCESS;
 }
 
-struct End {
-  wire::CopySide side{};
-  uint64_t span = 0;
-  bool host = false;
-};
-
-// One end of a copy. CUDA_ERROR_NOT_SUPPORTED: an array, or memory that no graph can reach.
-CUresult pack_end(Session* s, CUmemorytype type, const void* host, CUdeviceptr device, uint64_t x,
-                  uint64_t y, uint64_t z, uint64_t pitch, uint64_t height, const CUDA_MEMCPY3D& c,
-                  End* end) {
-  if (type == CU_MEMORYTYPE_ARRAY) return CUDA_ERROR_NOT_SUPPORTED;
-  pitch = pitch ? pitch : c.WidthInBytes;
-  height = height ? height : c.Height;
-  if (pitch < c.WidthInBytes || height < c.Height) return CUDA_ERROR_INVALID_VALUE;
-  uint64_t address = type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host) : device;
-  if (!address) return CUDA_ERROR_INVALID_VALUE;
-  address += (z * height + y) * pitch + x;
-  end->side = {address, pitch, pitch * height, wire::NodeMemory::kDevice, 0};
-  end->span = (c.Depth - 1) * end->side.slice + (c.Height - 1) * pitch + c.WidthInBytes;
-  if (type != CU_MEMORYTYPE_HOST && s->is_device_address(address))
-    return s->is_backed(address, end->span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-  if (type == CU_MEMORYTYPE_DEVICE) return CUDA_ERROR_INVALID_VALUE;
-  end->host = true;
-  end->side.place = s->host_memory().in_arena(reinterpret_cast<void*>(address), end->span)
-                        ? wire::NodeMemory::kArena
-                        : wire::NodeMemory::kShadow;
-  return CUDA_SUCCESS;
-}
-
-CUresult pack_copy(Session* s, const CUDA_MEMCPY_NODE_PARAMS& m, Packed* p) {
-  const CUDA_MEMCPY3D& c = m.copyParams;
-  if (const CUresult e = device_of(s, m.copyCtx, &p->device); e != CUDA_SUCCESS) return e;
-  if (!c.WidthInBytes || !c.Height || !c.Depth) return CUDA_ERROR_INVALID_VALUE;
-  End to, from;
-  if (const CUresult e = pack_end(s, c.dstMemoryType, c.dstHost, c.dstDevice, c.dstXInBytes, c.dstY,
-                                  c.dstZ, c.dstPitch, c.dstHeight, c, &to);
-      e != CUDA_SUCCESS)
-    return e;
-  if (const CUresult e = pack_end(s, c.srcMemoryType, c.srcHost, c.srcDevice, c.srcXInBytes, c.srcY,
-                                  c.srcZ, c.srcPitch, c.srcHeight, c, &from);
-      e != CUDA_SUCCESS)
-    return e;
-  for (End* end : {&to, &from}) {
-    if (!end->host) continue;
-    const uint64_t at = end->side.address;
-    if (end->side.place == wire::NodeMemory::kArena) {
-      // The driver takes no copy that runs from one registration into the next, nor is one node
-      // two.
-      if (at / wire::kArenaChunk == (at + end->span - 1) / wire::kArenaChunk) continue;
-      note_refused("a copy node across the arena's pieces");
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    // Where memory is shared a pageable copy needs a host function beside it, which one node has
-    // no room for; where none is, one shadow serves, as one end is on the device.
-    if (s->marks() || p->shadow || c.Depth != 1) {
-      note_refused("a copy node of memory that is not pinned");
-      return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    const Rect r{c.WidthInBytes, c.Height};
-    p->shadow =
-        make_shadow(s, p->device, end == &from, reinterpret_cast<void*>(at), end->side.pitch, r);
-    if (!p->shadow) return CUDA_ERROR_OUT_OF_MEMORY;
-    end->side = {p->shadow->id, r.width, r.width * r.rows, wire::NodeMemory::kShadow, 0};
-  }
-  p->put(wire::CopyNode{to.side, from.side, c.WidthInBytes, c.Height, c.Depth});
-  return CUDA_SUCCESS;
-}
-
 CUresult pack_fill(Session* s, const CUDA_MEMSET_NODE_PARAMS_v2& m, Packed* p) {
   if (const CUresult e = device_of(s, m.ctx, &p->device); e != CUDA_SUCCESS) return e;
   const uint32_t element = m.elementSize;
@@ -155,37 +87,59 @@ void put_operations(const std::vector<wire::MemOp>& operations, Packed* p) {
   for (const wire::MemOp& op : operations) p->put(op);
 }
 
-// `words`: those that the node has already.
-CUresult pack_host(Session* s, const CUDA_HOST_NODE_PARAMS_v2& h, std::shared_ptr<Handshake> words,
-                   Packed* p) {
+// `now`: the call that the node has already.
+CUresult pack_host(Session* s, const CUDA_HOST_NODE_PARAMS_v2& h, const HostCall* now, Packed* p) {
   if (!h.fn) return CUDA_ERROR_INVALID_VALUE;
-  if (!words) words = make_handshake(s);
-  if (!words) {
-    note_refused("a host function without shared memory");
-    return CUDA_ERROR_NOT_SUPPORTED;
-  }
-  put_operations(handshake_operations(*words), p);
-  p->calls.push_back({std::move(words), h.fn, h.userData, [h] { h.fn(h.userData); }});
+  HostCall call;
+  call.key = now ? now->key : make_call_key();
+  call.words = now ? now->words : make_handshake(s);
+  if (!call.words) return CUDA_ERROR_OUT_OF_MEMORY;
+  call.function = h.fn;
+  call.data = h.userData;
+  call.run = [h] { h.fn(h.userData); };
+  put_operations(handshake_operations(*call.words), p);
+  p->calls.push_back(std::move(call));
   return CUDA_SUCCESS;
 }
 
-CUresult pack_child(Session* s, CUgraph handle, const Graph* into, Packed* p) {
-  const Graph* child = s->graphs.find(handle);
+CUresult pack_box(Session* s, const CUDA_MEMCPY_NODE_PARAMS& m, const HostCall* now, bool fixed,
+                  bool body, Packed* p) {
+  if (const CUresult e = device_of(s, m.copyCtx, &p->device); e != CUDA_SUCCESS) return e;
+  PackedCopy copy;
+  const CUresult e = pack_copy(s, p->device, m.copyParams, now, fixed, body, &copy);
+  p->type = copy.type;
+  p->body = std::move(copy.body);
+  p->calls = std::move(copy.calls);
+  p->around = std::move(copy.around);
+  return e;
+}
+
+// A graph that is put into the same one twice calls by other words the second time.
+CUresult pack_child(Session* s, CUgraph handle, Graph* into, Packed* p) {
+  Graph* child = s->graphs.find(handle);
   if (!child || s->captures.of_graph(id_of(handle))) return CUDA_ERROR_INVALID_VALUE;
   if (stands_alone(*child)) return CUDA_ERROR_NOT_SUPPORTED;
-  for (const HostCall& call : child->host.calls)
-    for (const HostCall& there : into->host.calls)
-      if (call.words == there.words) {
-        note_refused("a child graph with host functions, twice,");
-        return CUDA_ERROR_NOT_SUPPORTED;
-      }
+  if (child->parent && !root_of(s, child)->host.calls.empty()) {
+    note_refused("a part of a graph that calls host functions, as a child,");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  if (into->body && !child->host.calls.empty()) {  // CUDA takes none there either
+    note_refused("a child graph with host functions in a condition");
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  const HostSide& there = root_of(s, into)->host;
+  const CUresult e = renew_words(s, id_of(handle), child, true, [&](const HostCall& call) {
+    return std::any_of(there.calls.begin(), there.calls.end(),
+                       [&](const HostCall& other) { return other.words == call.words; });
+  });
+  if (e != CUDA_SUCCESS) return e;
   p->child = child->host;
   p->put(wire::ChildNode{id_of(handle)});
   return CUDA_SUCCESS;
 }
 
-CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
-              std::shared_ptr<Handshake> words, Packed* p) {
+CUresult pack(Session* s, const CUgraphNodeParams& n, Graph* graph, const HostCall* now, bool fixed,
+              Packed* p) {
   p->type = static_cast<uint32_t>(n.type);
   p->device = graph->device;
   if (graph->body && n.type > CU_GRAPH_NODE_TYPE_MEMSET && n.type != CU_GRAPH_NODE_TYPE_GRAPH &&
@@ -195,11 +149,11 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
     case CU_GRAPH_NODE_TYPE_KERNEL:
       return pack_kernel(s, n.kernel, p);
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return pack_copy(s, n.memcpy, p);
+      return pack_box(s, n.memcpy, now, fixed, graph->body, p);
     case CU_GRAPH_NODE_TYPE_MEMSET:
       return pack_fill(s, n.memset, p);
     case CU_GRAPH_NODE_TYPE_HOST:
-      return pack_host(s, n.host, std::move(words), p);
+      return pack_host(s, n.host, now, p);
     case CU_GRAPH_NODE_TYPE_GRAPH:
       return pack_child(s, n.graph.graph, graph, p);
     case CU_GRAPH_NODE_TYPE_EMPTY:
@@ -227,22 +181,12 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, const Graph* graph,
 
 void pad(std::vector<std::byte>* body) { body->resize(wire::round_up(body->size(), 8)); }
 
-// What changing a node changes in this process.
-void note_changed(HostSide* host, Packed&& p, uint64_t node) {
-  if (p.shadow) p.shadow->node = node;
-  if (p.type == CU_GRAPH_NODE_TYPE_MEMCPY)
-    std::erase_if(host->shadows, [&](const ShadowRef& shadow) { return shadow->node == node; });
-  if (p.shadow) host->shadows.push_back(std::move(p.shadow));
-  for (HostCall& call : p.calls) {
-    const auto it = std::find_if(host->calls.begin(), host->calls.end(),
-                                 [&](const HostCall& c) { return c.words == call.words; });
-    if (it != host->calls.end())
-      *it = std::move(call);
-    else
-      host->calls.push_back(std::move(call));
-  }
+// What changing a node changes in this process. `key`: of the call that it had.
+void note_changed(HostSide* host, Packed&& p, uint64_t key) {
+  if (key) std::erase_if(host->calls, [&](const HostCall& call) { return call.key == key; });
+  for (HostCall& call : p.calls) host->calls.push_back(std::move(call));
+  for (HostAround& around : p.around) host->around.push_back(std::move(around));
   host->calls.insert(host->calls.end(), p.child.calls.begin(), p.child.calls.end());
-  host->shadows.insert(host->shadows.end(), p.child.shadows.begin(), p.child.shadows.end());
   host->objects.insert(host->objects.end(), p.child.objects.begin(), p.child.objects.end());
 }
 
@@ -253,21 +197,23 @@ CUresult set_params(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodePara
   if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
   GraphExec* exec = exec_handle ? s->graph_execs.find(exec_handle) : nullptr;
   if (!params || (exec_handle && !exec)) return CUDA_ERROR_INVALID_VALUE;
-  HostSide* host = exec ? &exec->host : &graph->host;
-  std::shared_ptr<Handshake> words;
-  if (params->type == CU_GRAPH_NODE_TYPE_HOST) {
-    NodeContents now;
-    if (const CUresult e = read_node(s, *node, *graph, &now); e != CUDA_SUCCESS) return e;
-    if (!now.call) return CUDA_ERROR_INVALID_VALUE;
-    words = now.call->words;
+  HostSide* inside = &root_of(s, graph)->host;
+  HostSide* host = exec ? &exec->host : inside;
+  const HostCall* now = nullptr;
+  const bool calls = params->type == CU_GRAPH_NODE_TYPE_HOST ||
+                     (params->type == CU_GRAPH_NODE_TYPE_MEMCPY && !inside->calls.empty());
+  if (calls) {
+    NodeContents held;
+    if (const CUresult e = read_node(s, *node, graph, &held); e != CUDA_SUCCESS) return e;
+    if (held.type != params->type) return CUDA_ERROR_INVALID_VALUE;
+    // An executable graph calls by words of its own.
+    if (held.call && !(now = find_call(host, held.call->key))) return CUDA_ERROR_NOT_SUPPORTED;
   }
-  const bool captured_shadow = std::any_of(host->shadows.begin(), host->shadows.end(),
-                                           [](const ShadowRef& shadow) { return !shadow->node; });
+  const uint64_t key = now ? now->key : 0;
   Packed p;
-  if (const CUresult e = pack(s, *params, graph, std::move(words), &p); e != CUDA_SUCCESS) return e;
-  if ((p.type == CU_GRAPH_NODE_TYPE_MEMCPY && captured_shadow) ||
-      (p.type == CU_GRAPH_NODE_TYPE_GRAPH && !p.child.calls.empty())) {
-    note_refused("another copy of host memory, or child with host functions, in the same node,");
+  if (const CUresult e = pack(s, *params, graph, now, exec, &p); e != CUDA_SUCCESS) return e;
+  if ((p.type == CU_GRAPH_NODE_TYPE_GRAPH && !p.child.calls.empty()) || !p.around.empty()) {
+    note_refused("another child with host functions, or other memory in a condition,");
     return CUDA_ERROR_NOT_SUPPORTED;
   }
   pad(&p.body);
@@ -279,7 +225,10 @@ CUresult set_params(CUgraphExec exec_handle, CUgraphNode handle, CUgraphNodePara
                              0};
   const CUresult e =
       s->exchange(wire::kGraphNodeSet, m, p.body, {}, nullptr, nullptr, context_of(p.device));
-  if (e == CUDA_SUCCESS) note_changed(host, std::move(p), id_of(handle));
+  if (e != CUDA_SUCCESS) return e;
+  if (exec && !p.calls.empty()) ++p.calls[0].words->execs;
+  if (exec && now) --now->words->execs;
+  note_changed(host, std::move(p), key);
   return e;
 }
 
@@ -290,6 +239,14 @@ CUresult set_enabled(CUgraphExec exec_handle, CUgraphNode handle, wire::GraphCha
   if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
   GraphExec* exec = s->graph_execs.find(exec_handle);
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
+  if (!root_of(s, graph)->host.calls.empty()) {
+    NodeContents held;
+    if (const CUresult e = read_node(s, *node, graph, &held); e != CUDA_SUCCESS) return e;
+    if (held.call && held.call->copy) {
+      note_refused("the switch of a node that copies pageable memory");
+      return CUDA_ERROR_NOT_SUPPORTED;
+    }
+  }
   const wire::GraphEdit m{node->graph, id_of(exec_handle), what, node->ordinal, 0, 0};
   const CUresult e =
       s->exchange(wire::kGraphEdit, m, {}, {}, nullptr, nullptr, context_of(graph->device));
@@ -374,9 +331,9 @@ CUresult cuGraphAddNode_v2(CUgraphNode* added, CUgraph handle, const CUgraphNode
   if (params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
     return add_free_node(s, id_of(handle), graph, edges, params->free.dptr, added);
   Packed p;
-  if (const CUresult e = pack(s, *params, graph, nullptr, &p); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = pack(s, *params, graph, nullptr, false, &p); e != CUDA_SUCCESS) return e;
   const CUresult e = send_node(s, id_of(handle), graph, p.type, p.body, edges, p.device, added);
-  if (e == CUDA_SUCCESS) note_changed(&graph->host, std::move(p), id_of(*added));
+  if (e == CUDA_SUCCESS) note_changed(&root_of(s, graph)->host, std::move(p), 0);
   return e;
 }
 
@@ -403,6 +360,7 @@ CUresult cuGraphDestroyNode(CUgraphNode handle) {
     drop_graph(s, child.second);
     return true;
   });
+  root_of(s, graph)->host.stale = true;
   graph->nodes[node->ordinal] = 0;
   *node = {};
   s->graph_nodes.destroy(id_of(handle));

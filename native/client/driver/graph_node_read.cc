@@ -8,13 +8,13 @@
 using namespace sluice::client;
 namespace wire = sluice::wire;
 
-CUresult sluice::client::read_node(Session* s, const GraphNode& node, const Graph& graph,
+CUresult sluice::client::read_node(Session* s, const GraphNode& node, Graph* graph,
                                    NodeContents* out) {
   std::vector<std::byte> sink(64 << 10);
   size_t got = 0;
   const CUresult e =
       s->exchange(wire::kGraphNodeGet, wire::GraphNodeGet{node.graph, node.ordinal, 0}, {}, sink,
-                  &got, nullptr, context_of(graph.device));
+                  &got, nullptr, context_of(graph->device));
   if (e != CUDA_SUCCESS) return e;
   wire::GraphNodeBody head{};
   if (got < sizeof head) return CUDA_ERROR_UNKNOWN;
@@ -22,19 +22,22 @@ CUresult sluice::client::read_node(Session* s, const GraphNode& node, const Grap
   const size_t bytes = std::min<size_t>(head.body_bytes, std::min(got, sink.size()) - sizeof head);
   out->type = static_cast<CUgraphNodeType>(head.type);
   GraphPlan::Node memory;
-  if (out->type == CU_GRAPH_NODE_TYPE_EMPTY && find_memory_node(graph, node.ordinal, &memory))
+  if (out->type == CU_GRAPH_NODE_TYPE_EMPTY && find_memory_node(*graph, node.ordinal, &memory))
     out->type = memory.allocates ? CU_GRAPH_NODE_TYPE_MEM_ALLOC : CU_GRAPH_NODE_TYPE_MEM_FREE;
   out->body.assign(sink.data() + sizeof head, sink.data() + sizeof head + bytes);
-  if (out->type != CU_GRAPH_NODE_TYPE_BATCH_MEM_OP ||
+  // Memory operations, or a child graph of them and a copy, may be a call of ours.
+  if ((out->type != CU_GRAPH_NODE_TYPE_BATCH_MEM_OP && out->type != CU_GRAPH_NODE_TYPE_GRAPH) ||
       bytes < sizeof(wire::MemOpsNode) + sizeof(wire::MemOp))
     return CUDA_SUCCESS;
   wire::MemOp first;
   std::memcpy(&first, out->body.data() + sizeof(wire::MemOpsNode), sizeof first);
-  for (const HostCall& call : graph.host.calls)
-    if (reinterpret_cast<uint64_t>(call.words->ready) == first.address) {
-      out->type = CU_GRAPH_NODE_TYPE_HOST;
-      out->call = &call;
-    }
+  for (const HostCall& call : root_of(s, graph)->host.calls) {
+    const bool copies = call.kind != HostCall::Kind::kFunction;
+    if (call.words->address != first.address || (out->type == CU_GRAPH_NODE_TYPE_GRAPH && !copies))
+      continue;
+    out->type = copies ? CU_GRAPH_NODE_TYPE_MEMCPY : CU_GRAPH_NODE_TYPE_HOST;
+    out->call = &call;
+  }
   return CUDA_SUCCESS;
 }
 
@@ -58,22 +61,19 @@ CUresult show_kernel(Session* s, GraphNode* node, const NodeContents& r,
   return CUDA_SUCCESS;
 }
 
-void show_end(const Graph& graph, const wire::CopySide& side, CUmemorytype* type, void** host,
-              CUdeviceptr* device, size_t* pitch, size_t* height) {
+void show_end(const wire::CopySide& side, CUmemorytype* type, void** host, CUdeviceptr* device,
+              size_t* pitch, size_t* height) {
   *type = side.place == wire::NodeMemory::kDevice ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
   *pitch = side.pitch;
   *height = side.pitch ? side.slice / side.pitch : 0;
   if (side.place == wire::NodeMemory::kDevice) *device = side.address;
   if (side.place == wire::NodeMemory::kArena) *host = reinterpret_cast<void*>(side.address);
-  if (side.place == wire::NodeMemory::kShadow)
-    for (const ShadowRef& shadow : graph.host.shadows)
-      if (shadow->id == side.address) *host = shadow->host, *pitch = shadow->pitch;
 }
 
-void show_copy(const Graph& graph, const wire::CopyNode& c, CUDA_MEMCPY3D* m) {
+void show_copy(const wire::CopyNode& c, CUDA_MEMCPY3D* m) {
   void* from = nullptr;
-  show_end(graph, c.to, &m->dstMemoryType, &m->dstHost, &m->dstDevice, &m->dstPitch, &m->dstHeight);
-  show_end(graph, c.from, &m->srcMemoryType, &from, &m->srcDevice, &m->srcPitch, &m->srcHeight);
+  show_end(c.to, &m->dstMemoryType, &m->dstHost, &m->dstDevice, &m->dstPitch, &m->dstHeight);
+  show_end(c.from, &m->srcMemoryType, &from, &m->srcDevice, &m->srcPitch, &m->srcHeight);
   m->srcHost = from;
   m->WidthInBytes = c.width, m->Height = c.rows, m->Depth = c.depth;
 }
@@ -93,7 +93,6 @@ CUresult show_child(Session* s, GraphNode* node, Graph* graph, CUgraph* out) {
   if (e != CUDA_SUCCESS) return s->graphs.destroy(id), e;
   child->device = graph->device;
   child->parent = node->graph;
-  child->host = graph->host;
   graph->children.emplace_back(node->ordinal, id);
   *out = reinterpret_cast<CUgraph>(id);
   return CUDA_SUCCESS;
@@ -129,7 +128,7 @@ CUresult sluice::graph_nodes::params_of(CUgraphNode handle, CUgraphNodeType type
   Graph* graph;
   if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
   NodeContents r;
-  if (const CUresult e = read_node(s, *node, *graph, &r); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = read_node(s, *node, graph, &r); e != CUDA_SUCCESS) return e;
   if (r.type != type) return CUDA_ERROR_INVALID_VALUE;
   *params = {};
   params->type = type;
@@ -139,9 +138,12 @@ CUresult sluice::graph_nodes::params_of(CUgraphNode handle, CUgraphNodeType type
     return show_kernel(s, node, r, &params->kernel);
   }
   if (type == CU_GRAPH_NODE_TYPE_GRAPH) return show_child(s, node, graph, &params->graph.graph);
-  if (const auto* copy = r.as<wire::CopyNode>(); copy && type == CU_GRAPH_NODE_TYPE_MEMCPY) {
+  if (type == CU_GRAPH_NODE_TYPE_MEMCPY) {
     params->memcpy.copyCtx = context;
-    show_copy(*graph, *copy, &params->memcpy.copyParams);
+    if (r.call)
+      params->memcpy.copyParams = *r.call->copy;
+    else if (const auto* copy = r.as<wire::CopyNode>())
+      show_copy(*copy, &params->memcpy.copyParams);
   }
   if (const auto* f = r.as<wire::FillNode>(); f && type == CU_GRAPH_NODE_TYPE_MEMSET)
     params->memset = {f->address, f->pitch, f->value, f->element_bytes, f->width, f->rows, context};
@@ -167,7 +169,7 @@ extern "C" CUresult cuGraphNodeGetType(CUgraphNode handle, CUgraphNodeType* type
   if (const CUresult e = find_node(handle, &s, &node, &graph); e != CUDA_SUCCESS) return e;
   if (!type) return CUDA_ERROR_INVALID_VALUE;
   NodeContents r;
-  const CUresult e = read_node(s, *node, *graph, &r);
+  const CUresult e = read_node(s, *node, graph, &r);
   if (e == CUDA_SUCCESS) *type = r.type;
   return e;
 }

@@ -9,7 +9,9 @@
 #include <deque>
 #include <functional>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <vector>
 
 #include "channel/futex.h"
 #include "client/driver/graph.h"
@@ -27,20 +29,25 @@ struct Pending {
   std::function<void(CUresult)> run;
   std::shared_ptr<Handshake> words;  // of a graph's node: no marks then
 
+  // The words are the worker's, and it tells.
+  bool remote() const { return words && !words->ready; }
   bool ready() const {
     if (!words && ready_mark == wire::kNoMark) return true;
     return words ? words->ready->load(std::memory_order_acquire) != 0
                  : s->marks().reached(ready_mark, value);
   }
   void finish(CUresult status) {
-    if (words) words->ready->store(0, std::memory_order_relaxed);
+    if (words && words->ready) words->ready->store(0, std::memory_order_relaxed);
     run(status);
-    if (words)
+    if (remote())
+      s->post(wire::kSignalDone, wire::SignalDone{words->address});
+    else if (words)
       words->done->store(1, std::memory_order_release);
     else if (done_mark != wire::kNoMark)
       s->marks().word(done_mark).store(value, std::memory_order_release);
     device->host_functions.fetch_sub(1);
-    if (words) return;
+    if (words) words->runs.fetch_sub(1, std::memory_order_release);
+    if (words || ready_mark == wire::kNoMark) return;
     s->marks().give_back(ready_mark);
     s->marks().give_back(done_mark);
   }
@@ -74,9 +81,18 @@ class Runner {
       wanted_.wait(lock, [this] { return !pending_.empty(); });
       auto it = pending_.begin();
       CUresult status = CUDA_SUCCESS;
+      Session* remote = nullptr;
       for (; it != pending_.end(); ++it) {
-        if (it->ready()) break;
+        if (it->remote() ? told_.erase(it->words->address) != 0 : it->ready()) break;
         if ((status = it->s->sticky()) != CUDA_SUCCESS) break;
+        if (it->remote()) remote = it->s;
+      }
+      if (it == pending_.end() && remote) {
+        lock.unlock();
+        const std::vector<uint64_t> told = ask(remote);
+        lock.lock();
+        told_.insert(told.begin(), told.end());
+        continue;
       }
       if (it == pending_.end()) {
         lock.unlock();
@@ -95,9 +111,21 @@ class Runner {
     }
   }
 
+  // Waits a while in the worker for words of its own that runs of graphs have made ready.
+  static std::vector<uint64_t> ask(Session* s) {
+    std::vector<uint64_t> told(256);
+    size_t got = 0;
+    const CUresult e = s->exchange(wire::kSignalWait, wire::SignalWait{kWaitMilliseconds}, {},
+                                   std::as_writable_bytes(std::span(told)), &got);
+    told.resize(e == CUDA_SUCCESS ? std::min(got / sizeof(uint64_t), told.size()) : 0);
+    return told;
+  }
+  static constexpr uint64_t kWaitMilliseconds = 100;
+
   std::mutex mutex_;
   std::condition_variable wanted_;
   std::deque<Pending> pending_;
+  std::set<uint64_t> told_;  // ready, and the run not yet begun
   bool started_ = false;
 };
 
@@ -144,6 +172,7 @@ CUresult enqueue(CUstream handle, CUhostFn function, void* data,
 
 void sluice::client::expect_call(Session* s, Device* device, const HostCall& call) {
   device->host_functions.fetch_add(1);
+  call.words->runs.fetch_add(1, std::memory_order_relaxed);
   runner().add({s, device, wire::kNoMark, wire::kNoMark, 0,
                 [run = call.run](CUresult status) {
                   if (status == CUDA_SUCCESS) run();

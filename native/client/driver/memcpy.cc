@@ -170,6 +170,12 @@ CUresult copy_3d(const Params* p, CUstream stream, bool wait) {
   if (to_pitch < p->WidthInBytes || from_pitch < p->WidthInBytes || to_height < p->Height ||
       from_height < p->Height)
     return CUDA_ERROR_INVALID_VALUE;
+  if (c.stream->capture && p->Depth > 1) {
+    CUDA_MEMCPY3D whole;  // one node
+    static_assert(sizeof(Params) == sizeof whole);
+    std::memcpy(&whole, p, sizeof whole);
+    return capture_copy(c.s, c.stream, whole);
+  }
   for (size_t z = 0; z < p->Depth; ++z) {
     Pointer t = to, f = from;
     t.address += ((p->dstZ + z) * to_height + p->dstY) * to_pitch + p->dstXInBytes;

@@ -82,6 +82,8 @@ bool classify(CopySide& side, size_t bytes, bool must_be_device) {
     return covered;
   }
   std::optional<Allocation> found = known.find(side.address);
+  // As NVIDIA's driver: no copy runs from one pinned piece of host memory into the next.
+  if (found && found->host() && bytes > found->base + found->size - side.address) return false;
   side.device = covered && found.has_value();
   side.pinned = side.device;
   return true;

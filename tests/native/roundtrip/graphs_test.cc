@@ -473,8 +473,26 @@ TEST_F(Graphs, HostNodesShakeHands) {
   EXPECT_EQ(operations_[2].writeValue.value64, 0u);
   CUgraphExec exec = nullptr, second = nullptr;
   ASSERT_EQ(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
-  EXPECT_EQ(cuGraphInstantiateWithFlags(&second, graph, 0), CUDA_ERROR_NOT_SUPPORTED)
-      << "two that run at once would take each other's words";
+  // Two that run at once must not take each other's words: the graph gets others for the second.
+  std::vector<CUdeviceptr> renewed;
+  ScopedAnswer renew(SLUICE_ON(cuGraphBatchMemOpNodeSetParams),
+                     [&](CUgraphNode, const CUDA_BATCH_MEM_OP_NODE_PARAMS* p) {
+                       for (unsigned i = 0; i < p->count; ++i)
+                         renewed.push_back(p->paramArray[i].waitValue.address);
+                       return CUDA_SUCCESS;
+                     });
+  ScopedAnswer held(SLUICE_ON(cuGraphBatchMemOpNodeGetParams),
+                    [&](CUgraphNode, CUDA_BATCH_MEM_OP_NODE_PARAMS* p) {
+                      p->count = static_cast<unsigned>(operations_.size());
+                      p->paramArray = operations_.data();
+                      return CUDA_SUCCESS;
+                    });
+  ASSERT_EQ(cuGraphInstantiateWithFlags(&second, graph, 0), CUDA_SUCCESS);
+  ASSERT_EQ(renewed.size(), 3u);
+  EXPECT_NE(renewed[0], operations_[0].writeValue.address);
+  EXPECT_EQ(renewed[1], renewed[0] + 8);
+  EXPECT_EQ(renewed[2], renewed[0] + 8);
+  ASSERT_EQ(cuGraphExecDestroy(second), CUDA_SUCCESS);
   for (int run = 1; run <= 5; ++run) {
     ASSERT_EQ(cuGraphLaunch(exec, world().stream), CUDA_SUCCESS);
     EXPECT_EQ(done->load(), 0u);

@@ -422,6 +422,11 @@ FurnishedRig::FurnishedRig() {
   }
   send(wire::kGraphInstantiate, true, wire::GraphInstantiate{kExecId, kGraphId, 0});
   send(wire::kShadowMake, false, wire::ShadowMake{kShadow, kShadowBytes});
+  // A host function of a graph that the client has been told of.
+  session().use(0);
+  auto* ready = reinterpret_cast<std::atomic<uint64_t>*>(session().signals.at(session(), kSignal));
+  ready->store(1);
+  session().signals.take_ready(1);
   r.writing_down = true;
   r.clear();
 }

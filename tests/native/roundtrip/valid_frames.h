@@ -36,7 +36,8 @@ class FurnishedRig : public WorkerRig {
   // kGraphId's nodes, in order.
   static constexpr uint32_t kKernelNode = 0, kChildNode = 1, kNodes = 2;
   static constexpr uint64_t kShadow = 7, kShadowBytes = 1000;
-  static constexpr uint64_t kArrayId = handle_id(kArray, 3),  // 64 by 16 floats
+  static constexpr uint64_t kSignal = wire::kSignalBase + wire::kSignalBytes;  // waits for a call
+  static constexpr uint64_t kArrayId = handle_id(kArray, 3),                   // 64 by 16 floats
       kLevelId = handle_id(kArray, 4), kMipmappedId = handle_id(kMipmapped, 3);
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;

@@ -117,6 +117,43 @@ void add_graph_nodes(Rig& rig, Frames* all) {
   f.addresses = {{sizeof(A) + sizeof(wire::MemOpsNode) + offsetof(wire::MemOp, address), 8}};
   f.choices.push_back(sizeof(A));
   all->push_back(f);
+  using D = wire::StagedCopyNode;
+  D staged{};
+  staged.copy.to = {rig.address() + 512, 128, 512, wire::NodeMemory::kDevice, 0};
+  staged.copy.from = {rig.arena() + 8192, 100, 300, wire::NodeMemory::kArena, 0};
+  staged.copy.width = 100, staged.copy.rows = 3, staged.copy.depth = 1;
+  staged.call_first = 1;
+  staged.call[0] = {CU_STREAM_MEM_OP_WRITE_VALUE_64, 0, rig.arena() + 64, 1};
+  staged.call[1] = {CU_STREAM_MEM_OP_WAIT_VALUE_64, CU_STREAM_WAIT_VALUE_GEQ, rig.arena() + 72, 1};
+  staged.call[2] = {CU_STREAM_MEM_OP_WRITE_VALUE_64, 0, rig.arena() + 72, 0};
+  f = add("GraphNodeAdd, staged copy", static_cast<CUgraphNodeType>(wire::kStagedCopyNode),
+          text(staged));
+  f.addresses = {{sizeof(A) + offsetof(C, to), 2 * 128 + 100},
+                 {sizeof(A) + offsetof(D, call) + offsetof(wire::MemOp, address), 8}};
+  f.arena = {{sizeof(A) + offsetof(C, from), 300}};
+  f.choices.push_back(sizeof(A) + offsetof(C, from) + offsetof(wire::CopySide, place));
+  f.choices.push_back(sizeof(A) + offsetof(D, call_first));
+  f.calls.clear();
+  f.reaches = "cuGraphAddNode_v2";
+  std::erase(f.choices, offsetof(A, type));  // whose number is one of those that others lack
+  all->push_back(f);
+  using Y = wire::CaptureCopy;
+  f = make("CaptureCopy", wire::kCaptureCopy, false, "cuStreamUpdateCaptureDependencies_v2",
+           Y{Rig::kStreamId, wire::kStagedCopyNode, sizeof(D)}, text(staged));
+  f.in_capture = true;
+  f.handles = {offsetof(Y, stream)};
+  f.addresses = {{sizeof(Y) + offsetof(C, to), 2 * 128 + 100}};
+  f.arena = {{sizeof(Y) + offsetof(C, from), 300}};
+  f.choices = {offsetof(Y, body_bytes)};
+  all->push_back(f);
+  using W = wire::GraphWords;
+  f = make("GraphWords", wire::kGraphWords, true, "", W{Rig::kGraphId, 1, 0},
+           text(wire::WordsChange{rig.arena() + 64, rig.arena() + 128}));
+  f.handles = {offsetof(W, graph)};
+  f.choices = {offsetof(W, count)};
+  f.addresses = {{sizeof(W) + offsetof(wire::WordsChange, to), 16}};
+  f.reaches = "cuGraphGetNodes";
+  all->push_back(f);
   f = add("GraphNodeAdd, child", CU_GRAPH_NODE_TYPE_GRAPH, text(wire::ChildNode{Rig::kGraphId}));
   f.handles.push_back(sizeof(A));
   all->push_back(f);
@@ -185,13 +222,14 @@ void add_graphs(Rig&, Frames* all) {
                                "cuGraphGetEdges_v2",
                                "cuGraphNodeGetDependencies_v2",
                                "cuGraphNodeGetDependentNodes_v2",
-                               "cuGraphNodeGetDependencies_v2"};
-  for (uint32_t what = 0; what < 6; ++what) {
+                               "cuGraphNodeGetDependencies_v2",
+                               "cuGraphGetNodes"};
+  for (uint32_t what = 0; what < 7; ++what) {
     f = make("GraphList", wire::kGraphList, true, "",
              L{Rig::kGraphId, static_cast<wire::GraphListOf>(what), Rig::kChildNode, 0, 0});
     f.handles = {offsetof(L, graph)};
     f.choices = {offsetof(L, what)};
-    if (what >= 3) f.choices.push_back(offsetof(L, node));
+    if (what >= 3 && what <= 5) f.choices.push_back(offsetof(L, node));
     f.reaches = lists[what];
     all->push_back(f);
   }
@@ -244,14 +282,19 @@ void add_shadows(Rig&, Frames* all) {
   auto f = make("ShadowMake, its end", wire::kShadowMake, false, "", M{Rig::kShadow, 0});
   f.handles = {offsetof(M, id)};
   all->push_back(f);
+  f = make("SignalWait", wire::kSignalWait, true, "", wire::SignalWait{0});
+  f.choices = {0};
+  all->push_back(f);
+  f = make("SignalDone", wire::kSignalDone, false, "", wire::SignalDone{Rig::kSignal});
+  f.handles = {0};
+  all->push_back(f);
   using A = wire::ShadowAccess;
   f = make("ShadowWrite", wire::kShadowWrite, false, "", A{Rig::kShadow, 8, 16, 0},
            std::string(16, 's'));
   f.handles = {offsetof(A, id)};
   all->push_back(f);
-  f = make("ShadowRead", wire::kShadowRead, true, "cuStreamSynchronize",
-           A{Rig::kShadow, 8, 16, Rig::kStreamId});
-  f.handles = {offsetof(A, id), offsetof(A, stream)};
+  f = make("ShadowRead", wire::kShadowRead, true, "", A{Rig::kShadow, 8, 16, 0});
+  f.handles = {offsetof(A, id)};
   all->push_back(f);
 }
 
