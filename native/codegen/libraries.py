@@ -51,6 +51,7 @@ PARAM_KEYS = {
 FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
     "params", "attribute", "changes", "computes", "outputs_always", "grouped", "deferred",
+    "commutes",
 }  # fmt: skip
 
 BY_REGISTER = {"float2", "double2"}
@@ -99,6 +100,7 @@ class Function:
     outputs_always: bool
     grouped: bool
     deferred: bool
+    commutes: bool
     work: int
     """The handle parameter whose stream gets the work, or -1."""
     id: int = 0
@@ -362,6 +364,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         outputs_always=bool(said.get("outputs_always", False)),
         grouped=bool(said.get("grouped", False)),
         deferred=bool(said.get("deferred", False)),
+        commutes=bool(said.get("commutes", False)),
         work=next(
             (
                 i

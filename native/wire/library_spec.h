@@ -104,6 +104,7 @@ struct FunctionSpec {
   // node's objects. -1: nothing of the kind.
   int16_t kept_end = -1;
   bool deferred = false;  // kSets: the object is told when it is used, if it was not told before
+  bool commutes = false;  // kSets: no other setting of the object makes a difference to it
   Remember remember{};
   const ParamSpec* param;
 };

@@ -36,7 +36,10 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   if (bytes) std::memcpy(at + sizeof h, body, bytes);
   if (!tail.empty() && !apart) std::memcpy(at + head, tail.data(), tail.size());
   if (work) count_work(*work);
-  if (!awaited) ++statistics_.commands;
+  if (!awaited) {
+    ++statistics_.commands;
+    if (config_.stats) ++statistics_.commands_of[function % Statistics::kFunctions];
+  }
   if (apart)
     channel_->commit_apart(head, tail);
   else

@@ -7,15 +7,19 @@
 #include <vector>
 
 #include "abi/function_ids.h"
+#include "library/objects.h"
 #include "wire/frame.h"
 
 namespace sluice::client {
 
 namespace {
 
+constexpr size_t kMostSent = 20;
+
 std::string name_of(uint16_t function) {
   if (const char* name = wire::control_name(function)) return name;
   if (const char* name = abi::function_name(function)) return name;
+  if (const char* name = library::function_name(function)) return name;
   return "function " + std::to_string(function);
 }
 
@@ -36,6 +40,14 @@ void Statistics::print(uint64_t bytes_out, uint64_t cache_hits) const {
   std::sort(waited.rbegin(), waited.rend());
   for (const auto& [count, function] : waited)
     std::fprintf(stderr, "sluice: %10u round trips of %s\n", count, name_of(function).c_str());
+  std::vector<std::pair<uint64_t, uint16_t>> sent;
+  for (size_t f = 0; f < kFunctions; ++f)
+    if (commands_of[f]) sent.emplace_back(commands_of[f], f);
+  std::sort(sent.rbegin(), sent.rend());
+  if (sent.size() > kMostSent) sent.resize(kMostSent);
+  for (const auto& [count, function] : sent)
+    std::fprintf(stderr, "sluice: %10llu asynchronous commands of %s\n",
+                 static_cast<unsigned long long>(count), name_of(function).c_str());
 }
 
 }  // namespace sluice::client

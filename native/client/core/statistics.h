@@ -12,7 +12,9 @@ namespace sluice::client {
 struct Statistics {
   static constexpr size_t kFunctions = 4096;
 
-  uint64_t commands = 0;  // fire and forget, under the session's append lock
+  // Fire and forget, under the session's append lock.
+  uint64_t commands = 0;
+  std::array<uint64_t, kFunctions> commands_of{};
   std::atomic<uint64_t> round_trips{0};
   std::atomic<uint64_t> bytes_in{0};
   std::array<std::atomic<uint32_t>, kFunctions> round_trips_of{};  // by wire::FrameHeader::function
@@ -20,7 +22,8 @@ struct Statistics {
   void count_round_trip(uint16_t function) {
     round_trips_of[function % kFunctions].fetch_add(1, std::memory_order_relaxed);
   }
-  // On standard error: a line of totals, then one for each function that was waited for.
+  // On standard error: a line of totals, one for each function that was waited for, and one for
+  // each of the twenty that were sent most often.
   void print(uint64_t bytes_out, uint64_t cache_hits) const;
 };
 

@@ -12,17 +12,13 @@ namespace {
 
 Key exact_of(Session* session, const Recipe& recipe) {
   Key key = recipe.made;
-  bool gone;
-  for (const Setting& s : recipe.settings) key.add(s.as_of_now(session, &gone));
+  key.add(exact_of(session, recipe.settings));
   return key;
 }
 
 Key shape_of(const Recipe& recipe) {
   Key key = recipe.made;
-  for (const Setting& s : recipe.settings) {
-    key.add(s.what);
-    key.add(s.value);
-  }
+  key.add(shape_of(recipe.settings));
   return key;
 }
 

@@ -73,7 +73,7 @@ class Call {
   int32_t name(int index, Object* object, uint64_t id, uint64_t* on_node);
   std::optional<int32_t> settle();
   void settled(bool stands);
-  Setting setting() const;
+  Setting setting();  // takes the command: nothing is left to be sent
   std::unique_ptr<Recipe> recipe() const;
 
   const wire::LibrarySpec& library_;

@@ -2,6 +2,7 @@
 // What a library's object is to hold, and what the node's object was told of it: the last setting
 // of each kind, in the order in which they were made. Whoever makes the same settings again and
 // again (PyTorch does before each matrix product) sends nothing, as the two lists are the same.
+// The order counts among settings that do not commute: a new stream takes cuBLAS's workspace away.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +39,14 @@ void set(Settings* all, Setting setting);
 struct Told {
   uint64_t what;
   Key exact;
+  bool commutes;
 };
-void told(std::vector<Told>* all, uint64_t what, const Key& exact);
+void tell(std::vector<Told>* all, const Told& now);
+
+// All of it as one key.
+Key exact_of(Session* session, const Settings& all);
+// The same without the values of addresses.
+Key shape_of(const Settings& all);
 
 // Sends the object `id` the fewest settings that bring it from `told` to `wanted`. False when
 // nothing does: it was told something that nobody wants. Under the lock of State, so that nobody

@@ -79,7 +79,7 @@ int32_t Call::name(int index, Object* object, uint64_t id, uint64_t* on_node) {
   return 0;
 }
 
-Setting Call::setting() const {
+Setting Call::setting() {
   Setting s;
   s.function = &f_;
   s.what = what_is_set();
@@ -97,7 +97,7 @@ Setting Call::setting() const {
     if (address != 0) s.addresses.push_back(address);
     if (p.kind == ParamKind::kStream) std::memcpy(&s.stream, body_.data() + i * 8, 8);
   }
-  s.body = body_;
+  s.body = std::move(body_);
   return s;
 }
 
@@ -167,10 +167,10 @@ void Call::settled(bool stands) {
   } else if (waits_ && stands) {
     Setting s = setting();
     if (main_->recipe) {
-      if (asked_) told(&asked_->told, s.what, s.exact);
+      if (asked_) tell(&asked_->told, {s.what, s.exact, f_.commutes});
       set(&main_->recipe->settings, std::move(s));
     } else {
-      if (sent_) told(&main_->told, s.what, s.exact);
+      if (sent_) tell(&main_->told, {s.what, s.exact, f_.commutes});
       set(&main_->wanted, std::move(s));
     }
   }
