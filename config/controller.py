@@ -7,12 +7,12 @@ Called by sluice.controller's main; the object is handed to the controller's par
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import IpAddress, LogSection, Port
+from sluice.config.sections import HostPort, IpAddress, LogSection, Port
 
 DEFAULT_PATH = Path("/etc/sluice/controller.conf")
 
@@ -23,12 +23,60 @@ class ControllerSection(Section):
     bind_addr: IpAddress = Field("127.0.0.1", description="the IP address of REST and gRPC")
     rest_port: Port = Field(9123, description="the REST port, 1 to 65535 (0: any free one)")
     grpc_port: Port = Field(9124, description="the gRPC port, 1 to 65535 (0: any free one)")
+    advertise_addr: str | None = Field(
+        None, description="the address that others are told, if it is not bind_addr"
+    )
     store: Path = Field(
         Path("/var/lib/sluice/controller.db"), description="the path of the SQLite store"
     )
     store_synchronous: Literal["NORMAL", "FULL"] = Field(
         "FULL", description="FULL (a grant survives a power cut) or NORMAL (a crash only)"
     )
+
+
+def _split(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+class StoreSection(Section):
+    """[store]: which store, and where etcd is."""
+
+    kind: Literal["sqlite", "etcd"] = Field(
+        "sqlite", description="sqlite (one controller) or etcd (several, one of which leads)"
+    )
+    endpoints: Annotated[list[HostPort], BeforeValidator(_split)] = Field(
+        default_factory=lambda: ["127.0.0.1:2379"],
+        min_length=1,
+        description="etcd's client addresses as host:port, with commas",
+    )
+    prefix: str = Field(
+        "/sluice/", pattern=r"^/.+/$", description="what every key begins with, such as /sluice/"
+    )
+    lease_seconds: int = Field(
+        3, ge=2, le=60, description="after how many seconds a vanished leader is replaced, 2 to 60"
+    )
+    user: str = Field("", description="etcd's user (empty: none)")
+    password_file: Path | None = Field(None, description="the file that holds the user's password")
+    ca_file: Path | None = Field(
+        None, description="the CA that etcd's certificates are checked with (empty: no TLS)"
+    )
+    cert_file: Path | None = Field(None, description="this controller's certificate for etcd")
+    key_file: Path | None = Field(None, description="that certificate's key")
+    tls_name: str | None = Field(
+        None, description="the name in etcd's certificates, if it is not the endpoint's address"
+    )
+
+    @model_validator(mode="after")
+    def _whole(self) -> StoreSection:
+        if bool(self.user) != bool(self.password_file):
+            raise ValueError("user and password_file go together; give both or none")
+        if bool(self.cert_file) != bool(self.key_file):
+            raise ValueError("cert_file and key_file go together; give both or none")
+        if self.cert_file and not self.ca_file:
+            raise ValueError("cert_file needs ca_file; give the CA of etcd's certificates")
+        return self
 
 
 class PoolSection(Section):
@@ -71,6 +119,7 @@ class ControllerConfig(BaseModel):
 
     log: LogSection = LogSection()
     controller: ControllerSection = ControllerSection()
+    store: StoreSection = Field(default_factory=StoreSection)
     pool: PoolSection = PoolSection()
 
 

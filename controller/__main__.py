@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """sluice-controller: reads controller.conf, runs the controller until SIGTERM or SIGINT.
 
-Exit status: 0 after a signal, 1 when it cannot start, 2 for a wrong configuration.
+With a command it looks after the store instead: check, backup, restore, upgrade. Exit status: 0
+after a signal or when the command is done, 1 when it cannot start or the command failed, 2 for a
+wrong configuration.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from sluice.config.controller import ControllerConfig, read_controller_config
 from sluice.config.ini import ConfigError
 from sluice.config.logs import set_up_logging
 from sluice.controller.service import Controller, DoorError
+from sluice.controller.store import maintenance
 from sluice.controller.store.store import StoreError
 
 
@@ -36,16 +39,57 @@ async def serve(config: ControllerConfig) -> int:
     return 0
 
 
-def main() -> int:
-    """The console command."""
+def look_after_store(config: ControllerConfig, command: str, file: Path | None) -> int:
+    """One of the store's commands; returns the exit status."""
+    path = config.controller.store
+    try:
+        if config.store.kind != "sqlite":
+            raise StoreError(
+                f"`{command}` is for [store] kind = sqlite; etcd has `etcdctl snapshot save` and "
+                "`etcdctl snapshot restore`, and a controller upgrades its records when it leads"
+            )
+        if command == "check":
+            line = maintenance.check(path)
+        elif command == "upgrade":
+            line = maintenance.upgrade(path)
+        elif command == "backup":
+            assert file
+            line = maintenance.backup(path, file)
+        else:
+            assert file
+            line = maintenance.restore(path, file)
+    except StoreError as error:
+        print(f"sluice-controller: {error}", file=sys.stderr)
+        return 1
+    print(line)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sluice-controller", description="Runs the GPU pool.")
     parser.add_argument("--config", type=Path, help="controller.conf to read")
-    arguments = parser.parse_args()
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="the store")
+    commands.add_parser("check", help="read the whole store and say what is in it")
+    for name, help_text in (
+        ("backup", "copy the store into FILE, while the controller runs or not"),
+        ("restore", "put a backup in the store's place; the controller must be stopped"),
+    ):
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("file", type=Path, metavar="FILE")
+    commands.add_parser("upgrade", help="bring the store to this version, as a start would")
+    return parser
+
+
+def main() -> int:
+    """The console command."""
+    arguments = _parser().parse_args()
     try:
         config = read_controller_config(arguments.config)
     except ConfigError as error:
         print(f"sluice-controller: {error}", file=sys.stderr)
         return 2
+    if arguments.command:
+        return look_after_store(config, arguments.command, getattr(arguments, "file", None))
     set_up_logging(config.log, "controller")
     return asyncio.run(serve(config))
 

@@ -3,15 +3,18 @@
 
 Called by controller.api and controller.node_service. It owns the pool and the store, wakes whoever
 waits for a decision, and sends orders to connected servers. It promises that nothing is told to
-anyone before it is stored, and that a grant that could not be stored is not kept.
+anyone before it is stored, and that a grant that could not be stored is not kept. While nothing can
+be stored, reading goes on, ends are kept in memory, and requests that may wait go on waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.controller.pool.model import (
@@ -20,21 +23,22 @@ from sluice.controller.pool.model import (
     Decisions,
     EndOrder,
     Event,
-    Grant,
     Granted,
     GrantRequest,
     GrantState,
-    Node,
     Refused,
     Session,
+    SessionState,
     Waiting,
 )
 from sluice.controller.pool.pool import Pool
-from sluice.controller.store.store import Store, StoreError
+from sluice.controller.store.store import DeposedError, RecordError, Store, StoreError
+from sluice.controller.store.unstored import Unstored
 
 log = logging.getLogger("sluice.controller")
 
 TICK_SECONDS = 0.5
+COMPLAIN_EVERY_SECONDS = 30.0
 
 
 class NodeLink(Protocol):
@@ -49,6 +53,14 @@ class NodeLink(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Asker:
+    """Someone who waits for a decision."""
+
+    request: GrantRequest
+    answer: asyncio.Future[Granted | Refused]
+
+
 class GrantDesk:
     """Serialises the pool's steps and makes them durable."""
 
@@ -56,66 +68,111 @@ class GrantDesk:
         self.pool = pool
         self.store = store
         self.links: dict[str, NodeLink] = {}
+        self.trouble: StoreError | None = None  # why nothing can be stored for now
+        self.stepped_down = asyncio.Event()
         self._line_seconds = waiting_line_seconds
-        self._answers: dict[str, asyncio.Future[Granted | Refused]] = {}
-        self._unstored: list[Change] = []
-        self._steps: set[asyncio.Task[None]] = set()
+        self._askers: dict[str, Asker] = {}
+        self._unstored = Unstored(pool)
+        self._steps: set[asyncio.Task[bool]] = set()
+        self._last_complaint = 0.0
 
     async def request(
         self, request: GrantRequest, cancelled: str = "the asker went away"
     ) -> AsyncGenerator[Waiting | Granted | Refused, None]:
         """Yields Waiting any number of times, then one Granted or Refused.
 
-        Closing the iterator early withdraws the request.
+        Closing the iterator early withdraws the request. Raises DeposedError if this controller no
+        longer leads: the request is then asked again elsewhere, under the same id.
         """
-        loop = asyncio.get_running_loop()
         request_id = request.request_id
-        if other := self._answers.get(request_id):
-            other.cancel()  # the same request asked again: the first call was lost
-        answer: asyncio.Future[Granted | Refused] = loop.create_future()
-        self._answers[request_id] = answer
+        if other := self._askers.get(request_id):
+            other.answer.cancel()  # the same request asked again: the first call was lost
+        asker = Asker(request, asyncio.get_running_loop().create_future())
+        self._askers[request_id] = asker
         answered = False
         try:
             await self.step(lambda: self.pool.submit(request))
-            while not answer.done():
+            while not asker.answer.done():
                 yield self.pool.waiting(request)
-                await asyncio.wait([answer], timeout=self._line_seconds)
+                await asyncio.wait([asker.answer], timeout=self._line_seconds)
             answered = True
-            yield answer.result()
+            yield asker.answer.result()
         finally:
-            if self._answers.get(request_id) is answer:
-                del self._answers[request_id]
-                if not answered:
+            if self._askers.get(request_id) is asker:
+                del self._askers[request_id]
+                if not answered and not self.stepped_down.is_set():
                     await asyncio.shield(self._withdraw(request_id, cancelled))
 
-    async def step(self, decide: Callable[[], Decisions]) -> None:
+    async def step(self, decide: Callable[[], Decisions]) -> bool:
         """Takes one step of the pool, stores what changed, then tells what was decided.
 
         The step is finished even if the caller is cancelled: others wait for what it decided.
+        Returns whether it is stored; what is not is kept and stored with a later step. Raises
+        DeposedError, before anything is decided, if this controller no longer leads.
         """
+        if self.stepped_down.is_set():
+            raise DeposedError("this controller no longer leads")
         decisions = decide()
-        changes = [*map(self._as_of_now, self._unstored), *self.pool.take_changes()]
-        self._unstored = []
-        for change in changes:
+        new = self.pool.take_changes()
+        for change in new:
             if isinstance(change, Event):
                 log.info("%s %s: %s", change.kind, change.subject, change.text)
+        changes = [*self._unstored.take(), *new]
         task = asyncio.create_task(self._store_and_tell(changes, decisions))
         self._steps.add(task)
         task.add_done_callback(self._steps.discard)
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
 
-    async def _store_and_tell(self, changes: list[Change], decisions: Decisions) -> None:
-        try:
-            await self.store.commit(changes)
-        except StoreError as error:
-            log.error("%s", error)
-            self._unstored = changes + self._unstored
-            self._take_back(decisions, error)
+    async def end_grant(self, grant_id: str, reason: str) -> bool:
+        """Ends a grant on an operator's word; False if it is not live.
+
+        The server is told to end what runs; the books are cleared when it says that it has, or at
+        once when the server is not connected (it is told when it returns). Raises StoreError when
+        that end is not stored yet.
+        """
+        grant = self.pool.grants.get(grant_id)
+        if grant is None or grant.state is not GrantState.LIVE:
+            return False
+        if link := self.links.get(grant.node):
+            self.pool.end_soon(grant_id, reason)
+            link.end_grant(EndOrder(grant.node, grant_id, reason))
+        elif not await self.step(lambda: self.pool.release(grant_id, reason)):
+            raise StoreError(
+                f"grant {grant_id} is ended, but that is not stored yet, and a restart of the "
+                f"controller would undo it: {self.trouble}"
+            )
+        return True
+
+    async def tick(self) -> None:
+        """Lets time pass in the pool and stores what could not be stored, until it steps down."""
+        with contextlib.suppress(DeposedError):
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                await self.step(self.pool.expire)
+
+    def step_down(self, error: DeposedError) -> None:
+        """Ends every stream and every wait: another controller may decide by now."""
+        if self.stepped_down.is_set():
+            return
+        self.stepped_down.set()
+        for asker in self._askers.values():
+            if not asker.answer.done():
+                asker.answer.set_exception(error)
+        for link in list(self.links.values()):
+            link.close()
+
+    async def _store_and_tell(self, changes: list[Change], decisions: Decisions) -> bool:
+        stored = await self._store(changes, decisions)
+        if self.stepped_down.is_set():
+            return False
         for request_id, answer in decisions.answers.items():
-            waiter = self._answers.get(request_id)
-            if waiter and not waiter.done():
-                waiter.set_result(answer)
-            elif isinstance(answer, Granted) and waiter is None:
+            if isinstance(answer, Granted) and answer.session.state is SessionState.ENDED:
+                # asked again while the first answer was under way, which then could not be stored
+                answer = _not_given(self.trouble)
+            asker = self._askers.get(request_id)
+            if asker and not asker.answer.done():
+                asker.answer.set_result(answer)
+            elif isinstance(answer, Granted) and asker is None:
                 log.warning("grant %s has nobody waiting for it; taking it back", answer.grant.id)
                 await self._withdraw(request_id, "nobody waited for it any more")
         for order in decisions.ends:
@@ -124,47 +181,63 @@ class GrantDesk:
         for node in decisions.lost:
             if link := self.links.get(node):
                 link.close()
+        return stored
 
-    def _as_of_now(self, change: Change) -> Change:
-        # what could not be stored may have changed again since
-        current: Change | None = None
-        if isinstance(change, Grant):
-            current = self.pool.grants.get(change.id)
-        elif isinstance(change, Session):
-            current = self.pool.sessions.get(change.id)
-        elif isinstance(change, Node):
-            current = self.pool.nodes.get(change.name)
-        return replace(current) if current else change
-
-    async def end_grant(self, grant_id: str, reason: str) -> bool:
-        """Ends a grant on an operator's word; False if it is not live.
-
-        The server is told to end what runs; the books are cleared when it says that it has, or at
-        once when the server is not connected (it is told when it returns).
-        """
-        grant = self.pool.grants.get(grant_id)
-        if grant is None or grant.state is not GrantState.LIVE:
+    async def _store(self, changes: list[Change], decisions: Decisions) -> bool:
+        try:
+            await self.store.commit(changes)
+        except DeposedError as error:
+            self.step_down(error)
             return False
-        if link := self.links.get(grant.node):
-            self.pool.end_soon(grant_id, reason)
-            link.end_grant(EndOrder(grant.node, grant_id, reason))
-        else:
-            await self.step(lambda: self.pool.release(grant_id, reason))
+        except RecordError as error:
+            log.error("not stored, and not tried again: %s", error)
+            self._take_back(changes, decisions, error)
+            return False
+        except StoreError as error:
+            self._unstored.keep(changes)
+            self._complain(error)
+            self._take_back(changes, decisions, error)
+            return False
+        if changes and self.trouble:
+            log.warning("the store works again; grants are given again")
+            self.trouble, self.pool.paused = None, ""
         return True
 
-    async def tick(self) -> None:
-        """Runs for ever: lets time pass in the pool and stores what could not be stored."""
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            await self.step(self.pool.expire)
+    def _complain(self, error: StoreError) -> None:
+        now = time.monotonic()
+        if self.trouble is None or now - self._last_complaint >= COMPLAIN_EVERY_SECONDS:
+            self._last_complaint = now
+            log.error("nothing can be stored, so nothing is granted for now: %s", error)
+        self.trouble = error
+        self.pool.paused = f"the controller cannot store a grant: {error}"
 
     async def _withdraw(self, request_id: str, reason: str) -> None:
-        await self.step(lambda: self.pool.withdraw(request_id, reason))
+        with contextlib.suppress(DeposedError):
+            await self.step(lambda: self.pool.withdraw(request_id, reason))
 
-    def _take_back(self, decisions: Decisions, error: StoreError) -> None:
+    def _take_back(self, changes: list[Change], decisions: Decisions, error: StoreError) -> None:
+        made = {change.id for change in changes if isinstance(change, Session)}
         for request_id, answer in list(decisions.answers.items()):
-            if isinstance(answer, Granted):
-                self.pool.withdraw(request_id, "it could not be stored")
-                decisions.answers[request_id] = Refused(
-                    CudaStatus.UNKNOWN, f"the controller cannot store a grant: {error}"
-                )
+            if not isinstance(answer, Granted) or answer.session.id not in made:
+                continue  # a request asked again holds what is stored
+            del decisions.answers[request_id]
+            self._merge(decisions, self.pool.withdraw(request_id, "it could not be stored"))
+            asker = self._askers.get(request_id)
+            if asker and asker.request.wait_seconds != 0 and not isinstance(error, RecordError):
+                self._merge(decisions, self.pool.submit(asker.request))  # it waits for the store
+            else:
+                decisions.answers[request_id] = _not_given(error)
+
+    def _merge(self, decisions: Decisions, more: Decisions) -> None:
+        # what was taken back made room, and the queue was served from it: that is a step too
+        if any(isinstance(answer, Granted) for answer in more.answers.values()):
+            task = asyncio.create_task(self._store_and_tell(self.pool.take_changes(), more))
+            self._steps.add(task)
+            task.add_done_callback(self._steps.discard)
+        else:
+            decisions.answers.update(more.answers)
+
+
+def _not_given(error: StoreError | None) -> Refused:
+    why = error or "it was taken back meanwhile; ask again"
+    return Refused(CudaStatus.UNKNOWN, f"the controller cannot store a grant: {why}")

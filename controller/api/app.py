@@ -15,6 +15,7 @@ from sluice.controller.api.resources import resource_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, own_version
+from sluice.controller.store.store import StoreError
 
 
 def build_app(desk: GrantDesk, service: PoolService, key_seconds: int) -> FastAPI:
@@ -30,6 +31,7 @@ def build_app(desk: GrantDesk, service: PoolService, key_seconds: int) -> FastAP
     app.include_router(resource_routes(desk, service), prefix="/v1")
     app.include_router(tcp_session_routes(desk, service, key_seconds), prefix="/v1")
     app.add_exception_handler(problems.Problem, problems.answer_problem)
+    app.add_exception_handler(StoreError, problems.answer_store_error)
     app.add_exception_handler(HTTPException, problems.answer_http_error)
     app.add_exception_handler(RequestValidationError, problems.answer_invalid)
     return app

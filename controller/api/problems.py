@@ -67,6 +67,12 @@ async def answer_problem(request: Request, error: Exception) -> Any:
     return _answer(request, error)
 
 
+async def answer_store_error(request: Request, error: Exception) -> Any:
+    """Answers what cannot be stored or read now."""
+    problem = Problem(503, "The store does not work", str(error))
+    return _answer(request, problem, {"Retry-After": "1"})
+
+
 async def answer_http_error(request: Request, error: Exception) -> Any:
     """Answers what the framework refuses: unknown paths, wrong methods."""
     assert isinstance(error, HTTPException)

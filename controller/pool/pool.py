@@ -20,6 +20,7 @@ from sluice.controller.pool.ledger import Usage
 from sluice.controller.pool.model import (
     Change,
     Clock,
+    CudaStatus,
     Decisions,
     EndOrder,
     Gpu,
@@ -103,6 +104,7 @@ class Pool:
         self._books = Books(clock, new_id, self._jobs, self.gpus, ended_kept)
         self.grants = self._books.grants
         self.sessions = self._books.sessions
+        self.paused = ""  # why nothing is granted for now; what waits goes on waiting
         if snapshot:
             self._restore(snapshot)
 
@@ -196,6 +198,9 @@ class Pool:
         decisions = Decisions()
         if held := self._books.held_by(request.request_id):
             decisions.answers[request.request_id] = held
+            return decisions
+        if self.paused and request.wait_seconds == 0:
+            decisions.answers[request.request_id] = Refused(CudaStatus.UNKNOWN, self.paused)
             return decisions
         refusal = refusals.malformed(request)
         if refusal is None and self._jobs.grant_of(request) is None:
@@ -365,6 +370,8 @@ class Pool:
         )
 
     def _serve_queue(self, decisions: Decisions) -> None:
+        if self.paused:
+            return
         # a request that does not fit holds the nodes that it may use against those behind it, so
         # that small requests cannot starve a large one; other nodes' requests pass it
         held: set[str] = set()

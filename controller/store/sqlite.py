@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The store in one SQLite file (WAL), with group commit.
+"""The store in one SQLite file: WAL, `synchronous = FULL`, one fsync for a group of commits.
 
-Used by the controller's service. It owns the file and one writer thread, because a commit waits
-for the disk and the event loop must not; commits that arrive while one is under way go to disk
-together, so that their cost is shared. The standard library's sqlite3 is used on purpose: the
-records are flat and few, and a mapping layer would cost more than the write itself.
+Used by the controller's service. It owns the file, its lock, and two threads: one writes, because
+a commit waits for the disk and the event loop must not; the other carries the log over into the
+file (checkpoints), so that no commit waits for that. A group is one statement per table, as each
+statement costs the writer a fight for the interpreter's lock with a busy event loop. The standard
+library's sqlite3 is used on purpose: the records are flat and few, and a mapping layer would cost
+more than the write itself.
 """
 
 from __future__ import annotations
@@ -12,72 +14,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sluice.controller.pool.model import (
-    Change,
-    Event,
-    Gpu,
-    GpuRemoved,
-    Grant,
-    GrantState,
-    Node,
-    NodeState,
-    Session,
-    SessionState,
-    Vgpu,
-)
+from sluice.controller.pool.model import Change, Event
 from sluice.controller.pool.pool import Snapshot
+from sluice.controller.store import records, sqlite_file
+from sluice.controller.store.group_commit import GroupCommit
+from sluice.controller.store.records import Kind
 from sluice.controller.store.store import StoreError
 
-# each entry takes the store from the version of its index to the next; append only
-MIGRATIONS = (
-    """
-    CREATE TABLE nodes (
-      name TEXT PRIMARY KEY, address TEXT NOT NULL, port INTEGER NOT NULL, version TEXT NOT NULL,
-      vgpu_count INTEGER NOT NULL, state TEXT NOT NULL, generation INTEGER NOT NULL
-    ) STRICT;
-    CREATE TABLE gpus (
-      node TEXT NOT NULL, uuid TEXT NOT NULL, model TEXT NOT NULL, memory_mib INTEGER NOT NULL,
-      software INTEGER NOT NULL, context_overhead_mib INTEGER NOT NULL,
-      reserved_mib INTEGER NOT NULL, PRIMARY KEY (node, uuid)
-    ) STRICT;
-    CREATE TABLE grants (
-      id TEXT PRIMARY KEY, request_id TEXT NOT NULL, node TEXT NOT NULL, vgpus TEXT NOT NULL,
-      priority INTEGER NOT NULL, created REAL NOT NULL, state TEXT NOT NULL,
-      generation INTEGER NOT NULL, ended REAL, reason TEXT NOT NULL
-    ) STRICT;
-    CREATE INDEX grants_by_state ON grants (state, created);
-    CREATE TABLE sessions (
-      id TEXT PRIMARY KEY, grant_id TEXT NOT NULL, node TEXT NOT NULL, channel TEXT NOT NULL,
-      host TEXT NOT NULL, program TEXT NOT NULL, client_pid INTEGER NOT NULL,
-      client_uid INTEGER NOT NULL, domain_uuid TEXT NOT NULL, domain_name TEXT NOT NULL,
-      started REAL NOT NULL, state TEXT NOT NULL, ended REAL, reason TEXT NOT NULL
-    ) STRICT;
-    CREATE INDEX sessions_by_grant ON sessions (grant_id);
-    CREATE TABLE events (
-      number INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, kind TEXT NOT NULL,
-      subject TEXT NOT NULL, text TEXT NOT NULL
-    ) STRICT;
-    CREATE INDEX events_by_subject ON events (subject, number);
-    """,
-    """
-    ALTER TABLE grants ADD COLUMN job TEXT NOT NULL DEFAULT '';
-    ALTER TABLE grants ADD COLUMN job_domain TEXT NOT NULL DEFAULT '';
-    ALTER TABLE grants ADD COLUMN job_processes INTEGER NOT NULL DEFAULT 0;
-    ALTER TABLE sessions ADD COLUMN request_id TEXT NOT NULL DEFAULT '';
-    ALTER TABLE sessions ADD COLUMN chosen TEXT NOT NULL DEFAULT '[]';
-    """,
-)
-TABLES = {Node: "nodes", Gpu: "gpus", Grant: "grants", Session: "sessions", Event: "events"}
-TRIM_EVERY_COMMITS = 1000
+log = logging.getLogger("sluice.controller")
 
+GROUP_MOST_CHANGES = 5000
+TRIM_EVERY_CHANGES = 5000
+CHECKPOINT_EVERY_CHANGES = 1000
+LOG_MOST_PAGES = 16384  # 64 MiB: then a commit waits once until the log starts over
+
+Statements = list[tuple[str, str]]  # with the JSON that each one is given
 T = TypeVar("T")
+
+
+def _insert(kind: Kind) -> str:
+    columns = ", ".join(kind.fields)
+    values = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(kind.fields)))
+    # json_each yields an array in its order, so events keep theirs
+    return f"INSERT OR REPLACE INTO {kind.name} ({columns}) SELECT {values} FROM json_each(?)"
+
+
+def _delete(kind: Kind) -> str:
+    key = " AND ".join(
+        f"{kind.name}.{name} = json_extract(json_each.value, '$[{n}]')"
+        for n, name in enumerate(kind.key_fields)
+    )
+    return f"DELETE FROM {kind.name} WHERE EXISTS (SELECT 1 FROM json_each(?) WHERE {key})"
+
+
+INSERTS = {kind: _insert(kind) for kind in records.KINDS.values()}
+DELETES = {kind: _delete(kind) for kind in records.REMOVALS.values()}
 
 
 class SqliteStore:
@@ -96,10 +74,14 @@ class SqliteStore:
         self._ended_kept = ended_kept
         self._events_kept = events_kept
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-store")
+        self._checkpoints = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-wal")
+        self._checkpoint: asyncio.Future[None] | None = None
         self._connection: sqlite3.Connection | None = None
-        self._waiting: list[tuple[Sequence[Change], asyncio.Future[None]]] = []
-        self._flush: asyncio.Task[None] | None = None
-        self._commits = 0
+        self._lock = contextlib.ExitStack()
+        self._since_trim = 0
+        self._since_checkpoint = 0
+        self._log_is_long = False
+        self.group_commit = GroupCommit(self._write, GROUP_MOST_CHANGES)
 
     async def load(self) -> Snapshot:
         """Opens the file (creating or migrating it) and returns its state."""
@@ -107,13 +89,7 @@ class SqliteStore:
 
     async def commit(self, changes: Sequence[Change]) -> None:
         """Stores the changes, together with others that arrive meanwhile."""
-        if not changes:
-            return
-        done = asyncio.get_running_loop().create_future()
-        self._waiting.append((changes, done))
-        if self._flush is None:
-            self._flush = asyncio.create_task(self._flush_waiting())
-        await done
+        await self.group_commit.commit(changes)
 
     async def events(self, limit: int, subject: str | None = None) -> list[Event]:
         """Returns the newest events, newest first."""
@@ -121,7 +97,7 @@ class SqliteStore:
         def read() -> list[Event]:
             where, values = ("WHERE subject = ?", (subject, limit)) if subject else ("", (limit,))
             rows = self._db.execute(
-                f"SELECT time, kind, subject, text FROM events {where} "
+                f"SELECT {', '.join(records.EVENTS.fields)} FROM events {where} "
                 "ORDER BY number DESC LIMIT ?",
                 values,
             )
@@ -131,16 +107,19 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Waits for commits under way and closes the file."""
-        if self._flush:
-            await self._flush
+        await self.group_commit.drain()
+        if self._checkpoint:
+            await asyncio.wait([self._checkpoint])
 
         def close() -> None:
             if self._connection:
                 self._connection.close()
                 self._connection = None
+            self._lock.close()
 
         await self._in_thread(close)
         self._thread.shutdown()
+        self._checkpoints.shutdown()
 
     @property
     def _db(self) -> sqlite3.Connection:
@@ -152,33 +131,32 @@ class SqliteStore:
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, step)
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
+        except (sqlite3.Error, UnicodeError, OverflowError) as error:
+            raise sqlite_file.explain(self._path, error) from error
 
-    def _explain(self, error: sqlite3.Error) -> StoreError:
-        return StoreError(
-            f"{self._path}: {error}; look at the disk's free space, the file's permissions and "
-            "whether another controller uses it"
-        )
+    async def _write(self, changes: list[Change]) -> None:
+        batch = records.last_states(changes)
+        statements: Statements = []
+        for kind, keys in batch.removals.items():
+            statements.append((DELETES[kind], json.dumps(keys)))
+        for kind, puts in [*batch.puts.items(), (records.EVENTS, batch.events)]:
+            if puts:
+                rows = [[_column(value) for value in kind.values(put)] for put in puts]
+                statements.append((INSERTS[kind], json.dumps(rows, ensure_ascii=False)))
+        self._since_trim += len(changes)
+        trim = self._since_trim >= TRIM_EVERY_CHANGES
+        await self._in_thread(lambda: self._run(statements, trim=trim))
+        if trim:
+            self._since_trim = 0
+        self._since_checkpoint += len(changes)
+        if self._since_checkpoint >= CHECKPOINT_EVERY_CHANGES and self._checkpoint is None:
+            self._since_checkpoint = 0
+            loop = asyncio.get_running_loop()
+            self._checkpoint = loop.run_in_executor(self._checkpoints, self._carry_over)
+            self._checkpoint.add_done_callback(self._carried_over)
 
-    async def _flush_waiting(self) -> None:
-        try:
-            while self._waiting:
-                batch, self._waiting = self._waiting, []
-                try:
-                    await self._in_thread(
-                        lambda batch=batch: self._write([c for cs, _ in batch for c in cs])  # type: ignore[misc]
-                    )
-                except StoreError as error:
-                    for _, done in batch:
-                        if not done.done():
-                            done.set_exception(error)
-                else:
-                    for _, done in batch:
-                        if not done.done():
-                            done.set_result(None)
-        finally:
-            self._flush = None
+    def _carried_over(self, _: asyncio.Future[None]) -> None:
+        self._checkpoint = None
 
     # in the writer thread
 
@@ -190,91 +168,84 @@ class SqliteStore:
                 f"{self._path.parent}: cannot be created ({error.strerror}); "
                 "set [controller] store to a place that the controller may write"
             ) from None
-        connection = sqlite3.connect(
-            self._path, isolation_level=None, check_same_thread=False, timeout=2.0
-        )
-        self._connection = connection
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA synchronous = {self._synchronous}")
-        self._migrate(connection)
-        return self._load(connection)
-
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            raise StoreError(
-                f"{self._path}: is of store version {version}, newer than this controller's "
-                f"{len(MIGRATIONS)}; start the newer controller, or name another store"
-            )
-        for number in range(version, len(MIGRATIONS)):
-            connection.executescript(
-                f"BEGIN; {MIGRATIONS[number]}; PRAGMA user_version = {number + 1}; COMMIT;"
-            )
+        self._lock.enter_context(sqlite_file.only_process(self._path))
+        try:
+            sqlite_file.make_private(self._path)
+            connection = self._connection = sqlite_file.connect(self._path)
+            sqlite_file.refuse_newer(self._path, sqlite_file.version_of(connection))
+            sqlite_file.check_integrity(self._path, connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {self._synchronous}")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            sqlite_file.migrate(self._path, connection)
+            return self._load(connection)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def _load(self, db: sqlite3.Connection) -> Snapshot:
-        def rows(table: str, order: str) -> list[dict[str, Any]]:
-            cursor = db.execute(f"SELECT * FROM {table} ORDER BY {order}")
+        def every(kind: Kind, order: str) -> list[Any]:
+            cursor = db.execute(f"SELECT * FROM {kind.name} ORDER BY {order}")
             names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor]
+            return [kind.build(dict(zip(names, row, strict=True))) for row in cursor]
 
-        nodes = [Node(**{**r, "state": NodeState(r["state"])}) for r in rows("nodes", "name")]
-        gpus = [Gpu(**{**r, "software": bool(r["software"])}) for r in rows("gpus", "node, uuid")]
-        grants = []
-        for r in rows("grants", "created"):
-            vgpus = tuple(Vgpu(**vgpu) for vgpu in json.loads(r["vgpus"]))
-            grants.append(Grant(**{**r, "state": GrantState(r["state"]), "vgpus": vgpus}))
-        sessions = [
-            Session(
-                **{
-                    **r,
-                    "state": SessionState(r["state"]),
-                    "chosen": tuple(json.loads(r["chosen"])),
-                }
+        try:
+            return Snapshot(
+                every(records.NODES, "name"),
+                every(records.GPUS, "node, uuid"),
+                every(records.GRANTS, "created"),
+                every(records.SESSIONS, "started"),
             )
-            for r in rows("sessions", "started")
-        ]
-        return Snapshot(nodes, gpus, grants, sessions)
+        except (TypeError, ValueError) as error:
+            raise sqlite_file.damaged(self._path, f"a record cannot be read: {error}") from None
 
-    def _write(self, changes: list[Change]) -> None:
+    def _run(self, statements: Statements, *, trim: bool) -> None:
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         try:
-            for change in changes:
-                self._put(db, change)
-            self._commits += 1
-            if self._commits % TRIM_EVERY_COMMITS == 0:
+            for statement, value in statements:
+                db.execute(statement, (value,))
+            if trim:
                 self._trim(db)
             db.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
             raise
-
-    def _put(self, db: sqlite3.Connection, change: Change) -> None:
-        if isinstance(change, GpuRemoved):
-            db.execute("DELETE FROM gpus WHERE node = ? AND uuid = ?", (change.node, change.uuid))
-            return
-        record = asdict(change)
-        record.pop("last_seen", None)
-        if isinstance(change, Grant):
-            record["vgpus"] = json.dumps(record["vgpus"])
-        if isinstance(change, Session):
-            record["chosen"] = json.dumps(record["chosen"])
-        columns = ", ".join(record)
-        marks = ", ".join("?" * len(record))
-        db.execute(
-            f"INSERT OR REPLACE INTO {TABLES[type(change)]} ({columns}) VALUES ({marks})",
-            tuple(record.values()),
-        )
+        if self._log_is_long:
+            self._log_is_long = False
+            with contextlib.suppress(sqlite3.Error):  # stored it is; the next one tries again
+                db.execute("PRAGMA wal_checkpoint(RESTART)")
 
     def _trim(self, db: sqlite3.Connection) -> None:
-        db.execute(
-            "DELETE FROM grants WHERE state = 'ended' AND id NOT IN "
-            "(SELECT id FROM grants WHERE state = 'ended' ORDER BY ended DESC LIMIT ?)",
+        rows = db.execute(
+            "SELECT id FROM grants WHERE state = 'ended' ORDER BY ended DESC LIMIT -1 OFFSET ?",
             (self._ended_kept,),
         )
-        db.execute("DELETE FROM sessions WHERE grant_id NOT IN (SELECT id FROM grants)")
+        old = json.dumps([row[0] for row in rows])
+        db.execute(
+            "DELETE FROM sessions WHERE grant_id IN (SELECT value FROM json_each(?))", (old,)
+        )
+        db.execute("DELETE FROM grants WHERE id IN (SELECT value FROM json_each(?))", (old,))
         db.execute(
             "DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?",
             (self._events_kept,),
         )
+
+    # in the other thread
+
+    def _carry_over(self) -> None:
+        try:
+            connection = sqlite_file.connect(self._path)
+            try:
+                _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            log.warning("%s", sqlite_file.explain(self._path, error))
+        else:
+            self._log_is_long = pages > LOG_MOST_PAGES
+
+
+def _column(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value

@@ -3,7 +3,7 @@
 
 Called by controller.desk. A store promises that a commit that returned survives the process, that
 changes of one commit are stored together or not at all, and that commits are stored in the order in
-which commit() was called.
+which commit() was called. sqlite.py is the store of one controller, etcd.py that of several.
 """
 
 from __future__ import annotations
@@ -17,6 +17,14 @@ from sluice.controller.pool.pool import Snapshot
 
 class StoreError(Exception):
     """The store cannot be opened, read or written; the message names it and the way out."""
+
+
+class RecordError(StoreError):
+    """This store cannot hold one of the records; other commits are not concerned."""
+
+
+class DeposedError(StoreError):
+    """Another controller may lead by now: nothing more can be stored by this one."""
 
 
 class Store(Protocol):

@@ -4,20 +4,38 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import secrets
+import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from control_plane import PYTHON_PATH
 from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.desk import GrantDesk
-from sluice.controller.pool.model import Event, Gpu, Granted, GrantRequest, Node, Refused
+from sluice.controller.pool.model import (
+    Event,
+    Gpu,
+    Granted,
+    GrantRequest,
+    GrantState,
+    Node,
+    Refused,
+    Vgpu,
+)
 from sluice.controller.pool.pool import Snapshot
-from sluice.controller.store import sqlite
+from sluice.controller.store import maintenance, sqlite, sqlite_file
 from sluice.controller.store.sqlite import SqliteStore
-from sluice.controller.store.store import StoreError
+from sluice.controller.store.store import RecordError, StoreError
+
+STORES = Path(__file__).resolve().parent / "stores"
 
 
 async def test_everything_committed_is_loaded_again(tmp_path: Path, bench: PoolBench) -> None:
@@ -49,7 +67,7 @@ async def test_commits_that_come_together_share_one_transaction(tmp_path: Path) 
     await store.load()
     events = [Event(float(n), "k", "s", "t") for n in range(500)]
     await asyncio.gather(*(store.commit([event]) for event in events))
-    assert store._commits < 20
+    assert store.group_commit.groups < 20
     assert [e.time for e in await store.events(500)] == [float(n) for n in range(499, -1, -1)]
     await store.close()
 
@@ -73,7 +91,7 @@ async def test_a_file_that_is_no_store_is_an_error(tmp_path: Path) -> None:
 async def test_old_events_and_ended_grants_are_trimmed(
     tmp_path: Path, bench: PoolBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "TRIM_EVERY_COMMITS", 1)
+    monkeypatch.setattr(sqlite, "TRIM_EVERY_CHANGES", 1)
     store = SqliteStore(tmp_path / "store.db", ended_kept=2, events_kept=5)
     await store.load()
     bench.node("a", 8000)
@@ -110,6 +128,7 @@ async def test_a_grant_that_cannot_be_stored_is_not_given(tmp_path: Path, bench:
         assert "cannot store a grant" in answer.message
         assert bench.pool.usage(Gpu("a", "g", "M", 8000).key).vgpus == 0
         blocker.execute("ROLLBACK")
+    await desk.step(bench.pool.expire)  # as every tick does
     assert isinstance(await ask("y"), Granted)
     await store.close()
     loaded = await SqliteStore(tmp_path / "store.db").load()
@@ -132,3 +151,241 @@ async def test_a_commit_takes_about_a_millisecond(tmp_path: Path, bench: PoolBen
     print(f"commit: median {sorted(taken)[25]:.2f} ms, worst {max(taken):.2f} ms")
     assert sorted(taken)[25] < 5
     await store.close()
+
+
+def stored_form(snapshot: Snapshot) -> list[object]:
+    nodes = [replace(node, last_seen=0) for node in snapshot.nodes]
+    return [nodes, list(snapshot.gpus), list(snapshot.grants), list(snapshot.sessions)]
+
+
+async def test_a_store_of_the_first_version_opens(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(STORES / "version-1.db", path)
+    store = SqliteStore(path)
+    loaded = await store.load()
+    assert [node.name for node in loaded.nodes] == ["node-a", "node-b"]
+    assert [(gpu.memory_mib, gpu.software) for gpu in loaded.gpus] == [
+        (16000, False), (8000, False), (4000, True)
+    ]  # fmt: skip
+    first, ended, two = loaded.grants
+    assert (first.state, first.priority) == (GrantState.LIVE, 3)
+    assert first.vgpus == (Vgpu("node-b-gpu0", 2048, 50),)
+    assert (ended.state, ended.reason) == (GrantState.ENDED, "done")
+    assert len(two.vgpus) == 2
+    assert {s.program for s in loaded.sessions} == {"train", "ünïcode", ""}
+    assert len(await store.events(100)) == 10
+    await store.commit([Event(0.0, "k", "s", "t")])
+    await store.close()
+    assert (path.parent / "store.db.version-1").exists() == (len(sqlite_file.MIGRATIONS) > 1)
+    again = SqliteStore(path)
+    assert stored_form(await again.load()) == stored_form(loaded)
+    await again.close()
+
+
+async def test_a_migration_that_fails_leaves_the_store_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteStore(path)
+    await store.load()
+    await store.close()
+    version = len(sqlite_file.MIGRATIONS)
+    wrong = "ALTER TABLE nodes ADD COLUMN rack TEXT NOT NULL DEFAULT ''; SELECT * FROM absent"
+    monkeypatch.setattr(sqlite_file, "MIGRATIONS", (*sqlite_file.MIGRATIONS, wrong))
+    with pytest.raises(StoreError, match="no such table: absent"):
+        await SqliteStore(path).load()
+    with contextlib.closing(sqlite3.connect(path)) as raw:
+        assert raw.execute("PRAGMA user_version").fetchone() == (version,)
+        assert "rack" not in [row[1] for row in raw.execute("PRAGMA table_info(nodes)")]
+    assert (tmp_path / f"store.db.version-{version}").exists()
+
+
+async def test_two_controllers_cannot_open_one_store(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.load()
+    with pytest.raises(StoreError, match="another sluice-controller uses this store"):
+        await SqliteStore(tmp_path / "store.db").load()
+    await store.close()
+
+
+async def test_a_damaged_page_is_found_at_opening(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(STORES / "version-1.db", path)
+    pages = bytearray(path.read_bytes())
+    pages[4096 : 4096 * 12] = b"\x5a" * (4096 * 11)
+    path.write_bytes(pages)
+    with pytest.raises(StoreError, match=r"damaged.*sluice-controller restore"):
+        await SqliteStore(path).load()
+
+
+async def test_a_commit_that_cannot_be_stored_fails_alone_and_order_is_kept(
+    tmp_path: Path, bench: PoolBench
+) -> None:
+    store = SqliteStore(tmp_path / "store.db")
+    await store.load()
+    good = [Gpu("a", f"g{n}", "M", n) for n in range(20)]
+    bad = Gpu("a", "bad", "M", 2**70)
+    commits = [store.commit([gpu, Event(0.0, "k", gpu.uuid, "")]) for gpu in [*good, bad]]
+    commits[7:7] = [store.commit([Gpu("a", "worse", "M", 2**65)])]
+    results = await asyncio.gather(*commits, return_exceptions=True)
+    failed = [index for index, result in enumerate(results) if result is not None]
+    assert failed == [7, 21]
+    assert all(isinstance(results[index], RecordError) for index in failed)
+    events = await store.events(100)
+    assert [event.subject for event in reversed(events)] == [gpu.uuid for gpu in good]
+    await store.close()
+    assert {gpu.uuid for gpu in (await SqliteStore(tmp_path / "store.db").load()).gpus} == {
+        gpu.uuid for gpu in good
+    }
+
+
+async def ask(desk: GrantDesk, request_id: str, wait_seconds: int = 0) -> Granted | Refused:
+    async for answer in desk.request(
+        GrantRequest(request_id, compute_percent=1, wait_seconds=wait_seconds)
+    ):
+        if isinstance(answer, Granted | Refused):
+            return answer
+    raise AssertionError
+
+
+async def fill_until_refused(desk: GrantDesk) -> list[Granted]:
+    given = []
+    while isinstance(answer := await ask(desk, secrets.token_hex(8)), Granted):
+        given.append(answer)
+        await desk.step(lambda answer=answer: desk.pool.release(answer.grant.id, "x" * 4000))  # type: ignore[misc]
+        assert len(given) < 3000
+    return given
+
+
+async def test_a_full_disk_stops_grants_only_and_what_waits_is_served_when_there_is_room(
+    tmp_path: Path, bench: PoolBench
+) -> None:
+    bench.node("a", 8000)
+    store = SqliteStore(tmp_path / "store.db")
+    await store.load()
+    pages = store._db.execute("PRAGMA page_count").fetchone()[0]
+    store._db.execute(f"PRAGMA max_page_count = {pages + 60}")
+    desk = GrantDesk(bench.pool, store)
+    held = await ask(desk, "held")
+    assert isinstance(held, Granted)
+    given = await fill_until_refused(desk)
+    assert "free space on its disk" in str(desk.trouble)
+    waiting = asyncio.create_task(ask(desk, "patient", wait_seconds=-1))
+    refused = await ask(desk, "late")
+    assert isinstance(refused, Refused)
+    assert "cannot store a grant" in refused.message
+    assert await ask(desk, "held") == held  # what was given is still known
+    assert await store.events(3)  # reading goes on
+    with pytest.raises(StoreError, match="not stored yet"):
+        await desk.end_grant(held.grant.id, "an operator")
+    assert not waiting.done()
+    store._db.execute("PRAGMA max_page_count = 100000")
+    ticks = asyncio.create_task(desk.tick())
+    assert isinstance(await asyncio.wait_for(waiting, 10), Granted)
+    ticks.cancel()
+    assert desk.trouble is None
+    await store.close()
+    loaded = {g.id: g for g in (await SqliteStore(tmp_path / "store.db").load()).grants}
+    assert [g.request_id for g in loaded.values() if g.state is GrantState.LIVE] == ["patient"]
+    assert loaded[held.grant.id].reason == "an operator"
+    assert {g.grant.id for g in given} <= set(loaded)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+async def test_a_real_disk_that_is_full_or_read_only_is_survived(
+    tmp_path: Path, bench: PoolBench
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "sluice-test", str(disk)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("cannot mount here")
+    try:
+        bench.node("a", 8000)
+        store = SqliteStore(disk / "store.db")
+        await store.load()
+        desk = GrantDesk(bench.pool, store)
+        assert isinstance(await ask(desk, "held"), Granted)
+        given = await fill_until_refused(desk)
+        assert given
+        assert isinstance(await ask(desk, "full"), Refused)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        await desk.step(bench.pool.expire)
+        assert isinstance(await ask(desk, "roomy"), Granted)
+        await store.close()
+
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(StoreError, match="Read-only file system"):
+            await SqliteStore(disk / "store.db").load()
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        again = SqliteStore(disk / "store.db", ended_kept=5000)
+        live = {g.request_id for g in (await again.load()).grants if g.state is GrantState.LIVE}
+        assert live == {"held", "roomy"}
+        await again.close()
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+async def test_a_backup_made_in_the_middle_of_commits_is_restored(
+    tmp_path: Path, bench: PoolBench
+) -> None:
+    path, copy = tmp_path / "store.db", tmp_path / "copy.db"
+    bench.node("a", 8000)
+    grant = bench.granted().grant
+    store = SqliteStore(path)
+    await store.load()
+    await store.commit(bench.pool.take_changes())
+    more = asyncio.gather(
+        *(store.commit([Event(float(n), "k", "s", "t" * 100)]) for n in range(2000))
+    )
+    line = await asyncio.to_thread(maintenance.backup, path, copy)
+    assert "1 grants" in line
+    await more
+    with pytest.raises(StoreError, match="another sluice-controller"):
+        maintenance.restore(path, copy)
+    with pytest.raises(StoreError, match="is there already"):
+        maintenance.backup(path, copy)
+    assert "sound, store version" in maintenance.check(path)
+    bench.pool.release(grant.id, "after the backup")
+    await store.commit(bench.pool.take_changes())
+    await store.close()
+    assert "the store as it was" in maintenance.restore(path, copy)
+    again = SqliteStore(path)
+    assert [(g.id, g.state) for g in (await again.load()).grants] == [(grant.id, GrantState.LIVE)]
+    await again.close()
+    [kept] = [p for p in tmp_path.glob("store.db.replaced-*") if p.suffix != ".db-wal"]
+    assert "sound" in maintenance.check(kept)
+
+
+def test_restore_refuses_what_is_no_backup(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database" * 100)
+    with pytest.raises(StoreError, match="damaged or no store"):
+        maintenance.restore(tmp_path / "store.db", tmp_path / "text")
+    sqlite3.connect(tmp_path / "empty").execute("CREATE TABLE t (x)").connection.close()
+    with pytest.raises(StoreError, match="is no store of Sluice"):
+        maintenance.restore(tmp_path / "store.db", tmp_path / "empty")
+    assert not (tmp_path / "store.db").exists()
+
+
+def test_the_commands_of_an_operator(tmp_path: Path) -> None:
+    shutil.copy(STORES / "version-1.db", tmp_path / "store.db")
+    config = tmp_path / "controller.conf"
+    config.write_text(f"[controller]\nstore = {tmp_path}/store.db\n")
+
+    def command(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "sluice.controller", "--config", str(config), *words],
+            env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
+            text=True, capture_output=True, check=False,
+        )  # fmt: skip
+
+    assert "3 grants" in command("check").stdout
+    assert command("upgrade").returncode == 0
+    assert command("backup", str(tmp_path / "b")).returncode == 0
+    (tmp_path / "store.db").write_bytes(b"broken" * 1000)
+    broken = command("check")
+    assert broken.returncode == 1
+    assert "sluice-controller restore" in broken.stderr
+    assert "restored from" in command("restore", str(tmp_path / "b")).stdout
+    assert "3 grants" in command("check").stdout
+    assert "no such file" in command("restore", str(tmp_path / "none")).stderr

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pool's records as plain values, and back: what SQLite's and etcd's forms have in common.
+
+Used by the stores only. A kind knows the fields of its record that are stored and which of them
+identify it; a field that is added to a record of controller.pool.model is stored by both without a
+change here, and takes its default where an older store does not have it.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+from sluice.controller.pool.model import Change, Event, Gpu, GpuRemoved, Grant, Node, Session
+
+NEVER_STORED = {"last_seen"}  # monotonic times mean nothing after a restart
+
+Key = tuple[str, ...]
+
+
+class Kind:
+    """One type of record."""
+
+    def __init__(self, name: str, record: type, *key: str) -> None:
+        self.name = name
+        self.record = record
+        self.fields = tuple(f.name for f in fields(record) if f.name not in NEVER_STORED)
+        self.key_fields = key
+        self._values = attrgetter(*self.fields)
+
+    @cached_property
+    def _readers(self) -> dict[str, Callable[[Any], Any]]:
+        hints = typing.get_type_hints(self.record)
+        readers = {name: _reader(hints[name]) for name in self.fields}
+        return {name: reader for name, reader in readers.items() if reader}
+
+    def key(self, record: Any) -> Key:
+        """What identifies the record among those of its kind."""
+        return tuple(getattr(record, name) for name in self.key_fields)
+
+    def values(self, record: Any) -> list[Any]:
+        """The stored fields, as JSON has them."""
+        return [_plain(value) for value in self._values(record)]
+
+    def build(self, values: Mapping[str, Any]) -> Any:
+        """A record from stored fields; what is missing takes its default."""
+        return self.record(
+            **{
+                name: self._readers[name](values[name]) if name in self._readers else values[name]
+                for name in self.fields
+                if name in values
+            }
+        )
+
+
+NODES = Kind("nodes", Node, "name")
+GPUS = Kind("gpus", Gpu, "node", "uuid")
+GRANTS = Kind("grants", Grant, "id")
+SESSIONS = Kind("sessions", Session, "id")
+EVENTS = Kind("events", Event)
+
+KINDS: dict[type, Kind] = {kind.record: kind for kind in (NODES, GPUS, GRANTS, SESSIONS, EVENTS)}
+REMOVALS: dict[type, Kind] = {GpuRemoved: GPUS}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Changes with one last state per record; events keep their order."""
+
+    puts: dict[Kind, list[Any]]
+    removals: dict[Kind, list[Key]]
+    events: list[Event]
+
+
+def kind_and_key(change: Change) -> tuple[Kind, Key]:
+    """Which record a change is about; events have no key."""
+    kind = KINDS.get(type(change)) or REMOVALS[type(change)]
+    return kind, kind.key(change)
+
+
+def last_states(changes: Iterable[Change]) -> Batch:
+    """Leaves of several changes of one record the last one only."""
+    events: list[Event] = []
+    last: dict[tuple[Kind, Key], Change] = {}
+    for change in changes:
+        if isinstance(change, Event):
+            events.append(change)
+        else:
+            last[kind_and_key(change)] = change
+    puts: dict[Kind, list[Any]] = {}
+    removals: dict[Kind, list[Key]] = {}
+    for (kind, key), change in last.items():
+        if type(change) in REMOVALS:
+            removals.setdefault(kind, []).append(key)
+        else:
+            puts.setdefault(kind, []).append(change)
+    return Batch(puts, removals, events)
+
+
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    names = _FIELDS.get(type(value))
+    if names is None:
+        names = _FIELDS[type(value)] = tuple(f.name for f in fields(value))
+    return {name: _plain(getattr(value, name)) for name in names}
+
+
+def _reader(hint: Any) -> Callable[[Any], Any] | None:
+    """Turns a stored value into the field's type; None where JSON's own type is the right one."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        inner = [_reader(argument) for argument in arguments if argument is not type(None)]
+        if len(inner) != 1 or inner[0] is None:
+            return None
+        read = inner[0]
+        return lambda value: None if value is None else read(value)
+    if origin is tuple:
+        item = _reader(arguments[0])
+
+        def sequence(value: Any) -> Any:
+            items = json.loads(value) if isinstance(value, str) else value
+            return tuple(item(each) for each in items) if item else tuple(items)
+
+        return sequence
+    if isinstance(hint, type):
+        if hint is bool or issubclass(hint, Enum):
+            return hint
+        if is_dataclass(hint):
+            known = {f.name for f in fields(hint)}
+
+            def record(value: Any) -> Any:
+                found = json.loads(value) if isinstance(value, str) else value
+                return hint(**{name: each for name, each in found.items() if name in known})
+
+            return record
+    return None
