@@ -20,10 +20,10 @@ demo: build/.rig programs native guest-bundle ## the main job, in a guest and on
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -m "not vm and not gpu" tests
+	$(PY) -m pytest -q -m "not vm and not gpu and not cluster" tests
 
 test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
-	$(PY) -m pytest -q -m vm tests
+	$(PY) -m pytest -q -m "vm or cluster" tests
 
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py

@@ -2,12 +2,14 @@
 """The CLI's line to the controller's REST API.
 
 Used by every command that asks the controller. It finds the controller's address and turns every
-failure into a CommandError, which main prints as one line and an exit status.
+failure into a CommandError, which main prints as one line and an exit status. Of several
+controllers it speaks to the one that leads, which the others name.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ from sluice.config.server import DEFAULT_PATH, read_server_config
 
 DEFAULT_ADDRESS = "127.0.0.1:9123"
 ADDRESS_VARIABLES = ("SLUICE_CONTROLLER", "ORION_CONTROLLER")
+
+ELECTION_SECONDS = 6.0  # that several controllers may be without a leader
+MOST_REDIRECTS = 3
 
 EXIT_REFUSED = 1
 EXIT_NOT_FOUND = 3
@@ -41,19 +46,23 @@ def controller_address(given: str | None) -> str:
             return address
     if DEFAULT_PATH.exists() and os.access(DEFAULT_PATH, os.R_OK):
         try:
-            return read_server_config(Path(DEFAULT_PATH)).controller.controller_addr
+            return ",".join(read_server_config(Path(DEFAULT_PATH)).controller.rest_addresses)
         except ConfigError as error:
             raise CommandError(str(error)) from None
     return DEFAULT_ADDRESS
 
 
 class Controller:
-    """One controller's API; every method raises CommandError."""
+    """The API of one controller, or of several with commas; every method raises CommandError."""
 
     def __init__(self, address: str, transport: httpx.BaseTransport | None = None) -> None:
         self.address = address
-        base = address if "://" in address else f"http://{address}"
-        self._client = httpx.Client(base_url=f"{base}/v1", timeout=15, transport=transport)
+        self._bases = [
+            one if "://" in one else f"http://{one}"
+            for one in (part.strip() for part in address.split(","))
+            if one
+        ]
+        self._client = httpx.Client(timeout=15, transport=transport)
 
     def get(self, path: str, **parameters: Any) -> Any:
         """The JSON of a GET."""
@@ -68,14 +77,7 @@ class Controller:
         return self._ask("DELETE", path).json()
 
     def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        try:
-            answer = self._client.request(method, path, **options)
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise CommandError(
-                f"the controller at {self.address} does not answer ({error}); start "
-                "sluice-controller, or name another with --controller or SLUICE_CONTROLLER",
-                EXIT_UNREACHABLE,
-            ) from None
+        answer = self._answer(method, path, **options)
         if answer.status_code < 400:
             return answer
         status = EXIT_NOT_FOUND if answer.status_code == 404 else EXIT_REFUSED
@@ -84,3 +86,42 @@ class Controller:
         except (ValueError, KeyError, TypeError):
             detail = f"HTTP {answer.status_code} from {self.address}: is that a Sluice controller?"
         raise CommandError(str(detail), status)
+
+    def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """The first answer of a controller that leads; what none was heard by is tried anew."""
+        deadline = time.monotonic() + (ELECTION_SECONDS if len(self._bases) > 1 else 0.0)
+        while True:
+            leaderless: httpx.Response | None = None
+            trouble: Exception | None = None
+            for base in self._bases:
+                try:
+                    answer = self._follow(method, f"{base}/v1{path}", **options)
+                except (httpx.TransportError, httpx.InvalidURL) as error:
+                    trouble = error
+                    if method != "GET" and not isinstance(error, httpx.ConnectError):
+                        break  # it may have been done
+                    continue
+                if answer.status_code != 503 or len(self._bases) == 1:
+                    return answer
+                leaderless = answer
+            else:
+                if time.monotonic() < deadline:
+                    time.sleep(0.25)
+                    continue
+            if leaderless is not None:
+                return leaderless
+            raise CommandError(
+                f"the controller at {self.address} does not answer ({trouble}); start "
+                "sluice-controller, or name another with --controller or SLUICE_CONTROLLER",
+                EXIT_UNREACHABLE,
+            )
+
+    def _follow(self, method: str, url: str, **options: Any) -> httpx.Response:
+        # by hand: a redirect to the leader takes method, body and credentials along
+        answer = self._client.request(method, url, **options)
+        for _ in range(MOST_REDIRECTS):
+            if answer.status_code != 307 or "location" not in answer.headers:
+                break
+            options.pop("params", None)  # the address has them
+            answer = self._client.request(method, answer.headers["location"], **options)
+        return answer

@@ -7,12 +7,12 @@ Called by sluice.controller's main; the object is handed to the controller's par
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import HostPort, IpAddress, LogSection, Port
+from sluice.config.sections import HostPorts, IpAddress, LogSection, Port
 
 DEFAULT_PATH = Path("/etc/sluice/controller.conf")
 
@@ -34,19 +34,13 @@ class ControllerSection(Section):
     )
 
 
-def _split(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
 class StoreSection(Section):
     """[store]: which store, and where etcd is."""
 
     kind: Literal["sqlite", "etcd"] = Field(
         "sqlite", description="sqlite (one controller) or etcd (several, one of which leads)"
     )
-    endpoints: Annotated[list[HostPort], BeforeValidator(_split)] = Field(
+    endpoints: HostPorts = Field(
         default_factory=lambda: ["127.0.0.1:2379"],
         min_length=1,
         description="etcd's client addresses as host:port, with commas",

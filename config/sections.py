@@ -41,7 +41,15 @@ def _ip_address(value: str) -> str:
     return value
 
 
+def split_commas(value: object) -> object:
+    """A comma-separated value as a list."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
 HostPort = Annotated[str, AfterValidator(_host_and_port)]
+HostPorts = Annotated[list[HostPort], BeforeValidator(split_commas)]
 IpAddress = Annotated[str, AfterValidator(_ip_address)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Level = Annotated[LogLevel, BeforeValidator(_upper)]

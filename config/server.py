@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import HostPort, IpAddress, LogSection, Port
+from sluice.config.sections import HostPort, HostPorts, IpAddress, LogSection, Port
 
 DEFAULT_PATH = Path("/etc/sluice/server.conf")
 
@@ -67,13 +67,37 @@ class ControllerSection(Section):
         5.0, ge=0, le=300, description="how many seconds a client waits for an absent controller"
     )
 
+    addresses: HostPorts = Field(
+        default_factory=list,
+        description="the REST addresses of all controllers as host:port, with commas",
+    )
+    grpc_addresses: HostPorts = Field(
+        default_factory=list,
+        description="their gRPC addresses, in the same order (REST hosts, REST ports + 1)",
+    )
+
+    @model_validator(mode="after")
+    def _one_way_to_say_it(self) -> ControllerSection:
+        if self.addresses and "controller_addr" in self.model_fields_set:
+            raise ValueError("has both controller_addr and addresses; keep one of them")
+        if self.grpc_addresses and len(self.grpc_addresses) != len(self.rest_addresses):
+            raise ValueError("grpc_addresses and addresses differ in length; name each controller")
+        return self
+
     @property
-    def grpc_target(self) -> str:
-        """The gRPC address, derived from the REST address unless given."""
-        if self.grpc_addr:
-            return self.grpc_addr
-        host, _, port = self.controller_addr.rpartition(":")
-        return f"{host}:{int(port) + 1}"
+    def rest_addresses(self) -> list[str]:
+        """Every controller's REST address."""
+        return self.addresses or [self.controller_addr]
+
+    @property
+    def grpc_targets(self) -> list[str]:
+        """Every controller's gRPC address, derived from the REST address unless given."""
+        if self.grpc_addresses:
+            return self.grpc_addresses
+        if self.grpc_addr and not self.addresses:
+            return [self.grpc_addr]
+        ends = (address.rpartition(":") for address in self.rest_addresses)
+        return [f"{host}:{int(port) + 1}" for host, _, port in ends]
 
 
 class ServerSection(Section):

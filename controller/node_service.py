@@ -26,6 +26,7 @@ from sluice.controller.messages import (
     vgpu_messages,
 )
 from sluice.controller.pool.model import Decisions, EndOrder, Granted, Node
+from sluice.controller.store.store import DeposedError
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
@@ -204,6 +205,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     await self._take(node, kind, report, link)
         except asyncio.CancelledError:
             raise
+        except DeposedError:
+            log.info("the stream of %s ends: this controller no longer leads", node or peer)
         except Exception:
             log.exception("the stream of %s ended with an error", node or peer)
         finally:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The running controller: store, pool, desk, gRPC and REST, started and stopped in order.
 
-Called by controller.__main__ and by tests. It owns every task and socket of the controller. The
-store is read before a door opens, so that a restarted controller never answers from empty books.
+Called by controller.__main__ and by tests. It owns every task and socket of the controller. With
+SQLite the store is read before a door opens, so that a restarted controller never answers from
+empty books. With etcd the doors open first and refer to the leader; a controller that is elected
+reads the store, serves until it is deposed, and is a follower again.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ import contextlib
 import logging
 import secrets
 import socket
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import grpc
 import uvicorn
@@ -21,9 +24,14 @@ import uvicorn
 from sluice.config.controller import ControllerConfig
 from sluice.controller.api.app import build_app
 from sluice.controller.desk import GrantDesk
+from sluice.controller.election import Candidate, LeaderAddress, Term
+from sluice.controller.front import Front, Office, PoolFront, RestFront
 from sluice.controller.node_service import PoolService
-from sluice.controller.pool.pool import Pool
+from sluice.controller.pool.pool import Pool, Snapshot
+from sluice.controller.store.etcd import EtcdStore
+from sluice.controller.store.etcd_cluster import EtcdCluster
 from sluice.controller.store.sqlite import SqliteStore
+from sluice.controller.store.store import DeposedError, Store, StoreError
 from sluice.rpc import pool_pb2_grpc
 
 log = logging.getLogger("sluice.controller")
@@ -33,6 +41,9 @@ GRPC_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
 )
+# the store's thread asks a busy event loop for the interpreter; a commit waits for it a few times
+SWITCH_SECONDS = 0.0005
+AFTER_TROUBLE_SECONDS = 1.0
 
 
 class SystemClock:
@@ -64,18 +75,114 @@ class Controller:
     def __init__(self, config: ControllerConfig) -> None:
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
+        self._front = Front()
+        self._store: SqliteStore | None = None
+        self._cluster: EtcdCluster | None = None
+        self._rest_app = RestFront(self._front)
         self.rest_port = 0
         self.grpc_port = 0
 
+    @property
+    def desk(self) -> GrantDesk:
+        """The desk of a controller that leads."""
+        assert self._front.office
+        return self._front.office.desk
+
     async def start(self) -> None:
         """Opens the store and then the doors; raises StoreError or DoorError."""
+        sys.setswitchinterval(SWITCH_SECONDS)
+        if self._config.store.kind == "etcd":
+            await self._start_as_candidate()
+        else:
+            await self._start_alone()
+
+    async def _start_alone(self) -> None:
         doors, shares = self._config.controller, self._config.pool
-        self._store = SqliteStore(
+        self._store = store = SqliteStore(
             doors.store,
             synchronous=doors.store_synchronous,
             ended_kept=shares.ended_grants_kept,
             events_kept=shares.events_kept,
         )
+        office = self._make_office(store, await store.load(), None)
+        self._front.office = office
+        try:
+            await self._open_doors(office.service)
+        except DoorError:
+            await store.close()
+            raise
+        self._tasks.append(asyncio.create_task(office.desk.tick()))
+        log.info("serving: %s, store %s", self._where(), doors.store)
+
+    async def _start_as_candidate(self) -> None:
+        section = self._config.store
+        self._cluster = cluster = EtcdCluster(section)
+        await cluster.open()
+        await self._open_doors(PoolFront(self._front))
+        host = self._config.controller.advertise_addr or self._config.controller.bind_addr
+        host = f"[{host}]" if ":" in host else host
+        me = LeaderAddress(f"{host}:{self.rest_port}", f"{host}:{self.grpc_port}")
+        candidate = Candidate(cluster, section.prefix, section.lease_seconds, me)
+        self._front.leader = lambda: candidate.leader
+        self._front.trouble = lambda: candidate.trouble
+        self._tasks.append(asyncio.create_task(self._follow_and_lead(cluster, candidate)))
+        log.info("waiting to lead: %s, store %s", self._where(), cluster.name)
+
+    async def _follow_and_lead(self, cluster: EtcdCluster, candidate: Candidate) -> None:
+        """Runs for ever."""
+        while True:
+            term = await candidate.campaign()
+            began = time.monotonic()
+            try:
+                async with self._leading(cluster, term) as office:
+                    log.info(
+                        "leading: %d node(s), %d grant(s), loaded in %.2f s",
+                        len(office.desk.pool.nodes),
+                        len(office.desk.pool.grants),
+                        time.monotonic() - began,
+                    )
+                    await office.desk.stepped_down.wait()
+            except StoreError as error:
+                log.error("this controller cannot lead: %s", error)
+            except Exception:
+                log.exception("this controller stops leading for an error of its own")
+            candidate.leader = None
+            log.warning("this controller does not lead any more")
+            if time.monotonic() - began < AFTER_TROUBLE_SECONDS:
+                await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # another may do better
+
+    @contextlib.asynccontextmanager
+    async def _leading(self, cluster: EtcdCluster, term: Term) -> AsyncIterator[Office]:
+        shares = self._config.pool
+        store = EtcdStore(
+            cluster,
+            term,
+            self._config.store.prefix,
+            ended_kept=shares.ended_grants_kept,
+            events_kept=shares.events_kept,
+        )
+        tasks = [asyncio.create_task(term.hold())]
+        try:
+            office = self._make_office(store, await store.load(), term)
+            term.check()
+            deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
+            tasks[0].add_done_callback(lambda _: office.desk.step_down(deposed))
+            tasks.append(asyncio.create_task(office.desk.tick()))
+            self._front.office = office
+            try:
+                yield office
+            finally:
+                self._front.office = None
+                office.desk.step_down(deposed)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await store.close()
+            await term.resign()
+
+    def _make_office(self, store: Store, snapshot: Snapshot, term: Term | None) -> Office:
+        shares = self._config.pool
         pool = Pool(
             SystemClock(),
             lambda: secrets.token_hex(8),
@@ -84,11 +191,15 @@ class Controller:
             ended_kept=shares.ended_grants_kept,
             job_sessions=shares.job_sessions,
             job_linger_seconds=shares.job_linger_seconds,
-            snapshot=await self._store.load(),
+            snapshot=snapshot,
         )
-        self.desk = GrantDesk(pool, self._store, shares.waiting_line_seconds)
-        service = PoolService(self.desk, shares.heartbeat_seconds)
+        desk = GrantDesk(pool, store, shares.waiting_line_seconds)
+        service = PoolService(desk, shares.heartbeat_seconds)
+        app = build_app(desk, service, shares.key_seconds)
+        return Office(desk, service, app, lambda: term is None or term.is_current)
 
+    async def _open_doors(self, service: pool_pb2_grpc.PoolServicer) -> None:
+        doors = self._config.controller
         self._grpc = grpc.aio.server(options=GRPC_OPTIONS)
         pool_pb2_grpc.add_PoolServicer_to_server(service, self._grpc)
         host = f"[{doors.bind_addr}]" if ":" in doors.bind_addr else doors.bind_addr
@@ -112,25 +223,25 @@ class Controller:
                 "[controller] bind_addr and rest_port, or end what uses the port"
             ) from None
         self.rest_port = rest.getsockname()[1]
-        app = build_app(self.desk, service, shares.key_seconds)
         self._uvicorn = _Uvicorn(
-            uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+            uvicorn.Config(self._rest_app, log_config=None, access_log=False, lifespan="off")
         )
-        self._tasks = [
-            asyncio.create_task(self._uvicorn.serve(sockets=[rest])),
-            asyncio.create_task(self.desk.tick()),
-        ]
-        log.info(
-            "serving: REST %s:%d, gRPC %s:%d, store %s",
-            host, self.rest_port, host, self.grpc_port, doors.store,
-        )  # fmt: skip
+        self._tasks.append(asyncio.create_task(self._uvicorn.serve(sockets=[rest])))
+
+    def _where(self) -> str:
+        host = self._config.controller.bind_addr
+        return f"REST {host}:{self.rest_port}, gRPC {host}:{self.grpc_port}"
 
     async def stop(self) -> None:
-        """Closes the doors, then the store; grants stay in it."""
+        """Closes the doors, then the store; grants stay in it, and another may lead at once."""
         self._uvicorn.should_exit = True
         self._uvicorn.force_exit = True
+        for task in self._tasks[1:]:
+            task.cancel()  # a leader resigns, so that its streams are told where to go
         await self._grpc.stop(0.2)
-        self._tasks[1].cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._store.close()
+        if self._store:
+            await self._store.close()
+        if self._cluster:
+            await self._cluster.close()
         log.info("stopped")

@@ -3,7 +3,7 @@
 # Installs what building and testing Sluice needs on Debian 12, as root; asks apt only when something is missing.
 # `install_debian.sh build` for the build and the tests without guests, `install_debian.sh rig` for guests under libvirt too.
 set -eu
-build="build-essential cmake ninja-build pkg-config git python3-dev python3-venv libgtest-dev"
+build="build-essential cmake ninja-build pkg-config git python3-dev python3-venv libgtest-dev etcd-server"
 rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev busybox-static kmod iproute2"
 case ${1:-build} in
 build) wanted=$build ;;

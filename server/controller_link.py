@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """This server's line to the controller: the registration stream and the grant calls.
 
-Used by service and session_desk. It owns the gRPC channel and reconnects for ever, whoever started
-first; each time it reports what really runs here. It promises that a grant whose answer was lost,
-or whose asker is gone, is given back.
+Used by service and session_desk. It owns the gRPC channels and reconnects for ever, whoever started
+first; each time it reports what really runs here. Of several controllers it finds the one that
+leads: any other names it, and where none answers the next address is tried. It promises that a
+grant whose answer was lost, or whose asker is gone, is given back.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 
@@ -29,6 +30,7 @@ RETRY_SECONDS = 0.25
 RETRY_MOST_SECONDS = 2.0
 COMPLAIN_EVERY_SECONDS = 30.0
 SILENT_BEATS = 4
+LEADER_KEY = "sluice-leader"  # in the trailing metadata of a controller that does not lead
 CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 200),
@@ -77,17 +79,18 @@ class LocalGrant:
 
 
 class ControllerLink:
-    """The line to one controller."""
+    """The line to the controller, or to the one of several that leads."""
 
-    def __init__(self, target: str, side: ServerSide, wait_seconds: float) -> None:
-        self._target = target
+    def __init__(self, targets: Sequence[str], side: ServerSide, wait_seconds: float) -> None:
+        self._targets = list(targets)
+        self._target = self._targets[0]
         self._side = side
         self._wait_seconds = wait_seconds
         self._connected = asyncio.Event()
         self._reports: asyncio.Queue[rpc.NodeReport] = asyncio.Queue()
         self._pending: set[str] = set()
-        self._channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
-        self._stub = pool_pb2_grpc.PoolStub(self._channel)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._stub = self._stub_of(self._target)
         self._changed_since_inventory = False
         self._last_order = 0.0
         self._last_complaint = -COMPLAIN_EVERY_SECONDS
@@ -102,10 +105,13 @@ class ControllerLink:
         """Keeps the registration stream open, for ever."""
         delay = RETRY_SECONDS
         while True:
+            leader = ""
             try:
                 await self._stream()
             except grpc.aio.AioRpcError as error:
-                self._complain(error.details() or error.code().name)
+                leader = _leader_named(error)
+                if not leader:
+                    self._complain(error.details() or error.code().name)
             except Exception:
                 log.exception("the controller's stream ended with an error")
             finally:
@@ -114,14 +120,33 @@ class ControllerLink:
             if was_connected:
                 delay = RETRY_SECONDS
                 log.warning("the controller at %s is gone; sessions go on", self._target)
+            self._turn_to(leader)
+            if len(self._targets) > 1:
+                delay = RETRY_SECONDS  # one of them leads within seconds
             await asyncio.sleep(delay)
             delay = min(delay * 1.5, RETRY_MOST_SECONDS)
+
+    def _turn_to(self, leader: str) -> None:
+        """The leader's address if one was named, else the next of the list."""
+        if leader and leader != self._target:
+            self._target = leader
+        elif self._target in self._targets:
+            place = self._targets.index(self._target) + 1
+            self._target = self._targets[place % len(self._targets)]
+        else:
+            self._target = self._targets[0]
+
+    def _stub_of(self, target: str) -> pool_pb2_grpc.PoolAsyncStub:
+        if target not in self._channels:
+            self._channels[target] = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        return pool_pb2_grpc.PoolStub(self._channels[target])
 
     async def close(self) -> None:
         """Hangs up."""
         for task in list(self._tasks):
             task.cancel()
-        await self._channel.close(grace=None)
+        for channel in self._channels.values():
+            await channel.close(grace=None)
 
     def report(self, report: rpc.NodeReport) -> None:
         """Reports a change; without a stream it is dropped, as the next inventory shows it."""
@@ -192,8 +217,8 @@ class ControllerLink:
         except TimeoutError:
             raise RefusalError(
                 Status.SYSTEM_NOT_READY,
-                f"sluice-server cannot reach the controller at {self._target} (tried for "
-                f"{self._wait_seconds:g} s); start sluice-controller or set [controller] in "
+                f"sluice-server cannot reach the controller at {', '.join(self._targets)} (tried "
+                f"for {self._wait_seconds:g} s); start sluice-controller or set [controller] in "
                 "/etc/sluice/server.conf",
             ) from None
 
@@ -209,6 +234,7 @@ class ControllerLink:
         self._reports = asyncio.Queue()
         # made before the stream opens: what is asked for later is asked for over this stream
         first = rpc.NodeReport(inventory=self._inventory())
+        self._stub = self._stub_of(self._target)
         call = self._stub.Register(_outgoing(first, self._reports))
         beats: asyncio.Task[None] | None = None
         try:
@@ -276,7 +302,9 @@ class ControllerLink:
         if now - self._last_complaint >= COMPLAIN_EVERY_SECONDS:
             self._last_complaint = now
             log.warning(
-                "the controller at %s does not answer (%s); trying for ever", self._target, detail
+                "the controller at %s does not answer (%s); trying for ever",
+                ", ".join(self._targets),
+                detail,
             )
 
 
@@ -286,3 +314,8 @@ async def _outgoing(
     yield first
     while True:
         yield await reports.get()
+
+
+def _leader_named(error: grpc.aio.AioRpcError) -> str:
+    metadata: Any = error.trailing_metadata() or ()
+    return next((str(value) for key, value in metadata if key == LEADER_KEY), "")

@@ -73,7 +73,7 @@ class Server:
             start_seconds=section.worker_start_seconds,
         )
         controller = self._config.controller
-        self.controller = ControllerLink(controller.grpc_target, self, controller.wait_seconds)
+        self.controller = ControllerLink(controller.grpc_targets, self, controller.wait_seconds)
         self.desk = SessionDesk(
             section.node_name,
             self.controller,
@@ -88,7 +88,7 @@ class Server:
 
         address = _data_address(section.bind_addr, section.bind_net)
         self.tcp_door = TcpDoor(address, section.listen_port, self.desk, self.controller)
-        self._advertised = section.advertise_addr or _reachable(address, controller.grpc_target)
+        self._advertised = section.advertise_addr or _reachable(address, controller.grpc_targets[0])
         try:
             self.tcp_door.open()
         except OSError as error:

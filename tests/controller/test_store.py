@@ -248,6 +248,10 @@ async def ask(desk: GrantDesk, request_id: str, wait_seconds: int = 0) -> Grante
     raise AssertionError
 
 
+def run(*command: str) -> bool:
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
 async def fill_until_refused(desk: GrantDesk) -> list[Granted]:
     given = []
     while isinstance(answer := await ask(desk, secrets.token_hex(8)), Granted):
@@ -297,8 +301,7 @@ async def test_a_real_disk_that_is_full_or_read_only_is_survived(
 ) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "sluice-test", str(disk)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
+    if not run("mount", "-t", "tmpfs", "-o", "size=2m", "sluice-test", str(disk)):
         pytest.skip("cannot mount here")
     try:
         bench.node("a", 8000)
@@ -309,21 +312,21 @@ async def test_a_real_disk_that_is_full_or_read_only_is_survived(
         given = await fill_until_refused(desk)
         assert given
         assert isinstance(await ask(desk, "full"), Refused)
-        subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
+        assert run("mount", "-o", "remount,size=64m", str(disk))
         await desk.step(bench.pool.expire)
         assert isinstance(await ask(desk, "roomy"), Granted)
         await store.close()
 
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        assert run("mount", "-o", "remount,ro", str(disk))
         with pytest.raises(StoreError, match="Read-only file system"):
             await SqliteStore(disk / "store.db").load()
-        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        assert run("mount", "-o", "remount,rw", str(disk))
         again = SqliteStore(disk / "store.db", ended_kept=5000)
         live = {g.request_id for g in (await again.load()).grants if g.state is GrantState.LIVE}
         assert live == {"held", "roomy"}
         await again.close()
     finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+        run("umount", "--lazy", str(disk))
 
 
 async def test_a_backup_made_in_the_middle_of_commits_is_restored(
@@ -349,12 +352,11 @@ async def test_a_backup_made_in_the_middle_of_commits_is_restored(
     bench.pool.release(grant.id, "after the backup")
     await store.commit(bench.pool.take_changes())
     await store.close()
-    assert "the store as it was" in maintenance.restore(path, copy)
+    line = maintenance.restore(path, copy)
     again = SqliteStore(path)
     assert [(g.id, g.state) for g in (await again.load()).grants] == [(grant.id, GrantState.LIVE)]
     await again.close()
-    [kept] = [p for p in tmp_path.glob("store.db.replaced-*") if p.suffix != ".db-wal"]
-    assert "sound" in maintenance.check(kept)
+    assert "sound" in maintenance.check(Path(line.partition("as it was: ")[2].partition(". ")[0]))
 
 
 def test_restore_refuses_what_is_no_backup(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_file_with_both_kinds_of_comments_is_read(tmp_path: Path) -> None:
     config = read_server_config(written(tmp_path, BROUGHT_ALONG))
     assert config.log.log_level == "DEBUG"
     assert config.log.log_to_screen is False
-    assert config.controller.grpc_target == "10.1.2.3:9124"
+    assert config.controller.grpc_targets == ["10.1.2.3:9124"]
     assert (config.server.vgpu_count, config.server.listen_port) == (8, 9961)
     assert config.server.bind_net is None
     assert config.server_nccl.comm_id == "127.0.0.1:9970"

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doors of one controller among several: they serve while it leads, and else say who does.
+
+Set up by controller.service where [store] kind = etcd. REST answers 307 with the leader's address,
+gRPC ends with UNAVAILABLE and the leader's address in its trailing metadata; without a leader both
+say that there is none yet. GET /v1/controller is always answered here: it says which part this
+controller has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+from fastapi import FastAPI
+from starlette.responses import JSONResponse, RedirectResponse, Response
+
+from sluice.controller.desk import GrantDesk
+from sluice.controller.election import LeaderAddress
+from sluice.controller.node_service import PoolService, own_version
+from sluice.controller.store.store import DeposedError, StoreError
+from sluice.rpc import pool_pb2 as rpc
+from sluice.rpc import pool_pb2_grpc
+
+LEADER_KEY = "sluice-leader"
+
+Scope = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Office:
+    """What a controller has while it leads."""
+
+    desk: GrantDesk
+    service: PoolService
+    app: FastAPI
+    is_current: Callable[[], bool]
+
+
+class Front:
+    """What both doors look at."""
+
+    def __init__(self) -> None:
+        self.office: Office | None = None
+        self.leader: Callable[[], LeaderAddress | None] = lambda: None
+        self.trouble: Callable[[], StoreError | None] = lambda: None
+
+    @property
+    def serving(self) -> Office | None:
+        """The office, if this controller certainly leads."""
+        office = self.office
+        return office if office and office.is_current() else None
+
+    def no_leader(self) -> str:
+        """Why nobody can be named, and what to do."""
+        if trouble := self.trouble():
+            return f"there is no leader: {trouble}"
+        return "there is no leader yet; one is elected within seconds, try again"
+
+
+class RestFront:
+    """The ASGI application of the REST door."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        """Serves, or refers to the leader."""
+        if scope["type"] != "http":
+            return
+        office = self._front.serving
+        if scope["path"] == "/v1/controller":
+            await self._own_part(office)(scope, receive, send)
+        elif office:
+            await office.app(scope, receive, send)
+        else:
+            await self._refer(scope)(scope, receive, send)
+
+    def _own_part(self, office: Office | None) -> Response:
+        leader = self._front.leader()
+        trouble = office.desk.trouble if office else self._front.trouble()
+        return JSONResponse(
+            {
+                "version": own_version(),
+                "leads": office is not None,
+                "leader": leader.rest if leader else None,
+                "store_trouble": str(trouble) if trouble else None,
+            }
+        )
+
+    def _refer(self, scope: Mapping[str, Any]) -> Response:
+        if leader := self._front.leader():
+            query = scope["query_string"].decode("latin-1")
+            path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+            return RedirectResponse(
+                f"{scope['scheme']}://{leader.rest}{path}{'?' if query else ''}{query}", 307
+            )
+        return Response(
+            json.dumps(
+                {
+                    "type": "about:blank",
+                    "title": "No leader",
+                    "status": 503,
+                    "detail": self._front.no_leader(),
+                    "instance": scope["path"],
+                }
+            ),
+            503,
+            {"Retry-After": "1"},
+            "application/problem+json",
+        )
+
+
+class PoolFront(pool_pb2_grpc.PoolServicer):
+    """The gRPC door."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def Register(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[rpc.NodeReport],
+        context: grpc.aio.ServicerContext[rpc.NodeReport, rpc.Order],
+    ) -> AsyncIterator[rpc.Order]:
+        """Serves one server's stream while this controller leads."""
+        office = self._front.serving
+        if office:
+            async for order in office.service.Register(request_iterator, context):
+                yield order
+            if not office.desk.stepped_down.is_set():
+                return
+        await self._refer(context)
+
+    async def RequestGrant(  # noqa: N802
+        self,
+        request: rpc.GrantRequest,
+        context: grpc.aio.ServicerContext[rpc.GrantRequest, rpc.GrantAnswer],
+    ) -> AsyncIterator[rpc.GrantAnswer]:
+        """Answers a client's request; the leader that takes over is asked again by the server."""
+        if office := self._front.serving:
+            try:
+                async for answer in office.service.RequestGrant(request, context):
+                    yield answer
+                return
+            except DeposedError:
+                pass
+        await self._refer(context)
+
+    async def ReleaseGrant(  # noqa: N802
+        self,
+        request: rpc.GrantRelease,
+        context: grpc.aio.ServicerContext[rpc.GrantRelease, rpc.GrantReleased],
+    ) -> rpc.GrantReleased:
+        """Gives a grant back."""
+        if office := self._front.serving:
+            try:
+                return await office.service.ReleaseGrant(request, context)
+            except DeposedError:
+                pass
+        return await self._refer(context)
+
+    async def _refer(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
+        leader = self._front.leader()
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE,
+            f"the leader is {leader.grpc}" if leader else self._front.no_leader(),
+            ((LEADER_KEY, leader.grpc),) if leader else (),
+        )
+        raise AssertionError("abort() raises")
