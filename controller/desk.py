@@ -158,6 +158,7 @@ class GrantDesk:
         for asker in self._askers.values():
             if not asker.answer.done():
                 asker.answer.set_exception(error)
+                asker.answer.exception()  # seen: its asker may be gone already
         for link in list(self.links.values()):
             link.close()
 

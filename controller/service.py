@@ -123,7 +123,10 @@ class Controller:
         host = f"[{host}]" if ":" in host else host
         me = LeaderAddress(f"{host}:{self.rest_port}", f"{host}:{self.grpc_port}")
         candidate = Candidate(cluster, section.prefix, section.lease_seconds, me)
-        self._front.leader = lambda: candidate.leader
+        # not itself, once it only may be: that would send askers round in a circle
+        self._front.leader = lambda: (
+            candidate.leader if candidate.leader != me or self._front.serving else None
+        )
         self._front.trouble = lambda: candidate.trouble
         self._tasks.append(asyncio.create_task(self._follow_and_lead(cluster, candidate)))
         log.info("waiting to lead: %s, store %s", self._where(), cluster.name)

@@ -87,11 +87,13 @@ class ControllerLink:
         self._side = side
         self._wait_seconds = wait_seconds
         self._connected = asyncio.Event()
-        self._reports: asyncio.Queue[rpc.NodeReport] = asyncio.Queue()
+        self._reports: asyncio.Queue[rpc.NodeReport | None] = asyncio.Queue()
         self._pending: set[str] = set()
+        self._asked: dict[grpc.aio.Call, str] = {}  # who was asked, by the call
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stub = self._stub_of(self._target)
         self._changed_since_inventory = False
+        self._hung_up = False
         self._last_order = 0.0
         self._last_complaint = -COMPLAIN_EVERY_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,6 +123,9 @@ class ControllerLink:
                 delay = RETRY_SECONDS
                 log.warning("the controller at %s is gone; sessions go on", self._target)
             self._turn_to(leader)
+            for call, target in list(self._asked.items()):
+                if target != self._target:
+                    call.cancel()  # whoever was asked may be paused and never answer
             if len(self._targets) > 1:
                 delay = RETRY_SECONDS  # one of them leads within seconds
             await asyncio.sleep(delay)
@@ -184,8 +189,10 @@ class ControllerLink:
         while True:
             if not self._connected.is_set():
                 await self._wait_connected(patience)
+            call = self._stub.RequestGrant(request)
+            self._asked[call] = self._target
             try:
-                async for answer in self._stub.RequestGrant(request):
+                async for answer in call:
                     kind = answer.WhichOneof("answer")
                     if kind == "waiting":
                         tell(answer.waiting.line)
@@ -200,6 +207,10 @@ class ControllerLink:
                         return LocalGrant(
                             granted.grant_id, granted.session_id, request.request_id, vgpus
                         )
+            except asyncio.CancelledError:
+                if _is_cancelled():
+                    raise
+                log.info("a grant request is repeated: another controller leads")
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.INTERNAL:
                     raise RefusalError(
@@ -207,6 +218,8 @@ class ControllerLink:
                     ) from error
                 log.info("a grant request is repeated: %s", error.details())
                 patience = max(patience, time.monotonic() + self._wait_seconds)
+            finally:
+                del self._asked[call]
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _wait_connected(self, until: float) -> None:
@@ -236,6 +249,7 @@ class ControllerLink:
         first = rpc.NodeReport(inventory=self._inventory())
         self._stub = self._stub_of(self._target)
         call = self._stub.Register(_outgoing(first, self._reports))
+        self._hung_up = False
         beats: asyncio.Task[None] | None = None
         try:
             async for order in call:
@@ -262,10 +276,15 @@ class ControllerLink:
                     self._side.end_grant(order.end_grant.grant_id, order.end_grant.reason)
                 elif kind == "read_log":
                     self._read_log(order.read_log)
+        except asyncio.CancelledError:
+            # gRPC says so too of a call that _beat has given up
+            if not self._hung_up or _is_cancelled():
+                raise
         finally:
             if beats:
                 beats.cancel()
             call.cancel()
+            self._reports.put_nowait(None)  # the sender waits for it no longer
 
     async def _beat(self, seconds: int, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
         beat = 0
@@ -275,6 +294,7 @@ class ControllerLink:
             self._reports.put_nowait(rpc.NodeReport(heartbeat=rpc.Heartbeat(beat=beat)))
             if time.monotonic() - self._last_order > SILENT_BEATS * seconds:
                 log.warning("the controller is silent; connecting anew")
+                self._hung_up = True
                 call.cancel()
                 return
 
@@ -309,13 +329,19 @@ class ControllerLink:
 
 
 async def _outgoing(
-    first: rpc.NodeReport, reports: asyncio.Queue[rpc.NodeReport]
+    first: rpc.NodeReport, reports: asyncio.Queue[rpc.NodeReport | None]
 ) -> AsyncIterator[rpc.NodeReport]:
     yield first
-    while True:
-        yield await reports.get()
+    while (report := await reports.get()) is not None:
+        yield report
 
 
 def _leader_named(error: grpc.aio.AioRpcError) -> str:
     metadata: Any = error.trailing_metadata() or ()
     return next((str(value) for key, value in metadata if key == LEADER_KEY), "")
+
+
+def _is_cancelled() -> bool:
+    """Whether the running task is cancelled, not only a call that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -178,8 +178,9 @@ class EtcdCluster:
         except errors.EtcdPermissionDeniedError as error:
             raise self._not_permitted(str(error)) from None
         except (errors.EtcdError, TimeoutError) as error:
+            why = str(error) or "no answer in time"
             raise UnreachableError(
-                f"{self.name}: {error or 'no answer in time'}; start etcd, or set [store] endpoints"
+                f"{self.name}: {why}; start etcd, or set [store] endpoints"
             ) from None
         except grpc.aio.AioRpcError as error:
             raise self._explain(error) from None

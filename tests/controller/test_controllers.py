@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several controllers over etcd, all real processes: a leader that is killed or paused amid grants
+costs seconds and not one grant; who does not lead says who does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import etcd_members
+import grpc
+import httpx
+import pytest
+from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from controllers import Controllers, SimulatedServer, controllers
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.rpc import pool_pb2_grpc
+
+pytestmark = pytest.mark.skipif(not etcd_members.is_there(), reason="etcd is not installed")
+
+CALLERS = 16
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Controllers]:
+    with etcd_members.etcd_members(tmp_path / "etcd") as members:
+        store = {"kind": "etcd", "endpoints": members.endpoints[0], "lease_seconds": 2}
+        with controllers(tmp_path, 2, store) as several:
+            yield several
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[etcd_members.EtcdMembers]:
+    with etcd_members.etcd_members(tmp_path / "etcd", 3) as three:
+        yield three
+
+
+@pytest.fixture
+def three(tmp_path: Path, members: etcd_members.EtcdMembers) -> Iterator[Controllers]:
+    with controllers(
+        tmp_path, 3, {"kind": "etcd", "endpoints": ",".join(members.endpoints)}
+    ) as several:
+        yield several
+
+
+def test_a_follower_refers_to_the_leader(two: Controllers) -> None:
+    leader = two.leader()
+    follower = 1 - leader
+    wait_for(lambda: two.part(follower).get("leader") == two.rest[leader], 10)
+    answer = httpx.delete(f"http://{two.rest[follower]}/v1/grants/a%2Fb?reason=x+y")
+    assert answer.status_code == 307
+    assert answer.headers["location"] == (f"http://{two.rest[leader]}/v1/grants/a%2Fb?reason=x+y")
+    with grpc.insecure_channel(two.grpc[follower]) as channel:
+        with pytest.raises(grpc.RpcError) as refused:
+            pool_pb2_grpc.PoolStub(channel).ReleaseGrant(rpc.GrantRelease(grant_id="x"))
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(refused.value.trailing_metadata())["sluice-leader"] == two.grpc[leader]
+
+    def cli(controller: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "sluice.cli", "node", "list", "--controller", controller],
+            env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
+            text=True, capture_output=True, check=False,
+        )  # fmt: skip
+
+    assert cli(two.rest[follower]).returncode == 0
+    assert cli(f"127.0.0.1:1,{two.rest[follower]}").returncode == 0
+    two.signal(leader, signal.SIGKILL)
+    done = cli(two.addresses)  # waits for the election
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_leader_that_is_stopped_hands_over_at_once(two: Controllers) -> None:
+    leader = two.leader()
+    wait_for(lambda: two.part(1 - leader).get("leader"), 10)
+    two.signal(leader, signal.SIGTERM)
+    assert two.leader() == 1 - leader
+    assert "leading: " in two.log(1 - leader)
+    two.start_one(leader)
+    wait_for(lambda: two.part(leader).get("leader") == two.rest[1 - leader], 10)
+
+
+async def under_load(
+    several: Controllers,
+    server: SimulatedServer,
+    disturb: Callable[[], Awaitable[None]],
+    seconds_after: float = 3.0,
+) -> float:
+    """Callers take and return grants while something happens; returns the longest gap."""
+    await server.joined()
+    callers = [asyncio.create_task(server.call()) for _ in range(CALLERS)]
+    await asyncio.sleep(2)
+    assert len(server.acknowledged) > 50
+    began = time.monotonic()
+    await disturb()
+    while not server.acknowledged[-1] > began + 1 or not server.link.is_connected:
+        assert time.monotonic() < began + 60, "no grant after what happened"
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(seconds_after)
+    gap = server.longest_gap(began)
+    # what is under way is finished, so that the books can be compared
+    for caller in callers:
+        caller.cancel()
+    await asyncio.gather(*callers, return_exceptions=True)
+    return gap
+
+
+async def settled(several: Controllers, server: SimulatedServer) -> None:
+    """The books become what the server runs, and stay so."""
+    deadline = time.monotonic() + 15
+    while True:
+        grants = (await asyncio.to_thread(several.get, "/grants"))["grants"]
+        held = {grant["id"] for grant in grants}
+        if held == set(server.running):
+            break
+        assert time.monotonic() < deadline, (
+            f"lost: {set(server.running) - held}, orphaned: {held - set(server.running)}"
+        )
+        await asyncio.sleep(0.2)
+    assert server.ended_by_controller == []  # nothing that was acknowledged was taken away
+    used: dict[str, int] = {}
+    for grant in grants:
+        for vgpu in grant["vgpus"]:
+            used[vgpu["gpu"]] = used.get(vgpu["gpu"], 0) + vgpu["compute_percent"]
+    assert all(percent <= 100 for percent in used.values())
+
+
+@pytest.mark.cluster
+async def test_a_killed_leader_costs_seconds_and_no_grant(three: Controllers) -> None:
+    server = SimulatedServer("node-a", three.grpc)
+
+    async def kill() -> None:
+        three.signal(await asyncio.to_thread(three.leader), signal.SIGKILL)
+
+    try:
+        gaps = [await under_load(three, server, kill)]
+        await settled(three, server)
+        survivor = await asyncio.to_thread(three.leader)
+        dead = three.processes.index(None)
+        three.start_one(dead)
+        gaps.append(await under_load(three, server, kill))
+        assert await asyncio.to_thread(three.leader) != survivor
+        await settled(three, server)
+        print(f"without a grant for {gaps} s, {len(server.acknowledged)} grants")
+    finally:
+        await server.close()
+
+
+@pytest.mark.cluster
+async def test_a_leader_that_was_paused_does_not_come_back_as_one(three: Controllers) -> None:
+    server = SimulatedServer("node-a", three.grpc)
+    paused = three.leader()
+
+    async def pause() -> None:
+        three.signal(paused, signal.SIGSTOP)
+        await asyncio.sleep(7)
+        three.signal(paused, signal.SIGCONT)
+
+    try:
+        gap = await under_load(three, server, pause)
+        await settled(three, server)
+        assert await asyncio.to_thread(three.leader) != paused
+        assert not three.part(paused)["leads"]
+        print(f"without a grant for {gap:.1f} s")
+    finally:
+        await server.close()
+
+
+@pytest.mark.cluster
+async def test_etcd_members_may_be_killed_and_paused(
+    three: Controllers, members: etcd_members.EtcdMembers
+) -> None:
+    server = SimulatedServer("node-a", three.grpc)
+
+    async def disturb() -> None:
+        for number in range(3):
+            members.signal(number, signal.SIGKILL)
+            await asyncio.sleep(2)
+            members.start_member(number)
+            await asyncio.to_thread(members.wait_healthy)
+            await asyncio.sleep(2)
+        members.signal(0, signal.SIGSTOP)
+        await asyncio.sleep(4)
+        members.signal(0, signal.SIGCONT)
+
+    try:
+        gap = await under_load(three, server, disturb)
+        await settled(three, server)
+        print(f"without a grant for {gap:.1f} s")
+    finally:
+        await server.close()
+
+
+@pytest.mark.cluster
+async def test_without_a_majority_of_etcd_nothing_is_granted_and_nothing_is_lost(
+    three: Controllers, members: etcd_members.EtcdMembers
+) -> None:
+    server = SimulatedServer("node-a", three.grpc)
+    seen: list[str] = []
+
+    async def disturb() -> None:
+        members.signal(0, signal.SIGKILL)
+        members.signal(1, signal.SIGKILL)
+        await asyncio.sleep(6)
+        before = len(server.acknowledged)
+        address = f"http://{three.rest[0]}/v1/grants"
+        seen.append((await asyncio.to_thread(httpx.get, address, timeout=5)).text)
+        await asyncio.sleep(1)
+        assert len(server.acknowledged) == before
+        members.start_member(0)
+        members.start_member(1)
+
+    try:
+        await under_load(three, server, disturb)
+        await settled(three, server)
+        assert "there is no leader" in seen[0]
+    finally:
+        await server.close()
+
+
+@pytest.mark.cluster
+def test_a_real_server_and_its_sessions_survive_the_leader(
+    three: Controllers, tmp_path: Path
+) -> None:
+    (tmp_path / "plane").mkdir()
+    plane = ControlPlane(tmp_path / "plane", patience=20)
+    config = plane.folder / "server.conf"
+    lines = [line for line in config.read_text().splitlines() if "_addr = 127.0.0.1:" not in line]
+    place = next(n for n, line in enumerate(lines) if line.strip() == "[controller]") + 1
+    lines[place:place] = [
+        f"addresses = {three.addresses}", f"grpc_addresses = {','.join(three.grpc)}"
+    ]  # fmt: skip
+    config.write_text("\n".join(lines) + "\n")
+
+    def nodes() -> dict[str, str]:
+        return {node["name"]: node["state"] for node in three.get("/nodes")["nodes"]}
+
+    try:
+        plane.start_server(joined=False)
+        wait_for(lambda: nodes().get(plane.node) == "up", 20, "the node to join")
+        held = plane.client(gmem_mib=64, program="survivor")
+        [before] = three.get("/grants")["grants"]
+        three.signal(three.leader(), signal.SIGKILL)
+        second = plane.client(gmem_mib=64)  # asked while nobody leads
+        assert second.first["status"] == 0, second.first
+        grants = three.get("/grants")["grants"]
+        assert before["id"] in {grant["id"] for grant in grants}
+        assert len(grants) == 2
+        assert held.process.poll() is None
+        held.kill()
+        second.kill()
+        wait_for(lambda: not three.get("/grants")["grants"], 10, "the grants to return")
+    finally:
+        plane.close()

@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several real controllers over one etcd, and servers that are simulated down to their own link.
+
+Used by tests/controller and tests/bench. Controllers owns its processes. A SimulatedServer is the
+server's real ControllerLink (real gRPC, real protocol) with books instead of workers: it reports
+as running what it was granted, so that what was acknowledged can be held against what exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from control_plane import PYTHON_PATH, free_port, wait_for
+
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller_link import ControllerLink, LocalGrant
+
+
+class Controllers:
+    """Controllers that share a store; start() first."""
+
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        store: dict[str, Any],
+        *,
+        pool: dict[str, Any] | None = None,
+        log_level: str = "INFO",
+    ) -> None:
+        self._folder = folder
+        self.rest = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+        self.grpc = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+        self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        for number in range(count):
+            sections = {
+                "log": {
+                    "log_dir": folder / f"log{number}",
+                    "log_level": log_level,
+                    "file_log_level": log_level,
+                },
+                "controller": {
+                    "rest_port": self.rest[number].partition(":")[2],
+                    "grpc_port": self.grpc[number].partition(":")[2],
+                    "store": folder / "controller.db",
+                },
+                "store": store,
+                "pool": {"heartbeat_seconds": 1, "node_timeout_seconds": 20, **(pool or {})},
+            }
+            lines = []
+            for section, keys in sections.items():
+                lines += [f"[{section}]", *(f"{key} = {value}" for key, value in keys.items())]
+            (folder / f"controller{number}.conf").write_text("\n".join(lines) + "\n")
+
+    @property
+    def addresses(self) -> str:
+        """What a server or the CLI is configured with."""
+        return ",".join(self.rest)
+
+    def start(self) -> None:
+        """Starts all and waits for a leader."""
+        for number in range(len(self.processes)):
+            self.start_one(number)
+        self.leader()
+
+    def start_one(self, number: int) -> None:
+        """Starts one, anew or again."""
+        with (self._folder / f"controller{number}.out").open("ab") as out:
+            self.processes[number] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "sluice.controller"),
+                    *("--config", str(self._folder / f"controller{number}.conf")),
+                ],
+                stdout=out,
+                stderr=out,
+                env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
+            )
+
+    def part(self, number: int) -> dict[str, Any]:
+        """What a controller says of itself; empty while it does not answer."""
+        try:
+            answer = httpx.get(f"http://{self.rest[number]}/v1/controller", timeout=1)
+        except httpx.TransportError:
+            return {}
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def leader(self, seconds: float = 30.0) -> int:
+        """The number of the one that leads, waiting for it."""
+
+        def leading() -> list[int]:
+            return [
+                number
+                for number, process in enumerate(self.processes)
+                if process and self.part(number).get("leads")
+            ]
+
+        return int(wait_for(leading, seconds, "a leader")[0])
+
+    def signal(self, number: int, what: signal.Signals) -> None:
+        """Kills, pauses or continues one."""
+        process = self.processes[number]
+        assert process
+        process.send_signal(what)
+        if what in (signal.SIGKILL, signal.SIGTERM):
+            process.wait()
+            self.processes[number] = None
+
+    def get(self, path: str, **parameters: Any) -> Any:
+        """A GET to whoever leads."""
+        address = self.rest[self.leader()]
+        answer = httpx.get(f"http://{address}/v1{path}", params=parameters, timeout=15)
+        answer.raise_for_status()
+        return answer.json()
+
+    def log(self, number: int) -> str:
+        """What one printed."""
+        return (self._folder / f"controller{number}.out").read_text()
+
+    def close(self) -> None:
+        """Ends all."""
+        for process in self.processes:
+            if process:
+                process.kill()
+                process.wait()
+
+
+@contextmanager
+def controllers(
+    folder: Path, count: int, store: dict[str, Any], **options: Any
+) -> Iterator[Controllers]:
+    """Running controllers for the time of a block."""
+    several = Controllers(folder, count, store, **options)
+    try:
+        several.start()
+        yield several
+    finally:
+        several.close()
+
+
+class SimulatedServer:
+    """A server of the pool without workers; it is the ServerSide of a real ControllerLink."""
+
+    def __init__(self, name: str, targets: Sequence[str], gpus: int = 16) -> None:
+        self.name = name
+        self.gpus = gpus
+        self.running: dict[str, tuple[LocalGrant, rpc.GrantRequest]] = {}
+        self.ended_by_controller: list[tuple[str, str]] = []
+        self.acknowledged: list[float] = []  # when grants came, monotonic
+        self.link = ControllerLink(targets, self, wait_seconds=30)
+        self._line = asyncio.create_task(self.link.run())
+
+    async def joined(self) -> None:
+        """Returns once the controller has welcomed it."""
+        while not self.link.is_connected:
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        """Vanishes."""
+        self._line.cancel()
+        await asyncio.gather(self._line, return_exceptions=True)
+        await self.link.close()
+
+    async def take(self) -> LocalGrant:
+        """Asks for one percent of a GPU, and runs it."""
+        request = rpc.GrantRequest(
+            node=self.name, vgpu_count=1, memory_mib=1, compute_percent=1, wait_seconds=-1,
+            local_only=True, channel="shm", program=f"p-{secrets.token_hex(4)}",
+        )  # fmt: skip
+        async with self.link.grant(request, lambda _: None) as grant:
+            self.running[grant.grant_id] = (grant, request)
+            self.acknowledged.append(time.monotonic())
+        return grant
+
+    def end(self, grant: LocalGrant) -> None:
+        """Its process is gone."""
+        if self.running.pop(grant.grant_id, None):
+            self.link.report(
+                rpc.NodeReport(
+                    session_ended=rpc.SessionEnded(
+                        session_id=grant.session_id, grant_id=grant.grant_id, reason="done"
+                    )
+                )
+            )
+
+    async def call(self, held_seconds: float = 0.02, keep_every: int = 5) -> None:
+        """Takes grants and gives most of them back, until it is cancelled."""
+        taken = 0
+        while True:
+            grant = await self.take()
+            taken += 1
+            await asyncio.sleep(held_seconds)
+            if taken % keep_every:
+                self.end(grant)
+
+    def longest_gap(self, since: float) -> float:
+        """The longest time without a grant after that moment."""
+        times = [since, *(t for t in self.acknowledged if t >= since)]
+        return max(b - a for a, b in itertools.pairwise(times))
+
+    # ServerSide
+
+    def inventory(self) -> rpc.Inventory:
+        """Everything that it believes to run."""
+        return rpc.Inventory(
+            node=self.name, data_address="127.0.0.1", data_port=1, version="simulated",
+            vgpu_count=4,
+            gpus=[
+                rpc.Gpu(uuid=f"{self.name}-{n}", model="simulated", memory_mib=65536, software=True)
+                for n in range(self.gpus)
+            ],
+            sessions=[
+                rpc.SessionReport(
+                    session_id=grant.session_id, grant_id=grant_id, request_id=grant.request_id,
+                    vgpus=[
+                        rpc.Vgpu(gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib,
+                                 compute_percent=v.compute_percent)
+                        for v in grant.vgpus
+                    ],
+                    channel="shm", program=request.program, started=time.time(),
+                )
+                for grant_id, (grant, request) in self.running.items()
+            ],
+        )  # fmt: skip
+
+    def take_assignment(self, assignment: rpc.Assignment) -> str:
+        """Never asked for here."""
+        return f"no session {assignment.session_id} is expected here"
+
+    def end_grant(self, grant_id: str, reason: str) -> None:
+        """The controller's word is the end of it."""
+        self.ended_by_controller.append((grant_id, reason))
+        with contextlib.suppress(KeyError):
+            self.end(self.running[grant_id][0])
+
+    def read_log(self, session_id: str, tail_bytes: int) -> str:
+        """There is none."""
+        raise FileNotFoundError(session_id)
