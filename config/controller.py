@@ -106,6 +106,36 @@ class PoolSection(Section):
     events_kept: int = Field(100_000, ge=100, description="how many events the store keeps")
 
 
+class AuthSection(Section):
+    """[auth]: who may call."""
+
+    required: Literal["auto", "yes", "no"] = Field(
+        "auto",
+        description="auto (yes, unless bind_addr is a loopback address), yes or no: callers show a "
+        "token or certificate",
+    )
+    local: Literal["operator", "user", "nothing"] = Field(
+        "user",
+        description="operator, user (look, and open sessions) or nothing: what callers without a "
+        "token may do where none is required",
+    )
+    requests_per_second: float = Field(
+        200.0, ge=0, description="REST requests of one token or address a second (0: no limit)"
+    )
+
+
+class TlsSection(Section):
+    """[tls]: certificates of the doors."""
+
+    cert_file: Path | None = Field(
+        None, description="the certificate of REST and gRPC, PEM (empty: no TLS)"
+    )
+    key_file: Path | None = Field(None, description="that certificate's key, PEM")
+    node_ca_file: Path | None = Field(
+        None, description="the CA of the servers' certificates: gRPC then wants one of each server"
+    )
+
+
 class ControllerConfig(BaseModel):
     """The whole file."""
 
@@ -115,6 +145,16 @@ class ControllerConfig(BaseModel):
     controller: ControllerSection = ControllerSection()
     store: StoreSection = Field(default_factory=StoreSection)
     pool: PoolSection = PoolSection()
+    auth: AuthSection = AuthSection()
+    tls: TlsSection = TlsSection()
+
+    @model_validator(mode="after")
+    def _whole_tls(self) -> ControllerConfig:
+        if (self.tls.cert_file is None) != (self.tls.key_file is None):
+            raise ValueError("[tls] has one of cert_file and key_file; give both or none")
+        if self.tls.node_ca_file and not self.tls.cert_file:
+            raise ValueError("[tls] node_ca_file needs cert_file and key_file")
+        return self
 
 
 def read_controller_config(path: Path | None) -> ControllerConfig:

@@ -18,6 +18,7 @@ import grpc
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from sluice.controller.auth.access import Access
 from sluice.controller.desk import GrantDesk
 from sluice.controller.election import LeaderAddress
 from sluice.controller.node_service import PoolService, own_version
@@ -37,6 +38,7 @@ class Office:
     desk: GrantDesk
     service: PoolService
     app: FastAPI
+    access: Access
     is_current: Callable[[], bool]
 
 

@@ -241,7 +241,11 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             lambda: self._desk.pool.register(
                 node,
                 [gpu_of(name, gpu) for gpu in inventory.gpus],
-                [session_of(name, session) for session in inventory.sessions],
+                [
+                    session_of(name, session)
+                    for session in inventory.sessions
+                    if self._is_of(name, session.session_id, session.grant_id)
+                ],
                 inventory.pending_requests,
                 [job_key(hold) for hold in inventory.holds],
             )
@@ -257,6 +261,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             )
         elif kind == "session_started":
             started = report.session_started
+            if not self._is_of(node, started.session_id):
+                return
 
             def note() -> Decisions:
                 pool.session_started(started.session_id, started.client_pid, started.channel)
@@ -265,6 +271,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             await self._desk.step(note)
         elif kind == "session_ended":
             ended = report.session_ended
+            if not self._is_of(node, ended.session_id, ended.grant_id):
+                return
             await self._desk.step(
                 lambda: pool.session_ended(ended.session_id, ended.grant_id, ended.reason)
             )
@@ -277,3 +285,16 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             link.assignment_taken(report.assignment_taken)
         elif kind == "log_text":
             link.log_text(report.log_text)
+
+    def _is_of(self, node: str, session_id: str, grant_id: str = "") -> bool:
+        """Whether what a node reports is its own, as far as the books know it."""
+        session = self._desk.pool.sessions.get(session_id)
+        grant = self._desk.pool.grants.get(session.grant_id if session else grant_id)
+        found = session or grant
+        if found is None or found.node == node:
+            return True
+        log.warning(
+            "node %s reported session %s of grant %s, which are of node %s; not believed",
+            node, session_id, grant_id, found.node,
+        )  # fmt: skip
+        return False

@@ -23,6 +23,9 @@ import uvicorn
 
 from sluice.config.controller import ControllerConfig
 from sluice.controller.api.app import build_app
+from sluice.controller.auth.access import Access, is_loopback
+from sluice.controller.auth.node_guard import Guarded, NodeGuard
+from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.desk import GrantDesk
 from sluice.controller.election import Candidate, LeaderAddress, Term
 from sluice.controller.front import Front, Office, PoolFront, RestFront
@@ -32,6 +35,7 @@ from sluice.controller.store.etcd import EtcdStore
 from sluice.controller.store.etcd_cluster import EtcdCluster
 from sluice.controller.store.sqlite import SqliteStore
 from sluice.controller.store.store import DeposedError, Store, StoreError
+from sluice.controller.tls import TlsError, grpc_credentials, rest_options
 from sluice.rpc import pool_pb2_grpc
 
 log = logging.getLogger("sluice.controller")
@@ -107,6 +111,7 @@ class Controller:
         office = self._make_office(store, await store.load(), None)
         self._front.office = office
         try:
+            await self._first_token(office)
             await self._open_doors(office.service)
         except DoorError:
             await store.close()
@@ -168,6 +173,7 @@ class Controller:
         try:
             office = self._make_office(store, await store.load(), term)
             term.check()
+            await self._first_token(office)
             deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
             tasks[0].add_done_callback(lambda _: office.desk.step_down(deposed))
             tasks.append(asyncio.create_task(office.desk.tick()))
@@ -198,16 +204,63 @@ class Controller:
         )
         desk = GrantDesk(pool, store, shares.waiting_line_seconds)
         service = PoolService(desk, shares.heartbeat_seconds)
-        app = build_app(desk, service, shares.key_seconds)
-        return Office(desk, service, app, lambda: term is None or term.is_current)
+        access = Access(
+            self._config.auth,
+            TokenBook(store, snapshot.documents),
+            loopback_only=is_loopback(self._config.controller.bind_addr),
+        )
+        app = build_app(
+            desk,
+            service,
+            shares.key_seconds,
+            access,
+            documents=snapshot.documents,
+            requests_per_second=self._config.auth.requests_per_second,
+        )
+        return Office(desk, service, app, access, lambda: term is None or term.is_current)
+
+    async def _first_token(self, office: Office) -> None:
+        """Makes the admin token of a new pool: it is printed here, once, and written nowhere."""
+        tokens = office.access.tokens
+        if tokens.tokens:
+            return
+        try:
+            token, secret = await tokens.create(Role.ADMIN, by="first run", name="first run")
+        except DeposedError:
+            raise
+        except StoreError as error:
+            log.error("the pool has no admin token yet: it cannot be stored (%s)", error)
+            return
+        print(
+            f"sluice-controller: admin token {token.id} of this new pool, shown this once:\n"
+            f"    {secret}",
+            flush=True,
+        )
+
+    def _guarded(self) -> Guarded | None:
+        office = self._front.serving
+        if office is None:
+            return None
+        return Guarded(office.access, office.desk.pool, office.desk.store)
 
     async def _open_doors(self, service: pool_pb2_grpc.PoolServicer) -> None:
-        doors = self._config.controller
+        doors, tls = self._config.controller, self._config.tls
+        try:
+            credentials, rest_tls = grpc_credentials(tls), rest_options(tls)
+        except TlsError as error:
+            raise DoorError(str(error)) from None
+        self._warn_of_open_doors()
         self._grpc = grpc.aio.server(options=GRPC_OPTIONS)
-        pool_pb2_grpc.add_PoolServicer_to_server(service, self._grpc)
+        guard = NodeGuard(service, self._guarded)
+        pool_pb2_grpc.add_PoolServicer_to_server(guard, self._grpc)
         host = f"[{doors.bind_addr}]" if ":" in doors.bind_addr else doors.bind_addr
         try:
-            self.grpc_port = self._grpc.add_insecure_port(f"{host}:{doors.grpc_port}")
+            address = f"{host}:{doors.grpc_port}"
+            self.grpc_port = (
+                self._grpc.add_secure_port(address, credentials)
+                if credentials
+                else self._grpc.add_insecure_port(address)
+            )
         except RuntimeError as error:
             raise DoorError(
                 f"gRPC cannot listen on {host}:{doors.grpc_port} ({error}); set [controller] "
@@ -227,9 +280,32 @@ class Controller:
             ) from None
         self.rest_port = rest.getsockname()[1]
         self._uvicorn = _Uvicorn(
-            uvicorn.Config(self._rest_app, log_config=None, access_log=False, lifespan="off")
+            uvicorn.Config(
+                self._rest_app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                proxy_headers=False,  # nobody is believed about where it calls from
+                server_header=False,
+                **rest_tls,
+            )
         )
         self._tasks.append(asyncio.create_task(self._uvicorn.serve(sockets=[rest])))
+
+    def _warn_of_open_doors(self) -> None:
+        if is_loopback(self._config.controller.bind_addr):
+            return
+        if self._config.auth.required == "no":
+            log.warning(
+                "[auth] required = no: whoever reaches %s has the rights of [auth] local = %s",
+                self._config.controller.bind_addr,
+                self._config.auth.local,
+            )
+        if not self._config.tls.cert_file:
+            log.warning(
+                "no [tls] cert_file: tokens cross the network in the clear; make certificates "
+                "with `sluice ca`"
+            )
 
     def _where(self) -> str:
         host = self._config.controller.bind_addr

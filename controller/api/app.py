@@ -1,25 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assembles the REST application: every route and every error handler, in one place.
+"""Assembles the REST application: the way in, every route and every error handler, in one place.
 
-Called by controller.service, and by tests that speak to it without a socket.
+Called by controller.service, and by tests that speak to it without a socket. A request passes the
+doorway (how often, who, audit), idempotency, then its handler, which declares the role it needs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from sluice.controller.api import problems
+from sluice.controller.api.authorisation import undeclared
+from sluice.controller.api.description import describe
+from sluice.controller.api.doorway import Doorway
+from sluice.controller.api.event_routes import event_routes
+from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.resources import resource_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
+from sluice.controller.api.token_routes import token_routes
+from sluice.controller.auth.access import Access
+from sluice.controller.auth.buckets import Buckets
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, own_version
+from sluice.controller.pool.model import Document
 from sluice.controller.store.store import StoreError
 
 
-def build_app(desk: GrantDesk, service: PoolService, key_seconds: int) -> FastAPI:
-    """Returns the application for one pool."""
+def build_app(
+    desk: GrantDesk,
+    service: PoolService,
+    key_seconds: int,
+    access: Access,
+    *,
+    documents: Sequence[Document] = (),
+    requests_per_second: float = 0.0,
+) -> FastAPI:
+    """Returns the application for one pool; raises RuntimeError for a route without a role."""
     app = FastAPI(
         title="Sluice controller",
         version=own_version(),
@@ -28,10 +48,23 @@ def build_app(desk: GrantDesk, service: PoolService, key_seconds: int) -> FastAP
         docs_url=None,
         redoc_url=None,
     )
-    app.include_router(resource_routes(desk, service), prefix="/v1")
-    app.include_router(tcp_session_routes(desk, service, key_seconds), prefix="/v1")
+    for routes in (
+        resource_routes(desk, service),
+        event_routes(desk, access.tokens),
+        token_routes(access.tokens),
+        tcp_session_routes(desk, service, key_seconds),
+    ):
+        app.include_router(routes, prefix="/v1")
     app.add_exception_handler(problems.Problem, problems.answer_problem)
     app.add_exception_handler(StoreError, problems.answer_store_error)
     app.add_exception_handler(HTTPException, problems.answer_http_error)
     app.add_exception_handler(RequestValidationError, problems.answer_invalid)
+    # the last one added is the first that a request meets
+    app.add_middleware(Idempotency, store=desk.store, documents=documents)
+    app.add_middleware(
+        Doorway, access=access, buckets=Buckets(requests_per_second), store=desk.store
+    )
+    describe(app)
+    if forgotten := undeclared(app.openapi()):
+        raise RuntimeError(f"routes that declare no role: {'; '.join(forgotten)}")
     return app

@@ -31,13 +31,20 @@ class Problem(Exception):
     """Ends a request with a problem document."""
 
     def __init__(
-        self, status: int, title: str, detail: str, *, cuda_error: int | None = None
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        *,
+        cuda_error: int | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.title = title
         self.detail = detail
         self.cuda_error = cuda_error
+        self.headers = headers
 
 
 def not_found(kind: str, name: str) -> Problem:
@@ -45,32 +52,33 @@ def not_found(kind: str, name: str) -> Problem:
     return Problem(404, f"No such {kind}", f"there is no {kind} {name}; list them at /v1/{kind}s")
 
 
-def _answer(request: Request, problem: Problem, headers: dict[str, str] | None = None) -> Any:
+def problem_answer(path: str, problem: Problem) -> JSONResponse:
+    """The problem as the answer to a request for a path."""
     document = ProblemDocument(
         title=problem.title,
         status=problem.status,
         detail=problem.detail,
-        instance=request.url.path,
+        instance=path,
         cuda_error=problem.cuda_error,
     )
     return JSONResponse(
         document.model_dump(exclude_none=True),
         status_code=problem.status,
         media_type="application/problem+json",
-        headers=headers,
+        headers=problem.headers,
     )
 
 
 async def answer_problem(request: Request, error: Exception) -> Any:
     """Answers a Problem."""
     assert isinstance(error, Problem)
-    return _answer(request, error)
+    return problem_answer(request.url.path, error)
 
 
 async def answer_store_error(request: Request, error: Exception) -> Any:
     """Answers what cannot be stored or read now."""
-    problem = Problem(503, "The store does not work", str(error))
-    return _answer(request, problem, {"Retry-After": "1"})
+    problem = Problem(503, "The store does not work", str(error), headers={"Retry-After": "1"})
+    return problem_answer(request.url.path, problem)
 
 
 async def answer_http_error(request: Request, error: Exception) -> Any:
@@ -81,8 +89,9 @@ async def answer_http_error(request: Request, error: Exception) -> Any:
         str(error.detail),
         f"{request.method} {request.url.path}: {error.detail}; the API is described at "
         "/v1/openapi.json",
+        headers=dict(error.headers) if error.headers else None,
     )
-    return _answer(request, problem, dict(error.headers) if error.headers else None)
+    return problem_answer(request.url.path, problem)
 
 
 async def answer_invalid(request: Request, error: Exception) -> Any:
@@ -92,4 +101,5 @@ async def answer_invalid(request: Request, error: Exception) -> Any:
         f"{'.'.join(str(step) for step in e['loc'])}: {e['msg']} (found {e.get('input')!r:.80})"
         for e in error.errors()
     ]
-    return _answer(request, Problem(422, "Invalid request", "; ".join(parts)))
+    problem = Problem(422, "Invalid request", "; ".join(parts))
+    return problem_answer(request.url.path, problem)

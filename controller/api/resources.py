@@ -2,25 +2,48 @@
 """REST handlers that list, show and end what the pool has.
 
 Mounted by controller.api.app under /v1. They read the pool's memory and change it only through the
-desk. Grants carry their generation as an ETag; `If-Match` on DELETE guards against a lost update.
+desk. A tenant sees the grants and sessions of its project, and of the pool nothing else. What can
+be changed carries its generation as an ETag; `If-Match` guards against a lost update.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from sluice.controller.api import schemas
+from sluice.controller.api.authorisation import (
+    OperatorOrTenant,
+    Viewer,
+    ViewerOrTenant,
+)
+from sluice.controller.api.generations import IfMatch, check_generation, set_etag
+from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.auth.access import Caller
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, own_version
-from sluice.controller.pool.model import GpuKey, GrantState, NodeState, SessionState
+from sluice.controller.pool.model import (
+    GpuKey,
+    Grant,
+    GrantState,
+    NodeState,
+    Session,
+    SessionState,
+)
 
 LOG_SECONDS = 5.0
 
 _404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
+_CHANGE: dict[int | str, dict[str, Any]] = {
+    **_404,
+    409: {"model": ProblemDocument},
+    412: {"model": ProblemDocument},
+}
+
+NodeStateName = Literal["up", "away", "lost"]
 
 
 def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
@@ -28,8 +51,25 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     routes = APIRouter()
     pool = desk.pool
 
+    def grant_of(grant_id: str, caller: Caller) -> Grant:
+        grant = pool.grants.get(grant_id)
+        # another's is as good as none: a tenant cannot learn which ids there are
+        if grant is None or not caller.sees(grant.project):
+            raise not_found("grant", grant_id)
+        return grant
+
+    def project_of(session: Session) -> str:
+        grant = pool.grants.get(session.grant_id)
+        return grant.project if grant else ""
+
+    def session_of(session_id: str, caller: Caller) -> Session:
+        session = pool.sessions.get(session_id)
+        if session is None or not caller.sees(project_of(session)):
+            raise not_found("session", session_id)
+        return session
+
     @routes.get("/pool", tags=["pool"])
-    async def show_pool() -> schemas.PoolView:
+    async def show_pool(_: Viewer) -> schemas.PoolView:
         """The pool in one look."""
         usable = [g for g in pool.gpus.values() if pool.nodes[g.node].state is not NodeState.LOST]
         return schemas.PoolView(
@@ -45,32 +85,53 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         )
 
     @routes.get("/nodes", tags=["nodes"])
-    async def list_nodes() -> schemas.NodeList:
+    async def list_nodes(
+        _: Viewer,
+        state: NodeStateName | None = None,
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
+    ) -> schemas.NodeList:
         """Every node that ever joined."""
-        return schemas.NodeList(nodes=[schemas.node_view(pool, n) for n in pool.nodes.values()])
+        wanted = (n for n in pool.nodes.values() if state in (None, n.state.value))
+        shown, marker = page(wanted, lambda n: (n.name,), limit, marker)
+        nodes = [schemas.node_view(pool, node) for node in shown]
+        return schemas.NodeList(nodes=nodes, next_marker=marker)
 
     @routes.get("/nodes/{name}", tags=["nodes"], responses=_404)
-    async def show_node(name: str) -> schemas.NodeView:
+    async def show_node(name: str, _: Viewer, response: Response) -> schemas.NodeView:
         """One node."""
         if (node := pool.nodes.get(name)) is None:
             raise not_found("node", name)
+        set_etag(response, node.generation)
         return schemas.node_view(pool, node)
 
     @routes.get("/gpus", tags=["gpus"])
-    async def list_gpus(node: str | None = None) -> schemas.GpuList:
-        """Every GPU, or those of one node."""
-        return schemas.GpuList(
-            gpus=[
-                schemas.gpu_view(pool, gpu)
-                for gpu in pool.gpus.values()
-                if node is None or gpu.node == node
-            ]
+    async def list_gpus(
+        _: Viewer,
+        node: str | None = None,
+        state: NodeStateName | None = None,
+        model: str | None = None,
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
+    ) -> schemas.GpuList:
+        """Every GPU, or those of one node, state or model."""
+        wanted = (
+            gpu
+            for gpu in pool.gpus.values()
+            if node in (None, gpu.node)
+            and state in (None, pool.nodes[gpu.node].state.value)
+            and model in (None, gpu.model)
         )
+        shown, marker = page(wanted, lambda g: (g.node, g.uuid), limit, marker)
+        gpus = [schemas.gpu_view(pool, gpu) for gpu in shown]
+        return schemas.GpuList(gpus=gpus, next_marker=marker)
 
-    @routes.get("/gpus/{gpu_id}", tags=["gpus"], responses=_404)
-    async def show_gpu(gpu_id: str) -> schemas.GpuView:
+    @routes.get(
+        "/gpus/{gpu_id}", tags=["gpus"], responses={**_404, 409: {"model": ProblemDocument}}
+    )
+    async def show_gpu(gpu_id: str, _: Viewer) -> schemas.GpuView:
         """One GPU, by node:uuid or by a UUID that only one node has."""
-        node, _, uuid = gpu_id.rpartition(":")
+        node, _colon, uuid = gpu_id.rpartition(":")
         if gpu := pool.gpus.get(GpuKey(node, uuid)):
             return schemas.gpu_view(pool, gpu)
         same = [gpu for gpu in pool.gpus.values() if gpu.uuid == gpu_id]
@@ -83,49 +144,46 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
 
     @routes.get("/grants", tags=["grants"])
     async def list_grants(
-        state: Literal["live", "ended", "all"] = "live", node: str | None = None
+        caller: ViewerOrTenant,
+        state: Literal["live", "ended", "all"] = "live",
+        node: str | None = None,
+        project: str | None = None,
+        job: Annotated[str | None, Query(description="a shared job's name")] = None,
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
     ) -> schemas.GrantList:
         """Grants; live ones unless told otherwise."""
-        return schemas.GrantList(
-            grants=[
-                schemas.grant_view(grant, pool.sessions_of(grant.id))
-                for grant in pool.grants.values()
-                if state in ("all", grant.state.value) and (node is None or grant.node == node)
-            ]
+        wanted = (
+            grant
+            for grant in pool.grants.values()
+            if state in ("all", grant.state.value)
+            and node in (None, grant.node)
+            and project in (None, grant.project)
+            and job in (None, grant.job)
+            and caller.sees(grant.project)
         )
+        shown, marker = page(wanted, lambda g: (g.created, g.id), limit, marker)
+        grants = [schemas.grant_view(grant, pool.sessions_of(grant.id)) for grant in shown]
+        return schemas.GrantList(grants=grants, next_marker=marker)
 
     @routes.get("/grants/{grant_id}", tags=["grants"], responses=_404)
-    async def show_grant(grant_id: str, response: Response) -> schemas.GrantView:
+    async def show_grant(
+        grant_id: str, caller: ViewerOrTenant, response: Response
+    ) -> schemas.GrantView:
         """One grant, ended ones too while they are remembered."""
-        if (grant := pool.grants.get(grant_id)) is None:
-            raise not_found("grant", grant_id)
-        response.headers["ETag"] = f'"{grant.generation}"'
+        grant = grant_of(grant_id, caller)
+        set_etag(response, grant.generation)
         return schemas.grant_view(grant, pool.sessions_of(grant_id))
 
-    @routes.delete(
-        "/grants/{grant_id}",
-        tags=["grants"],
-        status_code=202,
-        responses={
-            **_404,
-            409: {"model": ProblemDocument},
-            412: {"model": ProblemDocument},
-        },
-    )
+    @routes.delete("/grants/{grant_id}", tags=["grants"], status_code=202, responses=_CHANGE)
     async def end_grant(
-        grant_id: str, if_match: Annotated[str | None, Header()] = None
+        grant_id: str, caller: OperatorOrTenant, if_match: IfMatch = None
     ) -> schemas.GrantView:
         """Ends a grant: its processes get a CUDA error, its vGPUs return within seconds."""
-        if (grant := pool.grants.get(grant_id)) is None:
-            raise not_found("grant", grant_id)
-        if if_match not in (None, "*", f'"{grant.generation}"'):
-            raise Problem(
-                412,
-                "Generation has changed",
-                f"If-Match is {if_match} but grant {grant_id} is at generation "
-                f'"{grant.generation}"; read it again and decide anew',
-            )
-        if not await desk.end_grant(grant_id, "ended by the operator"):
+        grant = grant_of(grant_id, caller)
+        check_generation(if_match, "grant", grant_id, grant.generation)
+        who = "the operator" if caller.project is None else f"project {caller.project}"
+        if not await desk.end_grant(grant_id, f"ended by {who}"):
             raise Problem(
                 409, "Grant has ended", f"grant {grant_id} has ended already: {grant.reason}"
             )
@@ -133,28 +191,39 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
 
     @routes.get("/sessions", tags=["sessions"])
     async def list_sessions(
+        caller: ViewerOrTenant,
         state: Literal["opening", "running", "ended", "live", "all"] = "live",
         node: str | None = None,
+        grant_id: str | None = None,
+        project: str | None = None,
+        channel: str | None = None,
+        host: str | None = None,
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
     ) -> schemas.SessionList:
         """Sessions; those that have not ended unless told otherwise."""
-        return schemas.SessionList(
-            sessions=[
-                schemas.session_view(session)
-                for session in pool.sessions.values()
-                if (
-                    state in ("all", session.state.value)
-                    or (state == "live" and session.state is not SessionState.ENDED)
-                )
-                and (node is None or session.node == node)
-            ]
+        wanted = (
+            session
+            for session in pool.sessions.values()
+            if (
+                state in ("all", session.state.value)
+                or (state == "live" and session.state is not SessionState.ENDED)
+            )
+            and node in (None, session.node)
+            and grant_id in (None, session.grant_id)
+            and channel in (None, session.channel)
+            and host in (None, session.host)
+            and project in (None, project_of(session))
+            and caller.sees(project_of(session))
         )
+        shown, marker = page(wanted, lambda s: (s.started, s.id), limit, marker)
+        sessions = [schemas.session_view(session) for session in shown]
+        return schemas.SessionList(sessions=sessions, next_marker=marker)
 
     @routes.get("/sessions/{session_id}", tags=["sessions"], responses=_404)
-    async def show_session(session_id: str) -> schemas.SessionView:
+    async def show_session(session_id: str, caller: ViewerOrTenant) -> schemas.SessionView:
         """One session, ended ones too while they are remembered."""
-        if (session := pool.sessions.get(session_id)) is None:
-            raise not_found("session", session_id)
-        return schemas.session_view(session)
+        return schemas.session_view(session_of(session_id, caller))
 
     @routes.get(
         "/sessions/{session_id}/log",
@@ -164,11 +233,11 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     )
     async def read_session_log(
         session_id: str,
+        caller: ViewerOrTenant,
         tail_bytes: Annotated[int, Query(ge=1, le=1 << 20)] = 64 << 10,
     ) -> PlainTextResponse:
         """The end of a session's log file, fetched from its node."""
-        if (session := pool.sessions.get(session_id)) is None:
-            raise not_found("session", session_id)
+        session = session_of(session_id, caller)
         link = service.links.get(session.node)
         if link is None:
             raise Problem(
@@ -180,13 +249,5 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         if answer.error:
             raise Problem(503, "Log cannot be read", f"node {session.node}: {answer.error}")
         return PlainTextResponse(answer.text)
-
-    @routes.get("/events", tags=["events"])
-    async def list_events(
-        subject: str | None = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
-    ) -> schemas.EventList:
-        """The newest events, newest first."""
-        events = await desk.store.events(limit, subject)
-        return schemas.EventList(events=[schemas.event_view(event) for event in events])
 
     return routes

@@ -11,13 +11,28 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from sluice.controller.api.pages import Page
 from sluice.controller.pool import model
 from sluice.controller.pool.pool import Pool
 
+Time = datetime
 
-def _time(seconds: float) -> datetime:
+
+def _line(value: str) -> str:
+    # what is shown in tables and logs, and stored: one line that is text
+    if not value.isprintable():
+        raise ValueError("has characters that cannot be printed")
+    return value
+
+
+Line = Annotated[str, Field(max_length=255), AfterValidator(_line)]
+Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9._-]+$")]
+
+
+def time_of(seconds: float) -> datetime:
+    """Seconds since the epoch as the API shows them."""
     return datetime.fromtimestamp(seconds, UTC)
 
 
@@ -75,6 +90,7 @@ class GrantView(BaseModel):
     generation: int
     job: str = Field(description="the name of a shared job, which is not its token; else empty")
     job_processes: int = Field(description="for whose contexts room is kept")
+    project: str = Field(description="whose it is; empty: nobody's in particular")
 
 
 class SessionView(BaseModel):
@@ -97,43 +113,28 @@ class SessionView(BaseModel):
     chosen: list[int] = Field(description="which of a job's vGPUs it has; empty: all")
 
 
-class EventView(BaseModel):
-    """A line of the event log."""
-
-    time: datetime
-    kind: str
-    subject: str
-    text: str
-
-
-class NodeList(BaseModel):
-    """Every node."""
+class NodeList(Page):
+    """Nodes, by name."""
 
     nodes: list[NodeView]
 
 
-class GpuList(BaseModel):
-    """Every GPU."""
+class GpuList(Page):
+    """GPUs, by node and UUID."""
 
     gpus: list[GpuView]
 
 
-class GrantList(BaseModel):
+class GrantList(Page):
     """Grants, oldest first."""
 
     grants: list[GrantView]
 
 
-class SessionList(BaseModel):
+class SessionList(Page):
     """Sessions, oldest first."""
 
     sessions: list[SessionView]
-
-
-class EventList(BaseModel):
-    """Events, newest first."""
-
-    events: list[EventView]
 
 
 class SessionRequest(BaseModel):
@@ -146,9 +147,12 @@ class SessionRequest(BaseModel):
     ratio_percent: int = Field(0, ge=0, le=100)
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     wait_seconds: int = Field(0, ge=-1, le=2**31 - 1, description="-1 = for ever, 0 = not at all")
-    host: str = Field("", max_length=255)
-    program: str = Field("", max_length=255)
+    host: Line = ""
+    program: Line = ""
     pid: int = Field(0, ge=0, le=2**31 - 1)
+    project: Name | None = Field(
+        None, description="whose it is to be; a tenant's is the tenant's own, and so is no other"
+    )
     job: str = Field("", max_length=64, description="the token of the job that it belongs to")
     job_processes: int = Field(0, ge=0, le=256, description="leave room for so many contexts")
     chosen: list[Annotated[int, Field(ge=0, le=63)]] = Field(
@@ -243,12 +247,13 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         ],
         priority=grant.priority,
         sessions=[session.id for session in sessions],
-        created=_time(grant.created),
-        ended=_time(grant.ended) if grant.ended is not None else None,
+        created=time_of(grant.created),
+        ended=time_of(grant.ended) if grant.ended is not None else None,
         reason=grant.reason,
         generation=grant.generation,
         job=grant.job,
         job_processes=grant.job_processes,
+        project=grant.project,
     )
 
 
@@ -266,15 +271,8 @@ def session_view(session: model.Session) -> SessionView:
         client_uid=session.client_uid,
         domain_uuid=session.domain_uuid,
         domain_name=session.domain_name,
-        started=_time(session.started),
-        ended=_time(session.ended) if session.ended is not None else None,
+        started=time_of(session.started),
+        ended=time_of(session.ended) if session.ended is not None else None,
         reason=session.reason,
         chosen=list(session.chosen),
-    )
-
-
-def event_view(event: model.Event) -> EventView:
-    """An event as JSON."""
-    return EventView(
-        time=_time(event.time), kind=event.kind, subject=event.subject, text=event.text
     )

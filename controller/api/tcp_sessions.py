@@ -14,8 +14,10 @@ import secrets
 from fastapi import APIRouter, Request
 
 from sluice.config.job_token import job_of
+from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, ProblemDocument
 from sluice.controller.api.schemas import HoldRequest, SessionRequest, SessionTicket
+from sluice.controller.auth.access import Caller
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.jobs import JobKey
@@ -44,9 +46,10 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             503: {"model": ProblemDocument, "description": "no node took it"},
         },
     )
-    async def open_session(body: SessionRequest, request: Request) -> SessionTicket:
+    async def open_session(body: SessionRequest, request: Request, caller: Client) -> SessionTicket:
         """Grants vGPUs on a GPU node and returns where to connect; waits up to wait_seconds."""
         peer = request.client.host if request.client else ""
+        project = _project(caller, body.project)
         job = _job_name(body.job) if body.job else ""
         if len(set(body.chosen)) < len(body.chosen):
             raise Problem(422, "Not a choice", "`chosen` names a vGPU twice")
@@ -64,9 +67,10 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 program=body.program,
                 client_pid=body.pid,
                 job=job,
-                job_domain=_domain(peer) if job else "",
+                job_domain=_domain(caller, peer) if job else "",
                 job_processes=body.job_processes if job else 0,
                 chosen=tuple(body.chosen) if job else (),
+                project=project,
             )
             answer = await _answer_or_hangup(desk, wanted, request)
             if isinstance(answer, Refused):
@@ -102,12 +106,13 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
         )
 
     @routes.post("/holds", tags=["sessions"], responses={422: {"model": ProblemDocument}})
-    async def hold_job(body: HoldRequest, request: Request) -> None:
+    async def hold_job(body: HoldRequest, request: Request, caller: Client) -> None:
         """Keeps a job's grant between its sessions until the client closes the connection.
 
         So it is never answered but by a refusal.
         """
-        key = JobKey(_job_name(body.job), _domain(request.client.host if request.client else ""))
+        peer = request.client.host if request.client else ""
+        key = JobKey(_job_name(body.job), _domain(caller, peer))
         holder = f"request {secrets.token_hex(8)}"
         desk.pool.job_held(key, holder)
         # a controller that stops is no end of the job: its launcher asks the next one
@@ -127,9 +132,21 @@ def _job_name(token: str) -> str:
         ) from None
 
 
-def _domain(peer: str) -> str:
-    # until there are projects: who may join a job over the network is told by the address
-    return f"net {peer}"
+def _project(caller: Caller, wanted: str | None) -> str:
+    if caller.project is None:
+        return wanted or ""
+    if wanted not in (None, caller.project):
+        raise Problem(
+            403,
+            "Another's project",
+            f"token {caller.id} is of project {caller.project}, not {wanted}; leave `project` out",
+        )
+    return caller.project
+
+
+def _domain(caller: Caller, peer: str) -> str:
+    # who may join a job over the network: its project's clients, or else those of its address
+    return f"project {caller.project}" if caller.project else f"net {peer}"
 
 
 async def _answer_or_hangup(

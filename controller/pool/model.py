@@ -154,6 +154,7 @@ class Grant:
     job: str = ""  # its name, which is no secret; empty: one process's own
     job_domain: str = ""  # who may join it
     job_processes: int = 0  # whose contexts room is left for
+    project: str = ""  # whose it is; empty: nobody's in particular
 
 
 @dataclass(slots=True)
@@ -188,7 +189,24 @@ class Event:
     text: str
 
 
-Change = Node | Gpu | GpuRemoved | Grant | Session | Event
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What the controller's doors keep and the pool does not know: tokens, answers given."""
+
+    collection: str
+    key: str
+    value: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRemoved:
+    """Says to the store that a document is gone."""
+
+    collection: str
+    key: str
+
+
+Change = Node | Gpu | GpuRemoved | Grant | Session | Event | Document | DocumentRemoved
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +232,7 @@ class GrantRequest:
     job_domain: str = ""
     job_processes: int = 0
     chosen: tuple[int, ...] = ()
+    project: str = ""
 
     @property
     def contexts(self) -> int:

@@ -10,7 +10,7 @@ reports work that really runs and that the books had lost: that is adopted as it
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from sluice.controller.pool import refusals
@@ -22,6 +22,7 @@ from sluice.controller.pool.model import (
     Clock,
     CudaStatus,
     Decisions,
+    Document,
     EndOrder,
     Gpu,
     GpuKey,
@@ -60,6 +61,7 @@ class Snapshot:
     gpus: Sequence[Gpu] = ()
     grants: Sequence[Grant] = ()
     sessions: Sequence[Session] = ()
+    documents: Sequence[Document] = field(default_factory=list)  # not the pool's; read with the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,11 @@ class Pool:
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
         return self._books.sessions_of(grant_id)
+
+    def node_of_request(self, request_id: str) -> str:
+        """The node of the grant that a request was given; empty if it has none."""
+        held = self._books.held_by(request_id)
+        return held.grant.node if held else ""
 
     def take_changes(self) -> list[Change]:
         """Hands over what must be stored since the last call, in order."""
@@ -332,6 +339,7 @@ class Pool:
                 job=report.job,
                 job_domain=report.job_domain,
                 job_processes=report.job_processes,
+                project=grant.project if grant else "",
             )
             self._books.begin(grant)
             self._books.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
@@ -409,6 +417,7 @@ class Pool:
             job=request.job,
             job_domain=request.job_domain,
             job_processes=request.job_processes,
+            project=request.project,
         )
         if refusal := self._join_refusal(request, grant):
             return refusal

@@ -34,7 +34,13 @@ from sluice.controller.store import records
 from sluice.controller.store.etcd_cluster import EtcdCluster, UnreachableError, prefix_end
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.records import Batch, Key, Kind
-from sluice.controller.store.store import DeposedError, RecordError, StoreError
+from sluice.controller.store.store import (
+    DeposedError,
+    EventQuery,
+    NumberedEvent,
+    RecordError,
+    StoreError,
+)
 
 log = logging.getLogger("sluice.controller")
 
@@ -102,6 +108,7 @@ class EtcdStore:
             found[records.GPUS],
             found[records.GRANTS],
             found[records.SESSIONS],
+            found[records.DOCUMENTS],
         )
 
     async def commit(self, changes: Sequence[Change]) -> None:
@@ -110,16 +117,39 @@ class EtcdStore:
 
     async def events(self, limit: int, subject: str | None = None) -> list[Event]:
         """Returns the newest events, newest first."""
-        found: list[Event] = []
-        end, window = self._next_event, max(limit, 1000)
-        while end > self._first_event and len(found) < limit:
-            start = max(self._first_event, end - window)
-            entries = await self._cluster.get_range(self._event_key(start), self._event_key(end))
-            for _, value in reversed(entries):
-                events = [records.EVENTS.build(fields) for fields in json.loads(value)]
-                found += [e for e in reversed(events) if subject in (None, e.subject)]
-            end = start
-        return found[:limit]
+        query = EventQuery(limit, subjects=(subject,) if subject else ())
+        return [found.event for found in await self.find_events(query)]
+
+    async def find_events(self, query: EventQuery) -> list[NumberedEvent]:
+        """Returns the events that are asked for, read a window at a time."""
+        found: list[NumberedEvent] = []
+        low = max(self._first_event, query.after + 1)
+        high = min(self._next_event, query.before or self._next_event)  # beyond the last
+        window = max(query.limit, 1000)
+        while low < high and len(found) < query.limit:
+            if query.oldest_first:
+                start, end = low, min(high, low + window)
+                low = end
+            else:
+                start, end = max(low, high - window), high
+                high = start
+            some = [e for e in await self._events_between(start, end) if query.matches(*e)]
+            if not query.oldest_first:
+                some.reverse()
+            found += [NumberedEvent(number, event) for number, event in some]
+        return found[: query.limit]
+
+    async def _events_between(self, start: int, end: int) -> list[tuple[int, Event]]:
+        # a key has the number of its first event: what begins before may reach into the window
+        first = self._event_key(max(0, start - EVENTS_IN_A_KEY + 1))
+        found: list[tuple[int, Event]] = []
+        for key, value in await self._cluster.get_range(first, self._event_key(end)):
+            number = int(key.rpartition("/")[2], 16)
+            for fields in json.loads(value):
+                if start <= number < end:
+                    found.append((number, records.EVENTS.build(fields)))
+                number += 1
+        return found
 
     async def close(self) -> None:
         """Waits for commits under way; the cluster's line stays open."""

@@ -92,9 +92,11 @@ def _copy(connection: sqlite3.Connection, target: Path) -> None:
 
 
 def _counts(connection: sqlite3.Connection) -> str:
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_schema")}
     counts = [
         f"{connection.execute(f'SELECT count(*) FROM {kind.name}').fetchone()[0]} {kind.name}"
         for kind in records.KINDS.values()
+        if kind.name in tables  # an older version has fewer
     ]
     return ", ".join(counts)
 

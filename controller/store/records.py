@@ -18,7 +18,17 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from sluice.controller.pool.model import Change, Event, Gpu, GpuRemoved, Grant, Node, Session
+from sluice.controller.pool.model import (
+    Change,
+    Document,
+    DocumentRemoved,
+    Event,
+    Gpu,
+    GpuRemoved,
+    Grant,
+    Node,
+    Session,
+)
 
 NEVER_STORED = {"last_seen"}  # monotonic times mean nothing after a restart
 
@@ -64,10 +74,13 @@ NODES = Kind("nodes", Node, "name")
 GPUS = Kind("gpus", Gpu, "node", "uuid")
 GRANTS = Kind("grants", Grant, "id")
 SESSIONS = Kind("sessions", Session, "id")
+DOCUMENTS = Kind("documents", Document, "collection", "key")
 EVENTS = Kind("events", Event)
 
-KINDS: dict[type, Kind] = {kind.record: kind for kind in (NODES, GPUS, GRANTS, SESSIONS, EVENTS)}
-REMOVALS: dict[type, Kind] = {GpuRemoved: GPUS}
+KINDS: dict[type, Kind] = {
+    kind.record: kind for kind in (NODES, GPUS, GRANTS, SESSIONS, DOCUMENTS, EVENTS)
+}
+REMOVALS: dict[type, Kind] = {GpuRemoved: GPUS, DocumentRemoved: DOCUMENTS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records, sqlite_file
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.records import Kind
-from sluice.controller.store.store import StoreError
+from sluice.controller.store.store import EventQuery, NumberedEvent, StoreError
 
 log = logging.getLogger("sluice.controller")
 
@@ -93,15 +93,34 @@ class SqliteStore:
 
     async def events(self, limit: int, subject: str | None = None) -> list[Event]:
         """Returns the newest events, newest first."""
+        query = EventQuery(limit, subjects=(subject,) if subject else ())
+        return [found.event for found in await self.find_events(query)]
 
-        def read() -> list[Event]:
-            where, values = ("WHERE subject = ?", (subject, limit)) if subject else ("", (limit,))
-            rows = self._db.execute(
-                f"SELECT {', '.join(records.EVENTS.fields)} FROM events {where} "
-                "ORDER BY number DESC LIMIT ?",
-                values,
-            )
-            return [Event(*row) for row in rows]
+    async def find_events(self, query: EventQuery) -> list[NumberedEvent]:
+        """Returns the events that are asked for."""
+        conditions, values = ["number > ?"], [query.after]
+        if query.before is not None:
+            conditions.append("number < ?")
+            values.append(query.before)
+        texts: list[str] = []
+        if query.subjects:
+            conditions.append(f"subject IN ({', '.join('?' * len(query.subjects))})")
+            texts += query.subjects
+        if query.kind:
+            conditions.append("substr(kind, 1, length(?)) = ?")
+            texts += [query.kind, query.kind]
+        if query.without_kind:
+            conditions.append("substr(kind, 1, length(?)) != ?")
+            texts += [query.without_kind, query.without_kind]
+        statement = (
+            f"SELECT number, {', '.join(records.EVENTS.fields)} FROM events "
+            f"WHERE {' AND '.join(conditions)} "
+            f"ORDER BY number {'ASC' if query.oldest_first else 'DESC'} LIMIT ?"
+        )
+
+        def read() -> list[NumberedEvent]:
+            rows = self._db.execute(statement, (*values, *texts, query.limit))
+            return [NumberedEvent(row[0], Event(*row[1:])) for row in rows]
 
         return await self._in_thread(read)
 
@@ -195,6 +214,7 @@ class SqliteStore:
                 every(records.GPUS, "node, uuid"),
                 every(records.GRANTS, "created"),
                 every(records.SESSIONS, "started"),
+                every(records.DOCUMENTS, "collection, key"),
             )
         except (TypeError, ValueError) as error:
             raise sqlite_file.damaged(self._path, f"a record cannot be read: {error}") from None

@@ -55,6 +55,13 @@ MIGRATIONS = (
     ALTER TABLE sessions ADD COLUMN request_id TEXT NOT NULL DEFAULT '';
     ALTER TABLE sessions ADD COLUMN chosen TEXT NOT NULL DEFAULT '[]';
     """,
+    """
+    CREATE TABLE documents (
+      collection TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL,
+      PRIMARY KEY (collection, key)
+    ) STRICT;
+    ALTER TABLE grants ADD COLUMN project TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -9,6 +9,7 @@ which commit() was called. sqlite.py is the store of one controller, etcd.py tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.controller.pool.model import Change, Event
@@ -27,6 +28,37 @@ class DeposedError(StoreError):
     """Another controller may lead by now: nothing more can be stored by this one."""
 
 
+@dataclass(frozen=True, slots=True)
+class EventQuery:
+    """Which events are wanted; newest first unless told otherwise."""
+
+    limit: int
+    subjects: tuple[str, ...] = ()  # one of them; empty: any
+    kind: str = ""  # what their kind begins with
+    without_kind: str = ""  # and what it does not begin with
+    after: int = 0  # only with numbers beyond this one
+    before: int | None = None  # and below this one
+    oldest_first: bool = False
+
+    def matches(self, number: int, event: Event) -> bool:
+        """Whether an event is one of these."""
+        return (
+            number > self.after
+            and (self.before is None or number < self.before)
+            and (not self.subjects or event.subject in self.subjects)
+            and event.kind.startswith(self.kind)
+            and not (self.without_kind and event.kind.startswith(self.without_kind))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedEvent:
+    """An event and its number: these grow, and no number is used twice."""
+
+    number: int
+    event: Event
+
+
 class Store(Protocol):
     """Keeps the pool's records."""
 
@@ -40,6 +72,10 @@ class Store(Protocol):
 
     async def events(self, limit: int, subject: str | None = None) -> list[Event]:
         """Returns the newest events, newest first."""
+        ...
+
+    async def find_events(self, query: EventQuery) -> list[NumberedEvent]:
+        """Returns the events that are asked for, with their numbers."""
         ...
 
     async def close(self) -> None:

@@ -12,7 +12,10 @@ import httpx
 import pytest
 import yaml
 
+from sluice.config.controller import AuthSection
 from sluice.controller.api.app import build_app
+from sluice.controller.auth.access import Access
+from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, ServerLink
 from sluice.controller.pool.model import Gpu, Granted, Node
@@ -20,6 +23,12 @@ from sluice.controller.pool.pool import Pool
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore
 from sluice.rpc import pool_pb2 as rpc
+
+
+def operator_access(store: SqliteStore) -> Access:
+    """Callers of this host need no token and are operators."""
+    return Access(AuthSection(local="operator"), TokenBook(store), loopback_only=True)
+
 
 CASES = yaml.safe_load((Path(__file__).parent / "rest_cases.yaml").read_text())
 
@@ -88,10 +97,10 @@ async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
     link = FakeServerLink(desk, case.get("link") == "refuses")
     service.links["node-a"] = desk.links["node-a"] = link
     ticking = asyncio.create_task(desk.tick())
-    transport = httpx.ASGITransport(build_app(desk, service, 60))
+    transport = httpx.ASGITransport(build_app(desk, service, 60, operator_access(store)))
     kept: dict[str, str] = {}
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for step in case["steps"]:
                 method = next(verb for verb in ("get", "post", "delete") if verb in step)
                 answer = await client.request(

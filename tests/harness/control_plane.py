@@ -102,6 +102,7 @@ class ControlPlane:
         fake: bool = False,
         server: dict[str, Any] | None = None,
         pool: dict[str, Any] | None = None,
+        auth: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         patience: float = 1,
     ) -> None:
@@ -128,6 +129,7 @@ class ControlPlane:
                 "store": folder / "controller.db",
             },
             pool={"heartbeat_seconds": 1, "node_timeout_seconds": 3, **(pool or {})},
+            auth={"local": "operator", **(auth or {})},
         )
         self._write(
             "server.conf",

@@ -87,7 +87,7 @@ def test_a_session_waits_for_room_and_a_hang_up_leaves_the_queue(plane: ControlP
     body = b'{"ratio_percent": 100, "wait_seconds": -1}'
     with socket.create_connection(("127.0.0.1", plane.rest_port)) as hung:
         hung.sendall(
-            b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
         wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 1, 5)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which route needs which role: declared at the route, checked here, shown in the OpenAPI document.
+
+Used by every module of handlers. The doorway has found out who calls before a handler is chosen;
+`needs` then compares. A route that declares nothing is refused when the application is assembled,
+so a forgotten declaration cannot open a door.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+
+from sluice.controller.api.problems import Problem
+from sluice.controller.auth.access import CLIENT, Caller
+from sluice.controller.auth.tokens import Role
+
+BEARER = HTTPBearer(
+    auto_error=False,
+    scheme_name="bearer",
+    description="A token of `sluice token create`. The scopes name the roles that may call: an "
+    "admin may what operators may, an operator what viewers may.",
+)
+
+
+async def caller_of(
+    request: Request,
+    wanted: SecurityScopes,
+    _: Annotated[HTTPAuthorizationCredentials | None, Security(BEARER)],
+) -> Caller:
+    """The caller, if it has one of the roles that the route declares; else 403."""
+    caller: Caller = request.state.caller
+    if not caller.roles.intersection(wanted.scopes):
+        have = ", ".join(sorted(caller.roles)) or "no role"
+        hint = (
+            "; show a token of that role, or set [auth] local = operator in controller.conf"
+            if caller.id in ("local", "anyone")
+            else "; use another token"
+        )
+        raise Problem(
+            403,
+            "Not allowed",
+            f"{request.method} {request.url.path} is for {' or '.join(wanted.scopes)}, and "
+            f"{caller.id} is {have}{hint}",
+        )
+    return caller
+
+
+def needs(*roles: Role | str) -> Any:
+    """The declaration of a route: callers of any of these roles."""
+    return Security(caller_of, scopes=[str(role) for role in roles])
+
+
+Admin = Annotated[Caller, needs(Role.ADMIN)]
+Operator = Annotated[Caller, needs(Role.OPERATOR)]
+Viewer = Annotated[Caller, needs(Role.VIEWER)]
+ViewerOrTenant = Annotated[Caller, needs(Role.VIEWER, Role.TENANT)]
+OperatorOrTenant = Annotated[Caller, needs(Role.OPERATOR, Role.TENANT)]
+Client = Annotated[Caller, needs(Role.OPERATOR, Role.TENANT, CLIENT)]
+
+
+def undeclared(document: dict[str, Any]) -> list[str]:
+    """The operations of an OpenAPI document that declare no role."""
+    return [
+        f"{method.upper()} {path}"
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+        if not any(each.get("bearer") for each in operation.get("security", ()))
+    ]

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way in for every REST request: how often, who, how large; and what is written down of it.
+
+Put before the application by app.py, as plain ASGI, so that nothing of a request is parsed before
+its caller is known. What changes something is stored in the audit trail before its answer goes out.
+Refusals of callers without a valid token are logged and not stored: otherwise anybody could push
+the trail's older lines out of the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.datastructures import Headers
+
+from sluice.controller.api.problems import Problem, problem_answer
+from sluice.controller.auth.access import Access, Caller, Denied
+from sluice.controller.auth.buckets import Buckets
+from sluice.controller.pool.model import Event
+from sluice.controller.store.store import Store, StoreError
+
+log = logging.getLogger("sluice.controller")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PUBLIC = {"/v1/openapi.json"}
+READS = {"GET", "HEAD", "OPTIONS"}
+BODY_MOST_BYTES = 1 << 20
+COMPLAIN_EVERY_SECONDS = 10.0
+UNANSWERED = 499
+
+
+class Doorway:
+    """The middleware."""
+
+    def __init__(self, app: App, access: Access, buckets: Buckets, store: Store) -> None:
+        self._app = app
+        self._access = access
+        self._buckets = buckets
+        self._store = store
+        self._last_complaint = -COMPLAIN_EVERY_SECONDS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lets a request through, or answers it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        address = scope["client"][0] if scope.get("client") else ""
+        try:
+            self._slow_down(f"address {address}")
+            caller = await self._authenticate(scope, headers, address)
+            if caller and caller.id not in ("local", "anyone"):
+                self._slow_down(f"token {caller.id}")
+            length = headers.get("content-length", "0")
+            if not length.isdecimal() or int(length) > BODY_MOST_BYTES:
+                raise _too_large()
+        except Problem as problem:
+            await problem_answer(scope["path"], problem)(scope, receive, send)
+            return
+        scope.setdefault("state", {})["caller"] = caller
+        receive = _bounded(receive)
+        if caller is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._recorded(caller, scope, receive, send)
+
+    def _slow_down(self, name: str) -> None:
+        if wait := self._buckets.take(name):
+            raise Problem(
+                429,
+                "Too many requests",
+                f"{name} asks too often; wait {wait:.2g} s ([auth] requests_per_second)",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+
+    async def _authenticate(self, scope: Scope, headers: Headers, address: str) -> Caller | None:
+        given = headers.get("authorization")
+        try:
+            if given is None:
+                return self._access.without_token(address, headers)
+            scheme, _, secret = given.partition(" ")
+            if scheme.lower() != "bearer" or not secret.strip():
+                raise Denied("Authorization is not `Bearer TOKEN`")
+            return self._access.by_token(secret.strip(), address)
+        except Denied as denied:
+            if given is None and scope["path"] in PUBLIC:
+                return None
+            what = f"{scope['method']} {_path(scope)} from {address}: {denied}"
+            if denied.token:
+                await self._write("audit.denied", denied.token.id, what)
+            elif time.monotonic() - self._last_complaint > COMPLAIN_EVERY_SECONDS:
+                self._last_complaint = time.monotonic()
+                log.warning("refused %s", what)
+            error = ' error="invalid_token"' if given is not None else ""
+            raise Problem(
+                401,
+                "Not authenticated",
+                str(denied),
+                headers={"WWW-Authenticate": f'Bearer realm="sluice"{error}'},
+            ) from None
+
+    async def _recorded(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        method, status = scope["method"], 0
+
+        async def note(code: int) -> None:
+            nonlocal status
+            status = code
+            if method not in READS or code == 403:
+                kind = "audit.denied" if code == 403 else f"audit.{method.lower()}"
+                await self._write(kind, caller.id, f"{method} {_path(scope)}: {code}, {caller}")
+
+        async def send_recorded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                await note(message["status"])
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_recorded)
+        finally:
+            if not status:  # the caller is gone, or the handler failed; what it did is not undone
+                await note(UNANSWERED)
+
+    async def _write(self, kind: str, subject: str, text: str) -> None:
+        log.info("%s %s: %s", kind, subject, text)
+        try:
+            await self._store.commit([Event(self._access.tokens.wall(), kind, subject, text)])
+        except StoreError as error:
+            log.error("the audit trail lacks a line (%s): %s %s", error, kind, text)
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Ends a request whose body grows beyond the limit without having said so."""
+    seen = 0
+
+    async def counted() -> MutableMapping[str, Any]:
+        nonlocal seen
+        message = await receive()
+        seen += len(message.get("body", b""))
+        if seen > BODY_MOST_BYTES:
+            raise _too_large()
+        return message
+
+    return counted
+
+
+def _path(scope: Scope) -> str:
+    """The path as it was sent: escaped, so that it is one line of the log."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("ascii", "backslashreplace")
+    return raw.decode("ascii", "backslashreplace")[:300]
+
+
+def _too_large() -> Problem:
+    return Problem(413, "Body too large", f"a body has at most {BODY_MOST_BYTES} bytes")

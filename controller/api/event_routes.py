@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST handlers for the event log: listed, followed as server-sent events, and the audit trail.
+
+Mounted by controller.api.app. An event's number is its place in the log and the id of its
+server-sent event, so a client that lost its connection goes on where it was (Last-Event-ID). The
+stream reads the store, never the pool's memory: what it sends is stored. It is forty lines of our
+own rather than a library, as all that a library would add is the framing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field
+
+from sluice.controller.api.authorisation import Admin, ViewerOrTenant
+from sluice.controller.api.pages import Limit, Marker, Page, make_marker, read_marker
+from sluice.controller.api.problems import Problem, ProblemDocument
+from sluice.controller.api.schemas import Time, time_of
+from sluice.controller.auth.access import Caller
+from sluice.controller.auth.tokens import TokenBook
+from sluice.controller.desk import GrantDesk
+from sluice.controller.pool.model import Event
+from sluice.controller.store.store import EventQuery, NumberedEvent
+
+AUDIT = "audit."
+POLL_SECONDS = 0.2
+KEEP_ALIVE_SECONDS = 15.0
+RECONNECT_MILLISECONDS = 1000
+READ_AT_ONCE = 500
+MOST_STREAMS = 200
+DEFAULT_EVENTS = 100
+NUMBER_MOST = 2**63 - 1
+
+Number = Annotated[int, Query(ge=0, le=NUMBER_MOST)]
+Visible = Callable[[Event], bool]
+
+
+class EventView(BaseModel):
+    """A line of the event log."""
+
+    number: int = Field(description="grows with time; the id of its server-sent event")
+    time: Time
+    kind: str
+    subject: str
+    text: str
+
+
+class EventList(Page):
+    """Events, newest first."""
+
+    events: list[EventView]
+
+
+def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
+    """The handlers, bound to one pool."""
+    routes = APIRouter()
+    store, pool = desk.store, desk.pool
+    streams = 0
+
+    def visible_to(caller: Caller) -> Visible:
+        def visible(event: Event) -> bool:
+            if event.kind.startswith(AUDIT):
+                return False
+            if caller.project is None:
+                return True
+            session = pool.sessions.get(event.subject)
+            grant = pool.grants.get(session.grant_id if session else event.subject)
+            return grant is not None and caller.sees(grant.project)
+
+        return visible
+
+    async def listed(
+        query: EventQuery, limit: int, marker: str | None, visible: Visible
+    ) -> EventList:
+        before = _before(marker)
+        found: list[NumberedEvent] = []
+        while len(found) <= limit:
+            some = await store.find_events(replace(query, limit=limit + 1, before=before))
+            found += [each for each in some if visible(each.event)]
+            if len(some) <= limit:
+                break
+            before = some[-1].number
+        shown = found[:limit]
+        return EventList(
+            events=[_view(each) for each in shown],
+            next_marker=make_marker((shown[-1].number,)) if len(found) > limit else None,
+        )
+
+    @routes.get("/events", tags=["events"])
+    async def list_events(
+        caller: ViewerOrTenant,
+        subject: str | None = None,
+        kind: Annotated[str, Query(max_length=100, description="what the kind begins with")] = "",
+        since: Annotated[Number, Query(description="only events with greater numbers")] = 0,
+        limit: Limit = DEFAULT_EVENTS,
+        marker: Marker = None,
+    ) -> EventList:
+        """The newest events, newest first."""
+        subjects = () if subject is None else (subject,)
+        query = EventQuery(limit, subjects, kind, without_kind=AUDIT, after=since)
+        return await listed(query, limit, marker, visible_to(caller))
+
+    @routes.get("/audit", tags=["events"])
+    async def list_audit(
+        _: Admin,
+        token: Annotated[str | None, Query(description="only what this token's owner did")] = None,
+        since: Annotated[Number, Query(description="only lines with greater numbers")] = 0,
+        limit: Limit = DEFAULT_EVENTS,
+        marker: Marker = None,
+    ) -> EventList:
+        """Who changed what, from where, newest first; the subject is the token's id."""
+        subjects = () if token is None else (token,)
+        query = EventQuery(limit, subjects, AUDIT, after=since)
+        return await listed(query, limit, marker, lambda _: True)
+
+    @routes.get(
+        "/events/stream",
+        tags=["events"],
+        response_class=StreamingResponse,
+        responses={
+            200: {
+                "description": "events as they are stored; `gap` says that older ones are gone",
+                "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            },
+            503: {"model": ProblemDocument},
+        },
+    )
+    async def stream_events(
+        request: Request,
+        caller: ViewerOrTenant,
+        since: Annotated[
+            int | None,
+            Query(ge=0, le=NUMBER_MOST, description="begin after this number; else from now on"),
+        ] = None,
+        subject: str | None = None,
+        kind: Annotated[str, Query(max_length=100)] = "",
+        last_event_id: Annotated[str | None, Header(description="the same as since")] = None,
+    ) -> StreamingResponse:
+        """Follows the event log, without end."""
+        nonlocal streams
+        if streams >= MOST_STREAMS:
+            raise Problem(503, "Too many streams", f"{MOST_STREAMS} clients follow the log already")
+        if last_event_id and last_event_id.isascii() and last_event_id.isdecimal():
+            since = min(int(last_event_id), NUMBER_MOST)
+        subjects = () if subject is None else (subject,)
+        query = EventQuery(READ_AT_ONCE, subjects, kind, without_kind=AUDIT, oldest_first=True)
+        visible = visible_to(caller)
+
+        def goes_on() -> bool:
+            token = tokens.tokens.get(caller.id)
+            valid = token is None or token.state(tokens.wall()) == "valid"
+            return valid and not desk.stepped_down.is_set()
+
+        async def lines() -> AsyncIterator[str]:
+            nonlocal streams
+            streams += 1
+            try:
+                yield f"retry: {RECONNECT_MILLISECONDS}\n\n"
+                after = await _latest() if since is None else since
+                if gap := await _gap(after):
+                    yield gap
+                last = time.monotonic()
+                while goes_on() and not await request.is_disconnected():
+                    some = await store.find_events(replace(query, after=after))
+                    for each in some:
+                        after = each.number
+                        if visible(each.event):
+                            yield f"id: {after}\ndata: {_view(each).model_dump_json()}\n\n"
+                            last = time.monotonic()
+                    if time.monotonic() - last > KEEP_ALIVE_SECONDS:
+                        yield ": still here\n\n"
+                        last = time.monotonic()
+                    if len(some) < READ_AT_ONCE:
+                        await asyncio.sleep(POLL_SECONDS)
+            finally:
+                streams -= 1
+
+        async def _latest() -> int:
+            newest = await store.find_events(EventQuery(1))
+            return newest[0].number if newest else 0
+
+        async def _gap(after: int) -> str:
+            oldest = await store.find_events(EventQuery(1, oldest_first=True))
+            if after and oldest and oldest[0].number > after + 1:
+                return f'event: gap\ndata: {{"after": {after}, "next": {oldest[0].number}}}\n\n'
+            return ""
+
+        return StreamingResponse(
+            lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    return routes
+
+
+def _part(
+    query: EventQuery, limit: int, before: int | None, after: int | None = None
+) -> EventQuery:
+    return EventQuery(
+        limit,
+        query.subjects,
+        query.kind,
+        query.without_kind,
+        query.after if after is None else after,
+        before,
+        query.oldest_first,
+    )
+
+
+def _before(marker: str | None) -> int | None:
+    if marker is None:
+        return None
+    match read_marker(marker):
+        case (int(number),) if 0 <= number <= NUMBER_MOST:
+            return number
+    raise Problem(422, "Not a marker", "marker is not the next_marker of a page of events")
+
+
+def _view(each: NumberedEvent) -> EventView:
+    event = each.event
+    return EventView(
+        number=each.number,
+        time=time_of(event.time),
+        kind=event.kind,
+        subject=event.subject,
+        text=event.text,
+    )

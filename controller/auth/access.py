@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose a call is, and what its caller may do: the one place where that is decided.
+
+Used by both doors: controller.api for REST, node_guard for gRPC. Whoever shows a token is who the
+token says, and nobody else even where none is needed. Without a token, `[auth] required` says
+whether there is an answer at all, and `[auth] local` what the caller may do.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluice.config.controller import AuthSection
+from sluice.controller.auth.tokens import Role, Token, TokenBook
+
+CLIENT = "client"  # may open sessions; no token's role, but what `[auth] local = user` gives
+
+_RIGHTS = {
+    Role.ADMIN: ("admin", "operator", "viewer"),
+    Role.OPERATOR: ("operator", "viewer"),
+    Role.VIEWER: ("viewer",),
+    Role.NODE: ("node",),
+    Role.TENANT: ("tenant",),
+}
+_LOCAL_RIGHTS = {
+    "operator": ("operator", "viewer", CLIENT, "node"),
+    "user": ("viewer", CLIENT, "node"),
+    "nothing": (),
+}
+
+
+class Denied(Exception):
+    """There is no such caller, or not without a token; the message says what to do."""
+
+    def __init__(self, detail: str, token: Token | None = None) -> None:
+        super().__init__(detail)
+        self.token = token
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. A tenant has a project; a node speaks for one node, or for any if it is empty."""
+
+    id: str
+    roles: frozenset[str]
+    address: str = ""
+    name: str = ""
+    project: str | None = None
+    node: str = ""
+
+    def __str__(self) -> str:
+        name = f" ({self.name})" if self.name else ""
+        return f"{self.id}{name} from {self.address or 'nowhere'}"
+
+    def sees(self, project: str) -> bool:
+        """Whether things of this project are shown to it."""
+        return self.project is None or self.project == project
+
+
+class Access:
+    """The policy of one controller."""
+
+    def __init__(self, section: AuthSection, tokens: TokenBook, *, loopback_only: bool) -> None:
+        self.tokens = tokens
+        self._open_to_all = section.required == "no"
+        self._open_to_local = section.required == "no" or (
+            section.required == "auto" and loopback_only
+        )
+        self._rights = frozenset(_LOCAL_RIGHTS[section.local])
+
+    def by_token(self, secret: str, address: str) -> Caller:
+        """The owner of a token; raises Denied."""
+        token = self.tokens.find(secret)
+        if token is None:
+            raise Denied("the token is not one of this pool's; ask its operator for one")
+        state = token.state(self.tokens.wall())
+        if state != "valid":
+            raise Denied(f"token {token.id} is {state}; ask the pool's operator for another", token)
+        return Caller(
+            id=token.id,
+            roles=frozenset(_RIGHTS[token.role]),
+            address=address,
+            name=token.name,
+            project=token.project if token.role is Role.TENANT else None,
+            node=token.node,
+        )
+
+    def without_token(self, address: str, headers: Mapping[str, str] | None = None) -> Caller:
+        """A caller that shows none; raises Denied."""
+        local = _is_loopback(address) and not _came_by_proxy_or_browser(headers or {})
+        if self._rights and (self._open_to_all or (self._open_to_local and local)):
+            return Caller("local" if local else "anyone", self._rights, address)
+        raise Denied(
+            "this controller wants a token: set SLUICE_TOKEN or write it to ~/.sluice/token "
+            "(`sluice token create` makes one)"
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host's processes reach the address."""
+    return _is_loopback(address)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _came_by_proxy_or_browser(headers: Mapping[str, str]) -> bool:
+    # a proxy on this host makes the world look local, and so does a web page whose name was made
+    # to resolve to 127.0.0.1: both are told by what they send along
+    if any(name in headers for name in ("forwarded", "x-forwarded-for", "x-real-ip", "origin")):
+        return True
+    host = headers.get("host", "localhost")
+    host = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    return host != "localhost" and not _is_loopback(host.strip("[]"))

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gRPC door's guard: which server calls, and that it speaks for its own node only.
+
+Put before the pool's service by controller.service. A server shows a certificate of the operator's
+CA, whose common name is its node's name, or a node token in its metadata; where neither is wanted
+(see access.py), it is believed, as every process of the host could be the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from sluice.controller.auth.access import Access, Caller, Denied
+from sluice.controller.pool.model import Event
+from sluice.controller.pool.pool import Pool
+from sluice.controller.store.store import Store, StoreError
+from sluice.rpc import pool_pb2 as rpc
+from sluice.rpc import pool_pb2_grpc
+
+log = logging.getLogger("sluice.controller")
+
+METADATA_KEY = "authorization"
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """What the guard looks at while this controller leads."""
+
+    access: Access
+    pool: Pool
+    store: Store
+
+
+class NodeGuard(pool_pb2_grpc.PoolServicer):
+    """The pool's service behind a check of who calls."""
+
+    def __init__(self, inner: Any, guarded: Callable[[], Guarded | None]) -> None:
+        self._inner = inner
+        # None: this controller does not lead, and what is behind refers to the one that does
+        self._guarded = guarded
+
+    async def Register(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[rpc.NodeReport],
+        context: grpc.aio.ServicerContext[rpc.NodeReport, rpc.Order],
+    ) -> AsyncIterator[rpc.Order]:
+        """Serves one server's stream; every inventory in it must be of the caller's node."""
+        guarded = self._guarded()
+        reports = request_iterator
+        if guarded:
+            caller = await self._caller(guarded, context)
+            # the first report is looked at here, as only here a refusal can be told
+            first = await anext(aiter(request_iterator), None)
+            if first is None:
+                return
+            if first.HasField("inventory"):
+                await self._only_for(guarded, caller, first.inventory.node, context)
+            reports = _own_reports(first, request_iterator, caller)
+        async for order in self._inner.Register(reports, context):
+            yield order
+
+    async def RequestGrant(  # noqa: N802
+        self,
+        request: rpc.GrantRequest,
+        context: grpc.aio.ServicerContext[rpc.GrantRequest, rpc.GrantAnswer],
+    ) -> AsyncIterator[rpc.GrantAnswer]:
+        """Answers a client's request that its own server passes on."""
+        if guarded := self._guarded():
+            caller = await self._caller(guarded, context)
+            await self._only_for(guarded, caller, request.node, context)
+        async for answer in self._inner.RequestGrant(request, context):
+            yield answer
+
+    async def ReleaseGrant(  # noqa: N802
+        self,
+        request: rpc.GrantRelease,
+        context: grpc.aio.ServicerContext[rpc.GrantRelease, rpc.GrantReleased],
+    ) -> rpc.GrantReleased:
+        """Gives a grant of the caller's node back."""
+        if guarded := self._guarded():
+            caller = await self._caller(guarded, context)
+            if node := _node_of(guarded.pool, request):
+                await self._only_for(guarded, caller, node, context)
+        released: rpc.GrantReleased = await self._inner.ReleaseGrant(request, context)
+        return released
+
+    async def _caller(self, guarded: Guarded, context: Any) -> Caller:
+        address = _address(context.peer())
+        names = context.auth_context().get("x509_common_name", [])
+        if names:
+            name = names[0].decode()
+            return Caller(f"certificate {name}", frozenset({"node"}), address, node=name)
+        metadata = dict(context.invocation_metadata() or ())
+        given = metadata.get(METADATA_KEY)
+        try:
+            if given is None:
+                caller = guarded.access.without_token(address)
+            else:
+                caller = guarded.access.by_token(str(given).partition(" ")[2].strip(), address)
+        except Denied as denied:
+            what = f"gRPC from {address}: {denied}"
+            if denied.token:
+                await _audit(guarded, denied.token.id, what)
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"{denied}; a server's is named by [controller] token_file in server.conf",
+            )
+        if "node" not in caller.roles:
+            await _audit(guarded, caller.id, f"gRPC is for nodes: {caller}")
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{caller.id} is no node's token; make one with `sluice token create --role node`",
+            )
+        return caller
+
+    async def _only_for(self, guarded: Guarded, caller: Caller, node: str, context: Any) -> None:
+        if caller.node and caller.node != node:
+            await _audit(guarded, caller.id, f"spoke for node {node}: {caller}")
+            await context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{caller.id} is of node {caller.node} and speaks for no other, not for {node}; "
+                "[server] node_name must be the name in the certificate or token",
+            )
+
+
+async def _own_reports(
+    first: rpc.NodeReport, others: AsyncIterator[rpc.NodeReport], caller: Caller
+) -> AsyncIterator[rpc.NodeReport]:
+    yield first
+    async for report in others:
+        if report.HasField("inventory") and caller.node not in ("", report.inventory.node):
+            log.warning("%s reported node %s; its stream is closed", caller, report.inventory.node)
+            return
+        yield report
+
+
+def _node_of(pool: Pool, request: rpc.GrantRelease) -> str:
+    """Whose grant a release is about: the one that is named, or that a request was given."""
+    if not request.grant_id:
+        return pool.node_of_request(request.request_id)
+    grant = pool.grants.get(request.grant_id)
+    return grant.node if grant else ""
+
+
+def _address(peer: str) -> str:
+    # ipv4:10.0.0.3:1234 or ipv6:%5Bfd00::3%5D:1234
+    address = peer.partition(":")[2].rpartition(":")[0]
+    return address.replace("%5B", "").replace("%5D", "").strip("[]")
+
+
+async def _audit(guarded: Guarded, subject: str, text: str) -> None:
+    log.warning("audit.denied %s: %s", subject, text)
+    try:
+        now = guarded.access.tokens.wall()
+        await guarded.store.commit([Event(now, "audit.denied", subject, text)])
+    except StoreError as error:
+        log.error("the audit trail lacks a line (%s): %s", error, text)

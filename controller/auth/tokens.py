@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bearer tokens: made, found, revoked; the store has their hashes only.
+
+Used by access.py, which asks whose a token is, and by the REST handlers for tokens. A token is 256
+random bits, so its SHA-256 cannot be searched: what bcrypt and its like add is time against the
+guessing of what people choose, and nobody chooses these. A slow hash would cost each request that
+time, though, and let anybody burn the controller's CPU with wrong tokens.
+
+It promises that a secret is handed out once, after its hash is stored, and that a revoked token is
+refused from the moment of the call on, stored or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from sluice.controller.pool.model import Document, Event
+from sluice.controller.store.store import Store
+
+COLLECTION = "tokens"
+PREFIX = "sluice_"  # so that people and scanners of repositories see what it is
+
+
+class Role(StrEnum):
+    """What a token is for. Admins can do what operators can, and these what viewers can."""
+
+    ADMIN = "admin"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+    NODE = "node"
+    TENANT = "tenant"
+
+
+class Token(BaseModel):
+    """All that is kept of a token."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str
+    hash: str
+    role: Role
+    name: str = ""
+    project: str = ""
+    node: str = ""
+    created: float
+    created_by: str = ""
+    expires: float | None = None
+    revoked: float | None = None
+    generation: int = 1
+
+    def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
+        """Whether it opens a door now."""
+        if self.revoked is not None:
+            return "revoked"
+        return "expired" if self.expires is not None and self.expires <= now else "valid"
+
+
+class TokenBook:
+    """Every token of the pool."""
+
+    def __init__(
+        self,
+        store: Store,
+        documents: Iterable[Document] = (),
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self.wall = wall
+        tokens = [
+            Token.model_validate_json(document.value)
+            for document in documents
+            if document.collection == COLLECTION
+        ]
+        self.tokens = {token.id: token for token in sorted(tokens, key=lambda t: t.created)}
+        self._by_hash = {token.hash: token.id for token in tokens}
+
+    def find(self, secret: str) -> Token | None:
+        """The token with this secret, valid or not."""
+        token_id = self._by_hash.get(_hash(secret))
+        return self.tokens[token_id] if token_id else None
+
+    async def create(
+        self,
+        role: Role,
+        *,
+        by: str,
+        name: str = "",
+        project: str = "",
+        node: str = "",
+        expires: float | None = None,
+    ) -> tuple[Token, str]:
+        """A new token and its secret; raises StoreError, and then there is none."""
+        secret = PREFIX + secrets.token_urlsafe(32)
+        token = Token(
+            id=secrets.token_hex(4),
+            hash=_hash(secret),
+            role=role,
+            name=name,
+            project=project,
+            node=node,
+            created=self.wall(),
+            created_by=by,
+            expires=expires,
+        )
+        await self._put(token, "token.made", f"{role} {name or '(no name)'}, by {by}")
+        self.tokens[token.id] = token
+        self._by_hash[token.hash] = token.id
+        return token, secret
+
+    async def revoke(self, token_id: str, by: str) -> Token:
+        """Ends a token; raises StoreError, after which it is revoked until a restart only."""
+        token = self.tokens[token_id]
+        token = token.model_copy(
+            update={"revoked": token.revoked or self.wall(), "generation": token.generation + 1}
+        )
+        self.tokens[token_id] = token
+        await self._put(token, "token.revoked", f"by {by}")
+        return token
+
+    async def _put(self, token: Token, kind: str, text: str) -> None:
+        document = Document(COLLECTION, token.id, token.model_dump_json())
+        await self._store.commit([document, Event(self.wall(), kind, token.id, text)])
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
