@@ -11,11 +11,26 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import sys
+import time
 
 from sluice.config.sections import LogSection
 
 WITH_TIME = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LOOK_EVERY_SECONDS = 1.0
 WITHOUT_TIME = "%(levelname)s %(name)s: %(message)s"
+
+
+class _LogFile(logging.handlers.WatchedFileHandler):
+    """Reopened when logrotate has moved it away; that is looked for once a second, not per line."""
+
+    looked = 0.0
+
+    def reopenIfNeeded(self) -> None:  # noqa: N802
+        """Called before each line."""
+        now = time.monotonic()
+        if now - self.looked >= LOOK_EVERY_SECONDS:
+            self.looked = now
+            super().reopenIfNeeded()
 
 
 def set_up_logging(section: LogSection, service: str) -> None:
@@ -34,8 +49,7 @@ def set_up_logging(section: LogSection, service: str) -> None:
     if section.log_to_file:
         try:
             section.log_dir.mkdir(parents=True, exist_ok=True)
-            # reopened when logrotate has moved it away
-            file = logging.handlers.WatchedFileHandler(section.log_dir / f"{service}.log")
+            file = _LogFile(section.log_dir / f"{service}.log")
         except OSError as error:
             print(
                 f"sluice: {section.log_dir}/{service}.log cannot be written ({error.strerror}); "

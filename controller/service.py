@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import secrets
 import socket
@@ -217,6 +218,10 @@ class Controller:
             documents=snapshot.documents,
             requests_per_second=self._config.auth.requests_per_second,
         )
+        # what was loaded stays; looking through it for garbage again and again would stop the loop
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
         return Office(desk, service, app, access, lambda: term is None or term.is_current)
 
     async def _first_token(self, office: Office) -> None:

@@ -46,12 +46,14 @@ class Books:
         self.changes: list[Change] = []
         self.grants: dict[str, Grant] = {}
         self.sessions: dict[str, Session] = {}
+        self._sessions_of: dict[str, dict[str, Session]] = {}  # by grant, then by their own id
+        self._ended: dict[str, None] = {}  # ids of ended grants, the first to end first
 
     # what there is
 
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
-        return [s for s in self.sessions.values() if s.grant_id == grant_id]
+        return list(self._sessions_of.get(grant_id, {}).values())
 
     def live_sessions_of(self, grant_id: str) -> list[Session]:
         """Those that have not ended."""
@@ -82,8 +84,11 @@ class Books:
             if grant.state is GrantState.LIVE:
                 self.ledger.book(grant)
                 self._jobs.add(grant)
+        for grant in sorted(grants, key=lambda grant: grant.ended or 0.0):
+            if grant.state is GrantState.ENDED:
+                self._ended[grant.id] = None
         for session in sessions:
-            self.sessions[session.id] = session
+            self._enter(session)
             holder = self.grants.get(session.grant_id)
             if holder and session.state is not SessionState.ENDED:
                 # a store of before there were jobs names the request with the grant only
@@ -93,6 +98,7 @@ class Books:
     def begin(self, grant: Grant) -> None:
         """A grant lives from now on."""
         self.grants[grant.id] = grant
+        self._ended.pop(grant.id, None)
         self._jobs.add(grant)
         self.ledger.book(grant)
         self.changes.append(replace(grant))
@@ -119,7 +125,7 @@ class Books:
 
     def add_session(self, session: Session) -> None:
         """A session that is new, or of which a server knows better."""
-        self.sessions[session.id] = session
+        self._enter(session)
         if session.request_id:
             self._by_request[session.request_id] = session.id
         self.changes.append(replace(session))
@@ -147,6 +153,7 @@ class Books:
         for session in self.sessions_of(grant.id):
             self.mark_ended(session, reason)
         self.event("grant.ended", grant.id, reason)
+        self._ended[grant.id] = None
         self._forget_old()
 
     def end_session(self, grant: Grant, session: Session, reason: str) -> None:
@@ -189,13 +196,15 @@ class Books:
         """A line of the event log."""
         self.changes.append(Event(self._clock.wall(), kind, subject, text))
 
+    def _enter(self, session: Session) -> None:
+        self.sessions[session.id] = session
+        self._sessions_of.setdefault(session.grant_id, {})[session.id] = session
+
     def _forget_old(self) -> None:
-        # ended grants are kept for people to look at, in the order in which they were made
-        excess = len(self.grants) - self._ended_kept
-        if excess <= 0:
-            return
-        ended = [g.id for g in self.grants.values() if g.state is GrantState.ENDED]
-        for grant_id in ended[: max(0, len(ended) - self._ended_kept)]:
+        # ended grants are kept for people to look at, in the order in which they ended
+        while len(self._ended) > self._ended_kept:
+            grant_id = next(iter(self._ended))
+            del self._ended[grant_id]
             del self.grants[grant_id]
-            for session in self.sessions_of(grant_id):
-                del self.sessions[session.id]
+            for session_id in self._sessions_of.pop(grant_id, ()):
+                del self.sessions[session_id]

@@ -44,6 +44,12 @@ class Kind:
         self.fields = tuple(f.name for f in fields(record) if f.name not in NEVER_STORED)
         self.key_fields = key
         self._values = attrgetter(*self.fields)
+        hints = typing.get_type_hints(record)
+        self.nested = tuple(
+            place
+            for place, name in enumerate(self.fields)
+            if typing.get_origin(hints[name]) is tuple
+        )
 
     @cached_property
     def _readers(self) -> dict[str, Callable[[Any], Any]]:
@@ -56,8 +62,11 @@ class Kind:
         return tuple(getattr(record, name) for name in self.key_fields)
 
     def values(self, record: Any) -> list[Any]:
-        """The stored fields, as JSON has them."""
-        return [_plain(value) for value in self._values(record)]
+        """The stored fields, as JSON has them; those at `nested` are lists."""
+        values = list(self._values(record))
+        for place in self.nested:
+            values[place] = [_plain(item) for item in values[place]]
+        return values
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """A record from stored fields; what is missing takes its default."""
@@ -120,15 +129,13 @@ def last_states(changes: Iterable[Change]) -> Batch:
 _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    names = _FIELDS.get(type(value))
+def _plain(item: Any) -> Any:
+    if not is_dataclass(item):
+        return item
+    names = _FIELDS.get(type(item))
     if names is None:
-        names = _FIELDS[type(value)] = tuple(f.name for f in fields(value))
-    return {name: _plain(getattr(value, name)) for name in names}
+        names = _FIELDS[type(item)] = tuple(f.name for f in fields(item))
+    return {name: getattr(item, name) for name in names}
 
 
 def _reader(hint: Any) -> Callable[[Any], Any] | None:

@@ -39,11 +39,16 @@ Statements = list[tuple[str, str]]  # with the JSON that each one is given
 T = TypeVar("T")
 
 
-def _insert(kind: Kind) -> str:
+def _upsert(kind: Kind) -> str:
     columns = ", ".join(kind.fields)
     values = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(kind.fields)))
     # json_each yields an array in its order, so events keep theirs
-    return f"INSERT OR REPLACE INTO {kind.name} ({columns}) SELECT {values} FROM json_each(?)"
+    insert = f"INSERT INTO {kind.name} ({columns}) SELECT {values} FROM json_each(?)"
+    if not kind.key_fields:
+        return insert
+    # in place, unlike REPLACE: indices of columns that stay the same are not written
+    sets = ", ".join(f"{name} = excluded.{name}" for name in kind.fields)
+    return f"{insert} WHERE true ON CONFLICT ({', '.join(kind.key_fields)}) DO UPDATE SET {sets}"
 
 
 def _delete(kind: Kind) -> str:
@@ -54,7 +59,7 @@ def _delete(kind: Kind) -> str:
     return f"DELETE FROM {kind.name} WHERE EXISTS (SELECT 1 FROM json_each(?) WHERE {key})"
 
 
-INSERTS = {kind: _insert(kind) for kind in records.KINDS.values()}
+UPSERTS = {kind: _upsert(kind) for kind in records.KINDS.values()}
 DELETES = {kind: _delete(kind) for kind in records.REMOVALS.values()}
 
 
@@ -160,8 +165,8 @@ class SqliteStore:
             statements.append((DELETES[kind], json.dumps(keys)))
         for kind, puts in [*batch.puts.items(), (records.EVENTS, batch.events)]:
             if puts:
-                rows = [[_column(value) for value in kind.values(put)] for put in puts]
-                statements.append((INSERTS[kind], json.dumps(rows, ensure_ascii=False)))
+                rows = json.dumps([_row(kind, put) for put in puts], ensure_ascii=False)
+                statements.append((UPSERTS[kind], rows))
         self._since_trim += len(changes)
         trim = self._since_trim >= TRIM_EVERY_CHANGES
         await self._in_thread(lambda: self._run(statements, trim=trim))
@@ -267,5 +272,8 @@ class SqliteStore:
             self._log_is_long = pages > LOG_MOST_PAGES
 
 
-def _column(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else value
+def _row(kind: Kind, record: Any) -> list[Any]:
+    values = kind.values(record)
+    for place in kind.nested:
+        values[place] = json.dumps(values[place], ensure_ascii=False)
+    return values

@@ -16,37 +16,23 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 NATIVE = ROOT / "build" / "native"
 BENCH = ROOT / "build" / "bench"
-sys.path[:0] = [str(ROOT / "tests" / "demo"), str(ROOT / "tests" / "programs")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
+from figure import Figure, as_lines, print_table  # noqa: E402
+from grant_rates import store_figures  # noqa: E402
 from pool import Pool, free_port  # noqa: E402
 
 import build as programs_build  # noqa: E402
 
 ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One line of build/bench.jsonl."""
-
-    name: str
-    value: float
-    unit: str
-    floor: float | None
-    ratio: float | None
-    target: str = ""
 
 
 def compile_parts() -> None:
@@ -311,27 +297,11 @@ def main() -> int:
     BENCH.mkdir(parents=True, exist_ok=True)
     compile_parts()
     figures = []
-    for part in (call_figures, copy_figures, control_plane_figures):
+    for part in (call_figures, copy_figures, control_plane_figures, store_figures):
         print(f"measuring: {(part.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)
         figures += part()
-    table = Table(title=f"Sluice on this machine ({os.cpu_count()} cores, software GPU)")
-    for column in ("figure", "value", "unit", "floor", "ratio", "wanted"):
-        table.add_column(
-            column, justify="left" if column in ("figure", "unit", "wanted") else "right"
-        )
-    for f in figures:
-        table.add_row(
-            f.name,
-            f"{f.value:,.3f}" if f.value < 1000 else f"{f.value:,.0f}",
-            f.unit,
-            "-" if f.floor is None else f"{f.floor:.3f}",
-            "-" if f.ratio is None else f"{f.ratio:.2f}",
-            f.target,
-        )
-    Console(width=110).print(table)
-    with (ROOT / "build" / "bench.jsonl").open("w") as out:
-        for f in figures:
-            out.write(json.dumps({k: v for k, v in asdict(f).items() if k != "target"}) + "\n")
+    print_table(figures)
+    (ROOT / "build" / "bench.jsonl").write_text(as_lines(figures))
     return 0
 
 

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grants and releases a second through real gRPC, on SQLite and on three members of etcd.
+
+Part of bench.py, and run alone with `python tests/bench/grant_rates.py [sqlite] [etcd]`. Sixteen
+callers in this process ask a real controller, each for a grant and then for its release, both
+answered only when they are stored. A figure is such pairs a second, and the 99th percentile of what
+one grant took. Beside it stands the machine's bare fdatasync, in the folder of the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "build" / "bench"
+sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+
+from controllers import Controllers, controllers  # noqa: E402
+from etcd_members import etcd_members, is_there  # noqa: E402
+from figure import Figure, as_lines, print_table  # noqa: E402
+
+from sluice.rpc import pool_pb2 as rpc  # noqa: E402
+from sluice.rpc import pool_pb2_grpc  # noqa: E402
+
+CALLERS = 16
+WARM_SECONDS = 2.0
+SECONDS = 10.0
+NODES = 4
+GPUS_OF_A_NODE = 8
+BLOCK = b"x" * 4096
+
+
+def fdatasync_ms(folder: Path) -> tuple[float, float]:
+    """What writing 4 KiB durably takes here: the median and the 99th percentile."""
+    path = folder / "fdatasync"
+    file = os.open(path, os.O_CREAT | os.O_RDWR)
+    taken = []
+    try:
+        os.pwrite(file, BLOCK * 64, 0)
+        os.fsync(file)
+        for number in range(300):
+            os.pwrite(file, BLOCK, (number % 64) * len(BLOCK))
+            begin = time.perf_counter()
+            os.fdatasync(file)
+            taken.append((time.perf_counter() - begin) * 1e3)
+    finally:
+        os.close(file)
+        path.unlink()
+    return percentile(taken, 0.5), percentile(taken, 0.99)
+
+
+def cpu_seconds(several: Controllers, number: int) -> float:
+    """What a controller has used so far."""
+    process = several.processes[number]
+    assert process
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which that share of them lies."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+async def registered(stub: Any, node: str) -> Any:
+    """A node with GPUs that stays registered as long as the returned call lives."""
+
+    async def reports() -> AsyncIterator[rpc.NodeReport]:
+        gpus = [
+            rpc.Gpu(uuid=f"{node}-{n}", model="simulated", memory_mib=81920, software=True)
+            for n in range(GPUS_OF_A_NODE)
+        ]
+        yield rpc.NodeReport(
+            inventory=rpc.Inventory(
+                node=node, data_address="127.0.0.1", data_port=1, version="bench", gpus=gpus,
+                vgpu_count=4,
+            )
+        )  # fmt: skip
+        beat = 0
+        while True:
+            await asyncio.sleep(1)
+            beat += 1
+            yield rpc.NodeReport(heartbeat=rpc.Heartbeat(beat=beat))
+
+    call = stub.Register(reports())
+    assert (await call.read()).WhichOneof("order") == "welcome"
+    return call
+
+
+async def load(target: str) -> tuple[float, list[float], list[float]]:
+    """Pairs a second, and what each grant and each release took, in ms."""
+    grants: list[float] = []
+    releases: list[float] = []
+    async with grpc.aio.insecure_channel(target) as channel:
+        stub: Any = pool_pb2_grpc.PoolStub(channel)
+        calls = [await registered(stub, f"node-{n}") for n in range(NODES)]
+        counts_from = time.perf_counter() + WARM_SECONDS
+        until = counts_from + SECONDS
+
+        async def caller(number: int) -> None:
+            count = 0
+            while (begin := time.perf_counter()) < until:
+                count += 1
+                request = rpc.GrantRequest(
+                    request_id=f"{os.getpid():x}-{number}-{count}", node=f"node-{number % NODES}",
+                    vgpu_count=1, memory_mib=1024, compute_percent=5, wait_seconds=-1,
+                    local_only=True, channel="shm", host="bench", program="bench",
+                )  # fmt: skip
+                async for answer in stub.RequestGrant(request):
+                    granted = answer.granted
+                given = time.perf_counter()
+                assert granted.grant_id, answer
+                await stub.ReleaseGrant(rpc.GrantRelease(grant_id=granted.grant_id, reason="done"))
+                if begin >= counts_from:
+                    grants.append((given - begin) * 1e3)
+                    releases.append((time.perf_counter() - given) * 1e3)
+
+        await asyncio.gather(*(caller(number) for number in range(CALLERS)))
+        for call in calls:
+            call.cancel()
+    return len(grants) / SECONDS, grants, releases
+
+
+def measure(several: Controllers, folder: Path, kind: str, rate: int, p99_ms: int) -> list[Figure]:
+    """The two figures of a store."""
+    leader = several.leader()
+    before, cpu_before = fdatasync_ms(folder), cpu_seconds(several, leader)
+    per_second, grants, releases = asyncio.run(load(several.grpc[leader]))
+    cpu = (cpu_seconds(several, leader) - cpu_before) / (WARM_SECONDS + SECONDS)
+    after = fdatasync_ms(folder)
+    sync = (before[0] + after[0]) / 2
+    print(
+        f"{kind}: {per_second:,.0f} grants and releases a second by {CALLERS} callers; a grant "
+        f"{percentile(grants, 0.5):.1f} ms, p99 {percentile(grants, 0.99):.1f}; a release "
+        f"{percentile(releases, 0.5):.1f} ms, p99 {percentile(releases, 0.99):.1f}; bare fdatasync "
+        f"{sync:.2f} ms, p99 {max(before[1], after[1]):.2f}; the controller's CPU "
+        f"{cpu * 1e6 / per_second:,.0f} us a pair; load of the machine {os.getloadavg()[0]:.1f}",
+        file=sys.stderr,
+    )
+    p99 = percentile(grants, 0.99)
+    return [
+        Figure(f"grants_per_s_{kind}", per_second, "1/s", None, None, f"at least {rate:,}"),
+        Figure(f"grant_p99_ms_{kind}", p99, "ms", sync, p99 / sync, f"at most {p99_ms}"),
+    ]
+
+
+@contextlib.contextmanager
+def scratch() -> Any:
+    """A folder on the disk of the checkout, not in memory."""
+    BENCH.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="grants-", dir=BENCH))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def sqlite_figures() -> list[Figure]:
+    """Grants and releases on one controller with SQLite, synchronous = FULL."""
+    with scratch() as folder, controllers(folder, 1, {"kind": "sqlite"}) as one:
+        return measure(one, folder, "sqlite", 1000, 20)
+
+
+def etcd_figures() -> list[Figure]:
+    """Grants and releases on the leader of two controllers over three members of etcd."""
+    if not is_there():
+        print("etcd is not installed: no figures of it", file=sys.stderr)
+        return []
+    with scratch() as folder, etcd_members(folder / "etcd", 3) as members:
+        store = {"kind": "etcd", "endpoints": ",".join(members.endpoints)}
+        with controllers(folder, 2, store) as two:
+            return measure(two, folder, "etcd", 300, 60)
+
+
+def store_figures() -> list[Figure]:
+    """Grants and releases a second, on SQLite and on etcd."""
+    return sqlite_figures() + etcd_figures()
+
+
+def main() -> int:
+    """Measures what is named, or both."""
+    wanted = sys.argv[1:] or ["sqlite", "etcd"]
+    figures = []
+    for kind in wanted:
+        figures += {"sqlite": sqlite_figures, "etcd": etcd_figures}[kind]()
+    print_table(figures)
+    print(as_lines(figures), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
