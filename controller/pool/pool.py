@@ -61,7 +61,9 @@ class Snapshot:
     gpus: Sequence[Gpu] = ()
     grants: Sequence[Grant] = ()
     sessions: Sequence[Session] = ()
-    documents: Sequence[Document] = field(default_factory=list)  # not the pool's; read with the rest
+    documents: Sequence[Document] = field(
+        default_factory=list
+    )  # not the pool's; read with the rest
 
 
 @dataclass(frozen=True, slots=True)
