@@ -2,8 +2,9 @@
 """The command `sluice`: mounts every part's commands and turns their errors into exit statuses.
 
 Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 no such thing; 4 the controller does not
-answer. `sluice run` has the status of the program that it runs. Parts that are not installed here
-(the hypervisor part needs libvirt-python) are simply not mounted.
+answer; 5 not allowed (no valid token, or another role is needed). `sluice run` has the status of
+the program that it runs. Parts that are not installed here (the hypervisor part needs
+libvirt-python) are simply not mounted.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ import sys
 
 import typer
 
-from sluice.cli import pool_commands
+from sluice.cli import ca_commands, event_commands, options, pool_commands, token_commands
 from sluice.cli.rest import CommandError
 from sluice.cli.units import units
 
 app = typer.Typer(
     name="sluice",
-    help="GPUs of a pool, for virtual machines, containers and processes.",
+    callback=options.take_credentials,
     epilog=(
         "Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no such thing, "
-        "4 the controller does not answer."
+        "4 the controller does not answer, 5 not allowed."
     ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -32,6 +33,11 @@ app.add_typer(pool_commands.node_app, name="node")
 app.add_typer(pool_commands.gpu_app, name="gpu")
 app.add_typer(pool_commands.grant_app, name="grant")
 app.add_typer(pool_commands.session_app, name="session")
+app.add_typer(token_commands.app, name="token")
+app.add_typer(ca_commands.app, name="ca")
+app.command("top")(event_commands.top)
+app.command("events")(event_commands.events)
+app.command("audit")(event_commands.audit)
 app.command("logs")(pool_commands.logs)
 app.command("units")(units)
 

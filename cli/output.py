@@ -1,23 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How commands show what they found: tables for people, JSON for scripts.
+"""How commands show what they found: tables for people, JSON and YAML for scripts.
 
 Used by every command. Tables go to standard output through rich, which drops colour and fits the
-width by itself where that is no terminal; JSON is what the REST API answered, unchanged.
+width by itself where that is no terminal; JSON and YAML are what the REST API answered.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
-STATE_STYLES = {"up": "green", "running": "green", "live": "green", "lost": "red", "ended": "dim"}
+STATE_STYLES = {
+    "up": "green",
+    "running": "green",
+    "live": "green",
+    "lost": "red",
+    "ended": "dim",
+    "expired": "dim",
+    "revoked": "dim",
+}
 
 
 class Format(StrEnum):
@@ -25,6 +35,7 @@ class Format(StrEnum):
 
     TABLE = "table"
     JSON = "json"
+    YAML = "yaml"
 
 
 def console() -> Console:
@@ -32,16 +43,27 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 240, highlight=False)
 
 
-def show_json(value: Any) -> None:
-    """Prints JSON."""
-    print(json.dumps(value, indent=2))
+def show_data(value: Any, form: Format) -> bool:
+    """Prints the value as JSON or YAML, if that is wanted, and says whether it was."""
+    if form is Format.JSON:
+        print(json.dumps(value, indent=2))
+    elif form is Format.YAML:
+        print(yaml.safe_dump(value, sort_keys=False, allow_unicode=True), end="")
+    else:
+        return False
+    return True
 
 
 def show_table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], empty: str) -> None:
     """Prints rows; columns maps a heading to the row's key."""
-    if not rows:
+    if rows:
+        console().print(table_of(columns, rows))
+    else:
         print(empty)
-        return
+
+
+def table_of(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows as a table."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading, key in columns.items():
         numbers = all(isinstance(row.get(key), int | float) for row in rows)
@@ -49,7 +71,18 @@ def show_table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]], em
     for row in rows:
         cells = [_cell(row.get(key)) for key in columns.values()]
         table.add_row(*cells, style=STATE_STYLES.get(str(row.get("state")), ""))
-    console().print(table)
+    return table
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Shows on a terminal that something takes long."""
+    err = Console(stderr=True)
+    if not err.is_terminal:
+        yield
+        return
+    with err.status(text):
+        yield
 
 
 def show_record(record: Mapping[str, Any]) -> None:

@@ -12,21 +12,32 @@ from typing import Annotated, Any
 import typer
 
 from sluice.cli import output
+from sluice.cli.options import Address, Everything, Output, Wait
+from sluice.cli.options import controller as _controller
 from sluice.cli.output import Format
-from sluice.cli.rest import Controller, controller_address
+from sluice.cli.rest import Controller, wait_until
 
-Output = Annotated[
-    Format, typer.Option("--output", "-o", help="table for people, json for scripts")
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--controller",
-        metavar="HOST:PORT",
-        help="the controller's REST address (SLUICE_CONTROLLER, else this host's server.conf)",
-    ),
-]
-Everything = Annotated[bool, typer.Option("--all", "-a", help="ended ones too")]
+GPU_COLUMNS = {
+    "GPU": "uuid",
+    "NODE": "node",
+    "STATE": "state",
+    "MODEL": "model",
+    "GRANTED": "memory",
+    "COMPUTE": "compute",
+    "VGPUS": "vgpus",
+}
+
+SESSION_COLUMNS = {
+    "SESSION": "id",
+    "STATE": "state",
+    "NODE": "node",
+    "CHANNEL": "channel",
+    "CLIENT": "client",
+    "PROGRAM": "program",
+    "GRANT": "grant_id",
+    "AGE": "age",
+    "REASON": "reason",
+}
 
 node_app = typer.Typer(help="Hosts in the pool.", no_args_is_help=True)
 gpu_app = typer.Typer(help="GPUs in the pool.", no_args_is_help=True)
@@ -34,22 +45,13 @@ grant_app = typer.Typer(help="What jobs hold.", no_args_is_help=True)
 session_app = typer.Typer(help="Client processes that use grants.", no_args_is_help=True)
 
 
-def _controller(address: str | None) -> Controller:
-    return Controller(controller_address(address))
-
-
 def status(controller: Address = None, output_format: Output = Format.TABLE) -> None:
     """Shows the pool in one look."""
     api = _controller(controller)
-    pool, gpus = api.get("/pool"), api.get("/gpus")
-    if output_format is Format.JSON:
-        output.show_json({**pool, **gpus})
+    pool, gpus = api.get("/pool"), api.every("/gpus", "gpus")
+    if output.show_data({**pool, **gpus}, output_format):
         return
-    print(
-        f"controller {api.address} ({pool['version']}): {pool['nodes_up']} of {pool['nodes']} "
-        f"nodes up, {pool['gpus']} GPUs, {pool['grants']} grants, {pool['sessions']} sessions, "
-        f"{pool['waiting']} waiting"
-    )
+    print(pool_line(api, pool))
     if gpus["gpus"]:
         print()
         _gpu_table(gpus["gpus"])
@@ -58,9 +60,8 @@ def status(controller: Address = None, output_format: Output = Format.TABLE) -> 
 @node_app.command("list")
 def list_nodes(controller: Address = None, output_format: Output = Format.TABLE) -> None:
     """Lists the nodes."""
-    answer = _controller(controller).get("/nodes")
-    if output_format is Format.JSON:
-        output.show_json(answer)
+    answer = _controller(controller).every("/nodes", "nodes")
+    if output.show_data(answer, output_format):
         return
     output.show_table(
         {
@@ -90,9 +91,8 @@ def list_gpus(
 ) -> None:
     """Lists the GPUs and what is promised of them."""
     parameters = {"node": node} if node else {}
-    answer = _controller(controller).get("/gpus", **parameters)
-    if output_format is Format.JSON:
-        output.show_json(answer)
+    answer = _controller(controller).every("/gpus", "gpus", **parameters)
+    if output.show_data(answer, output_format):
         return
     _gpu_table(answer["gpus"])
 
@@ -108,9 +108,8 @@ def list_grants(
     every: Everything = False, controller: Address = None, output_format: Output = Format.TABLE
 ) -> None:
     """Lists the grants."""
-    answer = _controller(controller).get("/grants", state="all" if every else "live")
-    if output_format is Format.JSON:
-        output.show_json(answer)
+    answer = _controller(controller).every("/grants", "grants", state="all" if every else "live")
+    if output.show_data(answer, output_format):
         return
     output.show_table(
         {
@@ -146,13 +145,23 @@ def show_grant(
 
 
 @grant_app.command("end")
-def end_grant(grant: str, controller: Address = None, output_format: Output = Format.TABLE) -> None:
+def end_grant(
+    grant: str,
+    wait: Wait = 0.0,
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
     """Ends a grant: its processes get a CUDA error, its vGPUs return within seconds."""
-    answer = _controller(controller).delete(f"/grants/{grant}")
-    if output_format is Format.JSON:
-        output.show_json(answer)
-    else:
-        print(f"grant {grant} is ending")
+    api = _controller(controller)
+    answer = api.delete(f"/grants/{grant}")
+    if wait:
+        with output.working(f"grant {grant} is ending"):
+            wait_until(
+                lambda: api.get(f"/grants/{grant}")["state"] == "ended", wait, f"end of {grant}"
+            )
+        answer = api.get(f"/grants/{grant}")
+    if not output.show_data(answer, output_format):
+        print(f"grant {grant} {'has ended' if wait else 'is ending'}")
 
 
 @session_app.command("list")
@@ -160,25 +169,12 @@ def list_sessions(
     every: Everything = False, controller: Address = None, output_format: Output = Format.TABLE
 ) -> None:
     """Lists the sessions."""
-    answer = _controller(controller).get("/sessions", state="all" if every else "live")
-    if output_format is Format.JSON:
-        output.show_json(answer)
-        return
-    output.show_table(
-        {
-            "SESSION": "id",
-            "STATE": "state",
-            "NODE": "node",
-            "CHANNEL": "channel",
-            "CLIENT": "client",
-            "PROGRAM": "program",
-            "GRANT": "grant_id",
-            "AGE": "age",
-            "REASON": "reason",
-        },
-        [{**s, "client": _client(s), "age": output.age(s["started"])} for s in answer["sessions"]],
-        "no sessions",
+    answer = _controller(controller).every(
+        "/sessions", "sessions", state="all" if every else "live"
     )
+    if output.show_data(answer, output_format):
+        return
+    output.show_table(SESSION_COLUMNS, session_rows(answer["sessions"]), "no sessions")
 
 
 @session_app.command("show")
@@ -201,8 +197,23 @@ def logs(
     sys.stdout.write(text)
 
 
-def _gpu_table(gpus: list[dict[str, Any]]) -> None:
-    rows = [
+def pool_line(api: Controller, pool: dict[str, Any]) -> str:
+    """The pool in a line."""
+    return (
+        f"controller {api.address} ({pool['version']}): {pool['nodes_up']} of {pool['nodes']} "
+        f"nodes up, {pool['gpus']} GPUs, {pool['grants']} grants, {pool['sessions']} sessions, "
+        f"{pool['waiting']} waiting"
+    )
+
+
+def session_rows(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sessions as rows of SESSION_COLUMNS."""
+    return [{**s, "client": _client(s), "age": output.age(s["started"])} for s in sessions]
+
+
+def gpu_rows(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """GPUs as rows of GPU_COLUMNS."""
+    return [
         {
             **gpu,
             "memory": f"{gpu['granted_mib']} / {gpu['memory_mib']} MiB",
@@ -211,25 +222,15 @@ def _gpu_table(gpus: list[dict[str, Any]]) -> None:
         }
         for gpu in gpus
     ]
-    output.show_table(
-        {
-            "GPU": "uuid",
-            "NODE": "node",
-            "STATE": "state",
-            "MODEL": "model",
-            "GRANTED": "memory",
-            "COMPUTE": "compute",
-            "VGPUS": "vgpus",
-        },
-        rows,
-        "no GPU is in the pool: start sluice-server on a GPU node",
-    )
+
+
+def _gpu_table(gpus: list[dict[str, Any]]) -> None:
+    empty = "no GPU is in the pool: start sluice-server on a GPU node"
+    output.show_table(GPU_COLUMNS, gpu_rows(gpus), empty)
 
 
 def _show(record: dict[str, Any], output_format: Format) -> None:
-    if output_format is Format.JSON:
-        output.show_json(record)
-    else:
+    if not output.show_data(record, output_format):
         output.show_record(record)
 
 

@@ -8,15 +8,21 @@ controllers it speaks to the one that leads, which the others name.
 
 from __future__ import annotations
 
+import json
 import os
+import ssl
+import stat
+import sys
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
 from sluice.config.ini import ConfigError
-from sluice.config.server import DEFAULT_PATH, read_server_config
+from sluice.config.server import DEFAULT_PATH, ServerConfig, read_server_config
 
 DEFAULT_ADDRESS = "127.0.0.1:9123"
 ADDRESS_VARIABLES = ("SLUICE_CONTROLLER", "ORION_CONTROLLER")
@@ -27,6 +33,11 @@ MOST_REDIRECTS = 3
 EXIT_REFUSED = 1
 EXIT_NOT_FOUND = 3
 EXIT_UNREACHABLE = 4
+EXIT_NOT_ALLOWED = 5
+
+TOKEN_PATH = Path("~/.sluice/token")
+WAIT_POLL_SECONDS = 0.2
+STREAM_SILENT_SECONDS = 60.0  # the stream says something every 15
 
 
 class CommandError(Exception):
@@ -44,25 +55,79 @@ def controller_address(given: str | None) -> str:
     for variable in ADDRESS_VARIABLES:
         if address := os.environ.get(variable):
             return address
-    if DEFAULT_PATH.exists() and os.access(DEFAULT_PATH, os.R_OK):
-        try:
-            return ",".join(read_server_config(Path(DEFAULT_PATH)).controller.rest_addresses)
-        except ConfigError as error:
-            raise CommandError(str(error)) from None
+    if config := _server_config():
+        return ",".join(config.controller.rest_addresses)
     return DEFAULT_ADDRESS
+
+
+def _server_config() -> ServerConfig | None:
+    if not DEFAULT_PATH.exists() or not os.access(DEFAULT_PATH, os.R_OK):
+        return None
+    try:
+        return read_server_config(Path(DEFAULT_PATH))
+    except ConfigError as error:
+        raise CommandError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What the command line says of them; the environment and files are looked at when asked."""
+
+    ca_file: Path | None = None
+    token_file: Path | None = None
+
+    def ca(self) -> Path | None:
+        """The CA to check the controller with; None for plain HTTP or the system's CAs."""
+        if self.ca_file:
+            return self.ca_file
+        if named := os.environ.get("SLUICE_CA"):
+            return Path(named)
+        config = _server_config()
+        return config.tls.ca_file if config else None
+
+    def token(self) -> str:
+        """The caller's token; empty if there is none."""
+        if self.token_file is None and (token := os.environ.get("SLUICE_TOKEN")):
+            return token.strip()
+        path = self.token_file or TOKEN_PATH.expanduser()
+        try:
+            if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                print(f"sluice: {path} can be read by others: chmod 600 {path}", file=sys.stderr)
+            return path.read_text().strip()
+        except OSError as error:
+            if self.token_file:
+                raise CommandError(f"{path}: cannot be read ({error.strerror})") from None
+            return ""
 
 
 class Controller:
     """The API of one controller, or of several with commas; every method raises CommandError."""
 
-    def __init__(self, address: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        transport: httpx.BaseTransport | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = address
+        credentials = credentials or Credentials()
+        ca, token = credentials.ca(), credentials.token()
+        scheme = "https" if ca else "http"
         self._bases = [
-            one if "://" in one else f"http://{one}"
+            one if "://" in one else f"{scheme}://{one}"
             for one in (part.strip() for part in address.split(","))
             if one
         ]
-        self._client = httpx.Client(timeout=15, transport=transport)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            self._client = httpx.Client(
+                timeout=15,
+                transport=transport,
+                headers=self._headers,
+                verify=ssl.create_default_context(cafile=ca) if ca else True,
+            )
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{ca or 'the token'}: cannot be used: {error}") from None
 
     def get(self, path: str, **parameters: Any) -> Any:
         """The JSON of a GET."""
@@ -72,15 +137,68 @@ class Controller:
         """The text of a GET."""
         return self._ask("GET", path, params=parameters).text
 
-    def delete(self, path: str) -> Any:
+    def every(self, path: str, key: str, **parameters: Any) -> dict[str, list[Any]]:
+        """A list's pages, put together."""
+        found: list[Any] = []
+        marker: dict[str, str] = {}
+        while True:
+            part = self.get(path, **parameters, **marker)
+            found += part[key]
+            if not part.get("next_marker"):
+                return {key: found}
+            marker = {"marker": part["next_marker"]}
+
+    def post(self, path: str, body: Any, idempotency_key: str = "") -> Any:
+        """The JSON of a POST."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return self._ask("POST", path, json=body, headers=headers).json()
+
+    def delete(self, path: str, if_match: str = "", **parameters: Any) -> Any:
         """The JSON of a DELETE."""
-        return self._ask("DELETE", path).json()
+        headers = {"If-Match": if_match} if if_match else {}
+        return self._ask("DELETE", path, params=parameters, headers=headers).json()
+
+    def events(self, since: int | None, **parameters: Any) -> Iterator[dict[str, Any]]:
+        """Follows the event log; a line that breaks is taken up where it ended."""
+        while True:
+            where = {} if since is None else {"since": since}
+            try:
+                for base in self._bases:
+                    with self._client.stream(
+                        "GET",
+                        f"{base}/v1/events/stream",
+                        params={**parameters, **where},
+                        timeout=STREAM_SILENT_SECONDS,
+                        follow_redirects=True,
+                    ) as answer:
+                        if answer.status_code >= 400:
+                            answer.read()
+                            if answer.status_code == 503:
+                                continue
+                            self._refused(answer)
+                        for event in _server_sent(answer):
+                            since = event.get("number", since)
+                            yield event
+            except httpx.TransportError as error:
+                print(f"sluice: the stream broke ({error}); connecting anew", file=sys.stderr)
+            # without a place to resume at, what happens meanwhile is missed: ask for the place
+            if since is None:
+                newest = self.get("/events", limit=1)["events"]
+                since = newest[0]["number"] if newest else 0
+            time.sleep(1)
 
     def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         answer = self._answer(method, path, **options)
-        if answer.status_code < 400:
-            return answer
-        status = EXIT_NOT_FOUND if answer.status_code == 404 else EXIT_REFUSED
+        if answer.status_code >= 400:
+            self._refused(answer)
+        return answer
+
+    def _refused(self, answer: httpx.Response) -> NoReturn:
+        status = {
+            401: EXIT_NOT_ALLOWED,
+            403: EXIT_NOT_ALLOWED,
+            404: EXIT_NOT_FOUND,
+        }.get(answer.status_code, EXIT_REFUSED)
         try:
             detail = answer.json()["detail"]
         except (ValueError, KeyError, TypeError):
@@ -123,5 +241,24 @@ class Controller:
             if answer.status_code != 307 or "location" not in answer.headers:
                 break
             options.pop("params", None)  # the address has them
-            answer = self._client.request(method, answer.headers["location"], **options)
+            location = answer.headers["location"]
+            if url.startswith("https:") and not location.startswith("https:"):
+                raise CommandError(f"{url} names {location}, where the token would be in the clear")
+            answer = self._client.request(method, location, **options)
         return answer
+
+
+def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
+    """Waits for done(); raises CommandError when that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() >= deadline:
+            raise CommandError(f"{what}: not within {seconds:g} s; it goes on")
+        time.sleep(WAIT_POLL_SECONDS)
+
+
+def _server_sent(answer: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in answer.iter_lines():
+        if line.startswith("data: "):
+            value: dict[str, Any] = json.loads(line.removeprefix("data: "))
+            yield value

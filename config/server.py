@@ -66,6 +66,9 @@ class ControllerSection(Section):
     wait_seconds: float = Field(
         5.0, ge=0, le=300, description="how many seconds a client waits for an absent controller"
     )
+    token_file: Path | None = Field(
+        None, description="the file with this node's token (empty: none, or a certificate is used)"
+    )
 
     addresses: HostPorts = Field(
         default_factory=list,
@@ -178,6 +181,18 @@ class ServerSection(Section):
     )
 
 
+class TlsSection(Section):
+    """[tls]: this node's certificate, and whose the controller's must be."""
+
+    ca_file: Path | None = Field(
+        None, description="the CA that the controller's certificate is checked with (empty: no TLS)"
+    )
+    cert_file: Path | None = Field(
+        None, description="this node's certificate, its common name being node_name, PEM"
+    )
+    key_file: Path | None = Field(None, description="that certificate's key, PEM")
+
+
 class NcclSection(Section):
     """[server-nccl]: collective communication between GPU nodes."""
 
@@ -206,8 +221,17 @@ class ServerConfig(BaseModel):
     log: LogSection = LogSection()
     controller: ControllerSection = ControllerSection()
     server: ServerSection = Field(default_factory=ServerSection)
+    tls: TlsSection = TlsSection()
     server_nccl: NcclSection = NcclSection()
     throttle: ThrottleSection = ThrottleSection()
+
+    @model_validator(mode="after")
+    def _whole_tls(self) -> ServerConfig:
+        if (self.tls.cert_file is None) != (self.tls.key_file is None):
+            raise ValueError("[tls] has one of cert_file and key_file; give both or none")
+        if self.tls.cert_file and not self.tls.ca_file:
+            raise ValueError("[tls] cert_file needs ca_file, the controller's CA")
+        return self
 
     @model_validator(mode="after")
     def _one_data_address(self) -> ServerConfig:

@@ -22,6 +22,7 @@ import grpc
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
+from sluice.server.controller_line import ControllerLine
 from sluice.server.open_session import RefusalError, Status
 
 log = logging.getLogger("sluice.server")
@@ -81,7 +82,14 @@ class LocalGrant:
 class ControllerLink:
     """The line to the controller, or to the one of several that leads."""
 
-    def __init__(self, targets: Sequence[str], side: ServerSide, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        targets: Sequence[str],
+        side: ServerSide,
+        wait_seconds: float,
+        line: ControllerLine | None = None,
+    ) -> None:
+        self._line = line or ControllerLine()
         self._targets = list(targets)
         self._target = self._targets[0]
         self._side = side
@@ -143,7 +151,7 @@ class ControllerLink:
 
     def _stub_of(self, target: str) -> pool_pb2_grpc.PoolAsyncStub:
         if target not in self._channels:
-            self._channels[target] = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+            self._channels[target] = self._line.channel(target, CHANNEL_OPTIONS)
         return pool_pb2_grpc.PoolStub(self._channels[target])
 
     async def close(self) -> None:
@@ -189,7 +197,7 @@ class ControllerLink:
         while True:
             if not self._connected.is_set():
                 await self._wait_connected(patience)
-            call = self._stub.RequestGrant(request)
+            call = self._stub.RequestGrant(request, metadata=self._line.metadata)
             self._asked[call] = self._target
             try:
                 async for answer in call:
@@ -239,7 +247,9 @@ class ControllerLink:
         # without a connection nothing needs to be said: the next inventory does not name it
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self._stub.ReleaseGrant(
-                rpc.GrantRelease(request_id=request_id, reason="the client went away"), timeout=5
+                rpc.GrantRelease(request_id=request_id, reason="the client went away"),
+                timeout=5,
+                metadata=self._line.metadata,
             )
 
     async def _stream(self) -> None:
@@ -248,7 +258,8 @@ class ControllerLink:
         # made before the stream opens: what is asked for later is asked for over this stream
         first = rpc.NodeReport(inventory=self._inventory())
         self._stub = self._stub_of(self._target)
-        call = self._stub.Register(_outgoing(first, self._reports))
+        self._line.renew()
+        call = self._stub.Register(_outgoing(first, self._reports), metadata=self._line.metadata)
         self._hung_up = False
         beats: asyncio.Task[None] | None = None
         try:

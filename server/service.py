@@ -25,6 +25,7 @@ from sluice.config.server import ServerConfig
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.adoption import adopt_workers
 from sluice.server.code_cache import CodeCache
+from sluice.server.controller_line import ControllerLine
 from sluice.server.controller_link import ControllerLink
 from sluice.server.cuda_libraries import find_libraries, search_folders
 from sluice.server.doorbell import Doorbell
@@ -73,7 +74,12 @@ class Server:
             start_seconds=section.worker_start_seconds,
         )
         controller = self._config.controller
-        self.controller = ControllerLink(controller.grpc_targets, self, controller.wait_seconds)
+        self.controller = ControllerLink(
+            controller.grpc_targets,
+            self,
+            controller.wait_seconds,
+            self._line(),
+        )
         self.desk = SessionDesk(
             section.node_name,
             self.controller,
@@ -124,6 +130,15 @@ class Server:
         await self.controller.close()
         os.close(self._lock)
         log.info("stopped; %d session(s) go on", len(self.desk.sessions))
+
+    def _line(self) -> ControllerLine:
+        try:
+            return ControllerLine(self._config.tls, self._config.controller.token_file)
+        except OSError as error:
+            raise StartError(
+                f"{error.filename}: cannot be read ({error.strerror}); see [tls] and [controller] "
+                "token_file"
+            ) from None
 
     # what the controller may ask (ServerSide)
 

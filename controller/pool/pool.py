@@ -61,9 +61,8 @@ class Snapshot:
     gpus: Sequence[Gpu] = ()
     grants: Sequence[Grant] = ()
     sessions: Sequence[Session] = ()
-    documents: Sequence[Document] = field(
-        default_factory=list
-    )  # not the pool's; read with the rest
+    # not the pool's; read with the rest
+    documents: Sequence[Document] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ import array
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -103,6 +105,9 @@ class ControlPlane:
         server: dict[str, Any] | None = None,
         pool: dict[str, Any] | None = None,
         auth: dict[str, Any] | None = None,
+        tls: dict[str, Any] | None = None,
+        server_tls: dict[str, Any] | None = None,
+        token_file: Path | None = None,
         environment: dict[str, str] | None = None,
         patience: float = 1,
     ) -> None:
@@ -130,6 +135,7 @@ class ControlPlane:
             },
             pool={"heartbeat_seconds": 1, "node_timeout_seconds": 3, **(pool or {})},
             auth={"local": "operator", **(auth or {})},
+            tls=tls or {},
         )
         self._write(
             "server.conf",
@@ -138,7 +144,9 @@ class ControlPlane:
                 "controller_addr": f"127.0.0.1:{self.rest_port}",
                 "grpc_addr": f"127.0.0.1:{self.grpc_port}",
                 "wait_seconds": patience,
+                **({"token_file": token_file} if token_file else {}),
             },
+            tls=server_tls or {},
             server={
                 "node_name": self.node,
                 "run_dir": folder / "run",
@@ -152,7 +160,23 @@ class ControlPlane:
         self.controller: subprocess.Popen[bytes] | None = None
         self.server: subprocess.Popen[bytes] | None = None
         self.clients: list[Client] = []
-        self.rest = httpx.Client(base_url=f"http://127.0.0.1:{self.rest_port}/v1", timeout=15)
+        scheme = "https" if tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self.rest_port}"
+        self.rest = self.rest_as("")
+
+    def rest_as(self, token: str, **options: Any) -> httpx.Client:
+        """REST as the owner of a token."""
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        ca = self.folder / "ca" / "ca.crt"
+        if self.url.startswith("https:") and ca.exists():
+            options.setdefault("verify", ssl.create_default_context(cafile=ca))
+        return httpx.Client(base_url=f"{self.url}/v1", timeout=15, headers=headers, **options)
+
+    def first_token(self) -> str:
+        """The admin token that the controller printed when it first started."""
+        printed = re.search(r"^ +(sluice_\S+)$", self.log("controller"), re.MULTILINE)
+        assert printed
+        return printed[1]
 
     def _write(self, name: str, **sections: dict[str, Any]) -> None:
         lines = []
@@ -214,7 +238,7 @@ class ControlPlane:
 
     def _rest_answers(self) -> bool:
         try:
-            return self.rest.get("/pool").status_code == 200
+            return self.rest.get("/pool").status_code in (200, 401)
         except httpx.TransportError:
             return False
 
