@@ -110,6 +110,10 @@ class GrantDesk:
         Returns whether it is stored; what is not is kept and stored with a later step. Raises
         DeposedError, before anything is decided, if this controller no longer leads.
         """
+        return await asyncio.shield(self.begin(decide))
+
+    def begin(self, decide: Callable[[], Decisions]) -> asyncio.Task[bool]:
+        """A step whose end the caller need not wait for; steps are stored as they were begun."""
         if self.stepped_down.is_set():
             raise DeposedError("this controller no longer leads")
         decisions = decide()
@@ -121,7 +125,7 @@ class GrantDesk:
         task = asyncio.create_task(self._store_and_tell(changes, decisions))
         self._steps.add(task)
         task.add_done_callback(self._steps.discard)
-        return await asyncio.shield(task)
+        return task
 
     async def end_grant(self, grant_id: str, reason: str) -> bool:
         """Ends a grant on an operator's word; False if it is not live.

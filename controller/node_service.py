@@ -202,7 +202,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     return
                 else:
                     self._desk.pool.seen(node)
-                    await self._take(node, kind, report, link)
+                    self._take(node, kind, report, link)
         except asyncio.CancelledError:
             raise
         except DeposedError:
@@ -251,9 +251,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             )
         )
 
-    async def _take(
-        self, node: str, kind: str | None, report: rpc.NodeReport, link: ServerLink
-    ) -> None:
+    def _take(self, node: str, kind: str | None, report: rpc.NodeReport, link: ServerLink) -> None:
+        # none of these is answered, so none waits for the disk: a node's ends share their commits
         pool = self._desk.pool
         if kind == "heartbeat":
             link.orders.put_nowait(
@@ -268,19 +267,19 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 pool.session_started(started.session_id, started.client_pid, started.channel)
                 return Decisions()
 
-            await self._desk.step(note)
+            self._desk.begin(note)
         elif kind == "session_ended":
             ended = report.session_ended
             if not self._is_of(node, ended.session_id, ended.grant_id):
                 return
-            await self._desk.step(
+            self._desk.begin(
                 lambda: pool.session_ended(ended.session_id, ended.grant_id, ended.reason)
             )
         elif kind == "job_held":
             pool.job_held(job_key(report.job_held), node)
         elif kind == "job_released":
             released = job_key(report.job_released)
-            await self._desk.step(lambda: pool.job_released(released, node))
+            self._desk.begin(lambda: pool.job_released(released, node))
         elif kind == "assignment_taken":
             link.assignment_taken(report.assignment_taken)
         elif kind == "log_text":

@@ -116,7 +116,7 @@ async def settled(several: Controllers, server: SimulatedServer) -> None:
     """The books become what the server runs, and stay so."""
     deadline = time.monotonic() + 15
     while True:
-        grants = (await asyncio.to_thread(several.get, "/grants"))["grants"]
+        grants = await asyncio.to_thread(several.grants)
         held = {grant["id"] for grant in grants}
         if held == set(server.running):
             break
@@ -246,16 +246,16 @@ def test_a_real_server_and_its_sessions_survive_the_leader(
         plane.start_server(joined=False)
         wait_for(lambda: nodes().get(plane.node) == "up", 20, "the node to join")
         held = plane.client(gmem_mib=64, program="survivor")
-        [before] = three.get("/grants")["grants"]
+        [before] = three.grants()
         three.signal(three.leader(), signal.SIGKILL)
         second = plane.client(gmem_mib=64)  # asked while nobody leads
         assert second.first["status"] == 0, second.first
-        grants = three.get("/grants")["grants"]
+        grants = three.grants()
         assert before["id"] in {grant["id"] for grant in grants}
         assert len(grants) == 2
         assert held.process.poll() is None
         held.kill()
         second.kill()
-        wait_for(lambda: not three.get("/grants")["grants"], 10, "the grants to return")
+        wait_for(lambda: not three.grants(), 10, "the grants to return")
     finally:
         plane.close()

@@ -126,6 +126,17 @@ class Controllers:
         answer.raise_for_status()
         return answer.json()
 
+    def grants(self) -> list[dict[str, Any]]:
+        """Every live grant, page by page."""
+        found: list[dict[str, Any]] = []
+        marker: dict[str, str] = {}
+        while True:
+            page = self.get("/grants", **marker)
+            found += page["grants"]
+            if not page.get("next_marker"):
+                return found
+            marker = {"marker": page["next_marker"]}
+
     def log(self, number: int) -> str:
         """What one printed."""
         return (self._folder / f"controller{number}.out").read_text()
