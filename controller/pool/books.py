@@ -60,8 +60,8 @@ class Books:
         return [s for s in self.sessions_of(grant_id) if s.state is not SessionState.ENDED]
 
     def live_on(self, node: str) -> list[Grant]:
-        """The live grants of a node."""
-        return [g for g in self.grants.values() if g.node == node and g.state is GrantState.LIVE]
+        """The live grants that have a vGPU on a node."""
+        return [g for g in self.grants.values() if g.state is GrantState.LIVE and node in g.nodes]
 
     def held_by(self, request_id: str) -> Granted | None:
         """What a request was granted that still lives."""
@@ -72,7 +72,7 @@ class Books:
 
     def charged(self, grant: Grant, sessions: Sequence[Session]) -> tuple[Vgpu, ...]:
         """The grant's vGPUs with what these sessions' contexts take."""
-        gpus = [self._gpus.get(GpuKey(grant.node, vgpu.gpu_uuid)) for vgpu in grant.vgpus]
+        gpus = [self._gpus.get(key) for key, _ in grant.placed()]
         return with_contexts(grant, sessions, [g.context_overhead_mib if g else 0 for g in gpus])
 
     # beginnings
@@ -175,6 +175,8 @@ class Books:
         """Ends what a node came back without: sessions not known by their or their request's id."""
         reason = "the server does not run it any more"
         for grant in self.live_on(node):
+            if grant.node != node:
+                continue  # its sessions are elsewhere
             live = self.live_sessions_of(grant.id)
             gone = [s for s in live if s.id not in known and s.request_id not in known]
             for session in gone:

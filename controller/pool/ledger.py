@@ -2,11 +2,14 @@
 """The books of every GPU: what live grants take of its memory and compute.
 
 Owned by pool.Pool, which books each live grant once and unbooks it once. It promises exact sums: a
-GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else.
+GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else. Whoever
+set `on_change` is told of each GPU whose use has changed.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sluice.controller.pool.model import GpuKey, Grant
@@ -26,6 +29,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._usage: dict[GpuKey, Usage] = {}
+        self.on_change: Callable[[GpuKey, Usage], None] = lambda key, usage: None
 
     def usage(self, key: GpuKey) -> Usage:
         """The use of a GPU; zeros if nothing is booked on it."""
@@ -39,12 +43,24 @@ class Ledger:
         """Takes a grant's vGPUs off again."""
         self._add(grant, -1)
 
+    @contextlib.contextmanager
+    def without(self, grants: Iterable[Grant]) -> Iterator[None]:
+        """For the length of a block, the books as they would be if these grants had ended."""
+        gone = list(grants)
+        for grant in gone:
+            self.unbook(grant)
+        try:
+            yield
+        finally:
+            for grant in gone:
+                self.book(grant)
+
     def _add(self, grant: Grant, sign: int) -> None:
-        for vgpu in grant.vgpus:
-            key = GpuKey(grant.node, vgpu.gpu_uuid)
+        for key, vgpu in grant.placed():
             usage = self._usage.setdefault(key, Usage())
             usage.memory_mib += sign * (vgpu.memory_mib + vgpu.overhead_mib)
             usage.compute_percent += sign * vgpu.compute_percent
             usage.vgpus += sign
             if usage.vgpus == 0:
                 del self._usage[key]
+            self.on_change(key, usage)

@@ -8,7 +8,7 @@ are seconds since the epoch; `last_seen` and `deadline` are monotonic and are ne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Protocol
@@ -78,6 +78,9 @@ class GpuKey:
         return f"{self.node}:{self.uuid}"
 
 
+Labels = tuple[tuple[str, str], ...]  # names and values, sorted
+
+
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical (or software) GPU as its node reports it."""
@@ -89,6 +92,10 @@ class Gpu:
     software: bool = False
     context_overhead_mib: int = 0
     reserved_mib: int = 0
+    architecture: str = ""  # such as sm_90; empty: its node did not say
+    numa_node: int = -1  # -1: its node did not say
+    nvlink_group: str = ""  # GPUs of one group reach each other by NVLink; empty: it has none
+    fault: str = ""  # why nothing may be placed on it; empty: it is healthy
 
     @property
     def key(self) -> GpuKey:
@@ -125,6 +132,7 @@ class Node:
     state: NodeState = NodeState.AWAY
     generation: int = 0
     last_seen: float = 0.0
+    labels: Labels = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +143,12 @@ class Vgpu:
     memory_mib: int
     compute_percent: int
     overhead_mib: int = 0
+    node: str = ""  # empty: the grant's
 
 
 @dataclass(slots=True)
 class Grant:
-    """What a job holds: vGPUs of one node."""
+    """What a job holds: vGPUs of `node`, where its sessions are, and perhaps of others."""
 
     id: str
     request_id: str
@@ -155,6 +164,16 @@ class Grant:
     job_domain: str = ""  # who may join it
     job_processes: int = 0  # whose contexts room is left for
     project: str = ""  # whose it is; empty: nobody's in particular
+
+    def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
+        """Each vGPU with its GPU's place in the pool."""
+        for vgpu in self.vgpus:
+            yield GpuKey(vgpu.node or self.node, vgpu.gpu_uuid), vgpu
+
+    @property
+    def nodes(self) -> set[str]:
+        """Every node that it has a vGPU on; its own one is always among them."""
+        return {self.node, *(vgpu.node for vgpu in self.vgpus if vgpu.node)}
 
 
 @dataclass(slots=True)
@@ -233,6 +252,11 @@ class GrantRequest:
     job_processes: int = 0
     chosen: tuple[int, ...] = ()
     project: str = ""
+    cross_node: bool = False  # its vGPUs may be on several nodes; they are whole in compute
+    same_gpu_allowed: bool = False  # two of its vGPUs may be on one card if there are too few
+    gpu_model: str = ""  # words of the model's name; empty: any
+    gpu_architecture: str = ""  # such as sm_90; empty: any
+    labels: Labels = ()  # that its nodes must have
 
     @property
     def contexts(self) -> int:

@@ -9,12 +9,14 @@ reports work that really runs and that the books had lost: that is adopted as it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from sluice.controller.pool import refusals
+from sluice.controller.pool import feasibility, placement, refusals
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.fragmentation import Fragmentation
 from sluice.controller.pool.jobs import JobKey, Jobs
 from sluice.controller.pool.ledger import Usage
 from sluice.controller.pool.model import (
@@ -40,7 +42,8 @@ from sluice.controller.pool.model import (
     Vgpu,
     Waiting,
 )
-from sluice.controller.pool.placement import BinPack, GpuRoom, PlacementPolicy, slice_on
+from sluice.controller.pool.policies import BinPack, PlacementPolicy
+from sluice.controller.pool.rooms import Room, Rooms
 from sluice.controller.pool.waiting import WaitingQueue
 
 NODE_LOST = "node lost"
@@ -92,6 +95,7 @@ class Pool:
         job_sessions: int = 64,
         job_linger_seconds: float = 5.0,
         policy: PlacementPolicy | None = None,
+        cross_node: bool = False,
         snapshot: Snapshot | None = None,
     ) -> None:
         self._clock = clock
@@ -105,6 +109,10 @@ class Pool:
         self._job_sessions = job_sessions
         self._jobs = Jobs(clock, job_linger_seconds)
         self._books = Books(clock, new_id, self._jobs, self.gpus, ended_kept)
+        # whether grants may be on several nodes: the data path opens sessions on one node only
+        self._cross_node = cross_node
+        self.rooms = Rooms(self._books.ledger.usage)
+        self._books.ledger.on_change = self.rooms.changed
         self.grants = self._books.grants
         self.sessions = self._books.sessions
         self.paused = ""  # why nothing is granted for now; what waits goes on waiting
@@ -116,6 +124,10 @@ class Pool:
     def usage(self, key: GpuKey) -> Usage:
         """What is promised of a GPU."""
         return self._books.ledger.usage(key)
+
+    def fragmentation(self) -> Fragmentation:
+        """How much of the free memory can still be given in useful pieces."""
+        return self.rooms.fragments.read()
 
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
@@ -149,7 +161,9 @@ class Pool:
         self.nodes[node.name] = node
         self._books.changes.append(replace(node))
         self._books.event("node.up", node.name, f"{node.version} at {node.address}:{node.port}")
-        self._replace_gpus(node.name, list(gpus))
+        here = list(gpus)
+        self._replace_gpus(node.name, here)
+        self._into_rooms(node, here)
         decisions = Decisions()
         reported: set[str] = set()
         for report in sessions:
@@ -170,6 +184,7 @@ class Pool:
         node = self.nodes.get(name)
         if node and node.state is NodeState.UP:
             node.state = NodeState.AWAY
+            self.rooms.set_open(name, is_open=False)
             node.last_seen = self._clock.monotonic()
             self._books.changes.append(replace(node))
             self._books.event("node.away", name, "its stream ended")
@@ -182,11 +197,14 @@ class Pool:
             if node.state is NodeState.LOST or now - node.last_seen < self._node_timeout:
                 continue
             node.state = NodeState.LOST
+            self.rooms.drop(node.name)
             decisions.lost.append(node.name)
             self._books.changes.append(replace(node))
             self._books.event("node.lost", node.name, f"silent for {now - node.last_seen:.0f} s")
             for grant in self._books.live_on(node.name):
                 self._books.end(grant, NODE_LOST)
+                others = sorted(grant.nodes - {node.name})
+                decisions.ends += [EndOrder(other, grant.id, NODE_LOST) for other in others]
             self._jobs.replace(node.name, ())
         for grant in self._jobs.grants():
             self._books.end_if_over(grant)
@@ -212,7 +230,7 @@ class Pool:
             return decisions
         refusal = refusals.malformed(request)
         if refusal is None and self._jobs.grant_of(request) is None:
-            refusal = refusals.never(request, [self._empty(gpu) for gpu in self._allowed(request)])
+            refusal = feasibility.never(request, self.rooms, across=self._cross_node)
         if refusal:
             decisions.answers[request.request_id] = refusal
             self._books.event("request.refused", request.request_id, refusal.message)
@@ -308,6 +326,12 @@ class Pool:
             self.nodes[node.name] = node
         self.gpus.update({gpu.key: gpu for gpu in snapshot.gpus})
         self._books.restore(snapshot.grants, snapshot.sessions)
+        gpus: dict[str, list[Gpu]] = {}
+        for gpu in snapshot.gpus:
+            gpus.setdefault(gpu.node, []).append(gpu)
+        for node in snapshot.nodes:
+            if node.state is not NodeState.LOST:
+                self._into_rooms(node, gpus.get(node.name, ()))
 
     def _replace_gpus(self, node: str, gpus: list[Gpu]) -> None:
         reported = {gpu.key for gpu in gpus}
@@ -324,7 +348,12 @@ class Pool:
     def _reconcile(self, node: str, report: ReportedSession, decisions: Decisions) -> None:
         session = report.session
         grant = self.grants.get(session.grant_id)
-        if grant and grant.state is GrantState.ENDED and grant.reason != NODE_LOST:
+        if (
+            grant
+            and grant.state is GrantState.ENDED
+            # what was lost with one of several nodes is over: the others' GPUs were given back
+            and (grant.reason != NODE_LOST or len(grant.nodes) > 1)
+        ):
             decisions.ends.append(EndOrder(node, grant.id, grant.reason))
             return
         if grant is None or grant.state is GrantState.ENDED:
@@ -356,63 +385,47 @@ class Pool:
             for vgpu, gpu in zip(vgpus, gpus, strict=True)
         )
 
-    def _allowed(self, request: GrantRequest) -> list[Gpu]:
-        return [
-            gpu
-            for gpu in self.gpus.values()
-            if self.nodes[gpu.node].state is not NodeState.LOST
-            and (not request.local_only or gpu.node == request.node)
-        ]
-
-    def _vgpu_count_of(self, gpu: Gpu) -> int:
-        return self._vgpu_count or self.nodes[gpu.node].vgpu_count or 1
-
-    def _empty(self, gpu: Gpu) -> GpuRoom:
-        return GpuRoom(gpu, gpu.memory_mib - gpu.reserved_mib, 100, self._vgpu_count_of(gpu))
-
-    def _room(self, gpu: Gpu) -> GpuRoom:
-        used, empty = self._books.ledger.usage(gpu.key), self._empty(gpu)
-        return replace(
-            empty,
-            free_mib=empty.free_mib - used.memory_mib,
-            free_percent=empty.free_percent - used.compute_percent,
+    def _into_rooms(self, node: Node, gpus: Iterable[Gpu]) -> None:
+        self.rooms.put(
+            node.name,
+            node.labels,
+            [gpu for gpu in gpus if not gpu.fault],
+            self._vgpu_count or node.vgpu_count or 1,
+            is_open=node.state is NodeState.UP,
         )
 
     def _serve_queue(self, decisions: Decisions) -> None:
         if self.paused:
             return
-        # a request that does not fit holds the nodes that it may use against those behind it, so
-        # that small requests cannot starve a large one; other nodes' requests pass it
-        held: set[str] = set()
+        # a request that does not fit holds the GPUs that it would fit on if they were empty against
+        # those behind it, so that small requests cannot starve a large one; others pass it
+        held: set[GpuKey] = set()
         for entry in self.queue:
             request = entry.request
             joined = self._join(request)
             if joined == NOT_NOW:
-                held.add(self._node_of_job(request))
+                held.update(self._gpus_of_job(request))
                 continue
             if joined is not None:
                 self.queue.remove(request.request_id)
                 decisions.answers[request.request_id] = joined
                 continue
-            allowed = [gpu for gpu in self._allowed(request) if gpu.node not in held]
-            chosen = self._policy.choose(
-                request,
-                (self._room(g) for g in allowed if self.nodes[g.node].state is NodeState.UP),
+            chosen = placement.choose(
+                self._policy, request, self.rooms, held, across=self._cross_node
             )
             if chosen is None:
-                held.update(gpu.node for gpu in allowed)
+                held |= feasibility.reach(request, self.rooms)
                 continue
             self.queue.remove(request.request_id)
             decisions.answers[request.request_id] = self._grant(request, chosen)
 
-    def _grant(self, request: GrantRequest, rooms: list[GpuRoom]) -> Granted | Refused:
+    def _grant(self, request: GrantRequest, rooms: list[Room]) -> Granted | Refused:
         now = self._clock.wall()
-        node = rooms[0].gpu.node
         grant = Grant(
             id=self._new_id(),
             request_id=request.request_id,
-            node=node,
-            vgpus=tuple(slice_on(request, room.gpu, room.vgpu_count) for room in rooms),
+            node=rooms[0].gpu.node,
+            vgpus=placement.vgpus_on(request, rooms),
             priority=request.priority,
             created=now,
             job=request.job,
@@ -443,10 +456,12 @@ class Pool:
             "", grant.id, grant.node, "", "", "", 0, 0, "", "", 0.0, chosen=request.chosen
         )
         vgpus = self._books.charged(grant, [*self._books.live_sessions_of(grant.id), newcomer])
-        for old, new in zip(grant.vgpus, vgpus, strict=True):
-            gpu = self.gpus.get(GpuKey(grant.node, old.gpu_uuid))
-            more = new.overhead_mib - old.overhead_mib
-            if gpu is None or more > max(0, self._room(gpu).free_mib):
+        more: Counter[GpuKey] = Counter()
+        for (key, old), new in zip(grant.placed(), vgpus, strict=True):
+            more[key] += new.overhead_mib - old.overhead_mib
+        for key, mib in more.items():
+            room = self.rooms.room(key)
+            if room is None or mib > max(0, room.free_mib):
                 return NOT_NOW
         if self.nodes[grant.node].state is not NodeState.UP:
             return NOT_NOW
@@ -459,9 +474,9 @@ class Pool:
         live, ending = len(self._books.live_sessions_of(grant.id)), self._jobs.is_ending(grant)
         return refusals.cannot_join(request, grant, live, self._job_sessions, ending=ending)
 
-    def _node_of_job(self, request: GrantRequest) -> str:
+    def _gpus_of_job(self, request: GrantRequest) -> list[GpuKey]:
         grant = self._jobs.grant_of(request)
-        return grant.node if grant else ""
+        return [key for key, _ in grant.placed()] if grant else []
 
     def _not_now(self, request: GrantRequest, position: int) -> Refused:
         if self._jobs.grant_of(request):

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says why a request can never be granted, or was not granted in time, in words for its user.
+"""Says why a request is not granted, or was not granted in time, in words for its user.
 
-Called by pool.Pool. Each message names what was wanted, what there is, and what to change.
+Called by pool.Pool and feasibility. Each message names what was wanted, what there is, and what to
+change.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 from sluice.controller.pool.model import CudaStatus, Grant, GrantRequest, Refused
-from sluice.controller.pool.placement import GpuRoom, slice_on
 
 MOST_VGPUS = 64
 
@@ -35,49 +32,17 @@ def malformed(request: GrantRequest) -> Refused | None:
             CudaStatus.INVALID_VALUE,
             f"wanted {request.compute_percent} % of a GPU; set SLUICE_RATIO to 1 to 100",
         )
+    if request.cross_node and request.compute_percent not in (0, 100):
+        return Refused(
+            CudaStatus.INVALID_VALUE,
+            f"wanted {request.compute_percent} % of GPUs of several nodes (SLUICE_CROSS_NODE), "
+            "which are given whole; unset SLUICE_RATIO or set it to 100",
+        )
     if request.wait_seconds < -1:
         return Refused(
             CudaStatus.INVALID_VALUE,
             f"wanted to wait {request.wait_seconds} s; set SLUICE_WAIT to seconds, 0 to fail at "
             "once, or -1 to wait for ever",
-        )
-    return None
-
-
-def never(request: GrantRequest, empty: Sequence[GpuRoom]) -> Refused | None:
-    """Refuses what would not fit even if every GPU that may be used were empty.
-
-    `empty` are those GPUs with all their room.
-    """
-    where = f"node {request.node}" if request.local_only else "the pool"
-    if not empty:
-        fix = (
-            "set SLUICE_CONTROLLER and use the TCP channel to reach a GPU node"
-            if request.local_only
-            else "start sluice-server on a GPU node and look at `sluice gpu list`"
-        )
-        return Refused(CudaStatus.NO_DEVICE, f"{where} has no GPU; {fix}")
-    fitting = [
-        room
-        for room in empty
-        if slice_on(request, room.gpu, room.vgpu_count).memory_mib
-        <= room.gpu.grantable_beside(request.contexts)
-    ]
-    if not fitting:
-        largest = max(empty, key=lambda room: room.gpu.grantable_mib).gpu
-        most_mib = largest.grantable_beside(request.contexts)
-        return Refused(
-            CudaStatus.OUT_OF_MEMORY,
-            f"wanted {request.memory_mib} MiB in one vGPU; the largest that {where} can give is "
-            f"{most_mib} MiB ({largest.model} {largest.uuid} on {largest.node}); "
-            f"set SLUICE_GMEM to at most {most_mib}",
-        )
-    most = max(Counter(room.gpu.node for room in fitting).values())
-    if most < request.vgpu_count:
-        return Refused(
-            CudaStatus.DEVICE_UNAVAILABLE,
-            f"wanted {wanted(request)}, each on a GPU of its own on one node; {where} has at most "
-            f"{most} such GPU(s) on one node; set SLUICE_VGPU to at most {most}",
         )
     return None
 

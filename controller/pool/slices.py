@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request means on a GPU: the size of its vGPU there, and whether it is of a wanted kind.
+
+Used by placement, refusals, preemption and reservations; nothing here knows what is free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.controller.pool.model import Gpu, GrantRequest, Vgpu
+
+WHOLE_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRoom:
+    """A GPU and what is free on it; vgpu_count is its node's default cut."""
+
+    gpu: Gpu
+    free_mib: int
+    free_percent: int
+    vgpu_count: int
+
+
+def slice_on(request: GrantRequest, gpu: Gpu, vgpu_count: int) -> Vgpu:
+    """Returns the vGPU that the request means on this GPU.
+
+    A default slice is 1/vgpu_count of what the GPU can give, its contexts included, so that
+    vgpu_count of them fit. vGPUs that may be on several nodes are whole in compute.
+    """
+    share = (gpu.memory_mib - gpu.reserved_mib) // vgpu_count
+    overhead = request.contexts * gpu.context_overhead_mib
+    memory = request.memory_mib or max(1, share - overhead)
+    percent = request.compute_percent or max(1, 100 // vgpu_count)
+    if request.cross_node:
+        percent = WHOLE_PERCENT
+    return Vgpu(gpu.uuid, memory, percent, overhead, gpu.node)
+
+
+def is_wanted(request: GrantRequest, model: str, architecture: str) -> bool:
+    """Whether a GPU is of the model and the architecture that are asked for, if any are.
+
+    A model is named by some of its words, in any case: "h200" is "NVIDIA H200", and "a10" is not
+    "NVIDIA A100".
+    """
+    words = model.lower().split()
+    return all(word in words for word in request.gpu_model.lower().split()) and (
+        request.gpu_architecture.lower() in ("", architecture.lower())
+    )
+
+
+def fits(request: GrantRequest, room: GpuRoom) -> bool:
+    """Whether one vGPU of the request fits into what is free."""
+    vgpu = slice_on(request, room.gpu, room.vgpu_count)
+    return (
+        vgpu.memory_mib + vgpu.overhead_mib <= room.free_mib
+        and vgpu.compute_percent <= room.free_percent
+        and is_wanted(request, room.gpu.model, room.gpu.architecture)
+    )
