@@ -103,6 +103,17 @@ class PoolSection(Section):
     job_linger_seconds: float = Field(
         5.0, ge=1, le=3600, description="how long a job without process and launcher is kept"
     )
+    ageing_seconds: float = Field(
+        600.0,
+        ge=0,
+        description="seconds of waiting that are worth a step of priority (0: priority rules)",
+    )
+    over_quota: Literal["wait", "refuse"] = Field(
+        "wait", description="what a request does whose project holds its quota: wait or refuse"
+    )
+    opening_seconds: float = Field(
+        300.0, ge=10, le=86400, description="after how long a session without client is ended"
+    )
     events_kept: int = Field(100_000, ge=100, description="how many events the store keeps")
 
 

@@ -38,6 +38,7 @@ from sluice.controller.store.unstored import Unstored
 log = logging.getLogger("sluice.controller")
 
 TICK_SECONDS = 0.5
+STALLED_SECONDS = 1.0
 COMPLAIN_EVERY_SECONDS = 30.0
 
 
@@ -151,7 +152,12 @@ class GrantDesk:
         """Lets time pass in the pool and stores what could not be stored, until it steps down."""
         with contextlib.suppress(DeposedError):
             while True:
+                before = time.monotonic()
                 await asyncio.sleep(TICK_SECONDS)
+                stalled = time.monotonic() - before - TICK_SECONDS
+                if stalled > STALLED_SECONDS:
+                    # stopped, starved or suspended: what was not heard meanwhile is no silence
+                    self.pool.was_away(stalled)
                 await self.step(self.pool.expire)
 
     def step_down(self, error: DeposedError) -> None:
@@ -241,6 +247,7 @@ class GrantDesk:
             task.add_done_callback(self._steps.discard)
         else:
             decisions.answers.update(more.answers)
+            decisions.ends += more.ends
 
 
 def _not_given(error: StoreError | None) -> Refused:

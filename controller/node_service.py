@@ -262,12 +262,11 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             started = report.session_started
             if not self._is_of(node, started.session_id):
                 return
-
-            def note() -> Decisions:
-                pool.session_started(started.session_id, started.client_pid, started.channel)
-                return Decisions()
-
-            self._desk.begin(note)
+            self._desk.begin(
+                lambda: pool.session_started(
+                    started.session_id, started.client_pid, started.channel
+                )
+            )
         elif kind == "session_ended":
             ended = report.session_ended
             if not self._is_of(node, ended.session_id, ended.grant_id):

@@ -201,6 +201,9 @@ class Controller:
             ended_kept=shares.ended_grants_kept,
             job_sessions=shares.job_sessions,
             job_linger_seconds=shares.job_linger_seconds,
+            ageing_seconds=shares.ageing_seconds,
+            over_quota_waits=shares.over_quota == "wait",
+            opening_seconds=shares.opening_seconds,
             snapshot=snapshot,
         )
         desk = GrantDesk(pool, store, shares.waiting_line_seconds)

@@ -8,12 +8,14 @@ once, with a context for each session that has one there, and that what must be 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 from sluice.controller.pool.jobs import Jobs, with_contexts
 from sluice.controller.pool.ledger import Ledger
 from sluice.controller.pool.model import (
+    DEFAULT_PROJECT,
     Change,
     Clock,
     Event,
@@ -24,10 +26,16 @@ from sluice.controller.pool.model import (
     GrantRequest,
     GrantState,
     IdFactory,
+    Reservation,
+    ReservationState,
     Session,
     SessionState,
+    UsageRecord,
     Vgpu,
 )
+from sluice.controller.pool.quotas import Held, Quotas
+from sluice.controller.pool.reservations import Reservations
+from sluice.controller.pool.usage import UsageMeters
 
 
 class Books:
@@ -46,8 +54,14 @@ class Books:
         self.changes: list[Change] = []
         self.grants: dict[str, Grant] = {}
         self.sessions: dict[str, Session] = {}
-        self._sessions_of: dict[str, dict[str, Session]] = {}  # by grant, then by their own id
-        self._ended: dict[str, None] = {}  # ids of ended grants, the first to end first
+        self.quotas = Quotas()
+        self.usage = UsageMeters(clock)
+        self.reservations = Reservations()
+        self._sessions_of: dict[str, dict[str, Session]] = {}
+        self._live_on: dict[str, dict[str, Grant]] = defaultdict(dict)
+        self._live_by_gpu: dict[GpuKey, dict[str, Grant]] = defaultdict(dict)
+        self._ended: dict[str, None] = {}  # ids of ended grants, oldest first
+        self._opening: dict[str, float] = {}  # session ids, oldest first, and since when
 
     # what there is
 
@@ -61,7 +75,16 @@ class Books:
 
     def live_on(self, node: str) -> list[Grant]:
         """The live grants that have a vGPU on a node."""
-        return [g for g in self.grants.values() if g.state is GrantState.LIVE and node in g.nodes]
+        return list(self._live_on.get(node, {}).values())
+
+    def live_on_gpu(self, key: GpuKey) -> list[Grant]:
+        """The live grants that have a vGPU there."""
+        return list(self._live_by_gpu.get(key, {}).values())
+
+    def is_live(self, grant_id: str) -> bool:
+        """Whether there is such a grant and it has not ended."""
+        grant = self.grants.get(grant_id)
+        return grant is not None and grant.state is GrantState.LIVE
 
     def held_by(self, request_id: str) -> Granted | None:
         """What a request was granted that still lives."""
@@ -75,32 +98,65 @@ class Books:
         gpus = [self._gpus.get(key) for key, _ in grant.placed()]
         return with_contexts(grant, sessions, [g.context_overhead_mib if g else 0 for g in gpus])
 
+    def never_opened(self, seconds: float) -> list[str]:
+        """The live grants whose sessions' clients have not come for so long, each of them once."""
+        grants = []
+        for session_id, since in list(self._opening.items()):
+            if self._clock.monotonic() - since < seconds:
+                break
+            del self._opening[session_id]
+            session = self.sessions.get(session_id)
+            if session is None or session.state is not SessionState.OPENING:
+                continue
+            if self.is_live(session.grant_id) and not self.grants[session.grant_id].job:
+                grants.append(session.grant_id)
+        return grants
+
     # beginnings
 
-    def restore(self, grants: Sequence[Grant], sessions: Sequence[Session]) -> None:
+    def restore(
+        self,
+        grants: Sequence[Grant],
+        sessions: Sequence[Session],
+        reservations: Sequence[Reservation] = (),
+        usage: Sequence[UsageRecord] = (),
+    ) -> None:
         """Takes in what the store remembered."""
+        held: dict[str, Held] = {}
+        for reservation in reservations:
+            self.reservations.add(reservation)
+            if reservation.state is ReservationState.HELD:
+                self._book_slots(reservation, 1)
+                of_it = Held.of(reservation.slots)
+                account = reservation.project or DEFAULT_PROJECT
+                held[account] = self.quotas.change(reservation.project, of_it, 1)
         for grant in grants:
             self.grants[grant.id] = grant
-            if grant.state is GrantState.LIVE:
-                self.ledger.book(grant)
-                self._jobs.add(grant)
-        for grant in sorted(grants, key=lambda grant: grant.ended or 0.0):
-            if grant.state is GrantState.ENDED:
-                self._ended[grant.id] = None
+            if grant.state is not GrantState.LIVE:
+                continue
+            self._book(grant, 1)
+            self._jobs.add(grant)
+            if not grant.reservation:
+                of_it = Held.of(grant.vgpus)
+                held[grant.project or DEFAULT_PROJECT] = self.quotas.change(grant.project, of_it, 1)
+        ended = [g for g in grants if g.state is GrantState.ENDED]
+        self._ended = dict.fromkeys(g.id for g in sorted(ended, key=lambda g: g.ended or 0.0))
         for session in sessions:
-            self._enter(session)
+            self._remember(session)
             holder = self.grants.get(session.grant_id)
             if holder and session.state is not SessionState.ENDED:
                 # a store of before there were jobs names the request with the grant only
                 session.request_id = session.request_id or holder.request_id
                 self._by_request[session.request_id] = session.id
+        self.usage.restore(usage, held)
 
     def begin(self, grant: Grant) -> None:
         """A grant lives from now on."""
-        self.grants[grant.id] = grant
         self._ended.pop(grant.id, None)
+        self.grants[grant.id] = grant
         self._jobs.add(grant)
-        self.ledger.book(grant)
+        self._book(grant, 1)
+        self._count(grant, 1)
         self.changes.append(replace(grant))
 
     def open_session(self, request: GrantRequest, grant: Grant) -> Session:
@@ -125,7 +181,7 @@ class Books:
 
     def add_session(self, session: Session) -> None:
         """A session that is new, or of which a server knows better."""
-        self._enter(session)
+        self._remember(session)
         if session.request_id:
             self._by_request[session.request_id] = session.id
         self.changes.append(replace(session))
@@ -134,18 +190,41 @@ class Books:
         """A job's sessions changed: their contexts are charged anew."""
         if not grant.job:
             return
-        vgpus = self.charged(grant, self.live_sessions_of(grant.id))
-        self.ledger.unbook(grant)
+        self.rebook(grant, self.charged(grant, self.live_sessions_of(grant.id)))
+
+    def rebook(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
+        """A live grant's vGPUs are other ones, or of other sizes."""
+        counted = Held.of(vgpus) != Held.of(grant.vgpus)
+        self._book(grant, -1)
+        if counted:
+            self._count(grant, -1)
         grant.vgpus = vgpus
         grant.generation += 1
-        self.ledger.book(grant)
+        self._book(grant, 1)
+        if counted:
+            self._count(grant, 1)
         self.changes.append(replace(grant))
+
+    def move_to_pool(self, grant: Grant) -> None:
+        """What it used of a reservation it uses of the pool from now on."""
+        self._book(grant, -1)
+        grant.reservation = ""
+        grant.generation += 1
+        self._book(grant, 1)
+        self._count(grant, 1)
+        self.changes.append(replace(grant))
+
+    def hold_slots(self, reservation: Reservation, sign: int) -> None:
+        """A reservation's vGPUs are held from now on, or no longer; its state is the caller's."""
+        self._book_slots(reservation, sign)
+        self._count_held(reservation.project, Held.of(reservation.slots), sign)
 
     # ends
 
     def end(self, grant: Grant, reason: str) -> None:
         """A grant ends, and its sessions with it."""
-        self.ledger.unbook(grant)
+        self._book(grant, -1)
+        self._count(grant, -1)
         self._jobs.remove(grant)
         grant.state, grant.ended, grant.reason = GrantState.ENDED, self._clock.wall(), reason
         grant.generation += 1
@@ -190,6 +269,7 @@ class Books:
         """A session has ended; what becomes of its grant is the caller's."""
         if session.state is not SessionState.ENDED:
             self._by_request.pop(session.request_id, None)
+            self._opening.pop(session.id, None)
             session.state, session.reason = SessionState.ENDED, reason
             session.ended = self._clock.wall()
             self.changes.append(replace(session))
@@ -198,9 +278,45 @@ class Books:
         """A line of the event log."""
         self.changes.append(Event(self._clock.wall(), kind, subject, text))
 
-    def _enter(self, session: Session) -> None:
+    # within
+
+    def _remember(self, session: Session) -> None:
         self.sessions[session.id] = session
         self._sessions_of.setdefault(session.grant_id, {})[session.id] = session
+        if session.state is SessionState.OPENING:
+            self._opening.setdefault(session.id, self._clock.monotonic())
+        else:
+            self._opening.pop(session.id, None)
+
+    def _book(self, grant: Grant, sign: int) -> None:
+        if grant.reservation:
+            self.reservations.draw(grant, sign)
+        elif sign > 0:
+            self.ledger.book(grant)
+        else:
+            self.ledger.unbook(grant)
+        nodes = [self._live_on[node] for node in grant.nodes]
+        gpus = [self._live_by_gpu[key] for key, _ in grant.placed()]
+        for keep in (*nodes, *gpus):
+            if sign > 0:
+                keep[grant.id] = grant
+            else:
+                keep.pop(grant.id, None)
+
+    def _count(self, grant: Grant, sign: int) -> None:
+        # what draws on a reservation is counted with it
+        if not grant.reservation:
+            self._count_held(grant.project, Held.of(grant.vgpus), sign)
+
+    def _count_held(self, project: str, held: Held, sign: int) -> None:
+        account = project or DEFAULT_PROJECT
+        self.changes += self.usage.change(account, self.quotas.change(project, held, sign))
+
+    def _book_slots(self, reservation: Reservation, sign: int) -> None:
+        for slot in reservation.slots:
+            vgpu = Vgpu(slot.gpu_uuid, slot.memory_mib, slot.compute_percent, slot.overhead_mib)
+            booking = Grant(reservation.id, "", slot.node, (vgpu,), 0, 0.0)
+            (self.ledger.book if sign > 0 else self.ledger.unbook)(booking)
 
     def _forget_old(self) -> None:
         # ended grants are kept for people to look at, in the order in which they ended
@@ -208,5 +324,5 @@ class Books:
             grant_id = next(iter(self._ended))
             del self._ended[grant_id]
             del self.grants[grant_id]
-            for session_id in self._sessions_of.pop(grant_id, ()):
+            for session_id in self._sessions_of.pop(grant_id, {}):
                 del self.sessions[session_id]

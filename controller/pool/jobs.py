@@ -111,6 +111,10 @@ class Jobs:
         """Whether nobody may join it any more."""
         return grant.id in self._ending
 
+    def why_ending(self, grant: Grant) -> str:
+        """The operator's reason, or that of whoever it gives way to."""
+        return self._ending.get(grant.id, "")
+
     def over(self, grant: Grant, live_sessions: int) -> str:
         """Why the grant goes back now; "" while it is kept."""
         key = key_of(grant)

@@ -28,6 +28,8 @@ class Clock(Protocol):
 
 IdFactory = Callable[[], str]
 
+DEFAULT_PROJECT = "default"  # on whose account goes what is nobody's in particular
+
 
 class CudaStatus(IntEnum):
     """The CUresult values that a refusal carries to the client."""
@@ -58,6 +60,35 @@ class SessionState(StrEnum):
     OPENING = "opening"
     RUNNING = "running"
     ENDED = "ended"
+
+
+class GpuMode(StrEnum):
+    """POOLED is shared out; DRAINING takes nothing new; DRAINED is empty; NATIVE is one VM's alone.
+
+    RETURNING is on its way back to the pool: its node has yet to report it.
+    """
+
+    POOLED = "pooled"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    NATIVE = "native"
+    RETURNING = "returning"
+
+
+class ReservationState(StrEnum):
+    """A reservation WAITS in the queue, HOLDS its vGPUs, or has ENDED."""
+
+    WAITING = "waiting"
+    HELD = "held"
+    ENDED = "ended"
+
+
+class OwnerKind(StrEnum):
+    """Whose processes draw on a reservation."""
+
+    VM = "vm"
+    PROJECT = "project"
+    LABEL = "label"
 
 
 class GrantState(StrEnum):
@@ -133,6 +164,7 @@ class Node:
     generation: int = 0
     last_seen: float = 0.0
     labels: Labels = ()
+    drained: bool = False  # by the operator: it takes nothing new
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +196,7 @@ class Grant:
     job_domain: str = ""  # who may join it
     job_processes: int = 0  # whose contexts room is left for
     project: str = ""  # whose it is; empty: nobody's in particular
+    reservation: str = ""  # whose room it uses; empty: the pool's
 
     def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
         """Each vGPU with its GPU's place in the pool."""
@@ -225,7 +258,108 @@ class DocumentRemoved:
     key: str
 
 
-Change = Node | Gpu | GpuRemoved | Grant | Session | Event | Document | DocumentRemoved
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A vGPU that a reservation holds, with room for one context."""
+
+    node: str
+    gpu_uuid: str
+    memory_mib: int
+    compute_percent: int
+    overhead_mib: int = 0
+
+    @property
+    def key(self) -> GpuKey:
+        """Its GPU."""
+        return GpuKey(self.node, self.gpu_uuid)
+
+
+@dataclass(slots=True)
+class Reservation:
+    """Room that is one owner's whether it is used or not: `count` vGPUs of the same size."""
+
+    id: str
+    owner_kind: OwnerKind
+    owner: str
+    project: str
+    count: int
+    memory_mib: int  # of each; 0: the pool's default
+    compute_percent: int  # of each; 0: the pool's default
+    priority: int
+    node: str  # where it must be; empty: anywhere
+    created: float
+    state: ReservationState = ReservationState.WAITING
+    slots: tuple[Slot, ...] = ()
+    generation: int = 1
+    ended: float | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class GpuSwitch:
+    """Which of the two pools a GPU is in, or is on its way to."""
+
+    node: str
+    uuid: str
+    mode: GpuMode
+    target: GpuMode  # where it is to end up
+    preempt: bool
+    reason: str
+    since: float
+    generation: int = 1
+
+    @property
+    def key(self) -> GpuKey:
+        """The GPU's place in the pool."""
+        return GpuKey(self.node, self.uuid)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The most that a project may hold at a time; 0 is no limit."""
+
+    project: str
+    vgpus: int = 0
+    memory_mib: int = 0
+    compute_percent: int = 0
+    may_preempt: bool = False
+    generation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRemoved:
+    """Says to the store that a project has no quota any more."""
+
+    project: str
+
+
+@dataclass(frozen=True, slots=True)
+class UsageRecord:
+    """What a project held in one hour, in seconds times what it held; exact up to `until`."""
+
+    project: str
+    hour: int  # of the epoch
+    vgpu_seconds: float
+    memory_mib_seconds: float
+    compute_percent_seconds: float
+    until: float
+
+
+Change = (
+    Node
+    | Gpu
+    | GpuRemoved
+    | Grant
+    | Session
+    | Event
+    | Document
+    | DocumentRemoved
+    | Reservation
+    | GpuSwitch
+    | Quota
+    | QuotaRemoved
+    | UsageRecord
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +391,10 @@ class GrantRequest:
     gpu_model: str = ""  # words of the model's name; empty: any
     gpu_architecture: str = ""  # such as sm_90; empty: any
     labels: Labels = ()  # that its nodes must have
+    owner_label: str = ""  # what a reservation for a label goes by
+    preempt: bool = False  # lower-priority work may be ended for it
+    waited_seconds: float = 0.0  # before this controller heard of it
+    reservation: str = ""  # it is not a process: this reservation wants its vGPUs
 
     @property
     def contexts(self) -> int:
@@ -297,6 +435,24 @@ class EndOrder:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ResizeOrder:
+    """A server must change the limits of what it runs for this grant."""
+
+    node: str
+    grant_id: str
+    vgpus: tuple[Vgpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """A GPU that nothing of the pool is on goes to one VM, or comes back from it."""
+
+    node: str
+    uuid: str
+    to_native: bool
+
+
 @dataclass(slots=True)
 class Decisions:
     """What a step of the pool decided and others must be told."""
@@ -304,3 +460,4 @@ class Decisions:
     answers: dict[str, Granted | Refused] = field(default_factory=dict)  # by request id
     ends: list[EndOrder] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)  # nodes
+    handovers: list[Handover] = field(default_factory=list)

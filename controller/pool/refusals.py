@@ -7,7 +7,7 @@ change.
 
 from __future__ import annotations
 
-from sluice.controller.pool.model import CudaStatus, Grant, GrantRequest, Refused
+from sluice.controller.pool.model import DEFAULT_PROJECT, CudaStatus, Grant, GrantRequest, Refused
 
 MOST_VGPUS = 64
 
@@ -96,24 +96,50 @@ def no_room_for_context(request: GrantRequest) -> Refused:
     )
 
 
-def not_in_time(request: GrantRequest, position: int, queued: int) -> Refused:
+def over_quota(request: GrantRequest, why: str) -> Refused:
+    """Refuses what its project may not hold."""
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"wanted {wanted(request)}; {why}: ask for less, end other work of the project, or have "
+        f"the operator raise it (`sluice quota set {request.project or DEFAULT_PROJECT}`)",
+    )
+
+
+def may_not_preempt(request: GrantRequest) -> Refused:
+    """Refuses to end others' work for a project without that right."""
+    project = request.project or DEFAULT_PROJECT
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"project {project} has no right to preempt; ask without, or have the operator give it "
+        f"(`sluice quota set {project} --may-preempt`)",
+    )
+
+
+def not_in_time(request: GrantRequest, position: int, queued: int, why: str = "") -> Refused:
     """Refuses what did not fit within the time that its user gave."""
-    if request.wait_seconds == 0:
+    if why and request.wait_seconds == 0:
+        text = (
+            f"wanted {wanted(request)}; {why}; set SLUICE_WAIT to the seconds to wait, or -1 for "
+            "ever"
+        )
+    elif request.wait_seconds == 0:
         text = (
             f"wanted {wanted(request)}; every GPU that could give it is in use now "
             f"({queued} request(s) wait); set SLUICE_WAIT to the seconds to wait, or -1 for ever"
         )
     else:
+        because = f" ({why})" if why else ""
         text = (
             f"wanted {wanted(request)}; still at position {position} after {request.wait_seconds} "
-            "s; set SLUICE_WAIT to more seconds, or -1 to wait for ever"
+            f"s{because}; set SLUICE_WAIT to more seconds, or -1 to wait for ever"
         )
     return Refused(CudaStatus.DEVICE_UNAVAILABLE, text)
 
 
-def waiting_line(request: GrantRequest, position: int, queued: int) -> str:
+def waiting_line(request: GrantRequest, position: int, queued: int, why: str = "") -> str:
     """The line that a waiting client prints."""
+    because = f"; {why}" if why else ""
     return (
-        f"waiting for {wanted(request)}: position {position} of {queued} in the queue "
+        f"waiting for {wanted(request)}: position {position} of {queued} in the queue{because} "
         "(SLUICE_WAIT=0 fails at once instead)"
     )

@@ -1,65 +1,164 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queue of requests that do not fit now: by priority, then by age.
 
-Called by pool.Pool only. It owns the waiting requests and their deadlines and promises that order
-never changes except by removal.
+Called by scheduling.Scheduler and pool.Pool only. It owns the waiting requests and their deadlines
+and promises that order never changes except by removal, so that positions are exact and nobody
+starves: with ageing, a request passes those that have waited less than `ageing_seconds` longer for
+each step of priority that it is above them, and no others. Requests that fit or do not fit alike
+form a class, of which a walk visits no more once one did not fit.
 """
 
 from __future__ import annotations
 
 import bisect
+import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.controller.pool.model import GrantRequest
+
+Order = tuple[float, float, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A waiting request; deadline is monotonic, None waits for ever."""
 
-    order: tuple[int, int]
+    order: Order
     request: GrantRequest
     deadline: float | None
+    alike: GrantRequest  # equal for requests that fit alike
 
 
 class WaitingQueue:
     """Requests in the order in which they will be served."""
 
-    def __init__(self) -> None:
-        self._entries: list[Entry] = []
+    def __init__(self, ageing_seconds: float = 0.0) -> None:
+        self._ageing = ageing_seconds
         self._arrivals = 0
+        self._entries: dict[str, Entry] = {}
+        # plain lists: bisect finds a place in O(log n), and moving some thousand pointers takes
+        # less time than one step of any tree in Python
+        self._orders: list[Order] = []
+        self._by_order: dict[Order, Entry] = {}
+        self._classes: dict[GrantRequest, list[Order]] = {}
+        self._deadlines: list[tuple[float, Order]] = []
+        self._preempting: dict[str, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(list(self._entries))
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
 
-    def add(self, request: GrantRequest, deadline: float | None) -> None:
-        """Puts a request behind all of its priority and before all of lower priority."""
+    def __iter__(self) -> Iterator[Entry]:
+        return iter([self._by_order[order] for order in self._orders])
+
+    def add(self, request: GrantRequest, deadline: float | None, now: float = 0.0) -> None:
+        """Puts a request where its priority and its age belong; `now` is monotonic."""
+        if request.request_id in self._entries:
+            self.remove(request.request_id)
         self._arrivals += 1
-        entry = Entry((-request.priority, self._arrivals), request, deadline)
-        bisect.insort(self._entries, entry, key=lambda e: e.order)
+        since = now - request.waited_seconds
+        # a step of priority is worth so many seconds of waiting: that never has to be sorted anew
+        order: Order = (
+            (since - request.priority * self._ageing, 0.0, self._arrivals)
+            if self._ageing
+            else (-request.priority, since, self._arrivals)
+        )
+        entry = Entry(order, request, deadline, alike(request))
+        self._entries[request.request_id] = entry
+        self._by_order[order] = entry
+        bisect.insort(self._orders, order)
+        bisect.insort(self._classes.setdefault(entry.alike, []), order)
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, order))
+        if request.preempt:
+            self._preempting[request.request_id] = entry
+
+    def get(self, request_id: str) -> Entry | None:
+        """The entry of a request that waits."""
+        return self._entries.get(request_id)
 
     def remove(self, request_id: str) -> bool:
         """Takes a request out; False if it was not there."""
-        for index, entry in enumerate(self._entries):
-            if entry.request.request_id == request_id:
-                del self._entries[index]
-                return True
-        return False
+        entry = self._entries.pop(request_id, None)
+        if entry is None:
+            return False
+        del self._by_order[entry.order]
+        del self._orders[bisect.bisect_left(self._orders, entry.order)]
+        same = self._classes[entry.alike]
+        del same[bisect.bisect_left(same, entry.order)]
+        if not same:
+            del self._classes[entry.alike]
+        self._preempting.pop(request_id, None)
+        return True
 
     def position(self, request_id: str) -> int:
         """1 for the next request, 0 if it does not wait."""
-        for index, entry in enumerate(self._entries):
-            if entry.request.request_id == request_id:
-                return index + 1
-        return 0
+        entry = self._entries.get(request_id)
+        return bisect.bisect_left(self._orders, entry.order) + 1 if entry else 0
 
     def overdue(self, now: float) -> list[GrantRequest]:
         """Takes out and returns the requests whose deadline has passed."""
-        late = [e for e in self._entries if e.deadline is not None and e.deadline <= now]
-        for entry in late:
-            self._entries.remove(entry)
-        return [entry.request for entry in late]
+        late = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, order = heapq.heappop(self._deadlines)
+            # what was taken out before its time is still in the heap
+            if entry := self._by_order.get(order):
+                self.remove(entry.request.request_id)
+                late.append(entry.request)
+        return late
+
+    def preempting(self) -> list[Entry]:
+        """Those that may have others ended for them, in order."""
+        return sorted(self._preempting.values(), key=lambda entry: entry.order)
+
+    def walk(self) -> Walk:
+        """A way through the queue, in order."""
+        return Walk(self._by_order, self._classes)
+
+
+class Walk:
+    """Visits the first of each class, and the next of it only when the one before was removed."""
+
+    def __init__(
+        self, by_order: dict[Order, Entry], classes: dict[GrantRequest, list[Order]]
+    ) -> None:
+        self._by_order = by_order
+        self._classes = classes
+        self._heads = [orders[0] for orders in classes.values()]
+        heapq.heapify(self._heads)
+        self._last: Entry | None = None
+
+    def __iter__(self) -> Iterator[Entry]:
+        while entry := self._next():
+            yield entry
+
+    def _next(self) -> Entry | None:
+        last, self._last = self._last, None
+        if last and last.order not in self._by_order and (same := self._classes.get(last.alike)):
+            heapq.heappush(self._heads, same[0])
+        if not self._heads:
+            return None
+        self._last = self._by_order[heapq.heappop(self._heads)]
+        return self._last
+
+
+def alike(request: GrantRequest) -> GrantRequest:
+    """The request without what makes no difference to whether it fits."""
+    return replace(
+        request,
+        request_id=request.reservation,
+        priority=0,
+        wait_seconds=0,
+        node=request.node if request.local_only else "",
+        channel="",
+        host="",
+        program="",
+        client_pid=0,
+        client_uid=0,
+        domain_name="",
+        preempt=False,
+        waited_seconds=0.0,
+    )

@@ -28,7 +28,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sluice.controller.election import Term
-from sluice.controller.pool.model import Change, Event, GrantState
+from sluice.controller.pool.model import Change, Event, GrantState, UsageRecord
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records
 from sluice.controller.store.etcd_cluster import EtcdCluster, UnreachableError, prefix_end
@@ -100,6 +100,8 @@ class EtcdStore:
         found[records.SESSIONS].sort(key=lambda session: session.started)
         ended = [g for g in found[records.GRANTS] if g.state is GrantState.ENDED]
         self._ended = dict.fromkeys(g.id for g in sorted(ended, key=lambda g: g.ended or 0.0))
+        by_hour = sorted(found[records.USAGE], key=lambda record: record.hour)
+        newest = {record.project: record for record in by_hour}
         for session in found[records.SESSIONS]:
             self._sessions.setdefault(session.grant_id, set()).add(session.id)
         self._compaction = asyncio.create_task(self._compact())
@@ -109,6 +111,10 @@ class EtcdStore:
             found[records.GRANTS],
             found[records.SESSIONS],
             found[records.DOCUMENTS],
+            sorted(found[records.RESERVATIONS], key=lambda reservation: reservation.created),
+            found[records.SWITCHES],
+            found[records.QUOTAS],
+            list(newest.values()),
         )
 
     async def commit(self, changes: Sequence[Change]) -> None:
@@ -150,6 +156,15 @@ class EtcdStore:
                     found.append((number, records.EVENTS.build(fields)))
                 number += 1
         return found
+
+    async def usage(self, first: int, last: int, project: str | None = None) -> list[UsageRecord]:
+        """Returns what was used in these hours, by hour, then by project."""
+        base = f"{self._prefix}pool/{records.USAGE.name}/"
+        base += f"{quote(project, safe='')}/" if project else ""
+        entries = await self._cluster.get_range(base, prefix_end(base))
+        found = [self._record(records.USAGE, key, value) for key, value in entries]
+        inside = [record for record in found if first <= record.hour <= last]
+        return sorted(inside, key=lambda record: (record.hour, record.project))
 
     async def close(self) -> None:
         """Waits for commits under way; the cluster's line stays open."""

@@ -25,9 +25,14 @@ from sluice.controller.pool.model import (
     Event,
     Gpu,
     GpuRemoved,
+    GpuSwitch,
     Grant,
     Node,
+    Quota,
+    QuotaRemoved,
+    Reservation,
     Session,
+    UsageRecord,
 )
 
 NEVER_STORED = {"last_seen"}  # monotonic times mean nothing after a restart
@@ -59,7 +64,7 @@ class Kind:
 
     def key(self, record: Any) -> Key:
         """What identifies the record among those of its kind."""
-        return tuple(getattr(record, name) for name in self.key_fields)
+        return tuple(str(getattr(record, name)) for name in self.key_fields)
 
     def values(self, record: Any) -> list[Any]:
         """The stored fields, as JSON has them; those at `nested` are lists."""
@@ -84,12 +89,32 @@ GPUS = Kind("gpus", Gpu, "node", "uuid")
 GRANTS = Kind("grants", Grant, "id")
 SESSIONS = Kind("sessions", Session, "id")
 DOCUMENTS = Kind("documents", Document, "collection", "key")
+RESERVATIONS = Kind("reservations", Reservation, "id")
+SWITCHES = Kind("switches", GpuSwitch, "node", "uuid")
+QUOTAS = Kind("quotas", Quota, "project")
+USAGE = Kind("usage", UsageRecord, "project", "hour")
 EVENTS = Kind("events", Event)
 
 KINDS: dict[type, Kind] = {
-    kind.record: kind for kind in (NODES, GPUS, GRANTS, SESSIONS, DOCUMENTS, EVENTS)
+    kind.record: kind
+    for kind in (
+        NODES,
+        GPUS,
+        GRANTS,
+        SESSIONS,
+        DOCUMENTS,
+        RESERVATIONS,
+        SWITCHES,
+        QUOTAS,
+        USAGE,
+        EVENTS,
+    )
 }
-REMOVALS: dict[type, Kind] = {GpuRemoved: GPUS, DocumentRemoved: DOCUMENTS}
+REMOVALS: dict[type, Kind] = {
+    GpuRemoved: GPUS,
+    DocumentRemoved: DOCUMENTS,
+    QuotaRemoved: QUOTAS,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sluice.controller.pool.model import Change, Event
+from sluice.controller.pool.model import Change, Event, UsageRecord
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records, sqlite_file
 from sluice.controller.store.group_commit import GroupCommit
@@ -33,6 +33,7 @@ log = logging.getLogger("sluice.controller")
 GROUP_MOST_CHANGES = 5000
 TRIM_EVERY_CHANGES = 5000
 CHECKPOINT_EVERY_CHANGES = 1000
+USAGE_HOURS = 400 * 24  # that are kept
 LOG_MOST_PAGES = 16384  # 64 MiB: then a commit waits once until the log starts over
 
 Statements = list[tuple[str, str]]  # with the JSON that each one is given
@@ -129,6 +130,20 @@ class SqliteStore:
 
         return await self._in_thread(read)
 
+    async def usage(self, first: int, last: int, project: str | None = None) -> list[UsageRecord]:
+        """Returns what was used in these hours, by hour, then by project."""
+
+        def read() -> list[UsageRecord]:
+            whose, values = ("AND project = ?", (project,)) if project else ("", ())
+            rows = self._db.execute(
+                f"SELECT {', '.join(records.USAGE.fields)} FROM usage "
+                f"WHERE hour BETWEEN ? AND ? {whose} ORDER BY hour, project",
+                (first, last, *values),
+            )
+            return [UsageRecord(*row) for row in rows]
+
+        return await self._in_thread(read)
+
     async def close(self) -> None:
         """Waits for commits under way and closes the file."""
         await self.group_commit.drain()
@@ -208,8 +223,8 @@ class SqliteStore:
             raise
 
     def _load(self, db: sqlite3.Connection) -> Snapshot:
-        def every(kind: Kind, order: str) -> list[Any]:
-            cursor = db.execute(f"SELECT * FROM {kind.name} ORDER BY {order}")
+        def every(kind: Kind, order: str, where: str = "") -> list[Any]:
+            cursor = db.execute(f"SELECT * FROM {kind.name} {where} ORDER BY {order}")
             names = [column[0] for column in cursor.description]
             return [kind.build(dict(zip(names, row, strict=True))) for row in cursor]
 
@@ -220,6 +235,14 @@ class SqliteStore:
                 every(records.GRANTS, "created"),
                 every(records.SESSIONS, "started"),
                 every(records.DOCUMENTS, "collection, key"),
+                every(records.RESERVATIONS, "created"),
+                every(records.SWITCHES, "node, uuid"),
+                every(records.QUOTAS, "project"),
+                every(
+                    records.USAGE,
+                    "project",
+                    "WHERE hour = (SELECT max(hour) FROM usage u WHERE u.project = usage.project)",
+                ),
             )
         except (TypeError, ValueError) as error:
             raise sqlite_file.damaged(self._path, f"a record cannot be read: {error}") from None
@@ -252,6 +275,14 @@ class SqliteStore:
             "DELETE FROM sessions WHERE grant_id IN (SELECT value FROM json_each(?))", (old,)
         )
         db.execute("DELETE FROM grants WHERE id IN (SELECT value FROM json_each(?))", (old,))
+        db.execute(
+            "DELETE FROM usage WHERE hour < (SELECT max(hour) FROM usage) - ?", (USAGE_HOURS,)
+        )
+        db.execute(
+            "DELETE FROM reservations WHERE state = 'ended' AND id NOT IN (SELECT id FROM "
+            "reservations WHERE state = 'ended' ORDER BY ended DESC LIMIT ?)",
+            (self._ended_kept,),
+        )
         db.execute(
             "DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?",
             (self._events_kept,),

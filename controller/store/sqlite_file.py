@@ -69,6 +69,31 @@ MIGRATIONS = (
     ALTER TABLE gpus ADD COLUMN fault TEXT NOT NULL DEFAULT '';
     ALTER TABLE nodes ADD COLUMN labels TEXT NOT NULL DEFAULT '[]';
     """,
+    """
+    ALTER TABLE nodes ADD COLUMN drained INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE grants ADD COLUMN reservation TEXT NOT NULL DEFAULT '';
+    CREATE TABLE reservations (
+      id TEXT PRIMARY KEY, owner_kind TEXT NOT NULL, owner TEXT NOT NULL, project TEXT NOT NULL,
+      count INTEGER NOT NULL, memory_mib INTEGER NOT NULL, compute_percent INTEGER NOT NULL,
+      priority INTEGER NOT NULL, node TEXT NOT NULL, created REAL NOT NULL, state TEXT NOT NULL,
+      slots TEXT NOT NULL, generation INTEGER NOT NULL, ended REAL, reason TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE switches (
+      node TEXT NOT NULL, uuid TEXT NOT NULL, mode TEXT NOT NULL, target TEXT NOT NULL,
+      preempt INTEGER NOT NULL, reason TEXT NOT NULL, since REAL NOT NULL,
+      generation INTEGER NOT NULL, PRIMARY KEY (node, uuid)
+    ) STRICT;
+    CREATE TABLE quotas (
+      project TEXT PRIMARY KEY, vgpus INTEGER NOT NULL, memory_mib INTEGER NOT NULL,
+      compute_percent INTEGER NOT NULL, may_preempt INTEGER NOT NULL, generation INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE usage (
+      project TEXT NOT NULL, hour INTEGER NOT NULL, vgpu_seconds REAL NOT NULL,
+      memory_mib_seconds REAL NOT NULL, compute_percent_seconds REAL NOT NULL,
+      until REAL NOT NULL, PRIMARY KEY (project, hour)
+    ) STRICT;
+    CREATE INDEX usage_by_hour ON usage (hour);
+    """,
 )
 
 BUSY_SECONDS = 2.0

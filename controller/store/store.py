@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.controller.pool.model import Change, Event
+from sluice.controller.pool.model import Change, Event, UsageRecord
 from sluice.controller.pool.pool import Snapshot
 
 
@@ -76,6 +76,10 @@ class Store(Protocol):
 
     async def find_events(self, query: EventQuery) -> list[NumberedEvent]:
         """Returns the events that are asked for, with their numbers."""
+        ...
+
+    async def usage(self, first: int, last: int, project: str | None = None) -> list[UsageRecord]:
+        """Returns what was used in these hours of the epoch, by hour, then by project."""
         ...
 
     async def close(self) -> None:

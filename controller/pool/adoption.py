@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the books say what a server that came (back) really runs: adopts it, or orders its end.
+
+Called by pool.Pool for each session that a server reports. It promises that work which runs is in
+the books, even beyond what is free, and that work which was ended meanwhile is ended there too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sluice.controller.pool.books import Books
+from sluice.controller.pool.fleet import Fleet
+from sluice.controller.pool.jobs import Jobs
+from sluice.controller.pool.model import (
+    Decisions,
+    EndOrder,
+    GpuKey,
+    Grant,
+    GrantState,
+    ReservationState,
+    Session,
+    Vgpu,
+)
+
+NODE_LOST = "node lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSession:
+    """A session that a server says it runs or is about to open."""
+
+    session: Session
+    vgpus: tuple[Vgpu, ...]
+    request_id: str
+    priority: int
+    job: str = ""
+    job_domain: str = ""
+    job_processes: int = 0
+
+
+class Adoption:
+    """What is done about reported sessions."""
+
+    def __init__(self, books: Books, fleet: Fleet, jobs: Jobs) -> None:
+        self._books = books
+        self._fleet = fleet
+        self._jobs = jobs
+
+    def reconcile(self, node: str, report: ReportedSession, decisions: Decisions) -> None:
+        """Adopts a session, or has it ended."""
+        session = report.session
+        grant = self._books.grants.get(session.grant_id)
+        if (
+            grant
+            and grant.state is GrantState.ENDED
+            # what was lost with one of several nodes is over: the others' GPUs were given back
+            and (grant.reason != NODE_LOST or len(grant.nodes) > 1)
+        ):
+            decisions.ends.append(EndOrder(node, grant.id, grant.reason))
+            return
+        if grant and self._jobs.is_ending(grant):
+            # it was told to, before it went away
+            decisions.ends.append(EndOrder(node, grant.id, self._jobs.why_ending(grant)))
+        if grant is None or grant.state is GrantState.ENDED:
+            grant = self._adopt(node, report, grant)
+        known = self._books.sessions.get(session.id)
+        if known is None or known.state is not session.state:
+            self._books.add_session(session)
+            self._books.recount(grant)
+
+    def _adopt(self, node: str, report: ReportedSession, known: Grant | None) -> Grant:
+        """Books what runs and the books had lost."""
+        session = report.session
+        grant = Grant(
+            id=session.grant_id,
+            request_id=report.request_id,
+            node=node,
+            vgpus=self._with_overhead(node, report.vgpus),
+            priority=report.priority,
+            created=session.started,
+            generation=known.generation + 1 if known else 1,
+            job=report.job,
+            job_domain=report.job_domain,
+            job_processes=report.job_processes,
+        )
+        if known:
+            grant.project = known.project
+            reservation = self._books.reservations.records.get(known.reservation)
+            if reservation and reservation.state is ReservationState.HELD:
+                keys = self._books.reservations.held(reservation).keys()
+                grant.reservation = (
+                    reservation.id if {key for key, _ in grant.placed()} <= keys else ""
+                )
+        self._books.begin(grant)
+        self._books.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
+        for key, _ in grant.placed():
+            room = self._fleet.rooms.room(key)
+            if room and (room.free_mib < 0 or room.free_percent < 0):
+                text = f"grant {grant.id} runs there beyond what is free; nothing new is placed"
+                self._books.event("gpu.overcommitted", str(key), text)
+        return grant
+
+    def _with_overhead(self, node: str, vgpus: tuple[Vgpu, ...]) -> tuple[Vgpu, ...]:
+        gpus = [self._fleet.gpus.get(GpuKey(node, vgpu.gpu_uuid)) for vgpu in vgpus]
+        return tuple(
+            replace(vgpu, overhead_mib=gpu.context_overhead_mib if gpu else 0)
+            for vgpu, gpu in zip(vgpus, gpus, strict=True)
+        )

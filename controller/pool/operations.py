@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators ask of the pool: resizing, reservations, quotas, the two pools.
+
+Part of pool.Pool, called by controller.api through the desk, one step at a time like every other
+step. A step that cannot be done raises Impossible or Unknown and has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sluice.controller.pool import refusals
+from sluice.controller.pool.books import Books
+from sluice.controller.pool.fleet import Fleet
+from sluice.controller.pool.impossible import Impossible, Unknown
+from sluice.controller.pool.jobs import Jobs
+from sluice.controller.pool.model import (
+    Decisions,
+    GpuKey,
+    GpuMode,
+    Quota,
+    QuotaRemoved,
+    Reservation,
+    ReservationState,
+    ResizeOrder,
+)
+from sluice.controller.pool.pools import TwoPools
+from sluice.controller.pool.quotas import Held
+from sluice.controller.pool.reserving import request_of
+from sluice.controller.pool.resizing import Resizing
+from sluice.controller.pool.scheduling import Scheduler
+
+
+class Operations:
+    """Steps of the pool that are nobody's first CUDA call."""
+
+    def __init__(
+        self,
+        books: Books,
+        fleet: Fleet,
+        jobs: Jobs,
+        scheduler: Scheduler,
+        pools: TwoPools,
+        moved_on: Callable[[Decisions], Decisions],
+    ) -> None:
+        self._books = books
+        self._scheduler = scheduler
+        self._pools = pools
+        self._moved_on = moved_on
+        self._resizing = Resizing(books, fleet, jobs)
+
+    # grants
+
+    def begin_resize(
+        self, grant_id: str, memory_mib: int, compute_percent: int
+    ) -> ResizeOrder | None:
+        """Resizes a grant; None: done. Else the server is to do it. Raises Impossible, Unknown."""
+        return self._resizing.begin(grant_id, memory_mib, compute_percent)
+
+    def finish_resize(self, grant_id: str, error: str) -> Decisions:
+        """The server has resized it, or says why not."""
+        self._resizing.finish(grant_id, error)
+        return self._moved_on(Decisions())
+
+    # reservations
+
+    def reserve(self, reservation: Reservation, *, wait: bool) -> Decisions:
+        """Holds room for an owner, or lets it wait for room; raises Impossible."""
+        request = request_of(reservation)
+        if malformed := refusals.malformed(replace(request, vgpu_count=1)):
+            raise Impossible(malformed.message)
+        if not self._scheduler.reserving.could_ever(request):
+            raise Impossible(
+                f"wanted {refusals.wanted(request)}; the pool could not give that if it were empty"
+            )
+        if never := self._books.quotas.never(reservation.project, Held.at_least(request)):
+            raise Impossible(never)
+        self._books.reservations.add(reservation)
+        self._scheduler.enqueue(request)
+        decisions = self._moved_on(Decisions())
+        if reservation.state is ReservationState.WAITING and not wait:
+            self._scheduler.leave(reservation.id)
+            self._books.reservations.forget(reservation)
+            raise Impossible(
+                f"wanted {refusals.wanted(request)}; there is no room for it now: let it wait "
+                "(--wait), or end other work"
+            )
+        self._books.changes.append(replace(reservation))
+        owner = f"{reservation.owner_kind.value} {reservation.owner}"
+        self._books.event(
+            "reservation.made", reservation.id, f"{refusals.wanted(request)} for {owner}"
+        )
+        return decisions
+
+    def end_reservation(self, reservation_id: str, reason: str) -> Decisions:
+        """Gives its room back; what draws on it goes on. Raises Impossible, Unknown."""
+        reservation = self._live_reservation(reservation_id)
+        self._scheduler.leave(reservation_id)
+        self._scheduler.reserving.end(reservation, reason)
+        return self._moved_on(Decisions())
+
+    def resize_reservation(
+        self, reservation_id: str, count: int, memory_mib: int, compute_percent: int
+    ) -> Decisions:
+        """Changes its size; zeros leave one as it is. Raises Impossible, Unknown."""
+        reservation = self._live_reservation(reservation_id)
+        sizes = (
+            count or reservation.count,
+            memory_mib or reservation.memory_mib,
+            compute_percent or reservation.compute_percent,
+        )
+        if reservation.state is ReservationState.HELD:
+            self._scheduler.reserving.resize(reservation, *sizes)
+        else:
+            self._scheduler.leave(reservation_id)
+            reservation.count, reservation.memory_mib, reservation.compute_percent = sizes
+            reservation.generation += 1
+            self._books.changes.append(replace(reservation))
+            self._scheduler.enqueue(request_of(reservation))
+        return self._moved_on(Decisions())
+
+    # quotas
+
+    def set_quota(self, quota: Quota) -> Decisions:
+        """From now on a project may hold this; what it holds already stays."""
+        known = self._books.quotas.limits.get(quota.project)
+        quota = replace(quota, generation=known.generation + 1 if known else 1)
+        self._books.quotas.limits[quota.project] = quota
+        self._books.changes.append(quota)
+        text = (
+            f"{quota.vgpus} vGPUs, {quota.memory_mib} MiB, {quota.compute_percent} % "
+            f"(0: no limit){', may preempt' if quota.may_preempt else ''}"
+        )
+        self._books.event("quota.set", quota.project, text)
+        return self._moved_on(Decisions())
+
+    def remove_quota(self, project: str) -> Decisions:
+        """The project may hold what there is; raises Unknown."""
+        if self._books.quotas.limits.pop(project, None) is None:
+            raise Unknown("quota", project)
+        self._books.changes.append(QuotaRemoved(project))
+        self._books.event("quota.removed", project, "no limit")
+        return self._moved_on(Decisions())
+
+    # the two pools
+
+    def switch_gpu(self, key: GpuKey, to: GpuMode, *, preempt: bool = False) -> Decisions:
+        """Takes a GPU out of the pool, or back; raises Impossible, Unknown."""
+        decisions = Decisions()
+        self._pools.switch(key, to, preempt=preempt, decisions=decisions)
+        return self._moved_on(decisions)
+
+    def cancel_switch(self, key: GpuKey) -> Decisions:
+        """Leaves it in the pool after all; raises Impossible, Unknown."""
+        self._pools.cancel(key)
+        return self._moved_on(Decisions())
+
+    def handed_over(self, key: GpuKey, error: str = "") -> Decisions:
+        """What was ordered by a Handover is done, or cannot be."""
+        self._pools.handed_over(key, error)
+        return self._moved_on(Decisions())
+
+    def drain_node(self, name: str, *, drained: bool) -> Decisions:
+        """A node takes nothing new, or takes it again; raises Unknown."""
+        self._pools.drain_node(name, drained=drained)
+        return self._moved_on(Decisions())
+
+    # within
+
+    def _live_reservation(self, reservation_id: str) -> Reservation:
+        reservation = self._books.reservations.records.get(reservation_id)
+        if reservation is None:
+            raise Unknown("reservation", reservation_id)
+        if reservation.state is ReservationState.ENDED:
+            raise Impossible(f"reservation {reservation_id} has ended: {reservation.reason}")
+        return reservation

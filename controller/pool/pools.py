@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The two pools: takes GPUs out of the pool, for a VM of its own or for service, and back.
+
+Called by pool.Pool. A GPU goes pooled → draining → native → returning → pooled, or, only drained,
+pooled → draining → drained → pooled; a switch can be cancelled until it is native. It promises that
+a GPU which is not pooled takes nothing new, that it becomes native only when nothing of the pool is
+on it, and that its state says what it waits for. The hand-over itself, between the server's workers
+and a VM, is the Handover's: without one a GPU is handed over at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sluice.controller.pool.books import Books
+from sluice.controller.pool.fleet import Fleet
+from sluice.controller.pool.impossible import Impossible, Unknown
+from sluice.controller.pool.model import (
+    Clock,
+    Decisions,
+    GpuKey,
+    GpuMode,
+    GpuSwitch,
+    Handover,
+    NodeState,
+)
+from sluice.controller.pool.preemption import Yield
+
+
+class TwoPools:
+    """Every GPU that is not simply pooled."""
+
+    def __init__(
+        self, clock: Clock, books: Books, fleet: Fleet, give_way: Yield, *, hands_over: bool
+    ) -> None:
+        self._clock = clock
+        self._books = books
+        self._fleet = fleet
+        self._yield = give_way
+        self._hands_over = hands_over
+
+    def switch(self, key: GpuKey, to: GpuMode, *, preempt: bool, decisions: Decisions) -> GpuSwitch:
+        """Begins to take a GPU out of the pool, or to take it back; raises Impossible, Unknown."""
+        if key not in self._fleet.gpus:
+            raise Unknown("gpu", str(key))
+        known = self._fleet.switches.get(key)
+        mode = known.mode if known else GpuMode.POOLED
+        if to is GpuMode.POOLED:
+            if known is None:
+                raise Impossible(f"GPU {key} is pooled already")
+            if mode is GpuMode.NATIVE:
+                self._set(known, GpuMode.RETURNING, "its node has yet to report it")
+                known.target = GpuMode.POOLED
+                decisions.handovers.append(Handover(key.node, key.uuid, to_native=False))
+            elif mode is not GpuMode.RETURNING:
+                self._pooled(known, "taken back")
+            self.advance(decisions)
+            return known
+        if mode in (GpuMode.NATIVE, GpuMode.RETURNING):
+            raise Impossible(
+                f"GPU {key} is {mode.value}; take it back first: "
+                f"`sluice pool switch {key} --to pooled`"
+            )
+        if known is None:
+            known = GpuSwitch(
+                key.node, key.uuid, GpuMode.POOLED, to, preempt, "", self._clock.wall()
+            )
+            self._fleet.switches[key] = known
+        known.target, known.preempt = to, preempt
+        self._set(known, GpuMode.DRAINING, f"to be {to.value}")
+        if preempt:
+            for grant in self._books.live_on_gpu(key):
+                reason = f"the operator takes GPU {key.uuid} out of the pool"
+                decisions.ends += self._yield.ask(grant, reason)
+                self._books.event("grant.preempted", grant.id, reason)
+        self.advance(decisions)
+        return known
+
+    def cancel(self, key: GpuKey) -> GpuSwitch:
+        """Leaves a GPU in the pool that is on its way out of it; raises Impossible, Unknown."""
+        if key not in self._fleet.gpus:
+            raise Unknown("gpu", str(key))
+        known = self._fleet.switches.get(key)
+        if known is None or known.mode is not GpuMode.DRAINING:
+            mode = known.mode.value if known else GpuMode.POOLED.value
+            raise Impossible(f"GPU {key} is {mode}; only a GPU that is draining can be cancelled")
+        self._pooled(known, "its switch was cancelled")
+        return known
+
+    def drain_node(self, name: str, *, drained: bool) -> None:
+        """A node takes nothing new, or takes it again; raises Unknown."""
+        node = self._fleet.nodes.get(name)
+        if node is None:
+            raise Unknown("node", name)
+        if node.drained == drained:
+            return
+        node.drained = drained
+        self._fleet.changed(name)
+        self._books.changes.append(replace(node))
+        kind = "node.drained" if drained else "node.undrained"
+        text = "it takes no new grants" if drained else "it takes grants again"
+        self._books.event(kind, name, text)
+
+    def handed_over(self, key: GpuKey, error: str = "") -> None:
+        """The Handover is done, or says why it cannot be."""
+        known = self._fleet.switches.get(key)
+        if known is None:
+            return
+        if error:
+            known.reason = f"{STUCK}: {error}"
+            known.generation += 1
+            self._books.changes.append(replace(known))
+            self._books.event("gpu.stuck", str(key), known.reason)
+        elif known.mode is GpuMode.DRAINING and known.target is GpuMode.NATIVE:
+            self._set(known, GpuMode.NATIVE, "one VM's alone")
+
+    def advance(self, decisions: Decisions) -> None:
+        """Takes every switch as far as it goes now."""
+        for key, switch in list(self._fleet.switches.items()):
+            if switch.mode is GpuMode.DRAINING:
+                self._drain(key, switch, decisions)
+            elif switch.mode is GpuMode.RETURNING:
+                node = self._fleet.nodes.get(key.node)
+                there = node is not None and node.state is NodeState.UP
+                if there and key not in self._fleet.unreported:
+                    self._pooled(switch, "its node reports it")
+
+    def _drain(self, key: GpuKey, switch: GpuSwitch, decisions: Decisions) -> None:
+        grants = len(self._books.live_on_gpu(key))
+        reservations = self._books.reservations.on(key)
+        waits = []
+        if grants:
+            waits.append(f"{grants} grant(s) to end")
+        if reservations:
+            waits.append(f"reservation {', '.join(reservations)} to be deleted or made smaller")
+        if waits:
+            reason = f"to be {switch.target.value}; waits for {' and '.join(waits)}"
+            if reason != switch.reason:
+                switch.reason = reason
+                switch.generation += 1
+                self._books.changes.append(replace(switch))
+        elif switch.target is not GpuMode.NATIVE:
+            self._set(switch, GpuMode.DRAINED, "nothing is on it")
+        elif not self._hands_over:
+            self._set(switch, GpuMode.NATIVE, "one VM's alone")
+        elif switch.reason != HANDED_OVER and not switch.reason.startswith(STUCK):
+            switch.reason = HANDED_OVER
+            switch.generation += 1
+            self._books.changes.append(replace(switch))
+            decisions.handovers.append(Handover(key.node, key.uuid, to_native=True))
+
+    def _pooled(self, switch: GpuSwitch, reason: str) -> None:
+        switch.target = GpuMode.POOLED
+        self._set(switch, GpuMode.POOLED, reason)
+        del self._fleet.switches[switch.key]
+        self._fleet.changed(switch.node)
+
+    def _set(self, switch: GpuSwitch, mode: GpuMode, reason: str) -> None:
+        switch.mode, switch.reason, switch.since = mode, reason, self._clock.wall()
+        switch.generation += 1
+        self._fleet.changed(switch.node)
+        self._books.changes.append(replace(switch))
+        self._books.event(f"gpu.{mode.value}", str(switch.key), reason)
+
+
+HANDED_OVER = "nothing is on it; being handed over"
+STUCK = "cannot be handed over"

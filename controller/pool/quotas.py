@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each project holds now, and the most that it may hold.
+
+Owned by books.Books, which tells it of every grant and reservation that begins, changes or ends;
+asked by scheduling.Scheduler before it grants. It promises that the sums are those of the live
+grants that use the pool's own room and of the reservations, so that nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from sluice.controller.pool.model import DEFAULT_PROJECT, GrantRequest, Quota
+
+
+class Slice(Protocol):
+    """A vGPU, granted or reserved."""
+
+    @property
+    def memory_mib(self) -> int:
+        """Of the GPU's memory, without contexts."""
+        ...
+
+    @property
+    def compute_percent(self) -> int:
+        """Of the GPU's compute."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Sums over vGPUs; contexts' overhead is not counted."""
+
+    vgpus: int = 0
+    memory_mib: int = 0
+    compute_percent: int = 0
+
+    @classmethod
+    def of(cls, slices: Iterable[Slice]) -> Held:
+        """What these vGPUs are together."""
+        found = list(slices)
+        return cls(
+            len(found), sum(s.memory_mib for s in found), sum(s.compute_percent for s in found)
+        )
+
+    @classmethod
+    def at_least(cls, request: GrantRequest) -> Held:
+        """What a request means for sure; default sizes are known only once it is placed."""
+        return cls(
+            request.vgpu_count,
+            request.vgpu_count * request.memory_mib,
+            request.vgpu_count * request.compute_percent,
+        )
+
+    def plus(self, other: Held, sign: int = 1) -> Held:
+        """The sum, or with sign -1 the difference."""
+        return Held(
+            self.vgpus + sign * other.vgpus,
+            self.memory_mib + sign * other.memory_mib,
+            self.compute_percent + sign * other.compute_percent,
+        )
+
+
+NOTHING = Held()
+FIGURES = (
+    ("vgpus", "vGPUs"),
+    ("memory_mib", "MiB of GPU memory"),
+    ("compute_percent", "% of GPU compute"),
+)
+
+
+class Quotas:
+    """Sums and limits by project."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, Quota] = {}
+        self._held: dict[str, Held] = {}
+
+    def held(self, project: str) -> Held:
+        """What the project holds now."""
+        return self._held.get(project or DEFAULT_PROJECT, NOTHING)
+
+    def projects(self) -> list[str]:
+        """Every project that holds something or has a quota."""
+        return sorted({*self._held, *self.limits})
+
+    def change(self, project: str, held: Held, sign: int) -> Held:
+        """The project holds so much more, or less; returns what it holds then."""
+        project = project or DEFAULT_PROJECT
+        total = self.held(project).plus(held, sign)
+        if total == NOTHING:
+            self._held.pop(project, None)
+        else:
+            self._held[project] = total
+        return total
+
+    def never(self, project: str, wanted: Held) -> str:
+        """Why this alone is more than the project may ever hold; "" if it is not."""
+        return self._exceeded(project, wanted, NOTHING)
+
+    def exceeded(self, project: str, wanted: Held, freed: Held = NOTHING) -> str:
+        """Why the project may not hold this besides what it holds less `freed`; "" if it may."""
+        return self._exceeded(project, wanted, self.held(project).plus(freed, -1))
+
+    def may_preempt(self, project: str) -> bool:
+        """Whether the project's requests may have others ended."""
+        limit = self.limits.get(project or DEFAULT_PROJECT)
+        return limit is not None and limit.may_preempt
+
+    def _exceeded(self, project: str, wanted: Held, held: Held) -> str:
+        limit = self.limits.get(project or DEFAULT_PROJECT)
+        if limit is None:
+            return ""
+        for figure, words in FIGURES:
+            most, have, more = (getattr(part, figure) for part in (limit, held, wanted))
+            if most and have + more > most:
+                return (
+                    f"project {limit.project} may hold {most} {words} (its quota {figure}), holds "
+                    f"{have} and this wants {more}"
+                )
+        return ""

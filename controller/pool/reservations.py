@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reservations: room that is one owner's whether it is used or not, and what is drawn from it.
+
+Owned by books.Books. A reservation's vGPUs are booked on their GPUs as a whole; grants that draw on
+it are booked here, inside of it, and nowhere else. It promises that what is drawn of a reservation
+on a GPU never exceeds what it holds there, except where the node reports work that really runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sluice.controller.pool.model import (
+    GpuKey,
+    Grant,
+    GrantRequest,
+    OwnerKind,
+    Reservation,
+    ReservationState,
+    Slot,
+)
+
+
+@dataclass(slots=True)
+class Room:
+    """Memory, contexts included, and compute."""
+
+    memory_mib: int = 0
+    compute_percent: int = 0
+
+
+class Reservations:
+    """Every reservation, ended ones too, and what is drawn."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, Reservation] = {}
+        self._by_owner: dict[tuple[OwnerKind, str], dict[str, Reservation]] = {}
+        self._drawn: dict[tuple[str, GpuKey], Room] = {}
+        self._by_gpu: dict[GpuKey, set[str]] = defaultdict(set)
+
+    def add(self, reservation: Reservation) -> None:
+        """A reservation waits or holds."""
+        self.records[reservation.id] = reservation
+        if reservation.state is not ReservationState.ENDED:
+            owner = (reservation.owner_kind, reservation.owner)
+            self._by_owner.setdefault(owner, {})[reservation.id] = reservation
+        self.index(reservation)
+
+    def index(self, reservation: Reservation) -> None:
+        """Its slots have changed."""
+        held = reservation.state is ReservationState.HELD
+        keys = {slot.key for slot in reservation.slots} if held else set()
+        for key, ids in list(self._by_gpu.items()):
+            ids.discard(reservation.id)
+            if not ids and key not in keys:
+                del self._by_gpu[key]
+        for key in keys:
+            self._by_gpu[key].add(reservation.id)
+
+    def remove(self, reservation: Reservation) -> None:
+        """It has ended; the record stays for people to look at."""
+        owned = self._by_owner.get((reservation.owner_kind, reservation.owner), {})
+        owned.pop(reservation.id, None)
+        self.index(reservation)
+
+    def forget(self, reservation: Reservation) -> None:
+        """It never came to be."""
+        self.remove(reservation)
+        del self.records[reservation.id]
+
+    def of(self, request: GrantRequest) -> list[Reservation]:
+        """The held reservations that the request's process may draw on, oldest first."""
+        if not self._by_owner:
+            return []
+        owners = (
+            (OwnerKind.VM, request.domain_uuid),
+            (OwnerKind.VM, request.domain_name),
+            (OwnerKind.LABEL, request.owner_label),
+            (OwnerKind.PROJECT, request.project),
+        )
+        return [
+            reservation
+            for kind, name in owners
+            if name
+            for reservation in self._by_owner.get((kind, name), {}).values()
+            if reservation.state is ReservationState.HELD
+        ]
+
+    def on(self, key: GpuKey) -> list[str]:
+        """The reservations that hold something of a GPU."""
+        return sorted(self._by_gpu.get(key, ()))
+
+    def held(self, reservation: Reservation) -> dict[GpuKey, Room]:
+        """What it holds of each GPU, drawn or not."""
+        return sums(reservation.slots)
+
+    def drawn(self, reservation_id: str, key: GpuKey) -> Room:
+        """What is drawn of it on a GPU."""
+        return self._drawn.get((reservation_id, key)) or Room()
+
+    def free(self, reservation: Reservation) -> dict[GpuKey, Room]:
+        """What it holds of each GPU and nobody draws."""
+        result = {}
+        for key, room in self.held(reservation).items():
+            drawn = self.drawn(reservation.id, key)
+            result[key] = Room(
+                room.memory_mib - drawn.memory_mib, room.compute_percent - drawn.compute_percent
+            )
+        return result
+
+    def undrawn_on(self, key: GpuKey) -> Room:
+        """What reservations hold of a GPU beyond what is drawn."""
+        total = Room()
+        for reservation_id in self._by_gpu.get(key, ()):
+            room = self.free(self.records[reservation_id])[key]
+            total.memory_mib += max(0, room.memory_mib)
+            total.compute_percent += max(0, room.compute_percent)
+        return total
+
+    def draw(self, grant: Grant, sign: int) -> None:
+        """Books a grant inside its reservation, or takes it out again."""
+        for key, vgpu in grant.placed():
+            at = (grant.reservation, key)
+            room = self._drawn.setdefault(at, Room())
+            room.memory_mib += sign * (vgpu.memory_mib + vgpu.overhead_mib)
+            room.compute_percent += sign * vgpu.compute_percent
+            if room == Room():
+                del self._drawn[at]
+
+
+def sums(slots: Iterable[Slot]) -> dict[GpuKey, Room]:
+    """What slots are together, by GPU."""
+    result: dict[GpuKey, Room] = {}
+    for slot in slots:
+        room = result.setdefault(slot.key, Room())
+        room.memory_mib += slot.memory_mib + slot.overhead_mib
+        room.compute_percent += slot.compute_percent
+    return result
