@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 
 from sluice.controller.api.problems import Problem, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
@@ -33,6 +34,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 PUBLIC = {"/v1/openapi.json"}
 READS = {"GET", "HEAD", "OPTIONS"}
 BODY_MOST_BYTES = 1 << 20
+TOO_LARGE = f"a body has at most {BODY_MOST_BYTES} bytes"
 COMPLAIN_EVERY_SECONDS = 10.0
 UNANSWERED = 499
 
@@ -145,7 +147,8 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         seen += len(message.get("body", b""))
         if seen > BODY_MOST_BYTES:
-            raise _too_large()
+            # the framework passes this one on, and makes 400 of any other
+            raise HTTPException(413, TOO_LARGE)
         return message
 
     return counted
@@ -158,4 +161,4 @@ def _path(scope: Scope) -> str:
 
 
 def _too_large() -> Problem:
-    return Problem(413, "Body too large", f"a body has at most {BODY_MOST_BYTES} bytes")
+    return Problem(413, "Body too large", TOO_LARGE)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from sluice.controller.api.doorway import App, Receive, Scope, Send
@@ -205,7 +206,10 @@ def _without_secrets(body: str) -> str:
 async def _whole_body(receive: Receive) -> bytes:
     parts: list[bytes] = []
     while True:
-        message = await receive()
+        try:
+            message = await receive()
+        except HTTPException as error:
+            raise Problem(error.status_code, "Body refused", str(error.detail)) from None
         if message["type"] == "http.disconnect":
             raise Problem(499, "Client hung up", "the client closed the connection")
         parts.append(message.get("body", b""))

@@ -188,7 +188,7 @@ class ControlPlane:
 
     def start_controller(self) -> None:
         self.controller = self._run("controller")
-        wait_for(self._rest_answers, message="the controller's REST")
+        wait_for(self._rest_answers, 60, "the controller's REST")
 
     def start_server(self, joined: bool = True) -> None:
         self.server = self._run("server")
