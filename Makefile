@@ -55,7 +55,8 @@ python: build/.base ## build/python: the package sluice of this checkout, gRPC c
 guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
 	$(PY) packaging/guest_bundle.py
 
-docs: native ## docs/api-coverage.md from the registry
+docs: native ## docs/api-coverage.md from the registry, docs/cli.md from the commands
+	$(PY) dev/cli_reference.py
 	cp $(BUILD)/generated/docs/api-coverage.md docs/api-coverage.md
 
 format: build/.base ## ruff format and clang-format, in place

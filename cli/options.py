@@ -30,6 +30,15 @@ Address = Annotated[
 Everything = Annotated[bool, typer.Option("--all", "-a", help="ended ones too")]
 Wait = Annotated[float, typer.Option("--wait", min=0, help="wait so many seconds until it is done")]
 
+OfNode = Annotated[str | None, typer.Option("--node", help="only this node's")]
+OfProject = Annotated[str | None, typer.Option("--project", help="only this project's")]
+
+
+def given(**filters: str | None) -> dict[str, str]:
+    """The filters that were given."""
+    return {name: value for name, value in filters.items() if value is not None}
+
+
 _given = rest.Credentials()
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from sluice.cli import output
-from sluice.cli.options import Address, Everything, Output, Wait
+from sluice.cli.options import Address, Everything, OfNode, OfProject, Output, Wait, given
 from sluice.cli.options import controller as _controller
 from sluice.cli.output import Format
 from sluice.cli.rest import Controller, wait_until
@@ -105,10 +105,16 @@ def show_gpu(gpu: str, controller: Address = None, output_format: Output = Forma
 
 @grant_app.command("list")
 def list_grants(
-    every: Everything = False, controller: Address = None, output_format: Output = Format.TABLE
+    every: Everything = False,
+    node: OfNode = None,
+    project: OfProject = None,
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
 ) -> None:
     """Lists the grants."""
-    answer = _controller(controller).every("/grants", "grants", state="all" if every else "live")
+    answer = _controller(controller).every(
+        "/grants", "grants", state="all" if every else "live", **given(node=node, project=project)
+    )
     if output.show_data(answer, output_format):
         return
     output.show_table(
@@ -118,6 +124,7 @@ def list_grants(
             "NODE": "node",
             "VGPUS": "slices",
             "PRIORITY": "priority",
+            "PROJECT": "project",
             "JOB": "job_name",
             "SESSIONS": "sessions",
             "AGE": "age",
@@ -166,7 +173,11 @@ def end_grant(
 
 @session_app.command("list")
 def list_sessions(
-    every: Everything = False, controller: Address = None, output_format: Output = Format.TABLE
+    every: Everything = False,
+    node: OfNode = None,
+    project: OfProject = None,
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
 ) -> None:
     """Lists the sessions."""
     answer = _controller(controller).every(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 from control_plane import PYTHON_PATH, ControlPlane, running, wait_for
 
 
@@ -73,6 +74,53 @@ def test_json_is_what_rest_answered(plane: ControlPlane, words: tuple[str, ...],
     done = sluice(*words, "-o", "json", "--controller", f"127.0.0.1:{plane.rest_port}")
     assert done.returncode == 0
     assert key in json.loads(done.stdout)
+
+
+def test_yaml_is_the_same(plane: ControlPlane) -> None:
+    address = f"127.0.0.1:{plane.rest_port}"
+    [as_json, as_yaml] = [
+        sluice("node", "show", "node-a", "-o", form, controller=address).stdout
+        for form in ("json", "yaml")
+    ]
+    assert yaml.safe_load(as_yaml) == json.loads(as_json)
+
+
+def test_top_shows_the_pool_once(plane: ControlPlane) -> None:
+    done = sluice("top", "--times", "1", controller=f"127.0.0.1:{plane.rest_port}")
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 nodes up" in done.stdout
+
+
+def test_events_are_listed_and_followed_over_a_restart(plane: ControlPlane) -> None:
+    address = f"127.0.0.1:{plane.rest_port}"
+    listed = sluice("events", "--kind", "node.up", "-o", "json", controller=address)
+    first = json.loads(listed.stdout)["events"][-1]
+    assert first["subject"] == "node-a"
+    command = [sys.executable, "-m", "sluice.cli", "events", "--follow", "--kind", "node.up"]
+    environment = {
+        **os.environ, "PYTHONPATH": str(PYTHON_PATH), "SLUICE_CONTROLLER": address
+    }  # fmt: skip
+    since = str(first["number"] - 1)
+    with subprocess.Popen(
+        [*command, "--since", since, "-o", "json"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    ) as follower:  # fmt: skip
+        assert follower.stdout
+        assert json.loads(follower.stdout.readline()) == first
+        plane.stop("controller")
+        plane.start_controller()
+        assert json.loads(follower.stdout.readline())["number"] > first["number"]
+        follower.kill()
+    wait_for(lambda: plane.node_state() == "up")
+
+
+def test_grant_end_waits_when_told(plane: ControlPlane) -> None:
+    plane.client()
+    [grant] = plane.grants()
+    address = f"127.0.0.1:{plane.rest_port}"
+    done = sluice("grant", "end", grant["id"], "--wait", "20", controller=address)
+    assert (done.returncode, done.stdout) == (0, f"grant {grant['id']} has ended\n")
+    assert plane.grants() == []
 
 
 def test_grant_end_ends_it(plane: ControlPlane) -> None:
