@@ -31,7 +31,7 @@ def sluice(*words: str, controller: str = "") -> subprocess.CompletedProcess[str
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 

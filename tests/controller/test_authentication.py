@@ -59,7 +59,7 @@ def sluice(
     }
     return subprocess.run(
         [sys.executable, "-m", "sluice.cli", *words],
-        env=clean, capture_output=True, text=True, timeout=30, check=False,
+        env=clean, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def sluice(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "sluice.cli", *words],
         env={**clean, "PYTHONPATH": str(PYTHON_PATH), **environment},
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def test_a_certificate_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sluice.controller", "--config", str(conf)],
         env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
-        capture_output=True, text=True, timeout=30, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert "[tls] cert_file" in done.stderr
