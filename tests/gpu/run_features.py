@@ -3,7 +3,8 @@
 
     python tests/gpu/run_features.py --preload LIB:LIB [--channels shm tcp] [NAME ...]
 
-A feature that fails natively (a package that the machine lacks) is skipped, by name and reason.
+A feature that fails natively (a package that the machine lacks) is skipped, by name and reason; so
+is one whose package carries NVIDIA's static runtime and got the message that says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+STATIC_RUNTIME = "statically linked CUDA runtime"
+"""What the client says then (docs/applications.md)."""
 
 
 def once(name: str, environment: dict[str, str], seconds: int) -> tuple[int, str, str, float]:
@@ -70,6 +73,10 @@ def main() -> int:
             code, got, errors, took = once(name, environment, options.seconds)
             if code == 0 and got == wanted:
                 rows.append((f"{name} {channel}", "same", f"{seconds:.1f} s, ours {took:.1f} s"))
+            elif STATIC_RUNTIME in errors:
+                rows.append(
+                    (f"{name} {channel}", "skipped", "its package links the runtime statically")
+                )
             elif code == 0:
                 rows.append((f"{name} {channel}", "DIFFERENT", f"{wanted!r} / {got!r}"[:600]))
             else:
