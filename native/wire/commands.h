@@ -194,6 +194,36 @@ struct CodeLoadKnown {
 };
 inline constexpr uint64_t kKeptCodeBytes = 64 << 10;
 
+// A link of the node's driver. Options as CodeLoad's; the JIT logs as they stand after each step
+// come with its answer, as CodeLoadReply.
+struct LinkBegin {
+  uint64_t id;
+  uint32_t option_count;
+  uint32_t reserved;
+};
+struct LinkAdd {  // the option pairs, then the input's name
+  uint64_t id;
+  uint64_t blob;
+  uint32_t type;  // CUjitInputType
+  uint32_t option_count;
+  uint32_t name_bytes;
+  uint32_t reserved;
+};
+struct LinkId {
+  uint64_t id;
+};
+struct LinkDone {  // what LinkComplete answers, the logs behind it
+  uint64_t image_bytes;
+  CodeLoadReply logs;
+};
+struct LinkRead {  // answered with these bytes of the image
+  uint64_t id;
+  uint64_t offset;
+  uint64_t bytes;
+};
+inline constexpr uint64_t kLinkPiece = 256 << 10;
+inline constexpr size_t kMaxNameBytes = 8192;
+
 struct CodeUnload {
   uint64_t id;
   CodeKind kind;

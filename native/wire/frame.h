@@ -124,6 +124,12 @@ enum ControlFunction : uint16_t {
   kGraphWords = 4053,   // other words for a graph's host functions
   kSignalWait = 4054,   // which host functions runs of graphs wait for; answered after a while
   kSignalDone = 4055,   // the client has run one
+  // The node's linker: cuLink*.
+  kLinkBegin = 4060,
+  kLinkAdd = 4061,
+  kLinkComplete = 4062,
+  kLinkRead = 4063,
+  kLinkEnd = 4064,
 };
 
 // For people; nullptr when it is no control function.
@@ -235,6 +241,16 @@ constexpr const char* control_name(uint16_t function) {
       return "SignalWait";
     case kSignalDone:
       return "SignalDone";
+    case kLinkBegin:
+      return "LinkBegin";
+    case kLinkAdd:
+      return "LinkAdd";
+    case kLinkComplete:
+      return "LinkComplete";
+    case kLinkRead:
+      return "LinkRead";
+    case kLinkEnd:
+      return "LinkEnd";
     case kAllocationCreate:
       return "AllocationCreate";
     case kAllocationDestroy:

@@ -6,6 +6,7 @@
 
 #include "worker/device_output.h"
 #include "worker/dispatch.h"
+#include "worker/jit.h"
 #include "worker/log.h"
 
 namespace sluice::worker {
@@ -13,9 +14,6 @@ namespace sluice::worker {
 namespace {
 
 constexpr uint64_t kMaxPendingBytes = 4ull << 30;
-constexpr size_t kLogBytes = 2000;
-constexpr size_t kMaxOptions = 32;
-constexpr size_t kMaxNameBytes = 8192;
 constexpr size_t kMaxParams = 4096;
 
 void upload(Session& s, const Command& c, Reply&) {
@@ -41,64 +39,17 @@ void upload(Session& s, const Command& c, Reply&) {
   blob.received += data.size();
 }
 
-bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes) {
-  std::lock_guard lock(s.blobs_mutex);
-  const auto it = s.blobs.find(id);
-  if (it == s.blobs.end() || it->second.received != it->second.bytes.size()) {
-    s.reject("CodeLoad names an image that was not uploaded");
-    return false;
-  }
-  *bytes = std::move(it->second.bytes);
-  s.blob_bytes -= bytes->size();
-  s.blobs.erase(it);
-  return true;
-}
-
-struct Loading {
-  std::vector<CUjit_option> options;
-  std::vector<void*> values;
-  char info[kLogBytes] = "", error[kLogBytes] = "";
-
-  void add(CUjit_option o, uint64_t value) {
-    options.push_back(o);
-    values.push_back(reinterpret_cast<void*>(value));
-  }
-};
-
-// The options whose value is a number; everything else would be an address of the client's.
-bool is_scalar_option(uint32_t o) {
-  switch (o) {
-    case CU_JIT_MAX_REGISTERS:
-    case CU_JIT_THREADS_PER_BLOCK:
-    case CU_JIT_OPTIMIZATION_LEVEL:
-    case CU_JIT_TARGET:
-    case CU_JIT_FALLBACK_STRATEGY:
-    case CU_JIT_GENERATE_DEBUG_INFO:
-    case CU_JIT_LOG_VERBOSE:
-    case CU_JIT_GENERATE_LINE_INFO:
-    case CU_JIT_CACHE_MODE:
-    case CU_JIT_POSITION_INDEPENDENT_CODE:
-    case CU_JIT_MIN_CTA_PER_SM:
-    case CU_JIT_MAX_THREADS_PER_BLOCK:
-    case CU_JIT_OVERRIDE_DIRECTIVE_VALUES:
-    case CU_JIT_SPLIT_COMPILE:
-      return true;
-    default:
-      return false;
-  }
-}
-
 // What a command asks to be loaded, in either way.
 struct Wanted {
   uint64_t id;
   wire::CodeKind kind;
-  Loading how;
+  JitOptions how;
 };
 
 // False after a rejection.
 bool read_wish(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_t option_count,
                Wanted* w) {
-  if (!d.ok() || option_count > kMaxOptions ||
+  if (!d.ok() || option_count > kMaxJitOptions ||
       (kind != wire::CodeKind::kModule && kind != wire::CodeKind::kLibrary)) {
     s.reject("CodeLoad makes no sense");
     return false;
@@ -111,11 +62,7 @@ bool read_wish(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_
   }
   w->id = id;
   w->kind = kind;
-  for (uint32_t i = 0; i < option_count; ++i) {
-    uint32_t pair[2];
-    std::memcpy(pair, pairs.data() + size_t{i} * 8, 8);
-    if (is_scalar_option(pair[0])) w->how.add(static_cast<CUjit_option>(pair[0]), pair[1]);
-  }
+  w->how.add_numbers(pairs);
   return true;
 }
 
@@ -161,11 +108,8 @@ bool load_image(Session& s, Vgpu& v, uint32_t device, Wanted& w, std::vector<std
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return false;
   }
-  Loading& load = w.how;
-  load.add(CU_JIT_INFO_LOG_BUFFER, reinterpret_cast<uint64_t>(load.info));
-  load.add(CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
-  load.add(CU_JIT_ERROR_LOG_BUFFER, reinterpret_cast<uint64_t>(load.error));
-  load.add(CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, kLogBytes - 1);
+  JitOptions& load = w.how;
+  load.add_logs();
   const auto count = static_cast<unsigned>(load.options.size());
   const bool module = w.kind == wire::CodeKind::kModule;
   if (module)
@@ -174,15 +118,11 @@ bool load_image(Session& s, Vgpu& v, uint32_t device, Wanted& w, std::vector<std
   else
     reply.status = s.driver.cuLibraryLoadData(&code.library, image.data(), load.options.data(),
                                               load.values.data(), count, nullptr, nullptr, 0);
-  wire::CodeLoadReply r{static_cast<uint32_t>(strnlen(load.info, kLogBytes - 1)),
-                        static_cast<uint32_t>(strnlen(load.error, kLogBytes - 1))};
-  reply.put(r);
-  reply.put_bytes(load.info, r.info_bytes);
-  reply.put_bytes(load.error, r.error_bytes);
+  load.put_logs(reply);
   if (reply.status != CUDA_SUCCESS) {
     log_info("an image of " + std::to_string(image.size()) +
              " bytes was not loaded: " + s.driver.error_text(reply.status) +
-             (r.error_bytes ? std::string(": ") + load.error : ""));
+             (load.error[0] ? std::string(": ") + load.error : ""));
     return false;
   }
   DeviceOutput::instance().expect(image);
@@ -254,7 +194,8 @@ void unload(Session& s, const Command& c, Reply& reply) {
 // The name behind a fixed part.
 bool take_name(Session& s, Decoder& d, uint32_t bytes, std::string* name) {
   const auto text = d.bytes(bytes);
-  if (!d.ok() || bytes == 0 || bytes > kMaxNameBytes || std::memchr(text.data(), 0, text.size())) {
+  if (!d.ok() || bytes == 0 || bytes > wire::kMaxNameBytes ||
+      std::memchr(text.data(), 0, text.size())) {
     s.reject("a name is cut short, empty, too long or holds a NUL");
     return false;
   }

@@ -222,6 +222,7 @@ class Session {
   ObjectTable<CUevent> events{3, 1 << 20};
   ObjectTable<CodeObject> modules{4, 1 << 16};
   ObjectTable<CodeObject> libraries{5, 1 << 16};
+  ObjectTable<std::shared_ptr<struct LinkState>> links{8, 1 << 16};
   ObjectTable<FunctionObject> functions{6, 1 << 20};
   ObjectTable<FunctionObject> kernels{7, 1 << 20};
   ObjectTable<AllocationObject> allocations{24, 1 << 20};

@@ -23,6 +23,7 @@
 #include "client/core/graphs.h"
 #include "client/core/handles.h"
 #include "client/core/host_memory.h"
+#include "client/core/jit_logs.h"
 #include "client/core/marks.h"
 #include "client/core/memory_pool.h"
 #include "client/core/shared_memory.h"
@@ -91,15 +92,11 @@ struct Code {
   std::vector<Global> globals;
 };
 
-// A link of the driver's linker under way (driver/link.cc).
+// A link of the node's linker under way (driver/link.cc).
 struct Link {
-  struct Log {
-    char* text = nullptr;
-    size_t room = 0;
-    void** written = nullptr;  // where CUDA leaves the length
-  };
-  Log info, error;
-  std::vector<char> image;
+  Device* device = nullptr;
+  JitLogs logs;
+  std::vector<char> image;  // the product
   bool complete = false;
 };
 

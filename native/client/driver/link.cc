@@ -1,81 +1,58 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's linker, cuLink*: for programs that compile to PTX and let the driver make the rest.
-//
-// A real driver links PTX, cubins and libraries into a cubin. Here the link is the client's alone
-// and its product is PTX: the one PTX input, whole, which the loading functions take like any other
-// image and the node's driver compiles when it is loaded. CUDA calls the product an image to load
-// and no more, so such a program sees two differences: errors in the PTX come from the load, not
-// from cuLinkAddData, and the product is no file for a disassembler.
-// What PTX text cannot carry is refused, with the reason in the linker's own error log: a second
-// input (joining PTX by its text is wrong: names that are private to a file would meet), inputs
-// that are not PTX, and a limit on registers, on which it depends whether a launch fits.
+// The driver's linker, cuLink*: it is the node's, since linking is for its GPU. Inputs travel as
+// they are added, so errors come from the call that natively has them; the product is fetched when
+// the link is complete and stays here until the link is destroyed.
 #include <algorithm>
 #include <cstring>
 
-#include "client/core/log.h"
+#include "client/driver/jit.h"
 #include "client/driver/module.h"
 
 using namespace sluice::client;
+namespace wire = sluice::wire;
 
 namespace {
 
-// The buffers stay the application's until cuLinkDestroy, and so does `values`, which CUDA writes.
-void write_log(const Link::Log& log, const char* text) {
-  size_t n = 0;
-  if (log.text && log.room) {
-    n = std::min(std::strlen(text), log.room - 1);
-    std::memcpy(log.text, text, n);
-    log.text[n] = 0;
-  }
-  if (log.written) *log.written = reinterpret_cast<void*>(n);
-}
-
-CUresult refuse(const Link& link, const char* why) {
-  log_line(LogLevel::kError, std::string("cuLink: ") + why);
-  write_log(link.error, why);
-  return CUDA_ERROR_NOT_SUPPORTED;
-}
-
-// What an option means for the link, or for one of its inputs.
-CUresult take_options(Link* link, unsigned count, const CUjit_option* options, void** values) {
-  if (count && (!options || !values)) return CUDA_ERROR_INVALID_VALUE;
-  bool limits_registers = false;
-  for (unsigned i = 0; i < count; ++i) {
-    switch (options[i]) {
-      case CU_JIT_INFO_LOG_BUFFER:
-        link->info.text = static_cast<char*>(values[i]);
-        break;
-      case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
-        link->info.room = reinterpret_cast<size_t>(values[i]);
-        link->info.written = &values[i];
-        break;
-      case CU_JIT_ERROR_LOG_BUFFER:
-        link->error.text = static_cast<char*>(values[i]);
-        break;
-      case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
-        link->error.room = reinterpret_cast<size_t>(values[i]);
-        link->error.written = &values[i];
-        break;
-      case CU_JIT_MAX_REGISTERS:
-        limits_registers = values[i] != nullptr;
-        break;
-      default:
-        // How fast and how debuggable the code becomes, never what it computes. The target is the
-        // device that it is loaded on.
-        if (options[i] >= CU_JIT_NUM_OPTIONS) return CUDA_ERROR_INVALID_VALUE;
-    }
-  }
-  return limits_registers
-             ? refuse(*link, "a limit on registers is not supported yet when linking PTX")
-             : CUDA_SUCCESS;
-}
-
-CUresult find_link(CUlinkState state, Link** link) {
-  Session* s;
+CUresult find_link(CUlinkState state, Session** s, Link** link) {
   Device* d;
-  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  *link = s->links.find(state);
+  if (const CUresult e = enter(s, &d); e != CUDA_SUCCESS) return e;
+  *link = (*s)->links.find(state);
   return *link ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+// An exchange whose answer is the logs, behind `head` bytes that are `front`'s.
+template <class T>
+CUresult ask(Session* s, const Link& link, uint16_t function, const T& body,
+             std::span<const std::byte> tail = {}, void* front = nullptr, size_t head = 0) {
+  std::vector<std::byte> reply(8192);
+  size_t got = 0;
+  const CUresult e =
+      s->exchange(function, body, tail, reply, &got, nullptr, link.device->index + 1);
+  const auto answer = std::span(reply).first(std::min(got, reply.size()));
+  if (answer.size() < head) return e;
+  if (head) std::memcpy(front, answer.data(), head);
+  link.logs.give(answer.subspan(head));
+  return e;
+}
+
+CUresult fetch(Session* s, Link* link, uint64_t id, uint64_t bytes) {
+  link->image.resize(bytes);
+  for (uint64_t at = 0; at < bytes; at += wire::kLinkPiece) {
+    const wire::LinkRead r{id, at, std::min(wire::kLinkPiece, bytes - at)};
+    size_t got = 0;
+    const CUresult e =
+        s->exchange(wire::kLinkRead, r, {},
+                    std::as_writable_bytes(std::span(link->image)).subspan(at, r.bytes), &got);
+    if (e != CUDA_SUCCESS) return e;
+    if (got != r.bytes) return CUDA_ERROR_UNKNOWN;
+  }
+  return CUDA_SUCCESS;
+}
+
+bool make_sense(unsigned count, const CUjit_option* options, void* const* values) {
+  if (count && (!options || !values)) return false;
+  return std::all_of(options, options + count,
+                     [](CUjit_option o) { return o < CU_JIT_NUM_OPTIONS; });
 }
 
 }  // namespace
@@ -87,42 +64,51 @@ CUresult cuLinkCreate_v2(unsigned int count, CUjit_option* options, void** value
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  if (!state) return CUDA_ERROR_INVALID_VALUE;
-  Link made;
-  if (const CUresult e = take_options(&made, count, options, values); e != CUDA_SUCCESS) return e;
-  write_log(made.info, "");
-  write_log(made.error, "");
+  if (!state || !make_sense(count, options, values)) return CUDA_ERROR_INVALID_VALUE;
+  const JitOptions jit(count, options, values);
   uint64_t id;
   Link* link = s->links.create(&id);
   if (!link) return CUDA_ERROR_OUT_OF_MEMORY;
-  *link = std::move(made);
+  *link = {d, jit.logs, {}, false};
+  link->logs.info.give("", 0);
+  link->logs.error.give("", 0);
+  const wire::LinkBegin begin{id, jit.count(), 0};
+  if (const CUresult e = s->post(wire::kLinkBegin, begin, jit.bytes(), nullptr, d->index + 1);
+      e != CUDA_SUCCESS)
+    return e;
   *state = reinterpret_cast<CUlinkState>(id);
   return CUDA_SUCCESS;
 }
 
 CUresult cuLinkAddData_v2(CUlinkState state, CUjitInputType type, void* data, size_t bytes,
-                          const char*, unsigned int count, CUjit_option* options, void** values) {
+                          const char* name, unsigned int count, CUjit_option* options,
+                          void** values) {
+  Session* s;
   Link* link;
-  if (const CUresult e = find_link(state, &link); e != CUDA_SUCCESS) return e;
-  if (!data || !bytes || type >= CU_JIT_NUM_INPUT_TYPES || link->complete)
+  if (const CUresult e = find_link(state, &s, &link); e != CUDA_SUCCESS) return e;
+  if (!data || !bytes || bytes > wire::kMaxBlobBytes || type >= CU_JIT_NUM_INPUT_TYPES ||
+      link->complete || !make_sense(count, options, values))
     return CUDA_ERROR_INVALID_VALUE;
-  if (const CUresult e = take_options(link, count, options, values); e != CUDA_SUCCESS) return e;
-  if (type != CU_JIT_INPUT_PTX)
-    return refuse(*link, "linking anything but PTX is not supported yet");
-  if (!link->image.empty())
-    return refuse(*link, "linking more than one piece of PTX is not supported yet");
-  // Text with or without its NUL; what is loaded ends with one.
-  const auto* text = static_cast<const char*>(data);
-  link->image.assign(text, text + strnlen(text, bytes));
-  if (link->image.empty()) return CUDA_ERROR_INVALID_PTX;
-  link->image.push_back(0);
-  return CUDA_SUCCESS;
+  // Text with or without its NUL, and nothing behind it.
+  if (type == CU_JIT_INPUT_PTX) bytes = strnlen(static_cast<const char*>(data), bytes);
+  if (bytes == 0) return CUDA_ERROR_INVALID_PTX;
+  const JitOptions jit(count, options, values);
+  wire::LinkAdd add{
+      reinterpret_cast<uint64_t>(state), 0, static_cast<uint32_t>(type), jit.count(), 0, 0};
+  add.name_bytes =
+      name ? static_cast<uint32_t>(std::min<size_t>(std::strlen(name), wire::kMaxNameBytes)) : 0;
+  std::vector<std::byte> tail(jit.bytes().begin(), jit.bytes().end());
+  const auto* at = reinterpret_cast<const std::byte*>(name);
+  tail.insert(tail.end(), at, at + add.name_bytes);
+  if (const CUresult e = upload(s, data, bytes, &add.blob); e != CUDA_SUCCESS) return e;
+  return ask(s, *link, wire::kLinkAdd, add, tail);
 }
 
 CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char* path,
                           unsigned int count, CUjit_option* options, void** values) {
+  Session* s;
   Link* link;
-  if (const CUresult e = find_link(state, &link); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = find_link(state, &s, &link); e != CUDA_SUCCESS) return e;
   if (!path) return CUDA_ERROR_INVALID_VALUE;
   std::vector<char> file = read_file(path);
   if (file.empty()) return CUDA_ERROR_FILE_NOT_FOUND;
@@ -130,25 +116,35 @@ CUresult cuLinkAddFile_v2(CUlinkState state, CUjitInputType type, const char* pa
 }
 
 CUresult cuLinkComplete(CUlinkState state, void** image, size_t* bytes) {
+  Session* s;
   Link* link;
-  if (const CUresult e = find_link(state, &link); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = find_link(state, &s, &link); e != CUDA_SUCCESS) return e;
   if (!image) return CUDA_ERROR_INVALID_VALUE;
-  if (link->image.empty()) {
-    write_log(link->error, "nothing was added to the link");
-    return CUDA_ERROR_INVALID_IMAGE;
+  if (!link->complete) {
+    const auto id = reinterpret_cast<uint64_t>(state);
+    uint64_t size = 0;
+    if (const CUresult e =
+            ask(s, *link, wire::kLinkComplete, wire::LinkId{id}, {}, &size, sizeof size);
+        e != CUDA_SUCCESS)
+      return e;
+    if (const CUresult e = fetch(s, link, id, size); e != CUDA_SUCCESS) return e;
+    link->complete = true;
   }
-  link->complete = true;
   *image = link->image.data();
-  // The NUL counts: who copies the image by its size can load the copy.
   if (bytes) *bytes = link->image.size();
   return CUDA_SUCCESS;
 }
 
 CUresult cuLinkDestroy(CUlinkState state) {
   Session* s;
-  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
-  return s->links.destroy(reinterpret_cast<uint64_t>(state)) ? CUDA_SUCCESS
-                                                             : CUDA_ERROR_INVALID_HANDLE;
+  Link* link;
+  const CUresult e = find_link(state, &s, &link);
+  if (e != CUDA_SUCCESS && e != CUDA_ERROR_INVALID_CONTEXT) return e;
+  const auto id = reinterpret_cast<uint64_t>(state);
+  if (!s->links.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
+  const CUresult told = s->post(wire::kLinkEnd, wire::LinkId{id});
+  s->links.recycle(id);
+  return told;
 }
 
 }  // extern "C"

@@ -12,6 +12,7 @@
 
 #include "client/driver/fat_binary.h"
 #include "client/driver/image_size.h"
+#include "client/driver/jit.h"
 #include "client/unsupported.h"
 #include "wire/content_hash.h"
 
@@ -23,69 +24,10 @@ namespace sluice::client {
 namespace {
 
 std::mutex g_mutex;  // the lists inside Code
-std::atomic<uint64_t> g_blob{0};
 
 std::span<const std::byte> as_bytes(const void* p, size_t n) {
   return {static_cast<const std::byte*>(p), n};
 }
-
-CUresult upload(Session* s, const void* image, size_t bytes, uint64_t* blob) {
-  *blob = ++g_blob;
-  const size_t piece = s->channel().inline_limit();
-  for (size_t at = 0; at < bytes; at += piece) {
-    const size_t n = std::min(piece, bytes - at);
-    const wire::Upload u{*blob, bytes, at, n};
-    if (const CUresult e =
-            s->post(wire::kUpload, u, as_bytes(static_cast<const char*>(image) + at, n));
-        e != CUDA_SUCCESS)
-      return e;
-  }
-  return CUDA_SUCCESS;
-}
-
-// The JIT options that are values go along; the log buffers are filled here.
-struct JitOptions {
-  std::vector<uint32_t> pairs;
-  char* info = nullptr;
-  char* error = nullptr;
-  size_t info_bytes = 0, error_bytes = 0;
-  void** info_size = nullptr;
-  void** error_size = nullptr;
-
-  JitOptions(unsigned count, const CUjit_option* options, void** values) {
-    for (unsigned i = 0; options && values && i < count; ++i) {
-      const auto value = reinterpret_cast<uint64_t>(values[i]);
-      switch (options[i]) {
-        case CU_JIT_INFO_LOG_BUFFER:
-          info = static_cast<char*>(values[i]);
-          break;
-        case CU_JIT_ERROR_LOG_BUFFER:
-          error = static_cast<char*>(values[i]);
-          break;
-        case CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES:
-          info_bytes = value, info_size = &values[i];
-          break;
-        case CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES:
-          error_bytes = value, error_size = &values[i];
-          break;
-        case CU_JIT_WALL_TIME:
-          break;
-        default:
-          pairs.push_back(static_cast<uint32_t>(options[i]));
-          pairs.push_back(static_cast<uint32_t>(value));
-      }
-    }
-  }
-
-  static void give(char* to, size_t room, void** size, const char* from, size_t n) {
-    n = to && room ? std::min(n, room - 1) : 0;
-    if (to && room) {
-      std::memcpy(to, from, n);
-      to[n] = 0;
-    }
-    if (size) *size = reinterpret_cast<void*>(n);
-  }
-};
 
 // What has to travel of an image: a module is for one GPU, a library for all of the session's.
 std::span<const std::byte> parts_to_send(Session* s, const Device* d, wire::CodeKind kind,
@@ -129,16 +71,7 @@ CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const voi
     const wire::CodeLoad c{id, blob, kind, options_sent};
     e = s->exchange(wire::kCodeLoad, c, pairs, reply, &got, nullptr, d->index + 1);
   }
-  wire::CodeLoadReply r{};
-  if (got >= sizeof r && got <= reply.size()) {
-    std::memcpy(&r, reply.data(), sizeof r);
-    const char* text = reinterpret_cast<const char*>(reply.data()) + sizeof r;
-    if (sizeof r + size_t{r.info_bytes} + r.error_bytes <= got) {
-      JitOptions::give(jit.info, jit.info_bytes, jit.info_size, text, r.info_bytes);
-      JitOptions::give(jit.error, jit.error_bytes, jit.error_size, text + r.info_bytes,
-                       r.error_bytes);
-    }
-  }
+  jit.logs.give({reply.data(), std::min(got, reply.size())});
   return e;
 }
 

@@ -384,6 +384,8 @@ FurnishedRig::FurnishedRig() {
     send(wire::kUpload, false, wire::Upload{blob, image.size(), 0, image.size()}, image);
   send(wire::kCodeLoad, true, wire::CodeLoad{kModuleId, 1, CodeKind::kModule, 0});
   send(wire::kCodeLoad, true, wire::CodeLoad{kLibraryId, 2, CodeKind::kLibrary, 0});
+  send(wire::kLinkBegin, false, wire::LinkBegin{kLinkId, 0, 0});
+  send(wire::kLinkComplete, true, wire::LinkId{kLinkId});
   send(wire::kFunctionGet, true, wire::FunctionGet{kFunctionId, kModuleId, CodeKind::kModule, 1},
        "f");
   send(wire::kFunctionGet, true, wire::FunctionGet{kKernelId, kLibraryId, CodeKind::kLibrary, 1},
@@ -447,6 +449,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_copies(rig, &all);
   add_array_frames(rig, &all);
   add_code(rig, &all);
+  add_link_frames(&all);
   add_launches(rig, &all);
   add_clusters(rig, &all);
   add_streams(rig, &all);

@@ -22,7 +22,7 @@ class FurnishedRig : public WorkerRig {
   FurnishedRig();
   static constexpr uint64_t kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kLibrary = 5,
                             kFunction = 6, kKernel = 7, kAllocation = 24, kGraph = 16,
-                            kGraphExec = 17, kArray = 26, kMipmapped = 27;
+                            kGraphExec = 17, kLink = 8, kArray = 26, kMipmapped = 27;
   static constexpr uint64_t kStreamId = handle_id(kStream, 3), kEventId = handle_id(kEvent, 3),
                             kSecondEventId = handle_id(kEvent, 4),
                             kModuleId = handle_id(kModule, 3), kLibraryId = handle_id(kLibrary, 3),
@@ -39,6 +39,7 @@ class FurnishedRig : public WorkerRig {
   static constexpr uint64_t kSignal = wire::kSignalBase + wire::kSignalBytes;  // waits for a call
   static constexpr uint64_t kArrayId = handle_id(kArray, 3),                   // 64 by 16 floats
       kLevelId = handle_id(kArray, 4), kMipmappedId = handle_id(kMipmapped, 3);
+  static constexpr uint64_t kLinkId = handle_id(kLink, 3);  // complete
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
 
@@ -108,6 +109,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig);
 // Those of capture and graphs (valid_graph_frames.cc).
 void add_graph_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of arrays, textures and surfaces (array_frames.cc).
+void add_link_frames(std::vector<ValidFrame>* all);
 void add_array_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 
 }  // namespace sluice::test

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What loading code (module.cc) and linking it (link.cc) share: images on their way to the node,
+// and the options and logs of its compiler.
+#pragma once
+
+#include "client/core/jit_logs.h"
+#include "client/core/session.h"
+
+namespace sluice::client {
+
+// The options that are numbers go along; the log buffers are filled here.
+struct JitOptions {
+  std::vector<uint32_t> pairs;
+  JitLogs logs;
+  JitOptions(unsigned count, const CUjit_option* options, void** values);
+  std::span<const std::byte> bytes() const { return std::as_bytes(std::span(pairs)); }
+  uint32_t count() const { return static_cast<uint32_t>(pairs.size() / 2); }
+};
+
+// Sends an image ahead of the command that will name it.
+CUresult upload(Session* s, const void* image, size_t bytes, uint64_t* blob);
+
+}  // namespace sluice::client
