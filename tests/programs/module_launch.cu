@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "check.h"
+#include "check_driver.h"
 
 static const char kPtx[] = R"(
 .version 7.0
@@ -57,18 +57,6 @@ done:
   ret;
 }
 )";
-
-static void require_driver(CUresult result, const char* what, int line) {
-  if (result == CUDA_SUCCESS) return;
-  const char* text = nullptr;
-  cuGetErrorString(result, &text);
-  std::fflush(stdout);
-  std::fprintf(stderr, "line %d: %s: %s (%d)\n", line, what, text != nullptr ? text : "?",
-               static_cast<int>(result));
-  std::exit(1);
-}
-
-#define REQUIRE_DRIVER(call) require_driver((call), #call, __LINE__)
 
 int main(int argc, char** argv) {
   const int count = argument(argc, argv, 1, 3000);

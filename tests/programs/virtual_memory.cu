@@ -6,19 +6,7 @@
 
 #include <vector>
 
-#include "check.h"
-
-static void require_driver(CUresult result, const char* what, int line) {
-  if (result == CUDA_SUCCESS) return;
-  const char* text = nullptr;
-  cuGetErrorString(result, &text);
-  std::fflush(stdout);
-  std::fprintf(stderr, "line %d: %s: %s (%d)\n", line, what, text != nullptr ? text : "?",
-               static_cast<int>(result));
-  std::exit(1);
-}
-
-#define REQUIRE_DRIVER(call) require_driver((call), #call, __LINE__)
+#include "check_driver.h"
 
 __global__ void fill(unsigned* data, size_t stride, int count) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
