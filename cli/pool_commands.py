@@ -22,6 +22,8 @@ GPU_COLUMNS = {
     "NODE": "node",
     "STATE": "state",
     "MODEL": "model",
+    "ARCH": "architecture",
+    "HEALTH": "health",
     "GRANTED": "memory",
     "COMPUTE": "compute",
     "VGPUS": "vgpus",

@@ -79,6 +79,11 @@ class PoolSection(Section):
     vgpu_count: int = Field(
         0, ge=0, le=64, description="the default slice is 1/vgpu_count (0: as each server says)"
     )
+    policy: Literal["bin-pack", "spread", "locality"] = Field(
+        "bin-pack",
+        description="where vGPUs go: bin-pack (the fullest GPU), spread (the emptiest node) or "
+        "locality (near the node that asks, by its labels rack and rdma)",
+    )
     heartbeat_seconds: int = Field(
         5, ge=1, le=300, description="how often servers report, in seconds"
     )

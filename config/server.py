@@ -103,6 +103,30 @@ class ControllerSection(Section):
         return [f"{host}:{int(port) + 1}" for host, _, port in ends]
 
 
+def _labels(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    labels = {name.strip(): text.strip() for name, _, text in pairs}
+    if len(labels) < len(pairs):
+        raise ValueError("names a label twice")
+    return labels
+
+
+LabelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,63}$")]
+LabelsSetting = Annotated[dict[LabelText, LabelText], BeforeValidator(_labels)]
+
+
+class NodeSection(Section):
+    """[node]: what the pool is told about this host."""
+
+    labels: LabelsSetting = Field(
+        default_factory=dict,
+        description="name = value pairs with commas, such as rack=r12, rdma=ib0: letters, digits, "
+        "dot, dash, underscore and slash",
+    )
+
+
 class ServerSection(Section):
     """[server]: this host's GPUs, doors and folders."""
 
@@ -221,6 +245,7 @@ class ServerConfig(BaseModel):
     log: LogSection = LogSection()
     controller: ControllerSection = ControllerSection()
     server: ServerSection = Field(default_factory=ServerSection)
+    node: NodeSection = NodeSection()
     tls: TlsSection = TlsSection()
     server_nccl: NcclSection = NcclSection()
     throttle: ThrottleSection = ThrottleSection()

@@ -24,7 +24,16 @@ def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
         software=message.software,
         context_overhead_mib=message.context_overhead_mib,
         reserved_mib=message.reserved_mib,
+        architecture=message.architecture,
+        numa_node=message.numa_node if message.HasField("numa_node") else -1,
+        nvlink_group=message.nvlink_group,
+        fault=message.fault,
     )
+
+
+def labels_of(messages: Iterable[rpc.Label]) -> model.Labels:
+    """Labels in their order; of two with one name and value one."""
+    return tuple(sorted({(label.name, label.value) for label in messages}))
 
 
 def vgpus_of(messages: Iterable[rpc.Vgpu]) -> tuple[model.Vgpu, ...]:
@@ -96,6 +105,11 @@ def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
         job_domain=message.job_domain,
         job_processes=message.job_processes,
         chosen=tuple(message.chosen),
+        cross_node=message.cross_node,
+        same_gpu_allowed=message.same_gpu_allowed,
+        gpu_model=message.gpu_model,
+        gpu_architecture=message.gpu_architecture,
+        labels=labels_of(message.labels),
     )
 
 

@@ -21,6 +21,7 @@ from sluice.controller.messages import (
     answer_message,
     gpu_of,
     job_key,
+    labels_of,
     request_of,
     session_of,
     vgpu_messages,
@@ -236,6 +237,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             port=inventory.data_port,
             version=inventory.version,
             vgpu_count=inventory.vgpu_count,
+            labels=labels_of(inventory.labels),
         )
         await self._desk.step(
             lambda: self._desk.pool.register(

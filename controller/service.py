@@ -31,6 +31,7 @@ from sluice.controller.desk import GrantDesk
 from sluice.controller.election import Candidate, LeaderAddress, Term
 from sluice.controller.front import Front, Office, PoolFront, RestFront
 from sluice.controller.node_service import PoolService
+from sluice.controller.pool.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot
 from sluice.controller.store.etcd import EtcdStore
 from sluice.controller.store.etcd_cluster import EtcdCluster
@@ -204,6 +205,7 @@ class Controller:
             ageing_seconds=shares.ageing_seconds,
             over_quota_waits=shares.over_quota == "wait",
             opening_seconds=shares.opening_seconds,
+            policy=POLICIES[shares.policy](),
             snapshot=snapshot,
         )
         desk = GrantDesk(pool, store, shares.waiting_line_seconds)

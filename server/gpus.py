@@ -3,12 +3,11 @@
 
 Called by server.service at start. NVIDIA's own libcuda is used where it is installed, the software
 GPU elsewhere, and the log says which. What the GPUs are is learned from a worker, which sees
-exactly what sessions will see; NVML, where it works, adds the memory that the driver itself keeps.
+exactly what sessions will see; NVML, where it works, adds what only it knows (nvml_facts).
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.config.native_files import find_native
+from sluice.server.nvml_facts import GpuFacts, facts_of_gpus
 from sluice.server.worker import WorkerDevice
 
 log = logging.getLogger("sluice.server")
@@ -43,6 +43,9 @@ class LocalGpu:
     software: bool
     context_overhead_mib: int
     reserved_mib: int
+    architecture: str = ""
+    numa_node: int = -1
+    nvlink_group: str = ""
 
 
 def find_driver(setting: str) -> Driver:
@@ -79,7 +82,8 @@ def describe_gpus(
     overhead = overhead_mib if overhead_mib is not None else NVIDIA_CONTEXT_MIB
     if driver.software:
         overhead = overhead_mib or 0
-    kept = {} if driver.software else kept_by_driver_mib(driver)
+    facts = {} if driver.software else facts_of_gpus(driver.path)
+    unknown = GpuFacts()
     return [
         LocalGpu(
             uuid=device.uuid,
@@ -87,9 +91,13 @@ def describe_gpus(
             memory_mib=device.memory_mib,
             software=driver.software,
             context_overhead_mib=overhead,
-            reserved_mib=overhead * prestarted + kept.get(device.uuid, 0),
+            reserved_mib=overhead * prestarted + fact.kept_mib,
+            architecture=fact.architecture,
+            numa_node=fact.numa_node,
+            nvlink_group=fact.nvlink_group,
         )
         for device in devices
+        for fact in (facts.get(device.uuid, unknown),)
     ]
 
 
@@ -104,32 +112,3 @@ def _nvidia_library() -> Path | None:
         if library.exists() and folder.startswith("/usr/lib/wsl"):
             return library
     return None
-
-
-def kept_by_driver_mib(driver: Driver) -> dict[str, int]:
-    """What the driver keeps of each GPU for itself, by UUID; empty where NVML does not say.
-
-    Where the guest's part is installed too, the loader's cache may name Sluice's NVML, which would
-    ask this very server. So NVIDIA's is loaded first, by its path; NVML's Python asks by name, and
-    gets what is loaded.
-    """
-    nvml = Path(driver.path).parent / "libnvidia-ml.so.1"
-    try:
-        ctypes.CDLL(str(nvml))
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception as error:
-        log.info("NVML does not answer (%s): the driver's own memory is not accounted", error)
-        return {}
-    kept = {}
-    try:
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-            kept[str(pynvml.nvmlDeviceGetUUID(handle))] = memory.reserved >> 20
-    except pynvml.NVMLError as error:
-        log.info("NVML does not tell the reserved memory (%s)", error)
-    finally:
-        pynvml.nvmlShutdown()
-    return kept

@@ -103,6 +103,11 @@ class OpenSession:
         """Whether no session is wanted: the job is to keep its grant while the client lives."""
         return bool(self.flags & HOLD_JOB)
 
+    @property
+    def crosses_nodes(self) -> bool:
+        """Whether its vGPUs may be on several nodes."""
+        return bool(self.flags & CROSS_NODE)
+
 
 def check_header(header: bytes) -> None:
     """Checks the first 16 bytes of a stream before the rest is read; raises BadOpen."""

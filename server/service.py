@@ -159,11 +159,18 @@ class Server:
                     software=gpu.software,
                     context_overhead_mib=gpu.context_overhead_mib,
                     reserved_mib=gpu.reserved_mib,
+                    architecture=gpu.architecture,
+                    numa_node=gpu.numa_node if gpu.numa_node >= 0 else None,
+                    nvlink_group=gpu.nvlink_group,
                 )
                 for gpu in self.gpus
             ],
             sessions=sessions + self.tcp_door.expected_reports(),
             holds=self.desk.holds.reports(),
+            labels=[
+                rpc.Label(name=name, value=value)
+                for name, value in sorted(self._config.node.labels.items())
+            ],
         )
 
     def take_assignment(self, assignment: rpc.Assignment) -> str:

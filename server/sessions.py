@@ -205,6 +205,7 @@ def grant_request(
         priority=wish.priority,
         wait_seconds=wish.wait_seconds,
         local_only=True,
+        cross_node=wish.crosses_nodes,
         channel=asker.channel,
         host=asker.host,
         program=asker.program,

@@ -8,6 +8,7 @@ be changed carries its generation as an ETag; `If-Match` guards against a lost u
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
@@ -82,6 +83,7 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             grants=sum(1 for g in pool.grants.values() if g.state is GrantState.LIVE),
             sessions=sum(1 for s in pool.sessions.values() if s.state is not SessionState.ENDED),
             waiting=len(pool.queue),
+            fragmentation=schemas.FragmentationView(**asdict(pool.fragmentation())),
         )
 
     @routes.get("/nodes", tags=["nodes"])

@@ -48,6 +48,7 @@ class NodeView(BaseModel):
     gpus: int
     sessions: int
     generation: int
+    labels: dict[str, str]
 
 
 class GpuView(BaseModel):
@@ -65,6 +66,11 @@ class GpuView(BaseModel):
     granted_mib: int = Field(description="vGPUs and their contexts' overhead")
     granted_percent: int
     vgpus: int
+    architecture: str = Field(description="such as sm_90; empty: its node did not say")
+    numa_node: int | None
+    nvlink_group: str = Field(description="GPUs of a node with the same are linked by NVLink")
+    health: Literal["ok", "fault"]
+    fault: str = Field(description="why nothing is placed on it")
 
 
 class VgpuView(BaseModel):
@@ -145,6 +151,10 @@ class SessionRequest(BaseModel):
     vgpu_count: int = Field(0, ge=0, le=64)
     gmem_mib: int = Field(0, ge=0, le=2**31 - 1)
     ratio_percent: int = Field(0, ge=0, le=100)
+    cross_node: bool = Field(False, description="the vGPUs may be on several nodes; 100 % each")
+    gpu_model: str = Field("", max_length=120, description="words of the model's name, as h200")
+    gpu_architecture: str = Field("", max_length=32, description="such as sm_90")
+    labels: dict[str, str] = Field({}, max_length=16, description="that the node must have")
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     wait_seconds: int = Field(0, ge=-1, le=2**31 - 1, description="-1 = for ever, 0 = not at all")
     host: Line = ""
@@ -179,6 +189,20 @@ class SessionTicket(BaseModel):
     key_seconds: int
 
 
+class FragmentationView(BaseModel):
+    """How much of the free memory can still be given in useful pieces.
+
+    A share is between 0 (all that is free can be given in such pieces) and 1 (none of it can).
+    """
+
+    free_mib: int = Field(description="what nobody holds, on GPUs that can be granted from now")
+    free_cards: int = Field(description="GPUs with nothing on them")
+    free_default_slices: int
+    largest_vgpu_mib: int = Field(description="the most memory that one vGPU could get now")
+    whole_card_loss: float = Field(description="the share that is not on free cards")
+    default_slice_loss: float = Field(description="the share that no default slice can use")
+
+
 class PoolView(BaseModel):
     """The pool in one look."""
 
@@ -191,6 +215,7 @@ class PoolView(BaseModel):
     grants: int
     sessions: int
     waiting: int
+    fragmentation: FragmentationView
 
 
 def node_view(pool: Pool, node: model.Node) -> NodeView:
@@ -209,6 +234,7 @@ def node_view(pool: Pool, node: model.Node) -> NodeView:
             if s.node == node.name and s.state is not model.SessionState.ENDED
         ),
         generation=node.generation,
+        labels=dict(node.labels),
     )
 
 
@@ -228,6 +254,11 @@ def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
         granted_mib=usage.memory_mib,
         granted_percent=usage.compute_percent,
         vgpus=usage.vgpus,
+        architecture=gpu.architecture,
+        numa_node=gpu.numa_node if gpu.numa_node >= 0 else None,
+        nvlink_group=gpu.nvlink_group,
+        health="fault" if gpu.fault else "ok",
+        fault=gpu.fault,
     )
 
 
@@ -239,11 +270,11 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         node=grant.node,
         vgpus=[
             VgpuView(
-                gpu=f"{grant.node}:{v.gpu_uuid}",
+                gpu=str(key),
                 memory_mib=v.memory_mib,
                 compute_percent=v.compute_percent,
             )
-            for v in grant.vgpus
+            for key, v in grant.placed()
         ],
         priority=grant.priority,
         sessions=[session.id for session in sessions],

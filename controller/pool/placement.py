@@ -100,7 +100,11 @@ def _together(wish: Wish) -> list[Room] | None:
     """GPUs of one node, some of them more than once: as many cards as there are, evenly used."""
     for node in wish.emptiest_first():
         floor = wish.floor(node.family)
-        if floor is None or node.total_mib < wish.count * floor.memory_mib:
+        if (
+            floor is None
+            or node.total_mib < wish.count * floor.memory_mib
+            or node.total_percent < wish.count * floor.compute_percent
+        ):
             continue
         times = [(room, wish.fitting_times(room)) for room in wish.fitting(node)]
         if sum(count for _, count in times) < wish.count:

@@ -109,6 +109,7 @@ class NodeRooms:
         "rooms",
         "shape",
         "total_mib",
+        "total_percent",
         "untouched",
     )
 
@@ -122,6 +123,7 @@ class NodeRooms:
         self.free_mib: list[int] = []  # of each open GPU, most first
         self.free_percent: list[int] = []  # the same of compute
         self.total_mib = 0
+        self.total_percent = 0
         self.untouched = 0
         self.in_group = 0  # the most untouched GPUs that one NVLink group has
 
@@ -134,6 +136,7 @@ class NodeRooms:
         self.free_mib = sorted([room.free_mib for room in self.rooms], reverse=True)
         self.free_percent = sorted([room.free_percent for room in self.rooms], reverse=True)
         self.total_mib = sum(self.free_mib)
+        self.total_percent = sum(self.free_percent)
         untouched = [room for room in self.rooms if room.is_untouched]
         self.untouched = len(untouched)
         groups = Counter(room.gpu.nvlink_group for room in untouched)

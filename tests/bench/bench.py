@@ -28,6 +28,7 @@ sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "har
 
 from figure import Figure, as_lines, print_table  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
+from placement import placement_figures  # noqa: E402
 from pool import Pool, free_port  # noqa: E402
 
 import build as programs_build  # noqa: E402
@@ -297,7 +298,13 @@ def main() -> int:
     BENCH.mkdir(parents=True, exist_ok=True)
     compile_parts()
     figures = []
-    for part in (call_figures, copy_figures, control_plane_figures, store_figures):
+    for part in (
+        call_figures,
+        copy_figures,
+        control_plane_figures,
+        store_figures,
+        placement_figures,
+    ):
         print(f"measuring: {(part.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)
         figures += part()
     print_table(figures)

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
+from sluice.server.nvml_facts import SWITCH, nvlink_groups
+
 ROOT = Path(__file__).resolve().parents[2]
 NVML = """
 #include <string.h>
@@ -21,13 +23,17 @@ int nvmlShutdown(void){ return 0; }
 int nvmlDeviceGetCount_v2(unsigned* n){ *n = 1; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, void** d){ *d = d; return 0; }
 int nvmlDeviceGetUUID(void* d, char* text, unsigned n){ strcpy(text, "GPU-theirs"); return 0; }
+int nvmlDeviceGetCudaComputeCapability(void* d, int* major, int* minor){
+  *major = 9; *minor = 0; return 0;
+}
 int nvmlDeviceGetMemoryInfo_v2(void* d, unsigned long long* m){ m[2] = 384ull << 20; return 0; }
 """
 TRAP = "#include <stdlib.h>\nint nvmlInitWithFlags(unsigned f){ abort(); }"
 ASK = """
 import sys
-from sluice.server.gpus import Driver, kept_by_driver_mib
-print(kept_by_driver_mib(Driver(sys.argv[1], software=False)))
+from sluice.server.nvml_facts import facts_of_gpus
+facts = facts_of_gpus(sys.argv[1])
+print({uuid: (fact.kept_mib, fact.architecture, fact.numa_node) for uuid, fact in facts.items()})
 """
 
 
@@ -58,9 +64,32 @@ def kept(driver_folder: Path, first_found: Path) -> str:
 
 def test_the_drivers_own_nvml_is_asked(tmp_path: Path) -> None:
     theirs, ours = library(tmp_path / "theirs", NVML), library(tmp_path / "ours", TRAP)
-    assert kept(theirs, ours) == "{'GPU-theirs': 384}"
+    assert kept(theirs, ours) == "{'GPU-theirs': (384, 'sm_90', -1)}"
 
 
 def test_without_one_beside_the_driver_none_is_asked(tmp_path: Path) -> None:
     ours = library(tmp_path / "ours", TRAP)
     assert kept(tmp_path, ours) == "{}"
+
+
+GROUPS = [
+    pytest.param([("a", set()), ("b", set())], ["", ""], id="no links"),
+    pytest.param([("a", {"b"}), ("b", {"a"}), ("c", set())], ["nvlink0", "nvlink0", ""], id="two"),
+    pytest.param(
+        [("a", {"b"}), ("c", {"d"}), ("b", {"a"}), ("d", {"c"})],
+        ["nvlink0", "nvlink1", "nvlink0", "nvlink1"],
+        id="two pairs",
+    ),
+    pytest.param(
+        [("a", {"b"}), ("b", {"a", "c"}), ("c", {"b"})], ["nvlink0"] * 3, id="over another"
+    ),
+    pytest.param([("a", {SWITCH}), ("b", {SWITCH})], ["nvlink0"] * 2, id="over a switch"),
+    pytest.param([("a", {"elsewhere"})], [""], id="to a GPU that this host does not see"),
+]
+
+
+@pytest.mark.parametrize(("gpus", "groups"), GROUPS)
+def test_gpus_that_nvlink_joins_are_a_group(
+    gpus: list[tuple[str, set[str]]], groups: list[str]
+) -> None:
+    assert nvlink_groups(gpus) == groups
