@@ -112,7 +112,7 @@ ROLES = {
 
 @pytest.mark.parametrize("role", ROLES)
 def test_what_each_role_may_see_and_end(plane: ControlPlane, role: str) -> None:
-    of = {"tenant": {"project": "red"}, "node": {"node": "n"}}.get(role, {})
+    of = {"tenant": {"project": "amber"}, "node": {"node": "n"}}.get(role, {})
     client = as_role(plane, role=role, **of)
     assert role in client.get("/whoami").json()["roles"]
     for path, status in ROLES[role].items():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections.abc import Iterator
@@ -253,6 +254,9 @@ def test_a_body_has_an_end(plane: ControlPlane) -> None:
         for _ in range(40):
             yield b" " * 65536
 
-    assert plane.rest.post("/sessions", content=endless(), headers=head).status_code == 413
-    keyed = {**head, "Idempotency-Key": "large"}
-    assert plane.rest.post("/sessions", content=endless(), headers=keyed).status_code == 413
+    for more in ({}, {"Idempotency-Key": "large"}):
+        # the answer comes before the body's end, and with it the connection may go
+        with contextlib.suppress(httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+            answer = plane.rest.post("/sessions", content=endless(), headers={**head, **more})
+            assert answer.status_code == 413
+    assert plane.grants() == []
