@@ -192,9 +192,9 @@ class ControlPlane:
 
     def start_server(self, joined: bool = True) -> None:
         self.server = self._run("server")
-        wait_for(self._server_listens, 30, message="the server's socket")
+        wait_for(self._server_listens, 60, message="the server's socket")
         if joined:
-            wait_for(lambda: self.node_state() == "up", message="the node to join")
+            wait_for(lambda: self.node_state() == "up", 60, "the node to join")
 
     def _run(self, service: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{service}.out").open("ab") as out:
