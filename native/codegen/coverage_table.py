@@ -110,11 +110,22 @@ def library_sections(libraries: list[Library]) -> list[LibrarySection]:
             groups.setdefault(how_by_table(function), []).append(function.name)
         if lib.hand:
             groups["by hand", ""] = list(lib.hand)
-        if lib.unsupported:
-            groups["not supported", "answers so, and is named once in the client's log"] = list(
-                lib.unsupported
-            )
+        if lib.legacy:
+            groups["by the function with a handle", "cublas.h, over one handle a context"] = [
+                f.name for f in lib.legacy
+            ]
+        refused = "answers so, and is named once in the client's log"
+        for name in lib.unsupported:
+            if name in lib.undocumented:
+                groups.setdefault(
+                    ("not documented by NVIDIA", "exported, declared in no header; " + refused), []
+                ).append(name)
+            else:
+                why = lib.reasons.get(name, "")
+                groups.setdefault(
+                    ("not supported", refused + (f": {why}" if why else "")), []
+                ).append(name)
         rows = [(how, meaning, sorted(names)) for (how, meaning), names in groups.items()]
-        rows.sort(key=lambda row: (row[0] == "not supported", -len(row[2])))
+        rows.sort(key=lambda row: (row[0].startswith("not "), -len(row[2])))
         sections.append(LibrarySection(f"{lib.name} ({lib.soname})", rows))
     return sections

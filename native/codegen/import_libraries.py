@@ -44,10 +44,18 @@ class Source:
     headers: tuple[str, ...]
     prefixes: tuple[str, ...]
     defines: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    """Headers that refuse to be included together with the others."""
 
 
 SOURCES = {
-    "cublas": Source("libcublas.so.13", ("cublas_api.h",), ("cublas",), ("-DCUBLASAPI=",)),
+    "cublas": Source(
+        "libcublas.so.13",
+        ("cublas_api.h", "cublasXt.h"),
+        ("cublas",),
+        ("-DCUBLASAPI=",),
+        ("cublas.h",),
+    ),
     "cublaslt": Source("libcublasLt.so.13", ("cublasLt.h",), ("cublasLt",)),
     "cudnn": Source(
         "libcudnn.so.9",
@@ -67,7 +75,13 @@ SOURCES = {
     "cusparse": Source("libcusparse.so.12", ("cusparse.h",), ("cusparse",)),
     "cusolver": Source(
         "libcusolver.so.12",
-        ("cusolver_common.h", "cusolverDn.h", "cusolverSp.h", "cusolverRf.h"),
+        (
+            "cusolver_common.h",
+            "cusolverDn.h",
+            "cusolverSp.h",
+            "cusolverSp_LOWLEVEL_PREVIEW.h",
+            "cusolverRf.h",
+        ),
         ("cusolver",),
     ),
     "nccl": Source("libnccl.so.2", ("nccl.h",), ("nccl",)),
@@ -142,19 +156,26 @@ def exported(library: Path) -> list[Json]:
     return sorted(rows, key=lambda r: r["name"])
 
 
-def import_library(source: Source, include: list[Path], lib: list[Path]) -> Json:
-    """Parse one library's headers and read its export table."""
+def parse(headers: tuple[str, ...], source: Source, include: list[Path]) -> Cursor:
+    """Parse headers together."""
     text = '#include "cuda_runtime_api.h"\n'
-    text += "".join(f'#include "{header}"\n' for header in source.headers)
+    text += "".join(f'#include "{header}"\n' for header in headers)
     arguments = ["-x", "c++", "-std=c++17", "-w", *source.defines]
     arguments += [f"-I{folder}" for folder in include] + ["-isystem", builtin_include()]
     unit = Index.create().parse("import.cpp", args=arguments, unsaved_files=[("import.cpp", text)])
     errors = [d for d in unit.diagnostics if d.severity >= 3]
     if errors:
         raise HeaderError(f"{errors[0].location.file}:{errors[0].location.line}: {errors[0]}")
+    return unit.cursor
+
+
+def import_library(source: Source, include: list[Path], lib: list[Path]) -> Json:
+    """Parse one library's headers and read its export table."""
     functions: dict[str, Json] = {}
     enums: dict[str, list[tuple[str, int]]] = {}
-    for cursor in declarations(unit.cursor):
+    units = [parse(source.headers, source, include)]
+    units += [parse((header,), source, include) for header in source.alone]
+    for cursor in (c for unit in units for c in declarations(unit)):
         location = Path(cursor.location.file.name).name if cursor.location.file else ""
         ours = location.startswith(source.prefixes) or location in source.headers
         if cursor.kind == CursorKind.FUNCTION_DECL:

@@ -38,6 +38,7 @@ KINDS = {
     "in_handles": "kInHandles",
     "in_addresses": "kInAddresses",
     "out_address": "kOutAddress",
+    "out_handle": "kOutHandle",
     "host_workspace": "kHostWorkspace",
     "attribute": "kAttribute",
     "nothing": "kNothing",
@@ -46,16 +47,17 @@ CLASSES = {"async": "kAsync", "answered": "kAnswered", "learned": "kLearned"}
 STATES = {"": "kNone", "creates": "kCreates", "destroys": "kDestroys", "sets": "kSets"}
 PARAM_KEYS = {
     "kind", "object", "nullable", "masked", "bytes", "count", "times", "type", "compute",
-    "addresses", "by", "scale_of", "float_or_double", "vector", "nccl",
+    "addresses", "by", "scale_of", "float_or_double", "vector", "nccl", "plus", "either",
 }  # fmt: skip
 FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
     "params", "attribute", "changes", "computes", "outputs_always", "grouped", "deferred",
     "commutes",
+    "host_memory",
 }  # fmt: skip
 
-BY_REGISTER = {"float2", "double2"}
-"""Structs that the calling convention takes apart: no integer stands for them."""
+COMPLEX_FLOAT, COMPLEX_DOUBLE = "float2", "double2"
+"""Complex numbers by value: one fits into a word, two doubles are passed as two parameters."""
 
 STREAMS = {"cudaStream_t", "CUstream"}
 EVENTS = {"cudaEvent_t"}
@@ -80,6 +82,10 @@ class Param:
     by: int = -1
     by2: int = -1
     addresses: tuple[int, ...] = ()
+    plus: int = 0
+    """Elements beside those that are counted."""
+    either: bool = False
+    """In host memory or on the device, as the object's pointer mode says."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +112,29 @@ class Function:
     id: int = 0
     kept_end: int = -1
     """What it creates is kept by content; the function with this place in the table ends it."""
+    host_memory: bool = False
+    """What it creates computes in host memory: no call of the table gives it work."""
+    wrapped: bool = False
+    """The exported function is written by hand and calls sluice_forward_NAME."""
 
     @property
     def text(self) -> bool:
         """It returns a text."""
         return self.returns == "const char*"
+
+
+@dataclass(frozen=True)
+class Legacy:
+    """A function of an older API without handles, made of one with a handle."""
+
+    name: str
+    returns: str
+    params: tuple[tuple[str, str], ...]
+    """C type and name of each parameter."""
+    target: str
+    target_types: tuple[str, ...]
+    arguments: tuple[str, ...]
+    """What the target gets behind its handle."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +149,12 @@ class Library:
     functions: tuple[Function, ...]
     hand: tuple[str, ...]
     unsupported: tuple[str, ...]
+    """Refused, documented ones and others."""
+    undocumented: frozenset[str]
+    """Exported names that no header of NVIDIA's declares."""
+    reasons: dict[str, str]
+    """Why a function is refused, where the rules say."""
+    legacy: tuple[Legacy, ...]
     exports: tuple[str, ...]
     aliases: dict[str, str]
     """Other exported names of generated functions."""
@@ -133,6 +163,8 @@ class Library:
     objects: tuple[str, ...]
     node: str
     """The version node of every exported name, or empty."""
+    in_place: frozenset[str]
+    """Kinds of objects that may lie in the application's own memory: handles are their addresses."""
 
 
 @dataclass
@@ -146,6 +178,7 @@ class Rules:
     named: dict[str, dict[str, Any]]
     pointers: str
     enums: dict[str, int] = field(default_factory=dict)
+    wrapped: tuple[re.Pattern[str], ...] = ()
     work: tuple[str, ...] = ()
     """Objects whose stream gets a function's work; otherwise the first handle's."""
 
@@ -165,10 +198,20 @@ def stub_type(row: dict[str, Any]) -> str:
     canonical, size = row["canonical"], row["size"]
     if row.get("float"):
         return "double" if size == 8 else "float"
-    if size > 8 or size == 0 or canonical in BY_REGISTER:
+    if canonical == COMPLEX_FLOAT:
+        return "sluice::wire::Complex"
+    if size > 8 or size == 0:
         return ""
     signed = not canonical.startswith("unsigned") and canonical not in ("size_t", "bool")
     return f"{'' if signed else 'u'}int{size * 8}_t"
+
+
+def take_apart(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a complex double by value as the two doubles that the calling convention makes of it."""
+    if row["canonical"] != COMPLEX_DOUBLE:
+        return [row]
+    half = {**row, "type": "double", "canonical": "double", "size": 8, "float": True}
+    return [{**half, "name": row["name"] + part} for part in ("_x", "_y")]
 
 
 def infer(row: dict[str, Any], rules: Rules, creates: bool) -> dict[str, Any]:
@@ -185,7 +228,7 @@ def infer(row: dict[str, Any], rules: Rules, creates: bool) -> dict[str, Any]:
     target = ctype.removesuffix("*").strip()
     if target in rules.handles and not row["const"]:
         size = row["pointee"]
-        kind = "mint" if creates else "out"
+        kind = "mint" if creates else "out_handle"
         return {"kind": kind, "object": rules.handles[target], "bytes": size}
     if row["canonical"] == "const char *":
         return {"kind": "string"}
@@ -230,7 +273,7 @@ def make_param(
     size = said.get("bytes", pointee if "pointee" in row else row["size"])
     carried = kind in ("in", "out", "in_out", "scalar", "result")
     result = Param(row["name"], ctype, kind, bytes=int(size))
-    if kind in ("in_handles", "in_addresses", "out_address"):
+    if kind in ("in_handles", "in_addresses", "out_address", "out_handle"):
         result = replace(result, bytes=8)
     result = replace(
         result,
@@ -238,6 +281,8 @@ def make_param(
         nullable=bool(said.get("nullable", kind != "mint" and not (first and kind == "handle"))),
         masked=bool(said.get("masked", False)),
         times=int(said.get("times", 1)),
+        plus=int(said.get("plus", 0)),
+        either=bool(said.get("either", False)),
     )
     counts = said.get("count", [])
     counts = counts if isinstance(counts, list) else [counts]
@@ -284,6 +329,7 @@ def make_param(
 
 def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Function:
     """Join one signature with the rules and its own entry."""
+    row = {**row, "params": [part for p in row["params"] for part in take_apart(p)]}
     name = row["name"]
     where = f"{rules.name}.yaml: {name}"
     said: dict[str, Any] = {}
@@ -318,7 +364,7 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         params.append(make_param(param, values, names, rules, place, tensor))
     for unknown in own.get("params", {}).keys() - set(names):
         raise RegistryError(f"{where}: there is no parameter {unknown}; it has {', '.join(names)}")
-    outputs = [p for p in params if p.kind in ("out", "in_out", "out_address")]
+    outputs = [p for p in params if p.kind in ("out", "in_out", "out_address", "out_handle")]
     call = said.get("class", "answered" if outputs else "learned")
     if call not in CLASSES:
         raise RegistryError(f"{where}: class {call!r} is unknown; use one of {', '.join(CLASSES)}")
@@ -365,6 +411,8 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         grouped=bool(said.get("grouped", False)),
         deferred=bool(said.get("deferred", False)),
         commutes=bool(said.get("commutes", False)),
+        host_memory=bool(said.get("host_memory", False)),
+        wrapped=any(p.fullmatch(name) for p in rules.wrapped),
         work=next(
             (
                 i
@@ -374,6 +422,62 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
             -1,
         ),
         id=ids.get(name, 0),
+    )
+
+
+LETTERS = {
+    "cublasOperation_t": "operation_of",
+    "cublasFillMode_t": "fill_of",
+    "cublasSideMode_t": "side_of",
+    "cublasDiagType_t": "diagonal_of",
+}
+"""What a letter of BLAS is in the API with handles: functions of client/libraries/legacy.h."""
+COMPLEX = {"cuComplex": "Complex", "cuDoubleComplex": "DoubleComplex"}
+
+
+def legacy_type(ctype: str) -> str:
+    """Return a C type that needs no header of NVIDIA's."""
+    if "*" in ctype:
+        return "void*"
+    return COMPLEX.get(ctype, ctype)
+
+
+def make_legacy(row: dict[str, Any], target: dict[str, Any], where: str) -> Legacy:
+    """Say how a function without a handle calls the one with a handle.
+
+    Letters become enumerations, numbers by value become numbers in host memory, what is returned
+    is the last parameter. A product in place (trmm) names its matrix twice.
+    """
+    given = row["params"]
+    arguments: list[str] = []
+    place = 0
+    for param in target["params"][1:]:
+        if place == len(given):
+            out = "&result"
+            if row["returns"] == "void":  # C of trmm
+                arguments += arguments[-2:] if not arguments[-1].startswith("&") else []
+                break
+            arguments.append(out)
+            continue
+        own = given[place]
+        place += 1
+        if param["type"] in LETTERS:
+            arguments.append(f"{LETTERS[param['type']]}({own['name']})")
+        elif "pointee" in param and "pointee" not in own:
+            arguments.append(f"&{own['name']}")
+        elif ("pointee" in param) == ("pointee" in own) and param["size"] == own["size"]:
+            arguments.append(own["name"])
+        else:
+            raise RegistryError(f"{where}: {own['name']} does not fit {param['name']}")
+    if place != len(given) or len(arguments) != len(target["params"]) - 1:
+        raise RegistryError(f"{where}: its parameters are not those of {target['name']}")
+    return Legacy(
+        row["name"],
+        legacy_type(row["returns"]),
+        tuple((legacy_type(p["type"]), p["name"]) for p in given),
+        target["name"],
+        tuple(stub_type(p) for p in target["params"]),
+        tuple(arguments),
     )
 
 
@@ -423,14 +527,19 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         said.get("functions", {}),
         said.get("pointers", "address"),
         {n: v for e in facts["enums"] for n, v in e["values"]},
+        tuple(re.compile(pattern) for pattern in said.get("wrapped", [])),
         tuple(said.get("work", [])),
     )
     hand = set(said.get("hand", []))
     declared = {row["name"]: row for row in facts["functions"]}
     for unknown in (hand | rules.named.keys()) - declared.keys():
         raise RegistryError(f"{path.name}: {unknown}: {facts['soname']} declares no such function")
-    refused = [re.compile(pattern) for pattern in said.get("unsupported", [])]
-    functions, unsupported = [], []
+    refused = [
+        (re.compile(rule["match"]), rule["why"]) if isinstance(rule, dict) else (re.compile(rule), "")
+        for rule in said.get("unsupported", [])
+    ]
+    functions, unsupported, older = [], [], []
+    reasons: dict[str, str] = {}
     exports = [row["name"] for row in facts["exports"]]
     aliases: dict[str, str] = {}
     prefix = said.get("alias_prefix", "")
@@ -441,8 +550,13 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         if target != export and target in declared:
             aliases[export] = target
             continue
-        if export not in declared or any(p.fullmatch(export) for p in refused):
+        why = next((why for p, why in refused if p.fullmatch(export)), None)
+        if export not in declared or why is not None:
             unsupported.append(export)
+            reasons[export] = why or ""
+        elif "legacy" in said and export + said["legacy"]["suffix"] in declared:
+            target_row = declared[export + said["legacy"]["suffix"]]
+            older.append(make_legacy(declared[export], target_row, f"{path.name}: {export}"))
         else:
             functions.append(make_function(declared[export], rules, ids))
     functions = keep_by_content(functions, set(said.get("kept", [])), path.name)
@@ -456,6 +570,10 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         functions=tuple(functions),
         hand=tuple(sorted(hand)),
         unsupported=tuple(unsupported),
+        undocumented=frozenset(unsupported) - declared.keys(),
+        reasons={name: why for name, why in reasons.items() if why},
+        legacy=tuple(older),
+        in_place=frozenset(said.get("in_place", [])),
         exports=tuple(exports),
         aliases={a: t for a, t in aliases.items() if t not in hand},
         commands={c: ids.get(c, 0) for c in said.get("commands", [])},

@@ -101,7 +101,7 @@ inline uint64_t elements(const FunctionSpec& f, const ParamSpec& p, const uint64
     // Never overflows; what is beyond the limit stays beyond it.
     n = std::min<uint64_t>(n * std::min<uint64_t>(count, kMaxCarried + 1), kMaxCarried + 1);
   }
-  return n;
+  return std::min<uint64_t>(n + p.plus, kMaxCarried + 1);
 }
 
 // Whether what a kAttribute carries is a device address: some attributes' values are.
@@ -128,6 +128,11 @@ inline uint32_t scalar_bytes(const ParamSpec& p, const uint64_t* words) {
       return 0;
   }
   return 0;
+}
+
+// Bytes of one of the elements that a parameter counts; 0 where its type is unknown.
+inline uint32_t element_bytes(const ParamSpec& p, const uint64_t* words) {
+  return p.size == ScalarSize::kFixed ? p.bytes : scalar_bytes(p, words);
 }
 
 }  // namespace sluice::wire

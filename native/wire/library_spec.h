@@ -28,9 +28,15 @@ enum class ParamKind : uint8_t {
   kInHandles,      // `count` handles in host memory
   kInAddresses,    // `count` device addresses in host memory
   kOutAddress,     // a device address that the call writes to host memory
+  kOutHandle,      // an object of the session's that the call names: its id is written
   kHostWorkspace,  // host memory that only the call itself uses: the worker has its own
   kAttribute,      // an attribute's value: bytes, or a device address for some attributes
   kNothing,        // not sent; the worker passes zero
+};
+
+// A complex number of floats by value, as it is passed in registers.
+struct alignas(8) Complex {
+  float x, y;
 };
 
 // In a parameter's word: the host memory that it points to travels too (its length in the rest).
@@ -38,7 +44,7 @@ inline constexpr uint64_t kCarried = 1ull << 63;
 inline constexpr uint64_t kMaxCarried = 1ull << 31;
 inline constexpr int kMaxLibraryParams = 48;
 
-// How many bytes a kScalar or kResult has in host memory.
+// How many bytes a kScalar or kResult has in host memory, or an element of what is counted.
 enum class ScalarSize : uint8_t {
   kFixed,          // `bytes`
   kDataType,       // by the cudaDataType in parameter `by`
@@ -57,6 +63,8 @@ struct ParamSpec {
   uint32_t bytes = 8;          // of a value or element
   int8_t count[2] = {-1, -1};  // the parameters whose product counts the elements
   uint32_t times = 1;          // and a constant factor
+  uint32_t plus = 0;           // and so many more
+  bool either = false;         // kIn, kInOut: or a device address, as the pointer mode says
   ScalarSize size = ScalarSize::kFixed;
   int8_t by = -1, by2 = -1;
   const uint32_t* addresses =
@@ -103,6 +111,8 @@ struct FunctionSpec {
   // kCreates: the client keeps what it makes as a recipe; this function of the table ends the
   // node's objects. -1: nothing of the kind.
   int16_t kept_end = -1;
+  // kCreates: what it makes computes in host memory, so no function of the table gives it work.
+  bool host_memory = false;
   bool deferred = false;  // kSets: the object is told when it is used, if it was not told before
   bool commutes = false;  // kSets: no other setting of the object makes a difference to it
   Remember remember{};

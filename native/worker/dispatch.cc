@@ -60,6 +60,7 @@ DispatchTable make() {
   add_nccl_handlers(t);
   add_cudnn_backend_handlers(t);
   add_cudnn_ctc_handlers(t);
+  add_curand_handlers(t);
   return t;
 }
 

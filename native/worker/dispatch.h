@@ -56,6 +56,7 @@ void add_library_handlers(DispatchTable&);
 void add_node_nvml_handlers(DispatchTable&);
 void add_cudnn_backend_handlers(DispatchTable&);
 void add_cudnn_ctc_handlers(DispatchTable&);
+void add_curand_handlers(DispatchTable&);
 void add_nccl_handlers(DispatchTable&);
 
 const DispatchTable& dispatch_table();

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of cuBLAS needs no cuBLAS: copies between host and device, and the stream of a handle.
+#include <atomic>
+#include <cstdio>
+
 #include "abi/cuda_driver.h"
 #include "client/library/call.h"
 #include "library/objects.h"
@@ -89,4 +92,30 @@ SLUICE_PUBLIC int32_t cublasGetStream_v2(void* handle, CUstream* stream) {
     return kNotInitialized;
   *stream = reinterpret_cast<CUstream>(value);
   return kSuccess;
+}
+
+// Logging is set where the program asks for it, but what cuBLAS logs stays on the GPU's node.
+namespace {
+std::atomic<void*> logger{nullptr};
+}
+
+SLUICE_PUBLIC int32_t cublasLoggerConfigure(int32_t on, int32_t, int32_t, const char*) {
+  if (on) sluice_library_note("cuBLAS runs on the GPU's node; what it logs there is not carried");
+  return kSuccess;
+}
+SLUICE_PUBLIC int32_t cublasSetLoggerCallback(void* callback) {
+  if (callback)
+    sluice_library_note("cuBLAS runs on the GPU's node; what it logs there is not carried");
+  logger.store(callback);
+  return kSuccess;
+}
+SLUICE_PUBLIC int32_t cublasGetLoggerCallback(void** callback) {
+  if (!callback) return kInvalidValue;
+  *callback = logger.load();
+  return kSuccess;
+}
+// What a program calls to say that an argument was wrong.
+SLUICE_PUBLIC void cublasXerbla(const char* name, int32_t info) {
+  std::fprintf(stderr, " ** On entry to %-6s parameter number %d had an illegal value\n", name,
+               info);
 }

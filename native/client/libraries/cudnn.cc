@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of cuDNN no table says: the backend API, which libcuda.so.1 keeps, and texts of errors.
 #include <cstdio>
+#include <cstring>
+#include <iterator>
+#include <mutex>
 
 #include "abi/cuda_driver.h"
 #include "client/library/call.h"
@@ -124,4 +127,79 @@ SLUICE_PUBLIC int32_t cudnnBackendPopulateCudaGraph(void*, void*, void*, void*) 
 SLUICE_PUBLIC int32_t cudnnBackendUpdateCudaGraph(void*, void*, void*, void*) {
   sluice_library_unsupported("cudnnBackendUpdateCudaGraph");
   return kNotSupported;
+}
+
+extern "C" {
+int32_t sluice_forward_cudnnGetRNNDataDescriptor(void*, void*, void*, void*, void*, void*, int32_t,
+                                                 void*, void*);
+int32_t sluice_forward_cudnnGetSeqDataDescriptor(void*, void*, void*, int32_t, void*, void*, void*,
+                                                 uint64_t, void*, void*);
+}
+
+namespace {
+
+// Bytes of a value of a cudnnDataType_t.
+size_t bytes_of(int32_t type) {
+  constexpr size_t kBytes[] = {4, 8, 2, 1, 4, 4, 1, 4, 8, 2, 8, 1, 1, 1};
+  return type >= 0 && static_cast<size_t>(type) < std::size(kBytes) ? kBytes[type] : 1;
+}
+
+// The value that pads is as wide as the type, which the call itself says.
+template <class Get>
+int32_t get_padded(int32_t* type, void* padding, Get&& get) {
+  int32_t own_type = 0;
+  uint64_t value = 0;
+  const int32_t status = get(&own_type, padding ? &value : nullptr);
+  if (status != 0) return status;
+  if (type) *type = own_type;
+  if (padding) std::memcpy(padding, &value, bytes_of(own_type));
+  return 0;
+}
+
+struct Callback {
+  std::mutex mutex;
+  uint32_t mask = 0;
+  void *data = nullptr, *function = nullptr;
+};
+Callback& callback() {
+  static Callback* c = new Callback;
+  return *c;
+}
+
+}  // namespace
+
+SLUICE_PUBLIC int32_t cudnnGetRNNDataDescriptor(void* descriptor, int32_t* type, void* layout,
+                                                void* most, void* batch, void* vector,
+                                                int32_t requested, void* lengths, void* padding) {
+  return get_padded(type, padding, [&](void* t, void* p) {
+    return sluice_forward_cudnnGetRNNDataDescriptor(descriptor, t, layout, most, batch, vector,
+                                                    requested, lengths, p);
+  });
+}
+SLUICE_PUBLIC int32_t cudnnGetSeqDataDescriptor(void* descriptor, int32_t* type, void* dims,
+                                                int32_t dims_requested, void* sizes, void* axes,
+                                                void* length_count, uint64_t lengths_requested,
+                                                void* lengths, void* padding) {
+  return get_padded(type, padding, [&](void* t, void* p) {
+    return sluice_forward_cudnnGetSeqDataDescriptor(descriptor, t, dims, dims_requested, sizes,
+                                                    axes, length_count, lengths_requested, lengths,
+                                                    p);
+  });
+}
+
+// What cuDNN would tell the callback is said on the GPU's node.
+SLUICE_PUBLIC int32_t cudnnSetCallback(uint32_t mask, void* data, void* function) {
+  if (mask != 0 && function)
+    sluice_library_note("cuDNN runs on the GPU's node; what it logs there is not carried");
+  Callback& c = callback();
+  std::lock_guard lock(c.mutex);
+  c.mask = mask, c.data = data, c.function = function;
+  return 0;
+}
+SLUICE_PUBLIC int32_t cudnnGetCallback(uint32_t* mask, void** data, void** function) {
+  if (!mask || !data || !function) return kBadParam;
+  Callback& c = callback();
+  std::lock_guard lock(c.mutex);
+  *mask = c.mask, *data = c.data, *function = c.function;
+  return 0;
 }

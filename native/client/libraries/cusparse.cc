@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of cuSPARSE needs no cuSPARSE: the stream of a handle.
 #include "abi/cuda_driver.h"
+#include "client/libraries/logger.h"
 #include "client/library/call.h"
 #include "library/objects.h"
 
@@ -14,3 +15,5 @@ SLUICE_PUBLIC int32_t cusparseGetStream(void* handle, CUstream* stream) {
   *stream = reinterpret_cast<CUstream>(value);
   return kSuccess;
 }
+
+SLUICE_LOGGER(cusparse, "cuSPARSE")

@@ -146,6 +146,19 @@ SLUICE_NCCL(int32_t, CommDeregister, const void* comm, void* handle) {
   return is_communicator(comm) && !handle ? kSuccess : kInvalidArgument;
 }
 
+// As NCCL answers where no rank's kernels reach another's memory by themselves: success and no
+// window.
+SLUICE_NCCL(int32_t, CommWindowRegister, const void* comm, void*, size_t, void** window, int) {
+  if (!window || !is_communicator(comm)) return kInvalidArgument;
+  sluice_library_note("NCCL windows (symmetric memory) are not available; NCCL goes without them");
+  *window = nullptr;
+  return kSuccess;
+}
+
+SLUICE_NCCL(int32_t, CommWindowDeregister, const void* comm, void* window) {
+  return is_communicator(comm) && !window ? kSuccess : kInvalidArgument;
+}
+
 SLUICE_NCCL(int32_t, MemAlloc, void** memory, size_t bytes) {
   if (!memory) return kInvalidArgument;
   CUdeviceptr address = 0;

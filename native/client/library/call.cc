@@ -262,6 +262,25 @@ void sluice_library_statistics(uint64_t* commands, uint64_t* round_trips) {
 
 void sluice_library_unsupported(const char* function) { note_unsupported(function); }
 
+bool sluice_library_clone(uint64_t object, uint64_t* copy) {
+  auto& state = library::State::get();
+  std::lock_guard lock(state.mutex);
+  const library::Object* from = state.objects.find(object);
+  if (!from || !from->recipe) return false;
+  library::Object* to = state.objects.create(copy);
+  if (!to) return false;
+  to->type = from->type;
+  to->stream = from->stream;
+  to->pointer_mode = from->pointer_mode;
+  to->data_type = from->data_type;
+  to->content = from->content;
+  to->slots = from->slots;
+  to->recipe = std::make_unique<library::Recipe>(*from->recipe);
+  return true;
+}
+
+void sluice_library_note(const char* text) { log_once(LogLevel::kInfo, text); }
+
 bool sluice_library_stream(uint64_t object, uint8_t type, uint64_t* stream) {
   auto& state = library::State::get();
   std::lock_guard lock(state.mutex);

@@ -25,6 +25,10 @@ SLUICE_INTERNAL const char* sluice_library_text(const sluice::wire::LibrarySpec*
 SLUICE_INTERNAL void sluice_library_statistics(uint64_t* commands, uint64_t* round_trips);
 // Says once that a function is not supported.
 SLUICE_INTERNAL void sluice_library_unsupported(const char* function);
+// Another object that holds what this one holds; only of those that are kept by content (kept.h).
+SLUICE_INTERNAL bool sluice_library_clone(uint64_t object, uint64_t* copy);
+// Says something once, in the client's log.
+SLUICE_INTERNAL void sluice_library_note(const char* text);
 // The application's stream that an object's work goes to. False when it is no object of that type.
 SLUICE_INTERNAL bool sluice_library_stream(uint64_t object, uint8_t type, uint64_t* stream);
 }

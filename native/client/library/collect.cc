@@ -127,9 +127,18 @@ int32_t Call::carry(int index) {
   const uint64_t at = args_[index];
   if (at == 0) return p.nullable ? (key_.add(0), 0) : library_.status.bad_value;
   // Where a value may be in device memory too, only kScalar and kResult know how to say so.
-  if (library_.pointer_modes && names_memory(session_, at)) return library_.status.unsupported;
-  const size_t n = p.kind == ParamKind::kString ? std::strlen(pointer<const char>(at)) + 1
-                                                : elements(p) * p.bytes;
+  const bool on_device = library_.pointer_modes && names_memory(session_, at);
+  if (p.either && main_ && main_->pointer_mode != 0) {
+    if (!on_device) return library_.status.bad_value;
+    key_.add(2);
+    std::memcpy(body_.data() + index * 8, &at, 8);
+    return 0;
+  }
+  if (on_device) return library_.status.unsupported;
+  const uint32_t each = wire::element_bytes(p, args_);
+  if (each == 0) return library_.status.bad_value;
+  const size_t n =
+      p.kind == ParamKind::kString ? std::strlen(pointer<const char>(at)) + 1 : elements(p) * each;
   if (n > wire::kMaxCarried) return library_.status.bad_value;
   if (!fits(n, p.kind != ParamKind::kOut, p.kind == ParamKind::kOut || p.kind == ParamKind::kInOut))
     return library_.status.unsupported;
@@ -234,6 +243,10 @@ int32_t Call::collect(int index) {
     case ParamKind::kInAddresses:
       return list(index);
     case ParamKind::kOutAddress:
+      if (word == 0) return p.nullable ? 0 : library_.status.bad_value;
+      expect(index, 8);
+      return 0;
+    case ParamKind::kOutHandle:
       if (word == 0) return p.nullable ? 0 : library_.status.bad_value;
       expect(index, 8);
       return 0;

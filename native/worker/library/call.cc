@@ -53,6 +53,8 @@ bool LibraryCall::read_object(int index, const ParamSpec& p) {
     main_id_ = id;
     main_ = object;
   }
+  if (object.host_memory && f_.launches)
+    return reject(index, "computes in host memory, where this function does not");
   if (index == f_.work && !has_stream_ && object.stream) stream_ = object.stream;
   words_[index] = as_word(object.pointer);
   return true;
@@ -87,13 +89,13 @@ bool LibraryCall::read_carried(int index, const ParamSpec& p) {
   const bool scalar = p.kind == ParamKind::kScalar || p.kind == ParamKind::kResult;
   if (scalar) {
     if (n == 0 || n > kScalarRoom) return reject(index, "is no scalar");
-  } else if (p.kind == ParamKind::kOutAddress) {
+  } else if (p.kind == ParamKind::kOutAddress || p.kind == ParamKind::kOutHandle) {
     if (n != 8) return reject(index, "is no address");
   } else if (p.kind != ParamKind::kString &&
              n != wire::elements(f_, p, sent_) *
                       (p.kind == ParamKind::kInHandles || p.kind == ParamKind::kInAddresses
                            ? 8
-                           : p.bytes)) {
+                           : wire::element_bytes(p, sent_))) {
     return reject(index, "has a length that its count contradicts");
   }
   switch (p.kind) {
@@ -136,13 +138,15 @@ bool LibraryCall::read_carried(int index, const ParamSpec& p) {
       return read_list(index, p, n);
     case ParamKind::kResult:
     case ParamKind::kOut:
-    case ParamKind::kOutAddress: {
+    case ParamKind::kOutAddress:
+    case ParamKind::kOutHandle: {
       output_bytes_ += wire::round_up(n, 8);
       if (output_bytes_ > wire::kMaxAnswer) return reject(index, "would not fit into an answer");
       std::byte* at = room(scalar_room(n));
       std::memset(at, 0, scalar_room(n));
       words_[index] = as_word(at);
       outputs_.push_back({at, n});
+      if (p.kind == ParamKind::kOutHandle) named_.push_back({at, p.object});
       return true;
     }
     default:
@@ -201,7 +205,25 @@ bool LibraryCall::read(int index) {
       return true;
     default:
       if (word & kCarried) return read_carried(index, p);
+      if (p.either && session_.device_range(word, 1)) {
+        words_[index] = word;
+        return true;
+      }
       return word == 0 || reject(index, "is neither absent nor carried");
+  }
+}
+
+// What the library answers as a pointer to an object is its id for the client.
+void LibraryCall::name_objects() {
+  for (const Named& n : named_) {
+    void* pointer;
+    std::memcpy(&pointer, n.at, sizeof pointer);
+    uint64_t found = 0;
+    if (pointer)
+      Libraries::get().objects.for_each([&](uint64_t id, const LibraryObject& o) {
+        if (o.type == n.type && o.pointer == pointer) found = id;
+      });
+    std::memcpy(n.at, &found, sizeof found);
   }
 }
 
@@ -211,6 +233,7 @@ void LibraryCall::keep(int64_t status) {
   const bool done = status == 0;
   if (minted_id_ != 0 && done) {
     LibraryObject made{minted_type_, reinterpret_cast<void*>(minted_)};
+    made.host_memory = f_.host_memory;
     if (f_.remember.stream >= 0)
       made.stream = reinterpret_cast<CUstream>(words_[f_.remember.stream]);
     objects.add(minted_id_, made);
@@ -268,6 +291,7 @@ int64_t LibraryCall::issue() {
 
 void LibraryCall::finish(int64_t status) {
   if (f_.launches) vgpu_->gate->issued(stream_);
+  name_objects();
   keep(f_.returns_status ? status : 0);
 }
 

@@ -32,6 +32,7 @@ class LibraryCall {
   std::byte* room(size_t n);
   void answer(int64_t status, Reply& reply);
   void keep(int64_t status);
+  void name_objects();
 
   Session& session_;
   const Command& command_;
@@ -57,6 +58,11 @@ class LibraryCall {
   };
   std::vector<Output> outputs_;
   size_t output_bytes_ = 8;
+  struct Named {
+    std::byte* at;
+    uint8_t type;
+  };
+  std::vector<Named> named_;  // outputs that are pointers to objects
 };
 
 }  // namespace sluice::worker

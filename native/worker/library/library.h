@@ -30,6 +30,7 @@ struct LibraryObject {
   uint8_t type = 0;
   void* pointer = nullptr;             // or a number, cast
   CUstream stream = CU_STREAM_LEGACY;  // that its work goes to
+  bool host_memory = false;            // FunctionSpec::host_memory of what made it
 };
 
 class Libraries {

@@ -179,7 +179,12 @@ void Arguments::make_list(int index) {
 void Arguments::make(int index) {
   const ParamSpec& p = f_.param[index];
   Slot& s = slots_[index];
-  const size_t n = wire::elements(f_, p, words_.data()) * p.bytes;
+  const size_t n = wire::elements(f_, p, words_.data()) * wire::element_bytes(p, words_.data());
+  if (p.either && pointer_mode_ != 0 && !objects_.empty()) {
+    words_[index] = s.expected = address();
+    s.compared = true;
+    return;
+  }
   const bool left_out = p.nullable && random() % 4 == 0;
   switch (p.kind) {
     case ParamKind::kValue:
@@ -236,6 +241,7 @@ void Arguments::make(int index) {
       return;
     }
     case ParamKind::kOutAddress:
+    case ParamKind::kOutHandle:
       return left_out ? void() : own(index, 8, false, true);
     case ParamKind::kMint:
       return own(index, p.bytes, false, false);

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <set>
 #include <span>
 #include <string>
@@ -32,6 +33,8 @@ class FakeLibraries {
   std::vector<FakeCall> calls;
   int64_t status = 0;  // what is returned, but by functions that return a text
   uint64_t seed = 1;   // of what is written
+  // Functions that a test answers itself, by name; they are not held against their table.
+  std::map<std::string, std::function<int64_t(const uint64_t*)>> instead;
 
   // Objects that libraries have made, as they know them.
   std::set<uint64_t> objects;

@@ -97,6 +97,11 @@ class Forwarding : public RoundTrip, public ::testing::WithParamInterface<worker
   }
   // Once it is known to be good it waits until somebody needs it: kept_test.cc.
   static bool may_wait(const FunctionSpec& f) { return f.kept_end >= 0 || f.deferred; }
+  // What it writes is as wide as a type that it writes too: beside_tables_test.cc.
+  static bool is_narrower(const FunctionSpec& f) {
+    return std::string(f.name) == "cudnnGetRNNDataDescriptor" ||
+           std::string(f.name) == "cudnnGetSeqDataDescriptor";
+  }
   void check(const FunctionSpec& f);
   void check_text(const FunctionSpec& f);
   void check_refusal(const FunctionSpec& f, Arguments& a);
@@ -189,6 +194,7 @@ TEST_P(Forwarding, EveryFunction) {
   for (uint16_t i = 0; i < library().count; ++i) {
     const FunctionSpec& f = library().functions[i];
     SCOPED_TRACE(f.name);
+    if (is_narrower(f)) continue;
     for (int round = 0; round < kRounds && !HasFailure(); ++round) {
       check(f);
       world().channel->seen.clear();

@@ -7,8 +7,10 @@
 #include <functional>
 #include <random>
 
+#include "library/objects.h"
 #include "tests/native/libraries/fake_libraries.h"
 #include "tests/native/libraries/library_frames.h"
+#include "wire/curand.h"
 #include "wire/library_sizes.h"
 
 namespace sluice::test {
@@ -95,7 +97,7 @@ TEST(HostileLibraryFrames, LengthsThatAreWrong) {
         set(n);
     if (p.kind == ParamKind::kString)
       for (uint64_t n : {uint64_t{0}, uint64_t{4}, uint64_t{4096}, uint64_t{kCarried - 1}}) set(n);
-    if (p.kind == ParamKind::kOutAddress)
+    if (p.kind == ParamKind::kOutAddress || p.kind == ParamKind::kOutHandle)
       for (uint64_t n : {uint64_t{0}, uint64_t{7}, uint64_t{16}, uint64_t{kCarried - 1}}) set(n);
   });
 }
@@ -154,7 +156,7 @@ TEST(HostileLibraryFrames, ObjectsOfAnotherKindOrNone) {
 TEST(HostileLibraryFrames, PointersOfTheClients) {
   for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
     if (!is_counted(p) && !is_scalar(p) && p.kind != ParamKind::kString &&
-        p.kind != ParamKind::kOutAddress)
+        p.kind != ParamKind::kOutAddress && p.kind != ParamKind::kOutHandle)
       return;
     for (uint64_t address : {uint64_t{1}, uint64_t{0x7fff12345678}})
       expect_refused(f, name_of(i) + ", a pointer",
@@ -181,6 +183,50 @@ TEST(HostileLibraryFrames, ObjectsThatAreGone) {
     Answer answer;
     EXPECT_TRUE(rig.dispatch(frame.header(), frame.body(), &answer)) << f->name;
     EXPECT_FALSE(rig.dispatch(frame.header(), frame.body(), &answer)) << f->name << ", twice";
+  }
+}
+
+// A generator that is none in host memory, more than an answer or a table holds, a distribution
+// that was never made.
+TEST(HostileLibraryFrames, CurandBesideItsTable) {
+  namespace ids = sluice::library;
+  const auto accepted = [](uint16_t function, auto body) {
+    FurnishedRig rig;
+    ValidFrame f;
+    f.function = function;
+    f.answered = true;
+    f.words.resize(sizeof body / 8);
+    std::memcpy(f.words.data(), &body, sizeof body);
+    Answer answer;
+    const bool good = rig.dispatch(f.header(), f.body(), &answer);
+    EXPECT_TRUE(good || !rig.session().reason().empty());
+    return good;
+  };
+  using wire::CurandHost;
+  using wire::CurandMakes;
+  const uint64_t device = library_object(ids::k_curand), room = FurnishedRig::kStreamId;
+  for (const auto& h : {CurandHost{device, 0, 0, 0, 0, CurandMakes::kSeeds, 0},
+                        CurandHost{room, 0, 0, 0, 0, CurandMakes::kSeeds, 0},
+                        CurandHost{host_generator(), 0, 4, 0, 0, CurandMakes::kBits, 0},
+                        CurandHost{host_generator(), 0, ~0ull, 0, 0, CurandMakes::kBits, 0},
+                        CurandHost{host_generator(), 0, 0, 0, 0, CurandMakes{11}, 0}})
+    EXPECT_FALSE(accepted(ids::id_sluiceCurandHost, h));
+  EXPECT_TRUE(accepted(ids::id_sluiceCurandHost,
+                       CurandHost{host_generator(), 0, 0, 0, 0, CurandMakes::kSeeds, 0}));
+  EXPECT_FALSE(accepted(ids::id_sluiceCurandDistribution, wire::CurandDistribution{0, 4096}));
+  EXPECT_TRUE(accepted(ids::id_sluiceCurandTable, wire::CurandTable{0, 101, 64, 64}));
+  for (const auto& t :
+       {wire::CurandTable{4, 101, 0, 8}, wire::CurandTable{0, 101, 20000 * 128 - 8, 16},
+        wire::CurandTable{0, 101, ~0ull, 8}, wire::CurandTable{1, 101, 0, 5 << 20}})
+    EXPECT_FALSE(accepted(ids::id_sluiceCurandTable, t));
+}
+
+// A generator in host memory is not given to a function that writes to the device.
+TEST(HostileLibraryFrames, HostGeneratorsDoNotWriteToTheDevice) {
+  for (const FunctionSpec* f : library_functions()) {
+    if (std::string(f->name).rfind("curandGenerate", 0) != 0) continue;
+    expect_refused(*f, "with a generator in host memory",
+                   [](ValidFrame& frame, FurnishedRig&) { frame.words[0] = host_generator(); });
   }
 }
 

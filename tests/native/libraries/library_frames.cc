@@ -5,6 +5,7 @@
 #include "tests/native/libraries/fake_libraries.h"
 #include "wire/cudnn_backend.h"
 #include "wire/cudnn_ctc.h"
+#include "wire/curand.h"
 #include "wire/library_sizes.h"
 
 namespace sluice::test {
@@ -90,13 +91,14 @@ void add_param(ValidFrame* f, FurnishedRig& rig, const FunctionSpec& spec, int i
       return;
     case ParamKind::kIn:
     case ParamKind::kInOut:
-      return append(f, i, n * p.bytes, 1);
+      return append(f, i, n * wire::element_bytes(p, f->words.data()), 1);
     case ParamKind::kString:
       return append(f, i, 8, 0x0074786574);
     case ParamKind::kOut:
       f->words[i] = kCarried | (n * p.bytes);
       return;
     case ParamKind::kOutAddress:
+    case ParamKind::kOutHandle:
       f->words[i] = kCarried | 8;
       return;
     case ParamKind::kMint:
@@ -126,6 +128,8 @@ const std::vector<const FunctionSpec*>& library_functions() {
   return *all;
 }
 
+uint64_t host_generator() { return handle_id(kObjectKind, 207); }
+
 uint64_t library_object(uint8_t type) { return handle_id(kObjectKind, kFirstObject + type); }
 
 void furnish_libraries() {
@@ -146,6 +150,10 @@ void furnish_libraries() {
     const uint64_t made = fake.make_object(4);  // an int for those libraries that number theirs
     objects.add(library_object(type), {type, reinterpret_cast<void*>(made)});
   }
+  worker::LibraryObject host{sluice::library::k_curand,
+                             reinterpret_cast<void*>(fake.make_object(8))};
+  host.host_memory = true;
+  objects.add(host_generator(), host);
 }
 
 ValidFrame library_frame(FurnishedRig& rig, const FunctionSpec& spec) {
@@ -160,7 +168,7 @@ ValidFrame library_frame(FurnishedRig& rig, const FunctionSpec& spec) {
   return f;
 }
 
-void add_cudnn_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
+void add_hand_written_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
   namespace ids = sluice::library;
   const auto add = [&](const char* name, uint16_t function, bool answered, auto body,
                        std::vector<uint64_t> tail) {
@@ -198,6 +206,12 @@ void add_cudnn_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
   f->handles = {offsetof(wire::BackendExecute, handle), offsetof(wire::BackendExecute, plan)};
   f->addresses = {{offsetof(wire::BackendExecute, workspace), 1, true},
                   {sizeof(wire::BackendExecute) + 16, 1, true}};
+  f = add("CurandHost", ids::id_sluiceCurandHost, true,
+          wire::CurandHost{host_generator(), 0, 0, 0, 0, wire::CurandMakes::kSeeds, 0}, {});
+  f->handles = {offsetof(wire::CurandHost, generator)};
+  add("CurandTable", ids::id_sluiceCurandTable, true, wire::CurandTable{2, 0, 0, 64}, {});
+  add("CurandDistribution", ids::id_sluiceCurandDistribution, true, wire::CurandDistribution{3, 0},
+      {});
   using wire::CtcLoss;
   const uint64_t tensor = library_object(ids::k_cudnn_tensor);
   // Three labels, two lengths of texts, two of inputs.

@@ -14,12 +14,14 @@ const std::vector<const wire::FunctionSpec*>& library_functions();
 // Gives the worker one object of each kind, and the stand-ins of NVIDIA's libraries. The worker's
 // table of them is the process's, so it is emptied before.
 void furnish_libraries();
+// A generator of cuRAND's that computes in host memory.
+uint64_t host_generator();
 uint64_t library_object(uint8_t type);
 
 ValidFrame library_frame(FurnishedRig& rig, const wire::FunctionSpec& f);
 
 // Those commands of cuDNN that have no table: its backend and CTC.
-void add_cudnn_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
+void add_hand_written_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // NCCL's groups.
 void add_nccl_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 

@@ -456,7 +456,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_events(rig, &all);
   add_graph_frames(rig, &all);
   add_generated_frames(rig, &all);
-  add_cudnn_frames(rig, &all);
+  add_hand_written_frames(rig, &all);
   add_nccl_frames(rig, &all);
   all.push_back(make("ReplyRest", wire::kReplyRest, true, "", uint64_t{8}));
   return all;
