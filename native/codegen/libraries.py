@@ -16,6 +16,8 @@ from typing import Any
 
 import yaml
 from imported import RegistryError
+from legacy import Legacy, make_legacy
+from passing import stub_type, take_apart
 
 FIRST_ID = 1024
 """native/wire/frame.h, kFirstLibraryFunction."""
@@ -55,9 +57,6 @@ FUNCTION_KEYS = {
     "commutes",
     "host_memory",
 }  # fmt: skip
-
-COMPLEX_FLOAT, COMPLEX_DOUBLE = "float2", "double2"
-"""Complex numbers by value: one fits into a word, two doubles are passed as two parameters."""
 
 STREAMS = {"cudaStream_t", "CUstream"}
 EVENTS = {"cudaEvent_t"}
@@ -124,20 +123,6 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Legacy:
-    """A function of an older API without handles, made of one with a handle."""
-
-    name: str
-    returns: str
-    params: tuple[tuple[str, str], ...]
-    """C type and name of each parameter."""
-    target: str
-    target_types: tuple[str, ...]
-    arguments: tuple[str, ...]
-    """What the target gets behind its handle."""
-
-
-@dataclass(frozen=True)
 class Library:
     """One library: what is forwarded, what is written by hand, what is refused."""
 
@@ -164,7 +149,7 @@ class Library:
     node: str
     """The version node of every exported name, or empty."""
     in_place: frozenset[str]
-    """Kinds of objects that may lie in the application's own memory: handles are their addresses."""
+    """Kinds of objects that may lie in the application's own memory, by address."""
 
 
 @dataclass
@@ -189,29 +174,6 @@ class Rules:
         if value in self.enums:
             return self.enums[value]
         raise RegistryError(f"{where}: {value!r} is neither a number nor an enumerator")
-
-
-def stub_type(row: dict[str, Any]) -> str:
-    """Return a type of the same size and register class."""
-    if "pointee" in row:
-        return "void*"
-    canonical, size = row["canonical"], row["size"]
-    if row.get("float"):
-        return "double" if size == 8 else "float"
-    if canonical == COMPLEX_FLOAT:
-        return "sluice::wire::Complex"
-    if size > 8 or size == 0:
-        return ""
-    signed = not canonical.startswith("unsigned") and canonical not in ("size_t", "bool")
-    return f"{'' if signed else 'u'}int{size * 8}_t"
-
-
-def take_apart(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a complex double by value as the two doubles that the calling convention makes of it."""
-    if row["canonical"] != COMPLEX_DOUBLE:
-        return [row]
-    half = {**row, "type": "double", "canonical": "double", "size": 8, "float": True}
-    return [{**half, "name": row["name"] + part} for part in ("_x", "_y")]
 
 
 def infer(row: dict[str, Any], rules: Rules, creates: bool) -> dict[str, Any]:
@@ -425,62 +387,6 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
     )
 
 
-LETTERS = {
-    "cublasOperation_t": "operation_of",
-    "cublasFillMode_t": "fill_of",
-    "cublasSideMode_t": "side_of",
-    "cublasDiagType_t": "diagonal_of",
-}
-"""What a letter of BLAS is in the API with handles: functions of client/libraries/legacy.h."""
-COMPLEX = {"cuComplex": "Complex", "cuDoubleComplex": "DoubleComplex"}
-
-
-def legacy_type(ctype: str) -> str:
-    """Return a C type that needs no header of NVIDIA's."""
-    if "*" in ctype:
-        return "void*"
-    return COMPLEX.get(ctype, ctype)
-
-
-def make_legacy(row: dict[str, Any], target: dict[str, Any], where: str) -> Legacy:
-    """Say how a function without a handle calls the one with a handle.
-
-    Letters become enumerations, numbers by value become numbers in host memory, what is returned
-    is the last parameter. A product in place (trmm) names its matrix twice.
-    """
-    given = row["params"]
-    arguments: list[str] = []
-    place = 0
-    for param in target["params"][1:]:
-        if place == len(given):
-            out = "&result"
-            if row["returns"] == "void":  # C of trmm
-                arguments += arguments[-2:] if not arguments[-1].startswith("&") else []
-                break
-            arguments.append(out)
-            continue
-        own = given[place]
-        place += 1
-        if param["type"] in LETTERS:
-            arguments.append(f"{LETTERS[param['type']]}({own['name']})")
-        elif "pointee" in param and "pointee" not in own:
-            arguments.append(f"&{own['name']}")
-        elif ("pointee" in param) == ("pointee" in own) and param["size"] == own["size"]:
-            arguments.append(own["name"])
-        else:
-            raise RegistryError(f"{where}: {own['name']} does not fit {param['name']}")
-    if place != len(given) or len(arguments) != len(target["params"]) - 1:
-        raise RegistryError(f"{where}: its parameters are not those of {target['name']}")
-    return Legacy(
-        row["name"],
-        legacy_type(row["returns"]),
-        tuple((legacy_type(p["type"]), p["name"]) for p in given),
-        target["name"],
-        tuple(stub_type(p) for p in target["params"]),
-        tuple(arguments),
-    )
-
-
 def keep_by_content(functions: list[Function], kept: set[str], where: str) -> list[Function]:
     """Say of each function that creates a kept object which function ends such objects."""
     ends = {
@@ -535,7 +441,9 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
     for unknown in (hand | rules.named.keys()) - declared.keys():
         raise RegistryError(f"{path.name}: {unknown}: {facts['soname']} declares no such function")
     refused = [
-        (re.compile(rule["match"]), rule["why"]) if isinstance(rule, dict) else (re.compile(rule), "")
+        (re.compile(rule["match"]), rule["why"])
+        if isinstance(rule, dict)
+        else (re.compile(rule), "")
         for rule in said.get("unsupported", [])
     ]
     functions, unsupported, older = [], [], []

@@ -12,6 +12,14 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from features_libraries import (
+    cublas_grouped,
+    cublas_legacy,
+    cublaslt_in_place,
+    cufft_xt,
+    curand_host,
+)
+
 
 def digest(value: Any) -> str:
     """Sum and mean of magnitudes, rounded."""
@@ -309,6 +317,7 @@ FEATURES = {
         expandable_segments, out_of_memory, rnn, ctc_loss, attention, linear_algebra,
         streams_and_events,
         shared_tensors, jax_program, cupy_program, profiler,
+        cublas_legacy, cublas_grouped, cublaslt_in_place, cufft_xt, curand_host,
     )
 }  # fmt: skip
 
