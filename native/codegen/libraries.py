@@ -54,8 +54,7 @@ PARAM_KEYS = {
 FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
     "params", "attribute", "changes", "computes", "outputs_always", "grouped", "deferred",
-    "commutes",
-    "host_memory",
+    "commutes", "host_memory",
 }  # fmt: skip
 
 STREAMS = {"cudaStream_t", "CUstream"}

@@ -3,6 +3,7 @@
 // program's own memory, cufftXt over one GPU, cuRAND in host memory, getters of cuDNN that are
 // narrower than their table, loggers and windows.
 #include <array>
+#include <bit>
 #include <map>
 
 #include "client/library/object.h"
@@ -12,6 +13,9 @@
 extern "C" {
 struct Complex8 {
   float x, y;
+};
+struct Complex16 {
+  double x, y;
 };
 int32_t cublasInit();
 int32_t cublasShutdown();
@@ -23,6 +27,15 @@ void cublasSgemm(char transa, char transb, int m, int n, int k, float alpha, con
 void cublasStrmm(char side, char uplo, char transa, char diag, int m, int n, float alpha,
                  const void* a, int lda, void* b, int ldb);
 void cublasCrotg(void* ca, Complex8 cb, void* sc, void* cs);
+void cublasZaxpy(int n, Complex16 alpha, const void* x, int incx, void* y, int incy);
+Complex16 cublasZdotc(int n, const void* x, int incx, const void* y, int incy);
+int32_t cusolverSpCreate(void** handle);
+int32_t cusolverSpDestroy(void* handle);
+int32_t cusparseCreateMatDescr(void** descriptor);
+int32_t cusparseDestroyMatDescr(void* descriptor);
+int32_t cusolverSpZcsreigvsi(void* handle, int m, int nnz, void* descriptor, const void* values,
+                             const void* rows, const void* columns, Complex16 mu0, const void* x0,
+                             int most, double eps, void* mu, void* x);
 float cublasSdot(int n, const void* x, int incx, const void* y, int incy);
 int cublasIsamax(int n, const void* x, int incx);
 int32_t cublasSetLoggerCallback(void* callback);
@@ -147,6 +160,10 @@ TEST_F(BesideTables, CublasWithoutHandlesIsCublasWithOne) {
   ASSERT_NE(last("cublasCrotg_v2"), nullptr);
   EXPECT_TRUE(same(as<Complex8>(last("cublasCrotg_v2")->read[2]), Complex8{3, 4}));
   EXPECT_TRUE(same(c, as<float>(last("cublasCrotg_v2")->written[3])));
+  cublasZaxpy(3, {5, 6}, at(0), 1, at(64), 1);
+  EXPECT_TRUE(same(as<Complex16>(last("cublasZaxpy_v2")->read[2]), Complex16{5, 6}));
+  const Complex16 product = cublasZdotc(3, at(0), 1, at(64), 1);
+  EXPECT_TRUE(same(product, as<Complex16>(last("cublasZdotc_v2")->written[6])));
   // An error of the library's stays until it is asked for.
   fake().status = 13;
   cublasIsamax(10, at(0), 1);
@@ -174,6 +191,25 @@ TEST_F(BesideTables, RotationsTakeTheirNumbersWhereThePointerModeSays) {
   EXPECT_EQ(last("cublasSrotg_v2")->words[4], world().memory + 12);
   EXPECT_EQ(cublasSrotg_v2(handle, &a, at(4), at(8), at(12)), 7);
   EXPECT_EQ(cublasDestroy_v2(handle), 0);
+}
+
+// Two doubles, as the caller's struct is in two registers.
+TEST_F(BesideTables, ComplexNumbersByValue) {
+  void *handle, *descriptor;
+  ASSERT_EQ(cusolverSpCreate(&handle), 0);
+  ASSERT_EQ(cusparseCreateMatDescr(&descriptor), 0);
+  EXPECT_EQ(cusolverSpZcsreigvsi(handle, 4, 5, descriptor, at(0), at(64), at(128), {1.5, -2.5},
+                                 at(192), 6, 0.25, at(256), at(320)),
+            0);
+  const FakeCall* call = last("cusolverSpZcsreigvsi");
+  ASSERT_NE(call, nullptr);
+  const auto number = [&](size_t i) { return std::bit_cast<double>(call->words[i]); };
+  EXPECT_EQ(number(7), 1.5);
+  EXPECT_EQ(number(8), -2.5);
+  EXPECT_EQ(number(11), 0.25);
+  EXPECT_EQ(call->words[13], world().memory + 320);
+  EXPECT_EQ(cusparseDestroyMatDescr(descriptor), 0);
+  EXPECT_EQ(cusolverSpDestroy(handle), 0);
 }
 
 TEST_F(BesideTables, LoggersAreKeptAndAskedFor) {
