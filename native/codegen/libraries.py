@@ -439,12 +439,7 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
     declared = {row["name"]: row for row in facts["functions"]}
     for unknown in (hand | rules.named.keys()) - declared.keys():
         raise RegistryError(f"{path.name}: {unknown}: {facts['soname']} declares no such function")
-    refused = [
-        (re.compile(rule["match"]), rule["why"])
-        if isinstance(rule, dict)
-        else (re.compile(rule), "")
-        for rule in said.get("unsupported", [])
-    ]
+    refused = [(re.compile(rule["match"]), rule["why"]) for rule in said.get("unsupported", [])]
     functions, unsupported, older = [], [], []
     reasons: dict[str, str] = {}
     exports = [row["name"] for row in facts["exports"]]
