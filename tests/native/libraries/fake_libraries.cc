@@ -47,6 +47,7 @@ uint64_t FakeLibraries::make_object(size_t bytes) {
 void FakeLibraries::clear() {
   calls.clear();
   objects.clear();
+  in_host_memory.clear();
   status = 0;
 }
 
@@ -105,7 +106,7 @@ void FakeLibraries::take(const FunctionSpec& f, int index, const uint64_t* words
       if (word) r.check(f.name, pointer<CUevent_st>(word));
       return;
     case ParamKind::kAddress:
-      if (!reachable(word)) wrong("a foreign address");
+      if (!reachable(word) && !in_host_memory.contains(words[0])) wrong("a foreign address");
       return;
     case ParamKind::kScalar:
       if (word && !r.device_range(word, 1)) copy(kScalarRoom);
@@ -165,6 +166,7 @@ void FakeLibraries::take(const FunctionSpec& f, int index, const uint64_t* words
       if (status == 0) {
         const uint64_t object = make_object(p.bytes);
         std::memcpy(pointer(word), &object, p.bytes);
+        if (f.host_memory) in_host_memory.insert(object);
       }
       return;
   }

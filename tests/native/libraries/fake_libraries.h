@@ -39,6 +39,8 @@ class FakeLibraries {
   // Objects that libraries have made, as they know them.
   std::set<uint64_t> objects;
   uint64_t make_object(size_t bytes);
+  // Those that compute in host memory: what they write to is the worker's own.
+  std::set<uint64_t> in_host_memory;
   // Forgets calls and objects.
   void clear();
 

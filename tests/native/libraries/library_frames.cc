@@ -153,6 +153,7 @@ void furnish_libraries() {
   worker::LibraryObject host{sluice::library::k_curand,
                              reinterpret_cast<void*>(fake.make_object(8))};
   host.host_memory = true;
+  fake.in_host_memory.insert(reinterpret_cast<uint64_t>(host.pointer));
   objects.add(host_generator(), host);
 }
 
