@@ -14,7 +14,15 @@ import sys
 
 import typer
 
-from sluice.cli import ca_commands, event_commands, options, pool_commands, token_commands
+from sluice.cli import (
+    ca_commands,
+    event_commands,
+    operation_commands,
+    options,
+    pool_commands,
+    share_commands,
+    token_commands,
+)
 from sluice.cli.rest import CommandError
 from sluice.cli.units import units
 
@@ -33,6 +41,11 @@ app.add_typer(pool_commands.node_app, name="node")
 app.add_typer(pool_commands.gpu_app, name="gpu")
 app.add_typer(pool_commands.grant_app, name="grant")
 app.add_typer(pool_commands.session_app, name="session")
+app.add_typer(share_commands.reservation_app, name="reservation")
+app.add_typer(share_commands.quota_app, name="quota")
+app.command("queue")(share_commands.queue)
+app.command("usage")(share_commands.usage)
+app.add_typer(operation_commands.pool_app, name="pool")
 app.add_typer(token_commands.app, name="token")
 app.add_typer(ca_commands.app, name="ca")
 app.command("top")(event_commands.top)

@@ -153,6 +153,14 @@ class Controller:
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self._ask("POST", path, json=body, headers=headers).json()
 
+    def put(self, path: str, body: Any) -> Any:
+        """The JSON of a PUT."""
+        return self._ask("PUT", path, json=body).json()
+
+    def patch(self, path: str, body: Any) -> Any:
+        """The JSON of a PATCH."""
+        return self._ask("PATCH", path, json=body).json()
+
     def delete(self, path: str, if_match: str = "", **parameters: Any) -> Any:
         """The JSON of a DELETE."""
         headers = {"If-Match": if_match} if if_match else {}

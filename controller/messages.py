@@ -110,6 +110,9 @@ def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
         gpu_model=message.gpu_model,
         gpu_architecture=message.gpu_architecture,
         labels=labels_of(message.labels),
+        preempt=message.preempt,
+        waited_seconds=max(0.0, message.waited_seconds),
+        owner_label=message.owner_label,
     )
 
 

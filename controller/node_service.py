@@ -26,7 +26,7 @@ from sluice.controller.messages import (
     session_of,
     vgpu_messages,
 )
-from sluice.controller.pool.model import Decisions, EndOrder, Granted, Node
+from sluice.controller.pool.model import Decisions, EndOrder, Granted, Node, ResizeOrder
 from sluice.controller.store.store import DeposedError
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -54,6 +54,7 @@ class ServerLink:
         self._calls = itertools.count(1)
         self._assignments: dict[str, asyncio.Future[str]] = {}
         self._logs: dict[int, asyncio.Future[rpc.LogText]] = {}
+        self._resizes: dict[str, asyncio.Future[str]] = {}
 
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant."""
@@ -106,6 +107,32 @@ class ServerLink:
         finally:
             del self._logs[call]
 
+    async def resize(self, order: ResizeOrder, timeout: float) -> str:
+        """Has the server change what runs; returns "" or why it stays as it is."""
+        done = asyncio.get_running_loop().create_future()
+        self._resizes[order.grant_id] = done
+        vgpus = [
+            rpc.Vgpu(
+                gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent
+            )
+            for v in order.vgpus
+        ]
+        self.orders.put_nowait(
+            rpc.Order(resize_grant=rpc.ResizeGrant(grant_id=order.grant_id, vgpus=vgpus))
+        )
+        try:
+            return await asyncio.wait_for(done, timeout)
+        except TimeoutError:
+            return f"its server did not answer within {timeout:g} s"
+        finally:
+            del self._resizes[order.grant_id]
+
+    def grant_resized(self, message: rpc.GrantResized) -> None:
+        """The server's answer to resize()."""
+        waiter = self._resizes.get(message.grant_id)
+        if waiter and not waiter.done():
+            waiter.set_result(message.error)
+
     def assignment_taken(self, message: rpc.AssignmentTaken) -> None:
         """The server's answer to assign()."""
         waiter = self._assignments.get(message.session_id)
@@ -124,6 +151,9 @@ class ServerLink:
         for taken in self._assignments.values():
             if not taken.done():
                 taken.set_result("its stream ended")
+        for done in self._resizes.values():
+            if not done.done():
+                done.set_result("its stream ended")
         for text in self._logs.values():
             if not text.done():
                 text.set_result(rpc.LogText(error="its stream ended"))
@@ -283,6 +313,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             self._desk.begin(lambda: pool.job_released(released, node))
         elif kind == "assignment_taken":
             link.assignment_taken(report.assignment_taken)
+        elif kind == "grant_resized":
+            link.grant_resized(report.grant_resized)
         elif kind == "log_text":
             link.log_text(report.log_text)
 

@@ -55,6 +55,10 @@ class ServerSide(Protocol):
         """Ends what runs for a grant."""
         ...
 
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
+        """Changes the limits of what runs for a grant; returns "" or why they stay."""
+        ...
+
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log; raises OSError."""
         ...
@@ -194,9 +198,12 @@ class ControllerLink:
 
     async def _ask(self, request: rpc.GrantRequest, tell: Callable[[str], None]) -> LocalGrant:
         patience = time.monotonic() + self._wait_seconds
+        begin = time.monotonic()
         while True:
             if not self._connected.is_set():
                 await self._wait_connected(patience)
+            # asked again of a controller that came back, it keeps its age and its deadline
+            request.waited_seconds = time.monotonic() - begin
             call = self._stub.RequestGrant(request, metadata=self._line.metadata)
             self._asked[call] = self._target
             try:
@@ -285,6 +292,8 @@ class ControllerLink:
                     )
                 elif kind == "end_grant":
                     self._side.end_grant(order.end_grant.grant_id, order.end_grant.reason)
+                elif kind == "resize_grant":
+                    self._in_background(self._resize(order.resize_grant))
                 elif kind == "read_log":
                     self._read_log(order.read_log)
         except asyncio.CancelledError:
@@ -314,6 +323,11 @@ class ControllerLink:
         inventory = self._side.inventory()
         inventory.pending_requests.extend(self._pending)
         return inventory
+
+    async def _resize(self, order: rpc.ResizeGrant) -> None:
+        error = await self._side.resize_grant(order.grant_id, order.vgpus)
+        answer = rpc.GrantResized(grant_id=order.grant_id, error=error)
+        self.report(rpc.NodeReport(grant_resized=answer))
 
     def _read_log(self, order: rpc.ReadLog) -> None:
         answer = rpc.LogText(call=order.call)

@@ -14,7 +14,7 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -190,6 +190,10 @@ class Server:
             self.controller.report(
                 rpc.NodeReport(session_ended=rpc.SessionEnded(grant_id=grant_id, reason=reason))
             )
+
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
+        """Changes the limits of what runs for a grant; returns "" or why they stay."""
+        return await self.desk.resize_grant(grant_id, vgpus)
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log."""

@@ -9,9 +9,10 @@ process, no descriptor, no cgroup and no grant, within seconds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,6 +220,48 @@ class SessionDesk:
         for session in sessions:
             self.end(session, reason)
         return bool(sessions)
+
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
+        """Changes the compute of what runs for a grant; returns "" or why all stays as it is.
+
+        A worker and its client share out a vGPU's memory from the session's beginning, and neither
+        can be told of another size while it runs.
+        """
+        sessions = [s for s in self.sessions.values() if s.grant_id == grant_id]
+        for session in sessions:
+            if [v.memory_mib for v in session.vgpus] != [v.memory_mib for v in vgpus]:
+                return (
+                    f"session {session.id} runs, and memory can be changed only while none does; "
+                    "change compute alone, or end its process first"
+                )
+        done: list[Session] = []
+        error = ""
+        for session in sessions:
+            try:
+                await self._set_compute(session, [v.compute_percent for v in vgpus])
+            except WorkerError as problem:
+                error = str(problem)
+                break
+            done.append(session)
+        for session in done:
+            if error:
+                with contextlib.suppress(WorkerError):
+                    await self._set_compute(session, [v.compute_percent for v in session.vgpus])
+                continue
+            session.vgpus = tuple(
+                GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in vgpus
+            )
+            session.worker.record.session = session.to_record()
+            self._starter.files.write(session.worker.record)
+            session.log.write(
+                "resized: " + ", ".join(f"{v.memory_mib} MiB {v.compute_percent} %" for v in vgpus)
+            )
+        return error
+
+    async def _set_compute(self, session: Session, percents: Sequence[int]) -> None:
+        places = _places(session.part, session.vgpus)
+        shares = [percents[place] if self._throttle else 100 for place in places]
+        await session.worker.set_compute(shares)
 
     def of_process(self, pid: int, start_time: int) -> list[Session]:
         """The sessions of one client process."""

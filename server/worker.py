@@ -111,6 +111,13 @@ class Worker:
         """Asks how the worker does; raises WorkerError."""
         return await self._ask(Message("status"), "status")
 
+    async def set_compute(self, percents: Sequence[int]) -> None:
+        """Changes the compute shares of its session's vGPUs; raises WorkerError."""
+        fields = {f"vgpu.{n}.compute_percent": str(each) for n, each in enumerate(percents)}
+        answer = await self._ask(Message("compute", fields), "status")
+        if answer.verb == "error":
+            raise WorkerError(f"worker {self.id}: {answer.get('message', 'no reason given')}")
+
     def mark_ready(self) -> None:
         """An adopted worker was ready before this server was there to hear it."""
         if not self._ready.done():

@@ -19,7 +19,9 @@ from sluice.controller.api.description import describe
 from sluice.controller.api.doorway import Doorway
 from sluice.controller.api.event_routes import event_routes
 from sluice.controller.api.idempotency import Idempotency
+from sluice.controller.api.operations import operation_routes
 from sluice.controller.api.resources import resource_routes
+from sluice.controller.api.share_routes import share_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
 from sluice.controller.api.token_routes import token_routes
 from sluice.controller.auth.access import Access
@@ -52,6 +54,8 @@ def build_app(
         resource_routes(desk, service),
         event_routes(desk, access.tokens),
         token_routes(access.tokens),
+        share_routes(desk),
+        operation_routes(desk, service),
         tcp_session_routes(desk, service, key_seconds),
     ):
         app.include_router(routes, prefix="/v1")

@@ -49,6 +49,7 @@ class NodeView(BaseModel):
     sessions: int
     generation: int
     labels: dict[str, str]
+    drained: bool = Field(description="it takes nothing new")
 
 
 class GpuView(BaseModel):
@@ -71,6 +72,9 @@ class GpuView(BaseModel):
     nvlink_group: str = Field(description="GPUs of a node with the same are linked by NVLink")
     health: Literal["ok", "fault"]
     fault: str = Field(description="why nothing is placed on it")
+    mode: Literal["pooled", "draining", "drained", "native", "returning"]
+    kept_mib: int = Field(description="for reservations' owners and requests that preempt")
+    kept_percent: int
 
 
 class VgpuView(BaseModel):
@@ -156,6 +160,7 @@ class SessionRequest(BaseModel):
     gpu_architecture: str = Field("", max_length=32, description="such as sm_90")
     labels: dict[str, str] = Field({}, max_length=16, description="that the node must have")
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    preempt: bool = Field(False, description="end lower-priority work; the project's right")
     wait_seconds: int = Field(0, ge=-1, le=2**31 - 1, description="-1 = for ever, 0 = not at all")
     host: Line = ""
     program: Line = ""
@@ -235,12 +240,13 @@ def node_view(pool: Pool, node: model.Node) -> NodeView:
         ),
         generation=node.generation,
         labels=dict(node.labels),
+        drained=node.drained,
     )
 
 
 def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
     """A GPU as JSON."""
-    usage = pool.usage(gpu.key)
+    usage, kept = pool.usage(gpu.key), pool.kept(gpu.key)
     return GpuView(
         id=str(gpu.key),
         node=gpu.node,
@@ -259,6 +265,9 @@ def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
         nvlink_group=gpu.nvlink_group,
         health="fault" if gpu.fault else "ok",
         fault=gpu.fault,
+        mode=pool.mode(gpu.key).value,
+        kept_mib=kept.memory_mib,
+        kept_percent=kept.compute_percent,
     )
 
 

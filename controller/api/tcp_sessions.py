@@ -75,6 +75,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 job_processes=body.job_processes if job else 0,
                 chosen=tuple(body.chosen) if job else (),
                 project=project,
+                preempt=body.preempt,
             )
             answer = await _answer_or_hangup(desk, wanted, request)
             if isinstance(answer, Refused):

@@ -170,6 +170,17 @@ class Pool:
         """Which pool a GPU is in."""
         return self._fleet.mode(key)
 
+    def grants_of_reservation(self, reservation_id: str) -> list[Grant]:
+        """The live grants that draw on a reservation."""
+        reservation = self.reservations[reservation_id]
+        found = {
+            grant.id: grant
+            for key in {slot.key for slot in reservation.slots}
+            for grant in self._books.live_on_gpu(key)
+            if grant.reservation == reservation_id
+        }
+        return list(found.values())
+
     def fragmentation(self) -> Fragmentation:
         """How much of the free memory can still be given in useful pieces."""
         return self.rooms.fragments.read()

@@ -118,7 +118,7 @@ class Scheduler:
     def enqueue(self, request: GrantRequest) -> None:
         """Lets a request wait from now on."""
         now = self._clock.monotonic()
-        wait = max(0, request.wait_seconds)
+        wait = max(0.0, request.wait_seconds - request.waited_seconds)
         self.queue.add(request, None if request.wait_seconds < 0 else now + wait, now)
 
     def leave(self, request_id: str) -> None:

@@ -30,6 +30,7 @@ from figure import Figure, as_lines, print_table  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
 from placement import placement_figures  # noqa: E402
 from pool import Pool, free_port  # noqa: E402
+from queue_wakeup import queue_figures  # noqa: E402
 
 import build as programs_build  # noqa: E402
 
@@ -304,6 +305,7 @@ def main() -> int:
         control_plane_figures,
         store_figures,
         placement_figures,
+        queue_figures,
     ):
         print(f"measuring: {(part.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)
         figures += part()

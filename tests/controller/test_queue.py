@@ -219,3 +219,12 @@ def test_at_once_or_not_at_all(bench: PoolBench) -> None:
     bench.granted(compute_percent=100)
     assert isinstance(bench.ask(wait_seconds=0), Refused)
     assert len(bench.pool.queue) == 0
+
+
+def test_asked_again_a_request_does_not_wait_longer(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    bench.granted(compute_percent=100)
+    assert bench.ask(request_id="x", wait_seconds=10, waited_seconds=8.0) == "x"
+    bench.clock.seconds += 2.1
+    bench.pool.seen("a")
+    assert isinstance(bench.pool.expire().answers["x"], Refused)

@@ -30,6 +30,7 @@ def operator_access(store: SqliteStore) -> Access:
     return Access(AuthSection(local="operator"), TokenBook(store), loopback_only=True)
 
 
+VERBS = ("get", "post", "put", "patch", "delete")
 CASES = yaml.safe_load((Path(__file__).parent / "rest_cases.yaml").read_text())
 
 
@@ -102,7 +103,9 @@ async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             for step in case["steps"]:
-                method = next(verb for verb in ("get", "post", "delete") if verb in step)
+                method = next(
+                    verb for verb in ("get", "post", "put", "patch", "delete") if verb in step
+                )
                 answer = await client.request(
                     method.upper(),
                     filled(step[method], kept),

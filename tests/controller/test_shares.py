@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -464,3 +466,20 @@ def test_sums_hold_whatever_the_wall_clock_does(steps: list[tuple[str, Any]]) ->
     sums = total(records)
     for project, seconds in expected.items():
         assert sums.get(project, (0.0,))[0] == pytest.approx(seconds, abs=0.01)
+
+
+def test_every_kind_of_event_is_documented() -> None:
+    root = Path(__file__).resolve().parents[2]
+    text = (root / "docs" / "control-plane.md").read_text().split("### Kinds of events")[1]
+    text = text.split("\n## ")[0]
+    documented: set[str] = set()
+    family = ""
+    for name in re.findall(r"`([a-z_.]+)`", text):
+        family = name.split(".")[0] if not name.startswith(".") else family
+        documented.add(name if not name.startswith(".") else family + name)
+    used: set[str] = set()
+    for path in (root / "controller" / "pool").glob("*.py"):
+        used |= set(re.findall(r'event\(\s*"([a-z_]+\.[a-z_]+)"', path.read_text()))
+    used |= {f"gpu.{mode.value}" for mode in GpuMode} | {"node.away", "node.lost"}
+    used |= {"node.drained", "node.undrained"}
+    assert used == documented - {"audit.", "token."}

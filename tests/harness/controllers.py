@@ -257,6 +257,10 @@ class SimulatedServer:
         with contextlib.suppress(KeyError):
             self.end(self.running[grant_id][0])
 
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
+        """There is nothing that could not be."""
+        return ""
+
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """There is none."""
         raise FileNotFoundError(session_id)

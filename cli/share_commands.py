@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice reservation`, `quota`, `queue`, `usage`: who may have how much, who waits, who had what.
+
+Mounted by cli.__main__. Every command is one or two REST calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from sluice.cli import output
+from sluice.cli.options import Address, Output, controller
+from sluice.cli.output import Format
+
+reservation_app = typer.Typer(help="Room that is one owner's alone.", no_args_is_help=True)
+quota_app = typer.Typer(help="The most that projects may hold.", no_args_is_help=True)
+
+
+class UsageFormat(StrEnum):
+    """What `sluice usage -o` takes."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+    CSV = "csv"
+
+
+@reservation_app.command("create")
+def create(
+    owner: Annotated[str, typer.Argument(help="vm:NAME, project:NAME or label:NAME")],
+    count: Annotated[int, typer.Option(help="how many vGPUs")] = 1,
+    memory: Annotated[int, typer.Option(help="MiB of each (0: the pool's default)")] = 0,
+    compute: Annotated[int, typer.Option(help="percent of each (0: the pool's default)")] = 0,
+    project: Annotated[str | None, typer.Option(help="on whose account")] = None,
+    node: Annotated[str | None, typer.Option(help="where it must be")] = None,
+    priority: Annotated[int, typer.Option(help="its place in the queue")] = 0,
+    wait: Annotated[bool, typer.Option("--wait", help="queue for room; else refused")] = False,
+    idempotency_key: Annotated[str, typer.Option(help="sent twice, one is made")] = "",
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Holds vGPUs for an owner, whether they are used or not."""
+    kind, _, name = owner.partition(":")
+    body = {
+        "owner_kind": kind,
+        "owner": name,
+        "project": project or (name if kind == "project" else None),
+        "count": count,
+        "memory_mib": memory,
+        "compute_percent": compute,
+        "priority": priority,
+        "node": node,
+        "wait": wait,
+    }
+    answer = controller(address).post("/reservations", body, idempotency_key)
+    if not output.show_data(answer, output_format):
+        print(f"reservation {answer['id']} is {answer['state']}")
+
+
+@reservation_app.command("list")
+def list_reservations(
+    every: Annotated[bool, typer.Option("--all", "-a", help="ended ones too")] = False,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Lists the reservations."""
+    state = "all" if every else "live"
+    answer = controller(address).every("/reservations", "reservations", state=state)
+    if output.show_data(answer, output_format):
+        return
+    output.show_table(
+        {
+            "RESERVATION": "id",
+            "STATE": "state",
+            "OWNER": "whose",
+            "PROJECT": "project",
+            "VGPUS": "count",
+            "MIB": "memory_mib",
+            "PERCENT": "compute_percent",
+            "DRAWN MIB": "drawn_mib",
+            "GPUS": "gpus",
+            "REASON": "reason",
+        },
+        [
+            {
+                **r,
+                "whose": f"{r['owner_kind']}:{r['owner']}",
+                "gpus": sorted({slot["gpu"] for slot in r["slots"]}),
+            }
+            for r in answer["reservations"]
+        ],
+        "no reservations",
+    )
+
+
+@reservation_app.command("show")
+def show(reservation: str, address: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Shows one reservation and what draws on it."""
+    answer = controller(address).get(f"/reservations/{reservation}")
+    if not output.show_data(answer, output_format):
+        output.show_record(answer)
+
+
+@reservation_app.command("resize")
+def resize(
+    reservation: str,
+    count: Annotated[int, typer.Option(help="how many vGPUs (0: as it is)")] = 0,
+    memory: Annotated[int, typer.Option(help="MiB of each (0: as it is)")] = 0,
+    compute: Annotated[int, typer.Option(help="percent of each (0: as it is)")] = 0,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Changes its size while it is in use, or says why that cannot be."""
+    body = {"count": count, "memory_mib": memory, "compute_percent": compute}
+    answer = controller(address).patch(f"/reservations/{reservation}", body)
+    if not output.show_data(answer, output_format):
+        print(
+            f"reservation {reservation}: {answer['count']} vGPU(s) of {answer['memory_mib']} MiB "
+            f"and {answer['compute_percent']} %"
+        )
+
+
+@reservation_app.command("delete")
+def delete(reservation: str, address: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Gives its room back; what draws on it goes on."""
+    answer = controller(address).delete(f"/reservations/{reservation}")
+    if not output.show_data(answer, output_format):
+        print(f"reservation {reservation} is deleted")
+
+
+@quota_app.command("set")
+def set_quota(
+    project: str,
+    vgpus: Annotated[int, typer.Option(help="vGPUs (0: no limit)")] = 0,
+    memory: Annotated[int, typer.Option(help="MiB in all (0: no limit)")] = 0,
+    compute: Annotated[int, typer.Option(help="percent in all (0: no limit)")] = 0,
+    may_preempt: Annotated[
+        bool, typer.Option("--may-preempt", help="its requests may end lower-priority work")
+    ] = False,
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
+    """Sets what a project may hold from now on; what it holds already stays."""
+    body = {
+        "vgpus": vgpus,
+        "memory_mib": memory,
+        "compute_percent": compute,
+        "may_preempt": may_preempt,
+    }
+    answer = controller(address).put(f"/quotas/{project}", body)
+    if not output.show_data(answer, output_format):
+        output.show_record(answer)
+
+
+@quota_app.command("list")
+def list_quotas(address: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Lists projects, what they hold and what they may hold."""
+    answer = controller(address).get("/quotas")
+    if output.show_data(answer, output_format):
+        return
+    output.show_table(
+        {
+            "PROJECT": "project",
+            "VGPUS": "v",
+            "MIB": "m",
+            "PERCENT": "p",
+            "PREEMPTS": "may_preempt",
+        },
+        [
+            {
+                **q,
+                "v": _of(q["held_vgpus"], q["vgpus"]),
+                "m": _of(q["held_mib"], q["memory_mib"]),
+                "p": _of(q["held_percent"], q["compute_percent"]),
+            }
+            for q in answer["quotas"]
+        ],
+        "no project holds anything or has a quota",
+    )
+
+
+@quota_app.command("remove")
+def remove_quota(project: str, address: Address = None) -> None:
+    """Lets a project hold whatever there is."""
+    controller(address).delete(f"/quotas/{project}")
+    print(f"project {project} has no quota")
+
+
+def queue(address: Address = None, output_format: Output = Format.TABLE) -> None:
+    """Lists who waits, the next first."""
+    answer = controller(address).get("/queue")
+    if output.show_data(answer, output_format):
+        return
+    output.show_table(
+        {
+            "POSITION": "position",
+            "REQUEST": "request_id",
+            "PROJECT": "project",
+            "PRIORITY": "priority",
+            "VGPUS": "vgpu_count",
+            "MIB": "memory_mib",
+            "PERCENT": "compute_percent",
+            "NODE": "node",
+            "PROGRAM": "program",
+        },
+        answer["waiting"],
+        "nobody waits",
+    )
+
+
+def usage(
+    begin: Annotated[
+        str | None, typer.Option("--from", help="the first hour, as 2026-01-31T00:00Z")
+    ] = None,
+    end: Annotated[str | None, typer.Option("--to", help="the last hour")] = None,
+    project: Annotated[str | None, typer.Option(help="only this project's")] = None,
+    address: Address = None,
+    output_format: Annotated[
+        UsageFormat, typer.Option("--output", "-o", help="table, json, yaml or csv")
+    ] = UsageFormat.TABLE,
+) -> None:
+    """Shows what projects held times how long, by the hour."""
+    wanted = {"from": begin, "to": end, "project": project}
+    parameters: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
+    api = controller(address)
+    if output_format is UsageFormat.CSV:
+        sys.stdout.write(api.text("/usage.csv", **parameters))
+        return
+    answer = api.get("/usage", **parameters)
+    if output.show_data(answer, Format(output_format.value)):
+        return
+    output.show_table(
+        {
+            "HOUR": "hour",
+            "PROJECT": "project",
+            "VGPU SECONDS": "vgpu_seconds",
+            "MIB SECONDS": "memory_mib_seconds",
+            "PERCENT SECONDS": "compute_percent_seconds",
+        },
+        answer["usage"],
+        "nothing was used",
+    )
+
+
+def _of(held: int, most: int) -> str:
+    return f"{held} of {most}" if most else str(held)

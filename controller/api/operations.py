@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST handlers of operators: the two pools, drains, resizing; and how a step becomes an answer.
+
+Mounted by controller.api.app. They decide nothing: every change is one step of the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from sluice.controller.api import schemas
+from sluice.controller.api.authorisation import Operator
+from sluice.controller.api.generations import IfMatch, check_generation
+from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.schemas import Time, time_of
+from sluice.controller.desk import GrantDesk
+from sluice.controller.node_service import PoolService
+from sluice.controller.pool.impossible import Impossible, Unknown
+from sluice.controller.pool.model import Decisions, GpuKey, GpuMode, ResizeOrder
+from sluice.controller.store.store import StoreError
+
+RESIZE_SECONDS = 10.0
+_CHANGED: dict[int | str, dict[str, Any]] = {
+    404: {"model": ProblemDocument},
+    409: {"model": ProblemDocument},
+    412: {"model": ProblemDocument},
+}
+
+
+class SwitchRequest(BaseModel):
+    """Where a GPU is to go."""
+
+    to: Literal["native", "pooled", "drained"]
+    preempt: bool = Field(False, description="end what runs on it, rather than wait")
+
+
+class SwitchView(BaseModel):
+    """Which pool a GPU is in, or on its way to, and what it waits for."""
+
+    gpu: str
+    mode: Literal["pooled", "draining", "drained", "native", "returning"]
+    target: Literal["pooled", "drained", "native"]
+    preempt: bool
+    reason: str
+    since: Time | None
+    generation: int
+
+
+class GrantSize(BaseModel):
+    """The limits of each vGPU that are to change; zeros leave one as it is."""
+
+    memory_mib: int = Field(0, ge=0, le=2**31 - 1)
+    compute_percent: int = Field(0, ge=0, le=100)
+
+
+async def carried_out(desk: GrantDesk, decide: Callable[[], Decisions]) -> None:
+    """Takes a step; what cannot be is a problem document, what is not stored an error."""
+    try:
+        stored = await desk.step(decide)
+    except Impossible as error:
+        raise Problem(409, "Not possible", str(error)) from None
+    except Unknown as error:
+        raise not_found(error.kind, error.name) from None
+    if not stored:
+        raise StoreError(f"it is done, but not stored yet: {desk.trouble}")
+
+
+def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
+    """The handlers, bound to one pool."""
+    routes = APIRouter()
+    pool, operations = desk.pool, desk.pool.operations
+
+    def key_of(gpu_id: str) -> GpuKey:
+        node, _, uuid = gpu_id.rpartition(":")
+        same = [k for k in pool.gpus if k.uuid == uuid and node in ("", k.node)]
+        if len(same) > 1:
+            names = ", ".join(map(str, same))
+            raise Problem(
+                409, "Ambiguous GPU", f"{gpu_id} is on several nodes: name one of {names}"
+            )
+        if not same:
+            raise not_found("gpu", gpu_id)
+        return same[0]
+
+    def view(key: GpuKey) -> SwitchView:
+        switch = pool.switches.get(key)
+        if switch is None:
+            return SwitchView(
+                gpu=str(key), mode="pooled", target="pooled", preempt=False, reason="",
+                since=None, generation=0,
+            )  # fmt: skip
+        return SwitchView(
+            gpu=str(key),
+            mode=switch.mode.value,
+            target=switch.target.value,
+            preempt=switch.preempt,
+            reason=switch.reason,
+            since=time_of(switch.since),
+            generation=switch.generation,
+        )
+
+    @routes.get("/gpus/{gpu_id}/switch", tags=["gpus"], responses=_CHANGED)
+    async def show_switch(gpu_id: str, _: Operator) -> SwitchView:
+        """Which pool the GPU is in, or on its way to."""
+        return view(key_of(gpu_id))
+
+    @routes.put("/gpus/{gpu_id}/switch", tags=["gpus"], status_code=202, responses=_CHANGED)
+    async def switch_gpu(
+        gpu_id: str, body: SwitchRequest, _: Operator, if_match: IfMatch = None
+    ) -> SwitchView:
+        """Takes a GPU out of the pool or back: it drains, waits or preempts, then switches."""
+        key = key_of(gpu_id)
+        check_generation(if_match, "gpu", gpu_id, view(key).generation)
+        to = GpuMode(body.to)
+        await carried_out(desk, lambda: operations.switch_gpu(key, to, preempt=body.preempt))
+        return view(key)
+
+    @routes.delete("/gpus/{gpu_id}/switch", tags=["gpus"], responses=_CHANGED)
+    async def cancel_switch(gpu_id: str, _: Operator) -> SwitchView:
+        """Leaves a GPU in the pool that is still draining."""
+        key = key_of(gpu_id)
+        await carried_out(desk, lambda: operations.cancel_switch(key))
+        return view(key)
+
+    @routes.put("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
+    async def drain_node(name: str, _: Operator) -> schemas.NodeView:
+        """A node takes nothing new; what runs there goes on."""
+        await carried_out(desk, lambda: operations.drain_node(name, drained=True))
+        return schemas.node_view(pool, pool.nodes[name])
+
+    @routes.delete("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
+    async def undrain_node(name: str, _: Operator) -> schemas.NodeView:
+        """It takes new grants again."""
+        await carried_out(desk, lambda: operations.drain_node(name, drained=False))
+        return schemas.node_view(pool, pool.nodes[name])
+
+    @routes.patch("/grants/{grant_id}", tags=["grants"], responses=_CHANGED)
+    async def resize_grant(
+        grant_id: str, body: GrantSize, _: Operator, if_match: IfMatch = None
+    ) -> schemas.GrantView:
+        """Changes the limits of a grant while it is in use, or says why that cannot be."""
+        if (grant := pool.grants.get(grant_id)) is None:
+            raise not_found("grant", grant_id)
+        check_generation(if_match, "grant", grant_id, grant.generation)
+        order: ResizeOrder | None = None
+
+        def begin() -> Decisions:
+            nonlocal order
+            order = operations.begin_resize(grant_id, body.memory_mib, body.compute_percent)
+            return Decisions()
+
+        await carried_out(desk, begin)
+        if order is not None:
+            link = service.links.get(grant.node)
+            error = (
+                await link.resize(order, RESIZE_SECONDS)
+                if link
+                else f"node {grant.node} is not connected"
+            )
+            await carried_out(desk, lambda: operations.finish_resize(grant_id, error))
+            if error:
+                raise Problem(409, "Not resized", f"grant {grant_id} stays as it was: {error}")
+        return schemas.grant_view(grant, pool.sessions_of(grant_id))
+
+    return routes
