@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from libraries import Function, Library
 from model import ErrorClass, Registry
 
+REFUSED = "refused as a device without it would"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -48,6 +50,8 @@ def driver_row(registry: Registry, name: str) -> Row:
     annotation = function.annotation
     if function.error_class == ErrorClass.UNSUPPORTED:
         return Row(name, "not supported", remarks=annotation.note)
+    if function.error_class == ErrorClass.REFUSED:
+        return Row(name, REFUSED, "local", f"`{annotation.answers}`; {annotation.note}")
     how = "generated" if function.client_generated else "by hand"
     remarks = [annotation.note] if annotation.note else []
     if annotation.cache != "none":

@@ -201,6 +201,18 @@ def generate_stubs(writer: Writer, registry: Registry) -> None:
                 for f in functions
             ],
         )
+    refusals = [f for f in registry.functions.values() if f.refusal_generated]
+    writer.render(
+        "refused_driver.inc.j2",
+        "client/refused_driver.inc",
+        functions=[
+            {
+                "prototype": c_text.prototype(registry.driver.functions[f.name], named=False),
+                "status": f.annotation.answers,
+            }
+            for f in refusals
+        ],
+    )
     aliases = [
         {
             "prototype": c_text.prototype(registry.driver.functions[old]),

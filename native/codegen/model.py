@@ -37,6 +37,9 @@ class ErrorClass(StrEnum):
     """A round trip; the caller waits for the worker's result."""
     ASYNC = "async"
     """Fire and forget; only errors that CUDA itself reports asynchronously."""
+    REFUSED = "refused"
+    """Answered as a device without the feature would: with the status in `answers`, by the client
+    alone. `note` names the device attribute, or the fact, that agrees with it."""
     UNSUPPORTED = "unsupported"
     """Said explicitly, with a reason in `note`; the same as no entry."""
 
@@ -89,6 +92,8 @@ class Annotation:
     reach: dict[str, int] = field(default_factory=dict)
     """How many bytes the GPU touches behind each device address."""
     note: str = ""
+    answers: str = ""
+    """The status of class refused."""
     params: dict[str, Any] = field(default_factory=dict)
 
 
@@ -125,7 +130,13 @@ class Function:
     def client_by_hand(self) -> bool:
         """Somebody must define the exported function under native/client."""
         supported = self.error_class != ErrorClass.UNSUPPORTED
-        return self.library == "driver" and supported and not self.client_generated
+        generated = self.client_generated or self.refusal_generated
+        return self.library == "driver" and supported and not generated
+
+    @property
+    def refusal_generated(self) -> bool:
+        """The exported function does nothing but answer its status."""
+        return self.error_class == ErrorClass.REFUSED and self.annotation.hand == Hand.NONE
 
     @property
     def worker_generated(self) -> bool:
@@ -223,7 +234,8 @@ def read_annotation(entry: Any, where: str) -> Annotation:
         entry = {"class": entry}
     if not isinstance(entry, dict) or "class" not in entry:
         raise RegistryError(f"{where}: needs a class; write e.g. {{class: answered}}")
-    known = {"class", "note", "params", "reach", "require", "signature", *BOOLEAN_KEYS, *ENUM_KEYS}
+    known = {"class", "note", "answers", "params", "reach", "require", "signature"}
+    known |= {*BOOLEAN_KEYS, *ENUM_KEYS}
     for key in entry:
         if key not in known:
             raise RegistryError(
@@ -245,7 +257,9 @@ def read_annotation(entry: Any, where: str) -> Annotation:
     values["reach"] = reach
     require = entry.get("require", [])
     values["require"] = tuple([require] if isinstance(require, str) else require)
-    annotation = Annotation(**values, note=str(entry.get("note", "")), params=params)
+    for key in ("note", "answers"):
+        values[key] = str(entry.get(key, ""))
+    annotation = Annotation(**values, params=params)
     check_annotation(annotation, where)
     return annotation
 
@@ -259,6 +273,14 @@ def check_annotation(annotation: Annotation, where: str) -> None:
         )
     if error_class == ErrorClass.UNSUPPORTED and not annotation.note:
         raise RegistryError(f"{where}: class unsupported needs a note that says why")
+    refused = error_class == ErrorClass.REFUSED
+    if refused and not (annotation.note and annotation.answers.startswith("CUDA_ERROR_")):
+        raise RegistryError(
+            f"{where}: class refused needs answers, a CUresult's name, and a note that says "
+            "which device attribute agrees"
+        )
+    if annotation.answers and not refused:
+        raise RegistryError(f"{where}: answers is for class refused; drop it")
     if annotation.cache != Cache.NONE and error_class != ErrorClass.ANSWERED:
         raise RegistryError(f"{where}: cache needs class answered, the class is {error_class}")
     if annotation.may_block and error_class == ErrorClass.ASYNC:

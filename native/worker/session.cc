@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "wire/open_session.h"
+#include "worker/device_attributes.h"
 #include "worker/log.h"
 #include "worker/peer.h"
 #include "worker/shared_event.h"
@@ -144,22 +145,9 @@ void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
       r->attributes[a] = value;
   }
   const auto set = [&](CUdevice_attribute a, int value) { r->attributes[a] = value; };
-  // What Sluice does not carry (yet), the attributes must not promise.
-  set(CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 0);
-  set(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS, 0);
-  set(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS, 0);
-  set(CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES, 0);
-  set(CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST, 0);
-  set(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 0);
-  set(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1);  // the client's own
+  tell_the_truth(r->attributes, {!endpoint_->arena().empty(), plan.channel == "shm"});
   set(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 0);
   set(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 0);
-  set(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED, 0);
-  set(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED, 0);
-  set(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, 0);
-  set(CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, 0);
-  set(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED, 1);
-  if (endpoint_->arena().empty()) set(CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 0);
   driver.cuCtxSetCurrent(v.gpu->context);
   driver.cuCtxGetStreamPriorityRange(&r->stream_priority_least, &r->stream_priority_greatest);
   for (int l = 0; l < 8; ++l) {

@@ -50,6 +50,14 @@ BAD = {
         ),
         ["cuGraphAddEmptyNode: parameter dependencies", "counted by hGraph"],
     ),
+    "refused without saying what": (
+        functions("cuMulticastCreate: {class: refused, note: none}"),
+        ["cuMulticastCreate", "class refused needs answers", "attribute"],
+    ),
+    "an answer without a refusal": (
+        functions("cuInit: {class: local, hand: client, answers: CUDA_ERROR_NOT_SUPPORTED}"),
+        ["cuInit", "answers is for class refused"],
+    ),
     "value from an async function": (
         functions("cuStreamGetFlags: {class: async}"),
         ["cuStreamGetFlags", "parameter flags", "class answered"],

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -21,6 +22,8 @@ std::mutex g_mutex;
 int g_file = -1;
 int g_debug = 0;
 bool g_screen = true;
+// Constant-initialised: whoever listens says so from a static constructor.
+std::atomic<void (*)(LogLevel, const std::string&)> g_listener{nullptr};
 }  // namespace
 
 void log_open(const Config& config) {
@@ -42,7 +45,10 @@ void log_open(const Config& config) {
   g_file = open((path + name).c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 }
 
+void log_listen(void (*listener)(LogLevel, const std::string&)) { g_listener = listener; }
+
 void log_line(LogLevel level, const std::string& text) {
+  if (auto* listener = g_listener.load()) listener(level, text);
   std::lock_guard lock(g_mutex);
   if (level == LogLevel::kDebug && g_debug < 1) return;
   const std::string line = "sluice: " + text + "\n";

@@ -28,6 +28,7 @@
 #include "client/core/memory_pool.h"
 #include "client/core/shared_memory.h"
 #include "client/core/statistics.h"
+#include "client/core/sync_memops.h"
 #include "client/core/virtual_memory.h"
 #include "wire/array_shape.h"
 #include "wire/commands.h"
@@ -41,6 +42,7 @@ struct Context {
   Device* device = nullptr;
   unsigned flags = 0;
   bool primary = false;
+  uint32_t uses = 1;  // cuCtxCreate and cuCtxAttach count up, cuCtxDetach down
 };
 
 struct Stream {
@@ -110,6 +112,13 @@ struct Function {
     uint32_t offset, size;
   };
   std::vector<Param> params;
+  // What the functions of CUDA 2 have set for the next launch (driver/old_launch.cc).
+  struct Prepared {
+    uint32_t block[3] = {1, 1, 1};
+    uint32_t shared = 0;
+    std::vector<std::byte> params;
+  };
+  std::shared_ptr<Prepared> prepared;
 };
 
 struct Array {
@@ -286,6 +295,7 @@ class Session {
   SharedMemory shared_memory{*this};
   AnswerCache answers;
   Captures captures;
+  SyncMemops sync_memops;
 
   void close();
   // For `sluice run --share`: asks that this process's job keeps its vGPUs for as long as it lives,

@@ -24,6 +24,12 @@ cudaError_t cudaMemcpyBatchAsync(void* const* dsts, const void* const* srcs, con
                  numAttrs, stream);
 }
 
+cudaError_t cudaMemcpy3DBatchAsync(size_t numOps, struct cudaMemcpy3DBatchOp* opList,
+                                   unsigned long long flags, cudaStream_t stream) {
+  return forward(cuMemcpy3DBatchAsync_v2, numOps, same<CUDA_MEMCPY3D_BATCH_OP>(opList), flags,
+                 stream);
+}
+
 cudaError_t cudaMemPrefetchBatchAsync(void** dptrs, size_t* sizes, size_t count,
                                       struct cudaMemLocation* prefetchLocs, size_t* prefetchLocIdxs,
                                       size_t numPrefetchLocs, unsigned long long flags,
@@ -45,6 +51,19 @@ cudaError_t cudaMemDiscardAndPrefetchBatchAsync(void** dptrs, size_t* sizes, siz
   return forward(cuMemDiscardAndPrefetchBatchAsync, addresses(dptrs), sizes, count,
                  same<CUmemLocation>(prefetchLocs), prefetchLocIdxs, numPrefetchLocs, flags,
                  stream);
+}
+
+cudaError_t cudaDeviceRegisterAsyncNotification(int device, cudaAsyncCallback callbackFunc,
+                                                void* userData,
+                                                cudaAsyncCallbackHandle_t* callback) {
+  return forward_without_context(cuDeviceRegisterAsyncNotification, device,
+                                 reinterpret_cast<CUasyncCallback>(callbackFunc), userData,
+                                 reinterpret_cast<CUasyncCallbackHandle*>(callback));
+}
+
+cudaError_t cudaDeviceUnregisterAsyncNotification(int device, cudaAsyncCallbackHandle_t callback) {
+  return forward_without_context(cuDeviceUnregisterAsyncNotification, device,
+                                 reinterpret_cast<CUasyncCallbackHandle>(callback));
 }
 
 cudaError_t cudaLogsRegisterCallback(cudaLogsCallback_t callbackFunc, void* userData,

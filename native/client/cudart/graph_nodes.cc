@@ -112,33 +112,6 @@ cudaError_t cudaGraphAddMemcpyNode1D(cudaGraphNode_t* pGraphNode, cudaGraph_t gr
   return cudaGraphAddMemcpyNode(pGraphNode, graph, pDependencies, numDependencies, &params);
 }
 
-// Copies with arrays cannot be in graphs yet: both ends are memory.
-cudaError_t cudaGraphMemcpyNodeGetParams(cudaGraphNode_t node,
-                                         struct cudaMemcpy3DParms* pNodeParams) {
-  if (pNodeParams == nullptr) return record(cudaErrorInvalidValue);
-  CUDA_MEMCPY3D copy = {};
-  if (const cudaError_t error = forward(cuGraphMemcpyNodeGetParams, node, &copy);
-      error != cudaSuccess) {
-    return error;
-  }
-  const auto memory = [](CUmemorytype type, const void* host, CUdeviceptr device) {
-    return type == CU_MEMORYTYPE_HOST ? const_cast<void*>(host) : reinterpret_cast<void*>(device);
-  };
-  *pNodeParams = {};
-  pNodeParams->srcPtr = {memory(copy.srcMemoryType, copy.srcHost, copy.srcDevice), copy.srcPitch,
-                         copy.srcPitch, copy.srcHeight};
-  pNodeParams->srcPos = {copy.srcXInBytes, copy.srcY, copy.srcZ};
-  pNodeParams->dstPtr = {memory(copy.dstMemoryType, copy.dstHost, copy.dstDevice), copy.dstPitch,
-                         copy.dstPitch, copy.dstHeight};
-  pNodeParams->dstPos = {copy.dstXInBytes, copy.dstY, copy.dstZ};
-  pNodeParams->extent = {copy.WidthInBytes, copy.Height, copy.Depth};
-  const bool from_host = copy.srcMemoryType == CU_MEMORYTYPE_HOST;
-  const bool to_host = copy.dstMemoryType == CU_MEMORYTYPE_HOST;
-  pNodeParams->kind = from_host ? (to_host ? cudaMemcpyHostToHost : cudaMemcpyHostToDevice)
-                                : (to_host ? cudaMemcpyDeviceToHost : cudaMemcpyDeviceToDevice);
-  return cudaSuccess;
-}
-
 cudaError_t cudaGraphMemcpyNodeSetParams(cudaGraphNode_t node,
                                          const struct cudaMemcpy3DParms* pNodeParams) {
   CUDA_MEMCPY3D copy;

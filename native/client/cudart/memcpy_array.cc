@@ -42,6 +42,35 @@ const char* behind(const void* pointer, size_t bytes) {
 }
 char* behind(void* pointer, size_t bytes) { return static_cast<char*>(pointer) + bytes; }
 
+// Rows of both arrays run on, whatever their widths are.
+cudaError_t between_arrays(decltype(&cudaMemcpy2DArrayToArray) copy, cudaArray_t dst,
+                           size_t wOffsetDst, size_t hOffsetDst, cudaArray_const_t src,
+                           size_t wOffsetSrc, size_t hOffsetSrc, size_t count,
+                           cudaMemcpyKind kind) {
+  size_t to_row = 0;
+  if (const cudaError_t error = row_bytes_of(dst, &to_row); error != cudaSuccess) return error;
+  if (count > 0 && wOffsetDst >= to_row) return record(cudaErrorInvalidValue);
+  const auto one_row = [&](size_t x, size_t y, size_t at, size_t width) -> cudaError_t {
+    for (size_t done = 0; done < width;) {
+      const size_t to = wOffsetDst + at + done;
+      const size_t n = std::min(width - done, to_row - to % to_row);
+      const cudaError_t error =
+          copy(dst, to % to_row, hOffsetDst + to / to_row, src, x + done, y, n, 1, kind);
+      if (error != cudaSuccess) return error;
+      done += n;
+    }
+    return cudaSuccess;
+  };
+  return in_rows(src, wOffsetSrc, hOffsetSrc, count,
+                 [&](size_t x, size_t y, size_t at, size_t width, size_t height) {
+                   for (size_t row = 0; row < height; ++row) {
+                     const cudaError_t error = one_row(x, y + row, at + row * width, width);
+                     if (error != cudaSuccess) return error;
+                   }
+                   return cudaSuccess;
+                 });
+}
+
 }  // namespace
 
 extern "C" {
@@ -83,32 +112,18 @@ cudaError_t cudaMemcpyFromArrayAsync(void* dst, cudaArray_const_t src, size_t wO
                  });
 }
 
-// Rows of both arrays run on, whatever their widths are.
 cudaError_t cudaMemcpyArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst,
                                    cudaArray_const_t src, size_t wOffsetSrc, size_t hOffsetSrc,
                                    size_t count, enum cudaMemcpyKind kind) {
-  size_t to_row = 0;
-  if (const cudaError_t error = row_bytes_of(dst, &to_row); error != cudaSuccess) return error;
-  if (count > 0 && wOffsetDst >= to_row) return record(cudaErrorInvalidValue);
-  const auto one_row = [&](size_t x, size_t y, size_t at, size_t width) -> cudaError_t {
-    for (size_t done = 0; done < width;) {
-      const size_t to = wOffsetDst + at + done;
-      const size_t n = std::min(width - done, to_row - to % to_row);
-      const cudaError_t error = cudaMemcpy2DArrayToArray(dst, to % to_row, hOffsetDst + to / to_row,
-                                                         src, x + done, y, n, 1, kind);
-      if (error != cudaSuccess) return error;
-      done += n;
-    }
-    return cudaSuccess;
-  };
-  return in_rows(src, wOffsetSrc, hOffsetSrc, count,
-                 [&](size_t x, size_t y, size_t at, size_t width, size_t height) {
-                   for (size_t row = 0; row < height; ++row) {
-                     const cudaError_t error = one_row(x, y + row, at + row * width, width);
-                     if (error != cudaSuccess) return error;
-                   }
-                   return cudaSuccess;
-                 });
+  return between_arrays(cudaMemcpy2DArrayToArray, dst, wOffsetDst, hOffsetDst, src, wOffsetSrc,
+                        hOffsetSrc, count, kind);
+}
+
+cudaError_t cudaMemcpyArrayToArray_ptds(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst,
+                                        cudaArray_const_t src, size_t wOffsetSrc, size_t hOffsetSrc,
+                                        size_t count, enum cudaMemcpyKind kind) {
+  return between_arrays(cudaMemcpy2DArrayToArray_ptds, dst, wOffsetDst, hOffsetDst, src, wOffsetSrc,
+                        hOffsetSrc, count, kind);
 }
 
 }  // extern "C"

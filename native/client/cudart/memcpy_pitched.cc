@@ -241,6 +241,14 @@ cudaError_t cudaMemcpy2DArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t 
                  width, height, kind);
 }
 
+cudaError_t cudaMemcpy2DArrayToArray_ptds(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst,
+                                          cudaArray_const_t src, size_t wOffsetSrc,
+                                          size_t hOffsetSrc, size_t width, size_t height,
+                                          enum cudaMemcpyKind kind) {
+  return copy_2d_async(in_array(dst, wOffsetDst, hOffsetDst), in_array(src, wOffsetSrc, hOffsetSrc),
+                       width, height, kind, cudaStreamPerThread);
+}
+
 cudaError_t cudaMemcpy3D(const struct cudaMemcpy3DParms* p) {
   if (p == nullptr) return record(cudaErrorInvalidValue);
   if (const cudaError_t error = ensure_context(); error != cudaSuccess) return record(error);

@@ -36,6 +36,8 @@ constexpr int kWrapperOfLinkedBinary = 2;
 
 constinit PointerMap<Kernel> kernels;
 constinit PointerMap<Variable> variables;
+// By the driver's handles, a kernel's own and those of functions that were made of it.
+constinit PointerMap<Kernel> kernels_by_handle;
 
 Module* module_of(void** handle) { return reinterpret_cast<Module*>(handle); }
 
@@ -65,6 +67,7 @@ cudaError_t load_module(Module& module, CUlibrary* library) {
 }  // namespace
 
 Kernel* find_kernel(const void* host_stub) { return kernels.find(host_stub); }
+Kernel* find_kernel_of(const void* handle) { return kernels_by_handle.find(handle); }
 Variable* find_variable(const void* host_shadow) { return variables.find(host_shadow); }
 
 cudaError_t load_kernel(Kernel& kernel, CUkernel* handle) {
@@ -77,6 +80,7 @@ cudaError_t load_kernel(Kernel& kernel, CUkernel* handle) {
   if (result == CUDA_ERROR_NOT_FOUND) return cudaErrorInvalidDeviceFunction;
   if (result != CUDA_SUCCESS) return to_runtime(result);
   kernel.handle.store(*handle, std::memory_order_release);
+  kernels_by_handle.insert(*handle, &kernel);
   return cudaSuccess;
 }
 
@@ -93,7 +97,14 @@ cudaError_t resolve_function(const void* function, CUfunction* result) {
   if (const cudaError_t error = resolve_kernel(function, &kernel); error != cudaSuccess) {
     return error;
   }
-  return to_runtime(driver(cuKernelGetFunction, result, kernel));
+  const CUresult answer = driver(cuKernelGetFunction, result, kernel);
+  if (answer == CUDA_SUCCESS && find_kernel_of(*result) == nullptr) {
+    Kernel* known = find_kernel_of(kernel);
+    if (known != nullptr && known->function.exchange(*result) == nullptr) {
+      kernels_by_handle.insert(*result, known);
+    }
+  }
+  return to_runtime(answer);
 }
 
 cudaError_t variable_address(const Variable& variable, CUdeviceptr* address, size_t* size) {
@@ -164,6 +175,8 @@ void __cudaUnregisterFatBinary(void** fatCubinHandle) {
   if (module == nullptr) return;
   for (const Kernel& kernel : module->kernels) {
     sluice::cudart::kernels.erase(kernel.host_stub, &kernel);
+    sluice::cudart::kernels_by_handle.erase(kernel.handle.load(), &kernel);
+    sluice::cudart::kernels_by_handle.erase(kernel.function.load(), &kernel);
   }
   for (const Variable& variable : module->variables) {
     sluice::cudart::variables.erase(variable.host_shadow, &variable);

@@ -20,6 +20,8 @@ struct Kernel {
   const char* name;
   // Context-independent, so one handle serves every device.
   std::atomic<CUkernel> handle{nullptr};
+  // What the driver calls it as a function, where that is another handle.
+  std::atomic<CUfunction> function{nullptr};
 };
 
 struct Variable {
@@ -32,6 +34,8 @@ struct Variable {
 
 Kernel* find_kernel(const void* host_stub);
 Variable* find_variable(const void* host_shadow);
+// The kernel behind one of the driver's handles; nullptr when it came from elsewhere.
+Kernel* find_kernel_of(const void* handle);
 
 // Loads the fat binary if need be. cudaErrorInvalidDeviceFunction when it holds no such kernel.
 cudaError_t load_kernel(Kernel& kernel, CUkernel* handle);

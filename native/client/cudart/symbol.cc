@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // __device__ and __constant__ variables, found by the address of their host shadow.
+#include "client/cudart/symbol.h"
+
 #include "client/cudart/registry.h"
 #include "client/cudart/state.h"
 
@@ -35,6 +37,22 @@ bool out_of_symbol(cudaMemcpyKind kind) {
 
 }  // namespace
 
+namespace sluice::cudart {
+
+cudaError_t symbol_as_destination(const void* symbol, size_t offset, size_t count,
+                                  cudaMemcpyKind kind, void** place) {
+  if (!into_symbol(kind)) return cudaErrorInvalidMemcpyDirection;
+  return locate_range(symbol, offset, count, place);
+}
+
+cudaError_t symbol_as_source(const void* symbol, size_t offset, size_t count, cudaMemcpyKind kind,
+                             void** place) {
+  if (!out_of_symbol(kind)) return cudaErrorInvalidMemcpyDirection;
+  return locate_range(symbol, offset, count, place);
+}
+
+}  // namespace sluice::cudart
+
 extern "C" {
 
 cudaError_t cudaGetSymbolAddress(void** devPtr, const void* symbol) {
@@ -51,41 +69,33 @@ cudaError_t cudaGetSymbolSize(size_t* size, const void* symbol) {
 
 cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* src, size_t count, size_t offset,
                                enum cudaMemcpyKind kind) {
-  if (!into_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
-    return record(error);
-  }
+  const cudaError_t error = symbol_as_destination(symbol, offset, count, kind, &place);
+  if (error != cudaSuccess) return record(error);
   return cudaMemcpy(place, src, count, kind);
 }
 
 cudaError_t cudaMemcpyFromSymbol(void* dst, const void* symbol, size_t count, size_t offset,
                                  enum cudaMemcpyKind kind) {
-  if (!out_of_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
-    return record(error);
-  }
+  const cudaError_t error = symbol_as_source(symbol, offset, count, kind, &place);
+  if (error != cudaSuccess) return record(error);
   return cudaMemcpy(dst, place, count, kind);
 }
 
 cudaError_t cudaMemcpyToSymbolAsync(const void* symbol, const void* src, size_t count,
                                     size_t offset, enum cudaMemcpyKind kind, cudaStream_t stream) {
-  if (!into_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
-    return record(error);
-  }
+  const cudaError_t error = symbol_as_destination(symbol, offset, count, kind, &place);
+  if (error != cudaSuccess) return record(error);
   return cudaMemcpyAsync(place, src, count, kind, stream);
 }
 
 cudaError_t cudaMemcpyFromSymbolAsync(void* dst, const void* symbol, size_t count, size_t offset,
                                       enum cudaMemcpyKind kind, cudaStream_t stream) {
-  if (!out_of_symbol(kind)) return record(cudaErrorInvalidMemcpyDirection);
   void* place = nullptr;
-  if (const cudaError_t error = locate_range(symbol, offset, count, &place); error != cudaSuccess) {
-    return record(error);
-  }
+  const cudaError_t error = symbol_as_source(symbol, offset, count, kind, &place);
+  if (error != cudaSuccess) return record(error);
   return cudaMemcpyAsync(dst, place, count, kind, stream);
 }
 

@@ -136,6 +136,13 @@ void end_all(Session* s, Device* d, HandleTable<T>& table, CUresult* result) {
     if (const CUresult e = end(s, d, table, id); e != CUDA_SUCCESS) *result = e;
 }
 
+template <class Table, class Handle>
+CUresult refuse(Table Session::*table, Handle array) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  return (s->*table).find(array) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_HANDLE;
+}
+
 }  // namespace
 
 namespace sluice::client {
@@ -248,6 +255,25 @@ CUresult cuMipmappedArrayDestroy(CUmipmappedArray array) {
   if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
   return end(s, d, s->mipmapped_arrays, reinterpret_cast<uint64_t>(array));
+}
+
+// No array is planar, sparse or mapped later, so CUDA's answer is the one for arrays that are not.
+CUresult cuArrayGetPlane(CUarray* plane, CUarray array, unsigned int) {
+  return plane ? refuse(&Session::arrays, array) : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES*, CUarray array) {
+  return refuse(&Session::arrays, array);
+}
+CUresult cuMipmappedArrayGetSparseProperties(CUDA_ARRAY_SPARSE_PROPERTIES*,
+                                             CUmipmappedArray array) {
+  return refuse(&Session::mipmapped_arrays, array);
+}
+CUresult cuArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS*, CUarray array, CUdevice) {
+  return refuse(&Session::arrays, array);
+}
+CUresult cuMipmappedArrayGetMemoryRequirements(CUDA_ARRAY_MEMORY_REQUIREMENTS*,
+                                               CUmipmappedArray array, CUdevice) {
+  return refuse(&Session::mipmapped_arrays, array);
 }
 
 }  // extern "C"

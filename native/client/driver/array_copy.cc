@@ -184,6 +184,28 @@ CUresult array_to_host(void* to, CUarray from, size_t offset, size_t bytes, CUst
   return row(from_array(p, from, offset), bytes, stream, wait);
 }
 
+// Within the device nobody waits.
+CUresult array_to_array(CUarray to, size_t to_offset, CUarray from, size_t from_offset,
+                        size_t bytes, CUstream stream) {
+  return row(from_array(to_array(to, to_offset), from, from_offset), bytes, stream, false);
+}
+
+CUresult device_to_array(CUarray to, size_t offset, CUdeviceptr from, size_t bytes,
+                         CUstream stream) {
+  CUDA_MEMCPY3D p = to_array(to, offset);
+  p.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+  p.srcDevice = from;
+  return row(p, bytes, stream, false);
+}
+
+CUresult array_to_device(CUdeviceptr to, CUarray from, size_t offset, size_t bytes,
+                         CUstream stream) {
+  CUDA_MEMCPY3D p{};
+  p.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+  p.dstDevice = to;
+  return row(from_array(p, from, offset), bytes, stream, false);
+}
+
 }  // namespace
 }  // namespace sluice::client
 
@@ -205,19 +227,23 @@ CUresult cuMemcpyAtoHAsync_v2(void* to, CUarray from, size_t offset, size_t byte
 }
 CUresult cuMemcpyAtoA_v2(CUarray to, size_t to_offset, CUarray from, size_t from_offset,
                          size_t bytes) {
-  return row(from_array(to_array(to, to_offset), from, from_offset), bytes, nullptr, false);
+  return array_to_array(to, to_offset, from, from_offset, bytes, nullptr);
+}
+CUresult cuMemcpyAtoA_v2_ptds(CUarray to, size_t to_offset, CUarray from, size_t from_offset,
+                              size_t bytes) {
+  return array_to_array(to, to_offset, from, from_offset, bytes, CU_STREAM_PER_THREAD);
 }
 CUresult cuMemcpyDtoA_v2(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
-  CUDA_MEMCPY3D p = to_array(to, offset);
-  p.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-  p.srcDevice = from;
-  return row(p, bytes, nullptr, false);
+  return device_to_array(to, offset, from, bytes, nullptr);
+}
+CUresult cuMemcpyDtoA_v2_ptds(CUarray to, size_t offset, CUdeviceptr from, size_t bytes) {
+  return device_to_array(to, offset, from, bytes, CU_STREAM_PER_THREAD);
 }
 CUresult cuMemcpyAtoD_v2(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {
-  CUDA_MEMCPY3D p{};
-  p.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  p.dstDevice = to;
-  return row(from_array(p, from, offset), bytes, nullptr, false);
+  return array_to_device(to, from, offset, bytes, nullptr);
+}
+CUresult cuMemcpyAtoD_v2_ptds(CUdeviceptr to, CUarray from, size_t offset, size_t bytes) {
+  return array_to_device(to, from, offset, bytes, CU_STREAM_PER_THREAD);
 }
 
 }  // extern "C"

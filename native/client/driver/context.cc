@@ -93,9 +93,15 @@ CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice dev) {
   uint64_t id;
   Context* c = s->contexts.create(&id);
   if (!c) return CUDA_ERROR_OUT_OF_MEMORY;
-  *c = {d, flags, false};
+  *c = {d, flags};
   *context = as_context(id);
   return cuCtxPushCurrent_v2(*context);
+}
+CUresult cuCtxCreate_v3(CUcontext* context, CUexecAffinityParam* affinity, int count,
+                        unsigned int flags, CUdevice dev) {
+  if (count < 0 || (affinity && count == 0) || (!affinity && count))
+    return CUDA_ERROR_INVALID_VALUE;
+  return affinity ? CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY : cuCtxCreate_v2(context, flags, dev);
 }
 CUresult cuCtxCreate_v4(CUcontext* context, CUctxCreateParams* params, unsigned int flags,
                         CUdevice dev) {
@@ -112,6 +118,30 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
   if (t.depth && t.contexts[t.depth - 1] == as_id(context)) --t.depth;
   s->contexts.destroy(as_id(context));
   return CUDA_SUCCESS;
+}
+
+CUresult cuCtxAttach(CUcontext* context, unsigned int flags) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!context || flags) return CUDA_ERROR_INVALID_VALUE;
+  const ThreadState& t = thread_state();
+  const uint64_t id = t.contexts[t.depth - 1];
+  Context* c = s->contexts.find(id);
+  if (c->primary) return CUDA_ERROR_INVALID_CONTEXT;  // it is retained and released
+  ++c->uses;
+  *context = as_context(id);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDetach(CUcontext context) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  Context* c = s->contexts.find(context);
+  const ThreadState& t = thread_state();
+  if (!c || c->primary || !t.depth || t.contexts[t.depth - 1] != as_id(context))
+    return CUDA_ERROR_INVALID_CONTEXT;
+  return --c->uses ? CUDA_SUCCESS : cuCtxDestroy_v2(context);
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {

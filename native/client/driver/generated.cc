@@ -33,9 +33,17 @@ CUresult ask(Session* s, uint16_t function, const Request& request, Answer* answ
   return e;
 }
 
+// The answer of a device that has not got what the function is about.
+CUresult refuse(CUresult status) {
+  Session* s;
+  const CUresult e = enter(&s);
+  return e == CUDA_SUCCESS ? status : e;
+}
+
 }  // namespace
 
 // The text below is made by native/codegen.
 #include "client/driver_stubs.inc"
+#include "client/refused_driver.inc"
 #include "client/unsupported_driver.inc"
 #include "client/variants_driver.inc"

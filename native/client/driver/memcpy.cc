@@ -58,6 +58,12 @@ uint64_t span(uint64_t pitch, Rect r) {
              : bytes;
 }
 
+// Whether the program asked for synchronous functions to wait on this memory.
+bool must_wait(Session* s, uint64_t address) {
+  Session::DeviceRange range;
+  return s->sync_memops.any() && s->find_range(address, &range) && s->sync_memops.has(range.start);
+}
+
 CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch,
               Rect r, bool wait) {
   if (r.width == 0 || r.rows == 0) return CUDA_SUCCESS;
@@ -72,7 +78,8 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
     end->side = Side::kHost;
   }
   if (to.side == Side::kDevice && from.side == Side::kDevice)
-    return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r, false);
+    return copy_on_device(c.s, c.stream, to.address, to_pitch, from.address, from_pitch, r,
+                          wait && (must_wait(c.s, to.address) || must_wait(c.s, from.address)));
   if (to.side == Side::kDevice)
     return copy_to_device(c.s, c.stream, {to.address, to_pitch}, from.host(), from_pitch, r, wait);
   if (from.side == Side::kDevice)
@@ -222,8 +229,8 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
   note_use(c.s, c.stream, address);
   const wire::FillDevice f{c.stream->wire_id, address, pitch, width, rows, element, value};
   const CUresult e = c.s->post(wire::kFillDevice, f, {}, c.stream, c.stream->device->index + 1);
-  if (e != CUDA_SUCCESS || !wait || !in_arena(c, address)) return e;
-  // Only where host memory is filled does CUDA wait.
+  if (e != CUDA_SUCCESS || !wait || !(in_arena(c, address) || must_wait(c.s, address))) return e;
+  // Only where host memory is filled does CUDA wait, unless it was told to.
   return synchronize_stream(c.s, c.stream);
 }
 
@@ -246,7 +253,9 @@ CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t n) {
     return Pointer{arena ? Side::kHost : Side::kDevice, p};
   };
   const Pointer t = side(to), f = side(from);
-  return plain(nullptr, t, f, n, t.side == Side::kHost || f.side == Side::kHost);
+  return plain(
+      nullptr, t, f, n,
+      t.side == Side::kHost || f.side == Side::kHost || must_wait(s, to) || must_wait(s, from));
 }
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, size_t n, CUstream stream) {
   return plain(stream, device(to), host(from), n, false);

@@ -50,6 +50,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   Session::DeviceRange range;
   if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   Device* d = range.device;
+  if (s->sync_memops.any()) s->sync_memops.set(pointer, false);
   if (range.graphs)
     return d->graph_memory.free(pointer, nullptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   // Of stream-ordered memory CUDA takes for granted that nothing uses it any more.

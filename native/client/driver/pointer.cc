@@ -2,7 +2,7 @@
 // What a pointer is: answered from the windows, the arena and the registered ranges.
 #include <cstring>
 
-#include "client/core/session.h"
+#include "client/driver/transfer.h"
 
 using namespace sluice::client;
 
@@ -96,7 +96,7 @@ CUresult get(void* to, CUpointer_attribute a, Session* s, uint64_t address, cons
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
       return put(to, pool_of(s, f));
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-      return put(to, 0u);
+      return put(to, s->sync_memops.any() && s->sync_memops.has(f.start) ? 1u : 0u);
     default:
       break;
   }
@@ -113,6 +113,21 @@ CUresult cuPointerGetAttribute(void* to, CUpointer_attribute a, CUdeviceptr poin
   if (!to) return CUDA_ERROR_INVALID_VALUE;
   const Facts f = facts_of(s, pointer);
   return f.known ? get(to, a, s, pointer, f) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuPointerSetAttribute(const void* value, CUpointer_attribute a, CUdeviceptr pointer) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!value || a != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) return CUDA_ERROR_INVALID_VALUE;
+  unsigned on;
+  std::memcpy(&on, value, sizeof on);
+  const Facts f = facts_of(s, pointer);
+  if (!f.known || on > 1) return CUDA_ERROR_INVALID_VALUE;
+  // What such functions have begun before is over when this returns.
+  if (on)
+    if (const CUresult e = wait_idle(s, f.device); e != CUDA_SUCCESS) return e;
+  s->sync_memops.set(f.start, on);
+  return CUDA_SUCCESS;
 }
 
 CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attributes, void** data,
