@@ -54,6 +54,9 @@ DispatchTable make() {
   add_signal_handlers(t);
   add_shadow_handlers(t);
   add_tensor_map_handlers(t);
+  add_green_context_handlers(t);
+  add_code_names_handlers(t);
+  add_atomics_handlers(t);
   add_generated_handlers(t);
   add_node_nvml_handlers(t);
   add_library_handlers(t);

@@ -142,6 +142,12 @@ struct Reply {
 struct StreamObject {
   CUstream handle = nullptr;
   uint32_t device = 0;
+  uint64_t green = 0;  // the green context that it runs in
+};
+struct GreenObject {
+  CUgreenCtx handle = nullptr;
+  CUcontext context = nullptr;  // what it is as a context
+  uint32_t device = 0;
 };
 struct CodeObject {
   CUmodule module = nullptr;
@@ -231,6 +237,14 @@ class Session {
   std::unique_ptr<SharedEvents> events_of_others;
   ObjectTable<ArrayObject> arrays{26, 1 << 20};
   ObjectTable<ArrayObject> mipmapped_arrays{27, 1 << 16};
+  ObjectTable<GreenObject> green_contexts{33, 1 << 8};
+  // What clients name by number (worker/green_context.cc). The leader's alone.
+  struct KnownResource {
+    CUdevResource resource;
+    uint32_t device;
+  };
+  std::vector<KnownResource> dev_resources;
+  std::vector<CUdevResourceDesc> dev_descriptions;
   // Textures and surfaces by vGPU, kind and the driver's number. The leader's alone.
   std::set<std::tuple<uint32_t, bool, uint64_t>> textures;
   // How often each allocation is mapped. The leader's alone.

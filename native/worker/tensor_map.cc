@@ -48,9 +48,23 @@ void encode(Session& s, const Command& c, Reply& reply) {
   reply.put(answer);
 }
 
+void replace_address(Session& s, const Command& c, Reply& reply) {
+  Decoder body(c.body);
+  const auto& r = body.fixed<wire::SluiceTensorMapAddress>();
+  const auto bytes = body.bytes(sizeof(CUtensorMap));
+  if (!body.ok()) return s.reject("TensorMapAddress is cut short");
+  if (!s.use_context(c.header.context)) return;
+  alignas(128) CUtensorMap map;
+  std::memcpy(&map, bytes.data(), sizeof map);
+  reply.status = call(s.driver.cuTensorMapReplaceAddress, &map, reinterpret_cast<void*>(r.address));
+  if (reply.status == CUDA_SUCCESS) reply.put_bytes(&map, sizeof map);
+}
+
 }  // namespace
 
 void add_tensor_map_handlers(DispatchTable& t) {
+  t[wire::kSluiceTensorMapAddress] = {"TensorMapAddress", replace_address, Handler::Answered::kOnly,
+                                      false};
   t[wire::kSluiceEncodeTensorMap] = {"EncodeTensorMap", encode, Handler::Answered::kOnly, false};
 }
 

@@ -27,6 +27,7 @@ enum class Kind : uint8_t {
   kArray = 26,
   kMipmappedArray = 27,
   kLibraryObject = 32,  // of cuBLAS, cuDNN and so on
+  kGreenContext = 33,
   kGraph = 16,
   kGraphExec = 17,
   kGraphNode = 18,

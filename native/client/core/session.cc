@@ -388,11 +388,16 @@ CUresult resolve_stream(Session* session, Device* device, CUstream handle, Strea
   const auto value = reinterpret_cast<uint64_t>(handle);
   if (value <= 1) {
     *stream = &device->legacy;
-    return CUDA_SUCCESS;
+    const GreenContext* green = session->green_in_use.load(std::memory_order_relaxed)
+                                    ? session->green_contexts.find(current_green(session))
+                                    : nullptr;
+    if (green) *stream = session->streams.find(green->standard);
+    return *stream ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
   }
   if (value == 2) return per_thread_stream(session, device, stream);
   *stream = session->streams.find(value);
-  return *stream ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  if (!*stream) return CUDA_ERROR_INVALID_HANDLE;
+  return (*stream)->orphan ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_SUCCESS;
 }
 
 namespace {

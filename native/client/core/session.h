@@ -42,7 +42,15 @@ struct Context {
   Device* device = nullptr;
   unsigned flags = 0;
   bool primary = false;
-  uint32_t uses = 1;  // cuCtxCreate and cuCtxAttach count up, cuCtxDetach down
+  uint64_t green = 0;  // the green context that it stands for
+  uint32_t uses = 1;   // cuCtxCreate and cuCtxAttach count up, cuCtxDetach down
+};
+
+// A part of a device's multiprocessors (driver/green_context.cc).
+struct GreenContext {
+  Device* device = nullptr;
+  uint64_t context = 0;   // the handle that cuCtxFromGreenCtx gives
+  uint64_t standard = 0;  // the stream that its null stream stands for
 };
 
 struct Stream {
@@ -50,6 +58,8 @@ struct Stream {
   uint64_t wire_id = 0;  // 0: the legacy default stream
   unsigned flags = 0;
   int priority = 0;
+  uint64_t green = 0;   // the green context that it runs in
+  bool orphan = false;  // … which is gone
   // Under the session's append lock: numbers of Device::issued. The newest work that the stream was
   // given, and up to where its work is known to be done.
   uint64_t last_work = 0, done = 0;
@@ -287,6 +297,8 @@ class Session {
   HandleTable<Array> arrays{Kind::kArray};
   HandleTable<MipmappedArray> mipmapped_arrays{Kind::kMipmappedArray};
   HandleTable<PoolHandle> pools{Kind::kPool};
+  HandleTable<GreenContext> green_contexts{Kind::kGreenContext};
+  std::atomic<bool> green_in_use{false};  // there has been one
   VirtualMemory virtual_memory{*this};
   HandleTable<Graph> graphs{Kind::kGraph};
   HandleTable<GraphExec> graph_execs{Kind::kGraphExec};
@@ -381,6 +393,11 @@ inline CUresult stream_for_work(Session* session, Device* device, CUstream handl
     return e;
   return session->captures.work(*stream);
 }
+// The green context that is current on this thread, 0 for none, and a stream made in one
+// (driver/green_context.cc).
+uint64_t current_green(Session* session);
+CUresult mint_green_stream(Session* session, uint64_t green, unsigned flags, int priority,
+                           uint64_t* id);
 // The blocking stream that stands for CU_STREAM_PER_THREAD of this thread and device, minted at
 // first use (client/driver/stream.cc).
 CUresult per_thread_stream(Session* session, Device* device, Stream** stream);

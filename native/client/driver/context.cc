@@ -93,7 +93,8 @@ CUresult cuCtxCreate_v2(CUcontext* context, unsigned int flags, CUdevice dev) {
   uint64_t id;
   Context* c = s->contexts.create(&id);
   if (!c) return CUDA_ERROR_OUT_OF_MEMORY;
-  *c = {d, flags};
+  c->device = d;
+  c->flags = flags;
   *context = as_context(id);
   return cuCtxPushCurrent_v2(*context);
 }
@@ -113,7 +114,7 @@ CUresult cuCtxDestroy_v2(CUcontext context) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   const Context* c = s->contexts.find(context);
-  if (!c || c->primary) return CUDA_ERROR_INVALID_CONTEXT;
+  if (!c || c->primary || c->green) return CUDA_ERROR_INVALID_CONTEXT;
   ThreadState& t = thread_state();
   if (t.depth && t.contexts[t.depth - 1] == as_id(context)) --t.depth;
   s->contexts.destroy(as_id(context));
@@ -128,7 +129,7 @@ CUresult cuCtxAttach(CUcontext* context, unsigned int flags) {
   const ThreadState& t = thread_state();
   const uint64_t id = t.contexts[t.depth - 1];
   Context* c = s->contexts.find(id);
-  if (c->primary) return CUDA_ERROR_INVALID_CONTEXT;  // it is retained and released
+  if (c->primary || c->green) return CUDA_ERROR_INVALID_CONTEXT;  // they have other ends
   ++c->uses;
   *context = as_context(id);
   return CUDA_SUCCESS;
@@ -139,7 +140,7 @@ CUresult cuCtxDetach(CUcontext context) {
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   Context* c = s->contexts.find(context);
   const ThreadState& t = thread_state();
-  if (!c || c->primary || !t.depth || t.contexts[t.depth - 1] != as_id(context))
+  if (!c || c->primary || c->green || !t.depth || t.contexts[t.depth - 1] != as_id(context))
     return CUDA_ERROR_INVALID_CONTEXT;
   return --c->uses ? CUDA_SUCCESS : cuCtxDestroy_v2(context);
 }

@@ -13,7 +13,6 @@
 #include "client/driver/fat_binary.h"
 #include "client/driver/image_size.h"
 #include "client/driver/jit.h"
-#include "client/unsupported.h"
 #include "wire/content_hash.h"
 
 using namespace sluice::client;
@@ -308,15 +307,6 @@ CUresult cuLibraryGetGlobal(CUdeviceptr* address, size_t* bytes, CUlibrary libra
   if (!name || (!address && !bytes)) return CUDA_ERROR_INVALID_VALUE;
   return get_global(s, d, wire::CodeKind::kLibrary, reinterpret_cast<uint64_t>(library), name,
                     address, bytes);
-}
-
-CUresult cuLibraryGetManaged(CUdeviceptr*, size_t*, CUlibrary, const char*) {
-  return CUDA_ERROR_NOT_SUPPORTED;  // managed memory is not spoken yet
-}
-
-CUresult cuLibraryGetModule(CUmodule*, CUlibrary) {
-  note_unsupported("cuLibraryGetModule");
-  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 }  // extern "C"

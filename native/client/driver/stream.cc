@@ -24,6 +24,7 @@ pthread_key_t g_key;
 CUresult destroy(Session* s, uint64_t id) {
   Stream* stream = s->streams.find(id);
   if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->orphan) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
   if (stream->capture)
     if (const CUresult e = s->captures.leave(stream); e != CUDA_SUCCESS) return e;
   Device& device = *stream->device;
@@ -94,7 +95,9 @@ CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int pr
                       d->record.stream_priority_least);
   uint64_t id;
   Stream* made;
-  const CUresult e = mint(s, d, flags, priority, &id, &made);
+  const uint64_t green = current_green(s);
+  const CUresult e = green ? mint_green_stream(s, green, flags, priority, &id)
+                           : mint(s, d, flags, priority, &id, &made);
   if (e == CUDA_SUCCESS) *stream = reinterpret_cast<CUstream>(id);
   return e;
 }
@@ -203,7 +206,8 @@ CUresult cuStreamGetCtx(CUstream handle, CUcontext* context) {
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (!context) return CUDA_ERROR_INVALID_VALUE;
-  *context = reinterpret_cast<CUcontext>(stream->device->primary);
+  const GreenContext* green = s->green_contexts.find(stream->green);
+  *context = reinterpret_cast<CUcontext>(green ? green->context : stream->device->primary);
   return CUDA_SUCCESS;
 }
 

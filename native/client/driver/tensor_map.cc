@@ -2,6 +2,7 @@
 // Tensor maps for the GPU's copy engine. What is in the 128 bytes is the driver's business, so it
 // is asked, and the answer kept: the same arguments give the same map.
 #include <algorithm>
+#include <cstring>
 
 #include "client/core/session.h"
 #include "wire/generated.h"
@@ -119,6 +120,26 @@ CUresult cuTensorMapEncodeIm2colWide(CUtensorMap* map, CUtensorMapDataType type,
   r.pixels = pixels;
   r.wideMode = mode;
   return encode(r, map);
+}
+
+// Not kept: every address gives another map.
+CUresult cuTensorMapReplaceAddress(CUtensorMap* map, void* address) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!map || !address || reinterpret_cast<uint64_t>(map) % 64 != 0)
+    return CUDA_ERROR_INVALID_VALUE;
+  wire::SluiceTensorMapAddress r{};
+  r.address = reinterpret_cast<unsigned long long>(address);
+  std::byte changed[sizeof *map];
+  size_t got = 0;
+  const CUresult e = s->exchange(wire::kSluiceTensorMapAddress, r,
+                                 {reinterpret_cast<const std::byte*>(map), sizeof *map}, changed,
+                                 &got, nullptr, d->index + 1);
+  if (e != CUDA_SUCCESS) return e;
+  if (got < sizeof changed) return CUDA_ERROR_UNKNOWN;
+  std::memcpy(map, changed, sizeof changed);
+  return CUDA_SUCCESS;
 }
 
 }  // extern "C"

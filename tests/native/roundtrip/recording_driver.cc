@@ -162,6 +162,7 @@ void Recording::reset(worker::Driver* driver) {
   install_copies();
   install_graphs();
   install_arrays();
+  install_green();
 }
 
 void Recording::install_objects() {

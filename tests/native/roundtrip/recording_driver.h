@@ -136,6 +136,7 @@ class Recording {
   CUgraphNode mint_node(CUgraph graph, CUgraphNodeType type);
   void check_node(const CUgraphNodeParams& params);
   void install_arrays();
+  void install_green();
   uint64_t next_ = 0x7e5700000000;
 };
 

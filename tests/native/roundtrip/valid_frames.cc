@@ -448,6 +448,7 @@ std::vector<ValidFrame> valid_frames(FurnishedRig& rig) {
   add_shared(rig, &all);
   add_copies(rig, &all);
   add_array_frames(rig, &all);
+  add_green_frames(rig, &all);
   add_code(rig, &all);
   add_link_frames(&all);
   add_launches(rig, &all);

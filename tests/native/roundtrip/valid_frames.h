@@ -111,5 +111,7 @@ void add_graph_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of arrays, textures and surfaces (array_frames.cc).
 void add_link_frames(std::vector<ValidFrame>* all);
 void add_array_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
+// Those of green contexts and of single questions (green_frames.cc).
+void add_green_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 
 }  // namespace sluice::test
