@@ -40,6 +40,10 @@ void done(Session& s, const Command& c, Reply&) {
 
 }  // namespace
 
+Signals::~Signals() {
+  if (page_.load()) call(driver_->cuMemFreeHost, static_cast<void*>(page_.load()));
+}
+
 uint64_t Signals::at(Session& s, uint64_t address) {
   if (!wire::is_signal(address)) return address;
   if (!page_.load()) {
@@ -50,6 +54,7 @@ uint64_t Signals::at(Session& s, uint64_t address) {
             CUDA_SUCCESS)
       return 0;
     std::memset(page, 0, kPageBytes);
+    driver_ = &s.driver;
     page_ = static_cast<std::atomic<uint64_t>*>(page);
   }
   const uint64_t offset = address - wire::kSignalBase;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "wire/graph_commands.h"
+#include "worker/driver.h"
 
 namespace sluice::worker {
 
@@ -19,6 +20,9 @@ class Session;
 
 class Signals {
  public:
+  Signals() = default;
+  Signals(const Signals&) = delete;
+  ~Signals();
   // The driver's address of a word; what names none of these stays as it is. 0: there is no memory.
   // A context is current.
   uint64_t at(Session& s, uint64_t address);
@@ -34,7 +38,8 @@ class Signals {
     return page_.load() + index * (wire::kSignalBytes / sizeof(uint64_t)) + which;
   }
   std::atomic<std::atomic<uint64_t>*> page_{nullptr};
-  std::atomic<uint32_t> used_{0};  // words beyond were never named
+  const Driver* driver_ = nullptr;  // that gave it
+  std::atomic<uint32_t> used_{0};   // words beyond were never named
   std::mutex mutex_;
   std::bitset<wire::kMaxSignals> told_;
 };
