@@ -115,7 +115,7 @@ enum ControlFunction : uint16_t {
   kSharedEventSynchronize = 4041,
   kShareEvent = 4042,
   kOpenSharedEvent = 4043,
-  kGpuFigures = 4044,  // what the node's NVML says of a vGPU's GPU
+  kGpuFigures = 4044,    // what the node's NVML says of a vGPU's GPU
   kMemoryCredit = 4045,  // may this session of a job have so much more of the job's memory
   // Graphs again: graph_commands.h.
   kGraphConditional = 4048,
