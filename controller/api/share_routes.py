@@ -49,6 +49,12 @@ Mib = Annotated[int, Field(ge=0, le=MOST)]
 Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
+class CsvResponse(PlainTextResponse):
+    """A table for spreadsheets."""
+
+    media_type = "text/csv"
+
+
 class ReservationRequest(BaseModel):
     """Room that is to be one owner's: `count` vGPUs of one size. Zeros: the pool's defaults."""
 
@@ -382,10 +388,10 @@ def share_routes(desk: GrantDesk) -> APIRouter:
             ]
         )
 
-    @routes.get("/usage.csv", tags=["usage"], response_class=PlainTextResponse)
+    @routes.get("/usage.csv", tags=["usage"], response_class=CsvResponse)
     async def export_usage(
         caller: ViewerOrTenant, begin: Begin = None, end: End = None, project: Name | None = None
-    ) -> PlainTextResponse:
+    ) -> CsvResponse:
         """The same as comma-separated values."""
         text = io.StringIO()
         rows = csv.writer(text)
@@ -395,6 +401,6 @@ def share_routes(desk: GrantDesk) -> APIRouter:
             rows.writerow(
                 [r.project, hour, r.vgpu_seconds, r.memory_mib_seconds, r.compute_percent_seconds]
             )
-        return PlainTextResponse(text.getvalue(), media_type="text/csv")
+        return CsvResponse(text.getvalue())
 
     return routes
