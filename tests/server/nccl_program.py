@@ -221,7 +221,11 @@ def main() -> None:
     groups(comms, memory)
     collectives(comms[0], memory)
     other_ways(comms[0])
-    assert nccl.ncclCommWindowRegister(comms[0], memory, c_size_t(64), None, 0) == INVALID_USAGE
+    assert nccl.ncclCommWindowRegister(comms[0], memory, c_size_t(64), None, 0) == INVALID_ARGUMENT
+    window = c_void_p(1)
+    good(nccl.ncclCommWindowRegister(comms[0], memory, c_size_t(64), byref(window), 0))
+    assert window.value is None, "NCCL has no windows here, and goes without"
+    good(nccl.ncclCommWindowDeregister(comms[0], window))
     good(nccl.ncclMemFree(memory))
     good(cuda.cuCtxSynchronize())
     print("all of it")

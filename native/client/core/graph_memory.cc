@@ -54,7 +54,8 @@ CUresult GraphMemory::back_by_placeholder(GraphPlan& plan, Slot& slot) {
   if (!placeholder_) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(device_->index)}};
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = static_cast<int>(device_->index);
     CUresult e = session_->virtual_memory.create(*device_, kSlab, properties, &placeholder_);
     if (e == CUDA_ERROR_OUT_OF_MEMORY && device_->pools.make_room(true))
       e = session_->virtual_memory.create(*device_, kSlab, properties, &placeholder_);
@@ -231,7 +232,8 @@ GraphMemory::Block* GraphMemory::borrow(uint64_t bytes, Stream* stream) {
 GraphMemory::Block* GraphMemory::make_block(uint64_t bytes, CUresult* result) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(device_->index)}};
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = static_cast<int>(device_->index);
   uint64_t id = 0;
   *result = session_->virtual_memory.create(*device_, bytes, properties, &id);
   if (*result != CUDA_SUCCESS) return nullptr;

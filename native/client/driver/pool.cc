@@ -52,7 +52,8 @@ CUresult record(Session* s, const PoolHandle& from, Stream* stream, size_t bytes
   if (!pointer || bytes == 0 || from.device != stream->device) return CUDA_ERROR_INVALID_VALUE;
   CUmemPoolProps properties{};
   properties.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {static_cast<int>(from.device->index)}};
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = static_cast<int>(from.device->index);
   return capture_allocation(s, stream, properties, from.users, bytes, pointer);
 }
 
