@@ -23,9 +23,11 @@ from sluice.controller.pool.model import (
     Decisions,
     EndOrder,
     Event,
+    GpuKey,
     Granted,
     GrantRequest,
     GrantState,
+    Handover,
     Refused,
     Session,
     SessionState,
@@ -47,6 +49,10 @@ class NodeLink(Protocol):
 
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant; must not block."""
+        ...
+
+    def hand_over(self, order: Handover) -> bool:
+        """Tells the server to let a GPU go, or that it is back; False if it does not know how."""
         ...
 
     def close(self) -> None:
@@ -189,10 +195,22 @@ class GrantDesk:
         for order in decisions.ends:
             if link := self.links.get(order.node):
                 link.end_grant(order)
+        for handover in decisions.handovers:
+            self._hand_over(handover)
         for node in decisions.lost:
             if link := self.links.get(node):
                 link.close()
         return stored
+
+    def _hand_over(self, order: Handover) -> None:
+        # a server that is not there is told when it returns
+        link = self.links.get(order.node)
+        if link and not link.hand_over(order) and not order.back:
+            key = GpuKey(order.node, order.uuid)
+            with contextlib.suppress(DeposedError):
+                self.begin(
+                    lambda: self.pool.operations.handed_over(key, generation=order.generation)
+                )
 
     async def _store(self, changes: list[Change], decisions: Decisions) -> bool:
         try:
@@ -248,6 +266,7 @@ class GrantDesk:
         else:
             decisions.answers.update(more.answers)
             decisions.ends += more.ends
+            decisions.handovers += more.handovers
 
 
 def _not_given(error: StoreError | None) -> Refused:

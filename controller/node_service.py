@@ -26,7 +26,15 @@ from sluice.controller.messages import (
     session_of,
     vgpu_messages,
 )
-from sluice.controller.pool.model import Decisions, EndOrder, Granted, Node, ResizeOrder
+from sluice.controller.pool.model import (
+    Decisions,
+    EndOrder,
+    GpuKey,
+    Granted,
+    Handover,
+    Node,
+    ResizeOrder,
+)
 from sluice.controller.store.store import DeposedError
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -50,6 +58,7 @@ class ServerLink:
     """One server's open stream."""
 
     def __init__(self) -> None:
+        self.hands_over = False  # an older server does not
         self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
         self._calls = itertools.count(1)
         self._assignments: dict[str, asyncio.Future[str]] = {}
@@ -61,6 +70,21 @@ class ServerLink:
         self.orders.put_nowait(
             rpc.Order(end_grant=rpc.EndGrant(grant_id=order.grant_id, reason=order.reason))
         )
+
+    def hand_over(self, order: Handover) -> bool:
+        """Tells the server to let a GPU go, or that it is back; False if it does not know how."""
+        if self.hands_over:
+            self.orders.put_nowait(
+                rpc.Order(
+                    hand_over=rpc.HandOver(
+                        gpu_uuid=order.uuid,
+                        generation=order.generation,
+                        back=order.back,
+                        to_native=order.to_native,
+                    )
+                )
+            )
+        return self.hands_over
 
     async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> str:
         """Gives the server a session to expect; returns "" or why it will not take it."""
@@ -252,6 +276,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         if (older := self.links.get(name)) and older is not link:
             log.warning("node %s opened a second stream; the first is closed", name)
             older.close()
+        link.hands_over = inventory.hands_over
         self.links[name] = link
         self._desk.links[name] = link
         link.orders.put_nowait(
@@ -280,6 +305,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 ],
                 inventory.pending_requests,
                 [job_key(hold) for hold in inventory.holds],
+                {gpu.uuid for gpu in inventory.gpus if gpu.let_go},
             )
         )
 
@@ -315,6 +341,10 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             link.assignment_taken(report.assignment_taken)
         elif kind == "grant_resized":
             link.grant_resized(report.grant_resized)
+        elif kind == "handed_over":
+            done = report.handed_over
+            key = GpuKey(node, done.gpu_uuid)
+            self._desk.begin(lambda: pool.operations.handed_over(key, done.error, done.generation))
         elif kind == "log_text":
             link.log_text(report.log_text)
 

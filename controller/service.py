@@ -205,6 +205,7 @@ class Controller:
             ageing_seconds=shares.ageing_seconds,
             over_quota_waits=shares.over_quota == "wait",
             opening_seconds=shares.opening_seconds,
+            hands_over=True,
             policy=POLICIES[shares.policy](),
             snapshot=snapshot,
         )

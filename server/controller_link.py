@@ -59,6 +59,10 @@ class ServerSide(Protocol):
         """Changes the limits of what runs for a grant; returns "" or why they stay."""
         ...
 
+    async def hand_over(self, gpu_uuid: str, *, back: bool, to_native: bool) -> str:
+        """Lets a GPU go, or takes it back; returns "" or why it cannot."""
+        ...
+
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log; raises OSError."""
         ...
@@ -109,6 +113,7 @@ class ControllerLink:
         self._last_order = 0.0
         self._last_complaint = -COMPLAIN_EVERY_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
+        self._hand_overs: asyncio.Queue[rpc.HandOver] = asyncio.Queue()
 
     @property
     def is_connected(self) -> bool:
@@ -117,6 +122,7 @@ class ControllerLink:
 
     async def run(self) -> None:
         """Keeps the registration stream open, for ever."""
+        self._in_background(self._serve_hand_overs())
         delay = RETRY_SECONDS
         while True:
             leader = ""
@@ -294,6 +300,10 @@ class ControllerLink:
                     self._side.end_grant(order.end_grant.grant_id, order.end_grant.reason)
                 elif kind == "resize_grant":
                     self._in_background(self._resize(order.resize_grant))
+                elif kind == "hand_over":
+                    handover = rpc.HandOver()
+                    handover.CopyFrom(order.hand_over)
+                    self._hand_overs.put_nowait(handover)
                 elif kind == "read_log":
                     self._read_log(order.read_log)
         except asyncio.CancelledError:
@@ -328,6 +338,20 @@ class ControllerLink:
         error = await self._side.resize_grant(order.grant_id, order.vgpus)
         answer = rpc.GrantResized(grant_id=order.grant_id, error=error)
         self.report(rpc.NodeReport(grant_resized=answer))
+
+    async def _serve_hand_overs(self) -> None:
+        # one after another: a GPU that is taken back may still be on its way out
+        while True:
+            order = await self._hand_overs.get()
+            try:
+                error = await self._side.hand_over(
+                    order.gpu_uuid, back=order.back, to_native=order.to_native
+                )
+            except Exception as problem:
+                log.exception("GPU %s was not handed over", order.gpu_uuid)
+                error = f"its server failed: {problem}"
+            done = rpc.HandedOver(gpu_uuid=order.gpu_uuid, generation=order.generation, error=error)
+            self.report(rpc.NodeReport(handed_over=done))
 
     def _read_log(self, order: rpc.ReadLog) -> None:
         answer = rpc.LogText(call=order.call)

@@ -162,9 +162,11 @@ class Server:
                     architecture=gpu.architecture,
                     numa_node=gpu.numa_node if gpu.numa_node >= 0 else None,
                     nvlink_group=gpu.nvlink_group,
+                    let_go=self._workers.has_let_go(gpu.uuid),
                 )
                 for gpu in self.gpus
             ],
+            hands_over=True,
             sessions=sessions + self.tcp_door.expected_reports(),
             holds=self.desk.holds.reports(),
             labels=[
@@ -194,6 +196,10 @@ class Server:
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
         """Changes the limits of what runs for a grant; returns "" or why they stay."""
         return await self.desk.resize_grant(grant_id, vgpus)
+
+    async def hand_over(self, gpu_uuid: str, *, back: bool, to_native: bool) -> str:
+        """Lets a GPU go, or takes it back; returns "" or why it cannot."""
+        return await self.desk.hand_over(gpu_uuid, back=back)
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log."""

@@ -258,6 +258,23 @@ class SessionDesk:
             )
         return error
 
+    async def hand_over(self, gpu_uuid: str, *, back: bool) -> str:
+        """Ends what of this server holds a GPU without a session, or has it held again.
+
+        Returns "" or why the GPU is not free.
+        """
+        if back:
+            self._workers.serve([gpu_uuid])
+            return ""
+        sessions = [
+            session.id
+            for session in self.sessions.values()
+            if any(vgpu.gpu_uuid == gpu_uuid for vgpu in session.vgpus)
+        ]
+        if sessions:
+            return f"session {', '.join(sessions)} still runs on it"
+        return await self._workers.let_go(gpu_uuid)
+
     async def _set_compute(self, session: Session, percents: Sequence[int]) -> None:
         places = _places(session.part, session.vgpus)
         shares = [percents[place] if self._throttle else 100 for place in places]

@@ -3,7 +3,7 @@
 
 Used by session_desk (take) and service (start, stop). It owns every worker that has no session. A
 taken worker is replaced in the background, a little later, so that the new session has the CPU
-first.
+first. A GPU that was let go is held by no worker of these until it is served again.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ log = logging.getLogger("sluice.server")
 REFILL_DELAY_SECONDS = 0.5
 RETRY_SECONDS = 10.0
 STOP_SECONDS = 1.0
+LET_GO_SECONDS = 10.0
 
 
 class WarmWorkers:
@@ -45,11 +46,14 @@ class WarmWorkers:
         self._start_seconds = start_seconds
         self._warm: dict[str, list[Worker]] = {}
         self._refills: dict[str, asyncio.Task[None]] = {}
+        self._let_go: set[str] = set()
+        self._looking: list[Worker] = []  # at every GPU of the host
         self._stopping = False
 
     async def see_devices(self) -> list[WorkerDevice]:
         """Starts a worker that sees every GPU, asks it what they are, and lets it end."""
         worker = self._spawn([])
+        self._looking = [w for w in self._looking if not w.exited] + [worker]
         try:
             await worker.wait_ready(self._start_seconds)
             return worker.devices
@@ -59,8 +63,29 @@ class WarmWorkers:
     def serve(self, gpus: Sequence[str]) -> None:
         """Keeps workers warm for these GPUs from now on."""
         for uuid in gpus:
+            self._let_go.discard(uuid)
             self._warm.setdefault(uuid, [])
             self._refill(uuid, 0)
+
+    def has_let_go(self, uuid: str) -> bool:
+        """Whether none of these workers may hold the GPU."""
+        return uuid in self._let_go
+
+    async def let_go(self, uuid: str) -> str:
+        """Ends the GPU's warm workers; returns "" once they are gone, or why they are not."""
+        self._let_go.add(uuid)
+        if task := self._refills.pop(uuid, None):
+            task.cancel()
+        holding = [*self._warm.get(uuid, []), *self._looking]
+        for worker in holding:
+            worker.end("its GPU is handed over")
+        if not await _exited(holding, LET_GO_SECONDS):
+            pids = ", ".join(str(w.record.pid) for w in holding if not w.exited)
+            return f"worker process {pids} still holds it after {LET_GO_SECONDS:g} s"
+        if uuid not in self._let_go:
+            return "it was taken back meanwhile"
+        log.info("GPU %s is let go: %d warm worker(s) ended", uuid, len(holding))
+        return ""
 
     def adopt(self, worker: Worker) -> bool:
         """Takes in a worker of an earlier server that has no session; False if it is of no use."""
@@ -112,9 +137,7 @@ class WarmWorkers:
         for worker in ending:
             worker.on_exit = self._unused_one_ended
             worker.end("the server stops", grace=0)
-        deadline = asyncio.get_running_loop().time() + STOP_SECONDS
-        while any(not w.exited for w in ending) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)
+        await _exited(ending, STOP_SECONDS)
 
     def _spawn(self, gpus: list[str]) -> Worker:
         worker_id = secrets.token_hex(6)
@@ -133,7 +156,9 @@ class WarmWorkers:
         return worker
 
     def _refill(self, uuid: str, delay: float) -> None:
-        if self._stopping or ((task := self._refills.get(uuid)) and not task.done()):
+        if self._stopping or uuid in self._let_go:
+            return
+        if (task := self._refills.get(uuid)) and not task.done():
             return
         self._refills[uuid] = asyncio.create_task(self._fill(uuid, delay))
 
@@ -154,6 +179,9 @@ class WarmWorkers:
         warm = self._warm.get(uuid, [])
         if worker in warm:
             warm.remove(worker)
+            if uuid in self._let_go:
+                self._clean(worker)
+                return
             log.warning("the warm worker %s of GPU %s ended: %s", worker.id, uuid, reason)
             self._clean(worker)
             self._refill(uuid, RETRY_SECONDS)
@@ -169,3 +197,11 @@ class WarmWorkers:
         # an unused worker's log matters only if it said something
         if path.exists() and path.stat().st_size == 0:
             path.unlink()
+
+
+async def _exited(workers: Sequence[Worker], seconds: float) -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while any(not worker.exited for worker in workers) and loop.time() < deadline:
+        await asyncio.sleep(0.01)
+    return all(worker.exited for worker in workers)

@@ -40,6 +40,7 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.gpus = gpus
         self.switches: dict[GpuKey, GpuSwitch] = {}
+        self.faulty: set[GpuKey] = set()  # as their nodes say
         self.unreported: set[GpuKey] = set()  # native GPUs that their nodes do not see
         self._by_node: dict[str, dict[GpuKey, Gpu]] = defaultdict(dict)
         self.rooms = Rooms(books.ledger.usage)
@@ -83,6 +84,7 @@ class Fleet:
                 self.unreported.add(key)  # a VM has it: no wonder that its node does not see it
                 continue
             del self.gpus[key], self._by_node[node.name][key]
+            self.faulty.discard(key)
             self._books.changes.append(GpuRemoved(key.node, key.uuid))
             self._books.event("gpu.gone", str(key), "its node no longer reports it")
         for gpu in gpus:
@@ -123,6 +125,7 @@ class Fleet:
     def _put(self, gpu: Gpu) -> None:
         self.gpus[gpu.key] = gpu
         self._by_node[gpu.node][gpu.key] = gpu
+        (self.faulty.add if gpu.fault else self.faulty.discard)(gpu.key)
 
     # what there is
 

@@ -446,11 +446,22 @@ class ResizeOrder:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """A GPU that nothing of the pool is on goes to one VM, or comes back from it."""
+    """A GPU that nothing of the pool is on: its server lets it go, or has it back (POOLED)."""
 
     node: str
     uuid: str
-    to_native: bool
+    to: GpuMode
+    generation: int = 0  # of the switch: the answer repeats it
+
+    @property
+    def to_native(self) -> bool:
+        """Whether it is to be one VM's alone."""
+        return self.to is GpuMode.NATIVE
+
+    @property
+    def back(self) -> bool:
+        """Whether it is the pool's again."""
+        return self.to is GpuMode.POOLED
 
 
 @dataclass(slots=True)

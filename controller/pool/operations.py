@@ -153,12 +153,13 @@ class Operations:
 
     def cancel_switch(self, key: GpuKey) -> Decisions:
         """Leaves it in the pool after all; raises Impossible, Unknown."""
-        self._pools.cancel(key)
-        return self._moved_on(Decisions())
+        decisions = Decisions()
+        self._pools.cancel(key, decisions)
+        return self._moved_on(decisions)
 
-    def handed_over(self, key: GpuKey, error: str = "") -> Decisions:
+    def handed_over(self, key: GpuKey, error: str = "", generation: int | None = None) -> Decisions:
         """What was ordered by a Handover is done, or cannot be."""
-        self._pools.handed_over(key, error)
+        self._pools.handed_over(key, error, generation)
         return self._moved_on(Decisions())
 
     def drain_node(self, name: str, *, drained: bool) -> Decisions:

@@ -9,7 +9,7 @@ reports work that really runs and that the books had lost: that is adopted as it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.controller.pool import feasibility, refusals
@@ -212,10 +212,15 @@ class Pool:
         sessions: Iterable[ReportedSession],
         pending_requests: Iterable[str] = (),
         holds: Iterable[JobKey] = (),
+        let_go: Collection[str] = (),
     ) -> Decisions:
-        """Takes in a server that came (back) and makes the books say what it really runs."""
+        """Takes in a server that came (back) and makes the books say what it really runs.
+
+        `let_go` names the GPUs that it has handed over.
+        """
         self._fleet.joined(node, list(gpus))
         decisions = Decisions()
+        self._pools.joined(node.name, let_go, decisions)
         reported: set[str] = set()
         for report in sessions:
             reported.add(report.session.id)

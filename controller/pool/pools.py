@@ -4,12 +4,13 @@
 Called by pool.Pool. A GPU goes pooled → draining → native → returning → pooled, or, only drained,
 pooled → draining → drained → pooled; a switch can be cancelled until it is native. It promises that
 a GPU which is not pooled takes nothing new, that it becomes native only when nothing of the pool is
-on it, and that its state says what it waits for. The hand-over itself, between the server's workers
-and a VM, is the Handover's: without one a GPU is handed over at once.
+on it, and that its state says what it waits for. "Nothing" includes the server's own processes: it
+is told by a Handover to let the GPU go, and says when it has, or why it cannot.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from sluice.controller.pool.books import Books
@@ -38,6 +39,7 @@ class TwoPools:
         self._fleet = fleet
         self._yield = give_way
         self._hands_over = hands_over
+        self._let_go: set[GpuKey] = set()  # for a fault
 
     def switch(self, key: GpuKey, to: GpuMode, *, preempt: bool, decisions: Decisions) -> GpuSwitch:
         """Begins to take a GPU out of the pool, or to take it back; raises Impossible, Unknown."""
@@ -51,9 +53,9 @@ class TwoPools:
             if mode is GpuMode.NATIVE:
                 self._set(known, GpuMode.RETURNING, "its node has yet to report it")
                 known.target = GpuMode.POOLED
-                decisions.handovers.append(Handover(key.node, key.uuid, to_native=False))
+                self._order(known, GpuMode.POOLED, decisions)
             elif mode is not GpuMode.RETURNING:
-                self._pooled(known, "taken back")
+                self._pooled(known, "taken back", decisions)
             self.advance(decisions)
             return known
         if mode in (GpuMode.NATIVE, GpuMode.RETURNING):
@@ -76,7 +78,7 @@ class TwoPools:
         self.advance(decisions)
         return known
 
-    def cancel(self, key: GpuKey) -> GpuSwitch:
+    def cancel(self, key: GpuKey, decisions: Decisions) -> GpuSwitch:
         """Leaves a GPU in the pool that is on its way out of it; raises Impossible, Unknown."""
         if key not in self._fleet.gpus:
             raise Unknown("gpu", str(key))
@@ -84,7 +86,7 @@ class TwoPools:
         if known is None or known.mode is not GpuMode.DRAINING:
             mode = known.mode.value if known else GpuMode.POOLED.value
             raise Impossible(f"GPU {key} is {mode}; only a GPU that is draining can be cancelled")
-        self._pooled(known, "its switch was cancelled")
+        self._pooled(known, "its switch was cancelled", decisions)
         return known
 
     def drain_node(self, name: str, *, drained: bool) -> None:
@@ -101,18 +103,39 @@ class TwoPools:
         text = "it takes no new grants" if drained else "it takes grants again"
         self._books.event(kind, name, text)
 
-    def handed_over(self, key: GpuKey, error: str = "") -> None:
-        """The Handover is done, or says why it cannot be."""
+    def joined(self, node: str, let_go: Collection[str], decisions: Decisions) -> None:
+        """A server came (back), and says of which GPUs it has let go: it is told what is so now."""
+        self._let_go = {key for key in self._let_go if key.node != node}
+        for uuid in sorted(let_go):
+            key = GpuKey(node, uuid)
+            if key not in self._fleet.switches and key not in self._fleet.faulty:
+                decisions.handovers.append(Handover(node, uuid, GpuMode.POOLED))
+        for key, known in self._fleet.switches.items():
+            if key.node != node:
+                continue
+            if known.mode is GpuMode.DRAINING:
+                known.reason = ""  # what it was told may be lost: it is told again
+            elif known.mode is GpuMode.RETURNING:
+                self._order(known, GpuMode.POOLED, decisions)
+            elif key not in self._fleet.unreported:
+                self._order(known, known.mode, decisions)
+
+    def handed_over(self, key: GpuKey, error: str = "", generation: int | None = None) -> None:
+        """The Handover is done, or says why it cannot be; one of another switch is nobody's."""
         known = self._fleet.switches.get(key)
-        if known is None:
+        if known is None or known.mode is not GpuMode.DRAINING:
+            return
+        if not known.reason.startswith((HANDED_OVER, STUCK)):
+            return
+        if generation not in (None, known.generation):
             return
         if error:
             known.reason = f"{STUCK}: {error}"
             known.generation += 1
             self._books.changes.append(replace(known))
             self._books.event("gpu.stuck", str(key), known.reason)
-        elif known.mode is GpuMode.DRAINING and known.target is GpuMode.NATIVE:
-            self._set(known, GpuMode.NATIVE, "one VM's alone")
+        else:
+            self._set(known, known.target, EMPTY[known.target])
 
     def advance(self, decisions: Decisions) -> None:
         """Takes every switch as far as it goes now."""
@@ -123,7 +146,21 @@ class TwoPools:
                 node = self._fleet.nodes.get(key.node)
                 there = node is not None and node.state is NodeState.UP
                 if there and key not in self._fleet.unreported:
-                    self._pooled(switch, "its node reports it")
+                    self._pooled(switch, "its node reports it", decisions)
+        if self._hands_over and self._fleet.faulty != self._let_go:
+            self._let_go_of_faulty(decisions)
+
+    def _let_go_of_faulty(self, decisions: Decisions) -> None:
+        """A GPU at fault is held by nobody once nothing runs on it, so that it can be reset."""
+        for key in sorted(self._let_go - self._fleet.faulty, key=str):
+            self._let_go.discard(key)
+            if key in self._fleet.gpus and key not in self._fleet.switches:
+                decisions.handovers.append(Handover(key.node, key.uuid, GpuMode.POOLED))
+        for key in sorted(self._fleet.faulty - self._let_go, key=str):
+            up = self._fleet.nodes[key.node].state is NodeState.UP
+            if up and key not in self._fleet.switches and not self._books.live_on_gpu(key):
+                self._let_go.add(key)
+                decisions.handovers.append(Handover(key.node, key.uuid, GpuMode.DRAINED))
 
     def _drain(self, key: GpuKey, switch: GpuSwitch, decisions: Decisions) -> None:
         grants = len(self._books.live_on_gpu(key))
@@ -139,19 +176,24 @@ class TwoPools:
                 switch.reason = reason
                 switch.generation += 1
                 self._books.changes.append(replace(switch))
-        elif switch.target is not GpuMode.NATIVE:
-            self._set(switch, GpuMode.DRAINED, "nothing is on it")
         elif not self._hands_over:
-            self._set(switch, GpuMode.NATIVE, "one VM's alone")
+            self._set(switch, switch.target, EMPTY[switch.target])
         elif switch.reason != HANDED_OVER and not switch.reason.startswith(STUCK):
             switch.reason = HANDED_OVER
             switch.generation += 1
             self._books.changes.append(replace(switch))
-            decisions.handovers.append(Handover(key.node, key.uuid, to_native=True))
+            self._order(switch, switch.target, decisions)
 
-    def _pooled(self, switch: GpuSwitch, reason: str) -> None:
+    def _order(self, switch: GpuSwitch, to: GpuMode, decisions: Decisions) -> None:
+        order = Handover(switch.node, switch.uuid, to, switch.generation)
+        decisions.handovers.append(order)
+
+    def _pooled(self, switch: GpuSwitch, reason: str, decisions: Decisions) -> None:
+        told = switch.mode is GpuMode.DRAINED or switch.reason.startswith((HANDED_OVER, STUCK))
         switch.target = GpuMode.POOLED
         self._set(switch, GpuMode.POOLED, reason)
+        if told and switch.key not in self._fleet.faulty:
+            self._order(switch, GpuMode.POOLED, decisions)
         del self._fleet.switches[switch.key]
         self._fleet.changed(switch.node)
 
@@ -163,5 +205,6 @@ class TwoPools:
         self._books.event(f"gpu.{mode.value}", str(switch.key), reason)
 
 
+EMPTY = {GpuMode.NATIVE: "one VM's alone", GpuMode.DRAINED: "nothing is on it"}
 HANDED_OVER = "nothing is on it; being handed over"
 STUCK = "cannot be handed over"

@@ -14,14 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
 
+from sluice.controller.pool.adoption import ReportedSession
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import (
     CudaStatus,
     Event,
+    Gpu,
     GpuKey,
     GpuMode,
     Granted,
     GrantState,
+    Node,
     OwnerKind,
     Quota,
     Refused,
@@ -342,6 +345,63 @@ def test_a_handover_is_waited_for(make_bench: Callable[..., PoolBench]) -> None:
     assert "does not let go" in bench.pool.switches[GPU].reason
     bench.pool.operations.handed_over(GPU)
     assert bench.pool.mode(GPU) is GpuMode.NATIVE
+
+
+def test_an_answer_to_an_older_handover_counts_for_nothing(
+    make_bench: Callable[..., PoolBench],
+) -> None:
+    bench = make_bench(hands_over=True)
+    bench.node("a", 8000)
+    operations = bench.pool.operations
+    [first] = operations.switch_gpu(GPU, GpuMode.NATIVE).handovers
+    [back] = operations.cancel_switch(GPU).handovers
+    assert back.back
+    [second] = operations.switch_gpu(GPU, GpuMode.DRAINED).handovers
+    operations.handed_over(GPU, generation=first.generation + 100)
+    assert bench.pool.mode(GPU) is GpuMode.DRAINING
+    operations.handed_over(GPU, generation=second.generation)
+    assert bench.pool.mode(GPU) is GpuMode.DRAINED
+
+
+def test_a_gpu_at_fault_is_let_go_once_nothing_runs_on_it(
+    make_bench: Callable[..., PoolBench],
+) -> None:
+    bench = make_bench(hands_over=True)
+    bench.node("a", 8000)
+    running = bench.granted().grant
+    [session] = bench.pool.sessions_of(running.id)
+    reported = ReportedSession(session, running.vgpus, "", 0)
+    gpus = [Gpu("a", "a-gpu0", "Model", 8000, fault="XID 79")]
+    node = Node("a", "10.0.0.1", 9960, "1", 4)
+    assert bench.pool.register(node, gpus, [reported]).handovers == []
+    [order] = bench.pool.release(running.id, "XID 79").handovers
+    assert (order.back, order.to_native) == (False, False)
+    assert bench.pool.expire().handovers == []
+    [again] = bench.node("a", 8000, fault="XID 79", let_go={"a-gpu0"}).handovers
+    assert not again.back
+    [back] = bench.node("a", 8000, let_go={"a-gpu0"}).handovers
+    assert back.back
+
+
+def test_a_server_that_returns_is_told_again_which_gpus_are_not_its_own(
+    make_bench: Callable[..., PoolBench],
+) -> None:
+    bench = make_bench(hands_over=True)
+    bench.node("a", 8000)
+    operations = bench.pool.operations
+    operations.switch_gpu(GPU, GpuMode.NATIVE)
+    [again] = bench.node("a", 8000).handovers
+    assert again.to_native
+    operations.handed_over(GPU, generation=again.generation)
+    assert bench.pool.mode(GPU) is GpuMode.NATIVE
+    [restarted] = bench.node("a", 8000).handovers
+    assert restarted.to_native
+    bench.pool.disconnected("a")
+    operations.switch_gpu(GPU, GpuMode.POOLED)
+    [returned] = bench.node("a", 8000, let_go={"a-gpu0"}).handovers
+    assert returned.back
+    assert bench.pool.mode(GPU) is GpuMode.POOLED
+    assert bench.node("a", 8000).handovers == []
 
 
 def test_a_drained_node_takes_nothing_new_and_stays_so(

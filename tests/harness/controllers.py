@@ -261,6 +261,10 @@ class SimulatedServer:
         """There is nothing that could not be."""
         return ""
 
+    async def hand_over(self, gpu_uuid: str, *, back: bool, to_native: bool) -> str:
+        """Nothing holds a simulated GPU."""
+        return ""
+
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """There is none."""
         raise FileNotFoundError(session_id)

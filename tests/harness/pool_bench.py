@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from typing import Any
 
 from sluice.controller.pool.model import (
@@ -39,12 +40,20 @@ class PoolBench:
         self.pool = Pool(self.clock, lambda: f"{next(numbers):016x}", **options)
         self._requests = itertools.count(1)
 
-    def node(self, name: str, *memory_mib: int, vgpu_count: int = 4, **gpu: Any) -> Decisions:
+    def node(
+        self,
+        name: str,
+        *memory_mib: int,
+        vgpu_count: int = 4,
+        let_go: Collection[str] = (),
+        **gpu: Any,
+    ) -> Decisions:
         gpus = [
             Gpu(name, f"{name}-gpu{index}", "Model", mib, **gpu)
             for index, mib in enumerate(memory_mib)
         ]
-        return self.pool.register(Node(name, "10.0.0.1", 9960, "1", vgpu_count), gpus, [])
+        node = Node(name, "10.0.0.1", 9960, "1", vgpu_count)
+        return self.pool.register(node, gpus, [], let_go=let_go)
 
     def ask(self, **wish: Any) -> Granted | Refused | str:
         """The answer, or the request id of one that waits."""
