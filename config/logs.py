@@ -19,6 +19,32 @@ WITH_TIME = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOOK_EVERY_SECONDS = 1.0
 WITHOUT_TIME = "%(levelname)s %(name)s: %(message)s"
 
+# what no line of ours shows is not looked up for each line (Python's Logging HOWTO, "Optimization")
+logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+logging._srcfile = None
+
+
+class _Lines(logging.Formatter):
+    """Formats a line once for screen and file, and the time once a second."""
+
+    second = 0
+    second_text = ""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line."""
+        line: str | None = getattr(record, "sluice_line", None)
+        if line is None:
+            line = record.sluice_line = super().format(record)
+        return line
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """As logging writes it: local time with milliseconds."""
+        second = int(record.created)
+        if second != self.second:
+            text = time.strftime(self.default_time_format, self.converter(record.created))
+            self.second, self.second_text = second, text
+        return f"{self.second_text},{record.msecs:03.0f}"
+
 
 class _LogFile(logging.handlers.WatchedFileHandler):
     """Reopened when logrotate has moved it away; that is looked for once a second, not per line."""
@@ -38,7 +64,7 @@ def set_up_logging(section: LogSection, service: str) -> None:
     logger = logging.getLogger("sluice")
     logger.handlers.clear()
     logger.propagate = False
-    formatter = logging.Formatter(WITH_TIME if section.log_with_time else WITHOUT_TIME)
+    formatter = _Lines(WITH_TIME if section.log_with_time else WITHOUT_TIME)
     lowest = logging.CRITICAL
     if section.log_to_screen:
         screen = logging.StreamHandler(sys.stderr)

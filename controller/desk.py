@@ -80,7 +80,6 @@ class GrantDesk:
         self._line_seconds = waiting_line_seconds
         self._askers: dict[str, Asker] = {}
         self._unstored = Unstored(pool)
-        self._steps: set[asyncio.Task[bool]] = set()
         self._last_complaint = 0.0
 
     async def request(
@@ -108,7 +107,8 @@ class GrantDesk:
             if self._askers.get(request_id) is asker:
                 del self._askers[request_id]
                 if not answered and not self.stepped_down.is_set():
-                    await asyncio.shield(self._withdraw(request_id, cancelled))
+                    with contextlib.suppress(DeposedError):
+                        await self._begin_withdrawing(request_id, cancelled)
 
     async def step(self, decide: Callable[[], Decisions]) -> bool:
         """Takes one step of the pool, stores what changed, then tells what was decided.
@@ -117,22 +117,18 @@ class GrantDesk:
         Returns whether it is stored; what is not is kept and stored with a later step. Raises
         DeposedError, before anything is decided, if this controller no longer leads.
         """
-        return await asyncio.shield(self.begin(decide))
+        return await self.begin(decide)
 
-    def begin(self, decide: Callable[[], Decisions]) -> asyncio.Task[bool]:
+    def begin(self, decide: Callable[[], Decisions]) -> asyncio.Future[bool]:
         """A step whose end the caller need not wait for; steps are stored as they were begun."""
         if self.stepped_down.is_set():
             raise DeposedError("this controller no longer leads")
         decisions = decide()
-        new = self.pool.take_changes()
-        for change in new:
-            if isinstance(change, Event):
+        changes = self.pool.take_changes()
+        for change in changes:
+            if type(change) is Event:
                 log.info("%s %s: %s", change.kind, change.subject, change.text)
-        changes = [*self._unstored.take(), *new]
-        task = asyncio.create_task(self._store_and_tell(changes, decisions))
-        self._steps.add(task)
-        task.add_done_callback(self._steps.discard)
-        return task
+        return self._finish(self._unstored.take() + changes, decisions)
 
     async def end_grant(self, grant_id: str, reason: str) -> bool:
         """Ends a grant on an operator's word; False if it is not live.
@@ -178,10 +174,50 @@ class GrantDesk:
         for link in list(self.links.values()):
             link.close()
 
-    async def _store_and_tell(self, changes: list[Change], decisions: Decisions) -> bool:
-        stored = await self._store(changes, decisions)
-        if self.stepped_down.is_set():
-            return False
+    def _finish(self, changes: list[Change], decisions: Decisions) -> asyncio.Future[bool]:
+        """Stores, then tells; the future says whether it is stored, and may be cancelled."""
+        told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        # a callback rather than a task: this is the path of every grant and every release
+        def stored(commit: asyncio.Future[None]) -> None:
+            try:
+                is_stored = self._is_stored(commit.exception(), changes, decisions)
+                if not self.stepped_down.is_set():
+                    self._tell(decisions)
+            except Exception as error:
+                if told.done():
+                    raise
+                told.set_exception(error)
+            else:
+                if not told.done():  # else whoever waited has been cancelled
+                    told.set_result(is_stored)
+
+        self.store.commit(changes).add_done_callback(stored)
+        return told
+
+    def _is_stored(
+        self, error: BaseException | None, changes: list[Change], decisions: Decisions
+    ) -> bool:
+        """Sees to what could not be stored."""
+        if error is None:
+            if changes and self.trouble:
+                log.warning("the store works again; grants are given again")
+                self.trouble, self.pool.paused = None, ""
+            return True
+        if isinstance(error, DeposedError):
+            self.step_down(error)
+        elif isinstance(error, RecordError):
+            log.error("not stored, and not tried again: %s", error)
+            self._take_back(changes, decisions, error)
+        elif isinstance(error, StoreError):
+            self._unstored.keep(changes)
+            self._complain(error)
+            self._take_back(changes, decisions, error)
+        else:
+            raise error
+        return False
+
+    def _tell(self, decisions: Decisions) -> None:
         for request_id, answer in decisions.answers.items():
             if isinstance(answer, Granted) and answer.session.state is SessionState.ENDED:
                 # asked again while the first answer was under way, which then could not be stored
@@ -191,7 +227,8 @@ class GrantDesk:
                 asker.answer.set_result(answer)
             elif isinstance(answer, Granted) and asker is None:
                 log.warning("grant %s has nobody waiting for it; taking it back", answer.grant.id)
-                await self._withdraw(request_id, "nobody waited for it any more")
+                with contextlib.suppress(DeposedError):
+                    self._begin_withdrawing(request_id, "nobody waited for it any more")
         for order in decisions.ends:
             if link := self.links.get(order.node):
                 link.end_grant(order)
@@ -200,7 +237,6 @@ class GrantDesk:
         for node in decisions.lost:
             if link := self.links.get(node):
                 link.close()
-        return stored
 
     def _hand_over(self, order: Handover) -> None:
         # a server that is not there is told when it returns
@@ -212,26 +248,6 @@ class GrantDesk:
                     lambda: self.pool.operations.handed_over(key, generation=order.generation)
                 )
 
-    async def _store(self, changes: list[Change], decisions: Decisions) -> bool:
-        try:
-            await self.store.commit(changes)
-        except DeposedError as error:
-            self.step_down(error)
-            return False
-        except RecordError as error:
-            log.error("not stored, and not tried again: %s", error)
-            self._take_back(changes, decisions, error)
-            return False
-        except StoreError as error:
-            self._unstored.keep(changes)
-            self._complain(error)
-            self._take_back(changes, decisions, error)
-            return False
-        if changes and self.trouble:
-            log.warning("the store works again; grants are given again")
-            self.trouble, self.pool.paused = None, ""
-        return True
-
     def _complain(self, error: StoreError) -> None:
         now = time.monotonic()
         if self.trouble is None or now - self._last_complaint >= COMPLAIN_EVERY_SECONDS:
@@ -240,9 +256,8 @@ class GrantDesk:
         self.trouble = error
         self.pool.paused = f"the controller cannot store a grant: {error}"
 
-    async def _withdraw(self, request_id: str, reason: str) -> None:
-        with contextlib.suppress(DeposedError):
-            await self.step(lambda: self.pool.withdraw(request_id, reason))
+    def _begin_withdrawing(self, request_id: str, reason: str) -> asyncio.Future[bool]:
+        return self.begin(lambda: self.pool.withdraw(request_id, reason))
 
     def _take_back(self, changes: list[Change], decisions: Decisions, error: StoreError) -> None:
         made = {change.id for change in changes if isinstance(change, Session)}
@@ -260,9 +275,7 @@ class GrantDesk:
     def _merge(self, decisions: Decisions, more: Decisions) -> None:
         # what was taken back made room, and the queue was served from it: that is a step too
         if any(isinstance(answer, Granted) for answer in more.answers.values()):
-            task = asyncio.create_task(self._store_and_tell(self.pool.take_changes(), more))
-            self._steps.add(task)
-            task.add_done_callback(self._steps.discard)
+            self._finish(self.pool.take_changes(), more)
         else:
             decisions.answers.update(more.answers)
             decisions.ends += more.ends

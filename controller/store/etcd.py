@@ -117,9 +117,9 @@ class EtcdStore:
             list(newest.values()),
         )
 
-    async def commit(self, changes: Sequence[Change]) -> None:
-        """Stores the changes; raises DeposedError once another controller may lead."""
-        await self.group_commit.commit(changes)
+    def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
+        """Stores the changes; DeposedError once another controller may lead."""
+        return self.group_commit.commit(changes)
 
     async def events(self, limit: int, subject: str | None = None) -> list[Event]:
         """Returns the newest events, newest first."""

@@ -3,16 +3,17 @@
 
 Used by the controller's service. It owns the file, its lock, and two threads: one writes, because
 a commit waits for the disk and the event loop must not; the other carries the log over into the
-file (checkpoints), so that no commit waits for that. A group is one statement per table, as each
-statement costs the writer a fight for the interpreter's lock with a busy event loop. The standard
-library's sqlite3 is used on purpose: the records are flat and few, and a mapping layer would cost
-more than the write itself.
+file (checkpoints), so that no commit waits for that. A group is one statement, an INSERT into a
+view whose triggers write the tables: the writer leaves and takes the interpreter's lock once, for
+which it fights with a busy event loop. The standard library's sqlite3 is used on purpose: the
+records are flat and few, and a mapping layer would cost more than the write itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import sqlite3
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from sluice.controller.pool.model import Change, Event, UsageRecord
+from sluice.controller.pool.model import Change, Event, GrantState, UsageRecord
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records, sqlite_file
 from sluice.controller.store.group_commit import GroupCommit
@@ -31,20 +32,33 @@ from sluice.controller.store.store import EventQuery, NumberedEvent, StoreError
 log = logging.getLogger("sluice.controller")
 
 GROUP_MOST_CHANGES = 5000
-TRIM_EVERY_CHANGES = 5000
-CHECKPOINT_EVERY_CHANGES = 1000
+TRIM_EVERY_CHANGES = 500  # a little at a time: commits wait for it
+FORGET_AT_ONCE = 100
+CHECKPOINT_EVERY_CHANGES = 4000
 USAGE_HOURS = 400 * 24  # that are kept
 LOG_MOST_PAGES = 16384  # 64 MiB: then a commit waits once until the log starts over
 
-Statements = list[tuple[str, str]]  # with the JSON that each one is given
 T = TypeVar("T")
 
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
-def _upsert(kind: Kind) -> str:
+# the view that groups are written to: a column for what is put into each table and for what is
+# removed from it, as JSON, and two for what is forgotten; a group leaves most of them empty
+_PUT = {kind: kind.name for kind in records.KINDS.values()}
+_REMOVED = {kind: f"removed_{kind.name}" for kind in records.REMOVALS.values()}
+_FORGOTTEN = "forgotten_grants"  # ids
+_TRIMMED = "trim"  # not null: old events, usage and reservations go
+_COLUMNS = (*_PUT.values(), *_REMOVED.values(), _FORGOTTEN, _TRIMMED)
+_WRITE = f"INSERT INTO temp.groups VALUES ({', '.join('?' * len(_COLUMNS))})"
+
+Group = dict[str, str | int]  # the columns that are not empty
+
+
+def _put(kind: Kind) -> str:
     columns = ", ".join(kind.fields)
     values = ", ".join(f"json_extract(value, '$[{n}]')" for n in range(len(kind.fields)))
     # json_each yields an array in its order, so events keep theirs
-    insert = f"INSERT INTO {kind.name} ({columns}) SELECT {values} FROM json_each(?)"
+    insert = f"INSERT INTO {kind.name} ({columns}) SELECT {values} FROM json_each(NEW.{kind.name})"
     if not kind.key_fields:
         return insert
     # in place, unlike REPLACE: indices of columns that stay the same are not written
@@ -52,16 +66,43 @@ def _upsert(kind: Kind) -> str:
     return f"{insert} WHERE true ON CONFLICT ({', '.join(kind.key_fields)}) DO UPDATE SET {sets}"
 
 
-def _delete(kind: Kind) -> str:
+def _remove(kind: Kind) -> str:
     key = " AND ".join(
         f"{kind.name}.{name} = json_extract(json_each.value, '$[{n}]')"
         for n, name in enumerate(kind.key_fields)
     )
-    return f"DELETE FROM {kind.name} WHERE EXISTS (SELECT 1 FROM json_each(?) WHERE {key})"
+    rows = f"SELECT 1 FROM json_each(NEW.{_REMOVED[kind]}) WHERE {key}"
+    return f"DELETE FROM {kind.name} WHERE EXISTS ({rows})"
 
 
-UPSERTS = {kind: _upsert(kind) for kind in records.KINDS.values()}
-DELETES = {kind: _delete(kind) for kind in records.REMOVALS.values()}
+def _schema(ended_kept: int, events_kept: int) -> str:
+    """The view and its triggers, which live as long as the connection."""
+    forgotten = f"(SELECT value FROM json_each(NEW.{_FORGOTTEN}))"
+    old_reservations = (
+        "state = 'ended' AND id NOT IN (SELECT id FROM reservations WHERE state = 'ended' "
+        f"ORDER BY ended DESC LIMIT {ended_kept:d})"
+    )
+    newest = "(SELECT max(number) FROM events)"
+    actions = {
+        **{column: [_put(kind)] for kind, column in _PUT.items()},
+        **{column: [_remove(kind)] for kind, column in _REMOVED.items()},
+        _FORGOTTEN: [
+            f"DELETE FROM sessions WHERE grant_id IN {forgotten}",
+            f"DELETE FROM grants WHERE id IN {forgotten}",
+        ],
+        _TRIMMED: [
+            f"DELETE FROM events WHERE number <= {newest} - {events_kept:d}",
+            f"DELETE FROM usage WHERE hour < (SELECT max(hour) FROM usage) - {USAGE_HOURS:d}",
+            f"DELETE FROM reservations WHERE {old_reservations}",
+        ],
+    }
+    nothing = ", ".join(f"NULL AS {column}" for column in _COLUMNS)
+    triggers = [
+        f"CREATE TEMP TRIGGER write_{column} INSTEAD OF INSERT ON temp.groups "
+        f"WHEN NEW.{column} IS NOT NULL BEGIN {'; '.join(statements)}; END"
+        for column, statements in actions.items()
+    ]
+    return "; ".join((f"CREATE TEMP VIEW groups AS SELECT {nothing}", *triggers))
 
 
 class SqliteStore:
@@ -84,6 +125,7 @@ class SqliteStore:
         self._checkpoint: asyncio.Future[None] | None = None
         self._connection: sqlite3.Connection | None = None
         self._lock = contextlib.ExitStack()
+        self._ended: dict[str, None] = {}  # ids of ended grants, oldest first
         self._since_trim = 0
         self._since_checkpoint = 0
         self._log_is_long = False
@@ -93,9 +135,9 @@ class SqliteStore:
         """Opens the file (creating or migrating it) and returns its state."""
         return await self._in_thread(self._open_and_load)
 
-    async def commit(self, changes: Sequence[Change]) -> None:
+    def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
         """Stores the changes, together with others that arrive meanwhile."""
-        await self.group_commit.commit(changes)
+        return self.group_commit.commit(changes)
 
     async def events(self, limit: int, subject: str | None = None) -> list[Event]:
         """Returns the newest events, newest first."""
@@ -175,24 +217,36 @@ class SqliteStore:
 
     async def _write(self, changes: list[Change]) -> None:
         batch = records.last_states(changes)
-        statements: Statements = []
-        for kind, keys in batch.removals.items():
-            statements.append((DELETES[kind], json.dumps(keys)))
+        group: Group = {_REMOVED[kind]: _to_json(keys) for kind, keys in batch.removals.items()}
         for kind, puts in [*batch.puts.items(), (records.EVENTS, batch.events)]:
             if puts:
-                rows = json.dumps([_row(kind, put) for put in puts], ensure_ascii=False)
-                statements.append((UPSERTS[kind], rows))
-        self._since_trim += len(changes)
-        trim = self._since_trim >= TRIM_EVERY_CHANGES
-        await self._in_thread(lambda: self._run(statements, trim=trim))
-        if trim:
-            self._since_trim = 0
+                group[_PUT[kind]] = _to_json([_row(kind, put) for put in puts])
+        grants = batch.puts.get(records.GRANTS, ())
+        if forgotten := self._too_old({grant.id for grant in grants}):
+            group[_FORGOTTEN] = _to_json(forgotten)
+        if trim := self._since_trim + len(changes) >= TRIM_EVERY_CHANGES:
+            group[_TRIMMED] = 1
+        values = [group.get(column) for column in _COLUMNS]
+        await self._in_thread(lambda: self._run(values))
+        for grant_id in forgotten:
+            del self._ended[grant_id]
+        for grant in grants:
+            self._ended.pop(grant.id, None)
+            if grant.state is GrantState.ENDED:
+                self._ended[grant.id] = None
+        self._since_trim = 0 if trim else self._since_trim + len(changes)
         self._since_checkpoint += len(changes)
         if self._since_checkpoint >= CHECKPOINT_EVERY_CHANGES and self._checkpoint is None:
             self._since_checkpoint = 0
             loop = asyncio.get_running_loop()
             self._checkpoint = loop.run_in_executor(self._checkpoints, self._carry_over)
             self._checkpoint.add_done_callback(self._carried_over)
+
+    def _too_old(self, written: set[str]) -> list[str]:
+        """Ended grants that are too many, a few at a time."""
+        count = min(len(self._ended) - self._ended_kept, FORGET_AT_ONCE)
+        oldest = itertools.islice(self._ended, max(0, count))
+        return [grant_id for grant_id in oldest if grant_id not in written]
 
     def _carried_over(self, _: asyncio.Future[None]) -> None:
         self._checkpoint = None
@@ -217,7 +271,12 @@ class SqliteStore:
             connection.execute(f"PRAGMA synchronous = {self._synchronous}")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             sqlite_file.migrate(self._path, connection)
-            return self._load(connection)
+            connection.executescript(_schema(self._ended_kept, self._events_kept))
+            loaded = self._load(connection)
+            ended = [grant for grant in loaded.grants if grant.state is GrantState.ENDED]
+            ended.sort(key=lambda grant: grant.ended or 0.0)
+            self._ended = dict.fromkeys(grant.id for grant in ended)
+            return loaded
         except BaseException:
             self._lock.close()
             raise
@@ -247,46 +306,12 @@ class SqliteStore:
         except (TypeError, ValueError) as error:
             raise sqlite_file.damaged(self._path, f"a record cannot be read: {error}") from None
 
-    def _run(self, statements: Statements, *, trim: bool) -> None:
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            for statement, value in statements:
-                db.execute(statement, (value,))
-            if trim:
-                self._trim(db)
-            db.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-            raise
+    def _run(self, group: list[str | int | None]) -> None:
+        self._db.execute(_WRITE, group)  # a transaction of its own
         if self._log_is_long:
             self._log_is_long = False
             with contextlib.suppress(sqlite3.Error):  # stored it is; the next one tries again
-                db.execute("PRAGMA wal_checkpoint(RESTART)")
-
-    def _trim(self, db: sqlite3.Connection) -> None:
-        rows = db.execute(
-            "SELECT id FROM grants WHERE state = 'ended' ORDER BY ended DESC LIMIT -1 OFFSET ?",
-            (self._ended_kept,),
-        )
-        old = json.dumps([row[0] for row in rows])
-        db.execute(
-            "DELETE FROM sessions WHERE grant_id IN (SELECT value FROM json_each(?))", (old,)
-        )
-        db.execute("DELETE FROM grants WHERE id IN (SELECT value FROM json_each(?))", (old,))
-        db.execute(
-            "DELETE FROM usage WHERE hour < (SELECT max(hour) FROM usage) - ?", (USAGE_HOURS,)
-        )
-        db.execute(
-            "DELETE FROM reservations WHERE state = 'ended' AND id NOT IN (SELECT id FROM "
-            "reservations WHERE state = 'ended' ORDER BY ended DESC LIMIT ?)",
-            (self._ended_kept,),
-        )
-        db.execute(
-            "DELETE FROM events WHERE number <= (SELECT max(number) FROM events) - ?",
-            (self._events_kept,),
-        )
+                self._db.execute("PRAGMA wal_checkpoint(RESTART)")
 
     # in the other thread
 
@@ -306,5 +331,5 @@ class SqliteStore:
 def _row(kind: Kind, record: Any) -> list[Any]:
     values = kind.values(record)
     for place in kind.nested:
-        values[place] = json.dumps(values[place], ensure_ascii=False)
+        values[place] = _to_json(values[place])
     return values

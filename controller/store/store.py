@@ -8,6 +8,7 @@ which commit() was called. sqlite.py is the store of one controller, etcd.py tha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -66,8 +67,8 @@ class Store(Protocol):
         """Returns everything that was committed."""
         ...
 
-    async def commit(self, changes: Sequence[Change]) -> None:
-        """Stores the changes; raises StoreError if that failed."""
+    def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
+        """Stores the changes; the future is done then, or has a StoreError if that failed."""
         ...
 
     async def events(self, limit: int, subject: str | None = None) -> list[Event]:
