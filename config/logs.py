@@ -2,22 +2,26 @@
 """Sets up a service's logging from its [log] section.
 
 Called once by each service's main. Screen lines go to standard error; file lines to
-log_dir/<service>.log. A log folder that cannot be written is an error on the screen, never the end
-of the service.
+log_dir/<service>.log; as text, or as one JSON object each, with the ids that are bound
+(config.log_ids). A log folder that cannot be written is an error on the screen, never the end of
+the service.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import logging.handlers
 import sys
 import time
 
+from sluice.config.log_ids import bound_ids
 from sluice.config.sections import LogSection
 
 WITH_TIME = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOOK_EVERY_SECONDS = 1.0
 WITHOUT_TIME = "%(levelname)s %(name)s: %(message)s"
+LIBRARIES = ("asyncio", "grpc", "uvicorn")  # which warn, and would print it as they like
 
 # what no line of ours shows is not looked up for each line (Python's Logging HOWTO, "Optimization")
 logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -59,19 +63,44 @@ class _LogFile(logging.handlers.WatchedFileHandler):
             super().reopenIfNeeded()
 
 
+class JsonLines(logging.Formatter):
+    """One object a line: time, level, service, logger, ids, message.
+
+    What a call gives as `extra={"fields": {...}}` is added, and overrules what is bound.
+    """
+
+    def __init__(self, service: str, *, with_time: bool = True) -> None:
+        super().__init__()
+        self._service = service
+        self._with_time = with_time
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        line: dict[str, object] = {}
+        if self._with_time:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            line["time"] = f"{stamp}.{int(record.msecs):03d}Z"
+        line |= {"level": record.levelname, "service": self._service, "logger": record.name}
+        line |= bound_ids()
+        line["message"] = record.getMessage()
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
 def set_up_logging(section: LogSection, service: str) -> None:
     """Directs the logger "sluice" to screen and file as the section says."""
-    logger = logging.getLogger("sluice")
-    logger.handlers.clear()
-    logger.propagate = False
-    formatter = _Lines(WITH_TIME if section.log_with_time else WITHOUT_TIME)
-    lowest = logging.CRITICAL
+    formatter = (
+        JsonLines(service, with_time=section.log_with_time)
+        if section.log_format == "json"
+        else _Lines(WITH_TIME if section.log_with_time else WITHOUT_TIME)
+    )
+    handlers: list[logging.Handler] = []
     if section.log_to_screen:
         screen = logging.StreamHandler(sys.stderr)
         screen.setLevel(section.log_level)
-        screen.setFormatter(formatter)
-        logger.addHandler(screen)
-        lowest = min(lowest, screen.level)
+        handlers.append(screen)
     if section.log_to_file:
         try:
             section.log_dir.mkdir(parents=True, exist_ok=True)
@@ -84,7 +113,17 @@ def set_up_logging(section: LogSection, service: str) -> None:
             )
         else:
             file.setLevel(section.file_log_level)
-            file.setFormatter(formatter)
-            logger.addHandler(file)
-            lowest = min(lowest, file.level)
-    logger.setLevel(lowest)
+            handlers.append(file)
+    for handler in handlers:
+        handler.setFormatter(formatter)
+    lowest = min((handler.level for handler in handlers), default=logging.CRITICAL)
+    _direct("sluice", handlers, lowest)
+    for name in LIBRARIES:
+        _direct(name, handlers, max(lowest, logging.WARNING))
+
+
+def _direct(name: str, handlers: list[logging.Handler], level: int) -> None:
+    logger = logging.getLogger(name)
+    logger.handlers[:] = handlers
+    logger.propagate = False
+    logger.setLevel(level)

@@ -64,6 +64,9 @@ def split_address(address: str) -> tuple[str, int]:
 class LogSection(Section):
     """[log]: where a service logs and how much."""
 
+    log_format: Literal["text", "json"] = Field(
+        "text", description="text, or json: one object a line, with the ids of what it is about"
+    )
     log_with_time: bool = Field(True, description="true or false: each line carries the time")
     log_to_screen: bool = Field(True, description="true or false: log to standard error")
     log_to_file: bool = Field(True, description="true or false: log to a file in log_dir")

@@ -17,6 +17,9 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from sluice.config import log_ids
+from sluice.controller.metrics.meters import ControllerMeters
+from sluice.controller.metrics.tallies import PoolTallies
 from sluice.controller.pool.model import (
     Change,
     CudaStatus,
@@ -66,14 +69,23 @@ class Asker:
 
     request: GrantRequest
     answer: asyncio.Future[Granted | Refused]
+    name: str  # of the call that asks, in logs
 
 
 class GrantDesk:
     """Serialises the pool's steps and makes them durable."""
 
-    def __init__(self, pool: Pool, store: Store, waiting_line_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        store: Store,
+        waiting_line_seconds: float = 30.0,
+        meters: ControllerMeters | None = None,
+    ) -> None:
         self.pool = pool
         self.store = store
+        self.meters = meters or ControllerMeters()
+        self.tallies = PoolTallies(pool)
         self.links: dict[str, NodeLink] = {}
         self.trouble: StoreError | None = None  # why nothing can be stored for now
         self.stepped_down = asyncio.Event()
@@ -93,20 +105,26 @@ class GrantDesk:
         request_id = request.request_id
         if other := self._askers.get(request_id):
             other.answer.cancel()  # the same request asked again: the first call was lost
-        asker = Asker(request, asyncio.get_running_loop().create_future())
+        asker = Asker(request, asyncio.get_running_loop().create_future(), log_ids.request_id())
         self._askers[request_id] = asker
-        answered = False
+        answered = waited = False
+        arrived = time.monotonic()
         try:
             await self.step(lambda: self.pool.submit(request))
             while not asker.answer.done():
+                waited = True
                 yield self.pool.waiting(request)
                 await asyncio.wait([asker.answer], timeout=self._line_seconds)
             answered = True
-            yield asker.answer.result()
+            answer = asker.answer.result()
+            self.meters.request_left(request, answer, time.monotonic() - arrived, waited=waited)
+            yield answer
         finally:
             if self._askers.get(request_id) is asker:
                 del self._askers[request_id]
                 if not answered and not self.stepped_down.is_set():
+                    seconds = time.monotonic() - arrived
+                    self.meters.request_left(request, None, seconds, waited=waited)
                     with contextlib.suppress(DeposedError):
                         await self._begin_withdrawing(request_id, cancelled)
 
@@ -124,10 +142,10 @@ class GrantDesk:
         if self.stepped_down.is_set():
             raise DeposedError("this controller no longer leads")
         decisions = decide()
-        changes = self.pool.take_changes()
+        changes = self._take_changes()
         for change in changes:
             if type(change) is Event:
-                log.info("%s %s: %s", change.kind, change.subject, change.text)
+                self._log(change)
         return self._finish(self._unstored.take() + changes, decisions)
 
     async def end_grant(self, grant_id: str, reason: str) -> bool:
@@ -174,12 +192,37 @@ class GrantDesk:
         for link in list(self.links.values()):
             link.close()
 
+    def _log(self, event: Event) -> None:
+        """With the ids of what it is about: a step may serve others than who took it."""
+        fields = {"event": event.kind, "subject": event.subject}
+        about, _, _ = event.kind.partition(".")
+        request_id = event.subject if about == "request" else ""
+        if about == "session" and (session := self.pool.sessions.get(event.subject)):
+            request_id = session.request_id
+            fields |= {"session_id": session.id, "grant_id": session.grant_id}
+        elif about == "grant" and (grant := self.pool.grants.get(event.subject)):
+            request_id = grant.request_id
+            fields["grant_id"] = grant.id
+        if asker := self._askers.get(request_id):
+            fields["request_id"] = asker.name or request_id
+        log.info("%s %s: %s", event.kind, event.subject, event.text, extra={"fields": fields})
+
+    def _take_changes(self) -> list[Change]:
+        changes = self.pool.take_changes()
+        self.tallies.take(changes)
+        return changes
+
     def _finish(self, changes: list[Change], decisions: Decisions) -> asyncio.Future[bool]:
         """Stores, then tells; the future says whether it is stored, and may be cancelled."""
         told: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        began = time.monotonic()
 
         # a callback rather than a task: this is the path of every grant and every release
         def stored(commit: asyncio.Future[None]) -> None:
+            if changes:
+                self.meters.committed(
+                    time.monotonic() - began, failed=commit.exception() is not None
+                )
             try:
                 is_stored = self._is_stored(commit.exception(), changes, decisions)
                 if not self.stepped_down.is_set():
@@ -275,7 +318,7 @@ class GrantDesk:
     def _merge(self, decisions: Decisions, more: Decisions) -> None:
         # what was taken back made room, and the queue was served from it: that is a step too
         if any(isinstance(answer, Granted) for answer in more.answers.values()):
-            self._finish(self.pool.take_changes(), more)
+            self._finish(self._take_changes(), more)
         else:
             decisions.answers.update(more.answers)
             decisions.ends += more.ends

@@ -16,12 +16,17 @@ from typing import Any, NoReturn
 
 import grpc
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, RedirectResponse, Response
 
+from sluice.config.log_ids import request_id
+from sluice.config.metric_families import exposition
+from sluice.config.version import own_version
 from sluice.controller.auth.access import Access
 from sluice.controller.desk import GrantDesk
 from sluice.controller.election import LeaderAddress
-from sluice.controller.node_service import PoolService, own_version
+from sluice.controller.metrics.meters import Standing
+from sluice.controller.node_service import PoolService
 from sluice.controller.store.store import DeposedError, StoreError
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -66,16 +71,21 @@ class Front:
 class RestFront:
     """The ASGI application of the REST door."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, standing: Standing) -> None:
         self._front = front
+        self._standing = standing
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Serves, or refers to the leader."""
         if scope["type"] != "http":
             return
         office = self._front.serving
+        self._standing.leads.set(1 if office else 0)
         if scope["path"] == "/v1/controller":
             await self._own_part(office)(scope, receive, send)
+        elif scope["path"] == "/metrics" and office is None:
+            # a scraper that was referred to the leader would count it several times
+            await self._own_metrics(scope)(scope, receive, send)
         elif office:
             await office.app(scope, receive, send)
         else:
@@ -93,6 +103,11 @@ class RestFront:
             }
         )
 
+    def _own_metrics(self, scope: Scope) -> Response:
+        accept = Headers(scope=scope).get("accept", "")
+        body, content_type = exposition(self._standing.registry, accept)
+        return Response(body, headers={"Content-Type": content_type})
+
     def _refer(self, scope: Mapping[str, Any]) -> Response:
         if leader := self._front.leader():
             query = scope["query_string"].decode("latin-1")
@@ -108,6 +123,7 @@ class RestFront:
                     "status": 503,
                     "detail": self._front.no_leader(),
                     "instance": scope["path"],
+                    "request_id": request_id(),
                 }
             ),
             503,

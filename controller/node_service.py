@@ -12,10 +12,11 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator
-from importlib.metadata import PackageNotFoundError, version
 
 import grpc
 
+from sluice.config.log_ids import request_id
+from sluice.config.version import own_version
 from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import (
     answer_message,
@@ -42,14 +43,6 @@ from sluice.rpc import pool_pb2_grpc
 log = logging.getLogger("sluice.controller")
 
 
-def own_version() -> str:
-    """The installed distribution's version, or "checkout"."""
-    try:
-        return version("sluice-gpu")
-    except PackageNotFoundError:
-        return "checkout"
-
-
 class ServerGone(Exception):
     """The server's stream ended before it answered."""
 
@@ -68,7 +61,11 @@ class ServerLink:
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant."""
         self.orders.put_nowait(
-            rpc.Order(end_grant=rpc.EndGrant(grant_id=order.grant_id, reason=order.reason))
+            rpc.Order(
+                end_grant=rpc.EndGrant(
+                    grant_id=order.grant_id, reason=order.reason, request_id=request_id()
+                )
+            )
         )
 
     def hand_over(self, order: Handover) -> bool:
@@ -106,6 +103,7 @@ class ServerLink:
                     job_domain=granted.grant.job_domain,
                     job_processes=granted.grant.job_processes,
                     chosen=session.chosen,
+                    request_id=request_id(),
                 )
             )
         )

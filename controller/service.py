@@ -24,12 +24,14 @@ import uvicorn
 
 from sluice.config.controller import ControllerConfig
 from sluice.controller.api.app import build_app
+from sluice.controller.api.request_ids import RequestIds
 from sluice.controller.auth.access import Access, is_loopback
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.desk import GrantDesk
 from sluice.controller.election import Candidate, LeaderAddress, Term
 from sluice.controller.front import Front, Office, PoolFront, RestFront
+from sluice.controller.metrics.meters import ControllerMeters
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot
@@ -84,7 +86,8 @@ class Controller:
         self._front = Front()
         self._store: SqliteStore | None = None
         self._cluster: EtcdCluster | None = None
-        self._rest_app = RestFront(self._front)
+        self._meters = meters = ControllerMeters()
+        self._rest_app = RequestIds(RestFront(self._front, meters.standing), meters.answered)
         self.rest_port = 0
         self.grpc_port = 0
 
@@ -209,7 +212,7 @@ class Controller:
             policy=POLICIES[shares.policy](),
             snapshot=snapshot,
         )
-        desk = GrantDesk(pool, store, shares.waiting_line_seconds)
+        desk = GrantDesk(pool, store, shares.waiting_line_seconds, self._meters)
         service = PoolService(desk, shares.heartbeat_seconds)
         access = Access(
             self._config.auth,

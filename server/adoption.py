@@ -70,7 +70,9 @@ def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: Sess
     session = worker.record.session
     state = status.get("state")
     if state == "running" and session and status.get("id") == session["id"]:
-        session_log = SessionLog(Path(worker.record.log), session["id"], session["grant_id"])
+        session_log = SessionLog(
+            Path(worker.record.log), session["id"], session["grant_id"], session["request_id"]
+        )
         adopted = session_from_record(session, worker, session_log)
         desk.adopt(adopted)
         if session["opening"] and adopted.asker.channel == "shm":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from sluice.config.log_ids import METADATA_KEY, bound, new_request_id
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 from sluice.server.controller_line import ControllerLine
@@ -191,7 +191,7 @@ class ControllerLink:
         An exception inside the block, or cancellation, gives the grant back. Raises RefusalError
         with what the client is told.
         """
-        request.request_id = secrets.token_hex(8)
+        request.request_id = request.request_id or new_request_id()
         self._pending.add(request.request_id)
         settled = False
         try:
@@ -210,7 +210,7 @@ class ControllerLink:
                 await self._wait_connected(patience)
             # asked again of a controller that came back, it keeps its age and its deadline
             request.waited_seconds = time.monotonic() - begin
-            call = self._stub.RequestGrant(request, metadata=self._line.metadata)
+            call = self._stub.RequestGrant(request, metadata=self._named(request.request_id))
             self._asked[call] = self._target
             try:
                 async for answer in call:
@@ -262,8 +262,11 @@ class ControllerLink:
             await self._stub.ReleaseGrant(
                 rpc.GrantRelease(request_id=request_id, reason="the client went away"),
                 timeout=5,
-                metadata=self._line.metadata,
+                metadata=self._named(request_id),
             )
+
+    def _named(self, request_id: str) -> tuple[tuple[str, str], ...]:
+        return (*self._line.metadata, (METADATA_KEY, request_id))
 
     async def _stream(self) -> None:
         # a queue of its own: the last stream's sender may still wait at the last one
@@ -288,7 +291,12 @@ class ControllerLink:
                     beats = beats or asyncio.create_task(self._beat(seconds, call))
                 elif kind == "assignment":
                     assignment = order.assignment
-                    error = self._side.take_assignment(assignment)
+                    with bound(
+                        request_id=assignment.request_id,
+                        grant_id=assignment.grant_id,
+                        session_id=assignment.session_id,
+                    ):
+                        error = self._side.take_assignment(assignment)
                     self.report(
                         rpc.NodeReport(
                             assignment_taken=rpc.AssignmentTaken(
@@ -297,7 +305,9 @@ class ControllerLink:
                         )
                     )
                 elif kind == "end_grant":
-                    self._side.end_grant(order.end_grant.grant_id, order.end_grant.reason)
+                    end = order.end_grant
+                    with bound(request_id=end.request_id, grant_id=end.grant_id):
+                        self._side.end_grant(end.grant_id, end.reason)
                 elif kind == "resize_grant":
                     self._in_background(self._resize(order.resize_grant))
                 elif kind == "hand_over":

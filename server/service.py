@@ -15,13 +15,13 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from sluice.config.native_files import NativeFileMissing
 from sluice.config.sections import split_address
 from sluice.config.server import ServerConfig
+from sluice.config.version import own_version
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.adoption import adopt_workers
 from sluice.server.code_cache import CodeCache
@@ -149,7 +149,7 @@ class Server:
             node=self._config.server.node_name,
             data_address=self._advertised,
             data_port=self.tcp_door.port,
-            version=_own_version(),
+            version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
             gpus=[
                 rpc.Gpu(
@@ -323,13 +323,6 @@ class Server:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("a part of the server ended with an error", exc_info=error)
-
-
-def _own_version() -> str:
-    try:
-        return version("sluice-gpu")
-    except PackageNotFoundError:
-        return "checkout"
 
 
 def _data_address(bind_addr: str, bind_net: str | None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sluice.config import log_ids
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.code_cache import CodeCache, project_of
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
@@ -82,6 +83,20 @@ class SessionDesk:
         """
         part = self.part_of(wish, asker)
         request = grant_request(self._node, wish, asker, part)
+        request.request_id = log_ids.new_request_id()
+        with log_ids.bound(request_id=request.request_id):
+            return await self._open(request, wish, asker, channel_fields, descriptor, tell, part)
+
+    async def _open(
+        self,
+        request: rpc.GrantRequest,
+        wish: OpenSession,
+        asker: Asker,
+        channel_fields: dict[str, str],
+        descriptor: int,
+        tell: Callable[[str], None],
+        part: JobPart | None,
+    ) -> Session:
         log.info("open: %s asks for %s", asker.describe(), _wanted(wish))
         try:
             async with self._controller.grant(request, tell) as grant:
@@ -138,7 +153,9 @@ class SessionDesk:
             priority=wish.priority,
             asker=asker,
             worker=worker,
-            log=SessionLog.take_over(self._log_dir, worker.record.log, session_id, grant_id),
+            log=SessionLog.take_over(
+                self._log_dir, worker.record.log, session_id, grant_id, log_ids.request_id()
+            ),
             part=part,
         )
         ledger = self._join_ledger(session)

@@ -14,18 +14,25 @@ import re
 import time
 from pathlib import Path
 
+from sluice.config.log_ids import request_id
+
 log = logging.getLogger("sluice.server")
 
 
 class SessionLog:
     """The log file of one session."""
 
-    def __init__(self, path: Path, session_id: str, grant_id: str) -> None:
+    def __init__(self, path: Path, session_id: str, grant_id: str, asked_by: str = "") -> None:
+        """`asked_by` is the id of the request that the session was opened for."""
         self.path = path
         self._prefix = f"session={session_id} grant={grant_id}"
+        self._ids = {"session_id": session_id, "grant_id": grant_id}
+        self._asked_by = asked_by
 
     @classmethod
-    def take_over(cls, folder: Path, worker_log: str, session_id: str, grant_id: str) -> SessionLog:
+    def take_over(
+        cls, folder: Path, worker_log: str, session_id: str, grant_id: str, asked_by: str = ""
+    ) -> SessionLog:
         """Makes the worker's log the session's."""
         path = session_log_path(folder, session_id)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -34,11 +41,15 @@ class SessionLog:
         except OSError as error:
             log.warning("session %s: %s cannot be renamed: %s", session_id, worker_log, error)
             path = Path(worker_log)
-        return cls(path, session_id, grant_id)
+        return cls(path, session_id, grant_id, asked_by)
 
     def write(self, text: str, level: int = logging.INFO) -> None:
         """Adds a line, to server.log too."""
-        log.log(level, "%s %s", self._prefix, text)
+        ids = dict(self._ids)
+        if asker := request_id() or self._asked_by:
+            ids["request_id"] = asker
+        fields = {**ids, "message": text}
+        log.log(level, "%s %s", self._prefix, text, extra={"fields": fields})
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
         line = f"{stamp}.{int(now % 1 * 1000):03d}Z server {self._prefix} {text}\n"

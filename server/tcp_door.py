@@ -16,6 +16,7 @@ import socket
 import time
 from dataclasses import dataclass, replace
 
+from sluice.config.log_ids import bound
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.listener import Listener
@@ -173,10 +174,16 @@ class TcpDoor:
                 ),
             )
             return
-        session_id = expected.assignment.session_id
+        assignment = expected.assignment
+        session_id = assignment.session_id
         self._attaching[session_id] = expected
         try:
-            await self._attach(connected, host, wish, expected)
+            with bound(
+                request_id=assignment.request_id,
+                grant_id=assignment.grant_id,
+                session_id=session_id,
+            ):
+                await self._attach(connected, host, wish, expected)
         finally:
             del self._attaching[session_id]
 

@@ -9,6 +9,7 @@ first. A GPU that was let go is held by no worker of these until it is served ag
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import secrets
 from collections.abc import Sequence
@@ -160,7 +161,9 @@ class WarmWorkers:
             return
         if (task := self._refills.get(uuid)) and not task.done():
             return
-        self._refills[uuid] = asyncio.create_task(self._fill(uuid, delay))
+        # in a context of its own: the next session's worker must not log the ids of this one
+        filling = asyncio.create_task(self._fill(uuid, delay), context=contextvars.Context())
+        self._refills[uuid] = filling
 
     async def _fill(self, uuid: str, delay: float) -> None:
         await asyncio.sleep(delay)

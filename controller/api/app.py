@@ -13,12 +13,14 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from sluice.config.version import own_version
 from sluice.controller.api import problems
 from sluice.controller.api.authorisation import undeclared
 from sluice.controller.api.description import describe
 from sluice.controller.api.doorway import Doorway
 from sluice.controller.api.event_routes import event_routes
 from sluice.controller.api.idempotency import Idempotency
+from sluice.controller.api.metrics_routes import metrics_routes
 from sluice.controller.api.operations import operation_routes
 from sluice.controller.api.resources import resource_routes
 from sluice.controller.api.share_routes import share_routes
@@ -27,7 +29,7 @@ from sluice.controller.api.token_routes import token_routes
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.buckets import Buckets
 from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService, own_version
+from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import Document
 from sluice.controller.store.store import StoreError
 
@@ -59,6 +61,7 @@ def build_app(
         tcp_session_routes(desk, service, key_seconds),
     ):
         app.include_router(routes, prefix="/v1")
+    app.include_router(metrics_routes(desk))
     app.add_exception_handler(problems.Problem, problems.answer_problem)
     app.add_exception_handler(StoreError, problems.answer_store_error)
     app.add_exception_handler(HTTPException, problems.answer_http_error)

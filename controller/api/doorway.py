@@ -18,6 +18,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from sluice.config.log_ids import request_id
 from sluice.controller.api.problems import Problem, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.buckets import Buckets
@@ -95,7 +96,7 @@ class Doorway:
         except Denied as denied:
             if given is None and scope["path"] in PUBLIC:
                 return None
-            what = f"{scope['method']} {_path(scope)} from {address}: {denied}"
+            what = f"{scope['method']} {_path(scope)} from {address}: {denied}{_request()}"
             if denied.token:
                 await self._write("audit.denied", denied.token.id, what)
             elif time.monotonic() - self._last_complaint > COMPLAIN_EVERY_SECONDS:
@@ -117,7 +118,8 @@ class Doorway:
             status = code
             if method not in READS or code == 403:
                 kind = "audit.denied" if code == 403 else f"audit.{method.lower()}"
-                await self._write(kind, caller.id, f"{method} {_path(scope)}: {code}, {caller}")
+                what = f"{method} {_path(scope)}: {code}, {caller}{_request()}"
+                await self._write(kind, caller.id, what)
 
         async def send_recorded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -152,6 +154,11 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return counted
+
+
+def _request() -> str:
+    name = request_id()
+    return f", request {name}" if name else ""
 
 
 def _path(scope: Scope) -> str:

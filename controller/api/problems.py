@@ -15,6 +15,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from sluice.config.log_ids import request_id
+
 
 class ProblemDocument(BaseModel):
     """The body of every error."""
@@ -25,6 +27,7 @@ class ProblemDocument(BaseModel):
     detail: str
     instance: str = ""
     cuda_error: int | None = None
+    request_id: str | None = None  # by which the controller's log and audit trail name it
 
 
 class Problem(Exception):
@@ -60,6 +63,7 @@ def problem_answer(path: str, problem: Problem) -> JSONResponse:
         detail=problem.detail,
         instance=path,
         cuda_error=problem.cuda_error,
+        request_id=request_id() or None,
     )
     return JSONResponse(
         document.model_dump(exclude_none=True),

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Response
 from fastapi.responses import PlainTextResponse
 
+from sluice.config.version import own_version
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import (
     OperatorOrTenant,
@@ -25,7 +26,7 @@ from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.auth.access import Caller
 from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService, own_version
+from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import (
     GpuKey,
     Grant,

@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from sluice.controller.auth.access import Access, Caller, Denied
+from sluice.controller.call_ids import name_call
 from sluice.controller.pool.model import Event
 from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import Store, StoreError
@@ -70,6 +71,7 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
         context: grpc.aio.ServicerContext[rpc.GrantRequest, rpc.GrantAnswer],
     ) -> AsyncIterator[rpc.GrantAnswer]:
         """Answers a client's request that its own server passes on."""
+        name_call(context, request.request_id)
         if guarded := self._guarded():
             caller = await self._caller(guarded, context)
             await self._only_for(guarded, caller, request.node, context)
@@ -82,6 +84,7 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
         context: grpc.aio.ServicerContext[rpc.GrantRelease, rpc.GrantReleased],
     ) -> rpc.GrantReleased:
         """Gives a grant of the caller's node back."""
+        name_call(context, request.request_id)
         if guarded := self._guarded():
             caller = await self._caller(guarded, context)
             if node := _node_of(guarded.pool, request):

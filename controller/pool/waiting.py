@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,7 @@ class Entry:
     request: GrantRequest
     deadline: float | None
     alike: GrantRequest  # equal for requests that fit alike
+    since: float  # monotonic
 
 
 class WaitingQueue:
@@ -44,6 +46,8 @@ class WaitingQueue:
         self._classes: dict[GrantRequest, list[Order]] = {}
         self._deadlines: list[tuple[float, Order]] = []
         self._preempting: dict[str, Entry] = {}
+        self._since: list[tuple[float, int]] = []  # of each, and its arrival
+        self.by_priority: Counter[int] = Counter()  # how many wait
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -66,8 +70,10 @@ class WaitingQueue:
             if self._ageing
             else (-request.priority, since, self._arrivals)
         )
-        entry = Entry(order, request, deadline, alike(request))
+        entry = Entry(order, request, deadline, alike(request), since)
         self._entries[request.request_id] = entry
+        self.by_priority[request.priority] += 1
+        bisect.insort(self._since, (since, order[2]))
         self._by_order[order] = entry
         bisect.insort(self._orders, order)
         bisect.insort(self._classes.setdefault(entry.alike, []), order)
@@ -91,6 +97,10 @@ class WaitingQueue:
         del same[bisect.bisect_left(same, entry.order)]
         if not same:
             del self._classes[entry.alike]
+        del self._since[bisect.bisect_left(self._since, (entry.since, entry.order[2]))]
+        self.by_priority[entry.request.priority] -= 1
+        if not self.by_priority[entry.request.priority]:
+            del self.by_priority[entry.request.priority]
         self._preempting.pop(request_id, None)
         return True
 
@@ -98,6 +108,11 @@ class WaitingQueue:
         """1 for the next request, 0 if it does not wait."""
         entry = self._entries.get(request_id)
         return bisect.bisect_left(self._orders, entry.order) + 1 if entry else 0
+
+    @property
+    def oldest(self) -> float | None:
+        """Since when the request waits that has waited longest, monotonic; None: nobody waits."""
+        return self._since[0][0] if self._since else None
 
     def overdue(self, now: float) -> list[GrantRequest]:
         """Takes out and returns the requests whose deadline has passed."""

@@ -108,6 +108,7 @@ class ControlPlane:
         tls: dict[str, Any] | None = None,
         server_tls: dict[str, Any] | None = None,
         token_file: Path | None = None,
+        log: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         patience: float = 1,
     ) -> None:
@@ -124,10 +125,10 @@ class ControlPlane:
         if self.fake:
             self._environment["SLUICE_NATIVE_DIR"] = str(make_fake_native(folder / "native"))
         self.socket_path = folder / "run" / "server.sock"
-        log = {"log_dir": folder / "log", "log_to_screen": "true", "log_level": "DEBUG"}
+        common = {"log_dir": folder / "log", "log_to_screen": "true", **(log or {})}
         self._write(
             "controller.conf",
-            log=log,
+            log={**common, "log_level": "DEBUG"},
             controller={
                 "rest_port": self.rest_port,
                 "grpc_port": self.grpc_port,
@@ -139,7 +140,7 @@ class ControlPlane:
         )
         self._write(
             "server.conf",
-            log={**log, "log_level": "INFO"},
+            log={**common, "log_level": "INFO"},
             controller={
                 "controller_addr": f"127.0.0.1:{self.rest_port}",
                 "grpc_addr": f"127.0.0.1:{self.grpc_port}",
