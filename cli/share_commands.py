@@ -141,6 +141,10 @@ def set_quota(
     may_preempt: Annotated[
         bool, typer.Option("--may-preempt", help="its requests may end lower-priority work")
     ] = False,
+    max_priority: Annotated[
+        int | None,
+        typer.Option(help="the highest of its requests (default: any; 0 with a tenant's token)"),
+    ] = None,
     address: Address = None,
     output_format: Output = Format.TABLE,
 ) -> None:
@@ -150,6 +154,7 @@ def set_quota(
         "memory_mib": memory,
         "compute_percent": compute,
         "may_preempt": may_preempt,
+        "max_priority": max_priority,
     }
     answer = controller(address).put(f"/quotas/{project}", body)
     if not output.show_data(answer, output_format):
@@ -169,6 +174,7 @@ def list_quotas(address: Address = None, output_format: Output = Format.TABLE) -
             "MIB": "m",
             "PERCENT": "p",
             "PREEMPTS": "may_preempt",
+            "MAX PRIORITY": "max_priority",
         },
         [
             {

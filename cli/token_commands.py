@@ -30,6 +30,20 @@ def create(
     expires: Annotated[
         str | None, typer.Option(help="after how long, such as 30d, 12h, 5m (default: never)")
     ] = None,
+    max_priority: Annotated[
+        int | None,
+        typer.Option(help="the highest priority of a tenant's requests (default: its project's)"),
+    ] = None,
+    may_preempt: Annotated[
+        bool | None,
+        typer.Option(
+            "--may-preempt/--may-not-preempt",
+            help="whether a tenant may end lower-priority work (default: as its project)",
+        ),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="a tenant's: draws on reservations for this label too")
+    ] = None,
     idempotency_key: Annotated[
         str, typer.Option(help="sent twice with this key, one token is made")
     ] = "",
@@ -43,6 +57,9 @@ def create(
         "project": project,
         "node": node,
         "expires_seconds": _seconds(expires) if expires else None,
+        "max_priority": max_priority,
+        "may_preempt": may_preempt,
+        "label": label,
     }
     answer = controller(address).post("/tokens", body, idempotency_key)
     if output.show_data(answer, output_format):

@@ -8,6 +8,7 @@ the systems that Sluice replaces, so that an operator's file can be brought alon
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -124,6 +125,60 @@ class NodeSection(Section):
         default_factory=dict,
         description="name = value pairs with commas, such as rack=r12, rdma=ib0: letters, digits, "
         "dot, dash, underscore and slash",
+    )
+
+
+def _pairs(value: object) -> object:
+    """ "a = x y, b = z" as a mapping to words."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    found = {name.strip(): text.split() for name, _, text in pairs}
+    if len(found) < len(pairs):
+        raise ValueError("names somebody twice; give each one entry")
+    return found
+
+
+def _label_owners(value: object) -> object:
+    found = _pairs(value)
+    if isinstance(found, dict):
+        for name, labels in found.items():
+            if not re.fullmatch(r"(user|group|vm):.+", name):
+                raise ValueError(f"{name}: write user:NAME, group:NAME or vm:NAME")
+            if isinstance(labels, list) and len(labels) != 1:
+                raise ValueError(f"{name}: give one label")
+    return found
+
+
+ProjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,120}$")]
+Projects = Annotated[
+    dict[str, Annotated[list[ProjectName], Field(min_length=1)]], BeforeValidator(_pairs)
+]
+
+
+class ProjectsSection(Section):
+    """[projects]: on whose account this host's users and guests work, and what they may choose.
+
+    Of several projects the first is theirs unless they choose another (SLUICE_PROJECT).
+    """
+
+    default: ProjectName = Field(
+        "default", description="the project of whom nothing else is said of"
+    )
+    users: Projects = Field(
+        default_factory=dict,
+        description="user (name or number) = projects, with commas: alice=vision nlp, 1001=speech",
+    )
+    groups: Projects = Field(
+        default_factory=dict, description="group (name or number) = projects, with commas"
+    )
+    vms: Projects = Field(
+        default_factory=dict, description="guest (name or UUID) = projects, with commas"
+    )
+    labels: Annotated[dict[str, list[ProjectName]], BeforeValidator(_label_owners)] = Field(
+        default_factory=dict,
+        description="who draws on reservations for a label: user:alice=team-a, group:nlp=team-b, "
+        "vm:web=team-c",
     )
 
 
@@ -246,6 +301,7 @@ class ServerConfig(BaseModel):
     controller: ControllerSection = ControllerSection()
     server: ServerSection = Field(default_factory=ServerSection)
     node: NodeSection = NodeSection()
+    projects: ProjectsSection = ProjectsSection()
     tls: TlsSection = TlsSection()
     server_nccl: NcclSection = NcclSection()
     throttle: ThrottleSection = ThrottleSection()

@@ -13,6 +13,8 @@ from sluice.controller.pool.jobs import JobKey
 from sluice.controller.pool.pool import ReportedSession
 from sluice.rpc import pool_pb2 as rpc
 
+MODES = {mode.value for mode in model.Mode}
+
 
 def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
     """A GPU as its node reports it."""
@@ -75,6 +77,7 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         message.job,
         message.job_domain,
         message.job_processes,
+        message.project,
     )
 
 
@@ -113,6 +116,8 @@ def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
         preempt=message.preempt,
         waited_seconds=max(0.0, message.waited_seconds),
         owner_label=message.owner_label,
+        project=message.project,
+        mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
     )
 
 

@@ -104,6 +104,7 @@ class ServerLink:
                     job_processes=granted.grant.job_processes,
                     chosen=session.chosen,
                     request_id=request_id(),
+                    project=granted.grant.project,
                 )
             )
         )

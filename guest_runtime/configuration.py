@@ -17,6 +17,14 @@ SYSTEM_FILE = Path("/etc/sluice/client.conf")
 
 _FLAGS = ("1", "true", "yes", "on", "0", "false", "no", "off")
 _CHANNELS = ("auto", "shm", "ivshmem", "tcp")
+_LABEL = "[A-Za-z0-9._/-]{1,63}=[A-Za-z0-9._/-]{1,63}"
+
+#: Texts that a pool knows: a pattern, and in words.
+PROJECT = ("[A-Za-z0-9._-]{1,120}", "a name of letters, digits, dot, dash and underscore")
+MODEL = ("[A-Za-z0-9 ._()/-]{1,120}", "words of a model's name, such as h200")
+ARCHITECTURE = ("[A-Za-z0-9._]{1,32}", "an architecture such as sm_90")
+LABELS = (f"{_LABEL}(, *{_LABEL}){{0,15}}", "NAME=VALUE pairs with commas, such as rack=r12")
+MODE = ("auto|reserved|on-demand", "one of auto, reserved, on-demand")
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,8 @@ class Setting:
     default: str
     #: A range for numbers, words for choices, None for any text.
     accepts: range | tuple[str, ...] | None = None
+    #: Of a text: a pattern, and what it means in words.
+    text: tuple[str, str] | None = None
 
 
 SETTINGS = (
@@ -44,6 +54,13 @@ SETTINGS = (
     Setting("client.cross_node", ("SLUICE_CROSS_NODE", "ORION_CROSS_NODE"), "false", _FLAGS),
     Setting("client.priority", ("SLUICE_PRIORITY",), "0", range(-1000, 1001)),
     Setting("client.wait", ("SLUICE_WAIT",), "-1", range(-1, (1 << 30) + 1)),
+    Setting("client.project", ("SLUICE_PROJECT",), "", text=PROJECT),
+    Setting("client.gpu_model", ("SLUICE_GPU_MODEL",), "", text=MODEL),
+    Setting("client.gpu_architecture", ("SLUICE_GPU_ARCHITECTURE",), "", text=ARCHITECTURE),
+    Setting("client.labels", ("SLUICE_LABELS",), "", text=LABELS),
+    Setting("client.mode", ("SLUICE_MODE",), "auto", ("auto", "reserved", "on-demand")),
+    Setting("client.preempt", ("SLUICE_PREEMPT",), "false", _FLAGS),
+    Setting("client.same_gpu", ("SLUICE_SAME_GPU",), "false", _FLAGS),
 )
 
 
@@ -117,6 +134,8 @@ def _problem(setting: Setting, text: str) -> str | None:
             return f"a whole number from {low} to {high} is wanted"
     elif isinstance(setting.accepts, tuple) and text not in setting.accepts:
         return f"one of {', '.join(setting.accepts)} is wanted"
+    elif setting.text and not re.fullmatch(setting.text[0], text):
+        return f"{setting.text[1]} is wanted"
     return None
 
 

@@ -7,7 +7,9 @@ that is wrong raises BadOpen, whose status and message go back to the client as 
 
 from __future__ import annotations
 
+import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -20,8 +22,14 @@ PROTOCOL_MAJOR = 1
 OPEN_FUNCTION = 1
 REPLY_FUNCTION = 2
 MESSAGE_BYTES = 480
+MOST_WISH_BYTES = 3072  # behind the fixed part
 CROSS_NODE = 1
 HOLD_JOB = 2
+PREEMPT = 4
+SAME_GPU = 8
+RESERVED_ONLY = 16
+ON_DEMAND_ONLY = 32
+MOST_LABELS = 16
 MOST_VGPUS = 64
 _JOB_OFFSET = 328
 _TOKEN_BYTES = 64
@@ -29,6 +37,25 @@ _TOKEN_BYTES = 64
 _HEADER = struct.Struct("<IHHII")
 _OPEN = struct.Struct("<IHHIIIIiiIIQII64s64s128s")
 _JOB = struct.Struct("<64sII64s")
+_ANY = re.compile(r".*", re.DOTALL)
+_WISHES = {
+    "project": (
+        re.compile(r"[A-Za-z0-9._-]{1,120}"),
+        "a name of letters, digits, dot, dash and underscore (SLUICE_PROJECT)",
+    ),
+    "gpu_model": (
+        re.compile(r"[A-Za-z0-9 ._()/-]{1,120}"),
+        "words of a model's name (SLUICE_GPU_MODEL)",
+    ),
+    "gpu_architecture": (
+        re.compile(r"[A-Za-z0-9._]{1,32}"),
+        "an architecture such as sm_90 (SLUICE_GPU_ARCHITECTURE)",
+    ),
+    "label": (
+        re.compile(r"[A-Za-z0-9._/-]{1,63}=[A-Za-z0-9._/-]{1,63}"),
+        "NAME=VALUE, such as rack=r12 (SLUICE_LABELS)",
+    ),
+}
 _REPLY = struct.Struct("<IHHIIIIQ480s")
 
 
@@ -73,6 +100,19 @@ class BadOpen(RefusalError):
 
 
 @dataclass(frozen=True, slots=True)
+class Wishes:
+    """What stands behind the fixed part; "" is nothing in particular.
+
+    The project is the client's wish: accounts.py says whether it is the client's to choose.
+    """
+
+    project: str = ""
+    gpu_model: str = ""
+    gpu_architecture: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSession:
     """What a client asks for. Memory in MiB, compute in percent, per vGPU; 0 = the default.
 
@@ -93,10 +133,28 @@ class OpenSession:
     key: str
     host: str
     program: str
-    raw: bytes = field(repr=False)  # without the job's token
+    raw: bytes = field(repr=False)  # the fixed part, without the job's token
     job: str = ""  # what the token stands for
     job_processes: int = 0
     chosen: tuple[int, ...] = ()  # of the job's vGPUs; none named: all
+    wishes: Wishes = Wishes()
+
+    @property
+    def preempts(self) -> bool:
+        """Whether lower-priority work may be ended for it."""
+        return bool(self.flags & PREEMPT)
+
+    @property
+    def same_gpu_allowed(self) -> bool:
+        """Whether two of its vGPUs may be on one card."""
+        return bool(self.flags & SAME_GPU)
+
+    @property
+    def mode(self) -> str:
+        """What it draws on: "reserved", "on-demand", or "auto"."""
+        if self.flags & RESERVED_ONLY:
+            return "reserved"
+        return "on-demand" if self.flags & ON_DEMAND_ONLY else "auto"
 
     @property
     def holds_job(self) -> bool:
@@ -109,25 +167,35 @@ class OpenSession:
         return bool(self.flags & CROSS_NODE)
 
 
-def check_header(header: bytes) -> None:
-    """Checks the first 16 bytes of a stream before the rest is read; raises BadOpen."""
+def check_header(header: bytes, most_wish_bytes: int = 0) -> int:
+    """Checks the first 16 bytes of a request before the rest is read; raises BadOpen.
+
+    Returns the size of the whole.
+    """
     size, function, *_ = _HEADER.unpack(header)
-    if size != FRAME_BYTES or function != OPEN_FUNCTION:
+    fits = FRAME_BYTES <= size <= FRAME_BYTES + most_wish_bytes and size % 8 == 0
+    if not fits or function != OPEN_FUNCTION:
+        more = f" to {FRAME_BYTES + most_wish_bytes}" if most_wish_bytes else ""
         raise BadOpen(
             Status.INVALID_VALUE,
             f"the first frame has size {size} and function {function}; a session begins with "
-            f"OpenSession, size {FRAME_BYTES} and function {OPEN_FUNCTION}",
+            f"OpenSession, size {FRAME_BYTES}{more} and function {OPEN_FUNCTION}",
         )
+    return int(size)
 
 
 def parse_open_session(frame: bytes) -> OpenSession:
-    """Reads a frame; raises BadOpen."""
-    if len(frame) != FRAME_BYTES:
+    """Reads a frame, wishes included; raises BadOpen."""
+    if len(frame) < FRAME_BYTES:
         raise BadOpen(
             Status.INVALID_VALUE,
             f"OpenSession has {len(frame)} bytes; protocol {PROTOCOL_MAJOR} wants {FRAME_BYTES}",
         )
-    check_header(frame[: _HEADER.size])
+    size = check_header(frame[: _HEADER.size], MOST_WISH_BYTES)
+    if size != len(frame):
+        raise BadOpen(
+            Status.INVALID_VALUE, f"OpenSession has {len(frame)} bytes and says that it has {size}"
+        )
     magic, major, minor, *numbers, key, host, program = _OPEN.unpack_from(frame, _HEADER.size)
     if magic != MAGIC:
         raise BadOpen(
@@ -140,9 +208,23 @@ def parse_open_session(frame: bytes) -> OpenSession:
             f"the client speaks protocol {major}.{minor}; this server speaks version "
             f"{PROTOCOL_MAJOR} (any minor): install the client that belongs to this server",
         )
-    raw = frame[:_JOB_OFFSET] + bytes(_TOKEN_BYTES) + frame[_JOB_OFFSET + _TOKEN_BYTES :]
-    values: list[Any] = [*numbers, _text(key), _text(host), _text(program), raw, *_job(frame)]
+    # a worker is told the fixed part, which alone it knows
+    raw = b"".join(
+        (
+            FRAME_BYTES.to_bytes(4, "little"),
+            frame[4:_JOB_OFFSET],
+            bytes(_TOKEN_BYTES),
+            frame[_JOB_OFFSET + _TOKEN_BYTES : FRAME_BYTES],
+        )
+    )
+    texts = (_text(key), _text(host), _text(program))
+    values: list[Any] = [*numbers, *texts, raw, *_job(frame), _wishes(frame[FRAME_BYTES:])]
     opened = OpenSession(*values)
+    if opened.flags & RESERVED_ONLY and opened.flags & ON_DEMAND_ONLY:
+        raise BadOpen(
+            Status.INVALID_VALUE,
+            "both a reservation and none is wanted; set SLUICE_MODE to reserved or on-demand",
+        )
     if opened.holds_job and not opened.job:
         raise BadOpen(Status.INVALID_VALUE, "a job is to be held, but none is named")
     if opened.wait_seconds < -1:
@@ -177,6 +259,34 @@ def _job(frame: bytes) -> tuple[str, int, tuple[int, ...]]:
     return job, processes, chosen
 
 
+def _wishes(text: bytes) -> Wishes:
+    try:
+        lines = text.rstrip(b"\0").decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise BadOpen(Status.INVALID_VALUE, f"what is wished for is no text: {error}") from None
+    found: dict[str, str] = {}
+    labels: set[tuple[str, str]] = set()
+    for line in lines:
+        name, _, value = line.partition("=")
+        pattern, wanted = _WISHES.get(name, (_ANY, ""))
+        if not pattern.fullmatch(value):
+            raise BadOpen(
+                Status.INVALID_VALUE,
+                f"{_text(name.encode())} is {_text(value.encode())!r:.80}; {wanted} is wanted",
+            )
+        if name == "label":
+            label, _, content = value.partition("=")
+            labels.add((label, content))
+        elif name in _WISHES:
+            found[name] = value
+        # what a newer client says besides is not known here
+    if len(labels) > MOST_LABELS:
+        raise BadOpen(
+            Status.INVALID_VALUE, f"{len(labels)} labels are wanted; SLUICE_LABELS has at most 16"
+        )
+    return Wishes(**found, labels=tuple(sorted(labels)))
+
+
 def pack_open_reply(status: int, session_id: int, message: str) -> bytes:
     """Composes the server's answer; the message is cut where it does not fit."""
     text = message.encode()[: MESSAGE_BYTES - 1].decode(errors="ignore").encode()
@@ -205,17 +315,23 @@ def pack_open_session(
     job: str = "",
     job_processes: int = 0,
     chosen: tuple[int, ...] = (),
+    wishes: Sequence[str] = (),
     magic: int = MAGIC,
     version: tuple[int, int] = (PROTOCOL_MAJOR, 0),
 ) -> bytes:
-    """Composes a request as a client does; used by diagnostics and tests."""
+    """Composes a request as a client does; used by diagnostics and tests.
+
+    Wishes are lines such as "project=vision".
+    """
     body = _OPEN.pack(
         magic, *version, vgpu_count, gmem_mib, ratio_percent, flags, priority, wait_seconds,
         pid, 0, 0, 13000, channel, key.encode(), host.encode(), program.encode(),
     )  # fmt: skip
-    header = _HEADER.pack(FRAME_BYTES, OPEN_FUNCTION, 0, 0, 0)
+    text = "".join(f"{wish}\n" for wish in wishes).encode()
+    text = text.ljust((len(text) + 7) // 8 * 8, b"\0")
+    header = _HEADER.pack(FRAME_BYTES + len(text), OPEN_FUNCTION, 0, 0, 0)
     part = _JOB.pack(job.encode(), job_processes, len(chosen), bytes(chosen))
-    return (header + body + part).ljust(FRAME_BYTES, b"\0")
+    return (header + body + part).ljust(FRAME_BYTES, b"\0") + text
 
 
 def _text(field: bytes) -> str:

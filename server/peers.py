@@ -7,6 +7,7 @@ ever, so a pid that was reused is never mistaken for the client that asked.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -14,7 +15,13 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+log = logging.getLogger("sluice.server")
+
+SO_PEERGROUPS = 59  # Linux 4.13
 SO_PEERPIDFD = 77  # Linux 6.5; Python's socket module does not name it yet
+
+
+MOST_GROUPS = 256
 
 
 class PeerGone(Exception):
@@ -30,6 +37,7 @@ class Peer:
     gid: int
     start_time: int
     pidfd: int
+    groups: tuple[int, ...] = ()  # supplementary ones
 
 
 def start_time_of(pid: int) -> int:
@@ -63,7 +71,7 @@ def peer_of(connected: socket.socket) -> Peer:
             raise PeerGone(f"process {pid} is gone") from None
         except PermissionError:
             pass  # it lives, and belongs to somebody else
-        return Peer(pid, uid, gid, started, pidfd)
+        return Peer(pid, uid, gid, started, pidfd, _groups_of(connected))
     started = start_time_of(pid)
     pidfd = open_process(pid, started)
     try:
@@ -74,7 +82,20 @@ def peer_of(connected: socket.socket) -> Peer:
     except PeerGone:
         os.close(pidfd)
         raise
-    return Peer(pid, uid, gid, started, pidfd)
+    return Peer(pid, uid, gid, started, pidfd, _groups_of(connected))
+
+
+def _groups_of(connected: socket.socket) -> tuple[int, ...]:
+    """The supplementary groups that the peer had when it connected.
+
+    None where the kernel does not say, or where they are more than Python asks for at a time.
+    """
+    try:
+        data = connected.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MOST_GROUPS * 4)
+    except OSError as error:
+        log.debug("the supplementary groups of a client are not known: %s", error)
+        return ()
+    return struct.unpack(f"{len(data) // 4}I", data)
 
 
 def user_domain(peer: Peer) -> str:

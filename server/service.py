@@ -23,6 +23,7 @@ from sluice.config.sections import split_address
 from sluice.config.server import ServerConfig
 from sluice.config.version import own_version
 from sluice.rpc import pool_pb2 as rpc
+from sluice.server.accounts import Accounts
 from sluice.server.adoption import adopt_workers
 from sluice.server.code_cache import CodeCache
 from sluice.server.controller_line import ControllerLine
@@ -87,6 +88,7 @@ class Server:
             starter,
             log_dir,
             throttle=self._config.throttle.enable_computation_throttle,
+            accounts=Accounts(self._config.projects),
             code_cache=self._code_cache(),
         )
         self.regions = Regions(self.desk, section.silent_seconds)

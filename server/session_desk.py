@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sluice.config import log_ids
 from sluice.rpc import pool_pb2 as rpc
+from sluice.server.accounts import Accounts
 from sluice.server.code_cache import CodeCache, project_of
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.grant_ledgers import GrantLedgers, LedgerFullError
@@ -53,10 +54,12 @@ class SessionDesk:
         log_dir: Path,
         *,
         throttle: bool = True,
+        accounts: Accounts | None = None,
         code_cache: CodeCache | None = None,
     ) -> None:
         self._code_cache = code_cache
         self._throttle = throttle
+        self._accounts = accounts or Accounts()
         self._node = node
         self._controller = controller
         self._workers = workers
@@ -81,39 +84,44 @@ class SessionDesk:
         Descriptors stay the caller's: the session keeps copies. Cancelling it, as a door does when
         its client is gone, takes everything back.
         """
-        part = self.part_of(wish, asker)
-        request = grant_request(self._node, wish, asker, part)
-        request.request_id = log_ids.new_request_id()
-        with log_ids.bound(request_id=request.request_id):
-            return await self._open(request, wish, asker, channel_fields, descriptor, tell, part)
+        request_id = log_ids.new_request_id()
+        with log_ids.bound(request_id=request_id):
+            log.info("open: %s asks for %s", asker.describe(), _wanted(wish))
+            try:
+                return await self._open(request_id, wish, asker, channel_fields, descriptor, tell)
+            except RefusalError as refusal:
+                log.warning(
+                    "refused: %s: %s (status %d)", asker.describe(), refusal.message, refusal.status
+                )
+                raise
 
     async def _open(
         self,
-        request: rpc.GrantRequest,
+        request_id: str,
         wish: OpenSession,
         asker: Asker,
         channel_fields: dict[str, str],
         descriptor: int,
         tell: Callable[[str], None],
-        part: JobPart | None,
     ) -> Session:
-        log.info("open: %s asks for %s", asker.describe(), _wanted(wish))
-        try:
-            async with self._controller.grant(request, tell) as grant:
-                return await self.attach(
-                    wish,
-                    asker,
-                    channel_fields,
-                    descriptor,
-                    ids=(grant.session_id, grant.grant_id, grant.request_id),
-                    vgpus=grant.vgpus,
-                    part=part,
-                )
-        except RefusalError as refusal:
-            log.warning(
-                "refused: %s: %s (status %d)", asker.describe(), refusal.message, refusal.status
+        part = self.part_of(wish, asker)
+        account = self._accounts.of(asker)
+        project = account.project(wish.wishes.project, asker.describe())
+        request = grant_request(
+            self._node, wish, asker, part, project=project, owner_label=account.label
+        )
+        request.request_id = request_id
+        async with self._controller.grant(request, tell) as grant:
+            return await self.attach(
+                wish,
+                asker,
+                channel_fields,
+                descriptor,
+                ids=(grant.session_id, grant.grant_id, grant.request_id),
+                vgpus=grant.vgpus,
+                part=part,
+                project=project,
             )
-            raise
 
     def part_of(self, wish: OpenSession, asker: Asker) -> JobPart | None:
         """The part in a job that a client of this host asks for."""
@@ -132,6 +140,7 @@ class SessionDesk:
         ids: tuple[str, str, str],
         vgpus: tuple[GrantedVgpu, ...],
         part: JobPart | None = None,
+        project: str = "",
     ) -> Session:
         """Gives a granted session its worker; raises RefusalError, the grant is the caller's."""
         session_id, grant_id, request_id = ids
@@ -157,6 +166,7 @@ class SessionDesk:
                 self._log_dir, worker.record.log, session_id, grant_id, log_ids.request_id()
             ),
             part=part,
+            project=project,
         )
         ledger = self._join_ledger(session)
         worker.record.log = str(session.log.path)

@@ -41,6 +41,7 @@ class Asker:
     domain_uuid: str = ""
     domain_name: str = ""
     user_domain: str = ""  # of a local process (peers.user_domain)
+    groups: tuple[int, ...] = ()  # of a local process, its own first
 
     def describe(self) -> str:
         """In words, for logs."""
@@ -98,6 +99,7 @@ class Session:
     opening: bool = True
     part: JobPart | None = None
     ledger_slot: int = -1  # in its grant's ledger
+    project: str = ""  # on whose account it goes
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -133,6 +135,7 @@ class Session:
             started=self.started,
             priority=self.priority,
             opening=self.opening,
+            project=self.project,
             **(self.part.report() if self.part else {}),
         )
 
@@ -149,6 +152,7 @@ class Session:
             "opening": self.opening,
             "part": asdict(self.part) if self.part else None,
             "ledger_slot": self.ledger_slot,
+            "project": self.project,
             "asker": {
                 "channel": asker.channel,
                 "host": asker.host,
@@ -186,6 +190,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         opening=False,
         part=_part_from_record(record.get("part")),
         ledger_slot=record.get("ledger_slot", -1),
+        project=record.get("project", ""),
     )
 
 
@@ -194,7 +199,13 @@ def _part_from_record(part: dict[str, Any] | None) -> JobPart | None:
 
 
 def grant_request(
-    node: str, wish: OpenSession, asker: Asker, part: JobPart | None = None
+    node: str,
+    wish: OpenSession,
+    asker: Asker,
+    part: JobPart | None = None,
+    *,
+    project: str = "",
+    owner_label: str = "",
 ) -> rpc.GrantRequest:
     """What the controller is asked for a client of this host."""
     return rpc.GrantRequest(
@@ -213,6 +224,14 @@ def grant_request(
         client_uid=asker.uid,
         domain_uuid=asker.domain_uuid,
         domain_name=asker.domain_name,
+        same_gpu_allowed=wish.same_gpu_allowed,
+        gpu_model=wish.wishes.gpu_model,
+        gpu_architecture=wish.wishes.gpu_architecture,
+        labels=[rpc.Label(name=name, value=value) for name, value in wish.wishes.labels],
+        preempt=wish.preempts,
+        mode=wish.mode,
+        project=project,
+        owner_label=owner_label,
         **(part.report() if part else {}),
     )
 

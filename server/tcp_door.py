@@ -74,6 +74,7 @@ class Expected:
             started=time.time(),
             priority=assignment.priority,
             opening=True,
+            project=assignment.project,
             **(self.part.report() if self.part else {}),
         )
 
@@ -209,6 +210,7 @@ class TcpDoor:
                 ids=(assignment.session_id, assignment.grant_id, ""),
                 vgpus=expected.vgpus,
                 part=expected.part,
+                project=assignment.project,
             )
         except RefusalError as refusal:
             connected.setblocking(False)

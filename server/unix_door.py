@@ -129,6 +129,7 @@ class UnixDoor:
             start_time=peer.start_time,
             pidfd=peer.pidfd,
             user_domain=user_domain(peer),
+            groups=(peer.gid, *peer.groups),
         )
 
     async def _hold(self, connected: socket.socket, peer: Peer, wish: OpenSession) -> None:

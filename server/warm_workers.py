@@ -105,8 +105,9 @@ class WarmWorkers:
     async def take(self, gpus: Sequence[str]) -> Worker:
         """Returns a ready worker that sees exactly these GPUs; raises WorkerError.
 
-        The caller owns it from then on.
+        The caller owns it from then on. A GPU that several vGPUs are on may be named several times.
         """
+        gpus = list(dict.fromkeys(gpus))
         if len(gpus) == 1:
             warm = self._warm.get(gpus[0], [])
             ready = [w for w in warm if w.is_ready] or warm
@@ -121,7 +122,7 @@ class WarmWorkers:
                     worker.end("it was not ready in time")
                     raise
                 return worker
-        worker = self._spawn(list(gpus))
+        worker = self._spawn(gpus)
         try:
             await worker.wait_ready(self._start_seconds)
         except (WorkerError, asyncio.CancelledError):

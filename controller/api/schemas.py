@@ -101,6 +101,8 @@ class GrantView(BaseModel):
     job: str = Field(description="the name of a shared job, which is not its token; else empty")
     job_processes: int = Field(description="for whose contexts room is kept")
     project: str = Field(description="whose it is; empty: nobody's in particular")
+    reservation: str = Field(description="the reservation that it draws on; empty: the pool")
+    mode: Literal["reserved", "on-demand"]
 
 
 class SessionView(BaseModel):
@@ -166,7 +168,16 @@ class SessionRequest(BaseModel):
     program: Line = ""
     pid: int = Field(0, ge=0, le=2**31 - 1)
     project: Name | None = Field(
-        None, description="whose it is to be; a tenant's is the tenant's own, and so is no other"
+        None,
+        description="whose it is to be; a tenant's is the tenant's own, and only operators choose",
+    )
+    same_gpu_allowed: bool = Field(
+        False, description="two of the vGPUs may be on one card where there are too few"
+    )
+    mode: Literal["auto", "reserved", "on-demand"] = Field(
+        "auto",
+        description="reserved: of a reservation or not at all; on-demand: of none; auto: a "
+        "reservation first, then the pool",
     )
     job: str = Field("", max_length=64, description="the token of the job that it belongs to")
     job_processes: int = Field(0, ge=0, le=256, description="leave room for so many contexts")
@@ -294,6 +305,8 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         job=grant.job,
         job_processes=grant.job_processes,
         project=grant.project,
+        reservation=grant.reservation,
+        mode="reserved" if grant.reservation else "on-demand",
     )
 
 

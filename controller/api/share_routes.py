@@ -120,6 +120,12 @@ class QuotaRequest(BaseModel):
     memory_mib: Mib = 0
     compute_percent: Mib = 0
     may_preempt: bool = False
+    max_priority: int | None = Field(
+        None,
+        ge=-(2**31),
+        le=MOST,
+        description="the highest that its requests may have; null: any, and 0 for tenants' tokens",
+    )
 
 
 class QuotaView(QuotaRequest):
@@ -221,6 +227,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
             memory_mib=limit.memory_mib,
             compute_percent=limit.compute_percent,
             may_preempt=limit.may_preempt,
+            max_priority=limit.max_priority,
             held_vgpus=held.vgpus,
             held_mib=held.memory_mib,
             held_percent=held.compute_percent,
@@ -318,7 +325,14 @@ def share_routes(desk: GrantDesk) -> APIRouter:
     ) -> QuotaView:
         """Sets what a project may hold from now on; what it holds already stays."""
         check_generation(if_match, "quota", project, quota_view(project).generation)
-        quota = Quota(project, body.vgpus, body.memory_mib, body.compute_percent, body.may_preempt)
+        quota = Quota(
+            project,
+            body.vgpus,
+            body.memory_mib,
+            body.compute_percent,
+            body.may_preempt,
+            max_priority=body.max_priority,
+        )
         await carried_out(desk, lambda: operations.set_quota(quota))
         return quota_view(project)
 

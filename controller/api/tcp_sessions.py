@@ -18,13 +18,16 @@ from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, ProblemDocument
 from sluice.controller.api.schemas import HoldRequest, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
+from sluice.controller.auth.tokens import Role
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.jobs import JobKey
 from sluice.controller.pool.model import (
+    DEFAULT_PROJECT,
     CudaStatus,
     Granted,
     GrantRequest,
+    Mode,
     Refused,
 )
 
@@ -76,7 +79,14 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 chosen=tuple(body.chosen) if job else (),
                 project=project,
                 preempt=body.preempt,
+                same_gpu_allowed=body.same_gpu_allowed,
+                mode=Mode(body.mode),
+                owner_label=caller.label,
+                max_priority=_max_priority(desk, caller),
+                may_preempt=caller.may_preempt,
             )
+            if refusal := desk.pool.not_allowed(wanted):
+                raise Problem(403, "Not allowed", refusal.message, cuda_error=int(refusal.status))
             answer = await _answer_or_hangup(desk, wanted, request)
             if isinstance(answer, Refused):
                 raise Problem(409, "Not granted", answer.message, cuda_error=int(answer.status))
@@ -137,14 +147,30 @@ def _job_name(token: str) -> str:
         ) from None
 
 
+def _max_priority(desk: GrantDesk, caller: Caller) -> int | None:
+    """The highest priority of the caller's requests: a tenant's is 0 unless somebody said more."""
+    if caller.project is None or caller.max_priority is not None:
+        return caller.max_priority
+    most = desk.pool.quotas.max_priority(caller.project)
+    return 0 if most is None else most
+
+
 def _project(caller: Caller, wanted: str | None) -> str:
     if caller.project is None:
+        if wanted not in (None, DEFAULT_PROJECT) and Role.OPERATOR not in caller.roles:
+            raise Problem(
+                403,
+                "Another's project",
+                f"project {wanted} is wanted, and {caller.id} is nobody's in particular; leave "
+                "`project` (SLUICE_PROJECT) out, or show a token of that project",
+            )
         return wanted or ""
     if wanted not in (None, caller.project):
         raise Problem(
             403,
             "Another's project",
-            f"token {caller.id} is of project {caller.project}, not {wanted}; leave `project` out",
+            f"token {caller.id} is of project {caller.project}, not {wanted}; leave "
+            "`project` (SLUICE_PROJECT) out",
         )
     return caller.project
 

@@ -36,12 +36,30 @@ class TokenRequest(BaseModel):
         None, ge=1, le=TEN_YEARS_SECONDS, description="from now on; null: when it is revoked"
     )
 
+    max_priority: int | None = Field(
+        None,
+        ge=-(2**31),
+        le=2**31 - 1,
+        description="the highest priority of a tenant's requests; null: its project's limit, or 0",
+    )
+    may_preempt: bool | None = Field(
+        None, description="whether a tenant may end lower-priority work; null: as its project"
+    )
+    label: Name | None = Field(
+        None, description="a tenant's: draws on reservations for this label too"
+    )
+
     @model_validator(mode="after")
     def _whose(self) -> TokenRequest:
         if (self.role == "tenant") != (self.project is not None):
             raise ValueError("a tenant's token has a project, and no other has: give `project`")
         if (self.role == "node") != (self.node is not None):
             raise ValueError("a node's token has the node's name, and no other has: give `node`")
+        rights = (self.max_priority, self.may_preempt, self.label)
+        if self.role != "tenant" and any(right is not None for right in rights):
+            raise ValueError(
+                "only a tenant's token has max_priority, may_preempt or label: leave them out"
+            )
         return self
 
 
@@ -59,6 +77,9 @@ class TokenView(BaseModel):
     expires: Time | None
     revoked: Time | None
     generation: int
+    max_priority: int | None
+    may_preempt: bool | None
+    label: str
 
 
 class TokenMade(TokenView):
@@ -134,6 +155,9 @@ def token_routes(tokens: TokenBook) -> APIRouter:
             project=body.project or "",
             node=body.node or "",
             expires=now + body.expires_seconds if body.expires_seconds else None,
+            max_priority=body.max_priority,
+            may_preempt=body.may_preempt,
+            label=body.label or "",
         )
         set_etag(response, token.generation)
         response.headers["Cache-Control"] = "no-store"
@@ -200,4 +224,7 @@ def _view(token: Token, now: float) -> TokenView:
         expires=None if token.expires is None else time_of(token.expires),
         revoked=None if token.revoked is None else time_of(token.revoked),
         generation=token.generation,
+        max_priority=token.max_priority,
+        may_preempt=token.may_preempt,
+        label=token.label,
     )

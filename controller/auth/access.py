@@ -49,6 +49,9 @@ class Caller:
     name: str = ""
     project: str | None = None
     node: str = ""
+    max_priority: int | None = None  # None: as its project
+    may_preempt: bool | None = None
+    label: str = ""
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.name else ""
@@ -85,6 +88,9 @@ class Access:
             name=token.name,
             project=token.project if token.role is Role.TENANT else None,
             node=token.node,
+            max_priority=token.max_priority,
+            may_preempt=token.may_preempt,
+            label=token.label,
         )
 
     def without_token(self, address: str, headers: Mapping[str, str] | None = None) -> Caller:

@@ -54,6 +54,9 @@ class Token(BaseModel):
     expires: float | None = None
     revoked: float | None = None
     generation: int = 1
+    max_priority: int | None = None  # of its requests; None: as its project
+    may_preempt: bool | None = None  # None: as its project
+    label: str = ""  # whose reservations its processes draw on besides its project's
 
     def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
         """Whether it opens a door now."""
@@ -95,6 +98,9 @@ class TokenBook:
         project: str = "",
         node: str = "",
         expires: float | None = None,
+        max_priority: int | None = None,
+        may_preempt: bool | None = None,
+        label: str = "",
     ) -> tuple[Token, str]:
         """A new token and its secret; raises StoreError, and then there is none."""
         secret = PREFIX + secrets.token_urlsafe(32)
@@ -108,6 +114,9 @@ class TokenBook:
             created=self.wall(),
             created_by=by,
             expires=expires,
+            max_priority=max_priority,
+            may_preempt=may_preempt,
+            label=label,
         )
         await self._put(token, "token.made", f"{role} {name or '(no name)'}, by {by}")
         self.tokens[token.id] = token

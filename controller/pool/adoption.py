@@ -37,6 +37,7 @@ class ReportedSession:
     job: str = ""
     job_domain: str = ""
     job_processes: int = 0
+    project: str = ""
 
 
 class Adoption:
@@ -83,6 +84,7 @@ class Adoption:
             job=report.job,
             job_domain=report.job_domain,
             job_processes=report.job_processes,
+            project=report.project,
         )
         if known:
             grant.project = known.project

@@ -91,6 +91,14 @@ class OwnerKind(StrEnum):
     LABEL = "label"
 
 
+class Mode(StrEnum):
+    """RESERVED draws on a reservation or waits, ON_DEMAND on none; AUTO first on one, if any."""
+
+    AUTO = "auto"
+    RESERVED = "reserved"
+    ON_DEMAND = "on-demand"
+
+
 class GrantState(StrEnum):
     """A grant counts against its GPUs while it is LIVE."""
 
@@ -324,6 +332,7 @@ class Quota:
     compute_percent: int = 0
     may_preempt: bool = False
     generation: int = 1
+    max_priority: int | None = None  # of its requests; None: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +403,9 @@ class GrantRequest:
     owner_label: str = ""  # what a reservation for a label goes by
     preempt: bool = False  # lower-priority work may be ended for it
     waited_seconds: float = 0.0  # before this controller heard of it
+    mode: Mode = Mode.AUTO
+    max_priority: int | None = None  # that its asker's token allows; None: as its project
+    may_preempt: bool | None = None  # that its asker's token says; None: as its project
     reservation: str = ""  # it is not a process: this reservation wants its vGPUs
 
     @property

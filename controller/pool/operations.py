@@ -131,6 +131,7 @@ class Operations:
         text = (
             f"{quota.vgpus} vGPUs, {quota.memory_mib} MiB, {quota.compute_percent} % "
             f"(0: no limit){', may preempt' if quota.may_preempt else ''}"
+            + ("" if quota.max_priority is None else f", priority at most {quota.max_priority}")
         )
         self._books.event("quota.set", quota.project, text)
         return self._moved_on(Decisions())

@@ -34,6 +34,7 @@ from sluice.controller.pool.model import (
     GrantRequest,
     GrantState,
     IdFactory,
+    Mode,
     Node,
     NodeState,
     Quota,
@@ -302,6 +303,14 @@ class Pool:
             self._books.event("request.refused", request.request_id, refusal.message)
         return decisions
 
+    def not_allowed(self, request: GrantRequest) -> Refused | None:
+        """Why its project or its token does not allow what it asks for."""
+        if request.preempt and not self.quotas.may_preempt(request):
+            return refusals.may_not_preempt(request)
+        if (most := self.quotas.too_high(request)) is not None:
+            return refusals.too_high(request, most)
+        return None
+
     def waiting(self, request: GrantRequest) -> Waiting:
         """Where a queued request stands."""
         position = self.queue.position(request.request_id)
@@ -388,9 +397,13 @@ class Pool:
         """Why it is refused without waiting."""
         if refusal := refusals.malformed(request):
             return refusal
-        if request.preempt and not self.quotas.may_preempt(request.project):
-            return refusals.may_not_preempt(request)
-        if self._jobs.grant_of(request) or self._books.reservations.of(request):
+        if refusal := self.not_allowed(request):
+            return refusal
+        if self._jobs.grant_of(request):
+            return None
+        if request.mode is Mode.RESERVED:
+            return self._scheduler.never_reserved(request)
+        if self._books.reservations.of(request):
             return None
         if never := self.quotas.never(request.project, Held.at_least(request)):
             return refusals.over_quota(request, never)

@@ -104,10 +104,24 @@ class Quotas:
         """Why the project may not hold this besides what it holds less `freed`; "" if it may."""
         return self._exceeded(project, wanted, self.held(project).plus(freed, -1))
 
-    def may_preempt(self, project: str) -> bool:
-        """Whether the project's requests may have others ended."""
-        limit = self.limits.get(project or DEFAULT_PROJECT)
+    def may_preempt(self, request: GrantRequest) -> bool:
+        """Whether the request may have others ended: what its token says, else its project."""
+        if request.may_preempt is not None:
+            return request.may_preempt
+        limit = self.limits.get(request.project or DEFAULT_PROJECT)
         return limit is not None and limit.may_preempt
+
+    def max_priority(self, project: str) -> int | None:
+        """The highest priority of the project's requests; None: it has no limit."""
+        limit = self.limits.get(project or DEFAULT_PROJECT)
+        return limit.max_priority if limit else None
+
+    def too_high(self, request: GrantRequest) -> int | None:
+        """The highest priority that the request may have, if it wants a higher one."""
+        most = request.max_priority
+        if most is None:
+            most = self.max_priority(request.project)
+        return most if most is not None and request.priority > most else None
 
     def _exceeded(self, project: str, wanted: Held, held: Held) -> str:
         limit = self.limits.get(project or DEFAULT_PROJECT)

@@ -108,10 +108,50 @@ def over_quota(request: GrantRequest, why: str) -> Refused:
 def may_not_preempt(request: GrantRequest) -> Refused:
     """Refuses to end others' work for a project without that right."""
     project = request.project or DEFAULT_PROJECT
+    if request.may_preempt is False:
+        return Refused(
+            CudaStatus.NOT_PERMITTED,
+            "preempt (SLUICE_PREEMPT) is wanted, and the token has no right to it; ask without, or "
+            "have an admin make one that has (`sluice token create --may-preempt`)",
+        )
     return Refused(
         CudaStatus.NOT_PERMITTED,
-        f"project {project} has no right to preempt; ask without, or have the operator give it "
-        f"(`sluice quota set {project} --may-preempt`)",
+        f"preempt (SLUICE_PREEMPT) is wanted, and project {project} has no right to preempt; ask "
+        f"without, or have the operator give it (`sluice quota set {project} --may-preempt`)",
+    )
+
+
+def too_high(request: GrantRequest, most: int) -> Refused:
+    """Refuses a priority that its project or token does not allow."""
+    project = request.project or DEFAULT_PROJECT
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"priority {request.priority} (SLUICE_PRIORITY) is wanted, and project {project} may ask "
+        f"for at most {most} here: ask for at most {most}, or have the operator raise it "
+        f"(`sluice quota set {project} --max-priority {request.priority}`, or a token made with "
+        "--max-priority)",
+    )
+
+
+def not_reserved(request: GrantRequest) -> Refused:
+    """Refuses what is to be drawn on a reservation and has none."""
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"wanted {wanted(request)} of a reservation (SLUICE_MODE=reserved), and no reservation is "
+        f"held for project {request.project or DEFAULT_PROJECT}"
+        + (f", VM {request.domain_name}" if request.domain_name else "")
+        + (f", label {request.owner_label}" if request.owner_label else "")
+        + ": unset SLUICE_MODE, or have the operator make one (`sluice reservation create`)",
+    )
+
+
+def larger_than_reserved(request: GrantRequest) -> Refused:
+    """Refuses what no reservation of its owner's could hold."""
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"wanted {wanted(request)} of a reservation (SLUICE_MODE=reserved), and none of its "
+        "owner's is that large: set SLUICE_VGPU, SLUICE_GMEM and SLUICE_RATIO to less, or have "
+        "the operator resize it (`sluice reservation resize`)",
     )
 
 

@@ -16,6 +16,7 @@ from sluice.controller.pool.model import (
     GpuKey,
     Grant,
     GrantRequest,
+    Mode,
     OwnerKind,
     Reservation,
     ReservationState,
@@ -72,7 +73,7 @@ class Reservations:
 
     def of(self, request: GrantRequest) -> list[Reservation]:
         """The held reservations that the request's process may draw on, oldest first."""
-        if not self._by_owner:
+        if not self._by_owner or request.mode is Mode.ON_DEMAND:
             return []
         owners = (
             (OwnerKind.VM, request.domain_uuid),

@@ -40,12 +40,19 @@ class Reserving:
         self._fleet = fleet
         self._policy = policy
 
-    def rooms(self, reservation: Reservation, request: GrantRequest) -> list[GpuRoom]:
-        """What the owner's process finds of it, as if these were GPUs."""
+    def rooms(
+        self, reservation: Reservation, request: GrantRequest, *, as_if_empty: bool = False
+    ) -> list[GpuRoom]:
+        """What the owner's process finds of it, as if these were GPUs.
+
+        `as_if_empty`: if nobody drew on it and its nodes were there.
+        """
         rooms = []
-        for key, free in self._books.reservations.free(reservation).items():
+        books = self._books.reservations
+        found = books.held(reservation) if as_if_empty else books.free(reservation)
+        for key, free in found.items():
             gpu = self._fleet.gpus.get(key)
-            if gpu is None or not self._fleet.is_open(gpu):
+            if gpu is None or not (as_if_empty or self._fleet.is_open(gpu)):
                 continue
             if request.local_only and key.node != request.node:
                 continue

@@ -28,8 +28,10 @@ from sluice.controller.pool.model import (
     Granted,
     GrantRequest,
     IdFactory,
+    Mode,
     NodeState,
     Refused,
+    Reservation,
     ReservationState,
     Session,
     Vgpu,
@@ -65,6 +67,7 @@ class Ending:
 
 class _Blocked(Enum):
     BY_ROOM = "its GPUs are full"
+    BY_RESERVATION = "its reservation is in use"
     BY_QUOTA = "its project holds what it may"
     BY_JOB = "its job's GPUs have no room for another context"
 
@@ -79,6 +82,15 @@ class _Placement:
     def vgpus(self) -> tuple[Vgpu, ...]:
         """What the request gets there."""
         return placement.vgpus_on(self.request, self.rooms)
+
+
+def _sized(request: GrantRequest, reservation: Reservation) -> GrantRequest:
+    """The request with the reservation's sizes where it leaves them open."""
+    return replace(
+        request,
+        memory_mib=request.memory_mib or reservation.memory_mib,
+        compute_percent=request.compute_percent or reservation.compute_percent,
+    )
 
 
 class Scheduler:
@@ -132,6 +144,8 @@ class Scheduler:
             return self.paused
         if claim := self._claims.get(request.request_id):
             return f"{len(claim.waits_for)} grant(s) are being ended for it"
+        if request.mode is Mode.RESERVED:
+            return "its reservation is in use"
         if self._jobs.grant_of(request) or self._books.reservations.of(request):
             return ""
         return self._books.quotas.exceeded(request.project, Held.at_least(request))
@@ -167,6 +181,18 @@ class Scheduler:
         if answer:
             decisions.answers[request.request_id] = answer
 
+    def never_reserved(self, request: GrantRequest) -> Refused | None:
+        """Why what is to be drawn on a reservation never can be."""
+        held = self._books.reservations.of(request)
+        if not held:
+            return refusals.not_reserved(request)
+        for reservation in held:
+            sized = _sized(request, reservation)
+            rooms = self.reserving.rooms(reservation, request, as_if_empty=True)
+            if placement.choose_among(self._policy, sized, rooms):
+                return None
+        return refusals.larger_than_reserved(request)
+
     # one request
 
     def _try(self, request: GrantRequest, held: set[GpuKey]) -> Granted | Refused | _Blocked | None:
@@ -177,21 +203,20 @@ class Scheduler:
             return joined
         found = self._place(request, held)
         if found is None:
-            return _Blocked.BY_ROOM
+            reserved = request.mode is Mode.RESERVED
+            return _Blocked.BY_RESERVATION if reserved else _Blocked.BY_ROOM
         if not found.reservation and (stopped := self._over_quota(found)):
             return stopped
         return self._grant(found)
 
     def _place(self, request: GrantRequest, held: set[GpuKey]) -> _Placement | None:
         for reservation in self._books.reservations.of(request):
-            sized = replace(
-                request,
-                memory_mib=request.memory_mib or reservation.memory_mib,
-                compute_percent=request.compute_percent or reservation.compute_percent,
-            )
+            sized = _sized(request, reservation)
             rooms = self.reserving.rooms(reservation, request)
             if own := placement.choose_among(self._policy, sized, rooms):
                 return _Placement(sized, own, reservation.id)
+        if request.mode is Mode.RESERVED:
+            return None
         chosen = placement.choose(
             self._policy, request, self._fleet.rooms, held, across=self._across
         )
@@ -289,7 +314,7 @@ class Scheduler:
 
     def _preempt(self, entry: Entry, decisions: Decisions) -> None:
         request = entry.request
-        if self._jobs.grant_of(request):
+        if self._jobs.grant_of(request) or request.mode is Mode.RESERVED:
             return
         if self._books.quotas.exceeded(request.project, Held.at_least(request)):
             return

@@ -175,5 +175,7 @@ def alike(request: GrantRequest) -> GrantRequest:
         client_uid=0,
         domain_name="",
         preempt=False,
+        max_priority=None,
+        may_preempt=None,
         waited_seconds=0.0,
     )

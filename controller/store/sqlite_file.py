@@ -94,6 +94,9 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX usage_by_hour ON usage (hour);
     """,
+    """
+    ALTER TABLE quotas ADD COLUMN max_priority INTEGER;
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -226,11 +226,15 @@ void Doorbell::handle(const Message& m) {
 }
 
 bool Doorbell::report_open(Region& r, uint32_t index) {
-  std::byte request[sizeof(wire::OpenSession)];
+  // Taken out of the guest's reach once, as long as it could be; what the copy says of its length
+  // is what counts.
+  std::byte request[sizeof(wire::OpenSession) + wire::kMaxWishBytes];
   std::memcpy(request, r.slots[index].map.mailbox().data(), sizeof request);
+  wire::FrameHeader header;
+  std::memcpy(&header, request, sizeof header);
+  const size_t size = std::clamp<size_t>(header.size, sizeof(wire::OpenSession), sizeof request);
   return control_.send(
-      "open",
-      {{"id", r.id}, {"slot", std::to_string(index)}, {"request", hex(request, sizeof request)}});
+      "open", {{"id", r.id}, {"slot", std::to_string(index)}, {"request", hex(request, size)}});
 }
 
 bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {

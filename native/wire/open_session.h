@@ -2,6 +2,9 @@
 // How a session is asked for and answered. The client writes OpenSession; the server (or, once a
 // grant exists, the worker) answers with OpenReply, which a granted session's SessionRecord follows
 // (session_record.h). The same bytes travel over the Unix socket, a region's mailbox and TCP.
+//
+// What has no fixed size may follow, where the header's size says so: lines of UTF-8 text,
+// `name=value`, padded with NUL to a multiple of 8. A server that does not know that refuses it.
 // docs/protocol.md has the table of fields.
 #pragma once
 
@@ -25,7 +28,14 @@ enum OpenFlags : uint32_t {
   // No session is wanted: the job keeps its grant for as long as whoever asks this lives. Answered
   // with CUDA_ERROR_NOT_READY, and then with nothing.
   kHoldJob = 1u << 1,
+  kPreempt = 1u << 2,  // lower-priority work may be ended for it, if its project has that right
+  kSameGpu = 1u << 3,  // two of the vGPUs may be on one card where there are too few
+  kReservedOnly = 1u << 4,  // the vGPUs are drawn on a reservation or not given
+  kOnDemandOnly = 1u << 5,  // no reservation is drawn on
 };
+
+// Behind an OpenSession, at most.
+inline constexpr size_t kMaxWishBytes = 3072;
 
 inline constexpr uint32_t kJobTokenDigits = 32;
 

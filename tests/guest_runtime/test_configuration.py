@@ -74,7 +74,7 @@ def test_the_table_follows_the_native_library() -> None:
     native = {
         key: tuple(re.findall(r'"(\w+)"', variables))
         for key, variables in re.findall(
-            r'\br\.(?:text|number|flag)\(\s*"([\w.]+)",\s*\{([^}]*)\}', source
+            r'\br\.(?:text|number|flag|name|labels|word)\(\s*"([\w.]+)",\s*\{([^}]*)\}', source
         )
     }
     ours = {setting.key: setting.variables for setting in SETTINGS}

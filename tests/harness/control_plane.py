@@ -107,6 +107,7 @@ class ControlPlane:
         auth: dict[str, Any] | None = None,
         tls: dict[str, Any] | None = None,
         server_tls: dict[str, Any] | None = None,
+        projects: dict[str, Any] | None = None,
         token_file: Path | None = None,
         log: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
@@ -148,6 +149,7 @@ class ControlPlane:
                 **({"token_file": token_file} if token_file else {}),
             },
             tls=server_tls or {},
+            projects=projects or {},
             server={
                 "node_name": self.node,
                 "run_dir": folder / "run",

@@ -25,6 +25,8 @@ def main() -> None:
     os.chdir(folder)  # another user cannot reach it from above
     if wish.get("unshare"):
         ctypes.CDLL(None).unshare(CLONE_NEWIPC)
+    if "groups" in wish:
+        os.setgroups(wish["groups"])
     if "uid" in wish:
         os.setuid(wish["uid"])
     open_body = struct.pack(
@@ -35,7 +37,7 @@ def main() -> None:
         wish.get("vgpu_count", 0),
         wish.get("gmem_mib", 0),
         wish.get("ratio_percent", 0),
-        0,
+        wish.get("flags", 0),
         wish.get("priority", 0),
         wish.get("wait_seconds", 0),
         0,
@@ -47,8 +49,11 @@ def main() -> None:
         b"",
         program.encode(),
     )
-    frame = (struct.pack("<IHHII", 512, 1, 0, 0, 0) + open_body).ljust(328, b"\0")
-    frame = (frame + wish.get("job", "").encode()).ljust(512, b"\0")
+    text = "".join(f"{line}\n" for line in wish.get("wishes", ())).encode()
+    text = text.ljust((len(text) + 7) // 8 * 8, b"\0")
+    size = 512 + len(text)
+    frame = (struct.pack("<IHHII", size, 1, 0, 0, 0) + open_body).ljust(328, b"\0")
+    frame = (frame + wish.get("job", "").encode()).ljust(512, b"\0") + text
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connected.connect(path)
     connected.send(frame)

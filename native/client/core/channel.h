@@ -11,8 +11,10 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "channel/region.h"
+#include "client/core/config.h"
 #include "wire/commands.h"
 #include "wire/frame.h"
 #include "wire/open_session.h"
@@ -78,13 +80,16 @@ struct Refusal {
   uint32_t status = 100;  // CUDA_ERROR_NO_DEVICE
 };
 
+// The request's bytes, with the wishes that have no fixed size behind it.
+std::vector<std::byte> open_frame(wire::OpenSession request, const Wishes& wishes);
+
 // Each of these fills `request.channel`, asks and waits for the grant. Without one: nullptr.
 std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   Refusal* refusal);
+                                   const Wishes& wishes, Refusal* refusal);
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::OpenSession request,
-                                      Refusal* refusal);
+                                      const Wishes& wishes, Refusal* refusal);
 std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSession request,
-                                  Refusal* refusal);
+                                  const Wishes& wishes, Refusal* refusal);
 
 // Resource files of Sluice regions in this machine's PCI devices (1af4:1110 with our magic), ""
 // when there is none. `why` says what was found instead (no device, no permission, a foreign

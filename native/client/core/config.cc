@@ -83,6 +83,55 @@ class Reader {
     *to = static_cast<T>(n);
   }
 
+  // One of a few words; anything else is an error.
+  void word(const char* key, std::initializer_list<const char*> variables,
+            std::initializer_list<const char*> known, std::string* to) const {
+    Value v;
+    if (!find(key, variables, &v)) return;
+    std::string list;
+    for (const char* each : known) {
+      if (v.text == each) {
+        *to = v.text;
+        return;
+      }
+      list += (list.empty() ? "" : ", ") + std::string(each);
+    }
+    refuse(v, "one of " + list);
+  }
+
+  // Letters, digits and a few signs, as names of projects and labels are.
+  void name(const char* key, std::initializer_list<const char*> variables, size_t longest,
+            const char* others, std::string* to) const {
+    Value v;
+    if (!find(key, variables, &v)) return;
+    if (is_name(v.text, longest, others))
+      *to = v.text;
+    else
+      refuse(v, "at most " + std::to_string(longest) + " letters, digits or any of \"" + others +
+                    "\"");
+  }
+
+  // NAME=VALUE pairs with commas.
+  void labels(const char* key, std::initializer_list<const char*> variables,
+              std::vector<std::pair<std::string, std::string>>* to) const {
+    Value v;
+    if (!find(key, variables, &v)) return;
+    std::stringstream list(v.text);
+    std::string entry;
+    while (std::getline(list, entry, ',')) {
+      const size_t equal = entry.find('=');
+      const std::string name = trimmed(entry.substr(0, equal));
+      const std::string value = equal == std::string::npos ? "" : trimmed(entry.substr(equal + 1));
+      if (!is_name(name, kLongestLabel, "._/-") || !is_name(value, kLongestLabel, "._/-") ||
+          to->size() == kMostLabels) {
+        refuse(v, "at most " + std::to_string(kMostLabels) +
+                      " pairs NAME=VALUE with commas, such as rack=r12,");
+        return;
+      }
+      to->emplace_back(name, value);
+    }
+  }
+
   void flag(const char* key, std::initializer_list<const char*> variables, bool* to) const {
     Value v;
     if (!find(key, variables, &v)) return;
@@ -95,6 +144,21 @@ class Reader {
   }
 
  private:
+  static constexpr size_t kLongestLabel = 63, kMostLabels = 16;
+
+  static bool is_name(const std::string& text, size_t longest, const char* others) {
+    return !text.empty() && text.size() <= longest &&
+           std::all_of(text.begin(), text.end(), [others](unsigned char c) {
+             return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') ||
+                    (c && std::strchr(others, c));
+           });
+  }
+
+  void refuse(const Value& v, const std::string& wanted) const {
+    if (config_->error.empty())
+      config_->error = v.where + " is \"" + v.text + "\": " + wanted + " is wanted";
+  }
+
   const Values& values_;
   Config* config_;
 };
@@ -148,6 +212,14 @@ Config read_config() {
   r.flag("client.cross_node", {"SLUICE_CROSS_NODE", "ORION_CROSS_NODE"}, &c.cross_node);
   r.number("client.priority", {"SLUICE_PRIORITY"}, -1000, 1000, &c.priority);
   r.number("client.wait", {"SLUICE_WAIT"}, -1, 1 << 30, &c.wait_seconds);
+  r.name("client.project", {"SLUICE_PROJECT"}, 120, "._-", &c.wishes.project);
+  r.name("client.gpu_model", {"SLUICE_GPU_MODEL"}, 120, " ._-()/", &c.wishes.gpu_model);
+  r.name("client.gpu_architecture", {"SLUICE_GPU_ARCHITECTURE"}, 32, "._",
+         &c.wishes.gpu_architecture);
+  r.labels("client.labels", {"SLUICE_LABELS"}, &c.wishes.labels);
+  r.word("client.mode", {"SLUICE_MODE"}, {"auto", "reserved", "on-demand"}, &c.wishes.mode);
+  r.flag("client.preempt", {"SLUICE_PREEMPT"}, &c.wishes.preempt);
+  r.flag("client.same_gpu", {"SLUICE_SAME_GPU"}, &c.wishes.same_gpu);
   r.text(nullptr, {"SLUICE_JOB"}, &c.job);
   r.number(nullptr, {"SLUICE_JOB_PROCESSES"}, 1, 256, &c.job_processes);
   if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())

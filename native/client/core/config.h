@@ -6,9 +6,20 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace sluice::client {
+
+// What is wanted besides sizes and numbers; whether it is given is the host's and the pool's say.
+struct Wishes {
+  std::string project;  // on whose account, "" = the host's or the token's default
+  std::string gpu_model, gpu_architecture;
+  std::vector<std::pair<std::string, std::string>> labels;  // that the node must have
+  std::string mode = "auto";  // reserved, on-demand, or a reservation first and then the pool
+  bool preempt = false;
+  bool same_gpu = false;
+};
 
 struct Config {
   std::string controller = "127.0.0.1:9123";
@@ -28,6 +39,7 @@ struct Config {
   bool cross_node = false;
   int32_t priority = 0;
   int32_t wait_seconds = -1;
+  Wishes wishes;
   int debug = 0;
   bool stats = false;
   std::string error;  // the first value that cannot be used; the session is then refused with it

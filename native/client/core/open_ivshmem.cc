@@ -124,7 +124,7 @@ std::string find_ivshmem(std::string* why) {
 }
 
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSession request,
-                                      Refusal* refusal) {
+                                      const Wishes& wishes, Refusal* refusal) {
   std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kIvshmem;
   const int fd = open(resource.c_str(), O_RDWR | O_CLOEXEC);
@@ -185,7 +185,8 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
     ::close(fd);
     return nullptr;
   }
-  std::memcpy(slot.mailbox().data(), &request, sizeof request);
+  const std::vector<std::byte> frame = open_frame(request, wishes);
+  std::memcpy(slot.mailbox().data(), frame.data(), frame.size());
   h.state.store(static_cast<uint32_t>(SlotState::kOpening), std::memory_order_seq_cst);
   h.doorbell.store(1, std::memory_order_seq_cst);
 

@@ -95,6 +95,26 @@ std::string job_members(const wire::OpenSession& request) {
          "]";
 }
 
+// Of what is wanted besides numbers; what is not said is left out.
+std::string wish_members(const Wishes& wishes) {
+  std::string out;
+  const auto add = [&out](const char* name, const std::string& value) {
+    if (!value.empty()) out += std::string(",\"") + name + "\":" + json_string(value.c_str());
+  };
+  add("project", wishes.project);
+  add("gpu_model", wishes.gpu_model);
+  add("gpu_architecture", wishes.gpu_architecture);
+  std::string labels;
+  for (const auto& [name, value] : wishes.labels)
+    labels +=
+        (labels.empty() ? "" : ",") + json_string(name.c_str()) + ":" + json_string(value.c_str());
+  if (!labels.empty()) out += ",\"labels\":{" + labels + "}";
+  if (wishes.mode != "auto") add("mode", wishes.mode);
+  if (wishes.preempt) out += ",\"preempt\":true";
+  if (wishes.same_gpu) out += ",\"same_gpu_allowed\":true";
+  return out;
+}
+
 // The value of a top-level member of a flat JSON object, as text; "" when absent. Enough for the
 // controller's own answers.
 std::string json_member(const std::string& json, const std::string& name) {
@@ -153,7 +173,7 @@ bool post(const std::string& host, const std::string& port, const std::string& p
 }  // namespace
 
 std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSession request,
-                                  Refusal* refusal) {
+                                  const Wishes& wishes, Refusal* refusal) {
   std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kTcp;
   const size_t colon = controller.rfind(':');
@@ -167,7 +187,8 @@ std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSessi
       ",\"priority\":" + std::to_string(request.priority) +
       ",\"wait_seconds\":" + std::to_string(request.wait_seconds) +
       ",\"pid\":" + std::to_string(request.pid) + ",\"host\":" + json_string(request.host) +
-      ",\"program\":" + json_string(request.program) + job_members(request) + "}";
+      ",\"program\":" + json_string(request.program) + job_members(request) + wish_members(wishes) +
+      "}";
   int status = 0;
   std::string answer;
   const bool hold = request.flags & wire::kHoldJob;

@@ -49,7 +49,7 @@ ssize_t receive(int socket, wire::OpenReply* reply, int fds[2]) {
 }  // namespace
 
 std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   Refusal* refusal) {
+                                   const Wishes& wishes, Refusal* refusal) {
   std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kShm;
   sockaddr_un address{};
@@ -66,7 +66,8 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
     return nullptr;
   }
   FdCloser socket_closer{s};
-  if (send(s, &request, sizeof request, MSG_NOSIGNAL) != sizeof request) {
+  const std::vector<std::byte> frame = open_frame(request, wishes);
+  if (send(s, frame.data(), frame.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(frame.size())) {
     *error = "asking sluice-server at " + socket_path + ": " + std::strerror(errno);
     return nullptr;
   }

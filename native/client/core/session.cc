@@ -68,7 +68,10 @@ wire::OpenSession make_request(const Config& c) {
   }
   r.gmem_mib = c.gmem_mib;
   r.ratio_percent = c.ratio_percent;
-  r.flags = c.cross_node ? wire::kCrossNode : 0u;
+  r.flags = (c.cross_node ? wire::kCrossNode : 0u) | (c.wishes.preempt ? wire::kPreempt : 0u) |
+            (c.wishes.same_gpu ? wire::kSameGpu : 0u) |
+            (c.wishes.mode == "reserved" ? wire::kReservedOnly : 0u) |
+            (c.wishes.mode == "on-demand" ? wire::kOnDemandOnly : 0u);
   r.priority = c.priority;
   r.wait_seconds = c.wait_seconds;
   r.pid = static_cast<uint32_t>(getpid());
@@ -92,10 +95,10 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   const bool any = c.channel == "auto";
   std::string why_not;
   if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
-    return open_unix(c.server_socket, request, refusal);
+    return open_unix(c.server_socket, request, c.wishes, refusal);
   if (any || c.channel == "ivshmem") {
     const std::string resource = c.ivshmem.empty() ? find_ivshmem(&why_not) : c.ivshmem;
-    if (!resource.empty()) return open_ivshmem(resource, request, refusal);
+    if (!resource.empty()) return open_ivshmem(resource, request, c.wishes, refusal);
     if (!any) {
       refusal->text = why_not;
       return nullptr;
@@ -106,13 +109,30 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
                     "; the network is disabled (enable_net)";
     return nullptr;
   }
-  auto channel = open_tcp(c.controller, request, refusal);
+  auto channel = open_tcp(c.controller, request, c.wishes, refusal);
   if (!channel && any)
     refusal->text += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
   return channel;
 }
 
 }  // namespace
+
+std::vector<std::byte> open_frame(wire::OpenSession request, const Wishes& wishes) {
+  std::string text;
+  const auto add = [&text](const std::string& name, const std::string& value) {
+    if (!value.empty()) text += name + "=" + value + "\n";
+  };
+  add("project", wishes.project);
+  add("gpu_model", wishes.gpu_model);
+  add("gpu_architecture", wishes.gpu_architecture);
+  for (const auto& [name, value] : wishes.labels) add("label", name + "=" + value);
+  text.resize(std::min(wire::round_up(text.size(), 8), wire::kMaxWishBytes));
+  request.header.size = static_cast<uint32_t>(sizeof request + text.size());
+  std::vector<std::byte> frame(request.header.size);
+  std::memcpy(frame.data(), &request, sizeof request);
+  std::memcpy(frame.data() + sizeof request, text.data(), text.size());
+  return frame;
+}
 
 ThreadState& thread_state() {
   static thread_local ThreadState state{};

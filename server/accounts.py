@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""On whose account a local client works: what server.conf's [projects] says of its user or guest.
+
+Used by session_desk for clients of this host, whose user, groups and VM the kernel and libvirt
+name. It promises that a client gets no project and no label that the host's operator did not give
+it, whatever it asks for. Clients of the network have their token's project; the controller knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import pwd
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from sluice.config.server import ProjectsSection
+from sluice.server.open_session import RefusalError, Status
+from sluice.server.sessions import Asker
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The projects that somebody may choose among, the first unless told, and the label."""
+
+    projects: tuple[str, ...]
+    label: str = ""
+
+    def project(self, wanted: str, who: str) -> str:
+        """The project that is wanted, if it is one of these; raises RefusalError."""
+        if not wanted:
+            return self.projects[0]
+        if wanted not in self.projects:
+            raise RefusalError(
+                Status.NOT_PERMITTED,
+                f"project {wanted} (SLUICE_PROJECT) is not for {who}, who may use "
+                f"{', '.join(self.projects)}: set SLUICE_PROJECT to one of these, or have this "
+                "host's operator add it to [projects] in server.conf",
+            )
+        return wanted
+
+
+class Accounts:
+    """What [projects] says."""
+
+    def __init__(self, section: ProjectsSection | None = None) -> None:
+        self._section = section or ProjectsSection()
+
+    def of(self, asker: Asker) -> Account:
+        """The account of a client of this host: its guest's, else its user's, else a group's."""
+        section = self._section
+        if asker.domain_uuid:
+            kinds = [("vm", section.vms, [asker.domain_uuid, asker.domain_name])]
+        else:
+            kinds = [
+                ("user", section.users, list(_user_names(asker.uid))),
+                ("group", section.groups, [n for gid in asker.groups for n in _group_names(gid)]),
+            ]
+        projects = next(
+            (found for _, mapping, names in kinds if (found := _first(mapping, names))),
+            [section.default],
+        )
+        label = next(
+            (
+                found[0]
+                for kind, _, names in kinds
+                if (found := _first(section.labels, [f"{kind}:{name}" for name in names]))
+            ),
+            "",
+        )
+        return Account(tuple(projects), label)
+
+
+def _first(mapping: Mapping[str, list[str]], names: list[str]) -> list[str]:
+    # in the file's order: of somebody in several groups the operator says which comes first
+    return next((value for name, value in mapping.items() if name in names), [])
+
+
+def _user_names(uid: int) -> Iterator[str]:
+    yield str(uid)
+    with contextlib.suppress(KeyError):  # of a container: this host has only its number
+        yield pwd.getpwuid(uid).pw_name
+
+
+def _group_names(gid: int) -> Iterator[str]:
+    yield str(gid)
+    with contextlib.suppress(KeyError):
+        yield grp.getgrgid(gid).gr_name

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client asks for besides sizes reaches the pool, and only what its host allows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane, running
+
+from sluice.config.ini import ConfigError
+from sluice.config.server import ProjectsSection, read_server_config
+from sluice.server.accounts import Accounts
+from sluice.server.open_session import (
+    ON_DEMAND_ONLY,
+    PREEMPT,
+    RESERVED_ONLY,
+    SAME_GPU,
+    BadOpen,
+    RefusalError,
+    pack_open_session,
+    parse_open_session,
+)
+from sluice.server.sessions import Asker, grant_request
+
+EVERYTHING = (
+    "project=vision",
+    "gpu_model=NVIDIA H200",
+    "gpu_architecture=sm_90",
+    "label=rack=r12",
+    "label=fast=yes",
+    "what-comes-later=1",
+)
+
+
+def test_every_wish_reaches_the_request_to_the_controller() -> None:
+    wish = parse_open_session(
+        pack_open_session(flags=PREEMPT | SAME_GPU | RESERVED_ONLY, priority=3, wishes=EVERYTHING)
+    )
+    assert len(wish.raw) == 512
+    assert wish.raw[:4] == (512).to_bytes(4, "little"), "a worker knows the fixed part alone"
+    asked = grant_request("node", wish, Asker("shm", "h", "p"), project="vision", owner_label="a")
+    assert (asked.project, asked.gpu_model, asked.gpu_architecture) == (
+        "vision",
+        "NVIDIA H200",
+        "sm_90",
+    )
+    assert [(label.name, label.value) for label in asked.labels] == [
+        ("fast", "yes"),
+        ("rack", "r12"),
+    ]
+    assert (asked.preempt, asked.same_gpu_allowed, asked.mode) == (True, True, "reserved")
+    assert (asked.priority, asked.owner_label) == (3, "a")
+
+
+@pytest.mark.parametrize(
+    ("wishes", "flags", "text"),
+    [
+        (("project=../etc",), 0, "SLUICE_PROJECT"),
+        (("gpu_model=" + "x" * 121,), 0, "SLUICE_GPU_MODEL"),
+        (("label=rack",), 0, "SLUICE_LABELS"),
+        (tuple(f"label=a=v{n}" for n in range(17)), 0, "at most 16"),
+        ((), RESERVED_ONLY | ON_DEMAND_ONLY, "SLUICE_MODE"),
+        (("project=" + "x" * 4000,), 0, "size"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused_by_name(
+    wishes: tuple[str, ...], flags: int, text: str
+) -> None:
+    with pytest.raises(BadOpen, match=text):
+        parse_open_session(pack_open_session(flags=flags, wishes=wishes))
+
+
+@pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: f + bytes(8), lambda f: f[:100]])
+def test_a_frame_of_another_size_than_it_says_is_refused(change: Any) -> None:
+    with pytest.raises(BadOpen):
+        parse_open_session(change(pack_open_session(wishes=EVERYTHING)))
+
+
+# accounts
+
+SECTION = ProjectsSection.model_validate(
+    {
+        "default": "guests",
+        "users": "root=vision nlp, 4711=speech",
+        "groups": "812=second, 811=first",
+        "vms": "web=vision, 11111111-2222-3333-4444-555555555555=nlp",
+        "labels": "user:4711=team-a, vm:web=team-b, group:811=team-c",
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("asker", "projects", "label"),
+    [
+        ({"uid": 0}, ("vision", "nlp"), ""),
+        ({"uid": 4711, "groups": (811,)}, ("speech",), "team-a"),
+        ({"uid": 5, "groups": (811, 812)}, ("second",), "team-c"),
+        ({"uid": 5}, ("guests",), ""),
+        ({"domain_uuid": "a", "domain_name": "web"}, ("vision",), "team-b"),
+        ({"domain_uuid": "11111111-2222-3333-4444-555555555555"}, ("nlp",), ""),
+        ({"domain_uuid": "a", "uid": 0}, ("guests",), ""),
+    ],
+)
+def test_the_host_says_whose_account_it_is(
+    asker: dict[str, Any], projects: tuple[str, ...], label: str
+) -> None:
+    account = Accounts(SECTION).of(Asker("shm", "h", "p", **asker))
+    assert (account.projects, account.label) == (projects, label)
+
+
+def test_a_client_chooses_among_its_own() -> None:
+    account = Accounts(SECTION).of(Asker("shm", "h", "p", uid=0))
+    assert (account.project("", "me"), account.project("nlp", "me")) == ("vision", "nlp")
+    with pytest.raises(RefusalError, match=r"speech .* is not for me, who may use vision, nlp"):
+        account.project("speech", "me")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("users = alice=", "alice"),
+        ("users = a=x, a=y", "twice"),
+        ("labels = alice=x", "user:NAME"),
+        ("default = a b", "default"),
+    ],
+)
+def test_mistakes_in_projects_are_named(tmp_path: Path, line: str, text: str) -> None:
+    (tmp_path / "server.conf").write_text(f"[projects]\n{line}\n")
+    with pytest.raises(ConfigError, match=text):
+        read_server_config(tmp_path / "server.conf")
+
+
+# by real processes
+
+
+@pytest.fixture
+def plane(tmp_path: Path) -> Iterator[ControlPlane]:
+    tmp_path.chmod(0o755)
+    projects = {"users": "4711=vision nlp", "groups": "811=speech", "labels": "user:4712=team-a"}
+    with running(tmp_path, projects=projects) as control_plane:
+        yield control_plane
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be other users")
+def test_what_a_process_gets_is_its_users(plane: ControlPlane) -> None:
+    small = {"gmem_mib": 64, "ratio_percent": 1}
+
+    def project_of(**wish: Any) -> str:
+        before = {grant["id"] for grant in plane.grants()}
+        client = plane.client(**small, **wish)
+        assert client.first["status"] == 0, client.first
+        [grant] = [g for g in plane.grants() if g["id"] not in before]
+        return str(grant["project"])
+
+    assert project_of() == "default"
+    assert project_of(uid=4711) == "vision"
+    assert project_of(uid=4711, wishes=["project=nlp"]) == "nlp"
+    assert project_of(uid=4712, groups=[811]) == "speech"
+    foreign = plane.client(**small, uid=4711, wishes=["project=speech"]).first
+    assert foreign["status"] == 800
+    assert "is not for" in foreign["message"]
+
+    reservation = {"owner_kind": "label", "owner": "team-a", "memory_mib": 512}
+    made = plane.rest.post("/reservations", json={**reservation, "compute_percent": 10})
+    assert made.status_code == 201, made.text
+    name = made.json()["id"]
+
+    def drawn() -> list[str]:
+        return list(plane.rest.get(f"/reservations/{name}").json()["grants"])
+
+    assert plane.client(**small, uid=4711, flags=RESERVED_ONLY).first["status"] == 800
+    assert plane.client(**small).first["status"] == 0
+    assert plane.client(**small, uid=4712, flags=ON_DEMAND_ONLY).first["status"] == 0
+    assert drawn() == []
+    assert plane.client(**small, uid=4712).first["status"] == 0
+    assert len(drawn()) == 1
+    [grant] = [g for g in plane.grants() if g["reservation"]]
+    assert (grant["id"], grant["mode"]) == (drawn()[0], "reserved")
+
+
+def test_model_and_labels_choose_and_rights_are_kept(plane: ControlPlane) -> None:
+    small = {"gmem_mib": 64, "ratio_percent": 1}
+    model = plane.rest.get("/gpus").json()["gpus"][0]["model"]
+    assert plane.client(**small, wishes=[f"gpu_model={model}"]).first["status"] == 0
+    wrong = plane.client(**small, wishes=["gpu_model=h200"]).first
+    assert wrong["status"] != 0
+    assert "h200" in wrong["message"]
+    lost = plane.client(**small, wishes=["label=rack=r1"]).first
+    assert lost["status"] != 0
+    assert "rack=r1" in lost["message"]
+    preempting = plane.client(**small, flags=PREEMPT).first
+    assert preempting["status"] == 800
+    assert "quota set default --may-preempt" in preempting["message"]
+    plane.rest.put("/quotas/default", json={"max_priority": 2})
+    assert plane.client(**small, priority=2).first["status"] == 0
+    high = plane.client(**small, priority=3).first
+    assert high["status"] == 800
+    assert "SLUICE_PRIORITY" in high["message"]
+
+
+def test_two_vgpus_of_one_card_where_that_is_allowed(plane: ControlPlane) -> None:
+    wish = {"vgpu_count": 2, "gmem_mib": 64, "ratio_percent": 10}
+    assert plane.client(**wish).first["status"] != 0
+    both = plane.client(**wish, flags=SAME_GPU)
+    assert both.first["status"] == 0, both.first
+    [grant] = plane.grants()
+    assert len({vgpu["gpu"] for vgpu in grant["vgpus"]}) == 1
+    assert len(grant["vgpus"]) == 2
