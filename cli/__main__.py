@@ -17,6 +17,7 @@ import typer
 from sluice.cli import (
     ca_commands,
     event_commands,
+    native_commands,
     operation_commands,
     options,
     pool_commands,
@@ -38,6 +39,9 @@ app = typer.Typer(
 )
 app.command("status")(pool_commands.status)
 app.add_typer(pool_commands.node_app, name="node")
+pool_commands.gpu_app.command("attach")(native_commands.attach_gpu)
+pool_commands.gpu_app.command("detach")(native_commands.detach_gpu)
+pool_commands.gpu_app.command("attachments")(native_commands.list_attachments)
 app.add_typer(pool_commands.gpu_app, name="gpu")
 app.add_typer(pool_commands.grant_app, name="grant")
 app.add_typer(pool_commands.session_app, name="session")

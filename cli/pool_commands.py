@@ -24,6 +24,7 @@ GPU_COLUMNS = {
     "MODEL": "model",
     "ARCH": "architecture",
     "HEALTH": "health",
+    "POOL": "pool",
     "GRANTED": "memory",
     "COMPUTE": "compute",
     "VGPUS": "vgpus",
@@ -231,6 +232,7 @@ def gpu_rows(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
             **gpu,
             "memory": f"{gpu['granted_mib']} / {gpu['memory_mib']} MiB",
             "compute": f"{gpu['granted_percent']} %",
+            "pool": f"VM {gpu['held_by']}" if gpu["held_by"] else gpu["mode"],
             "kind": "software" if gpu["software"] else "",
         }
         for gpu in gpus

@@ -260,6 +260,33 @@ class ServerSection(Section):
     )
 
 
+def _addresses(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+    addresses = {name.strip(): text.strip().lower() for name, _, text in pairs}
+    if len(addresses) < len(pairs) or len(set(addresses.values())) < len(pairs):
+        raise ValueError("names a GPU or an address twice")
+    return addresses
+
+
+PciAddressText = Annotated[str, Field(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")]
+AddressesSetting = Annotated[dict[str, PciAddressText], BeforeValidator(_addresses)]
+
+
+class NativeSection(Section):
+    """[native]: GPUs that are given whole to one VM."""
+
+    addresses: AddressesSetting = Field(
+        default_factory=dict,
+        description="UUID = PCI address pairs with commas, such as GPU-1a = 0000:65:00.0, for GPUs "
+        "of which NVML does not tell it",
+    )
+    sysfs_dir: Path = Field(
+        Path("/sys"), description="the folder where the kernel shows PCI devices"
+    )
+
+
 class TlsSection(Section):
     """[tls]: this node's certificate, and whose the controller's must be."""
 
@@ -302,6 +329,7 @@ class ServerConfig(BaseModel):
     server: ServerSection = Field(default_factory=ServerSection)
     node: NodeSection = NodeSection()
     projects: ProjectsSection = ProjectsSection()
+    native: NativeSection = NativeSection()
     tls: TlsSection = TlsSection()
     server_nccl: NcclSection = NcclSection()
     throttle: ThrottleSection = ThrottleSection()

@@ -284,7 +284,7 @@ class GrantDesk:
     def _hand_over(self, order: Handover) -> None:
         # a server that is not there is told when it returns
         link = self.links.get(order.node)
-        if link and not link.hand_over(order) and not order.back:
+        if link and not link.hand_over(order):
             key = GpuKey(order.node, order.uuid)
             with contextlib.suppress(DeposedError):
                 self.begin(

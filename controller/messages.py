@@ -6,14 +6,17 @@ Called by controller.node_service only; nothing else of the controller knows the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from sluice.controller.pool import model
+from sluice.controller.pool.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.jobs import JobKey
 from sluice.controller.pool.pool import ReportedSession
 from sluice.rpc import pool_pb2 as rpc
 
 MODES = {mode.value for mode in model.Mode}
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 
 
 def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
@@ -30,7 +33,32 @@ def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
         numa_node=message.numa_node if message.HasField("numa_node") else -1,
         nvlink_group=message.nvlink_group,
         fault=message.fault,
+        pci_address=message.pci_address if PCI_ADDRESS.fullmatch(message.pci_address) else "",
+        native_problem=message.native_problem,
     )
+
+
+def holding_of(message: rpc.NativeHolding) -> ReportedHolding:
+    """What a node's libvirt says that a VM has."""
+    return ReportedHolding(
+        message.pci_address,
+        message.domain_uuid,
+        message.domain_name,
+        message.live,
+        message.config,
+    )
+
+
+def native_message(order: AttachOrder | DetachOrder) -> rpc.NativeOrder:
+    """An operator's word about a native GPU, for its server."""
+    message = rpc.NativeOrder(gpu_uuid=order.uuid, pci_address=order.pci_address)
+    if isinstance(order, AttachOrder):
+        message.attach.domain = order.domain
+        message.attach.when = order.when.value
+        message.attach.no_rom_bar = not order.rom_bar
+    else:
+        message.detach.domain = order.domain
+    return message
 
 
 def labels_of(messages: Iterable[rpc.Label]) -> model.Labels:

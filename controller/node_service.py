@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 from collections.abc import AsyncIterator
 
 import grpc
@@ -21,6 +22,7 @@ from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import (
     answer_message,
     gpu_of,
+    holding_of,
     job_key,
     labels_of,
     request_of,
@@ -43,8 +45,8 @@ from sluice.rpc import pool_pb2_grpc
 log = logging.getLogger("sluice.controller")
 
 
-class ServerGone(Exception):
-    """The server's stream ended before it answered."""
+class ServerSilent(Exception):
+    """The server's stream ended before it answered, or it did not answer in time."""
 
 
 class ServerLink:
@@ -53,10 +55,12 @@ class ServerLink:
     def __init__(self) -> None:
         self.hands_over = False  # an older server does not
         self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
-        self._calls = itertools.count(1)
+        # no call of an earlier stream is answered on this one by mistake
+        self._calls = itertools.count(secrets.randbits(62))
         self._assignments: dict[str, asyncio.Future[str]] = {}
         self._logs: dict[int, asyncio.Future[rpc.LogText]] = {}
         self._resizes: dict[str, asyncio.Future[str]] = {}
+        self._native: dict[int, asyncio.Future[rpc.NativeDone | None]] = {}
 
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant."""
@@ -78,6 +82,7 @@ class ServerLink:
                         generation=order.generation,
                         back=order.back,
                         to_native=order.to_native,
+                        pci_address=order.pci_address,
                     )
                 )
             )
@@ -150,6 +155,28 @@ class ServerLink:
         finally:
             del self._resizes[order.grant_id]
 
+    async def native(self, order: rpc.NativeOrder, timeout: float) -> rpc.NativeDone:
+        """Has the server put a GPU into a VM or take it out; raises ServerSilent."""
+        order.call = next(self._calls)
+        done = asyncio.get_running_loop().create_future()
+        self._native[order.call] = done
+        self.orders.put_nowait(rpc.Order(native=order))
+        try:
+            answer: rpc.NativeDone | None = await asyncio.wait_for(done, timeout)
+        except TimeoutError:
+            raise ServerSilent(f"its server did not answer within {timeout:g} s") from None
+        finally:
+            del self._native[order.call]
+        if answer is None:
+            raise ServerSilent("the stream of its server ended")
+        return answer
+
+    def native_done(self, message: rpc.NativeDone) -> None:
+        """The server's answer to native()."""
+        waiter = self._native.get(message.call)
+        if waiter and not waiter.done():
+            waiter.set_result(message)
+
     def grant_resized(self, message: rpc.GrantResized) -> None:
         """The server's answer to resize()."""
         waiter = self._resizes.get(message.grant_id)
@@ -177,6 +204,9 @@ class ServerLink:
         for done in self._resizes.values():
             if not done.done():
                 done.set_result("its stream ended")
+        for native in self._native.values():
+            if not native.done():
+                native.set_result(None)
         for text in self._logs.values():
             if not text.done():
                 text.set_result(rpc.LogText(error="its stream ended"))
@@ -344,6 +374,16 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             done = report.handed_over
             key = GpuKey(node, done.gpu_uuid)
             self._desk.begin(lambda: pool.operations.handed_over(key, done.error, done.generation))
+        elif kind == "native_done":
+            link.native_done(report.native_done)
+        elif kind == "native_holdings":
+            holdings = [holding_of(each) for each in report.native_holdings.holdings]
+
+            def reconcile() -> Decisions:
+                pool.operations.attachments.report(node, holdings)
+                return Decisions()
+
+            self._desk.begin(reconcile)
         elif kind == "log_text":
             link.log_text(report.log_text)
 

@@ -111,7 +111,7 @@ def detach(domain: Domain, dry_run: DryRun = False, connect: Connect = None) -> 
 
 @app.command(name="list")
 def list_domains(connect: Connect = None, as_json: AsJson = False) -> None:
-    """List the domains that have a request or a channel."""
+    """List the domains that have a request, a channel or a GPU of their own."""
 
     def work() -> None:
         uri = connect or default_uri()
@@ -133,7 +133,7 @@ def list_domains(connect: Connect = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(domain: Domain, connect: Connect = None, as_json: AsJson = False) -> None:
-    """Show DOMAIN's request, its channel, and what is wrong with them."""
+    """Show DOMAIN's request, its channel, its own GPUs, and what is wrong with them."""
 
     def work() -> None:
         uri = connect or default_uri()
@@ -141,7 +141,10 @@ def show(domain: Domain, connect: Connect = None, as_json: AsJson = False) -> No
             found = find_domain(connection, domain)
             row = inspection.inspect(found, _files(uri))
         if row is None:
-            raise HypervisorError(f"{domain} has no vGPU: `sluice vm attach {domain}` gives it one")
+            raise HypervisorError(
+                f"{domain} has neither a vGPU (`sluice vm attach {domain}` gives it one) nor a GPU "
+                f"of its own (`sluice gpu attach GPU {domain}`)"
+            )
         if as_json:
             print(json.dumps(row, indent=2))
         else:
@@ -177,7 +180,7 @@ def _report(outcome: channel_devices.Outcome, dry_run: bool) -> None:
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
-    head = ("DOMAIN", "STATE", "VGPUS", "MIB", "COMPUTE", "CHANNEL", "PROBLEM")
+    head = ("DOMAIN", "STATE", "VGPUS", "MIB", "COMPUTE", "CHANNEL", "OWN GPUS", "PROBLEM")
     lines = [head]
     for row in rows:
         request = row["request"] or {}
@@ -190,6 +193,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
                 request.get("memory-mib", "-"),
                 f"{request['compute']} %" if request else "-",
                 region["address"] or "-",
+                ", ".join(device["host"] for device in row["native_gpus"]) or "-",
                 row["problems"][0] if row["problems"] else "",
             )
         )
@@ -206,14 +210,22 @@ def _print_domain(row: dict[str, Any]) -> None:
     print(f"domain   {row['domain']}  {row['uuid']}  ({row['state']}, {row['machine']})")
     if request:
         print("request  " + "  ".join(f"{name}={value}" for name, value in request.items()))
-    plugged = "plugged in" if region["plugged"] else "not plugged in"
-    defined = "in the definition" if region["in_definition"] else "not in the definition"
-    print(f"channel  {region['mib']} MiB at {region['address']}, {plugged}, {defined}")
-    print(f"file     {region['file']}{'' if region['present'] else '  (missing)'}")
+    if region["mib"] is not None or request:
+        print(f"channel  {region['mib']} MiB at {region['address']}, {_where(region)}")
+        print(f"file     {region['file']}{'' if region['present'] else '  (missing)'}")
+    for device in row["native_gpus"]:
+        guest = device["guest"] or "a place of libvirt's choice"
+        print(f"GPU      {device['host']} of the host at {guest}, {_where(device)}")
     if row["vsock_cid"] is not None:
         print(f"vsock    CID {row['vsock_cid']}")
     for problem in row["problems"]:
         print(f"problem  {problem}")
+
+
+def _where(device: dict[str, Any]) -> str:
+    plugged = "plugged in" if device["plugged"] else "not plugged in"
+    defined = "in the definition" if device["in_definition"] else "not in the definition"
+    return f"{plugged}, {defined}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Renders the XML that goes into a domain, from the Jinja2 templates in templates/libvirt.
 
-Called by channel_devices.py and by the tests that hold the result against libvirt's own schema.
-Every value is escaped; a missing one is an error.
+Called by channel_devices.py, native_gpu.py and by the tests that hold the result against libvirt's
+own schema. Every value is escaped; a missing one is an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import jinja2
 
-from sluice.hypervisor.domain_document import PciAddress
+from sluice.hypervisor.domain_document import NATIVE_ALIAS, PciAddress
+from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.request import ELEMENT, NAMESPACE, NAMESPACE_KEY, VgpuRequest
 
 #: The folders install side by side below `sluice`, as they lie in a checkout.
@@ -39,6 +40,17 @@ def region_device(name: str, size_mib: int, place: PciAddress | None) -> str:
 def vsock_device(place: PciAddress | None) -> str:
     """A `<vsock>` device whose CID libvirt chooses."""
     return _environment().get_template("vsock_device.xml.j2").render(place=place)
+
+
+def native_alias(source: HostAddress) -> str:
+    """The alias of a function of a GPU: it marks the device as ours, for people and for show."""
+    return NATIVE_ALIAS + str(source).replace(":", "-").replace(".", "-")
+
+
+def native_gpu_device(source: HostAddress, place: PciAddress | None, *, rom_bar: bool) -> str:
+    """The `<hostdev>` of one function of a whole GPU."""
+    template = _environment().get_template("native_gpu.xml.j2")
+    return template.render(source=source, place=place, rom_bar=rom_bar, alias=native_alias(source))
 
 
 def request_metadata(request: VgpuRequest, *, with_namespace: bool = False) -> str:

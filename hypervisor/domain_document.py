@@ -13,9 +13,11 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 
 from sluice.hypervisor.errors import HypervisorError, InvalidRequest
+from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.request import NAMESPACE, VgpuRequest, parse_request
 
 REGION_PREFIX = "sluice-"
+NATIVE_ALIAS = "ua-sluice-gpu-"
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -52,6 +54,15 @@ class VsockDevice:
 
 
 @dataclass(frozen=True)
+class HostDevice:
+    """A PCI device of the host that the domain has; `ours` if Sluice put it there."""
+
+    source: HostAddress
+    address: PciAddress | None
+    ours: bool
+
+
+@dataclass(frozen=True)
 class DomainDocument:
     """One domain's XML, persistent or live."""
 
@@ -66,6 +77,7 @@ class DomainDocument:
     #: The request, or None where there is none or it is not valid: then `problem` says so.
     request: VgpuRequest | None = None
     problem: str | None = None
+    host_devices: tuple[HostDevice, ...] = ()
 
     @property
     def region_name(self) -> str:
@@ -120,6 +132,11 @@ def parse_domain(xml: str) -> DomainDocument:
         used=frozenset(address for device in devices if (address := _address(device)) is not None),
         request=request,
         problem=problem,
+        host_devices=tuple(
+            found
+            for element in devices.findall("hostdev")
+            if (found := _host_device(element)) is not None
+        ),
     )
 
 
@@ -156,6 +173,21 @@ def _vsock(element: ElementTree.Element | None) -> VsockDevice | None:
     cid = element.find("cid")
     text = cid.get("address", "") if cid is not None else ""
     return VsockDevice(cid=int(text) if text.isdecimal() else None, address=_address(element))
+
+
+def _host_device(element: ElementTree.Element) -> HostDevice | None:
+    source = element.find("source/address")
+    if element.get("type") != "pci" or source is None:
+        return None
+    try:
+        address = HostAddress(
+            *(int(source.get(part, "0"), 0) for part in ("domain", "bus", "slot", "function"))
+        )
+    except ValueError:
+        return None
+    alias = element.find("alias")
+    name = alias.get("name", "") if alias is not None else ""
+    return HostDevice(address, _address(element), name.startswith(NATIVE_ALIAS))
 
 
 def _size(element: ElementTree.Element | None) -> int:

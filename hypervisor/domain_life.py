@@ -12,6 +12,7 @@ import enum
 from dataclasses import dataclass
 
 from sluice.hypervisor.domain_document import DomainDocument
+from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.request import VgpuRequest
 
 
@@ -39,6 +40,9 @@ class Observed:
     #: The uid and gid of its QEMU, where that is not root.
     account: tuple[int, int] | None = None
     problems: tuple[str, ...] = ()
+    #: The host's PCI devices that its QEMU has, and that its definition names.
+    live_devices: frozenset[HostAddress] = frozenset()
+    config_devices: frozenset[HostAddress] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,13 @@ def observe(
     *,
     paused: bool,
     boot: int,
+    defined: bool = True,
     account: tuple[int, int] | None = None,
 ) -> Observed:
-    """Puts the two documents together; what runs counts before what is defined."""
+    """Puts the two documents together; what runs counts before what is defined.
+
+    `defined` is False for a transient domain, whose `persistent` is what runs.
+    """
     current = live if live is not None else persistent
     region = current.region or persistent.region
     problems = [f"{persistent.name}: {current.problem}"] if current.problem else []
@@ -99,7 +107,14 @@ def observe(
         has_device=region is not None,
         account=account,
         problems=tuple(problems),
+        live_devices=_sources(live),
+        config_devices=_sources(persistent if defined else None),
     )
+
+
+def _sources(document: DomainDocument | None) -> frozenset[HostAddress]:
+    devices = document.host_devices if document is not None else ()
+    return frozenset(device.source for device in devices)
 
 
 def steps(

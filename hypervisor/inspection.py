@@ -31,7 +31,9 @@ def inspect(domain: libvirt.virDomain, files: RegionFiles) -> dict[str, Any] | N
     """A domain with a request or a channel of ours; None for any other."""
     persistent, live = persistent_document(domain), live_document(domain)
     documents = [document for document in (live, persistent) if document is not None]
-    if not any(d.request or d.problem or d.region or d.foreign_regions for d in documents):
+    native = _native_gpus(persistent if domain.isPersistent() else None, live)
+    ours = any(d.request or d.problem or d.region or d.foreign_regions for d in documents)
+    if not ours and not native:
         return None
     request = next((d.request for d in documents if d.request), None)
     region = next((d.region for d in documents if d.region), None)
@@ -51,8 +53,27 @@ def inspect(domain: libvirt.virDomain, files: RegionFiles) -> dict[str, Any] | N
             "plugged": live is not None and live.region is not None,
         },
         "vsock_cid": next((d.vsock.cid for d in documents if d.vsock), None),
+        "native_gpus": native,
         "problems": _problems(persistent, live, path.exists()),
     }
+
+
+def _native_gpus(
+    persistent: DomainDocument | None, live: DomainDocument | None
+) -> list[dict[str, Any]]:
+    """The functions of whole GPUs that Sluice gave it."""
+    sides = {"in_definition": persistent, "plugged": live}
+    found: dict[str, dict[str, Any]] = {}
+    for side, document in sides.items():
+        for device in document.host_devices if document is not None else ():
+            if device.ours:
+                entry = found.setdefault(
+                    str(device.source),
+                    {"host": str(device.source), "guest": None, **dict.fromkeys(sides, False)},
+                )
+                entry["guest"] = str(device.address) if device.address else entry["guest"]
+                entry[side] = True
+    return [found[address] for address in sorted(found)]
 
 
 def _problems(

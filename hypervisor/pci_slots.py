@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chooses where a channel device is plugged, so that it keeps its place over every restart.
+"""Chooses where a device is plugged, so that it keeps its place over every restart.
 
-Called by channel_devices.py with the persistent and the live document. Pure. A place has to be free
-in both: libvirt would otherwise move the device at the next start.
+Called by channel_devices.py and native_gpu.py with the persistent and the live document. Pure. A
+place has to be free in both: libvirt would otherwise move the device at the next start.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def choose_place(
         raise HypervisorError(
             f"{persistent.name}: machine type {persistent.machine or 'unknown'} has no PCI bus "
             "that "
-            f"takes an ivshmem device (bus 0 is {model}): use q35 or pc"
+            f"takes a device (bus 0 is {model}): use q35 or pc"
         )
     if place is None and live is not None:
         if persistent.is_q35:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.request import VgpuRequest
 
 
@@ -52,3 +53,29 @@ class RegionKeeper(Protocol):
 
         Every session of the region ends; its slots become free for the next boot.
         """
+
+
+class HostDeviceWatcher(Protocol):
+    """The server's side of PCI devices that domains have; called after every look at a domain."""
+
+    def moment(self) -> int:
+        """Taken before a look: what was seen before the server changed something is refused."""
+
+    def domain_seen(
+        self,
+        moment: int,
+        uuid: str,
+        name: str,
+        live: frozenset[HostAddress],
+        config: frozenset[HostAddress],
+    ) -> bool:
+        """What a domain has; False if the look was too early and has to be repeated."""
+
+    def domain_gone(self, moment: int, uuid: str) -> bool:
+        """There is no such domain; False as above."""
+
+    def all_seen(self) -> None:
+        """Every domain has been looked at."""
+
+    def domains(self) -> set[str]:
+        """The domains that are known to have devices."""

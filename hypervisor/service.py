@@ -31,7 +31,7 @@ from sluice.hypervisor.libvirt_host import (
     silence_libvirt,
     words,
 )
-from sluice.hypervisor.ports import RegionKeeper, RegionOwner
+from sluice.hypervisor.ports import HostDeviceWatcher, RegionKeeper, RegionOwner
 from sluice.hypervisor.region_file import RegionFiles
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ _PAUSED = (
     libvirt.VIR_DOMAIN_PMSUSPENDED,
 )
 _BURST_SECONDS = 0.01
+_LOOK_AGAIN_SECONDS = 0.25
 
 
 class HypervisorService:
@@ -60,11 +61,13 @@ class HypervisorService:
         *,
         uri: str = DEFAULT_URI,
         files: RegionFiles | None = None,
+        host_devices: HostDeviceWatcher | None = None,
         reconcile_seconds: float = 30.0,
         reconnect_seconds: float = 2.0,
     ) -> None:
         self._regions = regions
         self._uri = uri
+        self._host_devices = host_devices
         self._files = files or RegionFiles(libvirt_identity(uri))
         self._reconcile_seconds = reconcile_seconds
         self._reconnect_seconds = reconnect_seconds
@@ -156,15 +159,20 @@ class HypervisorService:
         domains = await asyncio.to_thread(connection.listAllDomains)
         present = {domain.UUIDString() for domain in domains}
         recorded = await asyncio.to_thread(self._files.recorded)
-        for uuid in sorted(present | set(self._known) | recorded):
+        watched = self._host_devices.domains() if self._host_devices else set()
+        for uuid in sorted(present | set(self._known) | recorded | watched):
             await self._look(connection, uuid, None)
+        if self._host_devices:
+            self._host_devices.all_seen()
         for uuid in set(self._reported) - present:
             del self._reported[uuid]
 
     async def _look(self, connection: libvirt.virConnect, uuid: str, restarted: str | None) -> None:
         """Brings one domain's region in line with libvirt; its failure disturbs no other."""
+        moment = self._host_devices.moment() if self._host_devices else 0
         try:
-            seen = await asyncio.to_thread(_observe, connection, uuid)
+            seen = await asyncio.to_thread(observe_domain, connection, uuid)
+            self._tell_devices(moment, uuid, seen)
             if seen is not None:
                 self._report(seen)
             known = self._known.get(uuid)
@@ -209,6 +217,23 @@ class HypervisorService:
         elif step is Step.RESUME:
             await self._regions.domain_resumed(uuid)
 
+    def _tell_devices(self, moment: int, uuid: str, seen: Observed | None) -> None:
+        watcher = self._host_devices
+        if watcher is None:
+            return
+        if seen is None:
+            taken = watcher.domain_gone(moment, uuid)
+        else:
+            taken = watcher.domain_seen(
+                moment, uuid, seen.name, seen.live_devices, seen.config_devices
+            )
+        if not taken:
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._look_soon, uuid)
+
+    def _look_soon(self, uuid: str) -> None:
+        self._hints.setdefault(uuid, None)
+        self._changed.set()
+
     def _report(self, seen: Observed) -> None:
         """Logs what is wrong with a domain, once."""
         if self._reported.get(seen.uuid, ()) != seen.problems:
@@ -224,7 +249,7 @@ class HypervisorService:
         if uuid not in self._files.recorded():
             return
         with self._files.locked():
-            seen = _observe(connection, uuid)
+            seen = observe_domain(connection, uuid)
             if (seen is None or not seen.has_device) and self._files.remove(uuid):
                 log.info("region %s: file deleted", uuid)
 
@@ -252,7 +277,7 @@ class HypervisorService:
         self._changed.set()
 
 
-def _observe(connection: libvirt.virConnect, uuid: str) -> Observed | None:
+def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None:
     """One domain now, or None where there is none of that UUID; blocking."""
     try:
         domain = connection.lookupByUUIDString(uuid)
@@ -264,6 +289,7 @@ def _observe(connection: libvirt.virConnect, uuid: str) -> Observed | None:
             live,
             paused=state in _PAUSED,
             boot=domain.ID(),
+            defined=bool(domain.isPersistent()),
             account=qemu_account(domain) if persistent.region or (live and live.region) else None,
         )
     except (libvirt.libvirtError, HypervisorError) as error:

@@ -59,12 +59,20 @@ class ServerSide(Protocol):
         """Changes the limits of what runs for a grant; returns "" or why they stay."""
         ...
 
-    async def hand_over(self, gpu_uuid: str, *, back: bool, to_native: bool) -> str:
+    async def hand_over(self, order: rpc.HandOver) -> str:
         """Lets a GPU go, or takes it back; returns "" or why it cannot."""
         ...
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log; raises OSError."""
+        ...
+
+    async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
+        """Gives a whole GPU up, to a VM, or back."""
+        ...
+
+    def report_holdings(self) -> None:
+        """Reports what VMs have of this host's GPUs, as soon as that is known."""
         ...
 
 
@@ -288,6 +296,7 @@ class ControllerLink:
                     if self._changed_since_inventory:
                         self.report_inventory()
                     seconds = max(1, order.welcome.heartbeat_seconds)
+                    self._side.report_holdings()
                     beats = beats or asyncio.create_task(self._beat(seconds, call))
                 elif kind == "assignment":
                     assignment = order.assignment
@@ -314,6 +323,8 @@ class ControllerLink:
                     handover = rpc.HandOver()
                     handover.CopyFrom(order.hand_over)
                     self._hand_overs.put_nowait(handover)
+                elif kind == "native":
+                    self._in_background(self._native(order.native))
                 elif kind == "read_log":
                     self._read_log(order.read_log)
         except asyncio.CancelledError:
@@ -354,14 +365,17 @@ class ControllerLink:
         while True:
             order = await self._hand_overs.get()
             try:
-                error = await self._side.hand_over(
-                    order.gpu_uuid, back=order.back, to_native=order.to_native
-                )
+                error = await self._side.hand_over(order)
             except Exception as problem:
                 log.exception("GPU %s was not handed over", order.gpu_uuid)
                 error = f"its server failed: {problem}"
             done = rpc.HandedOver(gpu_uuid=order.gpu_uuid, generation=order.generation, error=error)
             self.report(rpc.NodeReport(handed_over=done))
+
+    async def _native(self, order: rpc.NativeOrder) -> None:
+        done = await self._side.native_order(order)
+        self.report(rpc.NodeReport(native_done=done))
+        self._side.report_holdings()
 
     def _read_log(self, order: rpc.ReadLog) -> None:
         answer = rpc.LogText(call=order.call)

@@ -46,6 +46,7 @@ class LocalGpu:
     architecture: str = ""
     numa_node: int = -1
     nvlink_group: str = ""
+    pci_address: str = ""  # empty: unknown, or it has none
 
 
 def find_driver(setting: str) -> Driver:
@@ -95,6 +96,7 @@ def describe_gpus(
             architecture=fact.architecture,
             numa_node=fact.numa_node,
             nvlink_group=fact.nvlink_group,
+            pci_address=fact.pci_address,
         )
         for device in devices
         for fact in (facts.get(device.uuid, unknown),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ class GpuFacts:
     architecture: str = ""
     numa_node: int = -1
     nvlink_group: str = ""
+    pci_address: str = ""  # as sysfs writes it
 
 
 def facts_of_gpus(driver: str) -> dict[str, GpuFacts]:
@@ -93,13 +95,15 @@ def _facts(handle: Any, nvlink_group: str) -> GpuFacts:
     memory = _asked(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2))
     capability = _asked(lambda: pynvml.nvmlDeviceGetCudaComputeCapability(handle))
     numa_node = _asked(lambda: int(pynvml.nvmlDeviceGetNumaNodeId(handle)))
+    address = sysfs_address(_asked(lambda: _bus_id(pynvml.nvmlDeviceGetPciInfo(handle))) or "")
     if numa_node is None:
-        numa_node = _numa_node_of(_asked(lambda: _bus_id(pynvml.nvmlDeviceGetPciInfo(handle))))
+        numa_node = _numa_node_of(address)
     return GpuFacts(
         kept_mib=memory.reserved >> 20 if memory else 0,
         architecture="sm_{}{}".format(*capability) if capability else "",
         numa_node=numa_node,
         nvlink_group=nvlink_group,
+        pci_address=address,
     )
 
 
@@ -127,14 +131,20 @@ def _bus_id(pci: Any) -> str:
     return (text.decode() if isinstance(text, bytes) else str(text)).lower()
 
 
-def _numa_node_of(bus_id: str | None) -> int:
-    """What the kernel says of the PCI device; -1 if it does not know."""
-    if not bus_id:
-        return -1
+def sysfs_address(bus_id: str) -> str:
+    """NVML's eight digits of the PCI domain as sysfs writes it; empty for what is no address."""
+    if not re.fullmatch(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", bus_id):
+        return ""
     domain, _, rest = bus_id.partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _numa_node_of(address: str) -> int:
+    """What the kernel says of the PCI device; -1 if it does not know."""
+    if not address:
+        return -1
     try:
-        path = Path("/sys/bus/pci/devices") / f"{domain[-4:]}:{rest}" / "numa_node"
-        return int(path.read_text())
+        return int((Path("/sys/bus/pci/devices") / address / "numa_node").read_text())
     except (OSError, ValueError):
         return -1
 

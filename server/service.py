@@ -31,6 +31,7 @@ from sluice.server.controller_link import ControllerLink
 from sluice.server.cuda_libraries import find_libraries, search_folders
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
+from sluice.server.native_gpus import NativeGpus
 from sluice.server.regions import Regions
 from sluice.server.session_desk import SessionDesk
 from sluice.server.session_logs import read_session_log
@@ -92,6 +93,13 @@ class Server:
             code_cache=self._code_cache(),
         )
         self.regions = Regions(self.desk, section.silent_seconds)
+        self.native = NativeGpus(
+            self._config,
+            self._workers,
+            lambda: self.gpus,
+            lambda: self._look_and_report(driver),
+            self.controller.report,
+        )
         await adopt_workers(starter, self._workers, self.desk)
 
         address = _data_address(section.bind_addr, section.bind_net)
@@ -165,6 +173,8 @@ class Server:
                     numa_node=gpu.numa_node if gpu.numa_node >= 0 else None,
                     nvlink_group=gpu.nvlink_group,
                     let_go=self._workers.has_let_go(gpu.uuid),
+                    pci_address=self.native.address_of(gpu),
+                    native_problem=self.native.problem_of(gpu),
                 )
                 for gpu in self.gpus
             ],
@@ -199,9 +209,22 @@ class Server:
         """Changes the limits of what runs for a grant; returns "" or why they stay."""
         return await self.desk.resize_grant(grant_id, vgpus)
 
-    async def hand_over(self, gpu_uuid: str, *, back: bool, to_native: bool) -> str:
+    async def hand_over(self, order: rpc.HandOver) -> str:
         """Lets a GPU go, or takes it back; returns "" or why it cannot."""
-        return await self.desk.hand_over(gpu_uuid, back=back)
+        if order.back and (problem := await self.native.take_back(order)):
+            return problem
+        problem = await self.desk.hand_over(order.gpu_uuid, back=order.back)
+        if not problem and order.to_native:
+            problem = await self.native.leave(order)
+        return problem
+
+    async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
+        """Gives a whole GPU up, to a VM, or back."""
+        return await self.native.carry_out(order)
+
+    def report_holdings(self) -> None:
+        """Reports what VMs have of this host's GPUs, as soon as that is known."""
+        self.native.report()
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log."""
@@ -286,7 +309,13 @@ class Server:
         )
         for gpu in self.gpus:
             log.info("GPU %s: %s, %d MiB", gpu.uuid, gpu.name, gpu.memory_mib)
-        self._workers.serve([gpu.uuid for gpu in self.gpus])
+        self._workers.serve(
+            [gpu.uuid for gpu in self.gpus if not self._workers.has_let_go(gpu.uuid)]
+        )
+
+    async def _look_and_report(self, driver: Driver) -> None:
+        await self._look_at_gpus(driver)
+        self.controller.report_inventory()
 
     def _serve_guests(self, starter: WorkerStarter, log_dir: Path) -> None:
         try:
@@ -312,7 +341,9 @@ class Server:
         files = RegionFiles(
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
-        hypervisor = HypervisorService(self.regions, uri=section.libvirt_uri, files=files)
+        hypervisor = HypervisorService(
+            self.regions, uri=section.libvirt_uri, files=files, host_devices=self.native
+        )
         self._run(doorbell.run())
         self._run(hypervisor.run())
 

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 
 from sluice.config.version import own_version
 from sluice.controller.api import problems
+from sluice.controller.api.attachment_routes import attachment_routes
 from sluice.controller.api.authorisation import undeclared
 from sluice.controller.api.description import describe
 from sluice.controller.api.doorway import Doorway
@@ -58,6 +59,7 @@ def build_app(
         token_routes(access.tokens),
         share_routes(desk),
         operation_routes(desk, service),
+        attachment_routes(desk, service),
         tcp_session_routes(desk, service, key_seconds),
     ):
         app.include_router(routes, prefix="/v1")

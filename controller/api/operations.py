@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.generations import IfMatch, check_generation
+from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.desk import GrantDesk
@@ -75,16 +76,7 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     pool, operations = desk.pool, desk.pool.operations
 
     def key_of(gpu_id: str) -> GpuKey:
-        node, _, uuid = gpu_id.rpartition(":")
-        same = [k for k in pool.gpus if k.uuid == uuid and node in ("", k.node)]
-        if len(same) > 1:
-            names = ", ".join(map(str, same))
-            raise Problem(
-                409, "Ambiguous GPU", f"{gpu_id} is on several nodes: name one of {names}"
-            )
-        if not same:
-            raise not_found("gpu", gpu_id)
-        return same[0]
+        return gpu_key(pool, gpu_id)
 
     def view(key: GpuKey) -> SwitchView:
         switch = pool.switches.get(key)

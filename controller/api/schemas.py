@@ -75,6 +75,9 @@ class GpuView(BaseModel):
     mode: Literal["pooled", "draining", "drained", "native", "returning"]
     kept_mib: int = Field(description="for reservations' owners and requests that preempt")
     kept_percent: int
+    pci_address: str = Field(description="on its node; empty: its node did not say")
+    native_problem: str = Field(description="why it cannot be given whole to a VM")
+    held_by: str = Field(description="the VM that has it whole; empty: none")
 
 
 class VgpuView(BaseModel):
@@ -258,6 +261,7 @@ def node_view(pool: Pool, node: model.Node) -> NodeView:
 def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
     """A GPU as JSON."""
     usage, kept = pool.usage(gpu.key), pool.kept(gpu.key)
+    attachment = pool.attachments.get(gpu.key)
     return GpuView(
         id=str(gpu.key),
         node=gpu.node,
@@ -279,6 +283,9 @@ def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
         mode=pool.mode(gpu.key).value,
         kept_mib=kept.memory_mib,
         kept_percent=kept.compute_percent,
+        pci_address=gpu.pci_address,
+        native_problem=gpu.native_problem,
+        held_by=attachment.domain_name if attachment else "",
     )
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
+from sluice.controller.pool.attachment import Attachment, AttachmentRemoved
+
 
 class Clock(Protocol):
     """The time, injected so that tests can move it."""
@@ -135,6 +137,8 @@ class Gpu:
     numa_node: int = -1  # -1: its node did not say
     nvlink_group: str = ""  # GPUs of one group reach each other by NVLink; empty: it has none
     fault: str = ""  # why nothing may be placed on it; empty: it is healthy
+    pci_address: str = ""  # on its node, such as 0000:65:00.0; empty: its node did not say
+    native_problem: str = ""  # why it cannot be given whole to a VM; empty: it can
 
     @property
     def key(self) -> GpuKey:
@@ -365,6 +369,8 @@ Change = (
     | DocumentRemoved
     | Reservation
     | GpuSwitch
+    | Attachment
+    | AttachmentRemoved
     | Quota
     | QuotaRemoved
     | UsageRecord
@@ -464,6 +470,7 @@ class Handover:
     uuid: str
     to: GpuMode
     generation: int = 0  # of the switch: the answer repeats it
+    pci_address: str = ""  # as its node has reported it
 
     @property
     def to_native(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators ask of the pool: resizing, reservations, quotas, the two pools.
+"""What operators ask of the pool: resizing, reservations, quotas, the two pools, VMs' own GPUs.
 
 Part of pool.Pool, called by controller.api through the desk, one step at a time like every other
 step. A step that cannot be done raises Impossible or Unknown and has changed nothing.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sluice.controller.pool import refusals
+from sluice.controller.pool.attachments import Attachments
 from sluice.controller.pool.books import Books
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.impossible import Impossible, Unknown
@@ -42,12 +43,14 @@ class Operations:
         jobs: Jobs,
         scheduler: Scheduler,
         pools: TwoPools,
+        attachments: Attachments,
         moved_on: Callable[[Decisions], Decisions],
     ) -> None:
         self._books = books
         self._scheduler = scheduler
         self._pools = pools
         self._moved_on = moved_on
+        self.attachments = attachments  # its steps move nothing else of the pool
         self._resizing = Resizing(books, fleet, jobs)
 
     # grants

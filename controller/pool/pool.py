@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from sluice.controller.pool import feasibility, refusals
 from sluice.controller.pool.adoption import NODE_LOST, Adoption, ReportedSession
+from sluice.controller.pool.attachment import Attachment
+from sluice.controller.pool.attachments import Attachments
 from sluice.controller.pool.books import Books
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.fragmentation import Fragmentation
@@ -68,6 +70,7 @@ class Snapshot:
     switches: Sequence[GpuSwitch] = field(default_factory=list)
     quotas: Sequence[Quota] = field(default_factory=list)
     usage: Sequence[UsageRecord] = field(default_factory=list)  # the newest of each project
+    attachments: Sequence[Attachment] = field(default_factory=list)
 
 
 __all__ = ["NODE_LOST", "Pool", "ReportedSession", "Snapshot"]
@@ -117,12 +120,25 @@ class Pool:
         # whether grants may be on several nodes: the data path opens sessions on one node only
         self._cross_node = cross_node
         self.rooms = self._fleet.rooms
+        attachments = Attachments(clock, self._books, self._fleet)
+        self.attachments = attachments.records
         self._pools = TwoPools(
-            clock, self._books, self._fleet, Ending(self._jobs), hands_over=hands_over
+            clock,
+            self._books,
+            self._fleet,
+            Ending(self._jobs),
+            self._held_by,
+            hands_over=hands_over,
         )
         self._adoption = Adoption(self._books, self._fleet, self._jobs)
         self.operations = Operations(
-            self._books, self._fleet, self._jobs, self._scheduler, self._pools, self._moved_on
+            self._books,
+            self._fleet,
+            self._jobs,
+            self._scheduler,
+            self._pools,
+            attachments,
+            self._moved_on,
         )
         self.nodes = self._fleet.nodes
         self.gpus = gpus
@@ -377,6 +393,10 @@ class Pool:
 
     # within
 
+    def _held_by(self, key: GpuKey) -> str:
+        attachment = self.attachments.get(key)
+        return attachment.domain_name if attachment else ""
+
     def _moved_on(self, decisions: Decisions) -> Decisions:
         self._scheduler.serve(decisions)
         self._pools.advance(decisions)
@@ -384,6 +404,7 @@ class Pool:
 
     def _restore(self, snapshot: Snapshot) -> None:
         self._fleet.restore(snapshot.nodes, snapshot.gpus, snapshot.switches)
+        self.operations.attachments.restore(snapshot.attachments)
         self.quotas.limits.update({quota.project: quota for quota in snapshot.quotas})
         self._books.restore(
             snapshot.grants, snapshot.sessions, snapshot.reservations, snapshot.usage

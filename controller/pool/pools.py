@@ -5,12 +5,14 @@ Called by pool.Pool. A GPU goes pooled → draining → native → returning →
 pooled → draining → drained → pooled; a switch can be cancelled until it is native. It promises that
 a GPU which is not pooled takes nothing new, that it becomes native only when nothing of the pool is
 on it, and that its state says what it waits for. "Nothing" includes the server's own processes: it
-is told by a Handover to let the GPU go, and says when it has, or why it cannot.
+is told by a Handover to let the GPU go, and says when it has, or why it cannot; and it is told to
+take it back, which is done when the host's driver has it again. What fails is tried again. A GPU
+that a VM holds does not return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from sluice.controller.pool.books import Books
@@ -32,13 +34,23 @@ class TwoPools:
     """Every GPU that is not simply pooled."""
 
     def __init__(
-        self, clock: Clock, books: Books, fleet: Fleet, give_way: Yield, *, hands_over: bool
+        self,
+        clock: Clock,
+        books: Books,
+        fleet: Fleet,
+        give_way: Yield,
+        held_by: Callable[[GpuKey], str],
+        *,
+        hands_over: bool,
     ) -> None:
         self._clock = clock
         self._books = books
         self._fleet = fleet
         self._yield = give_way
+        self._held_by = held_by  # the VM that holds a GPU; empty: none
         self._hands_over = hands_over
+        self._returned: set[GpuKey] = set()  # back at the host's driver, says their node
+        self._stuck: dict[GpuKey, tuple[str, float]] = {}  # why, and when to try again
         self._let_go: set[GpuKey] = set()  # for a fault
 
     def switch(self, key: GpuKey, to: GpuMode, *, preempt: bool, decisions: Decisions) -> GpuSwitch:
@@ -51,10 +63,17 @@ class TwoPools:
             if known is None:
                 raise Impossible(f"GPU {key} is pooled already")
             if mode is GpuMode.NATIVE:
-                self._set(known, GpuMode.RETURNING, "its node has yet to report it")
+                if domain := self._held_by(key):
+                    raise Impossible(
+                        f"GPU {key} is held by VM {domain}; take it back first: "
+                        f"`sluice gpu detach {key}`"
+                    )
                 known.target = GpuMode.POOLED
+                self._set(known, GpuMode.RETURNING, "its node has yet to report it")
                 self._order(known, GpuMode.POOLED, decisions)
-            elif mode is not GpuMode.RETURNING:
+            elif mode is GpuMode.RETURNING:
+                self._try_again(known, decisions)
+            else:
                 self._pooled(known, "taken back", decisions)
             self.advance(decisions)
             return known
@@ -63,6 +82,8 @@ class TwoPools:
                 f"GPU {key} is {mode.value}; take it back first: "
                 f"`sluice pool switch {key} --to pooled`"
             )
+        if to is GpuMode.NATIVE and (problem := self._fleet.gpus[key].native_problem):
+            raise Impossible(f"GPU {key} cannot be given to a VM: {problem}")
         if known is None:
             known = GpuSwitch(
                 key.node, key.uuid, GpuMode.POOLED, to, preempt, "", self._clock.wall()
@@ -123,32 +144,59 @@ class TwoPools:
     def handed_over(self, key: GpuKey, error: str = "", generation: int | None = None) -> None:
         """The Handover is done, or says why it cannot be; one of another switch is nobody's."""
         known = self._fleet.switches.get(key)
-        if known is None or known.mode is not GpuMode.DRAINING:
+        if known is None or known.mode not in (GpuMode.DRAINING, GpuMode.RETURNING):
             return
-        if not known.reason.startswith((HANDED_OVER, STUCK)):
+        returning = known.mode is GpuMode.RETURNING
+        if not returning and not known.reason.startswith((HANDED_OVER, STUCK)):
             return
         if generation not in (None, known.generation):
             return
         if error:
+            news = self._stuck.get(key, ("", 0.0))[0] != error
+            self._stuck[key] = (error, self._clock.monotonic() + RETRY_SECONDS)
             known.reason = f"{STUCK}: {error}"
             known.generation += 1
             self._books.changes.append(replace(known))
-            self._books.event("gpu.stuck", str(key), known.reason)
+            if news:
+                self._books.event("gpu.stuck", str(key), known.reason)
+        elif returning:
+            self._returned.add(key)
         else:
             self._set(known, known.target, EMPTY[known.target])
 
     def advance(self, decisions: Decisions) -> None:
         """Takes every switch as far as it goes now."""
         for key, switch in list(self._fleet.switches.items()):
+            if self._is_due(switch):
+                self._try_again(switch, decisions)
             if switch.mode is GpuMode.DRAINING:
                 self._drain(key, switch, decisions)
             elif switch.mode is GpuMode.RETURNING:
-                node = self._fleet.nodes.get(key.node)
-                there = node is not None and node.state is NodeState.UP
-                if there and key not in self._fleet.unreported:
+                there = self._is_up(key) and key not in self._fleet.unreported
+                if there and (key in self._returned or not self._hands_over):
                     self._pooled(switch, "its node reports it", decisions)
         if self._hands_over and self._fleet.faulty != self._let_go:
             self._let_go_of_faulty(decisions)
+
+    def _is_up(self, key: GpuKey) -> bool:
+        node = self._fleet.nodes.get(key.node)
+        return node is not None and node.state is NodeState.UP
+
+    def _is_due(self, switch: GpuSwitch) -> bool:
+        """Whether its handover failed a while ago: what was in the way may be gone."""
+        if switch.key not in self._stuck or not switch.reason.startswith(STUCK):
+            return False
+        _, again = self._stuck[switch.key]
+        return self._is_up(switch.key) and self._clock.monotonic() >= again
+
+    def _try_again(self, switch: GpuSwitch, decisions: Decisions) -> None:
+        """Has it handed over once more; of a GPU that drains, _drain does."""
+        why, _ = self._stuck.get(switch.key, ("", 0.0))
+        self._stuck[switch.key] = (why, self._clock.monotonic() + RETRY_SECONDS)
+        if switch.mode is GpuMode.DRAINING:
+            switch.reason = ""
+        else:
+            self._order(switch, GpuMode.POOLED, decisions)
 
     def _let_go_of_faulty(self, decisions: Decisions) -> None:
         """A GPU at fault is held by nobody once nothing runs on it, so that it can be reset."""
@@ -185,7 +233,9 @@ class TwoPools:
             self._order(switch, switch.target, decisions)
 
     def _order(self, switch: GpuSwitch, to: GpuMode, decisions: Decisions) -> None:
-        order = Handover(switch.node, switch.uuid, to, switch.generation)
+        gpu = self._fleet.gpus.get(switch.key)
+        address = gpu.pci_address if gpu else ""
+        order = Handover(switch.node, switch.uuid, to, switch.generation, address)
         decisions.handovers.append(order)
 
     def _pooled(self, switch: GpuSwitch, reason: str, decisions: Decisions) -> None:
@@ -198,6 +248,8 @@ class TwoPools:
         self._fleet.changed(switch.node)
 
     def _set(self, switch: GpuSwitch, mode: GpuMode, reason: str) -> None:
+        self._stuck.pop(switch.key, None)
+        self._returned.discard(switch.key)
         switch.mode, switch.reason, switch.since = mode, reason, self._clock.wall()
         switch.generation += 1
         self._fleet.changed(switch.node)
@@ -208,3 +260,4 @@ class TwoPools:
 EMPTY = {GpuMode.NATIVE: "one VM's alone", GpuMode.DRAINED: "nothing is on it"}
 HANDED_OVER = "nothing is on it; being handed over"
 STUCK = "cannot be handed over"
+RETRY_SECONDS = 30.0

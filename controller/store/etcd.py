@@ -115,6 +115,7 @@ class EtcdStore:
             found[records.SWITCHES],
             found[records.QUOTAS],
             list(newest.values()),
+            found[records.ATTACHMENTS],
         )
 
     def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:

@@ -18,6 +18,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
+from sluice.controller.pool.attachment import Attachment, AttachmentRemoved
 from sluice.controller.pool.model import (
     Change,
     Document,
@@ -91,6 +92,7 @@ SESSIONS = Kind("sessions", Session, "id")
 DOCUMENTS = Kind("documents", Document, "collection", "key")
 RESERVATIONS = Kind("reservations", Reservation, "id")
 SWITCHES = Kind("switches", GpuSwitch, "node", "uuid")
+ATTACHMENTS = Kind("attachments", Attachment, "node", "uuid")
 QUOTAS = Kind("quotas", Quota, "project")
 USAGE = Kind("usage", UsageRecord, "project", "hour")
 EVENTS = Kind("events", Event)
@@ -105,6 +107,7 @@ KINDS: dict[type, Kind] = {
         DOCUMENTS,
         RESERVATIONS,
         SWITCHES,
+        ATTACHMENTS,
         QUOTAS,
         USAGE,
         EVENTS,
@@ -114,6 +117,7 @@ REMOVALS: dict[type, Kind] = {
     GpuRemoved: GPUS,
     DocumentRemoved: DOCUMENTS,
     QuotaRemoved: QUOTAS,
+    AttachmentRemoved: ATTACHMENTS,
 }
 
 

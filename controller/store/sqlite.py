@@ -302,6 +302,7 @@ class SqliteStore:
                     "project",
                     "WHERE hour = (SELECT max(hour) FROM usage u WHERE u.project = usage.project)",
                 ),
+                every(records.ATTACHMENTS, "node, uuid"),
             )
         except (TypeError, ValueError) as error:
             raise sqlite_file.damaged(self._path, f"a record cannot be read: {error}") from None

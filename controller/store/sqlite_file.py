@@ -97,6 +97,15 @@ MIGRATIONS = (
     """
     ALTER TABLE quotas ADD COLUMN max_priority INTEGER;
     """,
+    """
+    ALTER TABLE gpus ADD COLUMN pci_address TEXT NOT NULL DEFAULT '';
+    ALTER TABLE gpus ADD COLUMN native_problem TEXT NOT NULL DEFAULT '';
+    CREATE TABLE attachments (
+      node TEXT NOT NULL, uuid TEXT NOT NULL, domain_uuid TEXT NOT NULL, domain_name TEXT NOT NULL,
+      state TEXT NOT NULL, since REAL NOT NULL, live INTEGER NOT NULL, config INTEGER NOT NULL,
+      reason TEXT NOT NULL, generation INTEGER NOT NULL, PRIMARY KEY (node, uuid)
+    ) STRICT;
+    """,
 )
 
 BUSY_SECONDS = 2.0

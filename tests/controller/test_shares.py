@@ -400,6 +400,7 @@ def test_a_server_that_returns_is_told_again_which_gpus_are_not_its_own(
     operations.switch_gpu(GPU, GpuMode.POOLED)
     [returned] = bench.node("a", 8000, let_go={"a-gpu0"}).handovers
     assert returned.back
+    operations.handed_over(GPU, generation=returned.generation)
     assert bench.pool.mode(GPU) is GpuMode.POOLED
     assert bench.node("a", 8000).handovers == []
 

@@ -108,6 +108,7 @@ class ControlPlane:
         tls: dict[str, Any] | None = None,
         server_tls: dict[str, Any] | None = None,
         projects: dict[str, Any] | None = None,
+        native: dict[str, Any] | None = None,
         token_file: Path | None = None,
         log: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
@@ -150,6 +151,7 @@ class ControlPlane:
             },
             tls=server_tls or {},
             projects=projects or {},
+            native=native or {},
             server={
                 "node_name": self.node,
                 "run_dir": folder / "run",

@@ -261,9 +261,16 @@ class SimulatedServer:
         """There is nothing that could not be."""
         return ""
 
-    async def hand_over(self, gpu_uuid: str, *, back: bool, to_native: bool) -> str:
+    async def hand_over(self, order: rpc.HandOver) -> str:
         """Nothing holds a simulated GPU."""
         return ""
+
+    async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
+        """There is no VM here."""
+        return rpc.NativeDone(call=order.call, error="a simulated server has no VMs")
+
+    def report_holdings(self) -> None:
+        """None, and no libvirt that would say so."""
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """There is none."""

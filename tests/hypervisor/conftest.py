@@ -23,7 +23,12 @@ if importlib.util.find_spec("libvirt") is not None:
     from tests.rigs.kvm.rig import Guest as Guest
     from tests.rigs.kvm.rig import Rig as Rig
 else:
-    collect_ignore = ["test_service.py", "test_vm_commands.py"]
+    collect_ignore = [
+        "test_native_gpu.py",
+        "test_native_life.py",
+        "test_service.py",
+        "test_vm_commands.py",
+    ]
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
-from sluice.hypervisor.domain_document import PciAddress, parse_domain
+from sluice.hypervisor.device_xml import (
+    native_gpu_device,
+    region_device,
+    request_metadata,
+    vsock_device,
+)
+from sluice.hypervisor.domain_document import HostDevice, PciAddress, parse_domain
+from sluice.hypervisor.pci_devices import HostAddress
 
 from .domain_texts import REQUEST, UUID, ours, pc, q35, region
 
@@ -36,6 +42,22 @@ def test_both_devices_fit_into_both_machines(
     devices = region_device(f"sluice-{UUID}", 256, place) + vsock_device(place)
     done = validate(machine(devices=devices), tmp_path)  # type: ignore[operator]
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("rom_bar", [True, False])
+@pytest.mark.parametrize("place", [None, PciAddress(bus=2, slot=0)])
+@pytest.mark.parametrize("machine", [q35, pc])
+def test_whole_gpus_fit_into_both_machines(
+    machine: object, place: PciAddress | None, rom_bar: bool, tmp_path: Path
+) -> None:
+    sources = [HostAddress.parse("0000:65:00.0"), HostAddress.parse("10000:e1:00.1")]
+    devices = "".join(native_gpu_device(each, place, rom_bar=rom_bar) for each in sources)
+    text = machine(devices=devices)  # type: ignore[operator]
+    done = validate(text, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = parse_domain(text).host_devices
+    assert found == tuple(HostDevice(each, place, ours=True) for each in sources)
+    assert ("<rom bar='off'/>" in text) is not rom_bar
 
 
 def test_the_request_fits_into_the_metadata(tmp_path: Path) -> None:

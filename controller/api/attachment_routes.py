@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST handlers of native GPUs: which VM holds one, giving one to a VM, taking it back.
+
+Mounted by controller.api.app. They decide nothing: the pool books, the node's server does it. An
+answer comes when it is done, or after a while with the state that it is in; it goes on then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from sluice.controller.api.authorisation import Operator, Viewer
+from sluice.controller.api.generations import IfMatch, check_generation
+from sluice.controller.api.gpu_ids import gpu_key
+from sluice.controller.api.operations import carried_out
+from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
+from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.schemas import Line, Time, time_of
+from sluice.controller.attaching import Attaching
+from sluice.controller.desk import GrantDesk
+from sluice.controller.node_service import PoolService
+from sluice.controller.pool.attachment import Attachment, AttachWhen
+from sluice.controller.pool.impossible import Impossible, Unknown
+from sluice.controller.pool.model import Decisions, GpuKey
+from sluice.controller.pool.pool import Pool
+
+PATIENCE_SECONDS = 8.0  # callers give up sooner or later; what they asked for does not
+_CHANGED: dict[int | str, dict[str, Any]] = {
+    404: {"model": ProblemDocument},
+    409: {"model": ProblemDocument},
+    412: {"model": ProblemDocument},
+}
+
+
+class AttachRequest(BaseModel):
+    """The VM that a native GPU goes to."""
+
+    domain: Annotated[Line, Field(min_length=1, description="a libvirt domain's name or UUID")]
+    when: Literal["both", "now", "next-start"] = Field(
+        "both", description="put it into what runs, into the definition, or both as far as they are"
+    )
+    rom_bar: bool = Field(True, description="false: the guest does not see the card's option ROM")
+
+
+class AttachmentView(BaseModel):
+    """A native GPU and the VM that holds it."""
+
+    gpu: str
+    node: str
+    pci_address: str
+    domain_uuid: str = Field(description="empty until its server has found it")
+    domain_name: str
+    state: Literal["attaching", "attached", "detaching", "detached"]
+    live: bool = Field(description="it is plugged into what runs")
+    config: bool = Field(description="it is in the definition")
+    reason: str
+    since: Time
+    generation: int
+
+
+class AttachmentList(Page):
+    """Native GPUs that VMs hold, by node and GPU."""
+
+    attachments: list[AttachmentView]
+
+
+def attachment_view(pool: Pool, found: Attachment) -> AttachmentView:
+    """A record as the API shows it."""
+    key = GpuKey(found.node, found.uuid)
+    gpu = pool.gpus.get(key)
+    return AttachmentView(
+        gpu=str(key),
+        node=found.node,
+        pci_address=gpu.pci_address if gpu else "",
+        domain_uuid=found.domain_uuid,
+        domain_name=found.domain_name,
+        state=found.state.value,
+        live=found.live,
+        config=found.config,
+        reason=found.reason,
+        since=time_of(found.since),
+        generation=found.generation,
+    )
+
+
+def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
+    """The handlers, bound to one pool."""
+    routes = APIRouter()
+    pool = desk.pool
+    attaching = Attaching(desk, service)
+
+    def record_of(key: GpuKey) -> Attachment:
+        if (found := pool.attachments.get(key)) is None:
+            raise not_found("attachment", str(key))
+        return found
+
+    async def outcome(task: asyncio.Task[str], title: str, what: str) -> None:
+        await asyncio.wait([task], timeout=PATIENCE_SECONDS)
+        if task.done() and (error := task.result()):
+            raise Problem(409, title, f"{what}: {error}")
+
+    @routes.get("/attachments", tags=["gpus"])
+    async def list_attachments(
+        _: Viewer,
+        node: str | None = None,
+        domain: Annotated[str | None, Query(description="a VM's name or UUID")] = None,
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
+    ) -> AttachmentList:
+        """Every native GPU that a VM holds."""
+        wanted = (
+            found
+            for found in pool.attachments.values()
+            if node in (None, found.node) and domain in (None, found.domain_name, found.domain_uuid)
+        )
+        shown, marker = page(wanted, lambda a: (a.node, a.uuid), limit, marker)
+        views = [attachment_view(pool, found) for found in shown]
+        return AttachmentList(attachments=views, next_marker=marker)
+
+    @routes.get("/gpus/{gpu_id}/attachment", tags=["gpus"], responses=_CHANGED)
+    async def show_attachment(gpu_id: str, _: Viewer) -> AttachmentView:
+        """The VM that holds the GPU."""
+        return attachment_view(pool, record_of(gpu_key(pool, gpu_id)))
+
+    @routes.put("/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=_CHANGED)
+    async def attach_gpu(
+        gpu_id: str, body: AttachRequest, _: Operator, if_match: IfMatch = None
+    ) -> AttachmentView:
+        """Gives a native GPU to a VM of its own node; again for the same VM does no harm."""
+        key = gpu_key(pool, gpu_id)
+        known = pool.attachments.get(key)
+        check_generation(if_match, "attachment", gpu_id, known.generation if known else 0)
+        try:
+            task = await attaching.attach(
+                key, body.domain, AttachWhen(body.when), rom_bar=body.rom_bar
+            )
+        except Impossible as error:
+            raise Problem(409, "Not possible", str(error)) from None
+        except Unknown as error:
+            raise not_found(error.kind, error.name) from None
+        await outcome(task, "Not attached", f"GPU {key} is not in VM {body.domain}")
+        return attachment_view(pool, record_of(key))
+
+    @routes.delete("/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=_CHANGED)
+    async def detach_gpu(
+        gpu_id: str,
+        _: Operator,
+        forget: Annotated[
+            bool, Query(description="drop the record only: its node does not return")
+        ] = False,
+        if_match: IfMatch = None,
+    ) -> AttachmentView:
+        """Takes a GPU back from its VM; it stays native, for another VM or for the pool."""
+        key = gpu_key(pool, gpu_id)
+        found = record_of(key)
+        check_generation(if_match, "attachment", gpu_id, found.generation)
+        if forget:
+
+            def drop() -> Decisions:
+                pool.operations.attachments.forget(key)
+                return Decisions()
+
+            await carried_out(desk, drop)
+        else:
+            try:
+                task = await attaching.detach(key)
+            except Impossible as error:
+                raise Problem(409, "Not possible", str(error)) from None
+            except Unknown as error:
+                raise not_found(error.kind, error.name) from None
+            await outcome(task, "Not detached", f"GPU {key}, VM {found.domain_name}")
+        view = attachment_view(pool, found)
+        return view if key in pool.attachments else view.model_copy(update={"state": "detached"})
+
+    return routes
