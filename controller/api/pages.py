@@ -9,6 +9,7 @@ the time is left out.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
@@ -37,16 +38,32 @@ class Page(BaseModel):
 def page(
     things: Iterable[T], key: Callable[[T], tuple[Any, ...]], limit: int, marker: str | None
 ) -> tuple[list[T], str | None]:
-    """The things of one page in the order of their keys, and the marker of the next."""
+    """The things of one page in the order of their keys, and the marker of the next.
+
+    For what there is little of: all of it is looked at.
+    """
     ordered = sorted(things, key=key)
-    if marker is not None:
-        last = read_marker(marker)
-        try:
-            ordered = [thing for thing in ordered if key(thing) > last]
-        except TypeError:
-            raise _not_a_marker() from None
-    shown = ordered[:limit]
-    return shown, make_marker(key(shown[-1])) if len(ordered) > limit else None
+
+    def after(last: tuple[Any, ...] | None) -> Iterable[T]:
+        return ordered if last is None else [thing for thing in ordered if key(thing) > last]
+
+    return page_in_order(after, key, limit, marker)
+
+
+def page_in_order(
+    after: Callable[[tuple[Any, ...] | None], Iterable[T]],
+    key: Callable[[T], tuple[Any, ...]],
+    limit: int,
+    marker: str | None,
+) -> tuple[list[T], str | None]:
+    """The same of things that can be had in the order of their keys, beyond one: no more of them
+    are looked at than the page needs."""
+    try:
+        things = after(None if marker is None else read_marker(marker))
+        shown = list(itertools.islice(things, limit + 1))
+    except TypeError:
+        raise _not_a_marker() from None
+    return shown[:limit], make_marker(key(shown[limit - 1])) if len(shown) > limit else None
 
 
 def make_marker(key: tuple[Any, ...]) -> str:

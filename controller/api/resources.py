@@ -22,15 +22,16 @@ from sluice.controller.api.authorisation import (
     ViewerOrTenant,
 )
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
-from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page
+from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.auth.access import Caller
 from sluice.controller.desk import GrantDesk
+from sluice.controller.metrics.tallies import LOST
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import (
+    Gpu,
     GpuKey,
     Grant,
-    GrantState,
     NodeState,
     Session,
     SessionState,
@@ -73,16 +74,16 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     @routes.get("/pool", tags=["pool"])
     async def show_pool(_: Viewer) -> schemas.PoolView:
         """The pool in one look."""
-        usable = [g for g in pool.gpus.values() if pool.nodes[g.node].state is not NodeState.LOST]
+        tallies = desk.tallies
         return schemas.PoolView(
             version=own_version(),
             nodes=len(pool.nodes),
-            nodes_up=sum(1 for n in pool.nodes.values() if n.state is NodeState.UP),
-            gpus=len(usable),
-            memory_mib=sum(gpu.memory_mib for gpu in usable),
-            granted_mib=sum(pool.usage(gpu.key).memory_mib for gpu in usable),
-            grants=sum(1 for g in pool.grants.values() if g.state is GrantState.LIVE),
-            sessions=sum(1 for s in pool.sessions.values() if s.state is not SessionState.ENDED),
+            nodes_up=tallies.nodes[NodeState.UP],
+            gpus=sum(n for (_, health), n in tallies.gpus.items() if health != LOST),
+            memory_mib=tallies.memory_mib,
+            granted_mib=tallies.granted.memory_mib,
+            grants=tallies.grants,
+            sessions=tallies.sessions.total(),
             waiting=len(pool.queue),
             fragmentation=schemas.FragmentationView(**asdict(pool.fragmentation())),
         )
@@ -95,8 +96,12 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         marker: Marker = None,
     ) -> schemas.NodeList:
         """Every node that ever joined."""
-        wanted = (n for n in pool.nodes.values() if state in (None, n.state.value))
-        shown, marker = page(wanted, lambda n: (n.name,), limit, marker)
+        shown, marker = page_in_order(
+            lambda last: (n for n in pool.nodes_in_order.after(last) if state in (None, n.state)),
+            lambda n: (n.name,),
+            limit,
+            marker,
+        )
         nodes = [schemas.node_view(pool, node) for node in shown]
         return schemas.NodeList(nodes=nodes, next_marker=marker)
 
@@ -118,14 +123,20 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         marker: Marker = None,
     ) -> schemas.GpuList:
         """Every GPU, or those of one node, state or model."""
-        wanted = (
-            gpu
-            for gpu in pool.gpus.values()
-            if node in (None, gpu.node)
-            and state in (None, pool.nodes[gpu.node].state.value)
-            and model in (None, gpu.model)
-        )
-        shown, marker = page(wanted, lambda g: (g.node, g.uuid), limit, marker)
+
+        def is_wanted(gpu: Gpu) -> bool:
+            return state in (None, pool.nodes[gpu.node].state) and model in (None, gpu.model)
+
+        def place(gpu: Gpu) -> tuple[str, str]:
+            return gpu.node, gpu.uuid
+
+        if node is not None:
+            few = filter(is_wanted, pool.gpus_of(node))
+            shown, marker = page(few, place, limit, marker)
+        else:
+            shown, marker = page_in_order(
+                lambda last: filter(is_wanted, pool.gpus_in_order.after(last)), place, limit, marker
+            )
         gpus = [schemas.gpu_view(pool, gpu) for gpu in shown]
         return schemas.GpuList(gpus=gpus, next_marker=marker)
 
@@ -156,16 +167,27 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         marker: Marker = None,
     ) -> schemas.GrantList:
         """Grants; live ones unless told otherwise."""
-        wanted = (
-            grant
-            for grant in pool.grants.values()
-            if state in ("all", grant.state.value)
-            and node in (None, grant.node)
-            and project in (None, grant.project)
-            and job in (None, grant.job)
-            and caller.sees(grant.project)
-        )
-        shown, marker = page(wanted, lambda g: (g.created, g.id), limit, marker)
+
+        def is_wanted(grant: Grant) -> bool:
+            return (
+                state in ("all", grant.state)
+                and node in (None, grant.node)
+                and project in (None, grant.project)
+                and job in (None, grant.job)
+                and caller.sees(grant.project)
+            )
+
+        def age(grant: Grant) -> tuple[float, str]:
+            return grant.created, grant.id
+
+        if state == "ended":
+            shown, marker = page(filter(is_wanted, pool.ended_grants()), age, limit, marker)
+        elif state == "live" and node is not None:
+            shown, marker = page(filter(is_wanted, pool.grants_live_on(node)), age, limit, marker)
+        else:
+            shown, marker = page_in_order(
+                lambda last: filter(is_wanted, pool.grants_in_order.after(last)), age, limit, marker
+            )
         grants = [schemas.grant_view(grant, pool.sessions_of(grant.id)) for grant in shown]
         return schemas.GrantList(grants=grants, next_marker=marker)
 
@@ -205,21 +227,38 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         marker: Marker = None,
     ) -> schemas.SessionList:
         """Sessions; those that have not ended unless told otherwise."""
-        wanted = (
-            session
-            for session in pool.sessions.values()
-            if (
-                state in ("all", session.state.value)
-                or (state == "live" and session.state is not SessionState.ENDED)
+
+        def is_wanted(session: Session) -> bool:
+            return (
+                (
+                    state in ("all", session.state)
+                    or (state == "live" and session.state is not SessionState.ENDED)
+                )
+                and node in (None, session.node)
+                and grant_id in (None, session.grant_id)
+                and channel in (None, session.channel)
+                and host in (None, session.host)
+                and project in (None, project_of(session))
+                and caller.sees(project_of(session))
             )
-            and node in (None, session.node)
-            and grant_id in (None, session.grant_id)
-            and channel in (None, session.channel)
-            and host in (None, session.host)
-            and project in (None, project_of(session))
-            and caller.sees(project_of(session))
-        )
-        shown, marker = page(wanted, lambda s: (s.started, s.id), limit, marker)
+
+        def age(session: Session) -> tuple[float, str]:
+            return session.started, session.id
+
+        few = None
+        if grant_id is not None:
+            few = pool.sessions_of(grant_id)
+        elif node is not None and state not in ("ended", "all"):
+            few = [s for grant in pool.grants_live_on(node) for s in pool.sessions_of(grant.id)]
+        if few is not None:
+            shown, marker = page(filter(is_wanted, few), age, limit, marker)
+        else:
+            shown, marker = page_in_order(
+                lambda last: filter(is_wanted, pool.sessions_in_order.after(last)),
+                age,
+                limit,
+                marker,
+            )
         sessions = [schemas.session_view(session) for session in shown]
         return schemas.SessionList(sessions=sessions, next_marker=marker)
 

@@ -246,12 +246,8 @@ def node_view(pool: Pool, node: model.Node) -> NodeView:
         port=node.port,
         version=node.version,
         vgpu_count=node.vgpu_count,
-        gpus=sum(1 for key in pool.gpus if key.node == node.name),
-        sessions=sum(
-            1
-            for s in pool.sessions.values()
-            if s.node == node.name and s.state is not model.SessionState.ENDED
-        ),
+        gpus=len(pool.gpus_of(node.name)),
+        sessions=pool.live_sessions_on(node.name),
         generation=node.generation,
         labels=dict(node.labels),
         drained=node.drained,

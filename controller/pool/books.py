@@ -8,7 +8,7 @@ once, with a context for each session that has one there, and that what must be 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,6 +33,7 @@ from sluice.controller.pool.model import (
     UsageRecord,
     Vgpu,
 )
+from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.quotas import Held, Quotas
 from sluice.controller.pool.reservations import Reservations
 from sluice.controller.pool.usage import UsageMeters
@@ -54,6 +55,9 @@ class Books:
         self.changes: list[Change] = []
         self.grants: dict[str, Grant] = {}
         self.sessions: dict[str, Session] = {}
+        self.grants_in_order: Ordered[Grant] = Ordered()  # by age, then id
+        self.sessions_in_order: Ordered[Session] = Ordered()  # the same
+        self._live_sessions: Counter[str] = Counter()  # by node
         self.quotas = Quotas()
         self.usage = UsageMeters(clock)
         self.reservations = Reservations()
@@ -72,6 +76,14 @@ class Books:
     def live_sessions_of(self, grant_id: str) -> list[Session]:
         """Those that have not ended."""
         return [s for s in self.sessions_of(grant_id) if s.state is not SessionState.ENDED]
+
+    def ended(self) -> list[Grant]:
+        """The ended grants that are remembered."""
+        return [self.grants[grant_id] for grant_id in self._ended]
+
+    def live_sessions_on(self, node: str) -> int:
+        """How many sessions live on a node."""
+        return self._live_sessions[node]
 
     def live_on(self, node: str) -> list[Grant]:
         """The live grants that have a vGPU on a node."""
@@ -131,7 +143,7 @@ class Books:
                 account = reservation.project or DEFAULT_PROJECT
                 held[account] = self.quotas.change(reservation.project, of_it, 1)
         for grant in grants:
-            self.grants[grant.id] = grant
+            self._put(grant)
             if grant.state is not GrantState.LIVE:
                 continue
             self._book(grant, 1)
@@ -153,7 +165,7 @@ class Books:
     def begin(self, grant: Grant) -> None:
         """A grant lives from now on."""
         self._ended.pop(grant.id, None)
-        self.grants[grant.id] = grant
+        self._put(grant)
         self._jobs.add(grant)
         self._book(grant, 1)
         self._count(grant, 1)
@@ -270,6 +282,7 @@ class Books:
         if session.state is not SessionState.ENDED:
             self._by_request.pop(session.request_id, None)
             self._opening.pop(session.id, None)
+            self._live_sessions[session.node] -= 1
             session.state, session.reason = SessionState.ENDED, reason
             session.ended = self._clock.wall()
             self.changes.append(replace(session))
@@ -280,8 +293,19 @@ class Books:
 
     # within
 
+    def _put(self, grant: Grant) -> None:
+        if known := self.grants.get(grant.id):
+            self.grants_in_order.drop(_age(known.created, known.id))
+        self.grants[grant.id] = grant
+        self.grants_in_order.put(_age(grant.created, grant.id), grant)
+
     def _remember(self, session: Session) -> None:
+        if known := self.sessions.get(session.id):
+            self.sessions_in_order.drop(_age(known.started, known.id))
+            self._live_sessions[known.node] -= known.state is not SessionState.ENDED
         self.sessions[session.id] = session
+        self.sessions_in_order.put(_age(session.started, session.id), session)
+        self._live_sessions[session.node] += session.state is not SessionState.ENDED
         self._sessions_of.setdefault(session.grant_id, {})[session.id] = session
         if session.state is SessionState.OPENING:
             self._opening.setdefault(session.id, self._clock.monotonic())
@@ -323,6 +347,12 @@ class Books:
         while len(self._ended) > self._ended_kept:
             grant_id = next(iter(self._ended))
             del self._ended[grant_id]
-            del self.grants[grant_id]
-            for session_id in self._sessions_of.pop(grant_id, {}):
+            grant = self.grants.pop(grant_id)
+            self.grants_in_order.drop(_age(grant.created, grant_id))
+            for session_id, session in self._sessions_of.pop(grant_id, {}).items():
                 del self.sessions[session_id]
+                self.sessions_in_order.drop(_age(session.started, session_id))
+
+
+def _age(since: float, identity: str) -> tuple[float, str]:
+    return since, identity

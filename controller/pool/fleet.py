@@ -24,6 +24,7 @@ from sluice.controller.pool.model import (
     Node,
     NodeState,
 )
+from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.rooms import Rooms
 from sluice.controller.pool.slices import GpuRoom
 
@@ -39,6 +40,8 @@ class Fleet:
         self._vgpu_count = vgpu_count
         self.nodes: dict[str, Node] = {}
         self.gpus = gpus
+        self.nodes_in_order: Ordered[Node] = Ordered()  # by name
+        self.gpus_in_order: Ordered[Gpu] = Ordered()  # by node and UUID
         self.switches: dict[GpuKey, GpuSwitch] = {}
         self.faulty: set[GpuKey] = set()  # as their nodes say
         self.unreported: set[GpuKey] = set()  # native GPUs that their nodes do not see
@@ -59,7 +62,7 @@ class Fleet:
                 node.state = NodeState.AWAY
             # silence counts from now on: the controller was the one who was away
             node.last_seen = now
-            self.nodes[node.name] = node
+            self._put_node(node)
         for gpu in gpus:
             self._put(gpu)
         for switch in switches:
@@ -75,7 +78,7 @@ class Fleet:
         node.drained = known.drained if known else False
         node.state = NodeState.UP
         node.last_seen = self._clock.monotonic()
-        self.nodes[node.name] = node
+        self._put_node(node)
         self._books.changes.append(replace(node))
         self._books.event("node.up", node.name, f"{node.version} at {node.address}:{node.port}")
         reported = {gpu.key for gpu in gpus}
@@ -84,6 +87,7 @@ class Fleet:
                 self.unreported.add(key)  # a VM has it: no wonder that its node does not see it
                 continue
             del self.gpus[key], self._by_node[node.name][key]
+            self.gpus_in_order.drop((key.node, key.uuid))
             self.faulty.discard(key)
             self._books.changes.append(GpuRemoved(key.node, key.uuid))
             self._books.event("gpu.gone", str(key), "its node no longer reports it")
@@ -122,9 +126,15 @@ class Fleet:
         count = self._vgpu_count or node.vgpu_count or 1
         self.rooms.put(name, node.labels, inside, count, is_open=self.is_open)
 
+    def _put_node(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        self.nodes_in_order.put((node.name,), node)
+
     def _put(self, gpu: Gpu) -> None:
-        self.gpus[gpu.key] = gpu
-        self._by_node[gpu.node][gpu.key] = gpu
+        key = gpu.key
+        self.gpus[key] = gpu
+        self._by_node[gpu.node][key] = gpu
+        self.gpus_in_order.put((gpu.node, gpu.uuid), gpu)
         (self.faulty.add if gpu.fault else self.faulty.discard)(gpu.key)
 
     # what there is

@@ -141,6 +141,10 @@ class Pool:
             self._moved_on,
         )
         self.nodes = self._fleet.nodes
+        self.nodes_in_order = self._fleet.nodes_in_order
+        self.gpus_in_order = self._fleet.gpus_in_order
+        self.grants_in_order = self._books.grants_in_order
+        self.sessions_in_order = self._books.sessions_in_order
         self.gpus = gpus
         self.switches = self._fleet.switches
         self.queue = self._scheduler.queue
@@ -176,6 +180,22 @@ class Pool:
             booked.compute_percent - kept.compute_percent,
             vgpus,
         )
+
+    def gpus_of(self, node: str) -> list[Gpu]:
+        """A node's GPUs."""
+        return self._fleet.of_node(node)
+
+    def live_sessions_on(self, node: str) -> int:
+        """How many sessions live on a node."""
+        return self._books.live_sessions_on(node)
+
+    def grants_live_on(self, node: str) -> list[Grant]:
+        """The live grants that have a vGPU on a node."""
+        return self._books.live_on(node)
+
+    def ended_grants(self) -> list[Grant]:
+        """The ended grants that are remembered."""
+        return self._books.ended()
 
     def kept(self, key: GpuKey) -> Usage:
         """What is kept free of it: for reservations' owners, and for requests that preempt."""

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store in one SQLite file: WAL, `synchronous = FULL`, one fsync for a group of commits.
 
-Used by the controller's service. It owns the file, its lock, and two threads: one writes, because
-a commit waits for the disk and the event loop must not; the other carries the log over into the
-file (checkpoints), so that no commit waits for that. A group is one statement, an INSERT into a
-view whose triggers write the tables: the writer leaves and takes the interpreter's lock once, for
-which it fights with a busy event loop. The standard library's sqlite3 is used on purpose: the
-records are flat and few, and a mapping layer would cost more than the write itself.
+Used by the controller's service. It owns the file, its lock, and three threads: one writes, because
+a commit waits for the disk and the event loop must not; one carries the log over into the file
+(checkpoints), and one reads events and usage, so that no commit waits for these. A group is one
+statement, an INSERT into a view whose triggers write the tables: the writer leaves and takes the
+interpreter's lock once, for which it fights with a busy event loop. The standard library's sqlite3
+is used on purpose: the records are flat and few, and a mapping layer would cost more than the write
+itself.
 """
 
 from __future__ import annotations
@@ -123,7 +124,9 @@ class SqliteStore:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-store")
         self._checkpoints = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-wal")
         self._checkpoint: asyncio.Future[None] | None = None
+        self._readers = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-read")
         self._connection: sqlite3.Connection | None = None
+        self._reading: sqlite3.Connection | None = None
         self._lock = contextlib.ExitStack()
         self._ended: dict[str, None] = {}  # ids of ended grants, oldest first
         self._since_trim = 0
@@ -167,24 +170,24 @@ class SqliteStore:
         )
 
         def read() -> list[NumberedEvent]:
-            rows = self._db.execute(statement, (*values, *texts, query.limit))
+            rows = self._reader.execute(statement, (*values, *texts, query.limit))
             return [NumberedEvent(row[0], Event(*row[1:])) for row in rows]
 
-        return await self._in_thread(read)
+        return await self._in_thread(read, self._readers)
 
     async def usage(self, first: int, last: int, project: str | None = None) -> list[UsageRecord]:
         """Returns what was used in these hours, by hour, then by project."""
 
         def read() -> list[UsageRecord]:
             whose, values = ("AND project = ?", (project,)) if project else ("", ())
-            rows = self._db.execute(
+            rows = self._reader.execute(
                 f"SELECT {', '.join(records.USAGE.fields)} FROM usage "
                 f"WHERE hour BETWEEN ? AND ? {whose} ORDER BY hour, project",
                 (first, last, *values),
             )
             return [UsageRecord(*row) for row in rows]
 
-        return await self._in_thread(read)
+        return await self._in_thread(read, self._readers)
 
     async def close(self) -> None:
         """Waits for commits under way and closes the file."""
@@ -192,13 +195,20 @@ class SqliteStore:
         if self._checkpoint:
             await asyncio.wait([self._checkpoint])
 
+        def close_reader() -> None:
+            if self._reading:
+                self._reading.close()
+                self._reading = None
+
         def close() -> None:
             if self._connection:
                 self._connection.close()
                 self._connection = None
             self._lock.close()
 
+        await self._in_thread(close_reader, self._readers)
         await self._in_thread(close)
+        self._readers.shutdown()
         self._thread.shutdown()
         self._checkpoints.shutdown()
 
@@ -208,10 +218,22 @@ class SqliteStore:
             raise StoreError(f"{self._path}: the store is not open")
         return self._connection
 
-    async def _in_thread(self, step: Callable[[], T]) -> T:
+    @property
+    def _reader(self) -> sqlite3.Connection:
+        """The reading thread's own: what it sees is what is committed."""
+        if self._connection is None:
+            raise StoreError(f"{self._path}: the store is not open")
+        if self._reading is None:
+            self._reading = sqlite_file.connect(self._path)
+            self._reading.execute("PRAGMA query_only = ON")
+        return self._reading
+
+    async def _in_thread(
+        self, step: Callable[[], T], thread: ThreadPoolExecutor | None = None
+    ) -> T:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, step)
+            return await loop.run_in_executor(thread or self._thread, step)
         except (sqlite3.Error, UnicodeError, OverflowError) as error:
             raise sqlite_file.explain(self._path, error) from error
 

@@ -27,7 +27,9 @@ from sluice.controller.pool.model import (
     GrantState,
     Node,
     NodeState,
+    SessionState,
 )
+from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot
 from sluice.controller.pool.slices import is_wanted, slice_on
@@ -157,6 +159,7 @@ class Model:
 
 def check_books(pool: Pool, model: Model) -> None:
     """Nothing is promised twice, and the orders of rooms say what the grants say."""
+    check_lists(pool)
     free = model.free(empty=False)
     assert all(mib >= 0 and percent >= 0 for mib, percent in free.values()), free
     used: Counter[GpuKey] = Counter()
@@ -183,6 +186,26 @@ def check_books(pool: Pool, model: Model) -> None:
     for key, (mib, _) in free.items():
         expected[key.node] += mib
     assert sorted((name, mib) for mib, name in totals) == sorted(expected.items())
+
+
+def check_lists(pool: Pool) -> None:
+    """What is kept in order for lists is what a walk over all finds."""
+    running = [s for s in pool.sessions.values() if s.state is not SessionState.ENDED]
+    for name in pool.nodes:
+        assert pool.live_sessions_on(name) == sum(s.node == name for s in running)
+    in_order: list[list[Any]] = [
+        sorted(pool.nodes.values(), key=lambda node: node.name),
+        sorted(pool.gpus.values(), key=lambda gpu: (gpu.node, gpu.uuid)),
+        sorted(pool.grants.values(), key=lambda grant: (grant.created, grant.id)),
+        sorted(pool.sessions.values(), key=lambda session: (session.started, session.id)),
+    ]
+    lists: list[Ordered[Any]] = [
+        pool.nodes_in_order, pool.gpus_in_order, pool.grants_in_order, pool.sessions_in_order
+    ]  # fmt: skip
+    assert [list(each.after(None)) for each in lists] == in_order
+    names = sorted(pool.nodes)
+    for name in names[:1]:
+        assert [n.name for n in pool.nodes_in_order.after((name,))] == names[1:]
 
 
 def check_grant(pool: Pool, request: GrantRequest, granted: Granted) -> None:
