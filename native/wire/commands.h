@@ -47,7 +47,12 @@ struct AllocationCreate {
   uint64_t id;
   uint64_t bytes;
   uint32_t device;
-  uint32_t reserved;
+  uint32_t flags;  // kCompressible: answered by AllocationReply
+};
+inline constexpr uint32_t kCompressible = 1;
+struct AllocationReply {
+  uint32_t device;
+  uint32_t compression;  // CUmemAllocationCompType, as the driver granted it
 };
 struct AllocationId {  // it is mapped nowhere any more
   uint64_t id;
@@ -96,6 +101,12 @@ struct OpenShared {  // backs exactly these addresses of the device's window wit
   uint64_t bytes;
   uint32_t device;
   uint32_t reserved;
+};
+// ShareAllocation: an AllocationId, answered by a SharedMemory that starts at 0.
+struct OpenAllocation {  // answered by AllocationReply; charged to whoever shared it
+  ShareKey key;
+  uint64_t id;
+  uint64_t bytes;
 };
 struct CloseShared {  // exactly one that was opened, and nothing uses it any more
   uint64_t address;
@@ -275,6 +286,12 @@ struct LaunchAttribute {
   uint32_t id;
   uint32_t reserved;
   std::byte value[64];
+};
+
+// Of a stream. Attributes change no result, so a driver that does not take one is no error.
+struct StreamAttribute {
+  uint64_t stream;
+  LaunchAttribute attribute;
 };
 
 struct StreamCreate {

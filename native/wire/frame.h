@@ -124,6 +124,11 @@ enum ControlFunction : uint16_t {
   kGraphWords = 4053,   // other words for a graph's host functions
   kSignalWait = 4054,   // which host functions runs of graphs wait for; answered after a while
   kSignalDone = 4055,   // the client has run one
+  // Allocations of the virtual memory API, shared by descriptor.
+  kShareAllocation = 4056,
+  kOpenAllocation = 4057,
+  kStreamAttribute = 4058,
+  kGraphNodeAttribute = 4059,
   // The node's linker: cuLink*.
   kLinkBegin = 4060,
   kLinkAdd = 4061,
@@ -241,6 +246,14 @@ constexpr const char* control_name(uint16_t function) {
       return "SignalWait";
     case kSignalDone:
       return "SignalDone";
+    case kShareAllocation:
+      return "ShareAllocation";
+    case kOpenAllocation:
+      return "OpenAllocation";
+    case kStreamAttribute:
+      return "StreamAttribute";
+    case kGraphNodeAttribute:
+      return "GraphNodeAttribute";
     case kLinkBegin:
       return "LinkBegin";
     case kLinkAdd:

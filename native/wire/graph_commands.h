@@ -210,6 +210,12 @@ struct GraphEdit {  // answered; edge_count GraphEdge follow
   uint32_t node, edge_count, reserved;
 };
 
+struct GraphNodeAttribute {  // answered; the value, when it is asked for
+  uint64_t graph;
+  uint32_t node, set;  // 1: it is given
+  LaunchAttribute attribute;
+};
+
 struct GraphInstantiate {  // answered by GraphOutcome
   uint64_t exec, graph, flags;
 };

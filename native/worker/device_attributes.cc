@@ -21,8 +21,6 @@ void tell_the_truth(int32_t* attributes, SharedWithClient shared) {
       CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED,
       CU_DEVICE_ATTRIBUTE_HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
       CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED,
-      // What cuMemCreate is asked for beside plain memory is granted as plain memory.
-      CU_DEVICE_ATTRIBUTE_GENERIC_COMPRESSION_SUPPORTED,
       // Other devices that read and write this one's memory.
       CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED,
       CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,

@@ -50,6 +50,7 @@ DispatchTable make() {
   add_capture_handlers(t);
   add_graph_handlers(t);
   add_graph_node_handlers(t);
+  add_attribute_handlers(t);
   add_graph_copy_handlers(t);
   add_signal_handlers(t);
   add_shadow_handlers(t);

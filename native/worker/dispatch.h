@@ -47,6 +47,7 @@ void add_cluster_handlers(DispatchTable&);
 void add_capture_handlers(DispatchTable&);
 void add_graph_handlers(DispatchTable&);
 void add_graph_node_handlers(DispatchTable&);
+void add_attribute_handlers(DispatchTable&);
 void add_graph_copy_handlers(DispatchTable&);
 void add_signal_handlers(DispatchTable&);
 void add_shadow_handlers(DispatchTable&);

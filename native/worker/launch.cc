@@ -2,6 +2,7 @@
 // Kernel launches, through the gate.
 #include <cstring>
 
+#include "worker/attribute.h"
 #include "worker/dispatch.h"
 
 namespace sluice::worker {
@@ -10,26 +11,6 @@ namespace {
 
 constexpr uint32_t kMaxParamBytes = 32764;
 constexpr uint32_t kMaxAttributes = 64;
-
-// Attributes whose value is plain data. The others carry handles or addresses.
-bool is_plain(uint32_t id) {
-  switch (id) {
-    case CU_LAUNCH_ATTRIBUTE_IGNORE:
-    case CU_LAUNCH_ATTRIBUTE_COOPERATIVE:
-    case CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY:
-    case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
-    case CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE:
-    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
-    case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
-    case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-    case CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION:
-    case CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT:
-      return true;
-    default:
-      return false;
-  }
-}
 
 void launch(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
@@ -62,10 +43,7 @@ void launch(Session& s, const Command& c, Reply& reply) {
     for (uint32_t i = 0; i < l.attribute_count; ++i) {
       wire::LaunchAttribute a;
       std::memcpy(&a, raw.data() + size_t{i} * sizeof a, sizeof a);
-      if (!is_plain(a.id)) return s.reject("Launch carries an attribute that is not plain data");
-      attributes[i] = {};
-      attributes[i].id = static_cast<CUlaunchAttributeID>(a.id);
-      std::memcpy(&attributes[i].value, a.value, sizeof attributes[i].value);
+      if (!take_attribute(s, a, "Launch", &attributes[i])) return;
     }
     CUlaunchConfig config{};
     config.gridDimX = l.grid[0], config.gridDimY = l.grid[1], config.gridDimZ = l.grid[2];

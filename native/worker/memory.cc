@@ -30,7 +30,8 @@ CUmemAllocationProp physical_memory_on(const Gpu& gpu) {
   CUmemAllocationProp prop{};
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {gpu.ordinal}};
+  prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  prop.location.id = gpu.ordinal;
   return prop;
 }
 

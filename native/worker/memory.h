@@ -16,6 +16,8 @@ bool in_window(const Vgpu& v, uint64_t address, uint64_t bytes);
 // Whether nothing backs any of it yet.
 bool free_for_mapping(const Vgpu& v, uint64_t address, uint64_t bytes);
 CUmemAllocationProp physical_memory_on(const Gpu& gpu);
+// The kind of compression that the driver granted.
+uint32_t compression_of(Session& s, CUmemGenericAllocationHandle handle);
 // Memory that was charged is gone; a job's is the whole job's again.
 void uncharge(Session& s, Vgpu& v, uint64_t bytes);
 

@@ -24,7 +24,8 @@ bool still_used(const Session& s, const Vgpu& owner, const Vgpu& who) {
 
 CUresult set_access(Session& s, const Vgpu& owner, const Vgpu& who, CUmemAccess_flags flags) {
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {who.gpu->ordinal}};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = who.gpu->ordinal;
   access.flags = flags;
   for (const auto& [address, mapping] : owner.mappings) {
     if (mapping.allocation || mapping.shared) continue;
@@ -91,7 +92,8 @@ CUresult set_usual_access(Session& s, const Vgpu& owner, uint64_t address, uint6
     for (const auto& known : all)
       if (known.location.id == v.gpu->ordinal) return;
     CUmemAccessDesc access{};
-    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {v.gpu->ordinal}};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = v.gpu->ordinal;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     all.push_back(access);
   };

@@ -66,10 +66,11 @@ struct Vgpu {
   uint64_t credit_bytes = 0;
   uint64_t library_bytes = 0;  // what NVIDIA's libraries have taken (worker/library/charge.h)
   uint64_t library_changes = 0;
-  uint64_t library_host_bytes = 0;              // and pinned on the node
-  uint64_t code_bytes = 0;                      // of the client's and of what libraries compiled
-  uint64_t opened_bytes = 0;                    // other sessions' memory that this one has opened
-  std::map<uint64_t, wire::ShareKey> exported;  // mappings that others may open, by address
+  uint64_t library_host_bytes = 0;  // and pinned on the node
+  uint64_t code_bytes = 0;          // of the client's and of what libraries compiled
+  uint64_t opened_bytes = 0;        // other sessions' memory that this one has opened
+  // What others may open: mappings by address, allocations by id.
+  std::map<uint64_t, wire::ShareKey> exported;
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
   wire::ArrayCharges array_charges;  // what they come to is in mapped_bytes
   std::unique_ptr<Gate> gate;
@@ -159,6 +160,7 @@ struct AllocationObject {
   CUmemGenericAllocationHandle handle = 0;
   uint32_t device = 0;
   uint64_t bytes = 0;
+  bool shared = false;  // another session's, and charged there
 };
 // An event that other processes may record and wait for (worker/shared_event.cc).
 struct SharedEventObject {

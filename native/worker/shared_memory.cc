@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA IPC for memory: a mapping's descriptor goes to the server under a random key; whoever opens
-// the key maps the same memory into a window of its own. Opened memory stays charged to the session
+// the key maps the same memory into a window of its own. Allocations of the virtual memory API go
+// the same way, without addresses. Opened memory stays charged to the session
 // that allocated it; how much a vGPU may open is bounded by its own size.
 #include <sys/random.h>
 #include <unistd.h>
@@ -98,7 +99,8 @@ CUresult import(Session& s, Vgpu& v, const wire::OpenShared& m, int fd) {
   e = s.driver.cuMemMap(m.address, m.bytes, 0, handle, 0);
   if (e == CUDA_SUCCESS) {
     CUmemAccessDesc access{};
-    access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {v.gpu->ordinal}};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = v.gpu->ordinal;
     access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     e = s.driver.cuMemSetAccess(m.address, m.bytes, &access, 1);
     if (e != CUDA_SUCCESS) s.driver.cuMemUnmap(m.address, m.bytes);
@@ -149,6 +151,105 @@ void open(Session& s, const Command& c, Reply& reply) {
   ::close(thing.fd);
 }
 
+// ---- allocations of the virtual memory API
+
+// Offers it under a key, once.
+void share_allocation(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::AllocationId>();
+  AllocationObject o;
+  if (!d.ok() || !s.allocations.get(m.id, &o))
+    return s.reject("ShareAllocation names memory that there is not");
+  Vgpu* v = s.use(o.device);
+  if (!v) return;
+  if (!s.broker) return void(reply.status = CUDA_ERROR_NOT_SUPPORTED);
+  {
+    std::lock_guard lock(v->mutex);
+    if (const auto known = v->exported.find(m.id); known != v->exported.end())
+      return reply.put(wire::SharedMemory{known->second, 0, o.bytes});
+  }
+  SharedThing thing{"memory", uuid_text(v->gpu->uuid), o.bytes, -1};
+  reply.status = s.driver.cuMemExportToShareableHandle(&thing.fd, o.handle,
+                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (reply.status != CUDA_SUCCESS) return;
+  wire::ShareKey key = random_key();
+  std::string why;
+  const bool done = s.broker->share(key, thing, &why);
+  ::close(thing.fd);
+  if (!done) {
+    log_error("memory cannot be shared with other processes: " + why);
+    return void(reply.status = CUDA_ERROR_OPERATING_SYSTEM);
+  }
+  std::lock_guard lock(v->mutex);
+  // Meanwhile another thread may have released it, or shared it.
+  AllocationObject now;
+  if (!s.allocations.get(m.id, &now) || now.handle != o.handle) {
+    s.broker->unshare(key);
+    return void(reply.status = CUDA_ERROR_INVALID_VALUE);
+  }
+  const auto [mine, first] = v->exported.emplace(m.id, key);
+  if (!first) s.broker->unshare(key);
+  reply.put(wire::SharedMemory{mine->second, 0, o.bytes});
+}
+
+// The descriptor behind a key: of this session's own memory without a way around.
+bool fetch(Session& s, const wire::ShareKey& key, SharedThing* thing) {
+  for (auto& v : s.vgpus) {
+    std::lock_guard lock(v->mutex);
+    for (const auto& [id, own] : v->exported) {
+      AllocationObject o;
+      if (own != key || !s.allocations.get(id, &o)) continue;
+      *thing = {"memory", uuid_text(v->gpu->uuid), o.bytes, -1};
+      s.use(v->index);
+      return s.driver.cuMemExportToShareableHandle(
+                 &thing->fd, o.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS;
+    }
+  }
+  std::string why;
+  if (s.broker && s.broker->fetch(key, "memory", thing, &why)) return true;
+  log_error("memory of another process cannot be opened: " + why);
+  return false;
+}
+
+void open_allocation(Session& s, const Command& c, Reply& reply) {
+  Decoder d(c.body);
+  const auto& m = d.fixed<wire::OpenAllocation>();
+  if (!d.ok() || m.bytes == 0 || m.bytes % kGranularity || !s.allocations.has_room(m.id))
+    return s.reject("OpenAllocation mints no id that is free, or no whole slabs");
+  SharedThing thing;
+  reply.status = CUDA_ERROR_INVALID_VALUE;
+  if (!fetch(s, m.key, &thing)) return;
+  const auto on = std::find_if(s.vgpus.begin(), s.vgpus.end(),
+                               [&](const auto& v) { return uuid_text(v->gpu->uuid) == thing.gpu; });
+  Vgpu* v = on == s.vgpus.end() ? nullptr : s.use((*on)->index);
+  if (!v) {
+    log_error("memory of another process cannot be opened: it lies on " + thing.gpu +
+              ", of which this session has no vGPU");
+  } else if (thing.bytes == m.bytes) {
+    std::lock_guard lock(v->mutex);
+    AllocationObject o;
+    o.device = v->index;
+    o.bytes = m.bytes;
+    o.shared = true;
+    if (m.bytes > v->memory_bytes - std::min(v->memory_bytes, v->opened_bytes)) {
+      log_error("memory of other processes is open up to this vGPU's own size: no more is opened");
+      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    } else {
+      reply.status = s.driver.cuMemImportFromShareableHandle(
+          &o.handle, reinterpret_cast<void*>(static_cast<intptr_t>(thing.fd)),
+          CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    }
+    if (reply.status == CUDA_SUCCESS && !s.allocations.add(m.id, o)) {
+      s.driver.cuMemRelease(o.handle);
+      s.reject("OpenAllocation mints no id that is free");
+    } else if (reply.status == CUDA_SUCCESS) {
+      v->opened_bytes += m.bytes;
+      reply.put(wire::AllocationReply{v->index, compression_of(s, o.handle)});
+    }
+  }
+  ::close(thing.fd);
+}
+
 void close_shared(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::CloseShared>();
@@ -192,6 +293,8 @@ void add_shared_memory_handlers(DispatchTable& t) {
   using enum Handler::Answered;
   t[wire::kShareMemory] = {"ShareMemory", share, kOnly, true};
   t[wire::kOpenShared] = {"OpenShared", open, kOnly, true};
+  t[wire::kShareAllocation] = {"ShareAllocation", share_allocation, kOnly, true};
+  t[wire::kOpenAllocation] = {"OpenAllocation", open_allocation, kOnly, true};
   t[wire::kCloseShared] = {"CloseShared", close_shared, kNever, false};
 }
 

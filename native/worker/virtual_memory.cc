@@ -2,10 +2,19 @@
 // The virtual memory API: allocations that the client minted an id for, mapped at addresses that it
 // chose. Every allocation is charged to its vGPU from creation to destruction, under the same books
 // as whole slabs. All of it is fire and forget but for unusual access, so the leader runs it.
+#include "worker/broker.h"
 #include "worker/dispatch.h"
 #include "worker/memory.h"
 
 namespace sluice::worker {
+
+uint32_t compression_of(Session& s, CUmemGenericAllocationHandle handle) {
+  CUmemAllocationProp granted{};
+  if (!s.driver.cuMemGetAllocationPropertiesFromHandle ||
+      s.driver.cuMemGetAllocationPropertiesFromHandle(&granted, handle) != CUDA_SUCCESS)
+    return CU_MEM_ALLOCATION_COMP_NONE;
+  return granted.allocFlags.compressionType;
+}
 
 namespace {
 
@@ -14,11 +23,14 @@ void create(Session& s, const Command& c, Reply& reply) {
   const auto& m = d.fixed<wire::AllocationCreate>();
   if (!d.ok() || m.bytes == 0 || m.bytes % kGranularity || !s.allocations.has_room(m.id))
     return s.reject("AllocationCreate mints no id that is free, or no whole slabs");
+  if (m.flags > wire::kCompressible || (m.flags == wire::kCompressible) != c.answered())
+    return s.reject("AllocationCreate has flags that there are not, or no need of an answer");
   Vgpu* v = s.use(m.device);
   if (!v) return;
   std::lock_guard lock(v->mutex);
   if (!s.may_take(*v, m.bytes, "AllocationCreate", reply)) return;
-  const CUmemAllocationProp prop = physical_memory_on(*v->gpu);
+  CUmemAllocationProp prop = physical_memory_on(*v->gpu);
+  if (m.flags) prop.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_GENERIC;
   AllocationObject o;
   o.device = m.device;
   o.bytes = m.bytes;
@@ -26,6 +38,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   if (reply.status != CUDA_SUCCESS) return;
   v->mapped_bytes += m.bytes;
   s.allocations.add(m.id, o);
+  if (m.flags) reply.put(wire::AllocationReply{m.device, compression_of(s, o.handle)});
 }
 
 void destroy(Session& s, const Command& c, Reply& reply) {
@@ -36,8 +49,12 @@ void destroy(Session& s, const Command& c, Reply& reply) {
     return s.reject("AllocationDestroy names memory that is mapped or that there is not");
   Vgpu* v = s.use(o.device);
   std::lock_guard lock(v->mutex);
+  end_share(s, *v, m.id);
   reply.status = s.driver.cuMemRelease(o.handle);
-  uncharge(s, *v, o.bytes);
+  if (o.shared)
+    v->opened_bytes -= o.bytes;
+  else
+    uncharge(s, *v, o.bytes);
 }
 
 // The vGPU whose window holds the range, with its context current; nullptr after a rejection.
@@ -100,7 +117,8 @@ void access(Session& s, const Command& c, Reply& reply) {
   std::lock_guard lock(v->mutex);
   if (find_mapping(s, *v, m.address, m.bytes) == v->mappings.end()) return;
   CUmemAccessDesc desc{};
-  desc.location = {CU_MEM_LOCATION_TYPE_DEVICE, {s.vgpus[m.device]->gpu->ordinal}};
+  desc.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  desc.location.id = s.vgpus[m.device]->gpu->ordinal;
   desc.flags = static_cast<CUmemAccess_flags>(m.flags);
   reply.status = s.driver.cuMemSetAccess(m.address, m.bytes, &desc, 1);
 }
@@ -109,7 +127,7 @@ void access(Session& s, const Command& c, Reply& reply) {
 
 void add_virtual_memory_handlers(DispatchTable& t) {
   using enum Handler::Answered;
-  t[wire::kAllocationCreate] = {"AllocationCreate", create, kNever, false};
+  t[wire::kAllocationCreate] = {"AllocationCreate", create, kEither, false};
   t[wire::kAllocationDestroy] = {"AllocationDestroy", destroy, kNever, false};
   t[wire::kAllocationMap] = {"AllocationMap", map, kNever, false};
   t[wire::kAllocationUnmap] = {"AllocationUnmap", unmap, kNever, false};

@@ -11,7 +11,7 @@ from static_pool import StaticPool, build_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
-NAMES = ("graphs", "graph_host", "graph_copies", "capture_errors")
+NAMES = ("graphs", "graph_host", "graph_copies", "attributes", "capture_errors")
 
 
 @pytest.fixture(scope="session")

@@ -20,27 +20,28 @@ PROGRAMS = ROOT / "tests" / "programs"
 
 
 @pytest.fixture(scope="session")
-def program() -> Path:
+def programs() -> Path:
     try:
         find_native("libcuda.so.1")
     except NativeFileMissing as missing:
         pytest.skip(str(missing))
-    return build_programs("ipc") / "ipc"
+    return build_programs("ipc", "shared_allocations")
 
 
 def descriptors_of(process: subprocess.Popen[bytes]) -> int:
     return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
 
 
+@pytest.mark.parametrize("name", ["ipc", "shared_allocations"])
 @pytest.mark.parametrize("sandbox", ["on", "off"])
 @pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
 def test_two_processes_share_memory_and_events(
-    tmp_path: Path, program: Path, tcp: bool, sandbox: str
+    tmp_path: Path, programs: Path, tcp: bool, sandbox: str, name: str
 ) -> None:
     with StaticPool(tmp_path, tcp=tcp, sandbox=sandbox) as pool:
         before = descriptors_of(pool.process)
         done = subprocess.run(
-            [program],
+            [programs / name],
             env=pool.environment(),
             capture_output=True,
             text=True,
@@ -48,7 +49,7 @@ def test_two_processes_share_memory_and_events(
             check=False,
         )
         assert done.returncode == 0, done.stderr + pool.log.read_text()
-        assert done.stdout == (PROGRAMS / "expected" / "ipc.out").read_text()
+        assert done.stdout == (PROGRAMS / "expected" / f"{name}.out").read_text()
         deadline = time.monotonic() + 5
         # each session left its worker's control socket and nothing else; the warm one is new
         while descriptors_of(pool.process) > before + 3:

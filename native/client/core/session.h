@@ -68,6 +68,7 @@ struct Stream {
   uint64_t probe_value = 0, probe_work = 0;
   // The capture that it takes part in, 0: none. Changed under the captures' lock.
   alignas(8) uint64_t capture = 0;
+  std::vector<CUlaunchAttribute> attributes;  // that it was given
 };
 
 // What the application has of a memory pool.

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/virtual_memory.h"
 
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "client/core/session.h"
@@ -31,23 +35,113 @@ CUresult VirtualMemory::unreserve(uint64_t address, uint64_t bytes) {
 CUresult VirtualMemory::create(Device& device, uint64_t bytes,
                                const CUmemAllocationProp& properties, uint64_t* id) {
   std::lock_guard lock(mutex_);
+  end_forsaken();
   Allocation* made = allocations_.create(id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
   if (!device.memory.charge(bytes)) {
     allocations_.destroy(*id);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  *made = {&device, bytes, properties, 1, 0};
-  return session_.post(wire::kAllocationCreate,
-                       wire::AllocationCreate{*id, bytes, device.index, 0});
+  *made = {&device, bytes, properties, 1, 0, false, {}};
+  wire::AllocationCreate m{*id, bytes, device.index, 0};
+  if (properties.allocFlags.compressionType == CU_MEM_ALLOCATION_COMP_NONE)
+    return session_.post(wire::kAllocationCreate, m);
+  // The driver may grant compression or not, and the application asks which.
+  m.flags = wire::kCompressible;
+  wire::AllocationReply reply{};
+  const CUresult e = session_.exchange(wire::kAllocationCreate, m, {},
+                                       {reinterpret_cast<std::byte*>(&reply), sizeof reply});
+  made->properties.allocFlags.compressionType = static_cast<unsigned char>(reply.compression);
+  if (e == CUDA_SUCCESS) return e;
+  device.memory.refund(bytes);
+  allocations_.destroy(*id);
+  return e;
+}
+
+void VirtualMemory::end_forsaken() {
+  std::erase_if(lingering_, [&](uint64_t id) {
+    Allocation* a = allocations_.find(id);
+    std::erase_if(a->exported, [](int ours) {
+      pollfd p{ours, 0, 0};
+      if (poll(&p, 1, 0) != 1 || !(p.revents & POLLHUP)) return false;
+      ::close(ours);
+      return true;
+    });
+    if (!a->exported.empty()) return false;
+    finish(id, *a);
+    return true;
+  });
+}
+
+CUresult VirtualMemory::export_to(uint64_t id, int* descriptor) {
+  std::lock_guard lock(mutex_);
+  end_forsaken();
+  Allocation* a = allocations_.find(id);
+  if (!a || !a->handles ||
+      a->properties.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+    return CUDA_ERROR_INVALID_VALUE;
+  wire::SharedMemory shared{};
+  const CUresult e = session_.exchange(wire::kShareAllocation, wire::AllocationId{id}, {},
+                                       {reinterpret_cast<std::byte*>(&shared), sizeof shared});
+  if (e != CUDA_SUCCESS) return e;
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  AllocationTicket ticket;
+  ticket.key = shared.key;
+  ticket.bytes = a->bytes;
+  if (send(ends[0], &ticket, sizeof ticket, MSG_NOSIGNAL) != sizeof ticket) {
+    ::close(ends[0]);
+    ::close(ends[1]);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+  }
+  a->exported.push_back(ends[0]);
+  *descriptor = ends[1];
+  return CUDA_SUCCESS;
+}
+
+CUresult VirtualMemory::import_from(int descriptor, uint64_t* id) {
+  AllocationTicket ticket;
+  if (recv(descriptor, &ticket, sizeof ticket, MSG_PEEK | MSG_DONTWAIT) != sizeof ticket ||
+      ticket.magic != AllocationTicket::kMagic || ticket.bytes == 0 ||
+      ticket.bytes % DeviceMemory::kSlab)
+    return CUDA_ERROR_INVALID_VALUE;
+  std::lock_guard lock(mutex_);
+  end_forsaken();
+  Allocation* made = allocations_.create(id);
+  if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
+  wire::AllocationReply reply{};
+  CUresult e =
+      session_.exchange(wire::kOpenAllocation, wire::OpenAllocation{ticket.key, *id, ticket.bytes},
+                        {}, {reinterpret_cast<std::byte*>(&reply), sizeof reply});
+  if (e == CUDA_SUCCESS && reply.device >= session_.devices().size()) e = CUDA_ERROR_UNKNOWN;
+  if (e != CUDA_SUCCESS) {
+    allocations_.destroy(*id);
+    return e;
+  }
+  CUmemAllocationProp properties{};
+  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  properties.location.id = static_cast<int>(reply.device);
+  properties.allocFlags.compressionType = static_cast<unsigned char>(reply.compression);
+  *made = {session_.devices()[reply.device].get(), ticket.bytes, properties, 1, 0, true, {}};
+  return CUDA_SUCCESS;
 }
 
 CUresult VirtualMemory::end_if_unused(uint64_t id, Allocation& allocation) {
   if (allocation.handles || allocation.mappings) return CUDA_SUCCESS;
+  if (allocation.exported.empty()) return finish(id, allocation);
+  lingering_.push_back(id);
+  end_forsaken();
+  return CUDA_SUCCESS;
+}
+
+CUresult VirtualMemory::finish(uint64_t id, Allocation& allocation) {
   allocations_.retire(id);
   const CUresult e = session_.post(wire::kAllocationDestroy, wire::AllocationId{id});
   // Whoever is given the credit again comes behind this command.
-  allocation.device->memory.refund(allocation.bytes);
+  if (!allocation.foreign) allocation.device->memory.refund(allocation.bytes);
   allocations_.recycle(id);
   return e;
 }

@@ -2,16 +2,19 @@
 // The virtual memory API's books: reservations cut from a vGPU's window, physical allocations that
 // are charged to a vGPU's credit from creation to their end, and which of those is mapped where.
 // Everything is decided here and told to the node in order, without an answer; only access other
-// than reading and writing is asked for. An allocation lives while it has a handle or a mapping, as
-// CUDA's do. Arguments have been checked as far as they need no books (driver/virtual_memory.cc).
+// than reading and writing, compression and sharing are asked for. An allocation lives while it has
+// a handle, a mapping or an open descriptor, as CUDA's do. Arguments have been checked as far as
+// they need no books (driver/virtual_memory.cc).
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "abi/cuda_driver.h"
 #include "client/core/handles.h"
+#include "wire/commands.h"
 
 namespace sluice::client {
 
@@ -24,6 +27,18 @@ struct Allocation {
   CUmemAllocationProp properties{};
   uint32_t handles = 0;  // references that the application holds
   uint32_t mappings = 0;
+  bool foreign = false;       // imported, and charged to whoever exported it
+  std::vector<int> exported;  // our ends of descriptors that were given out
+};
+
+// What lies in a descriptor that stands for an allocation. The descriptor is one end of a socket,
+// so that the other end, which stays with whoever exported, tells when the last copy of it, in
+// whatever process, has been closed. It is looked at without being taken out.
+struct AllocationTicket {
+  static constexpr uint64_t kMagic = 0x31746e656d656c73;  // "slement1"
+  uint64_t magic = kMagic;
+  wire::ShareKey key{};
+  uint64_t bytes = 0;
 };
 
 class VirtualMemory {
@@ -52,6 +67,9 @@ class VirtualMemory {
                       CUmemAccess_flags access);
   CUresult retain(uint64_t address, uint64_t* id);
   CUresult properties(uint64_t id, CUmemAllocationProp* properties);
+  // A descriptor that another process can import, and its import.
+  CUresult export_to(uint64_t id, int* descriptor);
+  CUresult import_from(int descriptor, uint64_t* id);
   // The mapping that contains `address`.
   bool find(uint64_t address, uint64_t* start, Mapping* mapping);
 
@@ -66,12 +84,16 @@ class VirtualMemory {
   // The whole mappings that make up a range, as [first, last); empty when they do not.
   std::pair<Mappings::iterator, Mappings::iterator> in_range(uint64_t address, uint64_t bytes);
   CUresult end_if_unused(uint64_t id, Allocation& allocation);
+  CUresult finish(uint64_t id, Allocation& allocation);
+  // Ends those that only descriptors kept, as far as these are closed.
+  void end_forsaken();
 
   Session& session_;
   std::mutex mutex_;
   HandleTable<Allocation> allocations_{Kind::kAllocation};
   std::map<uint64_t, Reservation> reservations_;
   Mappings mappings_;
+  std::vector<uint64_t> lingering_;  // descriptors alone keep these
 };
 
 }  // namespace sluice::client

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/driver/attribute.h"
 #include "client/driver/module.h"
 
 namespace sluice::client {
@@ -102,14 +103,10 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
   size_t bytes = l.param_bytes;
   for (unsigned i = 0; i < attribute_count; ++i) {
     wire::LaunchAttribute a{};
-    a.id = static_cast<uint32_t>(attributes[i].id);
-    static_assert(sizeof attributes[i].value <= sizeof a.value);
-    std::memcpy(a.value, &attributes[i].value, sizeof attributes[i].value);
-    // Attributes that name an event carry a handle inside; none of those is spoken yet.
-    if (a.id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT ||
-        a.id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT ||
-        a.id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE)
-      return CUDA_ERROR_NOT_SUPPORTED;
+    if (const CUresult e =
+            pack_attribute(s, *d, AttributeOf::kLaunch, attributes[i].id, attributes[i].value, &a);
+        e != CUDA_SUCCESS)
+      return e;
     std::memcpy(tail + bytes, &a, sizeof a);
     bytes += sizeof a;
   }

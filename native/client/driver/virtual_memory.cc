@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The virtual memory API: what CUDA's documentation says of arguments; the books are
-// core/virtual_memory.h. Memory cannot leave the process: there are no shareable handles.
+// core/virtual_memory.h.
 #include "client/core/virtual_memory.h"
 
 #include "client/driver/transfer.h"
@@ -29,11 +29,11 @@ CUresult locate(Session* s, const CUmemLocation& location, Device** device) {
 
 CUresult check(Session* s, const CUmemAllocationProp& p, Device** device) {
   if (p.type != CU_MEM_ALLOCATION_TYPE_PINNED) return CUDA_ERROR_INVALID_VALUE;
-  // Descriptors are promised, as many programs ask for them without ever exporting one.
   if (p.requestedHandleTypes != CU_MEM_HANDLE_TYPE_NONE &&
       p.requestedHandleTypes != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
     return CUDA_ERROR_NOT_SUPPORTED;
-  if (p.win32HandleMetaData) return CUDA_ERROR_INVALID_VALUE;
+  if (p.win32HandleMetaData || p.allocFlags.compressionType > CU_MEM_ALLOCATION_COMP_GENERIC)
+    return CUDA_ERROR_INVALID_VALUE;
   if (p.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) return CUDA_ERROR_NOT_SUPPORTED;
   return locate(s, p.location, device);
 }
@@ -76,7 +76,6 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t bytes,
   Device* d;
   if (const CUresult e = check(s, *properties, &d); e != CUDA_SUCCESS) return e;
   CUmemAllocationProp granted = *properties;
-  granted.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;
   granted.allocFlags.gpuDirectRDMACapable = 0;
   uint64_t id;
   CUresult e = s->virtual_memory.create(*d, bytes, granted, &id);
@@ -173,6 +172,28 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* properties,
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (!properties) return CUDA_ERROR_INVALID_VALUE;
   return s->virtual_memory.properties(handle, properties);
+}
+
+CUresult cuMemExportToShareableHandle(void* shareable, CUmemGenericAllocationHandle handle,
+                                      CUmemAllocationHandleType type, unsigned long long flags) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!shareable || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  return s->virtual_memory.export_to(handle, static_cast<int*>(shareable));
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* shareable,
+                                        CUmemAllocationHandleType type) {
+  Session* s;
+  if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
+  if (!handle) return CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+  uint64_t id;
+  const CUresult e =
+      s->virtual_memory.import_from(static_cast<int>(reinterpret_cast<intptr_t>(shareable)), &id);
+  if (e == CUDA_SUCCESS) *handle = id;
+  return e;
 }
 
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {

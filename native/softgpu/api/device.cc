@@ -39,6 +39,11 @@ int attribute(const Device& device, CUdevice_attribute which) {
       return kConstantBytes;
     case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
       return 32;
+    case CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE:
+    case CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE:
+      return 1 << 20;  // taken, and of no effect
+    case CU_DEVICE_ATTRIBUTE_MEM_SYNC_DOMAIN_COUNT:
+      return 1;
     case CU_DEVICE_ATTRIBUTE_MAX_PITCH:
       return 2147483647;
     case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK:

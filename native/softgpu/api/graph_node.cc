@@ -282,6 +282,32 @@ CUresult cuGraphNodeGetEnabled(CUgraphExec exec_handle, CUgraphNode handle, unsi
 // Attributes are about placement and priority, which change nothing here.
 CUresult cuGraphKernelNodeCopyAttributes(CUgraphNode to, CUgraphNode from) {
   return with_driver([&]() -> CUresult {
-    return node_from(to) && node_from(from) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    GraphNode *a = node_from(to), *b = node_from(from);
+    if (!a || !b) return CUDA_ERROR_INVALID_VALUE;
+    a->attributes = b->attributes;
+    return CUDA_SUCCESS;
+  });
+}
+CUresult cuGraphKernelNodeSetAttribute(CUgraphNode handle, CUkernelNodeAttrID id,
+                                       const CUkernelNodeAttrValue* value) {
+  return with_driver([&]() -> CUresult {
+    GraphNode* node = node_from(handle);
+    if (!node || !value || type_of(node->work) != CU_GRAPH_NODE_TYPE_KERNEL) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    node->attributes[id] = *value;
+    return CUDA_SUCCESS;
+  });
+}
+CUresult cuGraphKernelNodeGetAttribute(CUgraphNode handle, CUkernelNodeAttrID id,
+                                       CUkernelNodeAttrValue* value) {
+  return with_driver([&]() -> CUresult {
+    GraphNode* node = node_from(handle);
+    if (!node || !value || type_of(node->work) != CU_GRAPH_NODE_TYPE_KERNEL) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    const auto known = node->attributes.find(id);
+    *value = known == node->attributes.end() ? CUkernelNodeAttrValue{} : known->second;
+    return CUDA_SUCCESS;
   });
 }

@@ -192,6 +192,13 @@ CUresult cuStreamUpdateCaptureDependencies_v2_ptsz(CUstream hStream, CUgraphNode
   return call(cuStreamUpdateCaptureDependencies_v2, hStream, dependencies, dependencyData,
               numDependencies, flags);
 }
+CUresult cuStreamSetAttribute_ptsz(CUstream stream, CUstreamAttrID id,
+                                   const CUstreamAttrValue* value) {
+  return call(cuStreamSetAttribute, stream, id, value);
+}
+CUresult cuStreamGetAttribute_ptsz(CUstream stream, CUstreamAttrID id, CUstreamAttrValue* value) {
+  return call(cuStreamGetAttribute, stream, id, value);
+}
 CUresult cuStreamCopyAttributes_ptsz(CUstream dst, CUstream src) {
   return call(cuStreamCopyAttributes, dst, src);
 }

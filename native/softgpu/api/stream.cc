@@ -109,8 +109,28 @@ CUresult cuStreamGetDevice(CUstream handle, CUdevice* device) {
 }
 
 CUresult cuStreamCopyAttributes(CUstream to, CUstream from) {
-  return with_stream(to, [&](Context& context, Stream&) -> CUresult {
-    return context.stream(from) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+  return with_stream(to, [&](Context& context, Stream& stream) -> CUresult {
+    const std::shared_ptr<Stream> other = context.stream(from);
+    if (!other) return CUDA_ERROR_INVALID_HANDLE;
+    stream.copy_attributes(*other);
+    return CUDA_SUCCESS;
+  });
+}
+
+// Attributes are about placement, priority and waiting: they change nothing here, and are kept.
+CUresult cuStreamSetAttribute(CUstream handle, CUstreamAttrID id, const CUstreamAttrValue* value) {
+  return with_stream(handle, [&](Context&, Stream& stream) -> CUresult {
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    stream.set_attribute(id, *value);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuStreamGetAttribute(CUstream handle, CUstreamAttrID id, CUstreamAttrValue* value) {
+  return with_stream(handle, [&](Context&, Stream& stream) -> CUresult {
+    if (!value) return CUDA_ERROR_INVALID_VALUE;
+    *value = stream.attribute(id);
+    return CUDA_SUCCESS;
   });
 }
 

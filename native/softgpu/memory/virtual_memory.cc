@@ -100,7 +100,9 @@ CUresult VirtualMemory::create(uint64_t size, const CUmemAllocationProp& propert
     device->memory.refund(size);
     return CUDA_ERROR_OUT_OF_MEMORY;
   }
-  auto memory = std::make_shared<PhysicalMemory>(fd, size, device->ordinal, properties, true);
+  CUmemAllocationProp granted = properties;
+  granted.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_NONE;  // there is none here
+  auto memory = std::make_shared<PhysicalMemory>(fd, size, device->ordinal, granted, true);
   std::lock_guard lock(mutex_);
   handle = next_handle_++;
   handles_[handle] = {std::move(memory), 1};

@@ -145,6 +145,7 @@ std::shared_ptr<Graph> Graph::clone() const {
     GraphNode* twin = copy->add(std::move(work), {});
     twin->original = node.get();
     twin->enabled = node->enabled;
+    twin->attributes = node->attributes;
     twins[node.get()] = twin;
   }
   for (const auto& node : nodes) {

@@ -5,6 +5,7 @@
 // launched in, in an order that its edges allow.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -66,6 +67,7 @@ struct GraphNode {
   std::vector<Edge> after;
   const GraphNode* original = nullptr;  // of a clone's node
   bool enabled = true;
+  std::map<int, CUlaunchAttributeValue> attributes;
   std::vector<void*> params;    // for those who ask: pointers into the kernel's parameters
   std::vector<CUgraph> bodies;  // likewise: the graphs inside
 };

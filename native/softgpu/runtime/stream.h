@@ -12,9 +12,12 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
+
+#include "abi/cuda_driver.h"
 
 namespace sluice::softgpu {
 
@@ -60,6 +63,21 @@ class Stream : public std::enable_shared_from_this<Stream> {
   bool legacy() const { return legacy_; }
   bool blocking() const { return (flags_ & 1u) == 0; }  // not CU_STREAM_NON_BLOCKING
   uint64_t id() const { return id_; }
+  // Kept for who asks.
+  void set_attribute(int id, const CUlaunchAttributeValue& value) {
+    std::lock_guard lock(mutex_);
+    attributes_[id] = value;
+  }
+  CUlaunchAttributeValue attribute(int id) {
+    std::lock_guard lock(mutex_);
+    const auto known = attributes_.find(id);
+    return known == attributes_.end() ? CUlaunchAttributeValue{} : known->second;
+  }
+  void copy_attributes(Stream& from) {
+    if (&from == this) return;
+    std::scoped_lock lock(mutex_, from.mutex_);
+    attributes_ = from.attributes_;
+  }
 
  private:
   struct Queued {
@@ -85,6 +103,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   std::atomic<uint64_t> completed_{0};
   bool started_ = false;
   bool closed_ = false;
+  std::map<int, CUlaunchAttributeValue> attributes_;
 };
 
 // What one cuEventRecord produced; an event points at the latest of them.

@@ -54,6 +54,12 @@ void add_virtual_memory(Rig& rig, Frames* all) {
   f.minted = {offsetof(C, id)};
   f.devices = {offsetof(C, device)};
   all->push_back(f);
+  f = make("AllocationCreate, compressible", wire::kAllocationCreate, true, "cuMemCreate",
+           C{handle_id(Rig::kAllocation, 9), 2 << 20, 0, wire::kCompressible});
+  f.minted = {offsetof(C, id)};
+  f.devices = {offsetof(C, device)};
+  f.choices = {offsetof(C, flags)};
+  all->push_back(f);
   f = make("AllocationDestroy", wire::kAllocationDestroy, false, "cuMemRelease",
            wire::AllocationId{Rig::kSpareAllocationId});
   f.handles = {0};
@@ -97,6 +103,15 @@ void add_shared(Rig& rig, Frames* all) {
            O{{{3, 4}}, rig.opened() + (2 << 20), 2 << 20, 0, 0});
   f.addresses = {{offsetof(O, address), 2 << 20}};
   f.devices = {offsetof(O, device)};
+  all->push_back(f);
+  f = make("ShareAllocation", wire::kShareAllocation, true, "cuMemExportToShareableHandle",
+           wire::AllocationId{Rig::kSpareAllocationId});
+  f.handles = {0};
+  all->push_back(f);
+  using A = wire::OpenAllocation;
+  f = make("OpenAllocation", wire::kOpenAllocation, true, "cuMemImportFromShareableHandle",
+           A{{{3, 4}}, handle_id(Rig::kAllocation, 9), 2 << 20});
+  f.minted = {offsetof(A, id)};
   all->push_back(f);
   using C = wire::CloseShared;
   f = make("CloseShared", wire::kCloseShared, false, "cuMemUnmap", C{rig.opened(), 2 << 20, 0, 0});
@@ -297,7 +312,25 @@ void add_clusters(Rig&, Frames* all) {
   all->push_back(map);
 }
 
-void add_streams(Rig&, Frames* all) {
+void add_streams(Rig& rig, Frames* all) {
+  using T = wire::StreamAttribute;
+  auto a = make("StreamAttribute", wire::kStreamAttribute, false, "cuStreamSetAttribute",
+                T{Rig::kStreamId, {CU_LAUNCH_ATTRIBUTE_PRIORITY, 0, {}}});
+  a.handles = {offsetof(T, stream)};
+  a.choices = {offsetof(T, attribute)};
+  all->push_back(a);
+  T window{Rig::kStreamId, {CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW, 0, {}}};
+  const CUaccessPolicyWindow w{reinterpret_cast<void*>(rig.address()), 4096, 0.5f,
+                               CU_ACCESS_PROPERTY_PERSISTING, CU_ACCESS_PROPERTY_STREAMING};
+  std::memcpy(window.attribute.value, &w, sizeof w);
+  a = make("StreamAttribute, window", wire::kStreamAttribute, false, "cuStreamSetAttribute",
+           window);
+  constexpr size_t kValue = offsetof(T, attribute) + offsetof(wire::LaunchAttribute, value);
+  a.handles = {offsetof(T, stream)};
+  a.addresses = {{kValue, 4096}};
+  a.choices = {kValue + offsetof(CUaccessPolicyWindow, hitProp),
+               kValue + offsetof(CUaccessPolicyWindow, missProp)};
+  all->push_back(a);
   using C = wire::StreamCreate;
   auto f = make("StreamCreate", wire::kStreamCreate, false, "cuStreamCreateWithPriority",
                 C{handle_id(Rig::kStream, 9), CU_STREAM_NON_BLOCKING, -1});

@@ -250,6 +250,16 @@ void add_graphs(Rig&, Frames* all) {
     if (what == 3 || what == 4) f.handles.push_back(offsetof(E, exec));
     all->push_back(f);
   }
+  using T = wire::GraphNodeAttribute;
+  for (uint32_t given : {0u, 1u}) {
+    wire::LaunchAttribute priority{CU_LAUNCH_ATTRIBUTE_PRIORITY, 0, {}};
+    f = make("GraphNodeAttribute", wire::kGraphNodeAttribute, true,
+             given ? "cuGraphKernelNodeSetAttribute" : "cuGraphKernelNodeGetAttribute",
+             T{Rig::kGraphId, Rig::kKernelNode, given, priority});
+    f.handles = {offsetof(T, graph)};
+    f.choices = {offsetof(T, node), offsetof(T, set), offsetof(T, attribute)};
+    all->push_back(f);
+  }
   using I = wire::GraphInstantiate;
   f = make("GraphInstantiate", wire::kGraphInstantiate, true, "cuGraphInstantiateWithParams",
            I{handle_id(Rig::kGraphExec, 9), Rig::kGraphId, 1});

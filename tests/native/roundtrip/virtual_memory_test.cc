@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The virtual memory API from exported function to driver call: the driver gets exactly what the
 // application asked for, and what CUDA refuses never leaves the client.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "tests/native/roundtrip/loopback_session.h"
 
 namespace sluice::test {
@@ -261,12 +264,89 @@ TEST_F(VirtualMemory, WhatCudaRefusesNeverLeaves) {
       CUDA_ERROR_INVALID_VALUE);
   int fd = -1;
   EXPECT_EQ(cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+            CUDA_ERROR_INVALID_VALUE)
+      << "it was not made for that";
+  EXPECT_EQ(cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_FABRIC, 0),
             CUDA_ERROR_NOT_SUPPORTED);
+  CUmemGenericAllocationHandle none = 0;
+  const int odd_fd = memfd_create("no allocation", MFD_CLOEXEC);
+  for (int wrong : {-1, odd_fd})
+    EXPECT_EQ(cuMemImportFromShareableHandle(&none, reinterpret_cast<void*>(intptr_t{wrong}),
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+              CUDA_ERROR_INVALID_VALUE);
+  close(odd_fd);
   EXPECT_TRUE(seen().empty());
   ASSERT_EQ(cuMemUnmap(base, 2 * kUnit), CUDA_SUCCESS);
   EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
   EXPECT_EQ(cuMemRelease(h), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAddressFree(base, 8 * kUnit), CUDA_SUCCESS);
+}
+
+// A descriptor keeps memory like a handle, in whatever process its copies are, and what is imported
+// is charged to whoever exported it.
+TEST_F(VirtualMemory, ADescriptorIsAReference) {
+  const size_t before = available();
+  CUmemAllocationProp prop = on(0);
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  CUmemGenericAllocationHandle h = 0, imported = 0, spare = 0;
+  ASSERT_EQ(cuMemCreate(&h, 3 * kUnit, &prop, 0), CUDA_SUCCESS);
+  int fd = -1;
+  ASSERT_EQ(cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
+            CUDA_SUCCESS);
+  const int copy = dup(fd);
+  recording().clear();
+  ASSERT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+  close(fd);
+  EXPECT_TRUE(recording().calls_of("cuMemRelease").empty()) << "a copy is open";
+  EXPECT_EQ(available(), before - 3 * kUnit);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(intptr_t{copy}),
+                                             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
+              CUDA_SUCCESS)
+        << "looking at it takes nothing out";
+    EXPECT_EQ(available(), before - 3 * kUnit) << "charged once";
+    const CUdeviceptr base = reserve(3 * kUnit);
+    EXPECT_EQ(cuMemMap(base, 2 * kUnit, 0, imported, 0), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuMemMap(base, 3 * kUnit, 0, imported, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemRelease(imported), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemUnmap(base, 3 * kUnit), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAddressFree(base, 3 * kUnit), CUDA_SUCCESS);
+  }
+  EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 2u) << "of the imports";
+  close(copy);
+  ASSERT_EQ(cuMemCreate(&spare, kUnit, &prop, 0), CUDA_SUCCESS) << "the next call looks";
+  EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 3u);
+  EXPECT_EQ(available(), before - kUnit);
+  EXPECT_EQ(cuMemRelease(spare), CUDA_SUCCESS);
+  EXPECT_EQ(available(), before);
+}
+
+// Compression is the driver's to grant, and the application is told which it was.
+TEST_F(VirtualMemory, CompressionIsWhatTheDriverGrants) {
+  for (const unsigned char granted : {1, 0}) {
+    unsigned char asked = 9;
+    const auto make = SLUICE_ON(cuMemCreate);
+    ScopedAnswer a(SLUICE_ON(cuMemCreate), [&](CUmemGenericAllocationHandle* h, size_t n,
+                                               const CUmemAllocationProp* p, unsigned long long f) {
+      asked = p->allocFlags.compressionType;
+      return make(h, n, p, f);
+    });
+    ScopedAnswer b(SLUICE_ON(cuMemGetAllocationPropertiesFromHandle),
+                   [&](CUmemAllocationProp* p, CUmemGenericAllocationHandle) {
+                     p->allocFlags.compressionType = granted;
+                     return CUDA_SUCCESS;
+                   });
+    CUmemAllocationProp prop = on(0), told{};
+    prop.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_GENERIC;
+    CUmemGenericAllocationHandle h = 0;
+    ASSERT_EQ(cuMemCreate(&h, kUnit, &prop, 0), CUDA_SUCCESS);
+    EXPECT_EQ(asked, CU_MEM_ALLOCATION_COMP_GENERIC);
+    ASSERT_EQ(cuMemGetAllocationPropertiesFromHandle(&told, h), CUDA_SUCCESS);
+    EXPECT_EQ(told.allocFlags.compressionType, granted);
+    ASSERT_EQ(cuMemRelease(h), CUDA_SUCCESS);
+    prop.allocFlags.compressionType = 2;
+    EXPECT_EQ(cuMemCreate(&h, kUnit, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+  }
 }
 
 // The driver may refuse it, so the caller learns that.
