@@ -32,10 +32,10 @@ bool is_plain(uint32_t id) {
 }
 
 bool sane(Session& s, const CUaccessPolicyWindow& w) {
-  return w.num_bytes == 0 ||
-         (w.hitRatio >= 0.0f && w.hitRatio <= 1.0f && w.hitProp <= CU_ACCESS_PROPERTY_PERSISTING &&
-          w.missProp <= CU_ACCESS_PROPERTY_STREAMING &&
-          s.device_range(reinterpret_cast<uint64_t>(w.base_ptr), w.num_bytes));
+  return w.num_bytes == 0 || (w.hitRatio >= 0.0f && w.hitRatio <= 1.0f &&
+                              static_cast<uint32_t>(w.hitProp) <= CU_ACCESS_PROPERTY_PERSISTING &&
+                              static_cast<uint32_t>(w.missProp) <= CU_ACCESS_PROPERTY_STREAMING &&
+                              s.device_range(reinterpret_cast<uint64_t>(w.base_ptr), w.num_bytes));
 }
 
 void of_stream(Session& s, const Command& c, Reply&) {

@@ -59,6 +59,7 @@ class StaticWorker:
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(str(self.path))
         self.path.unlink()
+        self.early: list[tuple[bytes, list[int]]] = []  # what its session said before it began
 
     def wait_ready(self) -> None:
         """Waits for the worker's first word."""
@@ -74,11 +75,12 @@ class StaticWorker:
         text = "session\n" + "".join(f"{key}={value}\n" for key, value in fields.items())
         socket.send_fds(self.control, [text.encode()], fds)
         while True:
-            answer = self._receive()
-            if answer.startswith("started"):
+            packet, descriptors, _, _ = socket.recv_fds(self.control, 65536, 8)
+            if packet.startswith(b"started"):
                 return
-            if answer.startswith(("error", "ended")) or not answer:
-                raise RuntimeError(answer)
+            if packet.startswith((b"error", b"ended")) or not packet:
+                raise RuntimeError(packet.decode())
+            self.early.append((packet, descriptors))
 
 
 class SharedThings:
@@ -95,6 +97,16 @@ class SharedThings:
             packet, descriptors, _, _ = socket.recv_fds(worker.control, 65536, 8)
         except ConnectionResetError:
             packet, descriptors = b"", []
+        if packet:
+            self.answer(worker, packet, descriptors)
+            return True
+        for old, (owner, _, _) in list(self.things.items()):
+            if owner is worker:
+                self.forget(old, worker)
+        return False
+
+    def answer(self, worker: StaticWorker, packet: bytes, descriptors: list[int]) -> None:
+        """Answers one message, and closes its descriptors."""
         verb, *lines = packet.decode().splitlines() or [""]
         fields = dict(line.split("=", 1) for line in lines if "=" in line)
         key = fields.get("key", "")
@@ -112,12 +124,6 @@ class SharedThings:
                 self.tell(worker, "refused", {**fields, "message": "nobody shares it"})
         for descriptor in descriptors:
             os.close(descriptor)
-        if packet:
-            return True
-        for old, (owner, _, _) in list(self.things.items()):
-            if owner is worker:
-                self.forget(old, worker)
-        return False
 
     def forget(self, key: str, worker: StaticWorker) -> None:
         """Closes what the worker shared under the key; its readers are told."""
@@ -183,6 +189,8 @@ class StaticServer:
     def follow(self, worker: StaticWorker, domain: str) -> None:
         """From now on the worker of a session is listened to."""
         self.shared.domains[worker] = domain
+        for packet, descriptors in worker.early:
+            self.shared.answer(worker, packet, descriptors)
         self.selector.register(worker.control, selectors.EVENT_READ, worker)
 
     def start(
@@ -286,10 +294,6 @@ class StaticServer:
 
     def run(self) -> None:
         """Until the process is ended."""
-        unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        unix.bind(self.args.socket)
-        unix.listen(64)
-        self.selector.register(unix, selectors.EVENT_READ, self.serve_unix)
         for port, serve in (
             (self.args.tcp_port, self.serve_tcp),
             (self.args.http_port, self.serve_http),
@@ -297,6 +301,12 @@ class StaticServer:
             if port:
                 door = socket.create_server(("127.0.0.1", port))
                 self.selector.register(door, selectors.EVENT_READ, serve)
+        # Last, and under its name when it can be connected to: whoever waits for it finds the rest.
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        unix.bind(self.args.socket + "~")
+        unix.listen(64)
+        self.selector.register(unix, selectors.EVENT_READ, self.serve_unix)
+        Path(self.args.socket + "~").rename(self.args.socket)
         while True:
             for key, _ in self.selector.select():
                 if isinstance(key.data, StaticWorker):

@@ -16,7 +16,6 @@ int main() {
   int most = 0, persisting = 0;
   REQUIRE(cudaDeviceGetAttribute(&most, cudaDevAttrMaxAccessPolicyWindowSize, 0));
   REQUIRE(cudaDeviceGetAttribute(&persisting, cudaDevAttrMaxPersistingL2CacheSize, 0));
-  std::printf("# windows of at most %d bytes, %d persist\n", most, persisting);
   int* data = nullptr;
   REQUIRE(cudaMalloc(&data, kCount * sizeof(int)));
   cudaStream_t stream, other;

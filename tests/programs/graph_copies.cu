@@ -232,6 +232,7 @@ static void with_host_functions(cudaStream_t stream, cudaStream_t other) {
   REQUIRE(cudaMalloc(&device, kCount * sizeof(int)));
   REQUIRE(cudaMalloc(&second_device, kCount * sizeof(int)));
   REQUIRE(cudaMemset(device, 0, kCount * sizeof(int)));
+  REQUIRE(cudaDeviceSynchronize());  // the streams do not wait for the memset by themselves
   Step s{values.data(), kCount, 0, 0};
   cudaGraph_t graph, clone;
   cudaGraphNode_t fetch, host, store, last, between;

@@ -27,8 +27,9 @@ CUresult check_window(Session* s, const Device& d, CUaccessPolicyWindow* w) {
   const auto most = limit(d, CU_DEVICE_ATTRIBUTE_MAX_ACCESS_POLICY_WINDOW_SIZE);
   // The ratio is not compared by its opposite: it may be no number.
   if (w->num_bytes > static_cast<size_t>(std::max(0, most)) ||
-      !(w->hitRatio >= 0.0f && w->hitRatio <= 1.0f) || w->hitProp > CU_ACCESS_PROPERTY_PERSISTING ||
-      w->missProp > CU_ACCESS_PROPERTY_STREAMING || !s->is_backed(base, 1))
+      !(w->hitRatio >= 0.0f && w->hitRatio <= 1.0f) ||
+      static_cast<uint32_t>(w->hitProp) > CU_ACCESS_PROPERTY_PERSISTING ||
+      static_cast<uint32_t>(w->missProp) > CU_ACCESS_PROPERTY_STREAMING || !s->is_backed(base, 1))
     return CUDA_ERROR_INVALID_VALUE;
   if (s->is_backed(base, w->num_bytes)) return CUDA_SUCCESS;
   Session::DeviceRange range;
@@ -138,7 +139,9 @@ CUresult sluice::client::pack_attribute(Session* s, const Device& d, AttributeOf
         return CUDA_ERROR_INVALID_VALUE;
       break;
     case CU_LAUNCH_ATTRIBUTE_PRIORITY:
-      // As at a stream's creation CUDA takes the nearest.
+      // As at a stream's creation CUDA takes the nearest; of a launch's it is the driver's to
+      // judge.
+      if (what != AttributeOf::kStream) break;
       v.priority = std::min(std::max(v.priority, d.record.stream_priority_greatest),
                             d.record.stream_priority_least);
       break;
@@ -149,7 +152,8 @@ CUresult sluice::client::pack_attribute(Session* s, const Device& d, AttributeOf
       break;
     }
     case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
-      if (v.memSyncDomain > CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE) return CUDA_ERROR_INVALID_VALUE;
+      if (static_cast<uint32_t>(v.memSyncDomain) > CU_LAUNCH_MEM_SYNC_DOMAIN_REMOTE)
+        return CUDA_ERROR_INVALID_VALUE;
       break;
     default:
       break;

@@ -243,8 +243,14 @@ TEST(HostileFrames, ParticularLies) {
       {"Launch", "countless attributes", set(offsetof(wire::Launch, attribute_count), ~0u)},
       {"Launch, attributes", "an attribute with an event",
        set(sizeof(wire::Launch) + 20, uint32_t{CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT})},
-      {"Launch, attributes", "an attribute with an address",
-       set(sizeof(wire::Launch) + 20, uint32_t{CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW})},
+      {"Launch, attributes", "a window in memory of others",
+       [](FurnishedRig&, ValidFrame& f) {
+         constexpr size_t at = sizeof(wire::Launch) + 20;
+         put(f, at, uint32_t{CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW});
+         const CUaccessPolicyWindow window{&f, 4096, 0.5f, CU_ACCESS_PROPERTY_NORMAL,
+                                           CU_ACCESS_PROPERTY_NORMAL};
+         put(f, at + offsetof(wire::LaunchAttribute, value), window);
+       }},
       {"CopyToDevice, arena", "a mark that there is not", set(offsetof(Copy, mark), 8192u)},
       {"CopyToHost, arena", "a mark that there is not", set(offsetof(Copy, mark), 0xfffffffeu)},
       {"CopyToDevice, inline", "more data than there is",

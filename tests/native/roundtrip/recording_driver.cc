@@ -24,6 +24,7 @@ bool has_plain_integers(const char* function) {
                                            "cuMemAddressReserve",
                                            "cuMemImportFromShareableHandle",
                                            "cuMemExportToShareableHandle",
+                                           "cuMemGetAllocationPropertiesFromHandle",
                                            "cuTexObjectDestroy",
                                            "cuSurfObjectDestroy"};
   return names.contains(function);
