@@ -299,6 +299,18 @@ class TlsSection(Section):
     key_file: Path | None = Field(None, description="that certificate's key, PEM")
 
 
+class MetricsSection(Section):
+    """[metrics]: what Prometheus may read."""
+
+    listen: HostPort | None = Field(
+        None,
+        description="the address of /metrics as ip:port, such as 127.0.0.1:9961 (no key: none)",
+    )
+    token_file: Path | None = Field(
+        None, description="the file with the token that a scraper must show (no key: none)"
+    )
+
+
 class NcclSection(Section):
     """[server-nccl]: collective communication between GPU nodes."""
 
@@ -331,6 +343,7 @@ class ServerConfig(BaseModel):
     projects: ProjectsSection = ProjectsSection()
     native: NativeSection = NativeSection()
     tls: TlsSection = TlsSection()
+    metrics: MetricsSection = MetricsSection()
     server_nccl: NcclSection = NcclSection()
     throttle: ThrottleSection = ThrottleSection()
 

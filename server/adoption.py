@@ -74,7 +74,7 @@ def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: Sess
             Path(worker.record.log), session["id"], session["grant_id"], session["request_id"]
         )
         adopted = session_from_record(session, worker, session_log)
-        desk.adopt(adopted)
+        desk.adopt(adopted, status)
         if session["opening"] and adopted.asker.channel == "shm":
             # its client waited for an answer on a connection that ended with the server; over
             # other channels the worker answers by itself

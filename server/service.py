@@ -16,7 +16,7 @@ import os
 import socket
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sluice.config.native_files import NativeFileMissing
 from sluice.config.sections import split_address
@@ -30,6 +30,7 @@ from sluice.server.controller_line import ControllerLine
 from sluice.server.controller_link import ControllerLink
 from sluice.server.cuda_libraries import find_libraries, search_folders
 from sluice.server.doorbell import Doorbell
+from sluice.server.gpu_figures import GpuReader
 from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
 from sluice.server.native_gpus import NativeGpus
 from sluice.server.regions import Regions
@@ -40,6 +41,9 @@ from sluice.server.unix_door import UnixDoor
 from sluice.server.warm_workers import WarmWorkers
 from sluice.server.worker import WorkerError
 from sluice.server.worker_process import WorkerFiles, WorkerStarter
+
+if TYPE_CHECKING:
+    from sluice.server.metrics_door import MetricsDoor
 
 log = logging.getLogger("sluice.server")
 
@@ -58,6 +62,7 @@ class Server:
         self._config = config
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = -1
+        self._metrics_door: MetricsDoor | None = None
         self.gpus: list[LocalGpu] = []
 
     async def start(self) -> None:
@@ -127,9 +132,12 @@ class Server:
                 ) from None
         if section.enable_kvm:
             self._serve_guests(starter, log_dir)
+        self._open_metrics(driver)
 
     async def stop(self) -> None:
         """Closes the doors; sessions go on without this server."""
+        if self._metrics_door:
+            await self._metrics_door.close()
         await self.unix_door.close()
         await self.tcp_door.close()
         for task in list(self._tasks):
@@ -140,6 +148,30 @@ class Server:
         await self.controller.close()
         os.close(self._lock)
         log.info("stopped; %d session(s) go on", len(self.desk.sessions))
+
+    def _open_metrics(self, driver: Driver) -> None:
+        section = self._config.metrics
+        if not section.listen:
+            return
+        from sluice.server.metrics import ServerMetrics
+        from sluice.server.metrics_door import MetricsDoor
+
+        metrics = ServerMetrics(
+            self._config.server.node_name,
+            gpus=lambda: self.gpus,
+            reader=GpuReader(driver),
+            sessions=self.desk.figures,
+            workers=self._workers,
+            controller=self.controller,
+        )
+        try:
+            self._metrics_door = MetricsDoor(section, self._config.tls, metrics.scrape)
+            self._metrics_door.open()
+        except OSError as error:
+            # sessions matter more than their figures
+            self._metrics_door = None
+            what = error.filename or section.listen
+            log.error("there are no metrics: %s: %s; see [metrics]", what, error.strerror)
 
     def _line(self) -> ControllerLine:
         try:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from sluice.server.grant_ledgers import GrantLedgers, LedgerFullError
 from sluice.server.job_holds import JobHolds
 from sluice.server.open_session import OpenSession, RefusalError, Status
 from sluice.server.packets import Message
+from sluice.server.session_figures import SessionFigures
 from sluice.server.session_logs import SessionLog
 from sluice.server.sessions import (
     Asker,
@@ -69,6 +71,7 @@ class SessionDesk:
         self.sharing = Sharing()
         self.ledgers = GrantLedgers()
         self.holds = JobHolds(controller.report)
+        self.figures = SessionFigures()
         self.on_end: list[Callable[[Session, str], None]] = []
 
     async def open(
@@ -90,6 +93,7 @@ class SessionDesk:
             try:
                 return await self._open(request_id, wish, asker, channel_fields, descriptor, tell)
             except RefusalError as refusal:
+                self.figures.refused(refusal.status)
                 log.warning(
                     "refused: %s: %s (status %d)", asker.describe(), refusal.message, refusal.status
                 )
@@ -143,6 +147,7 @@ class SessionDesk:
         project: str = "",
     ) -> Session:
         """Gives a granted session its worker; raises RefusalError, the grant is the caller's."""
+        began = time.monotonic()
         session_id, grant_id, request_id = ids
         places = _places(part, vgpus)
         if asker.pidfd >= 0:
@@ -213,6 +218,8 @@ class SessionDesk:
             for _, folder in folders:
                 os.close(folder)
         session.opening = False
+        self.figures.begin(session)
+        self.figures.started(asker.channel, time.monotonic() - began)
         worker.record.session = session.to_record()
         self._starter.files.write(worker.record)
         self._controller.report(rpc.NodeReport(session_started=session.report()))
@@ -227,8 +234,9 @@ class SessionDesk:
         )
         return session
 
-    def adopt(self, session: Session) -> None:
-        """Takes over a session that an earlier server opened and whose worker still runs."""
+    def adopt(self, session: Session, status: Message) -> None:
+        """Takes over a session that an earlier server opened, and whose worker says how it is."""
+        self.figures.begin(session, status)
         if session.part:
             self.ledgers.adopt(session.grant_id, session.ledger_slot, session.worker.take_ledger())
         self._follow(session)
@@ -362,6 +370,7 @@ class SessionDesk:
         session.worker.end("the client ended")
 
     def _worker_says_ended(self, session: Session, message: Message) -> None:
+        self.figures.hear(session.id, message)
         figures = " ".join(
             f"{key}={value}" for key, value in message.fields.items() if key != "reason"
         )
@@ -369,6 +378,7 @@ class SessionDesk:
 
     def _ended(self, session: Session, reason: str) -> None:
         self.sessions.pop(session.id, None)
+        self.figures.end(session.id)
         self.sharing.leave(session.id)
         self.ledgers.leave(session.grant_id, session.ledger_slot)
         self._unwatch_client(session)

@@ -68,6 +68,10 @@ class WarmWorkers:
             self._warm.setdefault(uuid, [])
             self._refill(uuid, 0)
 
+    def ready(self, uuid: str) -> int:
+        """How many workers wait ready for a GPU."""
+        return sum(1 for worker in self._warm.get(uuid, ()) if worker.is_ready)
+
     def has_let_go(self, uuid: str) -> bool:
         """Whether none of these workers may hold the GPU."""
         return uuid in self._let_go

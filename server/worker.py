@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import socket
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -59,7 +60,8 @@ class Worker:
         self._link: PacketLink | None = None
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._answers: dict[str, asyncio.Future[Message]] = {}
+        # what was asked and has no answer yet, oldest first: a worker answers in order
+        self._asked: deque[tuple[str, asyncio.Future[Message]]] = deque()
         self._kill_timer: asyncio.TimerHandle | None = None
         self._loop.add_reader(pidfd, self._process_ended)
 
@@ -107,9 +109,9 @@ class Worker:
         if answer.verb == "error":
             raise WorkerError(f"worker {self.id}: {answer.get('message', 'no reason given')}")
 
-    async def status(self) -> Message:
+    async def status(self, seconds: float = ANSWER_SECONDS) -> Message:
         """Asks how the worker does; raises WorkerError."""
-        return await self._ask(Message("status"), "status")
+        return await self._ask(Message("status"), "status", seconds=seconds)
 
     async def set_compute(self, percents: Sequence[int]) -> None:
         """Changes the compute shares of its session's vGPUs; raises WorkerError."""
@@ -150,21 +152,23 @@ class Worker:
         self.exited = True
 
     async def _ask(
-        self, message: Message, expected: str, descriptors: Sequence[int] = ()
+        self,
+        message: Message,
+        expected: str,
+        descriptors: Sequence[int] = (),
+        seconds: float = ANSWER_SECONDS,
     ) -> Message:
         if self._link is None or self.exited:
             raise WorkerError(f"worker {self.id} has ended; its log is {self.record.log}")
         answer: asyncio.Future[Message] = self._loop.create_future()
-        self._answers[expected] = answer
+        self._asked.append((expected, answer))  # it stays until it is answered, be it too late
         self._link.send(message, descriptors)
         try:
-            return await asyncio.wait_for(answer, ANSWER_SECONDS)
+            return await asyncio.wait_for(answer, seconds)
         except TimeoutError:
             raise WorkerError(
-                f"worker {self.id} did not answer `{message.verb}` within {ANSWER_SECONDS:g} s"
+                f"worker {self.id} did not answer `{message.verb}` within {seconds:g} s"
             ) from None
-        finally:
-            self._answers.pop(expected, None)
 
     def _take_descriptors(self, message: Message, descriptors: list[int]) -> None:
         if message.verb in SHARING_VERBS:
@@ -220,11 +224,8 @@ class Worker:
             # it exits by itself; the timer is for one that cannot
             if self._kill_timer is None:
                 self._kill_timer = self._loop.call_later(END_SECONDS, self.kill)
-        elif message.verb == "error" and self._answers:
-            for answer in self._answers.values():
-                if not answer.done():
-                    answer.set_result(message)
-        elif (waiter := self._answers.get(message.verb)) is not None:
+        elif self._asked and message.verb in ("error", self._asked[0][0]):
+            _, waiter = self._asked.popleft()
             if not waiter.done():
                 waiter.set_result(message)
         else:
@@ -258,7 +259,7 @@ class Worker:
         if not self._ready.done():
             self._ready.set_exception(gone)
             self._ready.exception()  # nobody may be waiting, which is no error
-        for answer in self._answers.values():
+        for _, answer in self._asked:
             if not answer.done():
                 answer.set_exception(gone)
         if self.on_exit:

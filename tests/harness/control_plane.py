@@ -111,12 +111,14 @@ class ControlPlane:
         native: dict[str, Any] | None = None,
         token_file: Path | None = None,
         log: dict[str, Any] | None = None,
+        metrics: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         patience: float = 1,
     ) -> None:
         self.folder = folder
         self.rest_port, self.grpc_port = free_port(), free_port()
         self.data_port = free_port()
+        self.metrics_url = f"http://127.0.0.1:{free_port()}"
         self.node = "node-a"
         self.fake = fake or native_worker() is None
         self._environment = {
@@ -161,6 +163,11 @@ class ControlPlane:
                 "region_dir": folder,
                 **(server or {}),
             },
+            metrics=(
+                {}
+                if metrics is None
+                else {"listen": self.metrics_url.partition("//")[2], **metrics}
+            ),
         )
         self.controller: subprocess.Popen[bytes] | None = None
         self.server: subprocess.Popen[bytes] | None = None

@@ -66,7 +66,7 @@ class FakeWorker:
         fields = dict(line.split("=", 1) for line in lines if line)
         if verb == "session":
             self.start(fields, list(descriptors))
-        elif verb == "status":
+        elif verb in ("status", "compute"):
             state = "running" if self.session else "idle"
             self.send("status", {"state": state, "pid": str(os.getpid()), **self.ids()})
         elif verb == "end" and self.mode != "stubborn":
