@@ -110,8 +110,9 @@ class Attachments:
         if holding is not None and not error:
             known.domain_uuid, known.domain_name = holding.domain_uuid, holding.domain_name
             known.live, known.config = holding.live, holding.config
+            if known.state is not AttachmentState.ATTACHED:
+                self._books.event("gpu.attached", str(key), f"to VM {known.domain_name}")
             self._set(key, known, AttachmentState.ATTACHED, note)
-            self._books.event("gpu.attached", str(key), f"to VM {known.domain_name}")
         elif known.state is AttachmentState.ATTACHED:
             self._set(key, known, AttachmentState.ATTACHED, error)
         else:

@@ -26,6 +26,7 @@ else:
     collect_ignore = [
         "test_native_gpu.py",
         "test_native_life.py",
+        "test_native_vfio.py",
         "test_service.py",
         "test_vm_commands.py",
     ]
