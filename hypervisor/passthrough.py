@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from sluice.hypervisor.pci_devices import (
 )
 
 PROC = Path("/proc")
+_POLL_SECONDS = 0.1
 #: Drivers that leave a device to a VM, or do nothing with it.
 GIVEN_DRIVERS = ("vfio-pci", "pci-stub")
 NO_IOMMU = (
@@ -106,13 +108,19 @@ def users(address: HostAddress, proc: Path = PROC) -> list[str]:
     return found
 
 
-def check_unused(card: Card, proc: Path = PROC) -> None:
-    """Raises HypervisorError if a process of the host uses the card: unbinding it would hang."""
-    if having := users(card.gpu.address, proc):
-        raise HypervisorError(
-            f"{card.gpu} is in use by {', '.join(having)}: end them (of nvidia-persistenced: "
-            f"nvidia-smi -i {card.gpu.address} -pm 0), as the driver lets go of it only then"
-        )
+def check_unused(card: Card, proc: Path = PROC, patience_seconds: float = 3.0) -> None:
+    """Raises HypervisorError if a process of the host uses the card: unbinding it would hang.
+
+    Blocking: who only looks at it for a moment, as monitoring does, is waited for.
+    """
+    deadline = time.monotonic() + patience_seconds
+    while having := users(card.gpu.address, proc):
+        if time.monotonic() > deadline:
+            raise HypervisorError(
+                f"{card.gpu} is in use by {', '.join(having)}: end them (of nvidia-persistenced: "
+                f"nvidia-smi -i {card.gpu.address} -pm 0), as the driver lets go of it only then"
+            )
+        time.sleep(_POLL_SECONDS)
 
 
 def _nvidia_minor(address: HostAddress, proc: Path) -> int | None:

@@ -125,4 +125,4 @@ def test_who_has_it_open_is_named(sysfs: FakeSysfs, tmp_path: Path) -> None:
     check_unused(card, proc.root)
     proc.process(8, "nvidia-persiste", "/dev/null", "/dev/nvidia10")
     with pytest.raises(HypervisorError, match=r"in use by nvidia-persiste \(pid 8\): .*-pm 0"):
-        check_unused(card, proc.root)
+        check_unused(card, proc.root, patience_seconds=0)
