@@ -2,8 +2,8 @@
 """The command `sluice`: mounts every part's commands and turns their errors into exit statuses.
 
 Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 no such thing; 4 the controller does not
-answer; 5 not allowed (no valid token, or another role is needed). `sluice run` has the status of
-the program that it runs. Parts that are not installed here (the hypervisor part needs
+answer; 5 not allowed (no valid token, or another role is needed); 130 Ctrl-C. `sluice run` has the
+status of the program that it runs. Parts that are not installed here (the hypervisor part needs
 libvirt-python) are simply not mounted.
 """
 
@@ -16,6 +16,7 @@ import typer
 
 from sluice.cli import (
     ca_commands,
+    completion,
     event_commands,
     native_commands,
     operation_commands,
@@ -23,6 +24,7 @@ from sluice.cli import (
     pool_commands,
     share_commands,
     token_commands,
+    vgpu_commands,
 )
 from sluice.cli.rest import CommandError
 from sluice.cli.units import units
@@ -43,6 +45,7 @@ pool_commands.gpu_app.command("attach")(native_commands.attach_gpu)
 pool_commands.gpu_app.command("detach")(native_commands.detach_gpu)
 pool_commands.gpu_app.command("attachments")(native_commands.list_attachments)
 app.add_typer(pool_commands.gpu_app, name="gpu")
+app.add_typer(vgpu_commands.app, name="vgpu")
 app.add_typer(pool_commands.grant_app, name="grant")
 app.add_typer(pool_commands.session_app, name="session")
 app.add_typer(share_commands.reservation_app, name="reservation")
@@ -50,6 +53,8 @@ app.add_typer(share_commands.quota_app, name="quota")
 app.command("queue")(share_commands.queue)
 app.command("usage")(share_commands.usage)
 app.add_typer(operation_commands.pool_app, name="pool")
+app.command("drain")(operation_commands.drain)
+app.command("undrain")(operation_commands.undrain)
 app.add_typer(token_commands.app, name="token")
 app.add_typer(ca_commands.app, name="ca")
 app.command("top")(event_commands.top)
@@ -57,6 +62,7 @@ app.command("events")(event_commands.events)
 app.command("audit")(event_commands.audit)
 app.command("logs")(pool_commands.logs)
 app.command("units")(units)
+app.command("completion")(completion.script)
 
 
 def mount(module: str, name: str) -> bool:
@@ -102,7 +108,7 @@ def main() -> int:
     """The console command."""
     mount("sluice.hypervisor.cli", "vm")
     try:
-        app()
+        app(prog_name="sluice")
     except CommandError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return error.status

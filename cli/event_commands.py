@@ -79,30 +79,49 @@ def top(
         int, typer.Option("--times", "-n", min=0, help="how often it looks (0: until Ctrl-C)")
     ] = 0,
     address: Address = None,
+    output_format: Output = Format.TABLE,
 ) -> None:
     """Shows the pool and its sessions as they change, until Ctrl-C."""
     api = controller(address)
-    console = output.console()
     looked = 0
+    while output_format is not Format.TABLE:
+        _print_event(_look(api), output_format)
+        looked += 1
+        if looked == times:
+            return
+        time.sleep(every)
+    console = output.console()
     with Live(
-        _picture(api), console=console, screen=console.is_terminal, auto_refresh=False
+        _picture(api, console.width),
+        console=console,
+        screen=console.is_terminal,
+        auto_refresh=False,
+        vertical_overflow="crop",
     ) as live:
         while True:
-            live.update(_picture(api), refresh=True)
+            live.update(_picture(api, console.width), refresh=True)
             looked += 1
             if looked == times:
                 return
             time.sleep(every)
 
 
-def _picture(api: Controller) -> Group:
-    pool, gpus = api.get("/pool"), api.every("/gpus", "gpus")["gpus"]
-    sessions = api.every("/sessions", "sessions")["sessions"]
-    parts: list[Any] = [Text(pool_line(api, pool)), Text()]
+def _look(api: Controller) -> dict[str, Any]:
+    return {
+        **api.get("/pool"),
+        "gpu_list": api.every("/gpus", "gpus")["gpus"],
+        "session_list": api.every("/sessions", "sessions")["sessions"],
+    }
+
+
+def _picture(api: Controller, width: int) -> Group:
+    found = _look(api)
+    gpus, sessions = found["gpu_list"], found["session_list"]
+    parts: list[Any] = [Text(pool_line(api, found)), Text()]
     if gpus:
-        parts += [output.table_of(GPU_COLUMNS, gpu_rows(gpus)), Text()]
+        parts += [output.table_of(GPU_COLUMNS, gpu_rows(gpus), width), Text()]
     if sessions:
-        parts.append(output.table_of(SESSION_COLUMNS, session_rows(sessions)))
+        parts.append(output.table_of(SESSION_COLUMNS, session_rows(sessions), width))
     return Group(*parts)
 
 

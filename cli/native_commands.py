@@ -11,12 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.cli import output
+from sluice.cli import completion, output
 from sluice.cli.options import Address, OfNode, Output, controller, given
 from sluice.cli.output import Format
-from sluice.cli.rest import EXIT_NOT_FOUND, CommandError, Controller, wait_until
+from sluice.cli.rest import EXIT_NOT_FOUND, CommandError, Controller
+from sluice.cli.waiting import follow
 
-Gpu = Annotated[str, typer.Argument(help="NODE:UUID or UUID")]
+Gpu = Annotated[
+    str, typer.Argument(help="NODE:UUID, UUID, or its beginning", autocompletion=completion.gpus)
+]
 Wait = Annotated[float, typer.Option("--wait", min=0, help="wait so many seconds for its end")]
 
 
@@ -44,8 +47,7 @@ def attach_gpu(
     body = {"domain": domain, "when": when.value, "rom_bar": rom}
     answer = api.put(_path(gpu), body)
     if answer["state"] == "attaching" and wait:
-        with output.working(f"GPU {gpu} goes to VM {domain}"):
-            wait_until(lambda: _state(api, gpu) != "attaching", wait, f"attaching {gpu}")
+        _leaves(api, gpu, "attaching", wait, f"GPU {gpu} goes to VM {domain}")
         if _state(api, gpu) == "detached":
             raise CommandError(_why(api, answer["gpu"]))
         answer = api.get(_path(gpu))
@@ -65,8 +67,8 @@ def detach_gpu(
     api = controller(address)
     answer = api.delete(_path(gpu), **({"forget": "true"} if forget else {}))
     if answer["state"] == "detaching" and wait:
-        with output.working(f"GPU {gpu} comes back from VM {answer['domain_name']}"):
-            wait_until(lambda: _state(api, gpu) != "detaching", wait, f"detaching {gpu}")
+        what = f"GPU {gpu} comes back from VM {answer['domain_name']}"
+        _leaves(api, gpu, "detaching", wait, what)
         if _state(api, gpu) != "detached":
             answer = api.get(_path(gpu))
             raise CommandError(f"VM {answer['domain_name']} has it still: {answer['reason']}")
@@ -106,6 +108,10 @@ def list_attachments(
 
 def _path(gpu: str) -> str:
     return f"/gpus/{gpu}/attachment"
+
+
+def _leaves(api: Controller, gpu: str, state: str, seconds: float, what: str) -> None:
+    follow(lambda: (_state(api, gpu) != state, ""), seconds, what)
 
 
 def _state(api: Controller, gpu: str) -> str:

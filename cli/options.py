@@ -14,7 +14,7 @@ import typer
 
 from sluice.cli import rest
 from sluice.cli.output import Format
-from sluice.cli.rest import Controller, controller_address
+from sluice.cli.rest import PATIENCE_SECONDS, Controller, controller_address
 
 Output = Annotated[
     Format, typer.Option("--output", "-o", help="table for people, json and yaml for scripts")
@@ -61,6 +61,8 @@ def take_credentials(
     _given = rest.Credentials(ca, token_file)
 
 
-def controller(address: str | None) -> Controller:
+def controller(address: str | None, *, patience_seconds: float = PATIENCE_SECONDS) -> Controller:
     """The controller that the options name."""
-    return Controller(controller_address(address), credentials=_given)
+    return Controller(
+        controller_address(address), credentials=_given, patience_seconds=patience_seconds
+    )

@@ -7,38 +7,41 @@ Mounted by cli.__main__. Every command is one or two REST calls; -o json prints 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
 
-from sluice.cli import output
+from sluice.cli import completion, output
 from sluice.cli.options import Address, Everything, OfNode, OfProject, Output, Wait, given
 from sluice.cli.options import controller as _controller
 from sluice.cli.output import Format
-from sluice.cli.rest import Controller, wait_until
+from sluice.cli.rest import Controller
+from sluice.cli.waiting import follow
 
 GPU_COLUMNS = {
-    "GPU": "uuid",
+    "GPU": "short",
     "NODE": "node",
     "STATE": "state",
-    "MODEL": "model",
-    "ARCH": "architecture",
+    "MODE": "mode",
     "HEALTH": "health",
     "POOL": "pool",
     "GRANTED": "memory",
     "COMPUTE": "compute",
     "VGPUS": "vgpus",
+    "MODEL": "model",
+    "ARCH": "architecture",
 }
 
 SESSION_COLUMNS = {
     "SESSION": "id",
     "STATE": "state",
     "NODE": "node",
-    "CHANNEL": "channel",
-    "CLIENT": "client",
     "PROGRAM": "program",
-    "GRANT": "grant_id",
+    "CLIENT": "client",
     "AGE": "age",
+    "GRANT": "grant_id",
+    "CHANNEL": "channel",
     "REASON": "reason",
 }
 
@@ -54,7 +57,7 @@ def status(controller: Address = None, output_format: Output = Format.TABLE) -> 
     pool, gpus = api.get("/pool"), api.every("/gpus", "gpus")
     if output.show_data({**pool, **gpus}, output_format):
         return
-    print(pool_line(api, pool))
+    output.show_line(pool_line(api, pool))
     if gpus["gpus"]:
         print()
         _gpu_table(gpus["gpus"])
@@ -73,6 +76,8 @@ def list_nodes(controller: Address = None, output_format: Output = Format.TABLE)
             "ADDRESS": "where",
             "GPUS": "gpus",
             "SESSIONS": "sessions",
+            "DRAINED": "drained",
+            "LABELS": "labels",
             "VERSION": "version",
         },
         [{**node, "where": f"{node['address']}:{node['port']}"} for node in answer["nodes"]],
@@ -81,7 +86,11 @@ def list_nodes(controller: Address = None, output_format: Output = Format.TABLE)
 
 
 @node_app.command("show")
-def show_node(name: str, controller: Address = None, output_format: Output = Format.TABLE) -> None:
+def show_node(
+    name: Annotated[str, typer.Argument(autocompletion=completion.nodes)],
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
     """Shows one node."""
     _show(_controller(controller).get(f"/nodes/{name}"), output_format)
 
@@ -101,7 +110,14 @@ def list_gpus(
 
 
 @gpu_app.command("show")
-def show_gpu(gpu: str, controller: Address = None, output_format: Output = Format.TABLE) -> None:
+def show_gpu(
+    gpu: Annotated[
+        str,
+        typer.Argument(help="NODE:UUID, UUID, or its beginning", autocompletion=completion.gpus),
+    ],
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
     """Shows one GPU, named NODE:UUID or UUID."""
     _show(_controller(controller).get(f"/gpus/{gpu}"), output_format)
 
@@ -128,9 +144,10 @@ def list_grants(
             "VGPUS": "slices",
             "PRIORITY": "priority",
             "PROJECT": "project",
-            "JOB": "job_name",
-            "SESSIONS": "sessions",
             "AGE": "age",
+            "MODE": "mode",
+            "SESSIONS": "sessions",
+            "JOB": "job_name",
             "REASON": "reason",
         },
         [
@@ -148,7 +165,9 @@ def list_grants(
 
 @grant_app.command("show")
 def show_grant(
-    grant: str, controller: Address = None, output_format: Output = Format.TABLE
+    grant: Annotated[str, typer.Argument(autocompletion=completion.grants)],
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
 ) -> None:
     """Shows one grant."""
     _show(_controller(controller).get(f"/grants/{grant}"), output_format)
@@ -156,7 +175,7 @@ def show_grant(
 
 @grant_app.command("end")
 def end_grant(
-    grant: str,
+    grant: Annotated[str, typer.Argument(autocompletion=completion.grants)],
     wait: Wait = 0.0,
     controller: Address = None,
     output_format: Output = Format.TABLE,
@@ -165,10 +184,12 @@ def end_grant(
     api = _controller(controller)
     answer = api.delete(f"/grants/{grant}")
     if wait:
-        with output.working(f"grant {grant} is ending"):
-            wait_until(
-                lambda: api.get(f"/grants/{grant}")["state"] == "ended", wait, f"end of {grant}"
-            )
+
+        def look() -> tuple[bool, str]:
+            found = api.get(f"/grants/{grant}")
+            return found["state"] == "ended", f"{len(found['sessions'])} session(s) to end"
+
+        follow(look, wait, f"grant {grant} is ending")
         answer = api.get(f"/grants/{grant}")
     if not output.show_data(answer, output_format):
         print(f"grant {grant} {'has ended' if wait else 'is ending'}")
@@ -184,7 +205,10 @@ def list_sessions(
 ) -> None:
     """Lists the sessions."""
     answer = _controller(controller).every(
-        "/sessions", "sessions", state="all" if every else "live"
+        "/sessions",
+        "sessions",
+        state="all" if every else "live",
+        **given(node=node, project=project),
     )
     if output.show_data(answer, output_format):
         return
@@ -193,22 +217,32 @@ def list_sessions(
 
 @session_app.command("show")
 def show_session(
-    session: str, controller: Address = None, output_format: Output = Format.TABLE
+    session: Annotated[str, typer.Argument(autocompletion=completion.sessions)],
+    controller: Address = None,
+    output_format: Output = Format.TABLE,
 ) -> None:
     """Shows one session."""
     _show(_controller(controller).get(f"/sessions/{session}"), output_format)
 
 
 def logs(
-    session: Annotated[str, typer.Argument(help="a session's id, of `sluice session list -a`")],
+    session: Annotated[
+        str,
+        typer.Argument(
+            help="a session's id, of `sluice session list -a`",
+            autocompletion=completion.ended_sessions,
+        ),
+    ],
     tail_bytes: Annotated[
         int, typer.Option("--tail-bytes", min=1, max=1 << 20, help="how much of its end")
     ] = 64 << 10,
     controller: Address = None,
+    output_format: Output = Format.TABLE,
 ) -> None:
     """Prints a session's log, fetched from the node where it ran."""
     text = _controller(controller).text(f"/sessions/{session}/log", tail_bytes=tail_bytes)
-    sys.stdout.write(text)
+    if not output.show_data({"session": session, "lines": text.splitlines()}, output_format):
+        sys.stdout.write(text)
 
 
 def pool_line(api: Controller, pool: dict[str, Any]) -> str:
@@ -227,9 +261,11 @@ def session_rows(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def gpu_rows(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """GPUs as rows of GPU_COLUMNS."""
+    short = output.short_ids(gpus, "uuid")
     return [
         {
             **gpu,
+            "short": short[gpu["uuid"]],
             "memory": f"{gpu['granted_mib']} / {gpu['memory_mib']} MiB",
             "compute": f"{gpu['granted_percent']} %",
             "pool": f"VM {gpu['held_by']}" if gpu["held_by"] else gpu["mode"],
@@ -250,10 +286,8 @@ def _show(record: dict[str, Any], output_format: Format) -> None:
 
 
 def _slices(grant: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{v['memory_mib']} MiB {v['compute_percent']} % of {v['gpu'].rpartition(':')[2]}"
-        for v in grant["vgpus"]
-    )
+    sizes = Counter((v["memory_mib"], v["compute_percent"]) for v in grant["vgpus"])
+    return ", ".join(f"{count} of {mib} MiB {percent} %" for (mib, percent), count in sizes.items())
 
 
 def _client(session: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ import ssl
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +36,7 @@ EXIT_UNREACHABLE = 4
 EXIT_NOT_ALLOWED = 5
 
 TOKEN_PATH = Path("~/.sluice/token")
-WAIT_POLL_SECONDS = 0.2
+PATIENCE_SECONDS = 15.0  # for an answer
 STREAM_SILENT_SECONDS = 60.0  # the stream says something every 15
 
 
@@ -108,6 +108,8 @@ class Controller:
         address: str,
         transport: httpx.BaseTransport | None = None,
         credentials: Credentials | None = None,
+        *,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self.address = address
         credentials = credentials or Credentials()
@@ -121,7 +123,7 @@ class Controller:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._client = httpx.Client(
-                timeout=15,
+                timeout=patience_seconds,
                 transport=transport,
                 headers=self._headers,
                 verify=ssl.create_default_context(cafile=ca) if ca else True,
@@ -254,15 +256,6 @@ class Controller:
                 raise CommandError(f"{url} names {location}, where the token would be in the clear")
             answer = self._client.request(method, location, **options)
         return answer
-
-
-def wait_until(done: Callable[[], bool], seconds: float, what: str) -> None:
-    """Waits for done(); raises CommandError when that takes too long."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() >= deadline:
-            raise CommandError(f"{what}: not within {seconds:g} s; it goes on")
-        time.sleep(WAIT_POLL_SECONDS)
 
 
 def _server_sent(answer: httpx.Response) -> Iterator[dict[str, Any]]:

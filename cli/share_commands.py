@@ -12,12 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.cli import output
+from sluice.cli import completion, output
 from sluice.cli.options import Address, Output, controller
 from sluice.cli.output import Format
+from sluice.cli.rest import CommandError
+from sluice.cli.waiting import follow
 
 reservation_app = typer.Typer(help="Room that is one owner's alone.", no_args_is_help=True)
 quota_app = typer.Typer(help="The most that projects may hold.", no_args_is_help=True)
+
+
+Which = Annotated[str, typer.Argument(autocompletion=completion.reservations)]
+Project = Annotated[str, typer.Argument(autocompletion=completion.projects)]
 
 
 class UsageFormat(StrEnum):
@@ -38,7 +44,12 @@ def create(
     project: Annotated[str | None, typer.Option(help="on whose account")] = None,
     node: Annotated[str | None, typer.Option(help="where it must be")] = None,
     priority: Annotated[int, typer.Option(help="its place in the queue")] = 0,
-    wait: Annotated[bool, typer.Option("--wait", help="queue for room; else refused")] = False,
+    queue: Annotated[
+        bool, typer.Option("--queue", help="let it queue for room; else it is refused")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option(min=0, help="let it queue, and wait so many seconds until it is held")
+    ] = 0.0,
     idempotency_key: Annotated[str, typer.Option(help="sent twice, one is made")] = "",
     address: Address = None,
     output_format: Output = Format.TABLE,
@@ -54,9 +65,21 @@ def create(
         "compute_percent": compute,
         "priority": priority,
         "node": node,
-        "wait": wait,
+        "wait": queue or wait > 0,
     }
-    answer = controller(address).post("/reservations", body, idempotency_key)
+    api = controller(address)
+    answer = api.post("/reservations", body, idempotency_key)
+    if wait:
+        name = answer["id"]
+
+        def look() -> tuple[bool, str]:
+            nonlocal answer
+            answer = api.get(f"/reservations/{name}")
+            if answer["state"] == "ended":
+                raise CommandError(f"reservation {name} has ended: {answer['reason']}")
+            return answer["state"] == "held", "it queues for room"
+
+        follow(look, wait, f"reservation {name}")
     if not output.show_data(answer, output_format):
         print(f"reservation {answer['id']} is {answer['state']}")
 
@@ -98,7 +121,7 @@ def list_reservations(
 
 
 @reservation_app.command("show")
-def show(reservation: str, address: Address = None, output_format: Output = Format.TABLE) -> None:
+def show(reservation: Which, address: Address = None, output_format: Output = Format.TABLE) -> None:
     """Shows one reservation and what draws on it."""
     answer = controller(address).get(f"/reservations/{reservation}")
     if not output.show_data(answer, output_format):
@@ -107,7 +130,7 @@ def show(reservation: str, address: Address = None, output_format: Output = Form
 
 @reservation_app.command("resize")
 def resize(
-    reservation: str,
+    reservation: Which,
     count: Annotated[int, typer.Option(help="how many vGPUs (0: as it is)")] = 0,
     memory: Annotated[int, typer.Option(help="MiB of each (0: as it is)")] = 0,
     compute: Annotated[int, typer.Option(help="percent of each (0: as it is)")] = 0,
@@ -125,7 +148,9 @@ def resize(
 
 
 @reservation_app.command("delete")
-def delete(reservation: str, address: Address = None, output_format: Output = Format.TABLE) -> None:
+def delete(
+    reservation: Which, address: Address = None, output_format: Output = Format.TABLE
+) -> None:
     """Gives its room back; what draws on it goes on."""
     answer = controller(address).delete(f"/reservations/{reservation}")
     if not output.show_data(answer, output_format):
@@ -134,7 +159,7 @@ def delete(reservation: str, address: Address = None, output_format: Output = Fo
 
 @quota_app.command("set")
 def set_quota(
-    project: str,
+    project: Project,
     vgpus: Annotated[int, typer.Option(help="vGPUs (0: no limit)")] = 0,
     memory: Annotated[int, typer.Option(help="MiB in all (0: no limit)")] = 0,
     compute: Annotated[int, typer.Option(help="percent in all (0: no limit)")] = 0,
@@ -190,10 +215,13 @@ def list_quotas(address: Address = None, output_format: Output = Format.TABLE) -
 
 
 @quota_app.command("remove")
-def remove_quota(project: str, address: Address = None) -> None:
+def remove_quota(
+    project: Project, address: Address = None, output_format: Output = Format.TABLE
+) -> None:
     """Lets a project hold whatever there is."""
-    controller(address).delete(f"/quotas/{project}")
-    print(f"project {project} has no quota")
+    answer = controller(address).delete(f"/quotas/{project}")
+    if not output.show_data(answer, output_format):
+        print(f"project {project} has no quota")
 
 
 def queue(address: Address = None, output_format: Output = Format.TABLE) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sluice.cli import output
+from sluice.cli import completion, output
 from sluice.cli.options import Address, Output, controller
 from sluice.cli.output import Format
 from sluice.cli.rest import CommandError
@@ -101,7 +101,11 @@ def list_tokens(
 
 
 @app.command("show")
-def show(token: str, address: Address = None, output_format: Output = Format.TABLE) -> None:
+def show(
+    token: Annotated[str, typer.Argument(autocompletion=completion.tokens)],
+    address: Address = None,
+    output_format: Output = Format.TABLE,
+) -> None:
     """Shows one token, without its secret."""
     answer = controller(address).get(f"/tokens/{token}")
     if not output.show_data(answer, output_format):
@@ -110,7 +114,10 @@ def show(token: str, address: Address = None, output_format: Output = Format.TAB
 
 @app.command("revoke")
 def revoke(
-    token: Annotated[str, typer.Argument(help="its id, of `sluice token list`")],
+    token: Annotated[
+        str,
+        typer.Argument(help="its id, of `sluice token list`", autocompletion=completion.tokens),
+    ],
     even_last: Annotated[
         bool, typer.Option("--even-last", help="even if no valid admin token is left")
     ] = False,

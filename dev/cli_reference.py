@@ -26,8 +26,10 @@ It asks the controller that `--controller`, `SLUICE_CONTROLLER` or this host's `
 (several with commas), with the token of `--token-file`, `SLUICE_TOKEN` or `~/.sluice/token`. With a
 CA (`--ca`, `SLUICE_CA`, `[tls] ca_file` of `server.conf`) or an address that begins with `https://`
 it speaks TLS. `-o json` and `-o yaml` print what REST answered, for scripts; lists are complete,
-however many pages they have. `sluice --install-completion` makes the shell complete commands and
-options.
+however many pages they have. `source <(sluice completion bash)` (in `~/.bashrc`) makes the shell
+complete commands, options, and the names of what is in the pool; zsh and fish have theirs. Tables
+leave out their last columns on a narrow terminal, and say so; ids stay whole. `--wait SECONDS`
+follows what takes long, and says on standard error what it waits for.
 
 | exit status | means |
 | --- | --- |
@@ -37,6 +39,7 @@ options.
 | 3 | no such thing |
 | 4 | the controller does not answer (or its certificate is not of the CA) |
 | 5 | not allowed: no valid token, or another role is needed |
+| 130 | Ctrl-C |
 
 `sluice run` has the status of the program that it runs. `sluice vm` is there where
 libvirt-python is installed; see [libvirt.md](libvirt.md).

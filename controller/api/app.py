@@ -27,6 +27,7 @@ from sluice.controller.api.resources import resource_routes
 from sluice.controller.api.share_routes import share_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
 from sluice.controller.api.token_routes import token_routes
+from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.buckets import Buckets
 from sluice.controller.desk import GrantDesk
@@ -58,6 +59,7 @@ def build_app(
         event_routes(desk, access.tokens),
         token_routes(access.tokens),
         share_routes(desk),
+        vgpu_routes(desk.pool),
         operation_routes(desk, service),
         attachment_routes(desk, service),
         tcp_session_routes(desk, service, key_seconds),

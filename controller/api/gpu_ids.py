@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a GPU is named in a path: node:uuid, or a UUID that only one node has."""
+"""How a GPU is named in a path or a filter: node:uuid, a UUID that only one node has, or the
+beginning of either.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,21 @@ from sluice.controller.api.problems import Problem, not_found
 from sluice.controller.pool.model import GpuKey
 from sluice.controller.pool.pool import Pool
 
+LEAST_CHARACTERS = 8  # of a UUID's beginning
+
 
 def gpu_key(pool: Pool, gpu_id: str) -> GpuKey:
     """The GPU of that name; a problem document if there is none, or more than one."""
     node, _, uuid = gpu_id.rpartition(":")
     if (key := GpuKey(node, uuid)) in pool.gpus:
         return key
-    same = [key for key in pool.gpus if key.uuid == gpu_id]
-    if len(same) > 1:
-        names = ", ".join(map(str, same))
-        raise Problem(409, "Ambiguous GPU", f"{gpu_id} is on several nodes: name one of {names}")
-    if not same:
+    there = [key for key in pool.gpus if node in ("", key.node)]
+    found = [key for key in there if key.uuid == uuid]
+    if not found and len(uuid) >= LEAST_CHARACTERS:
+        found = [key for key in there if key.uuid.startswith(uuid)]
+    if not found:
         raise not_found("gpu", gpu_id)
-    return same[0]
+    if len(found) > 1:
+        names = ", ".join(map(str, sorted(found, key=str)[:4]))
+        raise Problem(409, "Ambiguous GPU", f"{gpu_id} may be several: name one of {names}")
+    return found[0]

@@ -22,6 +22,7 @@ from sluice.controller.api.authorisation import (
     ViewerOrTenant,
 )
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
+from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.auth.access import Caller
@@ -30,7 +31,6 @@ from sluice.controller.metrics.tallies import LOST
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import (
     Gpu,
-    GpuKey,
     Grant,
     NodeState,
     Session,
@@ -144,17 +144,8 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         "/gpus/{gpu_id}", tags=["gpus"], responses={**_404, 409: {"model": ProblemDocument}}
     )
     async def show_gpu(gpu_id: str, _: Viewer) -> schemas.GpuView:
-        """One GPU, by node:uuid or by a UUID that only one node has."""
-        node, _colon, uuid = gpu_id.rpartition(":")
-        if gpu := pool.gpus.get(GpuKey(node, uuid)):
-            return schemas.gpu_view(pool, gpu)
-        same = [gpu for gpu in pool.gpus.values() if gpu.uuid == gpu_id]
-        if len(same) > 1:
-            ids = ", ".join(str(gpu.key) for gpu in same)
-            raise Problem(409, "Ambiguous GPU", f"{gpu_id} is on several nodes; name one of {ids}")
-        if not same:
-            raise not_found("gpu", gpu_id)
-        return schemas.gpu_view(pool, same[0])
+        """One GPU, by node:uuid, by a UUID that only one node has, or by its beginning."""
+        return schemas.gpu_view(pool, pool.gpus[gpu_key(pool, gpu_id)])
 
     @routes.get("/grants", tags=["grants"])
     async def list_grants(

@@ -87,7 +87,7 @@ class Operations:
             self._books.reservations.forget(reservation)
             raise Impossible(
                 f"wanted {refusals.wanted(request)}; there is no room for it now: let it wait "
-                "(--wait), or end other work"
+                "(--queue), or end other work"
             )
         self._books.changes.append(replace(reservation))
         owner = f"{reservation.owner_kind.value} {reservation.owner}"

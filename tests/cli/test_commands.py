@@ -3,16 +3,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import re
+import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 from control_plane import PYTHON_PATH, ControlPlane, running, wait_for
+
+from sluice.cli.__main__ import app
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,9 @@ def test_every_list_shows_what_there_is(plane: ControlPlane) -> None:
         (("node", "list"), ["node-a", "up"]),
         (("node", "show", "node-a"), ["generation"]),
         (("gpu", "list"), ["node-a", "MiB", "25 %"]),
-        (("grant", "list"), [grant["id"], "123 MiB 25 %", client.session_id]),
+        (("grant", "list"), [grant["id"], "1 of 123 MiB 25 %", client.session_id]),
+        (("vgpu", "list"), [f"{grant['id']}.0", "123", "on-demand", "train.py"]),
+        (("vgpu", "show", f"{grant['id']}.0"), ["memory_mib", "123", client.session_id]),
         (("grant", "show", grant["id"]), ["live"]),
         (("session", "list"), [client.session_id, "train.py", f"pid {client.process.pid}"]),
         (("session", "show", client.session_id), ["running"]),
@@ -179,3 +190,191 @@ def test_units_name_this_installation_and_systemd_accepts_them(tmp_path: Path) -
         complaints = [line for line in checked.stderr.splitlines() if f"{name}.service" in line]
         assert checked.returncode == 0, checked.stderr
         assert complaints == []
+
+
+# what takes long
+
+
+def test_what_is_waited_for_is_said_and_ends_in_time(plane: ControlPlane) -> None:
+    address = f"127.0.0.1:{plane.rest_port}"
+    client = plane.client(gmem_mib=64, ratio_percent=10)
+    [gpu] = plane.rest.get("/gpus").json()["gpus"]
+    for words, said in (
+        (("gpu", "drain", gpu["uuid"][:12]), "waits for 1 grant(s) to end"),
+        (("drain", gpu["id"]), "waits for 1 grant(s) to end"),
+        (("pool", "switch", gpu["id"], "--to", "native"), "waits for 1 grant(s) to end"),
+        (("node", "drain", "node-a"), "1 session(s) to end"),
+    ):
+        done = sluice(*words, "--wait", "0.3", controller=address)
+        assert done.returncode == 1, words
+        assert said in done.stderr
+        assert "not within 0.3 s" in done.stderr
+    with subprocess.Popen(
+        [sys.executable, "-m", "sluice.cli", "pool", "switch", gpu["id"], "--to", "native",
+         "--wait", "60"],
+        env={**os.environ, "PYTHONPATH": str(PYTHON_PATH), "SLUICE_CONTROLLER": address},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as waiting:  # fmt: skip
+        assert waiting.stderr
+        assert "GPU" in waiting.stderr.readline()
+        client.kill()
+        out, _ = waiting.communicate(timeout=60)
+    assert (waiting.returncode, out) == (0, f"GPU {gpu['id']} is native: one VM's alone\n")
+    done = sluice("undrain", "node-a", controller=address)
+    assert done.returncode == 0
+    back = sluice("pool", "switch", gpu["id"], "--to", "pooled", "--wait", "60", controller=address)
+    assert back.returncode == 0, back.stderr
+
+
+def test_a_reservation_is_waited_for(plane: ControlPlane) -> None:
+    address = f"127.0.0.1:{plane.rest_port}"
+    client = plane.client(gmem_mib=64, ratio_percent=100)
+    words = ("reservation", "create", "project:vision", "--memory", "64", "--compute", "100")
+    refused = sluice(*words, controller=address)
+    assert (refused.returncode, "--queue" in refused.stderr) == (1, True)
+    late = sluice(*words, "--wait", "0.3", controller=address)
+    assert (late.returncode, "it queues for room" in late.stderr) == (1, True)
+    queued = sluice(*words, "--queue", "-o", "json", controller=address)
+    assert json.loads(queued.stdout)["state"] == "waiting"
+    client.kill()
+    wait_for(lambda: plane.rest.get("/reservations").json()["reservations"][0]["state"] == "held")
+    for reservation in plane.rest.get("/reservations").json()["reservations"]:
+        gone = sluice("reservation", "delete", reservation["id"], controller=address)
+        assert gone.returncode == 0
+
+
+# terminals and shells
+
+
+def in_terminal(columns: int, *words: str, controller: str) -> str:
+    """What a terminal of that width shows."""
+    leader, follower = os.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+    environment |= {
+        "PYTHONPATH": str(PYTHON_PATH), "SLUICE_CONTROLLER": controller, "TERM": "xterm"
+    }  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "sluice.cli", *words],
+        stdin=follower, stdout=follower, stderr=follower, env=environment,
+    ) as process:  # fmt: skip
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # how a terminal says that nobody has it open any more
+                break
+            if not part:
+                break
+            shown += part
+    os.close(leader)
+    assert process.returncode == 0, shown
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()).replace("\r", "")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_narrow_terminal_shows_whole_ids_in_whole_lines(
+    plane: ControlPlane, columns: int
+) -> None:
+    client = plane.client(gmem_mib=64, ratio_percent=10, program="a-program-with-a-long-name")
+    address = f"127.0.0.1:{plane.rest_port}"
+    for words in (("session", "list"), ("grant", "list"), ("vgpu", "list"), ("gpu", "list")):
+        lines = in_terminal(columns, *words, controller=address).splitlines()
+        assert max(map(len, lines)) <= columns, words
+        assert len(lines) <= 4, "a row is a line, and a note stands below"
+        left_out = any("not shown for want of width" in line for line in lines)
+        assert left_out == (columns < 200), words
+    assert client.session_id in in_terminal(columns, "session", "list", controller=address)
+    picture = in_terminal(columns, "top", "--times", "1", controller=address)
+    assert client.session_id in picture
+    client.kill()
+    wait_for(lambda: not plane.grants())
+
+
+COMPLETE = """
+source <(sluice completion bash)
+complete -p sluice >&2
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+_sluice_completion sluice
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+def test_bash_completes_commands_options_and_names(plane: ControlPlane, tmp_path: Path) -> None:
+    command = tmp_path / "sluice"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sluice.cli "$@"\n')
+    command.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHONPATH": str(PYTHON_PATH),
+        "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
+    }
+    client = plane.client(gmem_mib=64)
+    [grant] = plane.grants()
+    [gpu] = plane.rest.get("/gpus").json()["gpus"]
+
+    def completed(*words: str) -> list[str]:
+        done = subprocess.run(
+            ["bash", "--norc", "-c", COMPLETE, "bash", "sluice", *words],
+            env=environment, capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    assert completed("gr") == ["grant"]
+    assert {"list", "show", "end", "resize"} <= set(completed("grant", ""))
+    assert completed("grant", "end", "") == [grant["id"]]
+    assert completed("grant", "list", "--pro") == ["--project"]
+    assert completed("node", "show", "no") == ["node-a"]
+    assert completed("gpu", "drain", "GPU") == [gpu["uuid"]]
+    assert client.session_id in completed("logs", "")
+    environment["SLUICE_CONTROLLER"] = "127.0.0.1:1"
+    assert completed("grant", "end", "") == [], "nothing is said where nobody answers"
+    client.kill()
+    wait_for(lambda: not plane.grants())
+
+
+def test_every_command_that_shows_something_takes_o() -> None:
+    command: Any = typer.main.get_command(app)
+    own_words = {"run", "check", "units", "completion", "ca", "vm"}
+
+    def without(group: Any, path: str) -> list[str]:
+        found = []
+        for name, each in group.commands.items():
+            if path == "" and name in own_words:
+                continue
+            if hasattr(each, "commands"):
+                found += without(each, f"{path} {name}")
+            elif not any("--output" in parameter.opts for parameter in each.params):
+                found.append(f"{path} {name}".strip())
+        return found
+
+    assert without(command, "") == []
+
+
+def test_who_may_not_is_told_so_with_status_5(plane: ControlPlane) -> None:
+    done = sluice("audit", controller=f"127.0.0.1:{plane.rest_port}")
+    assert done.returncode == 5
+    assert "is for admin" in done.stderr
+    wrong = subprocess.run(
+        [sys.executable, "-m", "sluice.cli", "status"],
+        env={**os.environ, "PYTHONPATH": str(PYTHON_PATH), "SLUICE_TOKEN": "sluice_nobodys",
+             "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert wrong.returncode == 5
+
+
+def test_ctrl_c_ends_top_with_130(plane: ControlPlane) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "sluice.cli", "top", "--every", "0.2", "-o", "json"],
+        env={**os.environ, "PYTHONPATH": str(PYTHON_PATH),
+             "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}"},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert b"nodes_up" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130

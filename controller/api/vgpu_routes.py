@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST handlers for vGPUs: the slices of live grants, one by one.
+
+Mounted by controller.api.app. A vGPU has no record of its own: its name is its grant's id and its
+number in the grant, and it lives as long as the grant.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from sluice.controller.api.authorisation import ViewerOrTenant
+from sluice.controller.api.gpu_ids import gpu_key
+from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
+from sluice.controller.api.problems import ProblemDocument, not_found
+from sluice.controller.api.schemas import Time, time_of
+from sluice.controller.pool.model import Grant, GrantState, SessionState
+from sluice.controller.pool.pool import Pool
+
+_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
+_WHICH: dict[int | str, dict[str, Any]] = {**_404, 409: {"model": ProblemDocument}}
+
+
+class VgpuInUse(BaseModel):
+    """A slice of a GPU and who has it."""
+
+    id: str = Field(description="GRANT.NUMBER")
+    grant_id: str
+    number: int = Field(description="in the grant, from 0")
+    node: str
+    gpu: str = Field(description="node:uuid")
+    memory_mib: int
+    compute_percent: int
+    overhead_mib: int = Field(description="of its processes' contexts, besides memory_mib")
+    project: str
+    priority: int
+    mode: Literal["reserved", "on-demand"]
+    reservation: str
+    sessions: list[str] = Field(description="that have it now")
+    programs: list[str]
+    created: Time
+
+
+class VgpuList(Page):
+    """vGPUs, the oldest grant's first."""
+
+    vgpus: list[VgpuInUse]
+
+
+def vgpu_routes(pool: Pool) -> APIRouter:
+    """The handlers, bound to one pool."""
+    routes = APIRouter()
+
+    def views(grant: Grant) -> list[VgpuInUse]:
+        sessions = [s for s in pool.sessions_of(grant.id) if s.state is not SessionState.ENDED]
+        found = []
+        for number, (key, vgpu) in enumerate(grant.placed()):
+            users = [s for s in sessions if not s.chosen or number in s.chosen]
+            found.append(
+                VgpuInUse(
+                    id=f"{grant.id}.{number}",
+                    grant_id=grant.id,
+                    number=number,
+                    node=key.node,
+                    gpu=str(key),
+                    memory_mib=vgpu.memory_mib,
+                    compute_percent=vgpu.compute_percent,
+                    overhead_mib=vgpu.overhead_mib,
+                    project=grant.project,
+                    priority=grant.priority,
+                    mode="reserved" if grant.reservation else "on-demand",
+                    reservation=grant.reservation,
+                    sessions=[s.id for s in users],
+                    programs=sorted({s.program for s in users if s.program}),
+                    created=time_of(grant.created),
+                )
+            )
+        return found
+
+    @routes.get("/vgpus", tags=["vgpus"], responses=_WHICH)
+    async def list_vgpus(
+        caller: ViewerOrTenant,
+        node: str | None = None,
+        gpu: str | None = None,
+        project: str | None = None,
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
+    ) -> VgpuList:
+        """The vGPUs that are granted now."""
+        on = str(gpu_key(pool, gpu)) if gpu is not None else None
+        wanted = [
+            vgpu
+            for grant in pool.grants.values()
+            if grant.state is GrantState.LIVE
+            and project in (None, grant.project)
+            and caller.sees(grant.project)
+            for vgpu in views(grant)
+            if node in (None, vgpu.node) and on in (None, vgpu.gpu)
+        ]
+        shown, marker = page(
+            wanted, lambda v: (v.created.timestamp(), v.grant_id, v.number), limit, marker
+        )
+        return VgpuList(vgpus=shown, next_marker=marker)
+
+    @routes.get("/vgpus/{name}", tags=["vgpus"], responses=_404)
+    async def show_vgpu(name: str, caller: ViewerOrTenant) -> VgpuInUse:
+        """One vGPU, by GRANT.NUMBER."""
+        grant = pool.grants.get(name.partition(".")[0])
+        if grant and grant.state is GrantState.LIVE and caller.sees(grant.project):
+            for vgpu in views(grant):
+                if vgpu.id == name:
+                    return vgpu
+        raise not_found("vgpu", name)
+
+    return routes
