@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import secrets
 import socket
@@ -23,6 +22,7 @@ import grpc
 import uvicorn
 
 from sluice.config.controller import ControllerConfig
+from sluice.controller import garbage
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
 from sluice.controller.auth.access import Access, is_loopback
@@ -52,6 +52,7 @@ GRPC_OPTIONS = (
 # the store's thread asks a busy event loop for the interpreter; a commit waits for it a few times
 SWITCH_SECONDS = 0.0005
 AFTER_TROUBLE_SECONDS = 1.0
+BREATH_SECONDS = 0.01  # in which a large pool's leader renews its lease while it loads
 
 
 class SystemClock:
@@ -100,6 +101,7 @@ class Controller:
     async def start(self) -> None:
         """Opens the store and then the doors; raises StoreError or DoorError."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        self._garbage = asyncio.create_task(garbage.tend())
         if self._config.store.kind == "etcd":
             await self._start_as_candidate()
         else:
@@ -113,7 +115,8 @@ class Controller:
             ended_kept=shares.ended_grants_kept,
             events_kept=shares.events_kept,
         )
-        office = self._make_office(store, await store.load(), None)
+        with garbage.held():
+            office = await self._make_office(store, await store.load(), None)
         self._front.office = office
         try:
             await self._first_token(office)
@@ -176,7 +179,8 @@ class Controller:
         )
         tasks = [asyncio.create_task(term.hold())]
         try:
-            office = self._make_office(store, await store.load(), term)
+            with garbage.held():
+                office = await self._make_office(store, await store.load(), term)
             term.check()
             await self._first_token(office)
             deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
@@ -195,7 +199,7 @@ class Controller:
             await store.close()
             await term.resign()
 
-    def _make_office(self, store: Store, snapshot: Snapshot, term: Term | None) -> Office:
+    async def _make_office(self, store: Store, snapshot: Snapshot, term: Term | None) -> Office:
         shares = self._config.pool
         pool = Pool(
             SystemClock(),
@@ -212,7 +216,9 @@ class Controller:
             policy=POLICIES[shares.policy](),
             snapshot=snapshot,
         )
+        await asyncio.sleep(BREATH_SECONDS)
         desk = GrantDesk(pool, store, shares.waiting_line_seconds, self._meters)
+        await asyncio.sleep(BREATH_SECONDS)
         service = PoolService(desk, shares.heartbeat_seconds)
         access = Access(
             self._config.auth,
@@ -227,10 +233,6 @@ class Controller:
             documents=snapshot.documents,
             requests_per_second=self._config.auth.requests_per_second,
         )
-        # what was loaded stays; looking through it for garbage again and again would stop the loop
-        gc.unfreeze()
-        gc.collect()
-        gc.freeze()
         return Office(desk, service, app, access, lambda: term is None or term.is_current)
 
     async def _first_token(self, office: Office) -> None:
@@ -327,6 +329,7 @@ class Controller:
 
     async def stop(self) -> None:
         """Closes the doors, then the store; grants stay in it, and another may lead at once."""
+        self._garbage.cancel()
         self._uvicorn.should_exit = True
         self._uvicorn.force_exit = True
         for task in self._tasks[1:]:

@@ -49,6 +49,7 @@ MOST_OPERATIONS = 120  # etcd takes 128 in a transaction; some are our own
 GROUP_MOST_CHANGES = 110
 PART_CHARACTERS = 300_000  # of a journal; etcd takes requests of 1.5 MiB
 FORGET_AT_ONCE = 8
+READ_AT_ONCE = 2000
 EVENTS_IN_A_KEY = 200
 EVENTS_SLACK = 1000
 RETRY_SECONDS = 0.1
@@ -93,7 +94,10 @@ class EtcdStore:
         found: dict[Kind, list[Any]] = {kind: [] for kind in records.KINDS.values()}
         kinds = {kind.name: kind for kind in found}
         base = f"{self._prefix}pool/"
-        for key, value in await self._cluster.get_range(base, prefix_end(base)):
+        entries = await self._cluster.get_range(base, prefix_end(base))
+        for number, (key, value) in enumerate(entries):
+            if number % READ_AT_ONCE == 0:
+                await asyncio.sleep(0)  # the lease is renewed meanwhile
             if kind := kinds.get(key[len(base) :].partition("/")[0]):
                 found[kind].append(self._record(kind, key, value))
         found[records.GRANTS].sort(key=lambda grant: grant.created)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cached_property
@@ -50,6 +50,10 @@ class Kind:
         self.fields = tuple(f.name for f in fields(record) if f.name not in NEVER_STORED)
         self.key_fields = key
         self._values = attrgetter(*self.fields)
+        # whether what is stored are the first arguments of the record
+        self._is_positional = (
+            self.fields == tuple(f.name for f in fields(record))[: len(self.fields)]
+        )
         hints = typing.get_type_hints(record)
         self.nested = tuple(
             place
@@ -73,6 +77,19 @@ class Kind:
         for place in self.nested:
             values[place] = [_plain(item) for item in values[place]]
         return values
+
+    def build_row(self, row: Sequence[Any]) -> Any:
+        """A record from all of its stored fields, in their order; fast, for there may be many."""
+        values = list(row)
+        for place, read in self._readers_by_place:
+            values[place] = read(values[place])
+        if self._is_positional:
+            return self.record(*values)
+        return self.record(**dict(zip(self.fields, values, strict=True)))
+
+    @cached_property
+    def _readers_by_place(self) -> list[tuple[int, Callable[[Any], Any]]]:
+        return [(self.fields.index(name), reader) for name, reader in self._readers.items()]
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """A record from stored fields; what is missing takes its default."""
@@ -185,14 +202,19 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
 
         return sequence
     if isinstance(hint, type):
-        if hint is bool or issubclass(hint, Enum):
+        if issubclass(hint, Enum):
+            members = {member.value: member for member in hint}
+            return lambda value: members.get(value) or hint(value)
+        if hint is bool:
             return hint
         if is_dataclass(hint):
             known = {f.name for f in fields(hint)}
 
             def record(value: Any) -> Any:
                 found = json.loads(value) if isinstance(value, str) else value
-                return hint(**{name: each for name, each in found.items() if name in known})
+                if not found.keys() <= known:
+                    found = {name: each for name, each in found.items() if name in known}
+                return hint(**found)
 
             return record
     return None

@@ -305,9 +305,9 @@ class SqliteStore:
 
     def _load(self, db: sqlite3.Connection) -> Snapshot:
         def every(kind: Kind, order: str, where: str = "") -> list[Any]:
-            cursor = db.execute(f"SELECT * FROM {kind.name} {where} ORDER BY {order}")
-            names = [column[0] for column in cursor.description]
-            return [kind.build(dict(zip(names, row, strict=True))) for row in cursor]
+            columns = ", ".join(kind.fields)
+            rows = db.execute(f"SELECT {columns} FROM {kind.name} {where} ORDER BY {order}")
+            return [kind.build_row(row) for row in rows]
 
         try:
             return Snapshot(

@@ -28,9 +28,10 @@ sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "har
 
 from figure import Figure, as_lines, print_table  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
-from placement import placement_figures  # noqa: E402
+from placement import decision_figures  # noqa: E402
 from pool import Pool, free_port  # noqa: E402
 from queue_wakeup import queue_figures  # noqa: E402
+from restart import restart_figures  # noqa: E402
 
 import build as programs_build  # noqa: E402
 
@@ -304,7 +305,8 @@ def main() -> int:
         copy_figures,
         control_plane_figures,
         store_figures,
-        placement_figures,
+        decision_figures,
+        restart_figures,
         queue_figures,
     ):
         print(f"measuring: {(part.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ import itertools
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
 from sluice.config.controller import StoreSection  # noqa: E402
 from sluice.controller.election import Candidate, LeaderAddress  # noqa: E402
-from sluice.controller.pool.model import Gpu, Granted, GrantRequest, Node  # noqa: E402
+from sluice.controller.pool.model import Change, Gpu, Granted, GrantRequest, Node  # noqa: E402
 from sluice.controller.pool.policies import POLICIES  # noqa: E402
 from sluice.controller.pool.pool import Pool  # noqa: E402
 from sluice.controller.store.etcd import EtcdStore  # noqa: E402
@@ -117,19 +117,21 @@ def filled(nodes: int, policy: str) -> tuple[Pool, Load]:
     while live < nodes * VGPUS_OF_A_NODE:
         request = replace(load.small(), host="vm.example.org", program="python3 train.py")
         [answer] = pool.submit(request).answers.values()
-        live += isinstance(answer, Granted)
+        if isinstance(answer, Granted):
+            live += 1
+            pool.session_started(answer.session.id, 1000 + live % 30000, "shm")
     return pool, load
 
 
-async def store_in_sqlite(path: Path, pool: Pool) -> None:
-    """Writes all that the pool has; its changes are gone then."""
+async def store_in_sqlite(path: Path, changes: Sequence[Change]) -> None:
+    """Writes all that a pool has."""
     store = SqliteStore(path, synchronous="NORMAL")
     await store.load()
-    await store.commit(pool.take_changes())
+    await store.commit(changes)
     await store.close()
 
 
-async def store_in_etcd(endpoints: str, pool: Pool) -> None:
+async def store_in_etcd(endpoints: str, changes: Sequence[Change]) -> None:
     """The same, as a controller that leads for a moment."""
     section = StoreSection.model_validate({"kind": "etcd", "endpoints": endpoints})
     cluster = EtcdCluster(section)
@@ -138,7 +140,6 @@ async def store_in_etcd(endpoints: str, pool: Pool) -> None:
     term = await Candidate(cluster, section.prefix, 60, me).campaign()
     store = EtcdStore(cluster, term, section.prefix)
     await store.load()
-    changes = pool.take_changes()
     for start in range(0, len(changes), CHANGES_OF_A_COMMIT):
         await store.commit(changes[start : start + CHANGES_OF_A_COMMIT])
     await store.close()

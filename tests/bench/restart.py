@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon a controller serves again after a restart, with pools of three sizes.
+"""How soon a controller serves again after a restart, and what it weighs: pools of three sizes.
 
 Part of bench.py, and run alone with `python tests/bench/restart.py [sqlite] [etcd]`. The pool lies
 in the store, 50 live vGPUs a node. The clock runs from the start of the controller's process until
 REST answers, a grant asked for through gRPC is given, and every server has come back on a stream
-and a connection of its own and what it reported is in the books. Servers try every half second, as
+and a connection of its own and what it reported is in the books. Servers try every two seconds, as
 they do, from two processes of this bench; the machine has two cores for all of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
+import re
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,31 +37,33 @@ from sluice.controller.pool.pool import Pool  # noqa: E402
 from sluice.rpc import pool_pb2 as rpc  # noqa: E402
 from sluice.rpc import pool_pb2_grpc  # noqa: E402
 
-RETRY_SECONDS = 0.5
+RETRY_MS = 2000
 SERVER_PROCESSES = 2
-MOST_SECONDS = 120.0
+MOST_SECONDS = 60.0
 
 
 async def come_back(target: str, reports: list[bytes]) -> None:
     """Servers that try until they are welcome, and stay."""
 
     async def server(report: bytes) -> None:
-        options = (("grpc.use_local_subchannel_pool", 1),)
+        options = (
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.initial_reconnect_backoff_ms", RETRY_MS),
+            ("grpc.max_reconnect_backoff_ms", RETRY_MS),
+        )
         first = rpc.NodeReport(inventory=rpc.Inventory.FromString(report))
 
         async def stream() -> AsyncIterator[rpc.NodeReport]:
             yield first
             await asyncio.Event().wait()
 
-        while True:
-            async with grpc.aio.insecure_channel(target, options) as channel:
-                stub: Any = pool_pb2_grpc.PoolStub(channel)
-                try:
-                    async for _ in stub.Register(stream()):
+        async with grpc.aio.insecure_channel(target, options) as channel:
+            stub: Any = pool_pb2_grpc.PoolStub(channel)
+            while True:
+                with contextlib.suppress(grpc.aio.AioRpcError):  # it does not lead yet
+                    async for _ in stub.Register(stream(), wait_for_ready=True):
                         pass
-                except grpc.aio.AioRpcError:
-                    pass
-            await asyncio.sleep(RETRY_SECONDS)
+                await asyncio.sleep(RETRY_MS / 1000)
 
     await asyncio.gather(*(server(report) for report in reports))
 
@@ -67,6 +71,14 @@ async def come_back(target: str, reports: list[bytes]) -> None:
 def servers(target: str, reports: list[bytes]) -> None:
     """A process of the bench."""
     asyncio.run(come_back(target, reports))
+
+
+def resident_mib(pid: int) -> float:
+    """What a process has in memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    assert found
+    return int(found[1]) / 1024
 
 
 async def first_grant(target: str, node: str) -> None:
@@ -112,56 +124,66 @@ async def until_back(several: Controllers, number: int, nodes: int, node: str) -
     return found
 
 
-def measured(kind: str, store: dict[str, Any], folder: Path, pool: Pool) -> Figure:
-    """The time of one start."""
+def measured(kind: str, store: dict[str, Any], folder: Path, pool: Pool) -> list[Figure]:
+    """The time of one start, and the controller's memory when all are back."""
     several = Controllers(folder, 1, store)
     reports = [report.SerializeToString() for report in inventories(pool)]
     context = multiprocessing.get_context("spawn")
     shares = [reports[n::SERVER_PROCESSES] for n in range(SERVER_PROCESSES)]
     processes = [context.Process(target=servers, args=(several.grpc[0], s)) for s in shares]
     try:
-        for process in processes:
-            process.start()
+        for server_process in processes:
+            server_process.start()
         time.sleep(3 + len(reports) / 300)  # they are all trying by now
         several.start_one(0)
         nodes = len(pool.nodes)
         found = asyncio.run(until_back(several, 0, nodes, next(iter(pool.nodes))))
+        process = several.processes[0]
+        assert process
+        weight = resident_mib(process.pid)
         print(
             f"{kind}, {nodes} nodes, {len(pool.grants):,} grants: "
             + ", ".join(f"{what} after {s:.2f} s" for what, s in found.items())
-            + f"; {cpu_seconds(several, 0):.1f} s of CPU; load of the machine "
+            + f"; {cpu_seconds(several, 0):.1f} s of CPU, {weight:.0f} MiB; load of the machine "
             f"{os.getloadavg()[0]:.1f}",
             file=sys.stderr,
         )
     finally:
         several.close()
-        for process in processes:
-            process.kill()
-            process.join()
-    name = "controller_restart_s" if kind == "sqlite" else f"controller_restart_s_{kind}"
-    target = "at most 5" if nodes == SIZES[-1] else ""
-    name += "" if target else f"_{nodes}_nodes"
-    return Figure(name, max(found.values()), "s", None, None, target)
+        for server_process in processes:
+            server_process.kill()
+            server_process.join()
+    full = nodes == SIZES[-1]
+    end = ("" if kind == "sqlite" else f"_{kind}") + ("" if full else f"_{nodes}_nodes")
+    wanted = ("at most 5", "at most 500") if full else ("", "")
+    seconds = max(found.values())
+    return [
+        Figure(f"controller_restart_s{end}", seconds, "s", None, None, wanted[0]),
+        Figure(f"controller_rss_mib{end}", weight, "MiB", None, None, wanted[1]),
+    ]
 
 
-def restart_figures(kinds: tuple[str, ...] = ("sqlite", "etcd")) -> Iterator[Figure]:
-    """A start with pools of three sizes, from each store."""
+def restart_figures(kinds: tuple[str, ...] = ("sqlite", "etcd")) -> list[Figure]:
+    """Starts with pools of three sizes, from each store, and the controller's memory."""
+    figures = []
     for nodes in SIZES:
         pool, _ = filled(nodes, "bin-pack")
+        changes = pool.take_changes()
         if "sqlite" in kinds:
             with scratch() as folder:
-                asyncio.run(store_in_sqlite(folder / "controller.db", pool))
-                yield measured("sqlite", {"kind": "sqlite"}, folder, pool)
+                asyncio.run(store_in_sqlite(folder / "controller.db", changes))
+                figures += measured("sqlite", {"kind": "sqlite"}, folder, pool)
         if "etcd" in kinds and is_there():
             with scratch() as folder, etcd_members(folder / "etcd", 3) as members:
                 store = {"kind": "etcd", "endpoints": ",".join(members.endpoints)}
-                asyncio.run(store_in_etcd(store["endpoints"], pool))
-                yield measured("etcd", store, folder, pool)
+                asyncio.run(store_in_etcd(store["endpoints"], changes))
+                figures += measured("etcd", store, folder, pool)
+    return figures
 
 
 def main() -> int:
     """Measures what is named, or both."""
-    figures = list(restart_figures(tuple(sys.argv[1:]) or ("sqlite", "etcd")))
+    figures = restart_figures(tuple(sys.argv[1:]) or ("sqlite", "etcd"))
     print_table(figures)
     print(as_lines(figures), end="")
     return 0
