@@ -16,9 +16,10 @@ import pytest
 from control_plane import make_fake_native
 from fake_controller_link import FakeControllerLink
 
-from sluice.config.server import ServerConfig
+from sluice.config.server import ProjectsSection, ServerConfig
 from sluice.hypervisor.ports import RegionKeeper, RegionOwner
 from sluice.hypervisor.request import VgpuRequest
+from sluice.server.accounts import Accounts
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpus import Driver
 from sluice.server.open_session import pack_open_session
@@ -90,7 +91,12 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         starter, Driver("none", software=True), tmp_path / "log", per_gpu=0, start_seconds=10
     )
     controller = FakeControllerLink()
-    desk = SessionDesk("node-a", controller, workers, starter, tmp_path / "log")
+    projects = ProjectsSection.model_validate(
+        {"vms": "guest=vision nlp", "labels": "vm:guest=team-a", "users": "0=speech"}
+    )
+    desk = SessionDesk(
+        "node-a", controller, workers, starter, tmp_path / "log", accounts=Accounts(projects)
+    )
     regions = Regions(desk, silent_seconds=300)
     keeper: RegionKeeper = regions  # what the hypervisor part relies on
     doorbell = FakeDoorbell()
@@ -150,6 +156,21 @@ async def test_a_guest_cannot_raise_its_priority(host: Host) -> None:
     await host.until(lambda: host.controller.asked)
     assert host.controller.asked[0].priority == 2
     await host.until(lambda: host.desk.sessions)
+
+
+async def test_a_guest_works_for_its_domains_projects_and_no_others(host: Host) -> None:
+    await host.open(slot=0)
+    await host.open(slot=1, wishes=["project=nlp", "gpu_model=h200"])
+    await host.until(lambda: len(host.desk.sessions) == 2)
+    asked = {request.project: request for request in host.controller.asked}
+    assert asked.keys() == {"vision", "nlp"}
+    assert asked["nlp"].gpu_model == "h200"
+    assert {request.owner_label for request in asked.values()} == {"team-a"}
+    await host.open(slot=2, wishes=["project=speech"])
+    [refusal] = await host.until(lambda: host.doorbell.verbs("refuse"))
+    assert refusal.get("status") == "800"
+    assert "who may use vision, nlp" in refusal.get("message")
+    assert len(host.controller.asked) == 2
 
 
 async def test_a_slot_is_released_after_its_worker_has_ended(host: Host) -> None:

@@ -54,6 +54,36 @@ TEST_F(Settings, DefaultsNeedNoFile) {
   EXPECT_FALSE(c.stats);
 }
 
+TEST_F(Settings, WishesComeFromTheEnvironmentOrAFile) {
+  file("[client]\nproject = vision\nlabels = rack=r12, fast=yes\nmode = reserved\n");
+  Config c = with("SLUICE_GPU_MODEL", "NVIDIA H200");
+  EXPECT_EQ(c.error, "");
+  EXPECT_EQ(c.wishes.project, "vision");
+  EXPECT_EQ(c.wishes.gpu_model, "NVIDIA H200");
+  EXPECT_EQ(c.wishes.mode, "reserved");
+  ASSERT_EQ(c.wishes.labels.size(), 2u);
+  EXPECT_EQ(c.wishes.labels[1].first + "=" + c.wishes.labels[1].second, "fast=yes");
+  EXPECT_TRUE(with("SLUICE_PREEMPT", "1").wishes.preempt);
+  EXPECT_TRUE(with("SLUICE_SAME_GPU", "yes").wishes.same_gpu);
+  EXPECT_EQ(with("SLUICE_GPU_ARCHITECTURE", "sm_90").wishes.gpu_architecture, "sm_90");
+}
+
+TEST_F(Settings, WishesThatCannotBeAreRefusedByName) {
+  for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"SLUICE_PROJECT", "a/b"},
+           {"SLUICE_PROJECT", "a\nb=c"},
+           {"SLUICE_PROJECT", std::string(121, 'x')},
+           {"SLUICE_LABELS", "rack"},
+           {"SLUICE_LABELS", "rack=r1,=x"},
+           {"SLUICE_MODE", "mine"},
+           {"SLUICE_GPU_ARCHITECTURE", "sm 90"},
+           {"SLUICE_PREEMPT", "perhaps"}}) {
+    const Config c = with(name, value.c_str());
+    EXPECT_NE(c.error.find(name), std::string::npos) << name << ": " << c.error;
+    EXPECT_NE(c.error.find("wanted"), std::string::npos) << c.error;
+  }
+}
+
 std::string visible(const char* text, uint32_t count) {
   std::string found;
   for (uint32_t device : visible_devices(text, count)) found += std::to_string(device);
