@@ -18,6 +18,7 @@ from sluice.cli import (
     ca_commands,
     completion,
     event_commands,
+    health_commands,
     native_commands,
     operation_commands,
     options,
@@ -44,6 +45,9 @@ app.add_typer(pool_commands.node_app, name="node")
 pool_commands.gpu_app.command("attach")(native_commands.attach_gpu)
 pool_commands.gpu_app.command("detach")(native_commands.detach_gpu)
 pool_commands.gpu_app.command("attachments")(native_commands.list_attachments)
+pool_commands.gpu_app.command("health")(health_commands.health)
+pool_commands.gpu_app.command("check")(health_commands.check)
+pool_commands.gpu_app.command("clear")(health_commands.clear)
 app.add_typer(pool_commands.gpu_app, name="gpu")
 app.add_typer(vgpu_commands.app, name="vgpu")
 app.add_typer(pool_commands.grant_app, name="grant")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -23,7 +23,14 @@ from pydantic import (
 )
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import HostPort, HostPorts, IpAddress, LogSection, Port
+from sluice.config.sections import (
+    HostPort,
+    HostPorts,
+    IpAddress,
+    LogSection,
+    Port,
+    split_commas,
+)
 
 DEFAULT_PATH = Path("/etc/sluice/server.conf")
 
@@ -214,6 +221,10 @@ class ServerSection(Section):
         description="the node's name in the pool, letters, digits, dot, dash and underscore",
     )
     run_dir: Path = Field(Path("/run/sluice"), description="the folder of sockets and worker state")
+    state_dir: Path = Field(
+        Path("/var/lib/sluice-server"),
+        description="the folder of what outlives a reboot: GPUs' health",
+    )
     socket_path: Path | None = Field(
         None, description="the Unix socket of local clients (run_dir/server.sock)"
     )
@@ -287,6 +298,36 @@ class NativeSection(Section):
     )
 
 
+XidNumbers = Annotated[
+    frozenset[Annotated[int, Field(ge=1, le=9999)]], BeforeValidator(split_commas)
+]
+
+
+class HealthSection(Section):
+    """[health]: which GPUs are fit to be given out."""
+
+    gpu_acceptance: Literal["refuse", "flag", "off"] = Field(
+        "refuse",
+        description="refuse, flag or off: what becomes of a GPU that does not pass its checks",
+    )
+    gpu_unchecked: Literal["flag", "refuse"] = Field(
+        "flag", description="flag or refuse: what becomes of one that cannot be checked (no CuPy)"
+    )
+    acceptance_seconds: float = Field(
+        120.0, gt=0, le=3600, description="how many seconds the checks of one GPU may take"
+    )
+    acceptance_memory_mib: int = Field(
+        4096, ge=1, description="MiB of a GPU's memory that the checks write and read"
+    )
+    watch: bool = Field(True, description="true or false: hear of XID errors and lost GPUs")
+    fault_xids: XidNumbers = Field(
+        frozenset(), description="XID numbers, with commas, that condemn a GPU besides the usual"
+    )
+    ignored_xids: XidNumbers = Field(
+        frozenset(), description="XID numbers, with commas, that are only noted"
+    )
+
+
 class TlsSection(Section):
     """[tls]: this node's certificate, and whose the controller's must be."""
 
@@ -342,6 +383,7 @@ class ServerConfig(BaseModel):
     node: NodeSection = NodeSection()
     projects: ProjectsSection = ProjectsSection()
     native: NativeSection = NativeSection()
+    health: HealthSection = HealthSection()
     tls: TlsSection = TlsSection()
     metrics: MetricsSection = MetricsSection()
     server_nccl: NcclSection = NcclSection()

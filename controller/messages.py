@@ -35,6 +35,8 @@ def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
         fault=message.fault,
         pci_address=message.pci_address if PCI_ADDRESS.fullmatch(message.pci_address) else "",
         native_problem=message.native_problem,
+        held=message.held,
+        note=message.note,
     )
 
 

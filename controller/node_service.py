@@ -61,6 +61,7 @@ class ServerLink:
         self._logs: dict[int, asyncio.Future[rpc.LogText]] = {}
         self._resizes: dict[str, asyncio.Future[str]] = {}
         self._native: dict[int, asyncio.Future[rpc.NativeDone | None]] = {}
+        self._gpu_orders: dict[int, asyncio.Future[str]] = {}
 
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant."""
@@ -177,6 +178,26 @@ class ServerLink:
         if waiter and not waiter.done():
             waiter.set_result(message)
 
+    async def order_gpu(self, uuid: str, *, clear: bool, timeout: float) -> str:
+        """Has the server clear a GPU's fault, or check it; returns "" or why it will not."""
+        call = next(self._calls)
+        taken = asyncio.get_running_loop().create_future()
+        self._gpu_orders[call] = taken
+        order = rpc.GpuOrder(call=call, uuid=uuid, clear=clear)
+        self.orders.put_nowait(rpc.Order(gpu_order=order))
+        try:
+            return await asyncio.wait_for(taken, timeout)
+        except TimeoutError:
+            return f"its server did not answer within {timeout:g} s"
+        finally:
+            del self._gpu_orders[call]
+
+    def gpu_order_taken(self, message: rpc.GpuOrderTaken) -> None:
+        """The server's answer to order_gpu()."""
+        waiter = self._gpu_orders.get(message.call)
+        if waiter and not waiter.done():
+            waiter.set_result(message.error)
+
     def grant_resized(self, message: rpc.GrantResized) -> None:
         """The server's answer to resize()."""
         waiter = self._resizes.get(message.grant_id)
@@ -201,7 +222,7 @@ class ServerLink:
         for taken in self._assignments.values():
             if not taken.done():
                 taken.set_result("its stream ended")
-        for done in self._resizes.values():
+        for done in (*self._resizes.values(), *self._gpu_orders.values()):
             if not done.done():
                 done.set_result("its stream ended")
         for native in self._native.values():
@@ -368,6 +389,13 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             self._desk.begin(lambda: pool.job_released(released, node))
         elif kind == "assignment_taken":
             link.assignment_taken(report.assignment_taken)
+        elif kind == "gpu_condition":
+            gpu = report.gpu_condition
+            self._desk.begin(
+                lambda: pool.gpu_condition(GpuKey(node, gpu.uuid), gpu.fault, gpu.held, gpu.note)
+            )
+        elif kind == "gpu_order_taken":
+            link.gpu_order_taken(report.gpu_order_taken)
         elif kind == "grant_resized":
             link.grant_resized(report.grant_resized)
         elif kind == "handed_over":

@@ -75,6 +75,10 @@ class ServerSide(Protocol):
         """Reports what VMs have of this host's GPUs, as soon as that is known."""
         ...
 
+    def order_gpu(self, uuid: str, *, clear: bool) -> str:
+        """Clears a GPU's fault, or has it checked; returns "" or why not."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class GrantedVgpu:
@@ -327,6 +331,8 @@ class ControllerLink:
                     self._in_background(self._native(order.native))
                 elif kind == "read_log":
                     self._read_log(order.read_log)
+                elif kind == "gpu_order":
+                    self._order_gpu(order.gpu_order)
         except asyncio.CancelledError:
             # gRPC says so too of a call that _beat has given up
             if not self._hung_up or _is_cancelled():
@@ -384,6 +390,11 @@ class ControllerLink:
         except OSError as error:
             answer.error = str(error)
         self.report(rpc.NodeReport(log_text=answer))
+
+    def _order_gpu(self, order: rpc.GpuOrder) -> None:
+        error = self._side.order_gpu(order.uuid, clear=order.clear)
+        taken = rpc.GpuOrderTaken(call=order.call, error=error)
+        self.report(rpc.NodeReport(gpu_order_taken=taken))
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

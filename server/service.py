@@ -23,6 +23,7 @@ from sluice.config.sections import split_address
 from sluice.config.server import ServerConfig
 from sluice.config.version import own_version
 from sluice.rpc import pool_pb2 as rpc
+from sluice.server.acceptance import Acceptance
 from sluice.server.accounts import Accounts
 from sluice.server.adoption import adopt_workers
 from sluice.server.code_cache import CodeCache
@@ -31,8 +32,11 @@ from sluice.server.controller_link import ControllerLink
 from sluice.server.cuda_libraries import find_libraries, search_folders
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpu_figures import GpuReader
+from sluice.server.gpu_health import GpuHealth, driver_version
+from sluice.server.gpu_records import GpuRecords
 from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
 from sluice.server.native_gpus import NativeGpus
+from sluice.server.nvml_watch import NvmlWatch, nvml_beside
 from sluice.server.regions import Regions
 from sluice.server.session_desk import SessionDesk
 from sluice.server.session_logs import read_session_log
@@ -56,7 +60,7 @@ class StartError(Exception):
 
 
 class Server:
-    """One sluice-server; it is also the ServerSide of its ControllerLink."""
+    """One sluice-server; the ServerSide of its ControllerLink and the Ward of its GpuHealth."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -72,7 +76,9 @@ class Server:
         if section.enable_rdma:
             log.warning("[server] enable_rdma = true: RDMA is not there yet and is not used")
         driver = self._driver()
-        starter = WorkerStarter(self._config, WorkerFiles(section.run_dir), self._libraries(driver))
+        libraries = self._libraries(driver)
+        starter = WorkerStarter(self._config, WorkerFiles(section.run_dir), libraries)
+        self.health = self._make_health(driver, libraries)
         self._workers = WarmWorkers(
             starter,
             driver,
@@ -118,6 +124,7 @@ class Server:
                 f"({error.strerror}); set [server] bind_addr and listen_port"
             ) from None
         await self._find_gpus(driver)
+        self._run(self.health.run())
         self._run(self.controller.run())
         self.unix_door = UnixDoor(
             self._config.client_socket, self.desk, section.arena_mib, socket.gethostname()
@@ -207,8 +214,12 @@ class Server:
                     let_go=self._workers.has_let_go(gpu.uuid),
                     pci_address=self.native.address_of(gpu),
                     native_problem=self.native.problem_of(gpu),
+                    fault=condition.fault,
+                    held=condition.held,
+                    note=condition.note,
                 )
                 for gpu in self.gpus
+                for condition in (self.health.condition(gpu.uuid),)
             ],
             hands_over=True,
             sessions=sessions + self.tcp_door.expected_reports(),
@@ -243,11 +254,14 @@ class Server:
 
     async def hand_over(self, order: rpc.HandOver) -> str:
         """Lets a GPU go, or takes it back; returns "" or why it cannot."""
-        if order.back and (problem := await self.native.take_back(order)):
-            return problem
+        if order.back:
+            if problem := await self.native.take_back(order):
+                return problem
+            self.health.take_back(order.gpu_uuid)
         problem = await self.desk.hand_over(order.gpu_uuid, back=order.back)
         if not problem and order.to_native:
-            problem = await self.native.leave(order)
+            problem = await self.health.give_away(order.gpu_uuid)
+            problem = problem or await self.native.leave(order)
         return problem
 
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
@@ -262,7 +276,46 @@ class Server:
         """The end of a session's log."""
         return read_session_log(self._config.log.log_dir, session_id, tail_bytes)
 
+    def order_gpu(self, uuid: str, *, clear: bool) -> str:
+        """Clears a GPU's fault, or has it checked; returns "" or why not."""
+        return self.health.clear(uuid) if clear else self.health.check(uuid)
+
+    # what becomes of GPUs (Ward)
+
+    def condition_changed(self, uuid: str) -> None:
+        """Tells the controller first: nothing may be placed where a session has just ended."""
+        now = self.health.condition(uuid)
+        told = rpc.GpuCondition(uuid=uuid, fault=now.fault, held=now.held, note=now.note)
+        self.controller.report(rpc.NodeReport(gpu_condition=told))
+        self._keep_warm(uuid)
+        if now.fault:
+            for session in self.desk.on_gpu(uuid):
+                self.desk.end(session, f"GPU {uuid} has failed: {now.fault}")
+
+    def sessions_on(self, uuid: str) -> int:
+        """How many sessions use a GPU."""
+        return len(self.desk.on_gpu(uuid))
+
+    def note_on_sessions(self, uuid: str, text: str) -> None:
+        """Tells in the logs of a GPU's sessions what happened on it."""
+        for session in self.desk.on_gpu(uuid):
+            session.log.write(text, logging.WARNING)
+
     # within
+
+    def _make_health(self, driver: Driver, libraries: Sequence[Path]) -> GpuHealth:
+        section = self._config.health
+        library = nvml_beside(driver.path)
+        return GpuHealth(
+            section,
+            GpuRecords(self._config.server.state_dir),
+            Acceptance(
+                driver.path, section.acceptance_seconds, section.acceptance_memory_mib, libraries
+            ),
+            self,
+            driver_version=driver_version(),
+            watch=(lambda health: NvmlWatch(library, health)) if library else None,
+        )
 
     def _take_run_dir(self, run_dir: Path) -> None:
         try:
@@ -341,13 +394,16 @@ class Server:
         )
         for gpu in self.gpus:
             log.info("GPU %s: %s, %d MiB", gpu.uuid, gpu.name, gpu.memory_mib)
-        self._workers.serve(
-            [gpu.uuid for gpu in self.gpus if not self._workers.has_let_go(gpu.uuid)]
-        )
+        self.health.join(self.gpus)
+        for gpu in self.gpus:
+            self._keep_warm(gpu.uuid)
 
     async def _look_and_report(self, driver: Driver) -> None:
         await self._look_at_gpus(driver)
         self.controller.report_inventory()
+
+    def _keep_warm(self, uuid: str) -> None:
+        (self._workers.wake if self.health.condition(uuid).takes_work else self._workers.rest)(uuid)
 
     def _serve_guests(self, starter: WorkerStarter, log_dir: Path) -> None:
         try:

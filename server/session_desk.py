@@ -256,6 +256,17 @@ class SessionDesk:
             self.end(session, reason)
         return bool(sessions)
 
+    def on_gpu(self, uuid: str) -> list[Session]:
+        """The sessions that use a GPU."""
+        return [
+            session
+            for session in self.sessions.values()
+            if any(
+                session.vgpus[place].gpu_uuid == uuid
+                for place in _places(session.part, session.vgpus)
+            )
+        ]
+
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
         """Changes the compute of what runs for a grant; returns "" or why all stays as it is.
 

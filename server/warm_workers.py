@@ -48,6 +48,7 @@ class WarmWorkers:
         self._warm: dict[str, list[Worker]] = {}
         self._refills: dict[str, asyncio.Task[None]] = {}
         self._let_go: set[str] = set()
+        self._resting: set[str] = set()
         self._looking: list[Worker] = []  # at every GPU of the host
         self._stopping = False
 
@@ -91,6 +92,20 @@ class WarmWorkers:
             return "it was taken back meanwhile"
         log.info("GPU %s is let go: %d warm worker(s) ended", uuid, len(holding))
         return ""
+
+    def rest(self, uuid: str) -> None:
+        """Keeps none for this GPU while it is unfit or being checked, whoever has it."""
+        self._resting.add(uuid)
+        if task := self._refills.pop(uuid, None):
+            task.cancel()
+        for worker in self._warm.get(uuid, []):
+            worker.end("its GPU is not given out for now")
+
+    def wake(self, uuid: str) -> None:
+        """It is fit: workers are kept for it again, unless it is let go."""
+        self._resting.discard(uuid)
+        self._warm.setdefault(uuid, [])
+        self._refill(uuid, 0)
 
     def adopt(self, worker: Worker) -> bool:
         """Takes in a worker of an earlier server that has no session; False if it is of no use."""
@@ -162,7 +177,7 @@ class WarmWorkers:
         return worker
 
     def _refill(self, uuid: str, delay: float) -> None:
-        if self._stopping or uuid in self._let_go:
+        if self._stopping or uuid in self._let_go or uuid in self._resting:
             return
         if (task := self._refills.get(uuid)) and not task.done():
             return
@@ -187,7 +202,7 @@ class WarmWorkers:
         warm = self._warm.get(uuid, [])
         if worker in warm:
             warm.remove(worker)
-            if uuid in self._let_go:
+            if uuid in self._let_go or uuid in self._resting:
                 self._clean(worker)
                 return
             log.warning("the warm worker %s of GPU %s ended: %s", worker.id, uuid, reason)

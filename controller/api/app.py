@@ -20,6 +20,7 @@ from sluice.controller.api.authorisation import undeclared
 from sluice.controller.api.description import describe
 from sluice.controller.api.doorway import Doorway
 from sluice.controller.api.event_routes import event_routes
+from sluice.controller.api.health_routes import health_routes
 from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.metrics_routes import metrics_routes
 from sluice.controller.api.operations import operation_routes
@@ -62,6 +63,7 @@ def build_app(
         vgpu_routes(desk.pool),
         operation_routes(desk, service),
         attachment_routes(desk, service),
+        health_routes(desk, service),
         tcp_session_routes(desk, service, key_seconds),
     ):
         app.include_router(routes, prefix="/v1")

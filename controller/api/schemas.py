@@ -70,8 +70,10 @@ class GpuView(BaseModel):
     architecture: str = Field(description="such as sm_90; empty: its node did not say")
     numa_node: int | None
     nvlink_group: str = Field(description="GPUs of a node with the same are linked by NVLink")
-    health: Literal["ok", "fault"]
-    fault: str = Field(description="why nothing is placed on it")
+    health: Literal["ok", "flagged", "held", "fault"]
+    fault: str = Field(description="why nothing is placed on it, and what ran there was ended")
+    held: str = Field(description="why nothing new is placed on it for now; what runs goes on")
+    note: str = Field(description="what an operator should know; it is given out all the same")
     mode: Literal["pooled", "draining", "drained", "native", "returning"]
     kept_mib: int = Field(description="for reservations' owners and requests that preempt")
     kept_percent: int
@@ -274,8 +276,10 @@ def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
         architecture=gpu.architecture,
         numa_node=gpu.numa_node if gpu.numa_node >= 0 else None,
         nvlink_group=gpu.nvlink_group,
-        health="fault" if gpu.fault else "ok",
+        health=_health(gpu),
         fault=gpu.fault,
+        held=gpu.held,
+        note=gpu.note,
         mode=pool.mode(gpu.key).value,
         kept_mib=kept.memory_mib,
         kept_percent=kept.compute_percent,
@@ -283,6 +287,14 @@ def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
         native_problem=gpu.native_problem,
         held_by=attachment.domain_name if attachment else "",
     )
+
+
+def _health(gpu: model.Gpu) -> Literal["ok", "flagged", "held", "fault"]:
+    if gpu.fault:
+        return "fault"
+    if gpu.held:
+        return "held"
+    return "flagged" if gpu.note else "ok"
 
 
 def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantView:

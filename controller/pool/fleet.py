@@ -2,7 +2,8 @@
 """The nodes and GPUs of the pool, and which of them may be given away.
 
 Owned by pool.Pool, read by scheduling and preemption. It promises that `room` is what the books
-leave free, and that a GPU is open only while its node has a stream and neither of them is drained.
+leave free, and that a GPU is open only while its node has a stream, neither of them is drained and
+nothing is wrong with it.
 """
 
 from __future__ import annotations
@@ -93,11 +94,39 @@ class Fleet:
             self._books.event("gpu.gone", str(key), "its node no longer reports it")
         for gpu in gpus:
             self.unreported.discard(gpu.key)
-            if self.gpus.get(gpu.key) != gpu:
-                self._put(gpu)
-                self._books.changes.append(gpu)
+            before = self.gpus.get(gpu.key)
+            if before == gpu:
+                continue
+            self._put(gpu)
+            self._books.changes.append(gpu)
+            if before is None or _well(before) != _well(gpu):
                 self._books.event("gpu.joined", str(gpu.key), f"{gpu.model}, {gpu.memory_mib} MiB")
+            self._note_condition(before, gpu)
         self.changed(node.name)
+
+    def set_condition(self, gpu: Gpu) -> None:
+        """A GPU is well, flagged, held or at fault; the rest of it is as it was."""
+        before = self.gpus[gpu.key]
+        if before == gpu:
+            return
+        self._put(gpu)
+        self._books.changes.append(gpu)
+        self._note_condition(before, gpu)
+        self.changed(gpu.node)
+
+    def _note_condition(self, before: Gpu | None, now: Gpu) -> None:
+        old = (before.fault, before.held, before.note) if before else ("", "", "")
+        if old == (now.fault, now.held, now.note):
+            return
+        subject = str(now.key)
+        if now.fault:
+            self._books.event("gpu.fault", subject, now.fault)
+        elif now.held:
+            self._books.event("gpu.held", subject, now.held)
+        elif now.note:
+            self._books.event("gpu.flagged", subject, now.note)
+        else:
+            self._books.event("gpu.well", subject, "it takes grants again")
 
     def set_state(self, node: Node, state: NodeState, why: str) -> None:
         """A node is there, away or lost."""
@@ -151,6 +180,8 @@ class Fleet:
     def is_open(self, gpu: Gpu) -> bool:
         """Whether something new may be placed on it now."""
         node = self.nodes[gpu.node]
+        if gpu.fault or gpu.held:
+            return False
         return (
             node.state is NodeState.UP and not node.drained and self.mode(gpu.key) is GpuMode.POOLED
         )
@@ -168,3 +199,7 @@ class Fleet:
         if room is None:
             return GpuRoom(gpu, 0, 0, 1)
         return GpuRoom(gpu, room.free_mib, room.free_percent, room.vgpu_count)
+
+
+def _well(gpu: Gpu) -> Gpu:
+    return replace(gpu, fault="", held="", note="")

@@ -139,6 +139,8 @@ class Gpu:
     fault: str = ""  # why nothing may be placed on it; empty: it is healthy
     pci_address: str = ""  # on its node, such as 0000:65:00.0; empty: its node did not say
     native_problem: str = ""  # why it cannot be given whole to a VM; empty: it can
+    held: str = ""  # why nothing new is placed on it for now; what runs goes on
+    note: str = ""  # what an operator should know; it is given out all the same
 
     @property
     def key(self) -> GpuKey:

@@ -264,6 +264,17 @@ class Pool:
             self._adoption.reconcile(node.name, report, decisions)
         self._jobs.replace(node.name, holds)
         self._books.end_unreported(node.name, reported | set(pending_requests))
+        for gpu in self._fleet.of_node(node.name):
+            self._end_faulty(gpu, decisions)
+        return self._moved_on(decisions)
+
+    def gpu_condition(self, key: GpuKey, fault: str, held: str, note: str) -> Decisions:
+        """A node says what has become of a GPU; at fault, it loses what runs on it."""
+        decisions = Decisions()
+        if gpu := self.gpus.get(key):
+            gpu = replace(gpu, fault=fault, held=held, note=note)
+            self._fleet.set_condition(gpu)
+            self._end_faulty(gpu, decisions)
         return self._moved_on(decisions)
 
     def seen(self, name: str) -> None:
@@ -416,6 +427,12 @@ class Pool:
     def _held_by(self, key: GpuKey) -> str:
         attachment = self.attachments.get(key)
         return attachment.domain_name if attachment else ""
+
+    def _end_faulty(self, gpu: Gpu, decisions: Decisions) -> None:
+        for grant in self._books.live_on_gpu(gpu.key) if gpu.fault else ():
+            reason = f"GPU {gpu.uuid} has failed: {gpu.fault}"
+            self._jobs.end_soon(grant.id, reason)
+            decisions.ends.append(EndOrder(grant.node, grant.id, reason))
 
     def _moved_on(self, decisions: Decisions) -> Decisions:
         self._scheduler.serve(decisions)

@@ -36,7 +36,8 @@ from sluice.controller.pool.model import (
     UsageRecord,
 )
 
-NEVER_STORED = {"last_seen"}  # monotonic times mean nothing after a restart
+# monotonic times mean nothing after a restart; the others a node says anew when it returns
+NEVER_STORED = {"last_seen", "held", "note"}
 
 Key = tuple[str, ...]
 

@@ -272,6 +272,10 @@ class SimulatedServer:
     def report_holdings(self) -> None:
         """None, and no libvirt that would say so."""
 
+    def order_gpu(self, uuid: str, *, clear: bool) -> str:
+        """Its GPUs are never sick."""
+        return ""
+
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """There is none."""
         raise FileNotFoundError(session_id)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST handlers for the health of GPUs: clearing a fault, and having a GPU checked.
+
+Mounted by controller.api.app. The server of the GPU does either and reports what came of it; the
+answer here says that it has begun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from sluice.controller.api import schemas
+from sluice.controller.api.authorisation import Operator
+from sluice.controller.api.gpu_ids import gpu_key
+from sluice.controller.api.problems import Problem, ProblemDocument
+from sluice.controller.desk import GrantDesk
+from sluice.controller.node_service import PoolService
+
+ORDER_SECONDS = 10.0
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    404: {"model": ProblemDocument},
+    409: {"model": ProblemDocument},
+}
+
+
+def health_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
+    """The handlers, bound to one pool."""
+    routes = APIRouter()
+    pool = desk.pool
+
+    async def order(gpu_id: str, *, clear: bool) -> schemas.GpuView:
+        key = gpu_key(pool, gpu_id)
+        link = service.links.get(key.node)
+        error = (
+            await link.order_gpu(key.uuid, clear=clear, timeout=ORDER_SECONDS)
+            if link
+            else f"node {key.node} is not connected"
+        )
+        if error:
+            what = "Not cleared" if clear else "Not checked"
+            raise Problem(409, what, f"GPU {key}: {error}")
+        return schemas.gpu_view(pool, pool.gpus[gpu_key(pool, gpu_id)])
+
+    @routes.delete("/gpus/{gpu_id}/fault", tags=["gpus"], status_code=202, responses=_REFUSED)
+    async def clear_fault(gpu_id: str, _: Operator) -> schemas.GpuView:
+        """The GPU is well again, the operator says: it is checked, and then given out."""
+        return await order(gpu_id, clear=True)
+
+    @routes.post("/gpus/{gpu_id}/check", tags=["gpus"], status_code=202, responses=_REFUSED)
+    async def check_gpu(gpu_id: str, _: Operator) -> schemas.GpuView:
+        """Has a GPU checked that nobody uses; it takes nothing meanwhile."""
+        return await order(gpu_id, clear=False)
+
+    return routes
