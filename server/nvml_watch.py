@@ -72,6 +72,7 @@ class NvmlWatch:
         self._places: dict[str, str] = {}  # PCI bus ids by UUID
         self._beat = time.monotonic()
         self._lost: set[str] = set()
+        self._unknown: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="nvml-watch", daemon=True)
 
     def start(self, uuids: Iterable[str]) -> None:
@@ -157,17 +158,24 @@ class NvmlWatch:
 
     def _handles(self, nvml: Any) -> dict[str, Any]:
         """Handles of what is watched; once their places are known nothing else is touched."""
-        if self._watched - self._places.keys():
+        if self._watched - self._places.keys() - self._unknown:
             self._find_places(nvml)
         found: dict[str, Any] = {}
         for uuid in self._watched:
             try:
                 found[uuid] = nvml.nvmlDeviceGetHandleByPciBusId(self._places[uuid])
             except KeyError:
-                self._tell_lost(uuid, "NVML does not see it")
+                if uuid not in self._unknown:  # a part of a GPU (MIG), or another's driver
+                    self._unknown.add(uuid)
+                    log.warning("GPU %s is not watched: NVML does not know it", uuid)
             except nvml.NVMLError as error:
-                self._tell_lost(uuid, f"NVML has no handle of it: {error}")
+                if error.value not in self._gone(nvml):
+                    raise
+                self._tell_lost(uuid, f"NVML says {error}")
         return found
+
+    def _gone(self, nvml: Any) -> tuple[int, ...]:
+        return (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_NOT_FOUND)
 
     def _find_places(self, nvml: Any) -> None:
         for index in range(nvml.nvmlDeviceGetCount()):
