@@ -289,8 +289,9 @@ class Server:
         self.controller.report(rpc.NodeReport(gpu_condition=told))
         self._keep_warm(uuid)
         if now.fault:
+            cause, _, _ = now.fault.partition(";")  # what to do then is for operators
             for session in self.desk.on_gpu(uuid):
-                self.desk.end(session, f"GPU {uuid} has failed: {now.fault}")
+                self.desk.end(session, f"GPU {uuid} has failed: {cause}")
 
     def sessions_on(self, uuid: str) -> int:
         """How many sessions use a GPU."""

@@ -430,7 +430,8 @@ class Pool:
 
     def _end_faulty(self, gpu: Gpu, decisions: Decisions) -> None:
         for grant in self._books.live_on_gpu(gpu.key) if gpu.fault else ():
-            reason = f"GPU {gpu.uuid} has failed: {gpu.fault}"
+            cause, _, _ = gpu.fault.partition(";")  # what to do then is for operators
+            reason = f"GPU {gpu.uuid} has failed: {cause}"
             self._jobs.end_soon(grant.id, reason)
             decisions.ends.append(EndOrder(grant.node, grant.id, reason))
 
