@@ -81,8 +81,11 @@ def declared_names(registry: CollectorRegistry) -> dict[str, str]:
 
     A histogram's series have _bucket, _sum or _count added.
     """
-    names = {}
+    names: dict[str, str] = {}
     for collector in list(registry._collector_to_names):
+        if isinstance(collector, CollectorRegistry):
+            names |= declared_names(collector)
+            continue
         describe = getattr(collector, "describe", None) or collector.collect
         for metric in describe():
             name = f"{metric.name}_total" if metric.type == "counter" else metric.name

@@ -14,6 +14,7 @@ import grpc
 import httpx
 import pytest
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from scrapes import scrape
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -51,6 +52,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         auth={"required": "yes"},
         tls={**controller, "node_ca_file": ca},
         server_tls={**issue(folder / "ca", "node-a"), "ca_file": ca},
+        metrics={},
     )
     try:
         plane.start_controller()
@@ -59,6 +61,16 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
     finally:
         plane.close()
+
+
+def test_both_services_are_scraped_over_tls_only(plane: ControlPlane) -> None:
+    ca = plane.folder / "ca" / "ca.crt"
+    pool = scrape(plane.url, plane.first_token(), ca)
+    assert pool.value("sluice_pool_nodes", state="up") == 1
+    node = scrape(plane.metrics_url, ca=ca)
+    assert node.value("sluice_server_controller_connected") == 1
+    with pytest.raises(httpx.TransportError):
+        httpx.get(plane.metrics_url.replace("https:", "http:") + "/metrics")
 
 
 def test_a_server_with_its_certificate_is_in_and_serves(plane: ControlPlane) -> None:

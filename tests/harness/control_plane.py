@@ -119,7 +119,8 @@ class ControlPlane:
         self.folder = folder
         self.rest_port, self.grpc_port = free_port(), free_port()
         self.data_port = free_port()
-        self.metrics_url = f"http://127.0.0.1:{free_port()}"
+        metrics_scheme = "https" if server_tls and "cert_file" in server_tls else "http"
+        self.metrics_url = f"{metrics_scheme}://127.0.0.1:{free_port()}"
         self.node = "node-a"
         self.fake = fake or native_worker() is None
         self._environment = {

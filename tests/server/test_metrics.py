@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,9 +17,13 @@ import httpx
 import pytest
 from control_plane import ControlPlane, native_worker, running, wait_for
 from job_process import JobProcess
-from scrapes import Scrape, scrape
+from scrapes import Scrape, read_registry, scrape
 
 from sluice.config.native_files import find_native
+from sluice.server.controller_link import GrantedVgpu
+from sluice.server.packets import Message
+from sluice.server.session_figures import SessionFigures
+from sluice.server.sessions import Asker
 
 MIB = 1 << 20
 COUNTERS = [
@@ -254,6 +259,55 @@ def test_a_server_serves_on_where_its_metrics_cannot_be_opened(tmp_path: Path) -
         assert "missing" in plane.log("server")
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{plane.metrics_url}/metrics")
+
+
+class FakeSession:
+    """A session as far as its figures are concerned."""
+
+    def __init__(self, session_id: str) -> None:
+        self.id = session_id
+        self.grant_id = f"grant of {session_id}"
+        self.vgpus = (GrantedVgpu("GPU-1", 1024, 25),)
+        self.asker = Asker("shm", "host", "program")
+        self.part = None
+        self.opening = False
+        self.gone = asyncio.Event()
+
+
+def test_what_a_taken_over_worker_says_cannot_spoil_a_scrape() -> None:
+    figures = SessionFigures()
+    session = FakeSession("s")
+    figures.begin(session)  # type: ignore[arg-type]
+    figures.hear("s", Message("status", {"commands": "70", "bytes_in": "9", "gpu_busy_ms": "4000"}))
+    absurd = {"commands": "-5", "bytes_in": "9" * 400, "bytes_out": "x", "vgpu.0.used_mib": "1e9"}
+    figures.hear("s", Message("status", absurd))
+    found = read_registry(figures.registry)
+    assert found.value("sluice_channel_commands_total", channel="shm") == 70, "it does not fall"
+    assert found.value("sluice_channel_received_bytes_total", channel="shm") == 2**62
+    assert found.value("sluice_channel_sent_bytes_total", channel="shm") == 0
+    assert found.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 4
+    figures.end("s")
+    figures.end("s")
+    again = read_registry(figures.registry)
+    assert again.value("sluice_server_sessions_ended_total", channel="shm") == 1
+    assert again.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 4
+
+
+def test_a_worker_that_exits_before_its_session_is_said_to_have_begun_leaves_nothing() -> None:
+    figures = SessionFigures()
+    session = FakeSession("s")
+    session.gone.set()
+    figures.begin(session)  # type: ignore[arg-type]
+    assert read_registry(figures.registry).total("sluice_server_sessions") == 0
+
+
+def test_refusals_are_counted_by_names_that_there_are() -> None:
+    figures = SessionFigures()
+    for status in (46, 46, 123456):
+        figures.refused(status)
+    found = read_registry(figures.registry)
+    assert found.value("sluice_server_refusals_total", error="device_unavailable") == 2
+    assert found.value("sluice_server_refusals_total", error="other") == 1
 
 
 READ = """
