@@ -173,12 +173,9 @@ class SessionFigures:
         followed = self._followed.get(session_id)
         if followed is None:
             return
-        said = _numbers(status)
-        followed.said = {
-            # what a taken over worker says must not make a counter fall
-            key: max(value, followed.said.get(key, 0))
-            for key, value in said.items()
-        }
+        for key, value in _numbers(status).items():
+            # what a worker that was taken over says must not make a counter fall
+            followed.said[key] = max(value, followed.said.get(key, 0))
         followed.used_mib = {
             index: _bounded(status.number(key))
             for index in followed.places
