@@ -10,7 +10,7 @@ JOBS ?= 2
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-gpu bench lint format sanitize native programs python guest-bundle docs clean
+.PHONY: help demo test test-rigs test-chaos test-gpu bench lint format sanitize native programs python guest-bundle docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,10 +20,14 @@ demo: build/.rig programs native guest-bundle ## the main job, in a guest and on
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -m "not vm and not gpu and not cluster" tests
+	$(PY) -m pytest -q -m "not vm and not gpu and not cluster and not chaos" tests
 
 test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
 	$(PY) -m pytest -q -m "vm or cluster" tests
+	$(MAKE) test-chaos
+
+test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_SEED
+	$(PY) -m pytest -q -s -m chaos tests/chaos
 
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py

@@ -152,16 +152,15 @@ class GrantDesk:
         """Ends a grant on an operator's word; False if it is not live.
 
         The server is told to end what runs; the books are cleared when it says that it has, or at
-        once when the server is not connected (it is told when it returns). Raises StoreError when
-        that end is not stored yet.
+        once when the server is not connected (it is told when it returns). Either is stored: a
+        controller that takes over ends it, too. Raises StoreError when that is not stored yet.
         """
         grant = self.pool.grants.get(grant_id)
         if grant is None or grant.state is not GrantState.LIVE:
             return False
-        if link := self.links.get(grant.node):
-            self.pool.end_soon(grant_id, reason)
-            link.end_grant(EndOrder(grant.node, grant_id, reason))
-        elif not await self.step(lambda: self.pool.release(grant_id, reason)):
+        connected = grant.node in self.links
+        end = self.pool.end_soon if connected else self.pool.release
+        if not await self.step(lambda: end(grant_id, reason)):
             raise StoreError(
                 f"grant {grant_id} is ended, but that is not stored yet, and a restart of the "
                 f"controller would undo it: {self.trouble}"
@@ -262,10 +261,15 @@ class GrantDesk:
 
     def _tell(self, decisions: Decisions) -> None:
         for request_id, answer in decisions.answers.items():
-            if isinstance(answer, Granted) and answer.session.state is SessionState.ENDED:
-                # asked again while the first answer was under way, which then could not be stored
-                answer = _not_given(self.trouble)
             asker = self._askers.get(request_id)
+            if isinstance(answer, Granted) and answer.session.state is SessionState.ENDED:
+                # ended while it was being stored: its first call was lost, or the store failed
+                if self.pool.knows_request(request_id):
+                    continue  # it was asked again, and that has an answer of its own
+                if asker and asker.request.wait_seconds != 0:
+                    self.begin(lambda asker=asker: self.pool.submit(asker.request))  # type: ignore[misc]
+                    continue
+                answer = _not_given(self.trouble)
             if asker and not asker.answer.done():
                 asker.answer.set_result(answer)
             elif isinstance(answer, Granted) and asker is None:

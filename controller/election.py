@@ -69,17 +69,22 @@ class Term:
     async def hold(self) -> None:
         """Renews the lease until that fails for too long, then returns."""
         pause = self._lease_seconds / 4
+        wait = pause
         while self.is_current:
-            await asyncio.sleep(pause)
+            await asyncio.sleep(wait)
             asked = time.monotonic()
+            # half of what is left: on a busy machine an answer takes long, and one may be lost
+            patience = max(pause, (self._until - asked) / 2)
             try:
-                if not await self._cluster.keep_lease(self._lease, pause):
+                if not await self._cluster.keep_lease(self._lease, patience):
                     self._until = 0.0
                     return
             except StoreError as error:
                 log.warning("the leader's lease is not renewed: %s", error)
+                wait = 0.05
             else:
                 self.started(asked)
+                wait = pause
 
     async def resign(self) -> None:
         """Lets others lead at once."""

@@ -49,6 +49,10 @@ class ServerSilent(Exception):
     """The server's stream ended before it answered, or it did not answer in time."""
 
 
+class ServerGone(Exception):
+    """The server did not answer: whether it did what it was told is not known."""
+
+
 class ServerLink:
     """One server's open stream."""
 
@@ -137,7 +141,10 @@ class ServerLink:
             del self._logs[call]
 
     async def resize(self, order: ResizeOrder, timeout: float) -> str:
-        """Has the server change what runs; returns "" or why it stays as it is."""
+        """Has the server change what runs; returns "" or why it stays as it is.
+
+        Raises ServerGone when it does not say which.
+        """
         done = asyncio.get_running_loop().create_future()
         self._resizes[order.grant_id] = done
         vgpus = [
@@ -152,7 +159,7 @@ class ServerLink:
         try:
             return await asyncio.wait_for(done, timeout)
         except TimeoutError:
-            return f"its server did not answer within {timeout:g} s"
+            raise ServerGone(f"its server did not answer within {timeout:g} s") from None
         finally:
             del self._resizes[order.grant_id]
 
@@ -224,7 +231,7 @@ class ServerLink:
                 taken.set_result("its stream ended")
         for done in (*self._resizes.values(), *self._gpu_orders.values()):
             if not done.done():
-                done.set_result("its stream ended")
+                done.set_exception(ServerGone("its server's stream ended"))
         for native in self._native.values():
             if not native.done():
                 native.set_result(None)
@@ -240,6 +247,9 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         self._desk = desk
         self._heartbeat_seconds = heartbeat_seconds
         self.links: dict[str, ServerLink] = {}
+        # ids of requests over REST whose node is yet to take its session: what a server reported
+        # before it was told cannot name it
+        self.under_way: set[str] = set()
 
     async def Register(  # noqa: N802
         self,
@@ -353,7 +363,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     for session in inventory.sessions
                     if self._is_of(name, session.session_id, session.grant_id)
                 ],
-                inventory.pending_requests,
+                [*inventory.pending_requests, *self.under_way],
                 [job_key(hold) for hold in inventory.holds],
                 {gpu.uuid for gpu in inventory.gpus if gpu.let_go},
             )

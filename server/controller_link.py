@@ -4,7 +4,8 @@
 Used by service and session_desk. It owns the gRPC channels and reconnects for ever, whoever started
 first; each time it reports what really runs here. Of several controllers it finds the one that
 leads: any other names it, and where none answers the next address is tried. It promises that a
-grant whose answer was lost, or whose asker is gone, is given back.
+grant whose answer was lost, or whose asker is gone, is given back, and that one which is ordered to
+end while its session is still being made does end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -117,6 +119,9 @@ class ControllerLink:
         self._connected = asyncio.Event()
         self._reports: asyncio.Queue[rpc.NodeReport | None] = asyncio.Queue()
         self._pending: set[str] = set()
+        self._opening: Counter[str] = Counter()  # grants whose sessions are being made
+        self._end_later: dict[str, str] = {}  # such a grant, and why it ends once they are made
+        self._ended_early: dict[str, str] = {}  # grants that were ended before they came, and why
         self._asked: dict[grpc.aio.Call, str] = {}  # who was asked, by the call
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stub = self._stub_of(self._target)
@@ -207,12 +212,41 @@ class ControllerLink:
         self._pending.add(request.request_id)
         settled = False
         try:
-            yield await self._ask(request, tell)
-            settled = True
+            granted = await self._ask(request, tell)
+            if reason := self._ended_early.pop(granted.grant_id, ""):
+                raise RefusalError(Status.SYSTEM_NOT_READY, reason)
+            async with self._made(granted.grant_id):
+                yield granted
+                settled = True
         finally:
             self._pending.discard(request.request_id)
+            if not self._pending:
+                self._ended_early.clear()  # nothing is on its way here any more
             if not settled:
                 self._in_background(self._give_back(request.request_id))
+
+    @contextlib.asynccontextmanager
+    async def _made(self, grant_id: str) -> AsyncIterator[None]:
+        """While the block makes a session of the grant, an order to end it waits."""
+        self._opening[grant_id] += 1
+        try:
+            yield
+        finally:
+            self._opening[grant_id] -= 1
+            if not self._opening[grant_id]:
+                del self._opening[grant_id]
+                if grant_id in self._end_later:
+                    self._side.end_grant(grant_id, self._end_later.pop(grant_id))
+
+    def _end_grant(self, grant_id: str, reason: str) -> None:
+        """Has it ended, now or when it is here: the controller gives its room away after that."""
+        if grant_id in self._opening:
+            self._end_later[grant_id] = reason
+            return
+        if self._pending:
+            # its answer may be on its way, and this order has overtaken it
+            self._ended_early[grant_id] = reason
+        self._side.end_grant(grant_id, reason)
 
     async def _ask(self, request: rpc.GrantRequest, tell: Callable[[str], None]) -> LocalGrant:
         patience = time.monotonic() + self._wait_seconds
@@ -320,7 +354,7 @@ class ControllerLink:
                 elif kind == "end_grant":
                     end = order.end_grant
                     with bound(request_id=end.request_id, grant_id=end.grant_id):
-                        self._side.end_grant(end.grant_id, end.reason)
+                        self._end_grant(end.grant_id, end.reason)
                 elif kind == "resize_grant":
                     self._in_background(self._resize(order.resize_grant))
                 elif kind == "hand_over":
@@ -362,7 +396,11 @@ class ControllerLink:
         return inventory
 
     async def _resize(self, order: rpc.ResizeGrant) -> None:
-        error = await self._side.resize_grant(order.grant_id, order.vgpus)
+        error = (
+            f"a session of grant {order.grant_id} is being opened; try again"
+            if order.grant_id in self._opening
+            else await self._side.resize_grant(order.grant_id, order.vgpus)
+        )
         answer = rpc.GrantResized(grant_id=order.grant_id, error=error)
         self.report(rpc.NodeReport(grant_resized=answer))
 

@@ -250,6 +250,10 @@ class Server:
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
         """Changes the limits of what runs for a grant; returns "" or why they stay."""
+        if self.tcp_door.resize_grant(grant_id, vgpus):
+            return ""
+        if not any(session.grant_id == grant_id for session in self.desk.sessions.values()):
+            return f"no session of grant {grant_id} is open here yet; try again"
         return await self.desk.resize_grant(grant_id, vgpus)
 
     async def hand_over(self, order: rpc.HandOver) -> str:

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sluice.config.log_ids import bound
@@ -45,6 +46,7 @@ class Expected:
 
     assignment: rpc.Assignment
     deadline: float
+    ended: str = ""  # why it is to end as soon as it has begun
 
     @property
     def vgpus(self) -> tuple[GrantedVgpu, ...]:
@@ -137,12 +139,27 @@ class TcpDoor:
     def forget_grant(self, grant_id: str, reason: str) -> bool:
         """Withdraws the key of a grant; False if there is none."""
         found = False
+        for attaching in self._attaching.values():
+            if attaching.assignment.grant_id == grant_id:
+                attaching.ended = reason
+                found = True
         for session_id, expected in list(self._expected.items()):
             if expected.assignment.grant_id == grant_id:
                 del self._expected[session_id]
                 self._report_ended(expected.assignment, reason)
                 found = True
         return found
+
+    def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> bool:
+        """Sessions that have a key and no client yet will have these limits; False: there is none.
+
+        Where a client is coming in just now its worker has the old ones already.
+        """
+        expected = [e for e in self._expected.values() if e.assignment.grant_id == grant_id]
+        for each in expected:
+            del each.assignment.vgpus[:]
+            each.assignment.vgpus.extend(vgpus)
+        return bool(expected)
 
     def _key_expired(self, session_id: str) -> None:
         if expected := self._expected.pop(session_id, None):
@@ -187,6 +204,8 @@ class TcpDoor:
                 await self._attach(connected, host, wish, expected)
         finally:
             del self._attaching[session_id]
+            if expected.ended:
+                self._desk.end_grant(expected.assignment.grant_id, expected.ended)
 
     async def _attach(
         self, connected: socket.socket, host: str, wish: OpenSession, expected: Expected
@@ -214,8 +233,8 @@ class TcpDoor:
             )
         except RefusalError as refusal:
             connected.setblocking(False)
-            await _refuse(connected, refusal)
             self._report_ended(assignment, refusal.message)
+            await _refuse(connected, refusal)
         except asyncio.CancelledError:
             self._report_ended(assignment, "the server stopped")
             raise
@@ -229,7 +248,10 @@ class TcpDoor:
         if found is None or not key:
             return None
         expected = self._expected.pop(found)
-        return expected if time.monotonic() < expected.deadline else None
+        if time.monotonic() < expected.deadline:
+            return expected
+        self._report_ended(expected.assignment, "no client came with the key in time")
+        return None
 
     def _report_ended(self, assignment: rpc.Assignment, reason: str) -> None:
         self._controller.report(

@@ -7,7 +7,7 @@ Mounted by controller.api.app. They decide nothing: every change is one step of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -19,9 +19,9 @@ from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
+from sluice.controller.node_service import PoolService, ServerGone
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import Decisions, GpuKey, GpuMode, ResizeOrder
+from sluice.controller.pool.model import Decisions, GpuKey, GpuMode, Grant, ResizeOrder
 from sluice.controller.store.store import StoreError
 
 RESIZE_SECONDS = 10.0
@@ -130,7 +130,21 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         await carried_out(desk, lambda: operations.drain_node(name, drained=False))
         return schemas.node_view(pool, pool.nodes[name])
 
-    @routes.patch("/grants/{grant_id}", tags=["grants"], responses=_CHANGED)
+    async def _not_known(grant: Grant, why: str) -> NoReturn:
+        await carried_out(desk, lambda: operations.finish_resize(grant.id, why, known=False))
+        if link := service.links.get(grant.node):
+            link.close()  # it connects anew and reports what it runs
+        raise Problem(
+            503,
+            "Not known whether resized",
+            f"grant {grant.id}: {why}; its node reports what it runs, look at it in some seconds",
+        )
+
+    @routes.patch(
+        "/grants/{grant_id}",
+        tags=["grants"],
+        responses={**_CHANGED, 503: {"model": ProblemDocument}},
+    )
     async def resize_grant(
         grant_id: str, body: GrantSize, _: Operator, if_match: IfMatch = None
     ) -> schemas.GrantView:
@@ -148,11 +162,14 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         await carried_out(desk, begin)
         if order is not None:
             link = service.links.get(grant.node)
-            error = (
-                await link.resize(order, RESIZE_SECONDS)
-                if link
-                else f"node {grant.node} is not connected"
-            )
+            try:
+                error = (
+                    await link.resize(order, RESIZE_SECONDS)
+                    if link
+                    else f"node {grant.node} is not connected"
+                )
+            except ServerGone as gone:
+                await _not_known(grant, str(gone))
             await carried_out(desk, lambda: operations.finish_resize(grant_id, error))
             if error:
                 raise Problem(409, "Not resized", f"grant {grant_id} stays as it was: {error}")

@@ -32,6 +32,7 @@ from sluice.controller.pool.model import (
     ReservationState,
     UsageRecord,
 )
+from sluice.controller.store.store import StoreError
 
 HOUR_SECONDS = 3600
 MOST = 2**31 - 1
@@ -259,6 +260,8 @@ def share_routes(desk: GrantDesk) -> APIRouter:
     )
     async def create_reservation(body: ReservationRequest, _: Operator) -> ReservationView:
         """Holds room for an owner, or lets it wait for room."""
+        if desk.trouble:  # rather than that there is no room, which nobody looks for now
+            raise StoreError(f"nothing is reserved for now: {desk.trouble}")
         reservation = Reservation(
             id=secrets.token_hex(8),
             owner_kind=OwnerKind(body.owner_kind),

@@ -30,6 +30,7 @@ from sluice.controller.pool.model import (
     Mode,
     Refused,
 )
+from sluice.controller.store.store import StoreError
 
 ASSIGN_SECONDS = 5.0
 HANGUP_POLL_SECONDS = 1.0
@@ -46,7 +47,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
         status_code=201,
         responses={
             409: {"model": ProblemDocument, "description": "cannot be granted"},
-            503: {"model": ProblemDocument, "description": "no node took it"},
+            503: {"model": ProblemDocument, "description": "no node took it, or nothing is stored"},
         },
     )
     async def open_session(body: SessionRequest, request: Request, caller: Client) -> SessionTicket:
@@ -87,17 +88,19 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             )
             if refusal := desk.pool.not_allowed(wanted):
                 raise Problem(403, "Not allowed", refusal.message, cuda_error=int(refusal.status))
-            answer = await _answer_or_hangup(desk, wanted, request)
-            if isinstance(answer, Refused):
-                raise Problem(409, "Not granted", answer.message, cuda_error=int(answer.status))
             key = secrets.token_hex(16)
-            node = desk.pool.nodes[answer.grant.node]
-            link = service.links.get(node.name)
-            trouble = (
-                await link.assign(answer, key, key_seconds, ASSIGN_SECONDS)
-                if link
-                else "it is not connected"
-            )
+            service.under_way.add(wanted.request_id)
+            try:
+                answer = await _answer_or_hangup(desk, wanted, request)
+                node = desk.pool.nodes[answer.grant.node]
+                link = service.links.get(node.name)
+                trouble = (
+                    await link.assign(answer, key, key_seconds, ASSIGN_SECONDS)
+                    if link
+                    else "it is not connected"
+                )
+            finally:
+                service.under_way.discard(wanted.request_id)
             if not trouble:
                 return SessionTicket(
                     session_id=answer.session.id,
@@ -180,9 +183,7 @@ def _domain(caller: Caller, peer: str) -> str:
     return f"project {caller.project}" if caller.project else f"net {peer}"
 
 
-async def _answer_or_hangup(
-    desk: GrantDesk, wanted: GrantRequest, request: Request
-) -> Granted | Refused:
+async def _answer_or_hangup(desk: GrantDesk, wanted: GrantRequest, request: Request) -> Granted:
     async def decided() -> Granted | Refused:
         async for answer in desk.request(wanted, "the client hung up"):
             if isinstance(answer, Granted | Refused):
@@ -194,7 +195,12 @@ async def _answer_or_hangup(
         while True:
             done, _ = await asyncio.wait([task], timeout=HANGUP_POLL_SECONDS)
             if done:
-                return task.result()
+                answer = task.result()
+                if isinstance(answer, Refused) and answer.status is CudaStatus.UNKNOWN:
+                    raise StoreError(answer.message)  # nothing is wrong with the request
+                if isinstance(answer, Refused):
+                    raise Problem(409, "Not granted", answer.message, cuda_error=int(answer.status))
+                return answer
             if await request.is_disconnected():
                 raise Problem(499, "Client hung up", "the client closed the connection")
     finally:

@@ -7,6 +7,7 @@ the books, even beyond what is free, and that work which was ended meanwhile is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sluice.controller.pool.books import Books
@@ -43,28 +44,32 @@ class ReportedSession:
 class Adoption:
     """What is done about reported sessions."""
 
-    def __init__(self, books: Books, fleet: Fleet, jobs: Jobs) -> None:
+    def __init__(
+        self, books: Books, fleet: Fleet, jobs: Jobs, is_resizing: Callable[[str], bool]
+    ) -> None:
         self._books = books
         self._fleet = fleet
         self._jobs = jobs
+        self._is_resizing = is_resizing
 
     def reconcile(self, node: str, report: ReportedSession, decisions: Decisions) -> None:
         """Adopts a session, or has it ended."""
         session = report.session
         grant = self._books.grants.get(session.grant_id)
-        if (
-            grant
-            and grant.state is GrantState.ENDED
+        if grant and grant.state is GrantState.ENDED and len(grant.nodes) > 1:
             # what was lost with one of several nodes is over: the others' GPUs were given back
-            and (grant.reason != NODE_LOST or len(grant.nodes) > 1)
-        ):
             decisions.ends.append(EndOrder(node, grant.id, grant.reason))
             return
-        if grant and self._jobs.is_ending(grant):
-            # it was told to, before it went away
-            decisions.ends.append(EndOrder(node, grant.id, self._jobs.why_ending(grant)))
         if grant is None or grant.state is GrantState.ENDED:
+            over = grant.ending or grant.reason if grant else NODE_LOST
             grant = self._adopt(node, report, grant)
+            if over != NODE_LOST:
+                # its room is nobody else's before it is gone
+                self._books.end_soon(grant, over)
+        elif not self._is_resizing(grant.id):
+            self._take_sizes(grant, report.vgpus)
+        if self._jobs.is_ending(grant):
+            decisions.ends.append(EndOrder(node, grant.id, self._jobs.why_ending(grant)))
         known = self._books.sessions.get(session.id)
         if known is None or known.state is not session.state:
             self._books.add_session(session)
@@ -102,6 +107,19 @@ class Adoption:
                 text = f"grant {grant.id} runs there beyond what is free; nothing new is placed"
                 self._books.event("gpu.overcommitted", str(key), text)
         return grant
+
+    def _take_sizes(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
+        """It runs with other limits than the books say: a resize whose end was not heard."""
+        if [v.gpu_uuid for v in vgpus] != [v.gpu_uuid for v in grant.vgpus]:
+            return
+        sized = tuple(
+            replace(old, memory_mib=new.memory_mib, compute_percent=new.compute_percent)
+            for old, new in zip(grant.vgpus, vgpus, strict=True)
+        )
+        if sized != grant.vgpus:
+            self._books.rebook(grant, sized)
+            sizes = ", ".join(f"{v.memory_mib} MiB and {v.compute_percent} %" for v in sized)
+            self._books.event("grant.resized", grant.id, f"runs with {sizes}")
 
     def _with_overhead(self, node: str, vgpus: tuple[Vgpu, ...]) -> tuple[Vgpu, ...]:
         gpus = [self._fleet.gpus.get(GpuKey(node, vgpu.gpu_uuid)) for vgpu in vgpus]

@@ -148,6 +148,8 @@ class Books:
                 continue
             self._book(grant, 1)
             self._jobs.add(grant)
+            if grant.ending:
+                self._jobs.end_soon(grant.id, grant.ending)
             if not grant.reservation:
                 of_it = Held.of(grant.vgpus)
                 held[grant.project or DEFAULT_PROJECT] = self.quotas.change(grant.project, of_it, 1)
@@ -231,7 +233,19 @@ class Books:
         self._book_slots(reservation, sign)
         self._count_held(reservation.project, Held.of(reservation.slots), sign)
 
+    def over(self, reservation: Reservation) -> None:
+        """A reservation has ended; what it held is the caller's."""
+        self.reservations.remove(reservation)
+        self.reservations.forget_old(self._ended_kept)
+
     # ends
+
+    def end_soon(self, grant: Grant, reason: str) -> None:
+        """It is to end, and is booked until its server says that it has; nobody joins it."""
+        self._jobs.end_soon(grant.id, reason)
+        grant.ending = reason
+        grant.generation += 1
+        self.changes.append(replace(grant))
 
     def end(self, grant: Grant, reason: str) -> None:
         """A grant ends, and its sessions with it."""

@@ -46,7 +46,8 @@ class Jobs:
     def add(self, grant: Grant) -> None:
         """A job's grant lives."""
         if key := key_of(grant):
-            self._grants[key] = grant
+            # one that is adopted only to be ended does not take a newer one's place
+            self._grants.setdefault(key, grant)
 
     def remove(self, grant: Grant) -> None:
         """It has ended."""

@@ -211,6 +211,7 @@ class Grant:
     job_processes: int = 0  # whose contexts room is left for
     project: str = ""  # whose it is; empty: nobody's in particular
     reservation: str = ""  # whose room it uses; empty: the pool's
+    ending: str = ""  # why its server is told to end it, while it lives
 
     def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
         """Each vGPU with its GPU's place in the pool."""

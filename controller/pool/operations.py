@@ -61,10 +61,14 @@ class Operations:
         """Resizes a grant; None: done. Else the server is to do it. Raises Impossible, Unknown."""
         return self._resizing.begin(grant_id, memory_mib, compute_percent)
 
-    def finish_resize(self, grant_id: str, error: str) -> Decisions:
-        """The server has resized it, or says why not."""
-        self._resizing.finish(grant_id, error)
+    def finish_resize(self, grant_id: str, error: str, *, known: bool = True) -> Decisions:
+        """The server has resized it, or says why not; not known: it must report what it runs."""
+        self._resizing.finish(grant_id, error, known=known)
         return self._moved_on(Decisions())
+
+    def is_resizing(self, grant_id: str) -> bool:
+        """Whether a server's answer is waited for."""
+        return self._resizing.is_under_way(grant_id)
 
     # reservations
 

@@ -126,11 +126,10 @@ class Pool:
             clock,
             self._books,
             self._fleet,
-            Ending(self._jobs),
+            Ending(self._books),
             self._held_by,
             hands_over=hands_over,
         )
-        self._adoption = Adoption(self._books, self._fleet, self._jobs)
         self.operations = Operations(
             self._books,
             self._fleet,
@@ -140,6 +139,7 @@ class Pool:
             attachments,
             self._moved_on,
         )
+        self._adoption = Adoption(self._books, self._fleet, self._jobs, self.operations.is_resizing)
         self.nodes = self._fleet.nodes
         self.nodes_in_order = self._fleet.nodes_in_order
         self.gpus_in_order = self._fleet.gpus_in_order
@@ -225,6 +225,10 @@ class Pool:
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
         return self._books.sessions_of(grant_id)
+
+    def knows_request(self, request_id: str) -> bool:
+        """Whether it waits, or holds a session that lives."""
+        return request_id in self.queue or self._books.held_by(request_id) is not None
 
     def node_of_request(self, request_id: str) -> str:
         """The node of the grant that a request was given; empty if it has none."""
@@ -313,8 +317,7 @@ class Pool:
             self._books.end_if_over(grant)
         for grant_id in self._books.never_opened(self._opening_seconds):
             reason = f"its client did not come within {self._opening_seconds:g} s"
-            self._jobs.end_soon(grant_id, reason)
-            decisions.ends.append(EndOrder(self.grants[grant_id].node, grant_id, reason))
+            decisions.ends += self.end_soon(grant_id, reason).ends
         for request in self.queue.overdue(now):
             self._scheduler.leave(request.request_id)
             decisions.answers[request.request_id] = self._not_now(request, len(self.queue) + 1)
@@ -390,9 +393,13 @@ class Pool:
             self._books.end_session(grant, session, reason)
         return self._moved_on(Decisions())
 
-    def end_soon(self, grant_id: str, reason: str) -> None:
+    def end_soon(self, grant_id: str, reason: str) -> Decisions:
         """The operator ends a grant: its server is told, and nobody joins it any more."""
-        self._jobs.end_soon(grant_id, reason)
+        grant = self.grants.get(grant_id)
+        if grant is None or grant.state is not GrantState.LIVE:
+            return Decisions()
+        self._books.end_soon(grant, reason)
+        return Decisions(ends=[EndOrder(grant.node, grant_id, reason)])
 
     def job_held(self, key: JobKey, holder: str) -> None:
         """A job's launcher lives."""

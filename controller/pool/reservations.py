@@ -66,6 +66,13 @@ class Reservations:
         owned.pop(reservation.id, None)
         self.index(reservation)
 
+    def forget_old(self, kept: int) -> None:
+        """Of ended ones only the newest are remembered."""
+        ended = [r for r in self.records.values() if r.state is ReservationState.ENDED]
+        if len(ended) > kept:
+            for reservation in sorted(ended, key=lambda r: r.ended or 0.0)[: len(ended) - kept]:
+                del self.records[reservation.id]
+
     def forget(self, reservation: Reservation) -> None:
         """It never came to be."""
         self.remove(reservation)

@@ -115,7 +115,7 @@ class Reserving:
         reservation.state = ReservationState.ENDED
         reservation.ended, reservation.reason = self._clock.wall(), reason
         reservation.generation += 1
-        self._books.reservations.remove(reservation)
+        self._books.over(reservation)
         for grant in {grant.id: grant for grant in drawing}.values():
             self._books.move_to_pool(grant)
         self._books.changes.append(replace(reservation))

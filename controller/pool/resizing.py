@@ -83,11 +83,21 @@ class Resizing:
         self._under_way[grant_id] = (before, after)
         return ResizeOrder(grant.node, grant_id, after)
 
-    def finish(self, grant_id: str, error: str) -> Decisions:
-        """The server has done it, or says why not."""
+    def is_under_way(self, grant_id: str) -> bool:
+        """Whether its server has been told and has not answered."""
+        return grant_id in self._under_way
+
+    def finish(self, grant_id: str, error: str, *, known: bool = True) -> Decisions:
+        """The server has done it, or says why not.
+
+        Where that is not known, the larger sizes stay booked until the server reports what it runs.
+        """
         before, after = self._under_way.pop(grant_id)
         grant = self._books.grants.get(grant_id)
         if grant is None or grant.state is not GrantState.LIVE:
+            return Decisions()
+        if not known:
+            self._books.event("grant.not_resized", grant_id, f"it is not known: {error}")
             return Decisions()
         sizes = before if error else after
         # a job's sessions may have come and gone meanwhile: their contexts stay as they are

@@ -56,12 +56,12 @@ from sluice.controller.pool.waiting import Entry, WaitingQueue
 class Ending:
     """The Yield of a pool that cannot suspend: the work ends with a CUDA error."""
 
-    def __init__(self, jobs: Jobs) -> None:
-        self._jobs = jobs
+    def __init__(self, books: Books) -> None:
+        self._books = books
 
     def ask(self, grant: Grant, reason: str) -> list[EndOrder]:
         """Has the server end it; nobody joins it any more."""
-        self._jobs.end_soon(grant.id, reason)
+        self._books.end_soon(grant, reason)
         return [EndOrder(grant.node, grant.id, reason)]
 
 
@@ -120,7 +120,7 @@ class Scheduler:
         self._across = across
         self._over_quota_waits = over_quota_waits
         self._claims: dict[str, Claim] = {}
-        self._yield: Yield = Ending(jobs)
+        self._yield: Yield = Ending(books)
         self.reserving = Reserving(clock, books, fleet, policy)
         self.queue = WaitingQueue(ageing_seconds)
         self.paused = ""  # why nothing is granted for now; what waits goes on waiting

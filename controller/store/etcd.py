@@ -28,13 +28,20 @@ from typing import Any
 from urllib.parse import quote
 
 from sluice.controller.election import Term
-from sluice.controller.pool.model import Change, Event, GrantState, UsageRecord
+from sluice.controller.pool.model import (
+    Change,
+    Event,
+    GrantState,
+    ReservationState,
+    UsageRecord,
+)
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records
 from sluice.controller.store.etcd_cluster import EtcdCluster, UnreachableError, prefix_end
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.records import Batch, Key, Kind
 from sluice.controller.store.store import (
+    USAGE_HOURS,
     DeposedError,
     EventQuery,
     NumberedEvent,
@@ -49,7 +56,7 @@ MOST_OPERATIONS = 120  # etcd takes 128 in a transaction; some are our own
 GROUP_MOST_CHANGES = 110
 PART_CHARACTERS = 300_000  # of a journal; etcd takes requests of 1.5 MiB
 FORGET_AT_ONCE = 8
-READ_AT_ONCE = 2000
+READ_AT_ONCE = 200
 EVENTS_IN_A_KEY = 200
 EVENTS_SLACK = 1000
 RETRY_SECONDS = 0.1
@@ -81,6 +88,8 @@ class EtcdStore:
         self._commit_value = ""
         self._ended: dict[str, None] = {}  # ids of ended grants, oldest first
         self._sessions: dict[str, set[str]] = {}  # by grant
+        self._over: dict[str, None] = {}  # ids of ended reservations, oldest first
+        self._hours: dict[int, set[Key]] = {}  # keys of usage records, by their hour
         self._compaction: asyncio.Task[None] | None = None
         self.group_commit = GroupCommit(self._write, GROUP_MOST_CHANGES)
 
@@ -104,7 +113,11 @@ class EtcdStore:
         found[records.SESSIONS].sort(key=lambda session: session.started)
         ended = [g for g in found[records.GRANTS] if g.state is GrantState.ENDED]
         self._ended = dict.fromkeys(g.id for g in sorted(ended, key=lambda g: g.ended or 0.0))
+        over = [r for r in found[records.RESERVATIONS] if r.state is ReservationState.ENDED]
+        self._over = dict.fromkeys(r.id for r in sorted(over, key=lambda r: r.ended or 0.0))
         by_hour = sorted(found[records.USAGE], key=lambda record: record.hour)
+        for record in by_hour:
+            self._hours.setdefault(record.hour, set()).add(records.USAGE.key(record))
         newest = {record.project: record for record in by_hour}
         for session in found[records.SESSIONS]:
             self._sessions.setdefault(session.grant_id, set()).add(session.id)
@@ -229,12 +242,17 @@ class EtcdStore:
         for number, some in _slices(batch.events, EVENTS_IN_A_KEY):
             events = ",".join(_json(records.EVENTS, event) for event in some)
             writes.append((self._event_key(self._next_event + number), f"[{events}]"))
-        old = self._old_grants({key for key, _ in writes})
-        room = MOST_OPERATIONS - len(writes)
-        forgotten = [(key, None) for keys in old.values() for key in keys]
-        if len(forgotten) > room:
-            old, forgotten = {}, []
-        writes += forgotten
+        written = {key for key, _ in writes}
+        old, over = self._old_grants(written), self._old_reservations()
+        usage = [k for k in self._old_usage() if self._key(records.USAGE, k) not in written]
+        forgotten = [
+            *(key for keys in old.values() for key in keys),
+            *(self._key(records.RESERVATIONS, (reservation,)) for reservation in over),
+            *(self._key(records.USAGE, key) for key in usage),
+        ]
+        if len(forgotten) > MOST_OPERATIONS - len(writes):
+            old, over, usage, forgotten = {}, [], [], []  # with one of the next writes
+        writes += [(key, None) for key in forgotten]
         if len(writes) > MOST_OPERATIONS or _size(writes) > PART_CHARACTERS:
             await self._write_large(writes, len(batch.events))
         else:
@@ -243,6 +261,10 @@ class EtcdStore:
         for grant_id in old:
             del self._ended[grant_id]
             self._sessions.pop(grant_id, None)
+        for reservation in over:
+            self._over.pop(reservation, None)
+        for key in usage:
+            self._forget_usage(key)
         await self._forget_events()
 
     async def _write_large(self, writes: list[Write], events: int) -> None:
@@ -321,6 +343,31 @@ class EtcdStore:
                 self._ended[grant.id] = None
         for session in batch.puts.get(records.SESSIONS, ()):
             self._sessions.setdefault(session.grant_id, set()).add(session.id)
+        for reservation in batch.puts.get(records.RESERVATIONS, ()):
+            if reservation.state is ReservationState.ENDED:
+                self._over[reservation.id] = None
+        for record in batch.puts.get(records.USAGE, ()):
+            self._hours.setdefault(record.hour, set()).add(records.USAGE.key(record))
+
+    def _old_reservations(self) -> list[str]:
+        """Ended reservations that are too many, a few at a time."""
+        most = min(FORGET_AT_ONCE, len(self._over) - self._ended_kept)
+        return list(itertools.islice(self._over, max(0, most)))
+
+    def _old_usage(self) -> list[Key]:
+        """Records of hours that are over for too long, a few at a time."""
+        if not self._hours:
+            return []
+        oldest = min(self._hours)
+        if oldest >= max(self._hours) - USAGE_HOURS:
+            return []
+        return list(itertools.islice(self._hours[oldest], FORGET_AT_ONCE))
+
+    def _forget_usage(self, key: Key) -> None:
+        for hour, keys in list(self._hours.items()):
+            keys.discard(key)
+            if not keys:
+                del self._hours[hour]
 
     def _old_grants(self, written: set[str]) -> dict[str, list[str]]:
         """Ended grants that are too many, a few at a time, with the keys that go with each."""

@@ -28,7 +28,7 @@ from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import records, sqlite_file
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.records import Kind
-from sluice.controller.store.store import EventQuery, NumberedEvent, StoreError
+from sluice.controller.store.store import USAGE_HOURS, EventQuery, NumberedEvent, StoreError
 
 log = logging.getLogger("sluice.controller")
 
@@ -36,7 +36,6 @@ GROUP_MOST_CHANGES = 5000
 TRIM_EVERY_CHANGES = 500  # a little at a time: commits wait for it
 FORGET_AT_ONCE = 100
 CHECKPOINT_EVERY_CHANGES = 4000
-USAGE_HOURS = 400 * 24  # that are kept
 LOG_MOST_PAGES = 16384  # 64 MiB: then a commit waits once until the log starts over
 
 T = TypeVar("T")

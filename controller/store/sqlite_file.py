@@ -106,6 +106,9 @@ MIGRATIONS = (
       reason TEXT NOT NULL, generation INTEGER NOT NULL, PRIMARY KEY (node, uuid)
     ) STRICT;
     """,
+    """
+    ALTER TABLE grants ADD COLUMN ending TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -16,6 +16,8 @@ from typing import Protocol
 from sluice.controller.pool.model import Change, Event, UsageRecord
 from sluice.controller.pool.pool import Snapshot
 
+USAGE_HOURS = 400 * 24  # that are kept
+
 
 class StoreError(Exception):
     """The store cannot be opened, read or written; the message names it and the way out."""

@@ -16,7 +16,15 @@ from pool_bench import PoolBench
 
 from sluice.config.controller import StoreSection
 from sluice.controller.election import Candidate, LeaderAddress, Term
-from sluice.controller.pool.model import Event, Gpu, GrantState
+from sluice.controller.pool.model import (
+    Event,
+    Gpu,
+    GrantState,
+    OwnerKind,
+    Reservation,
+    ReservationState,
+    UsageRecord,
+)
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import etcd
 from sluice.controller.store.etcd import EtcdStore
@@ -236,6 +244,40 @@ async def test_old_grants_and_events_are_forgotten(
     assert 3 <= len(ended) <= 4
     assert {s.grant_id for s in loaded.sessions} == {g.id for g in loaded.grants}
     await handed_over(again)
+
+
+async def test_old_reservations_and_hours_are_forgotten(
+    cluster: EtcdCluster, section: StoreSection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd, "USAGE_HOURS", 10)
+
+    def reservation(number: int, state: ReservationState) -> Reservation:
+        ended = float(number) if state is ReservationState.ENDED else None
+        return Reservation(
+            f"r{number}", OwnerKind.PROJECT, "p", "p", 1, 1, 1, 0, "", 0.0, state, ended=ended
+        )
+
+    store = await opened(cluster, section, ended_kept=3)
+    await store.load()
+    await store.commit([reservation(0, ReservationState.HELD)])
+    for number in range(1, 21):
+        await store.commit([reservation(number, ReservationState.HELD)])
+        await store.commit([reservation(number, ReservationState.ENDED)])
+        await store.commit([UsageRecord(p, number, 1.0, 1.0, 1.0, 0.0) for p in ("a", "b")])
+    await handed_over(store)
+    again = await opened(cluster, section, ended_kept=3)
+    loaded = await again.load()
+    assert [r.id for r in loaded.reservations] == ["r0", "r18", "r19", "r20"]
+    # what is too old goes with the write after
+    assert sorted({r.hour for r in await again.usage(0, 99)}) == list(range(9, 21))
+    await again.commit([UsageRecord("a", 25, 1.0, 1.0, 1.0, 0.0)])
+    for number in range(21, 26):  # what the leader before left is forgotten by the next
+        await again.commit([reservation(number, ReservationState.ENDED)])
+    await handed_over(again)
+    third = await opened(cluster, section, ended_kept=3)
+    assert len((await third.load()).reservations) <= 5  # the last one goes with the next write
+    assert min(r.hour for r in await third.usage(0, 99)) >= 12
+    await handed_over(third)
 
 
 async def test_a_newer_format_is_left_alone_and_an_older_records_fields_take_defaults(

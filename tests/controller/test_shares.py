@@ -255,6 +255,19 @@ def test_a_reservation_is_counted_once_with_what_draws_on_it(bench: PoolBench) -
         reserve(bench, "second", count=2)
 
 
+def test_of_ended_reservations_the_newest_are_remembered(
+    make_bench: Callable[..., PoolBench],
+) -> None:
+    bench = make_bench(ended_kept=2)
+    bench.node("a", 8000)
+    for number in range(5):
+        reserve(bench, f"r{number}")
+        bench.clock.seconds += 1
+        bench.pool.operations.end_reservation(f"r{number}", "deleted")
+    held = reserve(bench, "held")
+    assert sorted(bench.pool.reservations) == [held.id, "r3", "r4"]
+
+
 # resizing
 
 

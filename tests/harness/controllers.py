@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from typing import Any
 
 import httpx
 from control_plane import PYTHON_PATH, free_port, wait_for
+from places import HERE, Place
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, LocalGrant
@@ -39,11 +41,21 @@ class Controllers:
         store: dict[str, Any],
         *,
         pool: dict[str, Any] | None = None,
+        auth: dict[str, Any] | None = None,
         log_level: str = "INFO",
+        places: Sequence[Place] = (),
+        program: Sequence[str] = ("-m", "sluice.controller"),
+        environment: dict[str, str] | None = None,
+        database: Path | None = None,
     ) -> None:
         self._folder = folder
-        self.rest = [f"127.0.0.1:{free_port()}" for _ in range(count)]
-        self.grpc = [f"127.0.0.1:{free_port()}" for _ in range(count)]
+        self.database = database or folder / "controller.db"
+        self._places = places or [HERE] * count
+        self._program = program
+        self._environment = {**os.environ, "PYTHONPATH": str(PYTHON_PATH), **(environment or {})}
+        self.token = ""  # shown with every REST call
+        self.rest = [f"{place.address}:{free_port()}" for place in self._places]
+        self.grpc = [f"{place.address}:{free_port()}" for place in self._places]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
         for number in range(count):
             sections = {
@@ -53,12 +65,14 @@ class Controllers:
                     "file_log_level": log_level,
                 },
                 "controller": {
+                    "bind_addr": self._places[number].address,
                     "rest_port": self.rest[number].partition(":")[2],
                     "grpc_port": self.grpc[number].partition(":")[2],
-                    "store": folder / "controller.db",
+                    "store": self.database,
                 },
                 "store": store,
                 "pool": {"heartbeat_seconds": 1, "node_timeout_seconds": 20, **(pool or {})},
+                "auth": auth or {},
             }
             lines = []
             for section, keys in sections.items():
@@ -81,12 +95,12 @@ class Controllers:
         with (self._folder / f"controller{number}.out").open("ab") as out:
             self.processes[number] = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "sluice.controller"),
+                    *(*self._places[number].enter, sys.executable, *self._program),
                     *("--config", str(self._folder / f"controller{number}.conf")),
                 ],
                 stdout=out,
                 stderr=out,
-                env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
+                env=self._environment,
             )
 
     def part(self, number: int) -> dict[str, Any]:
@@ -122,7 +136,10 @@ class Controllers:
     def get(self, path: str, **parameters: Any) -> Any:
         """A GET to whoever leads."""
         address = self.rest[self.leader()]
-        answer = httpx.get(f"http://{address}/v1{path}", params=parameters, timeout=15)
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        answer = httpx.get(
+            f"http://{address}/v1{path}", params=parameters, headers=headers, timeout=15
+        )
         answer.raise_for_status()
         return answer.json()
 
@@ -136,6 +153,13 @@ class Controllers:
             if not page.get("next_marker"):
                 return found
             marker = {"marker": page["next_marker"]}
+
+    def first_token(self) -> str:
+        """The admin token that the first leader of a new pool printed."""
+        printed = "".join(self.log(number) for number in range(len(self.processes)))
+        found = re.search(r"^ +(sluice_\S+)$", printed, re.MULTILINE)
+        assert found, "no controller has printed a token"
+        return found[1]
 
     def log(self, number: int) -> str:
         """What one printed."""
@@ -185,10 +209,11 @@ class SimulatedServer:
         await asyncio.gather(self._line, return_exceptions=True)
         await self.link.close()
 
-    async def take(self) -> LocalGrant:
-        """Asks for one percent of a GPU, and runs it."""
+    async def take(self, wait_seconds: int = -1) -> LocalGrant:
+        """Asks for one percent of a GPU, and runs it; raises RefusalError."""
         request = rpc.GrantRequest(
-            node=self.name, vgpu_count=1, memory_mib=1, compute_percent=1, wait_seconds=-1,
+            node=self.name, vgpu_count=1, memory_mib=1, compute_percent=1,
+            wait_seconds=wait_seconds,
             local_only=True, channel="shm", program=f"p-{secrets.token_hex(4)}",
         )  # fmt: skip
         async with self.link.grant(request, lambda _: None) as grant:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from control_plane import free_port
+from places import HERE, Place
 
 
 def is_there() -> bool:
@@ -27,14 +28,22 @@ def is_there() -> bool:
 class EtcdMembers:
     """A cluster; start() first."""
 
-    def __init__(self, folder: Path, count: int = 1, *options: str, scheme: str = "http") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int = 1,
+        *options: str,
+        scheme: str = "http",
+        places: Sequence[Place] = (),
+    ) -> None:
         self._scheme = scheme
         self._folder = folder
         self._options = options
+        self._places = places or [HERE] * count
         self._clients = [free_port() for _ in range(count)]
         self._peers = [free_port() for _ in range(count)]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count
-        self.endpoints = [f"127.0.0.1:{port}" for port in self._clients]
+        self.endpoints = [f"{place.address}:{port}" for place, port in self._at(self._clients)]
 
     def start(self) -> None:
         """Starts every member and waits for a leader."""
@@ -44,24 +53,28 @@ class EtcdMembers:
 
     def start_member(self, number: int) -> None:
         """Starts a member, anew or again."""
-        peer, client = self._peers[number], self._clients[number]
-        cluster = ",".join(f"m{n}=http://127.0.0.1:{p}" for n, p in enumerate(self._peers))
+        peers = [f"http://{place.address}:{port}" for place, port in self._at(self._peers)]
+        client = f"{self._scheme}://{self.endpoints[number]}"
+        cluster = ",".join(f"m{n}={peer}" for n, peer in enumerate(peers))
         self._folder.mkdir(parents=True, exist_ok=True)
         with (self._folder / f"m{number}.log").open("ab") as log:
             self.processes[number] = subprocess.Popen(
                 [
+                    *self._places[number].enter,
                     "etcd",
                     *("--name", f"m{number}", "--data-dir", str(self._folder / f"m{number}")),
-                    *("--listen-client-urls", f"{self._scheme}://127.0.0.1:{client}"),
-                    *("--advertise-client-urls", f"{self._scheme}://127.0.0.1:{client}"),
-                    *("--listen-peer-urls", f"http://127.0.0.1:{peer}"),
-                    *("--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"),
+                    *("--listen-client-urls", client, "--advertise-client-urls", client),
+                    *("--listen-peer-urls", peers[number]),
+                    *("--initial-advertise-peer-urls", peers[number]),
                     *("--initial-cluster", cluster, "--initial-cluster-state", "new"),
                     *self._options,
                 ],
                 stdout=log,
                 stderr=log,
             )
+
+    def _at(self, ports: Sequence[int]) -> Iterator[tuple[Place, int]]:
+        return zip(self._places, ports, strict=True)
 
     def wait_healthy(self, seconds: float = 30.0, health: Sequence[str] = ()) -> None:
         """Returns once a member can write; asks at the client addresses unless told where."""

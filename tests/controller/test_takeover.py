@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was ended, resized or answered while somebody was away: chaos runs found these cases."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pool_bench import PoolBench
+
+from sluice.controller.desk import GrantDesk
+from sluice.controller.node_service import PoolService, ServerLink
+from sluice.controller.pool.model import (
+    Change,
+    EndOrder,
+    GpuKey,
+    Granted,
+    GrantRequest,
+    GrantState,
+    Node,
+    Refused,
+    Session,
+    SessionState,
+    Vgpu,
+    Waiting,
+)
+from sluice.controller.pool.pool import NODE_LOST, ReportedSession, Snapshot
+from sluice.rpc import pool_pb2 as rpc
+
+GPU = GpuKey("a", "a-gpu0")
+
+
+def runs(granted: Granted, *, percent: int | None = None) -> ReportedSession:
+    """What a server reports that runs it."""
+    session = replace(granted.session, state=SessionState.RUNNING)
+    vgpus = tuple(
+        Vgpu(v.gpu_uuid, v.memory_mib, percent or v.compute_percent) for v in granted.grant.vgpus
+    )
+    return ReportedSession(session, vgpus, granted.grant.request_id, granted.grant.priority)
+
+
+def register(bench: PoolBench, *reports: ReportedSession) -> Any:
+    gpus = [gpu for gpu in bench.pool.gpus.values() if gpu.node == "a"]
+    return bench.pool.register(Node("a", "x", 1, "1", 4), gpus, reports)
+
+
+def snapshot(bench: PoolBench) -> Snapshot:
+    pool = bench.pool
+    return Snapshot(
+        [replace(node) for node in pool.nodes.values()],
+        list(pool.gpus.values()),
+        [replace(grant) for grant in pool.grants.values()],
+        [replace(session) for session in pool.sessions.values()],
+    )
+
+
+def test_what_was_ended_while_its_node_was_away_keeps_its_room_until_it_is_gone(
+    bench: PoolBench,
+) -> None:
+    bench.node("a", 8000)
+    old = bench.granted(compute_percent=100)
+    bench.pool.disconnected("a")
+    bench.pool.release(old.grant.id, "ended by the operator")
+    assert bench.ask(request_id="x", compute_percent=100, wait_seconds=-1) == "x"
+    decisions = register(bench, runs(old))
+    assert decisions.ends == [EndOrder("a", old.grant.id, "ended by the operator")]
+    assert "x" not in decisions.answers, "it still runs"
+    assert bench.pool.usage(GPU).compute_percent == 100
+    ended = bench.pool.session_ended(old.session.id, old.grant.id, "ended by the operator")
+    assert isinstance(ended.answers["x"], Granted)
+    assert bench.pool.grants[old.grant.id].reason == "ended by the operator"
+
+
+def test_an_end_that_was_ordered_is_ordered_by_the_next_controller_too(
+    bench: PoolBench, make_bench: Callable[..., PoolBench]
+) -> None:
+    bench.node("a", 8000)
+    old = bench.granted()
+    assert bench.pool.end_soon(old.grant.id, "ended by the operator").ends
+    after = make_bench(snapshot=snapshot(bench))
+    assert register(after, runs(old)).ends == [EndOrder("a", old.grant.id, "ended by the operator")]
+    after.clock.seconds += 31
+    after.pool.expire()
+    assert after.pool.grants[old.grant.id].reason == NODE_LOST
+    [order] = register(after, runs(old)).ends
+    assert order.reason == "ended by the operator", "its node's loss does not undo it"
+
+
+def test_a_resize_whose_outcome_is_not_known_is_what_the_server_says(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    granted = bench.granted(compute_percent=30)
+    operations = bench.pool.operations
+    operations.begin_resize(granted.grant.id, 0, 60)
+    register(bench, runs(granted, percent=30))
+    assert bench.pool.usage(GPU).compute_percent == 60, "the order may still come to it"
+    operations.finish_resize(granted.grant.id, "no answer", known=False)
+    assert bench.pool.usage(GPU).compute_percent == 60, "the server may run with it"
+    assert isinstance(bench.ask(compute_percent=50), Refused)
+    register(bench, runs(granted, percent=30))
+    assert bench.pool.usage(GPU).compute_percent == 30
+    register(bench, runs(granted, percent=60))
+    assert bench.pool.usage(GPU).compute_percent == 60
+
+
+def test_a_resize_that_the_last_controller_did_not_finish_is_mended(
+    bench: PoolBench, make_bench: Callable[..., PoolBench]
+) -> None:
+    bench.node("a", 8000)
+    granted = bench.granted(compute_percent=30)
+    bench.pool.operations.begin_resize(granted.grant.id, 0, 60)
+    after = make_bench(snapshot=snapshot(bench))
+    assert after.pool.usage(GPU).compute_percent == 60
+    register(after, runs(granted, percent=30))
+    assert after.pool.usage(GPU).compute_percent == 30
+
+
+class SlowStore:
+    """Keeps nothing, and only when it is let."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+
+    def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
+        async def later() -> None:
+            await self.goes_on.wait()
+
+        return asyncio.ensure_future(later())
+
+
+async def first_answer(asked: AsyncIterator[Waiting | Granted | Refused]) -> Granted | Refused:
+    async for answer in asked:
+        if isinstance(answer, Granted | Refused):
+            return answer
+    raise AssertionError
+
+
+async def test_a_request_asked_again_while_its_first_answer_was_stored_is_not_refused(
+    bench: PoolBench,
+) -> None:
+    bench.node("a", 8000)
+    store = SlowStore()
+    desk = GrantDesk(bench.pool, store)  # type: ignore[arg-type]
+    request = GrantRequest("x", wait_seconds=-1)
+    first = asyncio.create_task(first_answer(desk.request(request)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert bench.pool.node_of_request("x"), "decided, and not stored"
+    first.cancel()  # its call broke
+    await asyncio.sleep(0)
+    again = asyncio.create_task(first_answer(desk.request(request)))
+    await asyncio.sleep(0.05)
+    store.goes_on.set()
+    answer = await asyncio.wait_for(again, 10)
+    assert isinstance(answer, Granted), answer
+    assert answer.grant.state is GrantState.LIVE
+    live = [g for g in bench.pool.grants.values() if g.state is GrantState.LIVE]
+    assert live == [answer.grant]
+
+
+async def test_an_inventory_that_crosses_an_assignment_does_not_end_it(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    store = SlowStore()
+    store.goes_on.set()
+    service = PoolService(GrantDesk(bench.pool, store), 5)  # type: ignore[arg-type]
+    link = ServerLink()
+    granted = bench.granted(channel="tcp", request_id="x")
+    service.under_way.add("x")
+    gpus = [rpc.Gpu(uuid="a-gpu0", model="Model", memory_mib=8000)]
+    await service._register(rpc.Inventory(node="a", vgpu_count=4, gpus=gpus), link)
+    assert granted.grant.state is GrantState.LIVE
+    service.under_way.clear()
+    await service._register(rpc.Inventory(node="a", vgpu_count=4, gpus=gpus), link)
+    assert granted.grant.state is GrantState.ENDED, "it has been told of it, and has it no more"
+
+
+def test_a_session_of_a_job_that_is_adopted_to_be_ended_does_not_take_the_jobs_place(
+    bench: PoolBench,
+) -> None:
+    bench.node("a", 8000)
+    job = {"job": "j", "job_domain": "d", "memory_mib": 1000, "compute_percent": 10}
+    old = bench.granted(**job)
+    bench.pool.release(old.grant.id, "ended by the operator")
+    new = bench.granted(**job)
+    report = runs(old)
+    register(bench, replace(report, job="j", job_domain="d"), runs(new))
+    joined = bench.granted(**job)
+    assert joined.grant.id == new.grant.id
+    bench.pool.session_ended(old.session.id, old.grant.id, "gone")
+    assert bench.pool.grants[old.grant.id].state is GrantState.ENDED
+    assert bench.granted(**job).grant.id == new.grant.id
+
+
+def test_opening_sessions_are_sessions(bench: PoolBench) -> None:
+    """Of an ended grant a session may be expected still: that is ended, too."""
+    bench.node("a", 8000)
+    old = bench.granted()
+    bench.pool.release(old.grant.id, "ended by the operator")
+    opening = Session(
+        old.session.id, old.grant.id, "a", "tcp", "h", "p", 0, 0, "", "", 1.0, SessionState.OPENING
+    )
+    [order] = register(bench, ReportedSession(opening, old.grant.vgpus, "", 0)).ends
+    assert order.grant_id == old.grant.id
