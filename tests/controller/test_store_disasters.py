@@ -27,7 +27,7 @@ from controllers import Controllers, SimulatedServer
 
 from sluice.server.open_session import RefusalError
 
-PATIENCE = 60.0  # on a busy machine; nothing here is decided by it
+PATIENCE = 180.0  # on a busy machine; nothing here is decided by it
 needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
 
 
