@@ -69,7 +69,7 @@ class NativeGpus:
         self._order = asyncio.Lock()
         self._domains: dict[str, DomainDevices] = {}
         self._moment = 0
-        self._changing = False
+        self._changing = 0  # orders that change a domain, waiting or under way
         self._looked = False  # every domain, once
         self._look_again: set[str] = set()  # domains that were looked at too early
         self._reported: list[tuple[Any, ...]] | None = None
@@ -123,8 +123,13 @@ class NativeGpus:
     async def carry_out(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """Puts a card into a VM or takes it out, and says what became of it."""
         done = rpc.NativeDone(call=order.call)
-        async with self._order:
-            done.error = await self._said(order.gpu_uuid, self._change_domain(order, done))
+        self._changing += 1  # from the moment that it is ordered, nothing is reported without it
+        try:
+            async with self._order:
+                done.error = await self._said(order.gpu_uuid, self._change_domain(order, done))
+        finally:
+            self._changing -= 1
+            self._moment += 1  # what was seen before is out of date
         return done
 
     async def _said(self, uuid: str, work: Awaitable[None]) -> str:
@@ -191,12 +196,7 @@ class NativeGpus:
         self._left.add(order.gpu_uuid)
         if problem := await self._workers.let_go(order.gpu_uuid):
             raise HypervisorError(problem)
-        self._changing = True
-        try:
-            await asyncio.to_thread(self._change_now, order, address, done)
-        finally:
-            self._changing = False
-            self._moment += 1  # what was seen before is out of date
+        await asyncio.to_thread(self._change_now, order, address, done)
 
     def _change_now(
         self, order: rpc.NativeOrder, address: HostAddress, done: rpc.NativeDone
