@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sluice.config.controller import AuthSection
 from sluice.controller.auth.tokens import Role, Token, TokenBook
@@ -109,6 +110,7 @@ def is_loopback(address: str) -> bool:
     return _is_loopback(address)
 
 
+@lru_cache(maxsize=4096)  # every call of every server asks it
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address).is_loopback

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import grpc
@@ -150,6 +151,7 @@ def _node_of(pool: Pool, request: rpc.GrantRelease) -> str:
     return grant.node if grant else ""
 
 
+@lru_cache(maxsize=4096)
 def _address(peer: str) -> str:
     # ipv4:10.0.0.3:1234 or ipv6:%5Bfd00::3%5D:1234
     address = peer.partition(":")[2].rpartition(":")[0]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 
 from sluice.controller.pool.jobs import Jobs, with_contexts
 from sluice.controller.pool.ledger import Ledger
@@ -32,6 +31,7 @@ from sluice.controller.pool.model import (
     SessionState,
     UsageRecord,
     Vgpu,
+    as_it_is,
 )
 from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.quotas import Held, Quotas
@@ -171,7 +171,7 @@ class Books:
         self._jobs.add(grant)
         self._book(grant, 1)
         self._count(grant, 1)
-        self.changes.append(replace(grant))
+        self.changes.append(as_it_is(grant))
 
     def open_session(self, request: GrantRequest, grant: Grant) -> Session:
         """A session of the grant, whose client is not there yet."""
@@ -198,7 +198,7 @@ class Books:
         self._remember(session)
         if session.request_id:
             self._by_request[session.request_id] = session.id
-        self.changes.append(replace(session))
+        self.changes.append(as_it_is(session))
 
     def recount(self, grant: Grant) -> None:
         """A job's sessions changed: their contexts are charged anew."""
@@ -217,7 +217,7 @@ class Books:
         self._book(grant, 1)
         if counted:
             self._count(grant, 1)
-        self.changes.append(replace(grant))
+        self.changes.append(as_it_is(grant))
 
     def move_to_pool(self, grant: Grant) -> None:
         """What it used of a reservation it uses of the pool from now on."""
@@ -226,7 +226,7 @@ class Books:
         grant.generation += 1
         self._book(grant, 1)
         self._count(grant, 1)
-        self.changes.append(replace(grant))
+        self.changes.append(as_it_is(grant))
 
     def hold_slots(self, reservation: Reservation, sign: int) -> None:
         """A reservation's vGPUs are held from now on, or no longer; its state is the caller's."""
@@ -254,7 +254,7 @@ class Books:
         self._jobs.remove(grant)
         grant.state, grant.ended, grant.reason = GrantState.ENDED, self._clock.wall(), reason
         grant.generation += 1
-        self.changes.append(replace(grant))
+        self.changes.append(as_it_is(grant))
         for session in self.sessions_of(grant.id):
             self.mark_ended(session, reason)
         self.event("grant.ended", grant.id, reason)
@@ -299,7 +299,7 @@ class Books:
             self._live_sessions[session.node] -= 1
             session.state, session.reason = SessionState.ENDED, reason
             session.ended = self._clock.wall()
-            self.changes.append(replace(session))
+            self.changes.append(as_it_is(session))
 
     def event(self, kind: str, subject: str, text: str) -> None:
         """A line of the event log."""

@@ -9,9 +9,10 @@ are seconds since the epoch; `last_seen` and `deadline` are monotonic and are ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum, StrEnum
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.attachment import Attachment, AttachmentRemoved
 
@@ -106,6 +107,25 @@ class GrantState(StrEnum):
 
     LIVE = "live"
     ENDED = "ended"
+
+
+R = TypeVar("R")
+
+
+def as_it_is(record: R) -> R:
+    """A copy of one of the records below: what is stored of it stays as it is now.
+
+    What dataclasses.replace does, at a fifth of its price: it is paid for every grant four times.
+    """
+    kind = type(record)
+    values = _VALUES.get(kind)
+    if values is None:
+        names = [f.name for f in fields(cast(Any, record))]
+        values = _VALUES[kind] = attrgetter(*names)
+    return kind(*values(record))
+
+
+_VALUES: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 
 
 @dataclass(frozen=True, slots=True)

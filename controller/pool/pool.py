@@ -47,6 +47,7 @@ from sluice.controller.pool.model import (
     SessionState,
     UsageRecord,
     Waiting,
+    as_it_is,
 )
 from sluice.controller.pool.operations import Operations
 from sluice.controller.pool.policies import BinPack, PlacementPolicy
@@ -420,7 +421,7 @@ class Pool:
             session.state = SessionState.RUNNING
             session.client_pid = client_pid or session.client_pid
             session.channel = channel or session.channel
-            self._books.changes.append(replace(session))
+            self._books.changes.append(as_it_is(session))
             self._books.event("session.running", session.id, f"{session.program} on {session.node}")
         elif session and session.state is SessionState.ENDED:
             # ended here while its client was on its way there

@@ -137,11 +137,13 @@ class NodeRooms:
         self.free_percent = sorted([room.free_percent for room in self.rooms], reverse=True)
         self.total_mib = sum(self.free_mib)
         self.total_percent = sum(self.free_percent)
-        untouched = [room for room in self.rooms if room.is_untouched]
+        untouched = [room for room in self.rooms if room.free_percent == WHOLE_PERCENT]
         self.untouched = len(untouched)
-        groups = Counter(room.gpu.nvlink_group for room in untouched)
-        alone = 1 if groups.pop("", 0) else 0
-        self.in_group = max(groups.values(), default=alone)
+        self.in_group = 0
+        if untouched:
+            groups = Counter([room.gpu.nvlink_group for room in untouched])
+            alone = 1 if groups.pop("", 0) else 0
+            self.in_group = max(groups.values(), default=alone)
 
 
 Shape = tuple[tuple[int, GpuKind], ...]  # how many GPUs of which kinds, closed ones too

@@ -29,7 +29,7 @@ from sluice.controller.store.etcd_cluster import EtcdCluster  # noqa: E402
 from sluice.controller.store.sqlite import SqliteStore  # noqa: E402
 from sluice.rpc import pool_pb2 as rpc  # noqa: E402
 
-SIZES = (10, 100, 1000)
+SIZES = (100, 300, 1000)
 GPUS_OF_A_NODE = 8
 VGPUS_OF_A_NODE = 50
 NODES_OF_A_RACK = 16

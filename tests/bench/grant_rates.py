@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,24 +98,31 @@ async def registered(stub: Any, node: str) -> Any:
     return call
 
 
-async def load(target: str) -> tuple[float, list[float], list[float]]:
-    """Pairs a second, and what each grant and each release took, in ms."""
+async def load(
+    target: str, nodes: Sequence[str] = (), seconds: float = SECONDS
+) -> tuple[float, list[float], list[float]]:
+    """Pairs a second, and what each grant and each release took, in ms.
+
+    With `nodes`, which are registered already, the pool is theirs and a grant may go anywhere;
+    without, each caller asks for a GPU of its own node, which is made for it.
+    """
     grants: list[float] = []
     releases: list[float] = []
     async with grpc.aio.insecure_channel(target) as channel:
         stub: Any = pool_pb2_grpc.PoolStub(channel)
-        calls = [await registered(stub, f"node-{n}") for n in range(NODES)]
+        names = nodes or [f"node-{n}" for n in range(NODES)]
+        calls = [] if nodes else [await registered(stub, name) for name in names]
         counts_from = time.perf_counter() + WARM_SECONDS
-        until = counts_from + SECONDS
+        until = counts_from + seconds
 
         async def caller(number: int) -> None:
             count = 0
             while (begin := time.perf_counter()) < until:
                 count += 1
                 request = rpc.GrantRequest(
-                    request_id=f"{os.getpid():x}-{number}-{count}", node=f"node-{number % NODES}",
+                    request_id=f"{os.getpid():x}-{number}-{count}", node=names[number % len(names)],
                     vgpu_count=1, memory_mib=1024, compute_percent=5, wait_seconds=-1,
-                    local_only=True, channel="shm", host="bench", program="bench",
+                    local_only=not nodes, channel="shm", host="bench", program="bench",
                 )  # fmt: skip
                 async for answer in stub.RequestGrant(request):
                     granted = answer.granted
@@ -129,7 +136,7 @@ async def load(target: str) -> tuple[float, list[float], list[float]]:
         await asyncio.gather(*(caller(number) for number in range(CALLERS)))
         for call in calls:
             call.cancel()
-    return len(grants) / SECONDS, grants, releases
+    return len(grants) / seconds, grants, releases
 
 
 def measure(several: Controllers, folder: Path, kind: str, rate: int, p99_ms: int) -> list[Figure]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a placement takes in pools of 10, 100 and 1,000 nodes.
+"""How long a placement takes in pools of 100, 300 and 1,000 nodes.
 
 Part of bench.py, and run alone with `python tests/bench/placement.py`. A pool is filled until its
 GPUs of 141 GB hold 50 vGPUs a node, then works on: each decision is taken by the pool's own
@@ -10,7 +10,6 @@ the wall's; the processor's is printed beside it, for machines that do other thi
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
@@ -19,6 +18,7 @@ from figure import Figure, as_lines, print_table
 from full_pool import SIZES, Load, filled
 from grant_rates import percentile
 
+from sluice.controller import garbage
 from sluice.controller.pool import feasibility, placement
 from sluice.controller.pool.model import Grant, Granted, GrantState
 from sluice.controller.pool.policies import POLICIES
@@ -30,8 +30,6 @@ DECISIONS = 4000
 def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[float]]:
     """What each decision took, in ms of the wall and of the processor."""
     chooses = POLICIES[policy]()
-    gc.collect()
-    gc.freeze()  # as the controller does
     taken: list[float] = []
     computed: list[float] = []
     live = [grant for grant in pool.grants.values() if grant.state is GrantState.LIVE]
@@ -56,7 +54,6 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
             held -= len(gone.vgpus)
             pool.release(gone.id, "done")
         pool.take_changes()
-    gc.unfreeze()
     return taken, computed
 
 
@@ -65,7 +62,8 @@ def decision_figures() -> list[Figure]:
     figures = []
     for nodes in SIZES:
         for policy in POLICIES:
-            pool, load = filled(nodes, policy)
+            with garbage.held():  # as the controller does
+                pool, load = filled(nodes, policy)
             taken, computed = decisions(pool, load, policy)
             p99 = percentile(taken, 0.99)
             live = sum(pool.usage(key).vgpus for key in pool.gpus)

@@ -4,7 +4,8 @@
 Part of bench.py, and run alone with `python tests/bench/restart.py [sqlite] [etcd]`. The pool lies
 in the store, 50 live vGPUs a node. The clock runs from the start of the controller's process until
 REST answers, a grant asked for through gRPC is given, and every server has come back on a stream
-and a connection of its own and what it reported is in the books. Servers try every two seconds, as
+and a connection of its own and what it reported is in the books. Then
+grants are asked for as in grant_rates.py, anywhere in that pool. Servers try every two seconds, as
 they do, from two processes of this bench; the machine has two cores for all of it.
 """
 
@@ -31,7 +32,7 @@ from controllers import Controllers  # noqa: E402
 from etcd_members import etcd_members, is_there  # noqa: E402
 from figure import Figure, as_lines, print_table  # noqa: E402
 from full_pool import SIZES, filled, inventories, store_in_etcd, store_in_sqlite  # noqa: E402
-from grant_rates import cpu_seconds, scratch  # noqa: E402
+from grant_rates import cpu_seconds, load, percentile, scratch  # noqa: E402
 
 from sluice.controller.pool.pool import Pool  # noqa: E402
 from sluice.rpc import pool_pb2 as rpc  # noqa: E402
@@ -40,6 +41,7 @@ from sluice.rpc import pool_pb2_grpc  # noqa: E402
 RETRY_MS = 2000
 SERVER_PROCESSES = 2
 MOST_SECONDS = 60.0
+LOAD_SECONDS = 5.0
 
 
 async def come_back(target: str, reports: list[bytes]) -> None:
@@ -140,11 +142,14 @@ def measured(kind: str, store: dict[str, Any], folder: Path, pool: Pool) -> list
         found = asyncio.run(until_back(several, 0, nodes, next(iter(pool.nodes))))
         process = several.processes[0]
         assert process
+        cpu = cpu_seconds(several, 0)
+        rate, grants, _ = asyncio.run(load(several.grpc[0], list(pool.nodes), LOAD_SECONDS))
         weight = resident_mib(process.pid)
         print(
             f"{kind}, {nodes} nodes, {len(pool.grants):,} grants: "
             + ", ".join(f"{what} after {s:.2f} s" for what, s in found.items())
-            + f"; {cpu_seconds(several, 0):.1f} s of CPU, {weight:.0f} MiB; load of the machine "
+            + f"; {cpu:.1f} s of CPU, {weight:.0f} MiB; then {rate:,.0f} grants and releases a "
+            f"second, a grant p99 {percentile(grants, 0.99):.1f} ms; load of the machine "
             f"{os.getloadavg()[0]:.1f}",
             file=sys.stderr,
         )
@@ -160,6 +165,8 @@ def measured(kind: str, store: dict[str, Any], folder: Path, pool: Pool) -> list
     return [
         Figure(f"controller_restart_s{end}", seconds, "s", None, None, wanted[0]),
         Figure(f"controller_rss_mib{end}", weight, "MiB", None, None, wanted[1]),
+        Figure(f"grants_per_s_{kind}_{nodes}_nodes", rate, "1/s", None, None),
+        Figure(f"grant_p99_ms_{kind}_{nodes}_nodes", percentile(grants, 0.99), "ms", None, None),
     ]
 
 
