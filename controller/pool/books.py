@@ -245,7 +245,7 @@ class Books:
         self._jobs.end_soon(grant.id, reason)
         grant.ending = reason
         grant.generation += 1
-        self.changes.append(replace(grant))
+        self.changes.append(as_it_is(grant))
 
     def end(self, grant: Grant, reason: str) -> None:
         """A grant ends, and its sessions with it."""
