@@ -15,11 +15,11 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from sluice.config.metric_families import Family
 from sluice.server.gpus import Driver
+from sluice.server.nvml_watch import NVML_OPEN, nvml_beside
 
 log = logging.getLogger("sluice.server")
 
@@ -85,9 +85,7 @@ class GpuReader:
     """Asks NVML, if there is one beside the driver."""
 
     def __init__(self, driver: Driver) -> None:
-        library = Path(driver.path).parent / "libnvidia-ml.so.1"
-        # beside the software GPU lies Sluice's own, which would ask this very server
-        self._library = None if driver.software or not library.exists() else library
+        self._library = nvml_beside(driver.path)
         self._places: dict[str, str] = {}  # PCI bus ids by UUID
         self._asking = False
 
@@ -153,11 +151,6 @@ class GpuReader:
             if pci is not None:
                 place = pci.busId
                 self._places[str(uuid)] = place.decode() if isinstance(place, bytes) else str(place)
-
-
-#: Held while a thread has NVML open for a moment, so that who shuts NVML down to let a GPU go is
-#: the last one: NVML closes GPUs only when nobody has it open.
-NVML_OPEN = threading.Lock()
 
 
 def readings(nvml: Any, gpu: Any) -> Iterator[Reading]:

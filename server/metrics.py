@@ -8,7 +8,7 @@ asked, together and within a few seconds, and what does not answer is left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
@@ -17,6 +17,7 @@ from sluice.config.version import own_version
 from sluice.server import gpu_figures
 from sluice.server.controller_link import ControllerLink
 from sluice.server.gpu_figures import GpuReader, Reading
+from sluice.server.gpu_health import GpuHealth
 from sluice.server.gpus import LocalGpu
 from sluice.server.session_figures import SessionFigures
 from sluice.server.warm_workers import WarmWorkers
@@ -29,6 +30,12 @@ FAMILIES = (
         "gauge",
         "Always 1; what the GPU is.",
         ("gpu", "node", "model", "architecture", "software", "nvlink_group"),
+    ),
+    Family(
+        "sluice_gpu_healthy",
+        "gauge",
+        "1 if the server offers the GPU, 0 while it is at fault or its checks run.",
+        ("gpu",),
     ),
     Family("sluice_gpu_memory_bytes", "gauge", "Memory of the GPU.", ("gpu",)),
     Family(
@@ -61,7 +68,7 @@ class ServerMetrics:
         sessions: SessionFigures,
         workers: WarmWorkers,
         controller: ControllerLink,
-        xids: Callable[[], Mapping[tuple[str, int], int]] = dict,
+        health: GpuHealth,
     ) -> None:
         self._node = node
         self._gpus = gpus
@@ -69,7 +76,7 @@ class ServerMetrics:
         self._sessions = sessions
         self._workers = workers
         self._controller = controller
-        self._xids = xids
+        self._health = health
         self._readings: dict[str, list[Reading]] = {}
         self.registry = CollectorRegistry()
         Gauge(
@@ -106,9 +113,11 @@ class ServerMetrics:
                 "true" if gpu.software else "false",
                 gpu.nvlink_group,
             )
+            offered = self._health.condition(gpu.uuid).takes_work
+            samples.add("sluice_gpu_healthy", 1 if offered else 0, gpu.uuid)
             samples.add("sluice_gpu_memory_bytes", gpu.memory_mib * MIB, gpu.uuid)
             samples.add("sluice_server_warm_workers", self._workers.ready(gpu.uuid), gpu.uuid)
-        for (uuid, number), count in self._xids().items():
+        for (uuid, number), count in self._health.xid_counts.items():
             samples.add("sluice_gpu_xid_errors_total", count, uuid, str(number))
         connected = 1 if self._controller.is_connected else 0
         samples.add("sluice_server_controller_connected", connected)

@@ -28,6 +28,9 @@ LOOK_SECONDS = 5.0  # between two questions whether a card is there
 AFTER_ERROR_SECONDS = 1.0
 JOIN_SECONDS = 1.0
 LET_GO_SECONDS = 10.0
+#: Held while another thread has NVML open for a moment (gpu_figures): NVML lets GPUs go only when
+#: nobody has it open any more.
+NVML_OPEN = threading.Lock()
 
 
 class Listener(Protocol):
@@ -125,7 +128,11 @@ class NvmlWatch:
                 try:
                     self._watch_until_changed(pynvml)
                 finally:
+                    # the last one out: while somebody else reads, NVML would stay open
+                    alone = NVML_OPEN.acquire(timeout=LET_GO_SECONDS / 2)
                     pynvml.nvmlShutdown()
+                    if alone:
+                        NVML_OPEN.release()
             except pynvml.NVMLError as error:
                 log.warning("GPUs are not watched: NVML says %s; it is asked again", error)
                 self._stop.wait(AFTER_ERROR_SECONDS)

@@ -170,6 +170,7 @@ class Server:
             sessions=self.desk.figures,
             workers=self._workers,
             controller=self.controller,
+            health=self.health,
         )
         try:
             self._metrics_door = MetricsDoor(section, self._config.tls, metrics.scrape)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from control_plane import Client, ControlPlane, running, wait_for
+from scrapes import scrape
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.server.gpus import SOFTGPU
@@ -87,7 +88,11 @@ def start(tmp_path: Path, driver: Path) -> Iterator[Callable[..., Faults]]:
 
     def begin(**health: Any) -> Faults:
         context = running(
-            tmp_path, server={"driver": driver}, health=health, environment=environment
+            tmp_path,
+            server={"driver": driver},
+            health=health,
+            environment=environment,
+            metrics={},
         )
         plane = context.__enter__()
         planes.append(context)
@@ -222,3 +227,20 @@ def test_the_operator_says_which_numbers_matter(start: Callable[..., Faults]) ->
     pool.say("xid 1 9999")
     pool.until(GPUS[1], "fault")
     assert pool.gpu(GPUS[0])["health"] == "ok"
+
+
+def test_an_xid_is_counted_where_it_was_seen_and_its_card_where_it_is_missed(
+    start: Callable[..., Faults],
+) -> None:
+    pool = start()
+    before = scrape(pool.plane.metrics_url)
+    assert before.series("sluice_gpu_xid_errors_total") == {}
+    assert [before.value("sluice_gpu_healthy", gpu=uuid) for uuid in GPUS] == [1, 1]
+    pool.say("xid 1 79")
+    pool.until(GPUS[1], "fault")
+    node = scrape(pool.plane.metrics_url)
+    assert node.value("sluice_gpu_xid_errors_total", gpu=GPUS[1], xid="79") == 1
+    assert [node.value("sluice_gpu_healthy", gpu=uuid) for uuid in GPUS] == [1, 0]
+    found = scrape(pool.plane.url)
+    assert found.value("sluice_pool_gpus", mode="pooled", health="faulty") == 1
+    assert found.value("sluice_pool_gpus", mode="pooled", health="healthy") == 1

@@ -159,7 +159,7 @@ def test_the_software_gpu_has_no_sensors_and_none_are_made_up(plane: ControlPlan
     assert dict(info)["software"] == "true"
     assert dict(info)["node"] == plane.node
     physical = {name for name in found.types if name.startswith("sluice_gpu_")}
-    assert physical == {"sluice_gpu_info", "sluice_gpu_memory_bytes"}
+    assert physical == {"sluice_gpu_info", "sluice_gpu_memory_bytes", "sluice_gpu_healthy"}
 
 
 @real
