@@ -169,6 +169,7 @@ class GrantDesk:
 
     async def tick(self) -> None:
         """Lets time pass in the pool and stores what could not be stored, until it steps down."""
+        self.pool.doors_open()
         with contextlib.suppress(DeposedError):
             while True:
                 before = time.monotonic()

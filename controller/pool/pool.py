@@ -101,6 +101,7 @@ class Pool:
         self._clock = clock
         self._new_id = new_id
         self._node_timeout = node_timeout_seconds
+        self._made = clock.monotonic()
         self._opening_seconds = opening_seconds
         self._jobs = Jobs(clock, job_linger_seconds)
         gpus: dict[GpuKey, Gpu] = {}
@@ -293,6 +294,10 @@ class Pool:
         if node and node.state is NodeState.UP:
             node.last_seen = self._clock.monotonic()
             self._fleet.set_state(node, NodeState.AWAY, "its stream ended")
+
+    def doors_open(self) -> None:
+        """From now on servers can be heard: what they did not say before was no silence."""
+        self._fleet.was_away(self._clock.monotonic() - self._made)
 
     def was_away(self, seconds: float) -> None:
         """The controller itself stood still for so long: nobody else was silent."""

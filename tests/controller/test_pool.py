@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from pool_bench import PoolBench
+from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.pool.model import (
     CudaStatus,
@@ -321,3 +322,21 @@ def test_every_transition_is_an_event(bench: PoolBench) -> None:
         "node.lost",
     ]
     assert Pool.take_changes(bench.pool) == []
+
+
+def test_a_controller_that_starts_slowly_takes_nobody_for_silent(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    grant = bench.granted().grant
+    snapshot = Snapshot(
+        nodes=[replace(node) for node in bench.pool.nodes.values()],
+        gpus=list(bench.pool.gpus.values()),
+        grants=[replace(grant)],
+        sessions=[replace(session) for session in bench.pool.sessions.values()],
+    )
+    clock = FakeClock()
+    pool = Pool(clock, lambda: "id", snapshot=snapshot)
+    clock.seconds += 40  # its doors are still closed
+    pool.doors_open()
+    assert pool.expire().lost == []
+    clock.seconds += 31
+    assert pool.expire().lost == ["a"]
