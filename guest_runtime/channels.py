@@ -171,21 +171,26 @@ def _check_contents(resource: Path, region: mmap.mmap, size: int) -> Finding:
 
 
 def check_controller(address: Value) -> Finding:
-    """Whether the controller can be reached; sessions then go by TCP."""
-    host, colon, port = address.text.rpartition(":")
-    if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
-        return bad(
-            "tcp",
-            f"{address.origin}: {address.text!r} is no host:port",
-            "set SLUICE_CONTROLLER=host:port",
-        )
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=3):
-            pass
-    except OSError as error:
-        return bad(
-            "tcp",
-            f"no controller at {address.text} ({address.origin}): {error}",
-            "set SLUICE_CONTROLLER=host:port, and see that the network lets it through",
-        )
-    return ok("tcp", f"a controller listens at {address.text} ({address.origin})")
+    """Whether one of the controllers can be reached; sessions then go by TCP."""
+    troubles: list[str] = []
+    for one in filter(None, (part.strip() for part in address.text.split(","))):
+        place = one.removeprefix("http://").removeprefix("https://").rstrip("/")
+        host, colon, port = place.rpartition(":")
+        if not colon or not port.isdecimal() or not 0 < int(port) < 65536:
+            return bad(
+                "tcp",
+                f"{address.origin}: {one!r} is no host:port",
+                "set SLUICE_CONTROLLER=host:port, or several with commas",
+            )
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=3):
+                pass
+        except OSError as error:
+            troubles.append(f"{one}: {error}")
+            continue
+        return ok("tcp", f"a controller listens at {one} ({address.origin})")
+    return bad(
+        "tcp",
+        f"no controller answers ({address.origin}): {'; '.join(troubles) or 'none is named'}",
+        "set SLUICE_CONTROLLER=host:port, and see that the network lets it through",
+    )

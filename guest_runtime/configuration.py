@@ -44,6 +44,8 @@ SETTINGS = (
     Setting(
         "controller.controller_addr", ("SLUICE_CONTROLLER", "ORION_CONTROLLER"), "127.0.0.1:9123"
     ),
+    Setting("controller.ca", ("SLUICE_CA",), ""),
+    Setting("controller.token_file", ("SLUICE_TOKEN_FILE",), ""),
     Setting("client.server_socket", ("SLUICE_SERVER_SOCKET",), "/run/sluice/server.sock"),
     Setting("client.channel", ("SLUICE_CHANNEL",), "auto", _CHANNELS),
     Setting("client.ivshmem", ("SLUICE_IVSHMEM",), ""),

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "channel/region.h"
+#include "channel/stream.h"
 #include "wire/commands.h"
 #include "wire/frame.h"
 
@@ -69,7 +70,9 @@ class Endpoint {
 std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, uint32_t slots,
                                             uint32_t slot, bool format, uint64_t arena_address,
                                             std::string* error);
-// A connected socket, from which the server has read the OpenSession frame.
-std::unique_ptr<Endpoint> make_tcp_endpoint(int socket);
+// A connected socket, from which the server has read the OpenSession frame, and its stream where it
+// is not plain.
+std::unique_ptr<Endpoint> make_tcp_endpoint(int socket,
+                                            std::unique_ptr<channel::Stream> stream = {});
 
 }  // namespace sluice::worker

@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "tls/record_stream.h"
 #include "wire/control.h"
 #include "worker/device_output.h"
 #include "worker/executor.h"
@@ -67,6 +68,24 @@ class Worker {
   int client_pidfd_ = -1;
   bool ready_ = false;
 };
+
+// The stream of a connection on which the server has shaken hands.
+std::unique_ptr<channel::Stream> secure_stream(int socket, const wire::Message& m,
+                                               std::string* error) {
+  tls::Session session;
+  const std::string suite = m.text("tls");
+  session.suite = suite == "TLS_AES_128_GCM_SHA256" ? tls::Suite::kAes128 : tls::Suite::kAes256;
+  constexpr uint64_t kMost = 1 << 20;
+  if ((session.suite == tls::Suite::kAes256 && suite != "TLS_AES_256_GCM_SHA384") ||
+      !tls::parse_secret(m.text("tls_in"), session.suite, &session.in) ||
+      !tls::parse_secret(m.text("tls_out"), session.suite, &session.out) ||
+      !m.number("tls_in_sequence", 0, kMost, &session.in.sequence) ||
+      !m.number("tls_out_sequence", 0, kMost, &session.out.sequence)) {
+    *error = "the connection's TLS came without its cipher, secrets or record numbers";
+    return nullptr;
+  }
+  return tls::open_stream(socket, session, error);
+}
 
 bool Worker::prepare(std::string* error) {
   if (!options_.cgroup.empty()) {
@@ -212,7 +231,9 @@ void Worker::start_session(wire::Message& m) {
   std::string error;
   std::unique_ptr<Endpoint> endpoint;
   if (plan.channel == "tcp" && socket >= 0) {
-    endpoint = make_tcp_endpoint(socket);
+    std::unique_ptr<channel::Stream> stream;
+    if (m.text("tls").empty() || (stream = secure_stream(socket, m, &error)))
+      endpoint = make_tcp_endpoint(socket, std::move(stream));
   } else if ((plan.channel == "shm" || plan.channel == "ivshmem") && region >= 0) {
     struct stat st {};
     fstat(region, &st);

@@ -6,11 +6,9 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -28,8 +26,9 @@ constexpr size_t kReadInBulk = 4 << 10;
 
 class TcpEndpoint : public Endpoint {
  public:
-  explicit TcpEndpoint(int socket)
+  TcpEndpoint(int socket, std::unique_ptr<channel::Stream> stream)
       : socket_(socket),
+        stream_(std::move(stream)),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         wakes_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)),
         in_(kReadBytes) {
@@ -62,7 +61,7 @@ class TcpEndpoint : public Endpoint {
       if (std::byte* place = place_for_bulk()) out = place;
     std::memcpy(out, &h, sizeof h);
     const Got got = h.size == sizeof h ? Got::kFrame : read(out + sizeof h, h.size - sizeof h);
-    buffered_.store(begin_ < end_, std::memory_order_relaxed);
+    buffered_.store(begin_ < end_ || stream_->pending(), std::memory_order_relaxed);
     return got;
   }
   bool empty() override {
@@ -103,7 +102,7 @@ class TcpEndpoint : public Endpoint {
         {const_cast<std::byte*>(body.data()), body.size()},
         {const_cast<uint64_t*>(&padding), size - sizeof h - head.size() - body.size()}};
     std::lock_guard lock(send_mutex_);
-    send_parts(parts, 4);
+    stream_->write(parts, 4);
   }
   size_t reply_limit() const override { return wire::kMaxReplyBytes - 64; }
 
@@ -116,14 +115,14 @@ class TcpEndpoint : public Endpoint {
       lock.try_lock();
     }
     const wire::FrameHeader h{sizeof h, wire::kReply, wire::kNoLane, 0, error};
-    if (lock) send(socket_, &h, sizeof h, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (lock) stream_->try_write(&h, sizeof h);
     shutdown(socket_, SHUT_RDWR);
   }
 
   bool publish_record(std::span<const std::byte> all, std::string* error) override {
     iovec part{const_cast<std::byte*>(all.data()), all.size()};
     std::lock_guard lock(send_mutex_);
-    if (send_parts(&part, 1)) return true;
+    if (stream_->write(&part, 1)) return true;
     *error = "the client went away while its session was being opened";
     return false;
   }
@@ -151,8 +150,7 @@ class TcpEndpoint : public Endpoint {
       // What is large goes straight to its place, and little of the next is read with it.
       const size_t direct = n >= kBulk / 4 ? n : 0;
       iovec parts[2] = {{to, direct}, {in_.data(), in_bulk_ ? kReadInBulk : in_.size()}};
-      const ssize_t got = readv(socket_, direct ? parts : parts + 1, direct ? 2 : 1);
-      if (got < 0 && errno == EINTR) continue;
+      const ssize_t got = stream_->read(direct ? parts : parts + 1, direct ? 2 : 1);
       if (got <= 0) {
         gone_ = true;
         return Got::kGone;
@@ -167,39 +165,24 @@ class TcpEndpoint : public Endpoint {
     return Got::kFrame;
   }
 
-  bool send_parts(iovec* parts, int count) {
-    int first = 0;
-    while (first < count) {
-      msghdr m{};
-      m.msg_iov = parts + first;
-      m.msg_iovlen = static_cast<size_t>(count - first);
-      ssize_t sent = sendmsg(socket_, &m, MSG_NOSIGNAL);
-      if (sent < 0 && errno == EINTR) continue;
-      if (sent < 0) return false;
-      while (first < count && static_cast<size_t>(sent) >= parts[first].iov_len)
-        sent -= static_cast<ssize_t>(parts[first++].iov_len);
-      if (first < count && sent > 0) {
-        parts[first].iov_base = static_cast<char*>(parts[first].iov_base) + sent;
-        parts[first].iov_len -= static_cast<size_t>(sent);
-      }
-    }
-    return true;
-  }
-
-  int socket_, epoll_, wakes_;
+  int socket_;
+  std::unique_ptr<channel::Stream> stream_;
+  int epoll_, wakes_;
   std::vector<std::byte> in_;
   size_t begin_ = 0, end_ = 0;
   bool in_bulk_ = false;  // another such frame is likely next
   std::mutex send_mutex_;
   std::atomic<bool> gone_{false};
-  std::atomic<bool> buffered_{false};  // a frame, or a part of one, lies in in_
+  std::atomic<bool> buffered_{
+      false};  // a frame, or a part of one, has been read, or lies in the stream
   std::atomic<uint64_t> received_{0};
 };
 
 }  // namespace
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int socket) {
-  return std::make_unique<TcpEndpoint>(socket);
+std::unique_ptr<Endpoint> make_tcp_endpoint(int socket, std::unique_ptr<channel::Stream> stream) {
+  if (!stream) stream = std::make_unique<channel::PlainStream>(socket);
+  return std::make_unique<TcpEndpoint>(socket, std::move(stream));
 }
 
 }  // namespace sluice::worker

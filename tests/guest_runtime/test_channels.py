@@ -144,6 +144,10 @@ def test_by_tcp_the_controller_has_to_listen(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
         chosen = settings(SLUICE_CHANNEL="tcp", SLUICE_CONTROLLER=f"127.0.0.1:{port}")
         assert [r.verdict for r in check_channels(chosen, tmp_path)] == [Verdict.OK]
+        several = settings(
+            SLUICE_CHANNEL="tcp", SLUICE_CONTROLLER=f"127.0.0.1:1,https://127.0.0.1:{port}"
+        )
+        assert [r.verdict for r in check_channels(several, tmp_path)] == [Verdict.OK]
     (refused,) = check_channels(chosen, tmp_path)
     assert refused.verdict is Verdict.BAD
     assert "SLUICE_CONTROLLER" in refused.text

@@ -88,8 +88,8 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
                                    const Wishes& wishes, Refusal* refusal);
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::OpenSession request,
                                       const Wishes& wishes, Refusal* refusal);
-std::unique_ptr<Channel> open_tcp(const std::string& controller, wire::OpenSession request,
-                                  const Wishes& wishes, Refusal* refusal);
+std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
+                                  Refusal* refusal);
 
 // Resource files of Sluice regions in this machine's PCI devices (1af4:1110 with our magic), ""
 // when there is none. `why` says what was found instead (no device, no permission, a foreign

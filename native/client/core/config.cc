@@ -201,6 +201,12 @@ Config read_config() {
     read_file(std::string(home) + "/.sluice/client.conf", &values);
   const Reader r(values, &c);
   r.text("controller.controller_addr", {"SLUICE_CONTROLLER", "ORION_CONTROLLER"}, &c.controller);
+  r.text("controller.ca", {"SLUICE_CA"}, &c.ca_file);
+  r.text(nullptr, {"SLUICE_TOKEN"}, &c.token);
+  r.text("controller.token_file", {"SLUICE_TOKEN_FILE"}, &c.token_file);
+  c.token_file_named = !c.token_file.empty();
+  if (const char* home = std::getenv("HOME"); home && !c.token_file_named)
+    c.token_file = std::string(home) + "/.sluice/token";
   r.text("client.server_socket", {"SLUICE_SERVER_SOCKET"}, &c.server_socket);
   r.text("client.channel", {"SLUICE_CHANNEL"}, &c.channel);
   r.text("client.ivshmem", {"SLUICE_IVSHMEM"}, &c.ivshmem);

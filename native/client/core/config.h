@@ -22,7 +22,11 @@ struct Wishes {
 };
 
 struct Config {
-  std::string controller = "127.0.0.1:9123";
+  std::string controller = "127.0.0.1:9123";  // several with commas, perhaps behind https://
+  std::string ca_file;     // of the controllers' and the nodes' certificates; "": the machine's
+  std::string token;       // as it stands in the environment
+  std::string token_file;  // where it is looked for else, and whether somebody named that place
+  bool token_file_named = false;
   std::string server_socket = "/run/sluice/server.sock";
   std::string channel = "auto";  // auto, shm, ivshmem, tcp
   std::string ivshmem;           // resource file, "" = find it

@@ -109,7 +109,7 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
                     "; the network is disabled (enable_net)";
     return nullptr;
   }
-  auto channel = open_tcp(c.controller, request, c.wishes, refusal);
+  auto channel = open_tcp(c, request, refusal);
   if (!channel && any)
     refusal->text += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
   return channel;

@@ -4,11 +4,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <utility>
@@ -21,8 +19,13 @@ constexpr auto kGather = std::chrono::microseconds(40);
 constexpr size_t kReadBytes = 64 << 10;
 }  // namespace
 
-TcpChannel::TcpChannel(int socket, std::vector<std::byte> open_reply)
-    : socket_(socket), open_reply_(std::move(open_reply)), lanes_(kLanes), in_(kReadBytes) {
+TcpChannel::TcpChannel(int socket, std::unique_ptr<channel::Stream> stream,
+                       std::vector<std::byte> open_reply)
+    : socket_(socket),
+      stream_(std::move(stream)),
+      open_reply_(std::move(open_reply)),
+      lanes_(kLanes),
+      in_(kReadBytes) {
   out_.resize(kSendWhen + wire::kMaxFrameBytes);
   // The application's signals are its own: this thread takes none.
   sigset_t all, before;
@@ -76,22 +79,7 @@ bool TcpChannel::send_all(std::span<const std::byte> tail) {
   iovec parts[3] = {{out_.data(), out_used_},
                     {const_cast<std::byte*>(tail.data()), tail.size()},
                     {const_cast<uint64_t*>(&zeros), wire::round_up(tail.size(), 8) - tail.size()}};
-  msghdr m{};
-  m.msg_iov = parts;
-  m.msg_iovlen = tail.empty() ? 1 : 3;
-  while (m.msg_iovlen > 0) {
-    ssize_t n = sendmsg(socket_, &m, MSG_NOSIGNAL);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      gone_ = true;
-      break;
-    }
-    for (; m.msg_iovlen > 0 && static_cast<size_t>(n) >= m.msg_iov->iov_len; --m.msg_iovlen)
-      n -= static_cast<ssize_t>(m.msg_iov++->iov_len);
-    if (m.msg_iovlen == 0) break;
-    m.msg_iov->iov_base = static_cast<char*>(m.msg_iov->iov_base) + n;
-    m.msg_iov->iov_len -= static_cast<size_t>(n);
-  }
+  if (!stream_->write(parts, tail.empty() ? 1 : 3)) gone_ = true;
   out_used_ = 0;
   return !gone_;
 }
@@ -122,8 +110,8 @@ bool TcpChannel::read_exact(std::byte* to, size_t n) {
     // Large bodies go straight to their place.
     std::byte* into = n >= in_.size() ? to : in_.data();
     const size_t want = n >= in_.size() ? n : in_.size();
-    const ssize_t got = recv(socket_, into, want, 0);
-    if (got < 0 && errno == EINTR) continue;
+    const iovec part{into, want};
+    const ssize_t got = stream_->read(&part, 1);
     if (got <= 0) return false;
     if (into == to) {
       to += got;

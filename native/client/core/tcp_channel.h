@@ -9,14 +9,16 @@
 #include <thread>
 #include <vector>
 
+#include "channel/stream.h"
 #include "client/core/channel.h"
 
 namespace sluice::client {
 
 class TcpChannel : public Channel {
  public:
-  // Takes the connected socket, on which the opening reply was read.
-  TcpChannel(int socket, std::vector<std::byte> open_reply);
+  // Takes the connected socket, on which the opening reply was read, by way of its stream.
+  TcpChannel(int socket, std::unique_ptr<channel::Stream> stream,
+             std::vector<std::byte> open_reply);
   ~TcpChannel() override;
 
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
@@ -53,6 +55,7 @@ class TcpChannel : public Channel {
   void flush_when_idle();
 
   int socket_;
+  std::unique_ptr<channel::Stream> stream_;
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
   std::condition_variable send_pending_;

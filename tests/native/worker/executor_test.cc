@@ -55,7 +55,8 @@ class Rig {
       EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
       client_socket = pair[0];
       endpoint = worker::make_tcp_endpoint(pair[1]);
-      channel = std::make_unique<client::TcpChannel>(pair[0], std::vector<std::byte>());
+      channel = std::make_unique<client::TcpChannel>(
+          pair[0], std::make_unique<channel::PlainStream>(pair[0]), std::vector<std::byte>());
     } else {
       endpoint = worker::make_shm_endpoint(slot.fd(), slot.region_bytes(), 1, 0, true, 0, &error);
       EXPECT_TRUE(endpoint) << error;

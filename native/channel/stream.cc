@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/stream.h"
+
+#include <sys/socket.h>
+
+#include <cerrno>
+
+namespace sluice::channel {
+
+bool send_parts(int socket, iovec* parts, int count) {
+  while (count > 0) {
+    msghdr m{};
+    m.msg_iov = parts;
+    m.msg_iovlen = static_cast<size_t>(count);
+    ssize_t sent = sendmsg(socket, &m, MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return false;
+    while (count > 0 && static_cast<size_t>(sent) >= parts->iov_len) {
+      sent -= static_cast<ssize_t>(parts++->iov_len);
+      --count;
+    }
+    if (count > 0 && sent > 0) {
+      parts->iov_base = static_cast<char*>(parts->iov_base) + sent;
+      parts->iov_len -= static_cast<size_t>(sent);
+    }
+  }
+  return true;
+}
+
+ssize_t PlainStream::read(const iovec* parts, int count) {
+  ssize_t got;
+  do {
+    got = count == 1 ? recv(socket_, parts->iov_base, parts->iov_len, 0)
+                     : readv(socket_, parts, count);
+  } while (got < 0 && errno == EINTR);
+  return got;
+}
+
+bool PlainStream::write(iovec* parts, int count) { return send_parts(socket_, parts, count); }
+
+void PlainStream::try_write(const void* data, size_t n) {
+  if (send(socket_, data, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) return;
+}
+
+}  // namespace sluice::channel

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bytes of one connection, in both directions: as the socket carries them (here), or under TLS
+// (tls/record_stream.h, tls/kernel_stream.h). One thread reads at a time and one writes, at the
+// same time as it likes. The socket stays its owner's, blocks, and outlives the stream.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+
+namespace sluice::channel {
+
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // What has come, as far as there is room; waits while nothing has. 0: the other side is through.
+  // -1: the connection is lost, or what came is not the other side's.
+  virtual ssize_t read(const iovec* parts, int count) = 0;
+  // All of it, or false: the connection is lost. Changes `parts`.
+  virtual bool write(iovec* parts, int count) = 0;
+  // A few bytes if there is room for them now; whether they went does not come back.
+  virtual void try_write(const void* data, size_t n) = 0;
+  // Whether something came of which poll() on the socket does not tell any more. Asked by the
+  // reader.
+  virtual bool pending() const { return false; }
+};
+
+class PlainStream : public Stream {
+ public:
+  explicit PlainStream(int socket) : socket_(socket) {}
+  ssize_t read(const iovec* parts, int count) override;
+  bool write(iovec* parts, int count) override;
+  void try_write(const void* data, size_t n) override;
+
+ private:
+  int socket_;
+};
+
+// sendmsg() until everything is sent. Changes `parts`.
+bool send_parts(int socket, iovec* parts, int count);
+
+}  // namespace sluice::channel

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/controller_request.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "client/core/http.h"
+#include "client/core/log.h"
+
+namespace sluice::client {
+
+namespace {
+
+constexpr int kElectionSeconds = 10;  // several controllers may be without a leader for so long
+constexpr int kMostRedirects = 3;
+
+std::string json_string(const char* text) {
+  std::string out = "\"";
+  for (const char* c = text; *c; ++c) {
+    if (*c == '"' || *c == '\\') out += '\\';
+    if (static_cast<unsigned char>(*c) >= 0x20) out += *c;
+  }
+  return out + "\"";
+}
+
+// Of a process that belongs to a job.
+std::string job_members(const wire::OpenSession& request) {
+  if (!request.job[0]) return "";
+  std::string chosen;
+  for (uint32_t i = 0; i < request.chosen_count; ++i)
+    chosen += (i ? "," : "") + std::to_string(request.chosen[i]);
+  return ",\"job\":" + json_string(request.job) +
+         ",\"job_processes\":" + std::to_string(request.job_processes) + ",\"chosen\":[" + chosen +
+         "]";
+}
+
+// Of what is wanted besides numbers; what is not said is left out.
+std::string wish_members(const Wishes& wishes) {
+  std::string out;
+  const auto add = [&out](const char* name, const std::string& value) {
+    if (!value.empty()) out += std::string(",\"") + name + "\":" + json_string(value.c_str());
+  };
+  add("project", wishes.project);
+  add("gpu_model", wishes.gpu_model);
+  add("gpu_architecture", wishes.gpu_architecture);
+  std::string labels;
+  for (const auto& [name, value] : wishes.labels)
+    labels +=
+        (labels.empty() ? "" : ",") + json_string(name.c_str()) + ":" + json_string(value.c_str());
+  if (!labels.empty()) out += ",\"labels\":{" + labels + "}";
+  if (wishes.mode != "auto") add("mode", wishes.mode);
+  if (wishes.preempt) out += ",\"preempt\":true";
+  if (wishes.same_gpu) out += ",\"same_gpu_allowed\":true";
+  return out;
+}
+
+std::string json_of(const wire::OpenSession& request, const Wishes& wishes) {
+  return "{\"vgpu_count\":" + std::to_string(request.vgpu_count) +
+         ",\"gmem_mib\":" + std::to_string(request.gmem_mib) +
+         ",\"ratio_percent\":" + std::to_string(request.ratio_percent) +
+         ",\"cross_node\":" + (request.flags & wire::kCrossNode ? "true" : "false") +
+         ",\"priority\":" + std::to_string(request.priority) +
+         ",\"wait_seconds\":" + std::to_string(request.wait_seconds) +
+         ",\"pid\":" + std::to_string(request.pid) + ",\"host\":" + json_string(request.host) +
+         ",\"program\":" + json_string(request.program) + job_members(request) +
+         wish_members(wishes) + "}";
+}
+
+// The value of a top-level member of a flat JSON object, as text; "" when absent. Enough for the
+// controller's own answers.
+std::string json_member(const std::string& json, const std::string& name) {
+  size_t at = json.find("\"" + name + "\"");
+  if (at == std::string::npos) return "";
+  at = json.find(':', at);
+  if (at == std::string::npos) return "";
+  at = json.find_first_not_of(" \t\r\n", at + 1);
+  if (at == std::string::npos) return "";
+  std::string value;
+  if (json[at] != '"') {
+    const size_t end = json.find_first_of(",}\r\n", at);
+    return json.substr(at, end - at);
+  }
+  for (++at; at < json.size() && json[at] != '"'; ++at) {
+    if (json[at] == '\\' && at + 1 < json.size()) ++at;
+    value += json[at];
+  }
+  return value;
+}
+
+std::string new_key() {
+  std::random_device random;
+  std::string key;
+  for (int i = 0; i < 32; ++i) key += "0123456789abcdef"[random() & 15];
+  return key;
+}
+
+// One request to all controllers, until one that leads has answered it.
+class Question {
+ public:
+  Question(const Config& config, const wire::OpenSession& session)
+      : hold_(session.flags & wire::kHoldJob), several_(config.controller) {
+    request_.path = hold_ ? "/v1/holds" : "/v1/sessions";
+    request_.body = json_of(session, config.wishes);
+    request_.ca_file = config.ca_file;
+    request_.answer_seconds =
+        hold_ || session.wait_seconds < 0 ? -1 : 30 + static_cast<int>(session.wait_seconds);
+    if (!hold_) key_ = new_key();
+  }
+
+  bool prepare(const Config& config, std::string* error);
+  // False: nobody answered; `error` has what each said.
+  bool ask(HttpAnswer* answer, std::string* error);
+
+ private:
+  enum class Next { kDone, kNextAddress, kSameAgain };
+
+  Asked follow(HttpAddress address, HttpAnswer* answer, std::string* error);
+  Next judge(const HttpAnswer& answer);
+  bool patient() const { return std::chrono::steady_clock::now() < until_; }
+
+  HttpRequest request_;
+  bool hold_;
+  std::string several_, token_, key_;
+  std::vector<HttpAddress> addresses_;
+  tls::Deadline until_ = tls::in_seconds(kElectionSeconds);
+  bool in_transition_ = false;  // somebody is there, but none that leads yet
+};
+
+bool Question::prepare(const Config& config, std::string* error) {
+  std::stringstream list(several_);
+  std::string entry;
+  while (std::getline(list, entry, ',')) {
+    const size_t first = entry.find_first_not_of(" \t"), last = entry.find_last_not_of(" \t");
+    if (first == std::string::npos) continue;
+    entry = entry.substr(first, last - first + 1);
+    HttpAddress address;
+    if (!parse_address(entry, !config.ca_file.empty(), &address)) {
+      *error = "\"" + entry +
+               "\" is no controller's address: SLUICE_CONTROLLER is "
+               "host:port,host:port…, each behind https:// where it has TLS";
+      return false;
+    }
+    addresses_.push_back(address);
+  }
+  if (addresses_.empty()) {
+    *error = "no controller is named: set SLUICE_CONTROLLER to host:port";
+    return false;
+  }
+  return read_token(config, &token_, error);
+}
+
+Asked Question::follow(HttpAddress address, HttpAnswer* answer, std::string* error) {
+  HttpRequest request = request_;
+  for (int redirects = 0;; ++redirects) {
+    request.headers = token_.empty() ? "" : "Authorization: Bearer " + token_ + "\r\n";
+    if (!key_.empty()) request.headers += "Idempotency-Key: " + key_ + "\r\n";
+    const bool here =
+        address.host == "localhost" || address.host.starts_with("127.") || address.host == "::1";
+    if (!token_.empty() && !address.tls && !here)
+      log_once(LogLevel::kInfo, "the token goes to " + address.shown() +
+                                    " in the clear: name that controller as https://… and its CA "
+                                    "in SLUICE_CA");
+    const Asked asked = http_post(address, request, answer, error);
+    if (asked != Asked::kAnswered) {
+      *error = address.shown() + ": " + *error;
+      return asked;
+    }
+    if (answer->status != 307 || redirects == kMostRedirects) return asked;
+    const size_t path = answer->location.find('/', answer->location.find("//") + 2);
+    HttpAddress leader;
+    if (path == std::string::npos ||
+        !parse_address(answer->location.substr(0, path), false, &leader) ||
+        answer->location.find_first_of(" \t") != std::string::npos) {
+      *error = address.shown() + " refers to \"" + answer->location + "\", which is no address";
+      return Asked::kNotAsked;
+    }
+    if (address.tls && !leader.tls) {
+      *error = address.shown() + " refers to " + leader.text() + ", where nothing is protected";
+      return Asked::kNotAsked;
+    }
+    request.path = answer->location.substr(path);
+    address = leader;
+  }
+}
+
+Question::Next Question::judge(const HttpAnswer& answer) {
+  const std::string title = json_member(answer.body, "title");
+  const bool refused = !json_member(answer.body, "cuda_error").empty();
+  const auto rest = [&](int seconds) {
+    std::this_thread::sleep_for(std::chrono::seconds(std::clamp(seconds, 1, 5)));
+  };
+  if (answer.status == 409 && !refused && title == "Request is under way" && patient()) {
+    rest(answer.retry_after);  // the one that broke off, and that the controller has not missed yet
+    return Next::kSameAgain;
+  }
+  if (answer.status == 409 && !refused && title == "Outcome is not known" && patient()) {
+    // Whatever was granted goes back when nobody comes with its key.
+    key_ = new_key();
+    return Next::kSameAgain;
+  }
+  if (answer.status == 201 && json_member(answer.body, "key").empty() && patient()) {
+    key_ = new_key();  // an answer from before a restart, which secrets do not outlive
+    return Next::kSameAgain;
+  }
+  if (answer.status == 429 && title == "Too many keys" && !key_.empty()) {
+    key_.clear();
+    return Next::kSameAgain;
+  }
+  if (answer.status == 429 && patient()) {
+    rest(answer.retry_after);
+    return Next::kSameAgain;
+  }
+  if ((answer.status == 503 || answer.status == 307) && !refused) {
+    in_transition_ = true;
+    return Next::kNextAddress;
+  }
+  return Next::kDone;
+}
+
+bool Question::ask(HttpAnswer* answer, std::string* error) {
+  for (;;) {
+    std::string troubles;
+    bool answered = false;
+    in_transition_ = false;
+    for (const HttpAddress& address : addresses_) {
+      Next next;
+      do {
+        std::string trouble;
+        HttpAnswer said;
+        const Asked asked = follow(address, &said, &trouble);
+        if (asked == Asked::kAnswered) {
+          *answer = said;
+          answered = true;
+          next = judge(said);
+        } else {
+          troubles += (troubles.empty() ? "" : "; nor at ") + trouble;
+          in_transition_ |= asked == Asked::kBrokenOff;
+          next = Next::kNextAddress;
+        }
+        if (asked == Asked::kBrokenOff && hold_) {  // its launcher asks anew
+          *error = "no sluice-controller at " + trouble;
+          return false;
+        }
+      } while (next == Next::kSameAgain);
+      if (next == Next::kDone) return true;
+    }
+    if (!in_transition_ || !patient()) {
+      *error = "no sluice-controller at " + troubles;
+      return answered;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
+  }
+}
+
+}  // namespace
+
+bool read_token(const Config& config, std::string* token, std::string* error) {
+  *token = config.token;
+  const std::string& path = config.token_file;
+  if (token->empty() && !path.empty()) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+    if (file < 0 && errno == ENOENT && !config.token_file_named) return true;
+    struct stat st {};
+    if (file < 0 || fstat(file, &st) != 0 || !S_ISREG(st.st_mode)) {
+      *error = "the token's file " + path +
+               " cannot be read: " + (file < 0 ? std::strerror(errno) : "it is no plain file");
+      if (file >= 0) ::close(file);
+      return false;
+    }
+    char text[1025];
+    const ssize_t n = read(file, text, sizeof text - 1);
+    ::close(file);
+    if ((st.st_mode & (S_IRWXO | S_IWGRP)) != 0) {
+      *error = "the token's file " + path +
+               " is open to others: chmod 600 it, or 640 for the group that shares the token";
+      return false;
+    }
+    if (st.st_uid != geteuid() && st.st_uid != 0) {
+      *error = "the token's file " + path + " is neither yours nor root's";
+      return false;
+    }
+    *token = std::string(text, static_cast<size_t>(std::max<ssize_t>(n, 0)));
+    const size_t last = token->find_last_not_of(" \t\r\n");
+    token->erase(last == std::string::npos ? 0 : last + 1);
+    if (token->empty()) {
+      *error = "the token's file " + path + " is empty";
+      return false;
+    }
+  }
+  const bool printable = std::all_of(token->begin(), token->end(),
+                                     [](unsigned char c) { return c > 0x20 && c < 0x7f; });
+  if (printable && token->size() < 1024) return true;
+  *error = "the token (SLUICE_TOKEN, or " + (path.empty() ? "its file" : path) +
+           ") is none: it is one word of printable characters";
+  return false;
+}
+
+bool ask_for_session(const Config& config, const wire::OpenSession& request, Ticket* ticket,
+                     Refusal* refusal) {
+  std::string* error = &refusal->text;
+  Question question(config, request);
+  HttpAnswer answer;
+  if (!question.prepare(config, error) || !question.ask(&answer, error)) return false;
+  if (answer.status < 200 || answer.status > 299) {
+    *error = json_member(answer.body, "detail");
+    if (const int cuda = std::atoi(json_member(answer.body, "cuda_error").c_str()); cuda > 0)
+      refusal->status = static_cast<uint32_t>(cuda);
+    if (error->empty()) *error = "the controller answered " + std::to_string(answer.status);
+    return false;
+  }
+  if (request.flags & wire::kHoldJob) {
+    *error = "the controller ended the hold";
+    return false;
+  }
+  ticket->key = json_member(answer.body, "key");
+  ticket->address = json_member(answer.body, "address");
+  ticket->port = json_member(answer.body, "port");
+  ticket->tls = json_member(answer.body, "tls") == "true";
+  ticket->name = json_member(answer.body, "tls_name");
+  if (!ticket->key.empty() && ticket->key.size() < sizeof request.key && !ticket->address.empty() &&
+      !ticket->port.empty())
+    return true;
+  *error = "the controller's answer has no address, port and key";
+  return false;
+}
+
+}  // namespace sluice::client

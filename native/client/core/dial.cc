@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/dial.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace sluice::client {
+
+namespace {
+
+int connect_one(const addrinfo& a, tls::Deadline deadline) {
+  const int s = socket(a.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (s < 0) return -1;
+  int trouble = 0;
+  if (connect(s, a.ai_addr, a.ai_addrlen) != 0) {
+    trouble = errno;
+    socklen_t n = sizeof trouble;
+    if (trouble == EINPROGRESS && !tls::wait_for(s, POLLOUT, deadline))
+      trouble = ETIMEDOUT;
+    else if (trouble == EINPROGRESS && getsockopt(s, SOL_SOCKET, SO_ERROR, &trouble, &n) != 0)
+      trouble = errno;
+  }
+  if (trouble == 0 && fcntl(s, F_SETFL, fcntl(s, F_GETFL) & ~O_NONBLOCK) == 0) return s;
+  if (trouble == 0) trouble = errno;
+  ::close(s);
+  errno = trouble;
+  return -1;
+}
+
+void settle(int s) {
+  const int one = 1;
+  setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+  // A node that is gone without a word is noticed, also by a program that only waits.
+  const int idle = 30, interval = 10, probes = 6;
+  setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+  setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  setsockopt(s, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  setsockopt(s, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+}
+
+}  // namespace
+
+int dial(const std::string& host, const std::string& port, tls::Deadline deadline,
+         std::string* error) {
+  addrinfo hints{}, *list = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  const int rc = getaddrinfo(host.c_str(), port.c_str(), &hints, &list);
+  if (rc != 0) {
+    *error = gai_strerror(rc);
+    return -1;
+  }
+  int s = -1, left = 0;
+  for (const addrinfo* a = list; a; a = a->ai_next) ++left;
+  for (const addrinfo* a = list; a && s < 0; a = a->ai_next, --left) {
+    const auto now = std::chrono::steady_clock::now();
+    s = connect_one(*a, now + (std::max(deadline, now) - now) / left);
+    if (s < 0) *error = std::strerror(errno);
+  }
+  freeaddrinfo(list);
+  if (s >= 0) settle(s);
+  return s;
+}
+
+}  // namespace sluice::client

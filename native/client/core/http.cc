@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/http.h"
+
+#include <strings.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "client/core/dial.h"
+#include "tls/client_handshake.h"
+
+namespace sluice::client {
+
+namespace {
+
+constexpr size_t kMostAnswer = 1 << 20;
+
+std::string header(const std::string& head, const char* name) {
+  const std::string wanted = std::string(name) + ":";
+  for (size_t at = head.find("\r\n"); at != std::string::npos; at = head.find("\r\n", at)) {
+    at += 2;
+    if (strncasecmp(head.c_str() + at, wanted.c_str(), wanted.size()) != 0) continue;
+    const size_t begin = head.find_first_not_of(" \t", at + wanted.size());
+    const size_t end = head.find("\r\n", at);
+    if (begin == std::string::npos || begin >= std::min(end, head.size())) return "";
+    return head.substr(begin, end == std::string::npos ? end : end - begin);
+  }
+  return "";
+}
+
+// False: it is cut short, or none.
+bool join_chunks(const std::string& raw, std::string* body) {
+  for (size_t at = 0;;) {
+    const size_t line = raw.find("\r\n", at);
+    if (line == std::string::npos) return false;
+    const unsigned long n = std::strtoul(raw.c_str() + at, nullptr, 16);
+    if (n == 0) return true;
+    at = line + 2;
+    if (n > kMostAnswer || raw.size() < at + n + 2) return false;
+    body->append(raw, at, n);
+    at += n + 2;
+  }
+}
+
+bool is_number(const std::string& s) {
+  return !s.empty() && s.size() < 6 && s.find_first_not_of("0123456789") == std::string::npos;
+}
+
+}  // namespace
+
+std::string HttpAddress::text() const {
+  const bool v6 = host.find(':') != std::string::npos;
+  return std::string(tls ? "https://" : "http://") + (v6 ? "[" + host + "]" : host) + ":" + port;
+}
+
+bool parse_address(const std::string& text, bool tls_by_default, HttpAddress* address) {
+  std::string rest = text;
+  address->tls = tls_by_default;
+  for (const bool tls : {false, true}) {
+    const std::string scheme = tls ? "https://" : "http://";
+    if (rest.compare(0, scheme.size(), scheme) != 0) continue;
+    address->tls = tls;
+    rest.erase(0, scheme.size());
+    break;
+  }
+  if (!rest.empty() && rest.back() == '/') rest.pop_back();
+  const size_t bracket = rest.find(']');
+  const size_t colon = rest.rfind(':');
+  address->port = "9123";
+  if (colon != std::string::npos && (bracket == std::string::npos || colon > bracket)) {
+    address->port = rest.substr(colon + 1);
+    rest.erase(colon);
+  }
+  if (rest.size() > 2 && rest.front() == '[' && rest.back() == ']')
+    rest = rest.substr(1, rest.size() - 2);
+  address->host = rest;
+  return !rest.empty() && rest.find_first_of(" \t\r\n/@?#[]") == std::string::npos &&
+         is_number(address->port);
+}
+
+bool parse_answer(const std::string& raw, bool ended, HttpAnswer* answer) {
+  const size_t split = raw.find("\r\n\r\n");
+  if (raw.compare(0, 7, "HTTP/1.") != 0 || split == std::string::npos || raw.size() < 12)
+    return false;
+  const std::string head = raw.substr(0, split);
+  *answer = {};
+  answer->status = std::atoi(raw.c_str() + 9);
+  answer->location = header(head, "location");
+  answer->retry_after = std::atoi(header(head, "retry-after").c_str());
+  const std::string length = header(head, "content-length");
+  if (strcasecmp(header(head, "transfer-encoding").c_str(), "chunked") == 0)
+    return join_chunks(raw.substr(split + 4), &answer->body);
+  answer->body = raw.substr(split + 4);
+  if (length.empty()) return ended;
+  const size_t n = std::strtoul(length.c_str(), nullptr, 10);
+  if (answer->body.size() < n) return false;
+  answer->body.resize(n);
+  return true;
+}
+
+Asked http_post(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
+                std::string* error) {
+  const tls::Deadline connected = tls::in_seconds(request.connect_seconds);
+  const int s = dial(address.host, address.port, connected, error);
+  if (s < 0) return Asked::kNotAsked;
+  const std::unique_ptr<const int, void (*)(const int*)> closed(
+      &s, [](const int* fd) { ::close(*fd); });
+  std::unique_ptr<tls::Client> tls;
+  if (address.tls) {
+    tls = tls::Client::connect(s, {address.host, request.ca_file}, connected, error);
+    if (!tls) return Asked::kNotAsked;
+  }
+  const std::string shown = address.text();
+  const std::string all =
+      "POST " + request.path + " HTTP/1.1\r\nHost: " + shown.substr(shown.find("//") + 2) +
+      "\r\nContent-Type: application/json\r\nAccept: application/json\r\nConnection: close\r\n" +
+      request.headers + "Content-Length: " + std::to_string(request.body.size()) + "\r\n\r\n" +
+      request.body;
+  const tls::Deadline sent = tls::in_seconds(request.connect_seconds + 10);
+  if (!(tls ? tls->send(all.data(), all.size(), sent, error)
+            : tls::send_by(s, all.data(), all.size(), sent, error)))
+    return Asked::kBrokenOff;
+  const tls::Deadline answered =
+      request.answer_seconds < 0 ? tls::kNever : tls::in_seconds(request.answer_seconds);
+  std::string raw;
+  char buffer[4096];
+  for (;;) {
+    const long n = tls ? tls->receive(buffer, sizeof buffer, answered, error)
+                       : tls::receive_by(s, buffer, sizeof buffer, answered, error);
+    if (n > 0) raw.append(buffer, static_cast<size_t>(n));
+    if (parse_answer(raw, n == 0, answer)) return Asked::kAnswered;
+    if (n > 0 && raw.size() < kMostAnswer) continue;
+    if (n >= 0)
+      *error =
+          raw.empty() ? "it closed the connection without an answer" : "what it answers is no HTTP";
+    return Asked::kBrokenOff;
+  }
+}
+
+}  // namespace sluice::client

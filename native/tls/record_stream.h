@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stream under TLS 1.3 after its handshake, with records made and opened here (RFC 8446, section
+// 5) and OpenSSL's AES-GCM. Reading and writing share nothing, so one thread may do each. Keys are
+// renewed after kRecordsPerKey records, and whenever the other side says so.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "channel/stream.h"
+#include "tls/key_schedule.h"
+
+namespace sluice::tls {
+
+// AES-GCM is good for 24 million full records under one key (RFC 8446, section 5.5).
+inline constexpr uint64_t kRecordsPerKey = 1 << 24;
+
+// The first type of a record's true content, behind its encryption.
+enum class Content : uint8_t { kAlert = 21, kHandshake = 22, kData = 23 };
+
+// The stream of a session: the kernel's where it can carry all that is wanted of it, else a
+// RecordStream. nullptr with `error`: what the handshake left cannot be used.
+std::unique_ptr<channel::Stream> open_stream(int socket, const Session& session,
+                                             std::string* error);
+
+// What a record of type handshake may say once the handshake is over.
+enum class Notice { kNothing, kRenew, kRenewBoth, kBad };
+Notice read_notice(const uint8_t* message, size_t n);
+// The record's content that tells the other side of new keys: it is told, never asked.
+inline constexpr uint8_t kKeyUpdate[5] = {24, 0, 0, 1, 0};
+
+class RecordStream : public channel::Stream {
+ public:
+  static std::unique_ptr<RecordStream> open(int socket, const Session& session, std::string* error,
+                                            uint64_t records_per_key = kRecordsPerKey);
+  ~RecordStream() override;
+
+  ssize_t read(const iovec* parts, int count) override;
+  bool write(iovec* parts, int count) override;
+  void try_write(const void* data, size_t n) override;
+  bool pending() const override { return plain_begin_ < plain_end_ || begin_ < end_; }
+
+ private:
+  // One direction's cipher and the nonce of its next record.
+  struct Direction {
+    Traffic traffic;
+    Keys keys;
+    void* cipher = nullptr;
+  };
+  struct Record {  // in the buffer, checked for length only
+    const uint8_t* header;
+    size_t data;  // what it may hold at most
+    size_t all;
+  };
+
+  RecordStream(const OpenSsl& o, int socket, const Session& session, uint64_t records_per_key);
+  bool ready(Direction* d, bool sends);
+  bool new_keys(Direction* d, bool sends);
+  static void nonce(const Direction& d, uint8_t out[kIvBytes]);
+
+  bool fill(Record* record);  // until a whole record lies in the buffer
+  bool whole(Record* record, bool* broken) const;
+  bool decrypt(const Record& record, uint8_t* to, size_t* n, Content* content);
+  bool take_notice(Content content, const uint8_t* message, size_t n);
+
+  uint8_t* seal(uint8_t* at, const iovec* parts, size_t first_offset, size_t n, Content content);
+  bool renew_out();
+
+  const OpenSsl& o_;
+  int socket_;
+  Suite suite_;
+  uint64_t records_per_key_;
+  Direction in_, out_;
+  std::atomic<bool> renewal_asked_{false};
+  bool over_ = false;  // read side: told so
+
+  std::vector<uint8_t> buffer_;  // as received
+  size_t begin_ = 0, end_ = 0;
+  std::vector<uint8_t> plain_;  // of a record that was larger than the room for it
+  size_t plain_begin_ = 0, plain_end_ = 0;
+  std::vector<uint8_t> sealed_;
+};
+
+}  // namespace sluice::tls

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CUDA programs that ask the controller themselves: which of several, with what token, whose CA.
+
+Real programs, client library, controller, server, worker and software GPU. Skipped where the native
+part is not built.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane, free_port, wait_for
+from network_program import built, run, start
+from pool_certificates import PoolCa, handshaker, listening
+
+pytestmark = pytest.mark.skipif(not built(), reason="the native part is not built")
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> PoolCa:
+    return PoolCa(tmp_path_factory.mktemp("pool") / "ca")
+
+
+@pytest.fixture(scope="module")
+def plane(ca: PoolCa) -> Iterator[ControlPlane]:
+    """A controller with TLS that wants a token from everybody."""
+    controller = ca.issue("controller", "127.0.0.1", kind="controller")
+    plane = ControlPlane(
+        ca.folder.parent,
+        auth={"required": "yes"},
+        tls={**controller.setting(), "node_ca_file": ca.file},
+        server_tls={**ca.issue("node-a").setting(), "ca_file": ca.file},
+    )
+    try:
+        plane.start_controller()
+        plane.rest = plane.rest_as(plane.first_token())
+        plane.start_server()
+        yield plane
+    finally:
+        plane.close()
+
+
+def tenant(plane: ControlPlane) -> tuple[str, str]:
+    """A new token's id and secret."""
+    answer = plane.rest.post("/tokens", json={"name": "t", "role": "tenant", "project": "p"})
+    assert answer.status_code == 201, answer.text
+    made = answer.json()
+    return made["id"], made["secret"]
+
+
+@pytest.fixture
+def controllers(plane: ControlPlane) -> str:
+    return f"https://127.0.0.1:{plane.rest_port}"
+
+
+def test_a_program_with_a_token_and_the_ca_computes(
+    plane: ControlPlane, ca: PoolCa, controllers: str, tmp_path: Path
+) -> None:
+    _, secret = tenant(plane)
+    ok, said = run(tmp_path, SLUICE_CONTROLLER=controllers, SLUICE_CA=ca.file, SLUICE_TOKEN=secret)
+    assert ok, said
+    assert secret not in said
+    wait_for(lambda: not plane.grants(), 5)
+    [session] = [s for s in plane.sessions("ended") if s["channel"] == "tcp"][:1]
+    assert session["program"].startswith("python")
+
+
+def test_settings_may_stand_in_the_file(plane: ControlPlane, ca: PoolCa, tmp_path: Path) -> None:
+    """With a CA named, an address is one with TLS."""
+    _, secret = tenant(plane)
+    folder = tmp_path / ".sluice"
+    folder.mkdir()
+    token = tmp_path / "a token"
+    token.write_text(f"{secret}\n")
+    token.chmod(0o600)
+    (folder / "client.conf").write_text(
+        f"[controller]\ncontroller_addr = 127.0.0.1:{plane.rest_port}\nca = {ca.file}\n"
+        f"token_file = {token}\n"
+    )
+    ok, said = run(tmp_path)
+    assert ok, said
+    token.chmod(0o644)
+    ok, said = run(tmp_path)
+    assert not ok
+    assert f"{token} is open to others" in said
+    assert secret not in said
+
+
+def test_no_token_and_a_revoked_one_are_refused_with_the_controllers_word(
+    plane: ControlPlane, ca: PoolCa, controllers: str, tmp_path: Path
+) -> None:
+    ok, said = run(tmp_path, SLUICE_CONTROLLER=controllers, SLUICE_CA=ca.file)
+    assert not ok
+    assert "this controller wants a token" in said
+    token_id, secret = tenant(plane)
+    assert plane.rest.delete(f"/tokens/{token_id}").status_code == 200
+    ok, said = run(tmp_path, SLUICE_CONTROLLER=controllers, SLUICE_CA=ca.file, SLUICE_TOKEN=secret)
+    assert not ok
+    assert f"token {token_id} is revoked" in said
+    ok, said = run(
+        tmp_path, SLUICE_CONTROLLER=controllers, SLUICE_CA=ca.file, SLUICE_TOKEN="a\r\nb: c"
+    )
+    assert not ok
+    assert "is none" in said
+    assert not plane.grants()
+
+
+def test_a_controller_of_another_ca_is_not_spoken_to(
+    plane: ControlPlane, controllers: str, tmp_path: Path
+) -> None:
+    other = PoolCa(tmp_path / "other")
+    for words in ({"SLUICE_CA": other.file}, {}):
+        ok, said = run(tmp_path, SLUICE_CONTROLLER=controllers, SLUICE_TOKEN="sluice_x", **words)
+        assert not ok
+        assert "certificate is not accepted" in said
+    ok, said = run(
+        tmp_path, SLUICE_CONTROLLER=controllers, SLUICE_CA=tmp_path / "none", SLUICE_TOKEN="x"
+    )
+    assert not ok
+    assert f"the CA file {tmp_path / 'none'} cannot be used" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("name", "address mismatch"), ("expired", "certificate has expired")]
+)
+def test_a_certificate_of_the_wrong_name_or_time_gets_no_token(
+    ca: PoolCa, tmp_path: Path, kind: str, what: str
+) -> None:
+    pair = (
+        ca.issue(f"elsewhere-{kind}", "10.1.2.3")
+        if kind == "name"
+        else ca.issue_expired("late", "127.0.0.1")
+    )
+    with handshaker(pair) as server:
+        ok, said = run(
+            tmp_path,
+            SLUICE_CONTROLLER=f"https://127.0.0.1:{server.port}",
+            SLUICE_CA=ca.file,
+            SLUICE_TOKEN="sluice_secret",
+        )
+    assert not ok
+    assert what in said.lower()
+    assert not server.heard
+
+
+def test_dead_and_wrong_controllers_are_passed_over(
+    plane: ControlPlane, ca: PoolCa, tmp_path: Path
+) -> None:
+    """Nobody there, one that never answers, one that talks nonsense, then the right one."""
+    _, secret = tenant(plane)
+    silent = socket.create_server(("127.0.0.1", 0))
+
+    def nonsense(connected: socket.socket) -> None:
+        connected.sendall(b"\x00" * 4096)
+        connected.recv(4096)
+
+    with silent, listening(nonsense) as loud:
+        ports = [free_port(), silent.getsockname()[1], loud, plane.rest_port]
+        begin = time.monotonic()
+        ok, said = run(
+            tmp_path,
+            SLUICE_CONTROLLER=", ".join(f"https://127.0.0.1:{port}" for port in ports),
+            SLUICE_CA=ca.file,
+            SLUICE_TOKEN=secret,
+        )
+        assert ok, said
+        assert time.monotonic() - begin < 20
+        ok, said = run(
+            tmp_path,
+            SLUICE_CONTROLLER=",".join(f"https://127.0.0.1:{port}" for port in ports[:3]),
+            SLUICE_CA=ca.file,
+        )
+    assert not ok
+    assert "no sluice-controller at" in said
+    for port, trouble in zip(
+        ports, ("Connection refused", "does not answer in time", "is no TLS"), strict=False
+    ):
+        assert f"https://127.0.0.1:{port}: " in said
+        assert trouble in said
+
+
+def refer_to(place: str) -> bytes:
+    return (
+        f"HTTP/1.1 307 Temporary Redirect\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n"
+    ).encode()
+
+
+def test_a_follower_refers_to_its_leader(plane: ControlPlane, ca: PoolCa, tmp_path: Path) -> None:
+    _, secret = tenant(plane)
+    heard: list[bytes] = []
+
+    def follow(connected: socket.socket) -> None:
+        heard.append(connected.recv(4096))
+        connected.sendall(refer_to(f"https://127.0.0.1:{plane.rest_port}/v1/sessions"))
+
+    with listening(follow) as port:
+        ok, said = run(
+            tmp_path,
+            SLUICE_CONTROLLER=f"http://127.0.0.1:{port}",
+            SLUICE_CA=ca.file,
+            SLUICE_TOKEN=secret,
+        )
+    assert ok, said
+    assert b"POST /v1/sessions " in heard[0]
+
+
+def test_a_redirect_out_of_tls_is_not_followed(ca: PoolCa, tmp_path: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    pair = ca.issue("follower", "127.0.0.1", kind="controller")
+    context.load_cert_chain(pair.cert, pair.key)
+    heard: list[bytes] = []
+
+    def leader(connected: socket.socket) -> None:
+        heard.append(connected.recv(4096))
+
+    with listening(leader) as plain:
+
+        def follow(connected: socket.socket) -> None:
+            with context.wrap_socket(connected, True) as secure:
+                secure.recv(4096)
+                secure.sendall(refer_to(f"http://127.0.0.1:{plain}/v1/sessions"))
+
+        with listening(follow) as port:
+            ok, said = run(
+                tmp_path,
+                SLUICE_CONTROLLER=f"https://127.0.0.1:{port}",
+                SLUICE_CA=ca.file,
+                SLUICE_TOKEN="sluice_secret",
+            )
+    assert not ok
+    assert "where nothing is protected" in said
+    assert not heard
+
+
+@pytest.mark.parametrize("lost", ["answer", "request"])
+def test_what_broke_off_is_asked_again_and_granted_once(
+    plane: ControlPlane, ca: PoolCa, tmp_path: Path, lost: str
+) -> None:
+    """Between client and controller, one loses the first answer, or the first request."""
+    _, secret = tenant(plane)
+    before = len(plane.sessions("all"))
+    losses = [lost]
+
+    def pass_on(connected: socket.socket) -> None:
+        with socket.create_connection(("127.0.0.1", plane.rest_port)) as upstream:
+            connected.setblocking(False)
+            upstream.settimeout(0.05)
+            lose, passed = bool(losses), 0
+            while True:
+                try:
+                    if not (data := connected.recv(65536)):
+                        return
+                    passed += len(data)
+                    if lose and lost == "request" and passed > 600:
+                        losses.clear()
+                        return
+                    upstream.sendall(data)
+                except BlockingIOError:
+                    pass
+                try:
+                    if not (data := upstream.recv(65536)):
+                        return
+                    # TLS 1.3: handshake, tickets, then what the controller answers
+                    if lose and lost == "answer" and len(plane.sessions("all")) > before:
+                        losses.clear()
+                        return
+                    connected.sendall(data)
+                except TimeoutError:
+                    pass
+
+    with listening(pass_on) as port:
+        process = start(
+            tmp_path,
+            SLUICE_CONTROLLER=f"https://127.0.0.1:{port}",
+            SLUICE_CA=ca.file,
+            SLUICE_TOKEN=secret,
+        )
+        assert process.stdout
+        line = process.stdout.readline()
+        if line == "ready\n":
+            assert len(plane.grants()) == 1
+        _, said = process.communicate("go\n", timeout=30)
+    assert line == "ready\n", said
+    assert not losses, "nothing was lost"
+    assert len(plane.sessions("all")) == before + 1
+    wait_for(lambda: not plane.grants(), 5)
+
+
+def test_a_plain_client_of_a_controller_with_tls_is_told(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    ok, said = run(tmp_path, SLUICE_CONTROLLER=f"http://127.0.0.1:{plane.rest_port}")
+    assert not ok
+    assert "no sluice-controller at" in said
+
+
+def test_without_openssl_a_program_is_told(ca: PoolCa, controllers: str, tmp_path: Path) -> None:
+    ok, said = run(
+        tmp_path,
+        SLUICE_CONTROLLER=controllers,
+        SLUICE_CA=ca.file,
+        SLUICE_LIBSSL=tmp_path / "libssl.so",
+    )
+    assert not ok
+    assert "there is no OpenSSL here" in said
