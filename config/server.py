@@ -338,6 +338,20 @@ class TlsSection(Section):
         None, description="this node's certificate, its common name being node_name, PEM"
     )
     key_file: Path | None = Field(None, description="that certificate's key, PEM")
+    data_plane: bool = Field(
+        False, description="true or false: clients over TCP speak TLS 1.3, and no others are served"
+    )
+    data_cert_file: Path | None = Field(
+        None, description="another certificate for the data port, with node_name among its names"
+    )
+    data_key_file: Path | None = Field(None, description="that certificate's key, PEM")
+
+    @property
+    def data_pair(self) -> tuple[Path, Path] | None:
+        """Certificate and key of the data port, None where it has no TLS."""
+        certificate = self.data_cert_file or self.cert_file
+        key = self.data_key_file or self.key_file
+        return (certificate, key) if self.data_plane and certificate and key else None
 
 
 class MetricsSection(Section):
@@ -393,6 +407,13 @@ class ServerConfig(BaseModel):
     def _whole_tls(self) -> ServerConfig:
         if (self.tls.cert_file is None) != (self.tls.key_file is None):
             raise ValueError("[tls] has one of cert_file and key_file; give both or none")
+        if (self.tls.data_cert_file is None) != (self.tls.data_key_file is None):
+            raise ValueError("[tls] has one of data_cert_file and data_key_file; give both or none")
+        if self.tls.data_plane and not self.tls.data_pair:
+            raise ValueError(
+                "[tls] data_plane = true needs a certificate: data_cert_file and data_key_file, or "
+                "cert_file and key_file"
+            )
         if self.tls.cert_file and not self.tls.ca_file:
             raise ValueError("[tls] cert_file needs ca_file, the controller's CA")
         return self

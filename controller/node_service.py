@@ -353,6 +353,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             version=inventory.version,
             vgpu_count=inventory.vgpu_count,
             labels=labels_of(inventory.labels),
+            data_tls=inventory.data_tls,
         )
         await self._desk.step(
             lambda: self._desk.pool.register(

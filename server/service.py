@@ -30,6 +30,7 @@ from sluice.server.code_cache import CodeCache
 from sluice.server.controller_line import ControllerLine
 from sluice.server.controller_link import ControllerLink
 from sluice.server.cuda_libraries import find_libraries, search_folders
+from sluice.server.data_tls import DataTls, DataTlsError, load_kernel_tls
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpu_figures import GpuReader
 from sluice.server.gpu_health import GpuHealth, driver_version
@@ -114,7 +115,9 @@ class Server:
         await adopt_workers(starter, self._workers, self.desk)
 
         address = _data_address(section.bind_addr, section.bind_net)
-        self.tcp_door = TcpDoor(address, section.listen_port, self.desk, self.controller)
+        self.tcp_door = TcpDoor(
+            address, section.listen_port, self.desk, self.controller, self._data_tls()
+        )
         self._advertised = section.advertise_addr or _reachable(address, controller.grpc_targets[0])
         try:
             self.tcp_door.open()
@@ -190,6 +193,20 @@ class Server:
                 "token_file"
             ) from None
 
+    def _data_tls(self) -> DataTls | None:
+        pair = self._config.tls.data_pair
+        if pair is None:
+            return None
+        tls = DataTls(*pair)
+        try:
+            if warning := tls.check(self._config.server.node_name):
+                log.error("%s", warning)
+        except DataTlsError as error:
+            raise StartError(f"[tls] data_plane: {error}") from None
+        kernel = "the kernel has TLS" if load_kernel_tls() else "the kernel has no TLS"
+        log.info("data port: %s", kernel)
+        return tls
+
     # what the controller may ask (ServerSide)
 
     def inventory(self) -> rpc.Inventory:
@@ -199,6 +216,7 @@ class Server:
             node=self._config.server.node_name,
             data_address=self._advertised,
             data_port=self.tcp_door.port,
+            data_tls=self._config.tls.data_plane,
             version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
             gpus=[

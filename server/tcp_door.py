@@ -3,7 +3,8 @@
 
 Started by server.service. The controller tells this server of each session and its key before it
 tells the client; a key is good once and for a minute. After OpenSession the connected socket goes
-to the worker, and nothing of the session's data passes here.
+to the worker, and nothing of the session's data passes here. Where the port has TLS (data_tls), the
+key comes inside it, and what the worker needs to go on goes with the socket.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import hmac
 import logging
 import os
 import socket
+import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.config.log_ids import bound
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
+from sluice.server.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
 from sluice.server.listener import Listener
 from sluice.server.open_session import (
     FRAME_BYTES,
@@ -38,6 +41,11 @@ log = logging.getLogger("sluice.server")
 
 FIRST_FRAME_SECONDS = 10.0
 MOST_CONNECTIONS = 256
+NO_TLS = RefusalError(
+    Status.NOT_PERMITTED,
+    "this node's data port wants TLS ([tls] data_plane in server.conf), and this client did not "
+    "begin with it: install the client library of this release, and name the CA in SLUICE_CA",
+)
 
 
 @dataclass(slots=True)
@@ -85,8 +93,14 @@ class TcpDoor:
     """Listens on the data port."""
 
     def __init__(
-        self, address: str, port: int, desk: SessionDesk, controller: ControllerLink
+        self,
+        address: str,
+        port: int,
+        desk: SessionDesk,
+        controller: ControllerLink,
+        tls: DataTls | None = None,
     ) -> None:
+        self._tls = tls
         self._address = address
         self._port = port
         self._desk = desk
@@ -109,7 +123,8 @@ class TcpDoor:
             raise
         self.port = listener.getsockname()[1]
         self._listener = Listener(listener, "the data port", MOST_CONNECTIONS, self._serve)
-        log.info("data port: %s:%d", self._address, self.port)
+        tls = " with TLS" if self._tls else ""
+        log.info("data port: %s:%d%s", self._address, self.port, tls)
 
     async def close(self) -> None:
         """Stops listening."""
@@ -167,24 +182,41 @@ class TcpDoor:
             self._report_ended(expected.assignment, "no client came with the key in time")
 
     async def _serve(self, connected: socket.socket) -> None:
+        host = "a client"
+        line: PlainLine | TlsLine = PlainLine(connected)
         try:
             host = str(connected.getpeername()[0])
-            wish = await asyncio.wait_for(_read_open(connected), FIRST_FRAME_SECONDS)
+            async with asyncio.timeout(FIRST_FRAME_SECONDS):
+                if self._tls:
+                    line = await self._tls.welcome(connected)
+                wish = await _read_open(line)
+                rest = line.rest()
         except TimeoutError:
             log.info("%s connected to the data port and sent no OpenSession", host)
             return
+        except DataTlsError as error:
+            log.error("no client is let in on the data port: %s", error)
+            return
+        except NotTls:
+            log.warning("refused %s on the data port: no TLS", host)
+            await _refuse(connected, line, NO_TLS)
+            return
+        except ssl.SSLError as error:
+            log.warning("no TLS with %s on the data port: %s", host, error)
+            return
         except (OSError, EOFError) as error:
-            log.info("a client connected to the data port and left (%s)", error)
+            log.info("%s connected to the data port and left (%s)", host, error)
             return
         except BadOpen as refusal:
             log.warning("refused %s on the data port: %s", host, refusal.message)
-            await _refuse(connected, refusal)
+            await _refuse(connected, line, refusal)
             return
         expected = self._use_key(wish.key)
         if expected is None:
             log.warning("refused %s on the data port: unknown, used or expired key", host)
             await _refuse(
                 connected,
+                line,
                 RefusalError(
                     Status.NOT_PERMITTED,
                     "the key is unknown, was used before or has expired; ask the controller "
@@ -201,15 +233,21 @@ class TcpDoor:
                 grant_id=assignment.grant_id,
                 session_id=session_id,
             ):
-                await self._attach(connected, host, wish, expected)
+                await self._attach(connected, line, host, (wish, rest), expected)
         finally:
             del self._attaching[session_id]
             if expected.ended:
                 self._desk.end_grant(expected.assignment.grant_id, expected.ended)
 
     async def _attach(
-        self, connected: socket.socket, host: str, wish: OpenSession, expected: Expected
+        self,
+        connected: socket.socket,
+        line: PlainLine | TlsLine,
+        host: str,
+        opened: tuple[OpenSession, Mapping[str, str]],
+        expected: Expected,
     ) -> None:
+        wish, rest = opened
         assignment = expected.assignment
         asker = Asker(
             channel="tcp",
@@ -224,7 +262,7 @@ class TcpDoor:
             await self._desk.attach(
                 keyless,
                 asker,
-                {"slot": "0"},
+                {"slot": "0", **rest},
                 connected.fileno(),
                 ids=(assignment.session_id, assignment.grant_id, ""),
                 vgpus=expected.vgpus,
@@ -234,7 +272,7 @@ class TcpDoor:
         except RefusalError as refusal:
             connected.setblocking(False)
             self._report_ended(assignment, refusal.message)
-            await _refuse(connected, refusal)
+            await _refuse(connected, line, refusal)
         except asyncio.CancelledError:
             self._report_ended(assignment, "the server stopped")
             raise
@@ -263,28 +301,19 @@ class TcpDoor:
         )
 
 
-async def _read_open(connected: socket.socket) -> OpenSession:
+async def _read_open(line: PlainLine | TlsLine) -> OpenSession:
     # exactly one frame: what follows it belongs to the worker
-    header = await _read_exactly(connected, 16)
+    header = await line.read_exactly(16)
     check_header(header)
-    return parse_open_session(header + await _read_exactly(connected, FRAME_BYTES - 16))
+    return parse_open_session(header + await line.read_exactly(FRAME_BYTES - 16))
 
 
-async def _read_exactly(connected: socket.socket, count: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    data = b""
-    while len(data) < count:
-        part = await loop.sock_recv(connected, count - len(data))
-        if not part:
-            raise EOFError(f"after {len(data)} of {count} bytes")
-        data += part
-    return data
-
-
-async def _refuse(connected: socket.socket, refusal: RefusalError) -> None:
+async def _refuse(
+    connected: socket.socket, line: PlainLine | TlsLine, refusal: RefusalError
+) -> None:
     loop = asyncio.get_running_loop()
     try:
-        reply = pack_open_reply(refusal.status, 0, refusal.message)
+        reply = line.seal(pack_open_reply(refusal.status, 0, refusal.message))
         await asyncio.wait_for(loop.sock_sendall(connected, reply), 1.0)
         # bytes of the client that nobody read would turn the close into a reset, and the reply
         # would be lost with it

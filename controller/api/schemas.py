@@ -208,6 +208,8 @@ class SessionTicket(BaseModel):
     port: int
     key: str
     key_seconds: int
+    tls: bool = Field(False, description="TLS 1.3 is spoken there, and nothing else")
+    tls_name: str = Field("", description="the name that its certificate has")
 
 
 class FragmentationView(BaseModel):

@@ -107,6 +107,8 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                     grant_id=answer.grant.id,
                     address=node.address,
                     port=node.port,
+                    tls=node.data_tls,
+                    tls_name=node.name if node.data_tls else "",
                     key=key,
                     key_seconds=key_seconds,
                 )

@@ -199,6 +199,7 @@ class Node:
     last_seen: float = 0.0
     labels: Labels = ()
     drained: bool = False  # by the operator: it takes nothing new
+    data_tls: bool = False  # its TCP clients have to speak TLS
 
 
 @dataclass(frozen=True, slots=True)

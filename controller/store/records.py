@@ -37,7 +37,7 @@ from sluice.controller.pool.model import (
 )
 
 # monotonic times mean nothing after a restart; the others a node says anew when it returns
-NEVER_STORED = {"last_seen", "held", "note"}
+NEVER_STORED = {"last_seen", "held", "note", "data_tls"}
 
 Key = tuple[str, ...]
 
