@@ -131,6 +131,7 @@ def test_a_session_outlives_its_server_and_its_controller(
     assert process.stdout
     assert process.stdin
     assert process.stdout.readline() == "ready\n"
+    wait_for(lambda: [s["state"] for s in plane.sessions()] == ["running"], 10)
     plane.stop("server")
     process.stdin.write("go\n")
     process.stdin.flush()
