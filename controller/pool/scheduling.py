@@ -330,6 +330,8 @@ class Scheduler:
         for victim in plan.victims:
             grant = victim.grant
             claim.waits_for.add(grant.id)
+            if self._jobs.is_ending(grant):
+                continue  # it was told to already, perhaps by a controller before this one
             reason = (
                 f"preempted: request {request.request_id} of priority {request.priority} "
                 f"(project {request.project}) takes the room of priority {grant.priority}"
@@ -351,7 +353,12 @@ class Scheduler:
         ]
         lowest = min((grant.priority for grant in lower), default=0)
         now = self._clock.wall()
-        return [
+        ending = [
+            Candidate(grant, Loss(0, 0, 0.0, 0), freed_by(grant))
+            for grant in grants.values()
+            if self._jobs.is_ending(grant) and not grant.reservation
+        ]
+        return ending + [
             Candidate(
                 grant,
                 Loss(

@@ -20,6 +20,7 @@ from sluice.controller.pool.model import (
     GrantRequest,
     GrantState,
     Node,
+    Quota,
     Refused,
     Session,
     SessionState,
@@ -86,6 +87,25 @@ def test_an_end_that_was_ordered_is_ordered_by_the_next_controller_too(
     assert after.pool.grants[old.grant.id].reason == NODE_LOST
     [order] = register(after, runs(old)).ends
     assert order.reason == "ended by the operator", "its node's loss does not undo it"
+
+
+def test_who_preempts_waits_for_what_ends_already_and_ends_nothing_more(
+    bench: PoolBench, make_bench: Callable[..., PoolBench]
+) -> None:
+    bench.node("a", 8000, 8000)
+    bench.pool.operations.set_quota(Quota("default", may_preempt=True))
+    victims = [bench.granted(compute_percent=100) for _ in range(2)]
+    wish = {"request_id": "x", "compute_percent": 100, "priority": 1, "preempt": True}
+    assert bench.ask(**wish, wait_seconds=-1) == "x"
+    [first] = [v for v in victims if v.grant.ending]
+    after = make_bench(snapshot=snapshot(bench))
+    after.pool.operations.set_quota(Quota("default", may_preempt=True))
+    register(after, *(runs(victim) for victim in victims))
+    assert after.ask(**wish, wait_seconds=-1) == "x"
+    ending = [grant.id for grant in after.pool.grants.values() if grant.ending]
+    assert ending == [first.grant.id]
+    answers = after.pool.session_ended(first.session.id, first.grant.id, "preempted").answers
+    assert isinstance(answers["x"], Granted)
 
 
 def test_a_resize_whose_outcome_is_not_known_is_what_the_server_says(bench: PoolBench) -> None:
