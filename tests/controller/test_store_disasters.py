@@ -348,7 +348,8 @@ async def test_etcd_without_space_is_said_and_recovered_from(tmp_path: Path) -> 
                 revision = gone["header"]["revision"]
                 ask(endpoint, "kv/compaction", revision=revision, physical=True)
                 ask(endpoint, "maintenance/defragment")
-                ask(endpoint, "maintenance/alarm", action="DEACTIVATE", alarm="NOSPACE")
+                for alarm in ask(endpoint, "maintenance/alarm", action="GET")["alarms"]:
+                    ask(endpoint, "maintenance/alarm", action="DEACTIVATE", **alarm)
 
             await asyncio.to_thread(give_space)
             await asyncio.wait_for(waiting, PATIENCE)
