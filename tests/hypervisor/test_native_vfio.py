@@ -54,7 +54,7 @@ def test_a_card_goes_to_a_vm_and_comes_back_to_its_driver(rig: Rig, outer: Guest
     done = outer.spawn(
         f"cd {CHECKOUT} && PYTHONPATH=build/python:. .venv/bin/python -m "
         f"tests.hypervisor.inside_vfio {boot}"
-    ).wait(1200 if boot else 300)
+    ).wait(2400 if boot else 400)
     steps: dict[str, dict[str, Any]] = {
         line["step"]: line for line in map(json.loads, done.out.splitlines())
     }
