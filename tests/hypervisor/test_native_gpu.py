@@ -112,8 +112,10 @@ def test_when_it_cannot_be_is_said(make_guest: Callable[..., Guest], card: Card,
 
 
 def test_what_libvirt_cannot_plug_in_is_taken_out_of_the_definition_again(
-    running: Guest, card: Card
+    make_guest: Callable[..., Guest], card: Card
 ) -> None:
+    running = make_guest()
+    running.start()  # that QEMU runs is enough
     with pytest.raises(HypervisorError):
         native_gpu.attach(running.domain, card, When.BOTH)  # there is no such device
     assert devices_of(running) == {}
