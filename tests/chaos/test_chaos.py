@@ -39,7 +39,7 @@ TENANT_CALLERS = 4
 NODE_TIMEOUT_SECONDS = 8.0
 ORPHAN_SECONDS = 30.0
 LEADER_SECONDS = 5.0
-PATIENCE_SECONDS = 120.0  # for whatever has no limit of its own
+PATIENCE_SECONDS = 300.0  # for whatever has no limit of its own
 SAMPLE_SECONDS = 2.0
 SHOWN = 40
 

@@ -112,7 +112,7 @@ class Controllers:
         result: dict[str, Any] = answer.json()
         return result
 
-    def leader(self, seconds: float = 120.0) -> int:
+    def leader(self, seconds: float = 300.0) -> int:
         """The number of the one that leads, waiting for it."""
 
         def leading() -> list[int]:
