@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from control_plane import Client, ControlPlane, running, wait_for
 from scrapes import scrape
@@ -153,6 +154,8 @@ def test_an_applications_own_error_condemns_no_card(start: Callable[..., Faults]
     assert [session["id"] for session in pool.plane.sessions()] == [client.session_id]
     log = pool.plane.rest.get(f"/sessions/{client.session_id}/log").text
     assert "reported XID 31, a page fault in GPU memory" in log
+    shown = httpx.get(f"{pool.plane.metrics_url}/metrics").text
+    assert f'sluice_gpu_xid_errors_total{{gpu="{gpu}",xid="31"}} 1.0' in shown
 
 
 def test_a_worn_card_takes_nothing_new_and_ends_nothing(start: Callable[..., Faults]) -> None:
