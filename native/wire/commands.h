@@ -294,6 +294,8 @@ struct StreamAttribute {
   LaunchAttribute attribute;
 };
 
+// Answered where the session has more of them than these: they take the vGPU's memory.
+inline constexpr uint32_t kUnansweredStreams = 32;
 struct StreamCreate {
   uint64_t id;
   uint32_t flags;

@@ -8,6 +8,7 @@
 
 #include "wire/generated.h"
 #include "worker/dispatch.h"
+#include "worker/library/charge.h"
 
 namespace sluice::worker {
 
@@ -125,8 +126,8 @@ void describe(Session& s, const Command& c, Reply& reply) {
 
 // A stream that runs on the green context's part. Blocking ones are made as a program makes them,
 // with that context current for the moment.
-CUresult make_stream(Session& s, const GreenObject& green, unsigned flags, int priority,
-                     CUstream* stream) {
+CUresult make_uncharged_stream(Session& s, const GreenObject& green, unsigned flags, int priority,
+                               CUstream* stream) {
   if (flags & CU_STREAM_NON_BLOCKING)
     return call(s.driver.cuGreenCtxStreamCreate, stream, green.handle, flags, priority);
   CUresult e = call(s.driver.cuCtxPushCurrent_v2, green.context);
@@ -134,6 +135,15 @@ CUresult make_stream(Session& s, const GreenObject& green, unsigned flags, int p
   e = s.driver.cuStreamCreateWithPriority(stream, flags, priority);
   CUcontext popped;
   call(s.driver.cuCtxPopCurrent_v2, &popped);
+  return e;
+}
+
+CUresult make_stream(Session& s, const GreenObject& green, unsigned flags, int priority,
+                     CUstream* stream) {
+  Vgpu& v = *s.vgpus[green.device];
+  if (!take_stream(s, v)) return CUDA_ERROR_OUT_OF_MEMORY;
+  const CUresult e = make_uncharged_stream(s, green, flags, priority, stream);
+  if (e != CUDA_SUCCESS) give_stream(v);
   return e;
 }
 
@@ -188,6 +198,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
     if (!s.streams.take(id, &o)) continue;
     if (!s.capturing(o.handle)) v->gate->leave(o.handle);
     s.driver.cuStreamDestroy_v2(o.handle);
+    give_stream(*v);
   }
   reply.status = call(s.driver.cuGreenCtxDestroy, green.handle);
 }

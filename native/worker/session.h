@@ -67,6 +67,7 @@ struct Vgpu {
   uint64_t library_bytes = 0;  // what NVIDIA's libraries have taken (worker/library/charge.h)
   uint64_t library_changes = 0;
   uint64_t library_host_bytes = 0;  // and pinned on the node
+  uint64_t streams = 0, streams_paid = 0;  // worker/library/charge.h
   uint64_t code_bytes = 0;          // of the client's and of what libraries compiled
   uint64_t opened_bytes = 0;        // other sessions' memory that this one has opened
   // What others may open: mappings by address, allocations by id.

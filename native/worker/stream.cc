@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams, marks in them, and the two ends of a host function.
 #include "worker/dispatch.h"
+#include "worker/library/charge.h"
 
 namespace sluice::worker {
 
@@ -14,8 +15,14 @@ void create(Session& s, const Command& c, Reply& reply) {
   if (!s.use_context(c.header.context)) return;
   StreamObject o;
   o.device = c.header.context - 1;
+  Vgpu& v = *s.vgpus[o.device];
+  if (!(c.answered() ? take_stream(s, v) : take_promised_stream(s, v)))
+    return void(reply.status = CUDA_ERROR_OUT_OF_MEMORY);
   reply.status = s.driver.cuStreamCreateWithPriority(&o.handle, m.flags, m.priority);
-  if (reply.status == CUDA_SUCCESS) s.streams.add(m.id, o);
+  if (reply.status == CUDA_SUCCESS)
+    s.streams.add(m.id, o);
+  else
+    give_stream(v);
 }
 
 void destroy(Session& s, const Command& c, Reply& reply) {
@@ -31,6 +38,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   if (!v) return;
   if (!s.capturing(o.handle)) v->gate->leave(o.handle);
   reply.status = s.driver.cuStreamDestroy_v2(o.handle);
+  give_stream(*v);
 }
 
 void synchronize(Session& s, const Command& c, Reply& reply) {
@@ -105,7 +113,7 @@ void host_function(Session& s, const Command& c, Reply& reply) {
 
 void add_stream_handlers(DispatchTable& t) {
   using enum Handler::Answered;
-  t[wire::kStreamCreate] = {"StreamCreate", create, kNever, false};
+  t[wire::kStreamCreate] = {"StreamCreate", create, kEither, false};
   t[wire::kStreamDestroy] = {"StreamDestroy", destroy, kNever, false};
   t[wire::kStreamSynchronize] = {"StreamSynchronize", synchronize, kOnly, true, is_done};
   t[wire::kStreamQuery] = {"StreamQuery", query, kOnly, false};

@@ -165,6 +165,7 @@ def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
                 passed += 1
             elif not known:
                 failed += 1
+                print(f"    {problem}", flush=True)
     return passed, failed
 
 

@@ -289,6 +289,7 @@ class Session {
 
   HandleTable<Context> contexts{Kind::kContext};
   HandleTable<Stream> streams{Kind::kStream};
+  std::atomic<uint32_t> plain_streams{0};  // of them, those that are not green, alive
   HandleTable<Event> events{Kind::kEvent};
   HandleTable<Code> modules{Kind::kModule};
   HandleTable<Code> libraries{Kind::kLibrary};

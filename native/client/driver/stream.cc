@@ -33,6 +33,7 @@ CUresult destroy(Session* s, uint64_t id) {
   device.pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
   s->forget_stream(device, stream);
+  if (!stream->green) --s->plain_streams;
   const CUresult e =
       s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, device.index + 1);
   s->streams.recycle(id);
@@ -55,8 +56,15 @@ CUresult mint(Session* s, Device* d, unsigned flags, int priority, uint64_t* id,
   made->flags = flags;
   made->priority = priority;
   *stream = made;
-  return s->post(wire::kStreamCreate, wire::StreamCreate{*id, flags, priority}, {}, nullptr,
-                 d->index + 1);
+  const wire::StreamCreate m{*id, flags, priority};
+  if (++s->plain_streams <= wire::kUnansweredStreams)
+    return s->post(wire::kStreamCreate, m, {}, nullptr, d->index + 1);
+  // Streams take memory, and further ones may be refused.
+  const CUresult e = s->exchange(wire::kStreamCreate, m, {}, {}, nullptr, nullptr, context_of(d));
+  if (e == CUDA_SUCCESS) return e;
+  --s->plain_streams;
+  s->streams.destroy(*id);
+  return e;
 }
 
 }  // namespace

@@ -32,13 +32,14 @@ bool take(Metered kind, int device, uint64_t bytes, uint32_t* account) {
   Session* s = metered.load(std::memory_order_acquire);
   Vgpu* v = s ? on_device(*s, device) : nullptr;
   if (!v) return true;  // the driver refuses what has no context
-  if (!take_for_library(*s, *v, kind, bytes)) {
+  if (!(kind == Metered::kStream ? take_stream(*s, *v) : take_for_library(*s, *v, kind, bytes))) {
     static std::atomic<int> said{0};
     if (said.fetch_add(1) < 10)
       log_info("a library was refused " + std::to_string(bytes) +
-               (kind == Metered::kHost   ? " bytes of pinned memory"
-                : kind == Metered::kCode ? " bytes of code"
-                                         : " bytes of the vGPU's memory"));
+               (kind == Metered::kHost     ? " bytes of pinned memory"
+                : kind == Metered::kCode   ? " bytes of code"
+                : kind == Metered::kStream ? " stream"
+                                           : " bytes of the vGPU's memory"));
     return false;
   }
   *account = v->index;
@@ -47,7 +48,11 @@ bool take(Metered kind, int device, uint64_t bytes, uint32_t* account) {
 
 void give(Metered kind, uint32_t account, uint64_t bytes) {
   Session* s = metered.load(std::memory_order_acquire);
-  if (s && account < s->vgpus.size()) give_for_library(*s, *s->vgpus[account], kind, bytes);
+  if (!s || account >= s->vgpus.size()) return;
+  if (kind == Metered::kStream)
+    give_stream(*s->vgpus[account]);
+  else
+    give_for_library(*s, *s->vgpus[account], kind, bytes);
 }
 
 bool left(int device, uint64_t* free, uint64_t* total) {
@@ -136,6 +141,32 @@ void give_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
     if (auto* used = s.endpoint().memory_used(v.index)) used->fetch_sub(bytes);
   }
   s.endpoint().tell_library_memory({v.index, 0, order, now});
+}
+
+bool take_stream(Session& s, Vgpu& v) {
+  {
+    std::lock_guard lock(v.mutex);
+    if (v.streams < v.streams_paid || v.streams < kStreamsOfContext) return ++v.streams, true;
+  }
+  if (!take_for_library(s, v, Metered::kDevice, kStreamBytes)) return false;
+  std::lock_guard lock(v.mutex);
+  ++v.streams;
+  v.streams_paid = std::max(v.streams_paid, kStreamsOfContext) + 1;
+  return true;
+}
+
+bool take_promised_stream(Session& s, Vgpu& v) {
+  if (take_stream(s, v)) return true;
+  std::lock_guard lock(v.mutex);
+  // Libraries have used up what was free: as many again, and no more.
+  if (v.streams >= v.streams_paid + 2 * kStreamsOfContext) return false;
+  ++v.streams;
+  return true;
+}
+
+void give_stream(Vgpu& v) {
+  std::lock_guard lock(v.mutex);
+  --v.streams;
 }
 
 bool load_meter(std::string* error) {

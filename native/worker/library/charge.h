@@ -25,4 +25,14 @@ void meter_session(Session* session);
 bool take_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes);
 void give_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes);
 
+// What a stream takes of the GPU's memory (560 MiB for 1,024 of them, H200, driver 580). The driver
+// keeps it for the next stream, so it is the most streams at a time that are charged, to whoever
+// they belong, and for as long as the session lasts. The first are part of what a context takes.
+constexpr uint64_t kStreamBytes = 560 << 10;
+constexpr uint64_t kStreamsOfContext = 64;
+bool take_stream(Session& s, Vgpu& v);
+// One that cannot be refused any more, of which there are few.
+bool take_promised_stream(Session& s, Vgpu& v);
+void give_stream(Vgpu& v);
+
 }  // namespace sluice::worker

@@ -17,7 +17,16 @@ using worker::Metered;
 using worker::MeterHost;
 
 // Kinds of objects, whose names may coincide.
-enum class Space : uint32_t { kPointer, kHost, kRegistered, kArray, kMipmapped, kModule, kLibrary };
+enum class Space : uint32_t {
+  kPointer,
+  kHost,
+  kRegistered,
+  kArray,
+  kMipmapped,
+  kModule,
+  kLibrary,
+  kStream
+};
 
 // One charge; given back with its last owner, unless it was refused.
 class Charge {

@@ -15,6 +15,7 @@ enum class Metered : uint32_t {
   kDevice,  // the vGPU's memory
   kHost,    // pinned memory of the node
   kCode,    // images that were made while the program ran
+  kStream,  // streams, by number
 };
 
 // What the worker answers. From any thread; none of them calls a library or the driver.

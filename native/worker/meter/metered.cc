@@ -238,6 +238,18 @@ CUresult cuLibraryUnload(CUlibrary library) {
   return ended(Space::kLibrary, library, [&] { return real.cuLibraryUnload(library); });
 }
 
+CUresult cuStreamCreate(CUstream* stream, unsigned flags) {
+  return charged(Metered::kStream, Space::kStream, 1, stream,
+                 [&] { return real.cuStreamCreate(stream, flags); });
+}
+CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned flags, int priority) {
+  return charged(Metered::kStream, Space::kStream, 1, stream,
+                 [&] { return real.cuStreamCreateWithPriority(stream, flags, priority); });
+}
+CUresult cuStreamDestroy_v2(CUstream stream) {
+  return ended(Space::kStream, stream, [&] { return real.cuStreamDestroy_v2(stream); });
+}
+
 // A library that sizes itself by what is free sees the slice.
 CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
   const CUresult e = real.cuMemGetInfo_v2(free_bytes, total_bytes);
@@ -302,6 +314,9 @@ void* metered(const char* exported) {
   METERED(cuModuleUnload)
   METERED(cuLibraryLoadData)
   METERED(cuLibraryUnload)
+  METERED(cuStreamCreate)
+  METERED(cuStreamCreateWithPriority)
+  METERED(cuStreamDestroy_v2)
   METERED(cuMemGetInfo_v2)
   METERED(cuGetProcAddress)
   METERED(cuGetProcAddress_v2)

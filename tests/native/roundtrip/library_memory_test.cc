@@ -65,6 +65,40 @@ TEST_F(LibraryMemory, AClientThatWritesIntoTheWordGainsNothing) {
   give(1);
 }
 
+// The driver keeps a stream's memory for the next one: the most at a time is what is paid.
+TEST_F(LibraryMemory, StreamsBeyondAContextsFirstArePaidOnce) {
+  const uint64_t before = available();
+  std::vector<CUstream> streams(worker::kStreamsOfContext + 3);
+  const auto make_all = [&] {
+    for (CUstream& stream : streams)
+      ASSERT_EQ(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  };
+  const auto end_all = [&] {
+    for (CUstream stream : streams) ASSERT_EQ(cuStreamDestroy_v2(stream), CUDA_SUCCESS);
+    ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+  };
+  const uint64_t already = vgpu().streams;
+  for (int round = 0; round < 2; ++round) {
+    make_all();
+    EXPECT_EQ(available(), before - (already + 3) * worker::kStreamBytes);
+    end_all();
+    EXPECT_EQ(vgpu().streams, already);
+  }
+  // One that libraries make comes out of the same.
+  EXPECT_TRUE(worker::take_stream(worker_session(), vgpu()));
+  EXPECT_EQ(available(), before - (already + 3) * worker::kStreamBytes);
+  worker::give_stream(vgpu());
+  // Where nothing is left there is no further stream, and the session lives on.
+  ASSERT_TRUE(take(available()));
+  make_all();
+  CUstream one_more = nullptr;
+  EXPECT_EQ(cuStreamCreate(&one_more, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(one_more, nullptr);
+  end_all();
+  give(vgpu().library_bytes - (already + 3) * worker::kStreamBytes);
+}
+
 TEST_F(LibraryMemory, HostMemoryAndCodeHaveLimitsOfTheirOwn) {
   auto& s = worker_session();
   const uint64_t before = available();

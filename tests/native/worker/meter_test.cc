@@ -23,7 +23,7 @@ struct Account {
   uint64_t limit = 1ull << 40, taken = 0;
   int takes = 0, gives = 0;
 };
-Account accounts[3];
+Account accounts[4];
 
 bool take(Metered kind, int device, uint64_t bytes, uint32_t* account) {
   Account& a = accounts[static_cast<int>(kind)];
@@ -203,6 +203,21 @@ TEST_F(MeterTest, CodeIsChargedWhenItWasMadeMeanwhile) {
   EXPECT_EQ(SLUICE_GET(cuLibraryLoadData)(&library, made.c_str(), nullptr, nullptr, 0, nullptr,
                                           nullptr, 0),
             CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+TEST_F(MeterTest, StreamsAreCounted) {
+  Account& streams = accounts[3];
+  streams.limit = 2;
+  CUstream one = nullptr, other = nullptr, third = nullptr;
+  ASSERT_EQ(SLUICE_GET(cuStreamCreate)(&one, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+  ASSERT_EQ(SLUICE_GET(cuStreamCreateWithPriority)(&other, 0, 0), CUDA_SUCCESS);
+  EXPECT_EQ(SLUICE_GET(cuStreamCreate)(&third, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(third, nullptr);
+  EXPECT_EQ(SLUICE_GET(cuStreamDestroy_v2)(one), CUDA_SUCCESS);
+  EXPECT_EQ(SLUICE_GET(cuStreamDestroy_v2)(other), CUDA_SUCCESS);
+  EXPECT_EQ(streams.taken, 0u);
+  EXPECT_NE(SLUICE_GET(cuStreamCreate)(&one, ~0u), CUDA_SUCCESS);
+  EXPECT_EQ(streams.taken, 0u) << "what the driver refuses costs nothing";
 }
 
 TEST_F(MeterTest, LibrariesSeeTheSlice) {
