@@ -60,7 +60,7 @@ CUresult mint(Session* s, Device* d, unsigned flags, int priority, uint64_t* id,
   if (++s->plain_streams <= wire::kUnansweredStreams)
     return s->post(wire::kStreamCreate, m, {}, nullptr, d->index + 1);
   // Streams take memory, and further ones may be refused.
-  const CUresult e = s->exchange(wire::kStreamCreate, m, {}, {}, nullptr, nullptr, context_of(d));
+  const CUresult e = s->exchange(wire::kStreamCreate, m, {}, {}, nullptr, nullptr, d->index + 1);
   if (e == CUDA_SUCCESS) return e;
   --s->plain_streams;
   s->streams.destroy(*id);
