@@ -7,6 +7,8 @@
 #include <cstring>
 #include <utility>
 
+#include "channel/end_reason.h"
+
 namespace sluice::channel {
 
 #ifndef MAP_FIXED_NOREPLACE
@@ -87,6 +89,7 @@ void start_slot(const MappedSlot& slot) {
   }
   for (size_t i = 0; i < kMarkCount; ++i) slot.marks()[i].store(0, std::memory_order_relaxed);
   for (auto& used : h.memory_used) used.store(0, std::memory_order_relaxed);
+  write_end_reason(slot, {});
   h.sticky_error.store(0);
   h.tail.store(0);
   h.head.store(0);

@@ -48,6 +48,8 @@ class Endpoint {
                      std::span<const std::byte> head, std::span<const std::byte> body) = 0;
   // Largest body of a reply.
   virtual size_t reply_limit() const = 0;
+  // Why the session is about to be ended, for the client's user: before publish_error(…, true).
+  virtual void say_why(const std::string&) {}
   // Every later call of the client returns `error`. `over`: and the session has ended.
   virtual void publish_error(uint32_t error, bool over) = 0;
   // The opening reply: head, record and devices. Then the session runs.

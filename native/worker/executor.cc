@@ -53,6 +53,7 @@ void Executor::add_thread() {
 
 void Executor::end(const std::string& reason, uint32_t error) {
   if (over_.exchange(true)) return;
+  endpoint_.say_why(reason);
   endpoint_.publish_error(error, true);
   ended_(reason);
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "channel/end_reason.h"
 #include "channel/ring.h"
 #include "worker/endpoint.h"
 
@@ -68,6 +69,8 @@ class ShmEndpoint : public Endpoint {
   }
   size_t reply_limit() const override { return channel::kLaneBytes - 16; }
 
+  void say_why(const std::string& reason) override { channel::write_end_reason(slot_, reason); }
+
   void publish_error(uint32_t error, bool over) override {
     auto& h = slot_.header();
     h.sticky_error.store(error, std::memory_order_seq_cst);
@@ -79,7 +82,7 @@ class ShmEndpoint : public Endpoint {
   }
 
   bool publish_record(std::span<const std::byte> all, std::string* error) override {
-    if (all.size() > slot_.mailbox().size()) {
+    if (all.size() > slot_.mailbox().size() - channel::kEndReasonBytes) {
       *error = "the session's record does not fit the mailbox";
       return false;
     }

@@ -22,6 +22,7 @@ namespace {
 
 constexpr size_t kReadBytes = 256 << 10;
 constexpr size_t kBulk = 256 << 10;  // frames with data for the GPU that deserve pinned memory
+constexpr size_t kMostReason = 480;  // of what the client's user is told at the end
 constexpr size_t kReadInBulk = 4 << 10;
 
 class TcpEndpoint : public Endpoint {
@@ -106,6 +107,8 @@ class TcpEndpoint : public Endpoint {
   }
   size_t reply_limit() const override { return wire::kMaxReplyBytes - 64; }
 
+  void say_why(const std::string& reason) override { why_ = reason.substr(0, kMostReason); }
+
   void publish_error(uint32_t error, bool over) override {
     if (!over) return reply(wire::kNoLane, 0, error, {}, {});
     // A client that does not read holds up its own answers, not the end of its session.
@@ -114,8 +117,12 @@ class TcpEndpoint : public Endpoint {
       channel::sleep_ns(10'000'000);
       lock.try_lock();
     }
-    const wire::FrameHeader h{sizeof h, wire::kReply, wire::kNoLane, 0, error};
-    if (lock) stream_->try_write(&h, sizeof h);
+    const size_t size = wire::round_up(sizeof(wire::FrameHeader) + why_.size(), 8);
+    const wire::FrameHeader h{static_cast<uint32_t>(size), wire::kReply, wire::kNoLane, 0, error};
+    std::string last(reinterpret_cast<const char*>(&h), sizeof h);
+    last += why_;
+    last.resize(size, '\0');
+    if (lock) stream_->try_write(last.data(), last.size());
     shutdown(socket_, SHUT_RDWR);
   }
 
@@ -172,6 +179,7 @@ class TcpEndpoint : public Endpoint {
   size_t begin_ = 0, end_ = 0;
   bool in_bulk_ = false;  // another such frame is likely next
   std::mutex send_mutex_;
+  std::string why_;  // the session ends
   std::atomic<bool> gone_{false};
   std::atomic<bool> buffered_{
       false};  // a frame, or a part of one, has been read, or lies in the stream

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "channel/futex.h"
-#include "client/core/log.h"
+#include "client/core/end_notice.h"
 #include "client/core/session.h"
 
 namespace sluice::client {
@@ -15,8 +15,7 @@ CUresult Session::lose() {
   if (lost_.compare_exchange_strong(expected, CUDA_ERROR_SYSTEM_NOT_READY)) {
     const uint32_t told = channel_->sticky_error();
     lost_ = told ? told : static_cast<uint32_t>(CUDA_ERROR_UNKNOWN);
-    log_line(LogLevel::kError,
-             "the session was ended by the pool (its worker is gone); every further call fails");
+    say_ended({});
   }
   return sticky();
 }

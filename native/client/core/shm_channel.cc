@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "channel/end_reason.h"
+#include "client/core/end_notice.h"
+
 namespace sluice::client {
 
 using channel::cpu_relax;
@@ -49,6 +52,10 @@ bool ShmChannel::worker_gone() {
     if (poll(&p, 1, 0) > 0) return true;
   }
   return false;
+}
+
+void ShmChannel::tell_end() {
+  if (const std::string why = channel::read_end_reason(slot_); !why.empty()) say_ended(why);
 }
 
 std::byte* ShmChannel::reserve(size_t n) {

@@ -24,7 +24,10 @@ class ShmChannel : public Channel {
     // session.
     const auto& h = slot_.header();
     if (h.generation.load(std::memory_order_relaxed) != generation_) return 999;
-    return h.sticky_error.load(std::memory_order_relaxed);
+    const uint32_t error = h.sticky_error.load(std::memory_order_acquire);
+    if (error) [[unlikely]]
+      tell_end();
+    return error;
   }
   bool alive() override { return !worker_gone(); }
   std::atomic<uint64_t>* marks() override { return slot_.marks(); }
@@ -41,6 +44,7 @@ class ShmChannel : public Channel {
 
  private:
   bool worker_gone();
+  void tell_end();  // on standard error, if the worker said why
   bool shares_futex() const { return kind_ == wire::ChannelKind::kShm; }
 
   channel::MappedSlot slot_;

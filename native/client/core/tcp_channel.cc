@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/tcp_channel.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -10,6 +11,8 @@
 #include <chrono>
 #include <cstring>
 #include <utility>
+
+#include "client/core/end_notice.h"
 
 namespace sluice::client {
 
@@ -139,8 +142,10 @@ bool TcpChannel::read_frame() {
   }
   if (h.lane == wire::kNoLane) {  // said unasked: the session is over
     sticky_.store(h.context ? h.context : 999u, std::memory_order_relaxed);
-    std::vector<std::byte> drop(bytes);
-    return read_exact(drop.data(), bytes);
+    std::string why(bytes, '\0');
+    if (!read_exact(reinterpret_cast<std::byte*>(why.data()), bytes)) return false;
+    if (*why.c_str()) say_ended(why.c_str());
+    return true;
   }
   if (h.lane >= kLanes) return false;
   LaneState& lane = lanes_[h.lane];
@@ -196,6 +201,20 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
   reply->body = lane.in_sink ? std::span<const std::byte>(sink)
                              : std::span<const std::byte>(lane.body.data(), lane.bytes);
   return true;
+}
+
+void TcpChannel::read_last_words() {
+  std::unique_lock lock(read_mutex_);
+  pollfd p{socket_, POLLIN, 0};
+  while (!reading_ && sticky_ == 0 && poll(&p, 1, 0) > 0) {
+    reading_ = true;
+    lock.unlock();
+    const bool ok = read_frame();
+    lock.lock();
+    reading_ = false;
+    if (readers_waiting_ > 0) read_done_.notify_all();
+    if (!ok) break;
+  }
 }
 
 void TcpChannel::close() {

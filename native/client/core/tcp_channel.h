@@ -28,7 +28,11 @@ class TcpChannel : public Channel {
   void commit_apart(size_t n, std::span<const std::byte> tail) override;
   void expect(uint32_t lane, std::span<std::byte> sink) override;
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;
-  uint32_t sticky_error() override { return sticky_.load(std::memory_order_relaxed); }
+  uint32_t sticky_error() override {
+    if (gone_.load(std::memory_order_relaxed)) [[unlikely]]
+      read_last_words();
+    return sticky_.load(std::memory_order_relaxed);
+  }
   bool alive() override { return !gone_; }
   std::atomic<uint64_t>* marks() override { return nullptr; }
   std::span<std::byte> arena() override { return {}; }
@@ -51,6 +55,8 @@ class TcpChannel : public Channel {
   // What was gathered, and `tail` behind it; send_mutex_ held.
   bool send_all(std::span<const std::byte> tail = {});
   bool read_frame();  // reads one frame and puts it into its lane; called by one thread at a time
+  // What the worker said before it went, for a thread that only sends and so has not read it.
+  void read_last_words();
   bool read_exact(std::byte* to, size_t n);
   void flush_when_idle();
 
