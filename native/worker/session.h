@@ -66,10 +66,10 @@ struct Vgpu {
   uint64_t credit_bytes = 0;
   uint64_t library_bytes = 0;  // what NVIDIA's libraries have taken (worker/library/charge.h)
   uint64_t library_changes = 0;
-  uint64_t library_host_bytes = 0;  // and pinned on the node
+  uint64_t library_host_bytes = 0;         // and pinned on the node
   uint64_t streams = 0, streams_paid = 0;  // worker/library/charge.h
-  uint64_t code_bytes = 0;          // of the client's and of what libraries compiled
-  uint64_t opened_bytes = 0;        // other sessions' memory that this one has opened
+  uint64_t code_bytes = 0;                 // of the client's and of what libraries compiled
+  uint64_t opened_bytes = 0;               // other sessions' memory that this one has opened
   // What others may open: mappings by address, allocations by id.
   std::map<uint64_t, wire::ShareKey> exported;
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)

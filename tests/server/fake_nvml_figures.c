@@ -25,7 +25,9 @@ int nvmlInit_v2(void) { return ++open_count, kOk; }
 int nvmlInitWithFlags(unsigned flags) { return (void)flags, ++open_count, kOk; }
 int nvmlShutdown(void) { return must_be_open(), --open_count, kOk; }
 int fake_open_count(void) { return open_count; }
-const char* nvmlErrorString(int status) { return status == kNotSupported ? "no such sensor" : "no"; }
+const char* nvmlErrorString(int status) {
+  return status == kNotSupported ? "no such sensor" : "no";
+}
 
 int nvmlDeviceGetCount_v2(unsigned* count) { return must_be_open(), *count = 2, kOk; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Gpu** gpu) {
@@ -74,11 +76,16 @@ int nvmlDeviceGetMemoryInfo_v2(Gpu* gpu, Memory* memory) {
   memory->total = 1000, memory->reserved = 100, memory->free = 600, memory->used = 300;
   return (void)gpu, kOk;
 }
-int nvmlDeviceGetTemperature(Gpu* gpu, int sensor, unsigned* t) { (void)sensor; FIRST(61, *t); }
+int nvmlDeviceGetTemperature(Gpu* gpu, int sensor, unsigned* t) {
+  (void)sensor;
+  FIRST(61, *t);
+}
 int nvmlDeviceGetPowerUsage(Gpu* gpu, unsigned* mw) { FIRST(512500, *mw); }
 int nvmlDeviceGetEnforcedPowerLimit(Gpu* gpu, unsigned* mw) { FIRST(700000, *mw); }
 int nvmlDeviceGetTotalEnergyConsumption(Gpu* gpu, unsigned long long* mj) { FIRST(9000, *mj); }
-int nvmlDeviceGetClockInfo(Gpu* gpu, int kind, unsigned* mhz) { FIRST(kind == 1 ? 1980 : 2619, *mhz); }
+int nvmlDeviceGetClockInfo(Gpu* gpu, int kind, unsigned* mhz) {
+  FIRST(kind == 1 ? 1980 : 2619, *mhz);
+}
 int nvmlDeviceGetTotalEccErrors(Gpu* gpu, int error, int counter, unsigned long long* count) {
   FIRST((unsigned long long)(10 * error + counter), *count);
 }
