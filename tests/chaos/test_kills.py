@@ -23,6 +23,8 @@ from . import checker
 from .account import read_accounts
 from .node import SimulatedNode, Worker
 
+pytestmark = pytest.mark.chaos
+
 PATIENCE_SECONDS = 180.0
 KILLS = 5
 NODE = "node-a"
