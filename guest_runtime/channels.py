@@ -155,9 +155,7 @@ def _check_contents(resource: Path, region: mmap.mmap, size: int) -> Finding:
         )
     length = min(size, _TIMED_BYTES)
     region[:length]  # the first pass pays for the page tables
-    began = time.perf_counter()
-    region[:length]
-    speed = length / max(time.perf_counter() - began, 1e-9)
+    speed = _best_speed(region, length)
     if speed < _SLOWEST_BYTES_PER_SECOND:
         return bad(
             "ivshmem",
@@ -168,6 +166,19 @@ def _check_contents(resource: Path, region: mmap.mmap, size: int) -> Finding:
     return ok(
         "ivshmem", f"{resource}: {size >> 20} MiB, {slots} slots, reads at {speed / 1e9:.1f} GB/s"
     )
+
+
+def _best_speed(region: mmap.mmap, length: int) -> float:
+    """Bytes a second of the fastest of sixteen pieces: a busy machine takes the processor away
+    from some of them, and one that maps memory uncached is slow in all."""
+    piece = max(length // 16, mmap.PAGESIZE)
+    best = 0.0
+    for at in range(0, length, piece):
+        began = time.perf_counter()
+        region[at : at + piece]
+        taken = max(time.perf_counter() - began, 1e-9)
+        best = max(best, min(piece, length - at) / taken)
+    return best
 
 
 def check_controller(address: Value) -> Finding:

@@ -124,7 +124,7 @@ def prepare(guest: Guest, bundle: Path) -> None:
 
 
 def wait_usable(guest: Guest) -> None:
-    until(lambda: guest.run("sluice check")[0] == 0, 15, lambda: guest.run("sluice check")[1])
+    until(lambda: guest.run("sluice check")[0] == 0, 60, lambda: guest.run("sluice check")[1])
 
 
 def until(
