@@ -281,7 +281,7 @@ TEST_F(Questions, AtomicsAreAskedForOnce) {
 }
 
 TEST_F(Questions, ATensorMapGetsAnotherAddress) {
-  alignas(64) CUtensorMap map;
+  CUtensorMap map;
   std::memset(&map, 3, sizeof map);
   void* const address = reinterpret_cast<void*>(world().memory);
   ScopedAnswer a(SLUICE_ON(cuTensorMapReplaceAddress), [&](CUtensorMap* m, void* to) {

@@ -384,7 +384,9 @@ TEST(HostileFrames, MissingDriverFunctionIsNoRejection) {
   for (const ValidFrame& f : valid_frames(rig)) {
     if (f.function < wire::kFirstApiFunction || f.function >= wire::kFirstLibraryFunction) continue;
     FurnishedRig poor;
+    const auto give_back = poor.driver().cuMemFreeHost;  // of what furnishing took
     poor.driver() = worker::Driver{};
+    poor.driver().cuMemFreeHost = give_back;
     poor.driver().cuCtxSetCurrent = [](CUcontext) { return CUDA_SUCCESS; };
     ValidFrame again;
     for (const ValidFrame& g : valid_frames(poor))
