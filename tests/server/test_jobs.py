@@ -245,7 +245,7 @@ def test_a_killed_launcher_leaves_nothing_behind_its_last_process(shared: Contro
 def test_the_launcher_passes_signals_and_statuses_on(shared: ControlPlane) -> None:
     assert Launcher(shared).say("echo $SLUICE_JOB") != Launcher(shared).say("echo $SLUICE_JOB")
     launcher = Launcher(shared)
-    launcher.say("echo here; trap 'exit 7' TERM")
+    launcher.say("trap 'exit 7' TERM; echo here")
     launcher.process.terminate()
     assert launcher.process.wait(10) == 7
     died = Launcher(shared)

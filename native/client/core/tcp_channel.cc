@@ -193,7 +193,7 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
     const bool ok = read_frame();
     lock.lock();
     reading_ = false;
-    if (!ok) gone_ = true;
+    if (!ok) gone_ = all_read_ = true;
     if (readers_waiting_ > 0) read_done_.notify_all();
   }
   const std::span<std::byte> sink = std::exchange(lane.sink, {});
@@ -206,14 +206,14 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
 void TcpChannel::read_last_words() {
   std::unique_lock lock(read_mutex_);
   pollfd p{socket_, POLLIN, 0};
-  while (!reading_ && sticky_ == 0 && poll(&p, 1, 0) > 0) {
+  while (!reading_ && !all_read_ && sticky_ == 0 && poll(&p, 1, 0) > 0) {
     reading_ = true;
     lock.unlock();
     const bool ok = read_frame();
     lock.lock();
     reading_ = false;
+    if (!ok) all_read_ = true;
     if (readers_waiting_ > 0) read_done_.notify_all();
-    if (!ok) break;
   }
 }
 

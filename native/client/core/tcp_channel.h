@@ -29,7 +29,8 @@ class TcpChannel : public Channel {
   void expect(uint32_t lane, std::span<std::byte> sink) override;
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;
   uint32_t sticky_error() override {
-    if (gone_.load(std::memory_order_relaxed)) [[unlikely]]
+    if (gone_.load(std::memory_order_relaxed) && !all_read_.load(std::memory_order_relaxed))
+        [[unlikely]]
       read_last_words();
     return sticky_.load(std::memory_order_relaxed);
   }
@@ -70,6 +71,7 @@ class TcpChannel : public Channel {
   bool closing_ = false;
   std::atomic<uint32_t> sticky_{0};
   std::atomic<bool> gone_{false};
+  std::atomic<bool> all_read_{false};  // the worker says nothing more: its last words were read
 
   std::mutex read_mutex_;
   std::condition_variable read_done_;
