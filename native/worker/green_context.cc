@@ -195,10 +195,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   s.green_contexts.take(m.id, &green);
   for (const uint64_t id : streams) {
     StreamObject o;
-    if (!s.streams.take(id, &o)) continue;
-    if (!s.capturing(o.handle)) v->gate->leave(o.handle);
-    s.driver.cuStreamDestroy_v2(o.handle);
-    give_stream(*v);
+    if (s.streams.take(id, &o)) s.end_stream(*v, o);
   }
   reply.status = call(s.driver.cuGreenCtxDestroy, green.handle);
 }

@@ -210,6 +210,9 @@ class Session {
 
   // The driver's stream; its context is made current. False: no such stream (rejected).
   bool stream(uint64_t id, uint32_t context, CUstream* handle, Vgpu** owner = nullptr);
+  // Of one that the table has no more: out of the gate, out of the driver, out of the account.
+  // Under captures.mutex.
+  CUresult end_stream(Vgpu& v, const StreamObject& o);
   // Whether all of [address, address + bytes) is device memory that this session may name.
   bool device_range(uint64_t address, uint64_t bytes);
   bool arena_range(uint64_t address, uint64_t bytes);

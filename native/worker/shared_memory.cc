@@ -46,6 +46,47 @@ Found find(Session& s, uint64_t address) {
   return {};
 }
 
+// Puts memory under a new key; false: the reply says why not.
+bool offer(Session& s, const Vgpu& v, CUmemGenericAllocationHandle handle, uint64_t bytes,
+           wire::ShareKey* key, Reply& reply) {
+  SharedThing thing{"memory", uuid_text(v.gpu->uuid), bytes, -1};
+  reply.status = s.driver.cuMemExportToShareableHandle(&thing.fd, handle,
+                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (reply.status != CUDA_SUCCESS) return false;
+  *key = random_key();
+  std::string why;
+  const bool done = s.broker->share(*key, thing, &why);
+  ::close(thing.fd);
+  if (done) return true;
+  log_error("memory cannot be shared with other processes: " + why);
+  reply.status = CUDA_ERROR_OPERATING_SYSTEM;
+  return false;
+}
+
+// Under the vGPU's mutex: the key that it goes by, ours or that of a thread which was first.
+wire::ShareKey keep(Session& s, Vgpu& v, uint64_t name, const wire::ShareKey& key) {
+  const auto [mine, first] = v.exported.emplace(name, key);
+  if (!first) s.broker->unshare(key);
+  return mine->second;
+}
+
+// Under the vGPU's mutex: whether it may open so much more; the reply says if not.
+bool may_open(const Vgpu& v, uint64_t bytes, Reply& reply) {
+  if (bytes <= v.memory_bytes - std::min(v.memory_bytes, v.opened_bytes)) return true;
+  log_error("memory of other processes is open up to this vGPU's own size: no more is opened");
+  reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+  return false;
+}
+
+// The vGPU on the GPU that the memory lies on; nullptr, logged, if the session has none.
+Vgpu* holder_of(Session& s, const SharedThing& thing) {
+  for (auto& v : s.vgpus)
+    if (uuid_text(v->gpu->uuid) == thing.gpu) return v.get();
+  log_error("memory of another process cannot be opened: it lies on " + thing.gpu +
+            ", of which this session has no vGPU");
+  return nullptr;
+}
+
 void share(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::ShareMemory>();
@@ -55,18 +96,7 @@ void share(Session& s, const Command& c, Reply& reply) {
   if (!f.exported) {
     if (!s.broker) return void(reply.status = CUDA_ERROR_NOT_SUPPORTED);
     s.use(f.v->index);
-    SharedThing thing{"memory", uuid_text(f.v->gpu->uuid), f.bytes, -1};
-    reply.status = s.driver.cuMemExportToShareableHandle(
-        &thing.fd, f.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    if (reply.status != CUDA_SUCCESS) return;
-    f.key = random_key();
-    std::string why;
-    const bool done = s.broker->share(f.key, thing, &why);
-    ::close(thing.fd);
-    if (!done) {
-      log_error("memory cannot be shared with other processes: " + why);
-      return void(reply.status = CUDA_ERROR_OPERATING_SYSTEM);
-    }
+    if (!offer(s, *f.v, f.handle, f.bytes, &f.key, reply)) return;
     std::lock_guard lock(f.v->mutex);
     const auto it = f.v->mappings.find(f.start);
     // Meanwhile another thread may have freed it, or shared it.
@@ -74,9 +104,7 @@ void share(Session& s, const Command& c, Reply& reply) {
       s.broker->unshare(f.key);
       return void(reply.status = CUDA_ERROR_INVALID_VALUE);
     }
-    const auto [mine, first] = f.v->exported.emplace(f.start, f.key);
-    if (!first) s.broker->unshare(f.key);
-    f.key = mine->second;
+    f.key = keep(s, *f.v, f.start, f.key);
   }
   reply.put(wire::SharedMemory{f.key, f.start, f.bytes});
 }
@@ -130,22 +158,14 @@ void open(Session& s, const Command& c, Reply& reply) {
     log_error("memory of another process cannot be opened: " + why);
     return void(reply.status = CUDA_ERROR_INVALID_VALUE);
   }
-  const bool here = std::any_of(s.vgpus.begin(), s.vgpus.end(), [&](const auto& other) {
-    return uuid_text(other->gpu->uuid) == thing.gpu;
-  });
-  std::lock_guard lock(v->mutex);
   reply.status = CUDA_ERROR_INVALID_VALUE;
-  if (!here) {
-    log_error("memory of another process cannot be opened: it lies on " + thing.gpu +
-              ", of which this session has no vGPU");
-  } else if (thing.bytes == m.bytes) {
-    if (m.bytes > v->memory_bytes - std::min(v->memory_bytes, v->opened_bytes)) {
-      log_error("memory of other processes is open up to this vGPU's own size: no more is opened");
-      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
-    } else if (!free_for_mapping(*v, m.address, m.bytes)) {
-      s.reject("OpenShared names addresses that are already backed");
-    } else {
-      reply.status = import(s, *v, m, thing.fd);
+  if (holder_of(s, thing) && thing.bytes == m.bytes) {
+    std::lock_guard lock(v->mutex);
+    if (may_open(*v, m.bytes, reply)) {
+      if (free_for_mapping(*v, m.address, m.bytes))
+        reply.status = import(s, *v, m, thing.fd);
+      else
+        s.reject("OpenShared names addresses that are already backed");
     }
   }
   ::close(thing.fd);
@@ -168,18 +188,8 @@ void share_allocation(Session& s, const Command& c, Reply& reply) {
     if (const auto known = v->exported.find(m.id); known != v->exported.end())
       return reply.put(wire::SharedMemory{known->second, 0, o.bytes});
   }
-  SharedThing thing{"memory", uuid_text(v->gpu->uuid), o.bytes, -1};
-  reply.status = s.driver.cuMemExportToShareableHandle(&thing.fd, o.handle,
-                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  if (reply.status != CUDA_SUCCESS) return;
-  wire::ShareKey key = random_key();
-  std::string why;
-  const bool done = s.broker->share(key, thing, &why);
-  ::close(thing.fd);
-  if (!done) {
-    log_error("memory cannot be shared with other processes: " + why);
-    return void(reply.status = CUDA_ERROR_OPERATING_SYSTEM);
-  }
+  wire::ShareKey key;
+  if (!offer(s, *v, o.handle, o.bytes, &key, reply)) return;
   std::lock_guard lock(v->mutex);
   // Meanwhile another thread may have released it, or shared it.
   AllocationObject now;
@@ -187,9 +197,7 @@ void share_allocation(Session& s, const Command& c, Reply& reply) {
     s.broker->unshare(key);
     return void(reply.status = CUDA_ERROR_INVALID_VALUE);
   }
-  const auto [mine, first] = v->exported.emplace(m.id, key);
-  if (!first) s.broker->unshare(key);
-  reply.put(wire::SharedMemory{mine->second, 0, o.bytes});
+  reply.put(wire::SharedMemory{keep(s, *v, m.id, key), 0, o.bytes});
 }
 
 // The descriptor behind a key: of this session's own memory without a way around.
@@ -219,22 +227,14 @@ void open_allocation(Session& s, const Command& c, Reply& reply) {
   SharedThing thing;
   reply.status = CUDA_ERROR_INVALID_VALUE;
   if (!fetch(s, m.key, &thing)) return;
-  const auto on = std::find_if(s.vgpus.begin(), s.vgpus.end(),
-                               [&](const auto& v) { return uuid_text(v->gpu->uuid) == thing.gpu; });
-  Vgpu* v = on == s.vgpus.end() ? nullptr : s.use((*on)->index);
-  if (!v) {
-    log_error("memory of another process cannot be opened: it lies on " + thing.gpu +
-              ", of which this session has no vGPU");
-  } else if (thing.bytes == m.bytes) {
+  Vgpu* v = holder_of(s, thing);
+  if (v && thing.bytes == m.bytes && s.use(v->index)) {
     std::lock_guard lock(v->mutex);
     AllocationObject o;
     o.device = v->index;
     o.bytes = m.bytes;
     o.shared = true;
-    if (m.bytes > v->memory_bytes - std::min(v->memory_bytes, v->opened_bytes)) {
-      log_error("memory of other processes is open up to this vGPU's own size: no more is opened");
-      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
-    } else {
+    if (may_open(*v, m.bytes, reply)) {
       reply.status = s.driver.cuMemImportFromShareableHandle(
           &o.handle, reinterpret_cast<void*>(static_cast<intptr_t>(thing.fd)),
           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);

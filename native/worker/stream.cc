@@ -5,6 +5,13 @@
 
 namespace sluice::worker {
 
+CUresult Session::end_stream(Vgpu& v, const StreamObject& o) {
+  if (!capturing(o.handle)) v.gate->leave(o.handle);
+  const CUresult e = driver.cuStreamDestroy_v2(o.handle);
+  give_stream(v);
+  return e;
+}
+
 namespace {
 
 void create(Session& s, const Command& c, Reply& reply) {
@@ -36,9 +43,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
     return s.reject("StreamDestroy names a stream that the session does not have");
   Vgpu* v = s.use(o.device);
   if (!v) return;
-  if (!s.capturing(o.handle)) v->gate->leave(o.handle);
-  reply.status = s.driver.cuStreamDestroy_v2(o.handle);
-  give_stream(*v);
+  reply.status = s.end_stream(*v, o);
 }
 
 void synchronize(Session& s, const Command& c, Reply& reply) {

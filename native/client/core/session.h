@@ -388,6 +388,12 @@ inline CUresult enter_query(Session** session) {
 CUresult enter(Session** session, Device** device);
 // The stream that a handle means in the current context, or CUDA_ERROR_INVALID_HANDLE.
 CUresult resolve_stream(Session* session, Device* device, CUstream handle, Stream** stream);
+// enter() for a call that is about a stream.
+inline CUresult with_stream(CUstream handle, Session** session, Stream** stream) {
+  Device* device;
+  if (const CUresult e = enter(session, &device); e != CUDA_SUCCESS) return e;
+  return resolve_stream(*session, device, handle, stream);
+}
 // The same for a call that gives the stream work.
 inline CUresult stream_for_work(Session* session, Device* device, CUstream handle,
                                 Stream** stream) {

@@ -90,12 +90,6 @@ CUresult set(Session* s, Stream* stream, CUlaunchAttributeID id,
   return s->post(wire::kStreamAttribute, m, {}, nullptr, context_of(stream->device));
 }
 
-CUresult with_stream(CUstream handle, Session** s, Stream** stream) {
-  Device* d;
-  if (const CUresult e = enter(s, &d); e != CUDA_SUCCESS) return e;
-  return resolve_stream(*s, d, handle, stream);
-}
-
 // Of a kernel's node.
 CUresult node_attribute(CUgraphNode handle, CUlaunchAttributeID id,
                         const CUlaunchAttributeValue* given, CUlaunchAttributeValue* answer) {

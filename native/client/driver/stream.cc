@@ -81,16 +81,6 @@ CUresult per_thread_stream(Session* s, Device* d, Stream** stream) {
 
 }  // namespace sluice::client
 
-namespace {
-
-CUresult with_stream(CUstream handle, Session** s, Stream** stream) {
-  Device* d;
-  if (const CUresult e = enter(s, &d); e != CUDA_SUCCESS) return e;
-  return resolve_stream(*s, d, handle, stream);
-}
-
-}  // namespace
-
 extern "C" {
 
 CUresult cuStreamCreateWithPriority(CUstream* stream, unsigned int flags, int priority) {
