@@ -111,14 +111,17 @@ class ControllerSection(Section):
         return [f"{host}:{int(port) + 1}" for host, _, port in ends]
 
 
+def _pairs(text: str, twice: str) -> dict[str, str]:
+    """ "a = x, b = y" as a mapping; raises ValueError with `twice` where a name is repeated."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    found = {name.strip(): content.strip() for name, _, content in pairs}
+    if len(found) < len(pairs):
+        raise ValueError(twice)
+    return found
+
+
 def _labels(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-    labels = {name.strip(): text.strip() for name, _, text in pairs}
-    if len(labels) < len(pairs):
-        raise ValueError("names a label twice")
-    return labels
+    return _pairs(value, "names a label twice") if isinstance(value, str) else value
 
 
 LabelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,63}$")]
@@ -135,19 +138,16 @@ class NodeSection(Section):
     )
 
 
-def _pairs(value: object) -> object:
+def _words(value: object) -> object:
     """ "a = x y, b = z" as a mapping to words."""
     if not isinstance(value, str):
         return value
-    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-    found = {name.strip(): text.split() for name, _, text in pairs}
-    if len(found) < len(pairs):
-        raise ValueError("names somebody twice; give each one entry")
-    return found
+    found = _pairs(value, "names somebody twice; give each one entry")
+    return {name: text.split() for name, text in found.items()}
 
 
 def _label_owners(value: object) -> object:
-    found = _pairs(value)
+    found = _words(value)
     if isinstance(found, dict):
         for name, labels in found.items():
             if not re.fullmatch(r"(user|group|vm):.+", name):
@@ -159,7 +159,7 @@ def _label_owners(value: object) -> object:
 
 ProjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,120}$")]
 Projects = Annotated[
-    dict[str, Annotated[list[ProjectName], Field(min_length=1)]], BeforeValidator(_pairs)
+    dict[str, Annotated[list[ProjectName], Field(min_length=1)]], BeforeValidator(_words)
 ]
 
 
@@ -274,10 +274,10 @@ class ServerSection(Section):
 def _addresses(value: object) -> object:
     if not isinstance(value, str):
         return value
-    pairs = [part.partition("=") for part in value.split(",") if part.strip()]
-    addresses = {name.strip(): text.strip().lower() for name, _, text in pairs}
-    if len(addresses) < len(pairs) or len(set(addresses.values())) < len(pairs):
-        raise ValueError("names a GPU or an address twice")
+    twice = "names a GPU or an address twice"
+    addresses = {gpu: text.lower() for gpu, text in _pairs(value, twice).items()}
+    if len(set(addresses.values())) < len(addresses):
+        raise ValueError(twice)
     return addresses
 
 

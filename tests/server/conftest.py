@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane, running
+from pool_certificates import PoolCa
 
 
 @pytest.fixture
@@ -21,3 +22,9 @@ def fake_plane(tmp_path: Path) -> Iterator[ControlPlane]:
     """Always with FakeWorker, for what a real worker cannot be made to do."""
     with running(tmp_path, fake=True) as control_plane:
         yield control_plane
+
+
+@pytest.fixture(scope="module")
+def ca(tmp_path_factory: pytest.TempPathFactory) -> PoolCa:
+    """A CA of its own for each module; what it issues lies beside its folder."""
+    return PoolCa(tmp_path_factory.mktemp("pool") / "ca")

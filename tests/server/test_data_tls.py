@@ -30,11 +30,6 @@ pytestmark = pytest.mark.skipif(not built(), reason="the native part is not buil
 
 
 @pytest.fixture(scope="module")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> PoolCa:
-    return PoolCa(tmp_path_factory.mktemp("pool") / "ca")
-
-
-@pytest.fixture(scope="module")
 def plane(ca: PoolCa) -> Iterator[ControlPlane]:
     """A node whose data port has TLS; its controller, on this host, has none."""
     pair = ca.issue("node-a")

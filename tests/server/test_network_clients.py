@@ -22,11 +22,6 @@ pytestmark = pytest.mark.skipif(not built(), reason="the native part is not buil
 
 
 @pytest.fixture(scope="module")
-def ca(tmp_path_factory: pytest.TempPathFactory) -> PoolCa:
-    return PoolCa(tmp_path_factory.mktemp("pool") / "ca")
-
-
-@pytest.fixture(scope="module")
 def plane(ca: PoolCa) -> Iterator[ControlPlane]:
     """A controller with TLS that wants a token from everybody."""
     controller = ca.issue("controller", "127.0.0.1", kind="controller")

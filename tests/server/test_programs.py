@@ -16,23 +16,19 @@ from pathlib import Path
 
 import cuda_holder
 import pytest
-from control_plane import ControlPlane, native_worker, running, wait_for
+from control_plane import ControlPlane, running, wait_for
+from network_program import built
 
-from sluice.config.native_files import NativeFileMissing, find_native
+from sluice.config.native_files import find_native
 
 VECTOR_ADD = str(Path(__file__).resolve().parents[2] / "build" / "programs" / "vector_add")
 HOLDER = Path(cuda_holder.__file__)
 
 
-def built() -> bool:
-    try:
-        find_native("libcuda.so.1")
-    except NativeFileMissing:
-        return False
-    return native_worker() is not None and Path(VECTOR_ADD).exists()
-
-
-pytestmark = pytest.mark.skipif(not built(), reason="the native part or the programs are not built")
+pytestmark = pytest.mark.skipif(
+    not (built() and Path(VECTOR_ADD).exists()),
+    reason="the native part or the programs are not built",
+)
 
 
 def start(plane: ControlPlane, *command: str, **environment: str) -> subprocess.Popen[str]:
