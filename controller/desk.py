@@ -89,7 +89,7 @@ class GrantDesk:
         self.links: dict[str, NodeLink] = {}
         self.trouble: StoreError | None = None  # why nothing can be stored for now
         self.stepped_down = asyncio.Event()
-        self._line_seconds = waiting_line_seconds
+        self.line_seconds = waiting_line_seconds
         self._askers: dict[str, Asker] = {}
         self._unstored = Unstored(pool)
         self._last_complaint = 0.0
@@ -114,7 +114,7 @@ class GrantDesk:
             while not asker.answer.done():
                 waited = True
                 yield self.pool.waiting(request)
-                await asyncio.wait([asker.answer], timeout=self._line_seconds)
+                await asyncio.wait([asker.answer], timeout=self.line_seconds)
             answered = True
             answer = asker.answer.result()
             self.meters.request_left(request, answer, time.monotonic() - arrived, waited=waited)

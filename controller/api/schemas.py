@@ -212,6 +212,15 @@ class SessionTicket(BaseModel):
     tls_name: str = Field("", description="the name that its certificate has")
 
 
+class PlaceInQueue(BaseModel):
+    """Where a request stands that waits for a grant."""
+
+    position: int = Field(description="1 is served next")
+    waiting: int = Field(description="how many wait")
+    line: str = Field(description="what the waiting client tells its user")
+    line_seconds: float = Field(description="how often a client tells it")
+
+
 class FragmentationView(BaseModel):
     """How much of the free memory can still be given in useful pieces.
 

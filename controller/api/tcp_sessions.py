@@ -3,20 +3,22 @@
 
 Mounted by controller.api.app. The answer names a GPU node's data port and a one-time key, which
 that node already holds when the client reads it. If the client hangs up while it waits, or the
-node does not take the assignment, the grant is given back.
+node does not take the assignment, the grant is given back. While it waits, the client may ask
+where it stands, by the Idempotency-Key of its request, which nobody else knows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from typing import Annotated
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
 
 from sluice.config.job_token import job_of
 from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, ProblemDocument
-from sluice.controller.api.schemas import HoldRequest, SessionRequest, SessionTicket
+from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
 from sluice.controller.desk import GrantDesk
@@ -35,11 +37,13 @@ from sluice.controller.store.store import StoreError
 ASSIGN_SECONDS = 5.0
 HANGUP_POLL_SECONDS = 1.0
 NODE_TRIES = 2
+HUNG_UP = "the client hung up"
 
 
 def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) -> APIRouter:
     """The handler, bound to one pool."""
     routes = APIRouter()
+    waits: dict[tuple[str, str], GrantRequest] = {}  # by caller and Idempotency-Key
 
     @routes.post(
         "/sessions",
@@ -89,19 +93,27 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             if refusal := desk.pool.not_allowed(wanted):
                 raise Problem(403, "Not allowed", refusal.message, cuda_error=int(refusal.status))
             key = secrets.token_hex(16)
+            asked = (caller.id, request.headers.get("idempotency-key", ""))
             service.under_way.add(wanted.request_id)
+            waits[asked] = wanted
             try:
                 answer = await _answer_or_hangup(desk, wanted, request)
                 node = desk.pool.nodes[answer.grant.node]
                 link = service.links.get(node.name)
-                trouble = (
-                    await link.assign(answer, key, key_seconds, ASSIGN_SECONDS)
-                    if link
-                    else "it is not connected"
-                )
+                # a client that waited may be gone by now, and nobody else has the key
+                gone = await request.is_disconnected()
+                if not gone:
+                    trouble = (
+                        await link.assign(answer, key, key_seconds, ASSIGN_SECONDS)
+                        if link
+                        else "it is not connected"
+                    )
+                    gone = await request.is_disconnected()
             finally:
                 service.under_way.discard(wanted.request_id)
-            if not trouble:
+                if waits.get(asked) is wanted:
+                    del waits[asked]
+            if not trouble and not gone:
                 return SessionTicket(
                     session_id=answer.session.id,
                     grant_id=answer.grant.id,
@@ -112,17 +124,43 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                     key=key,
                     key_seconds=key_seconds,
                 )
-            trouble = f"node {node.name} did not take session {answer.session.id}: {trouble}"
+            trouble = (
+                HUNG_UP
+                if gone
+                else f"node {node.name} did not take session {answer.session.id}: {trouble}"
+            )
             await desk.step(
                 lambda answer=answer, trouble=trouble: desk.pool.session_ended(  # type: ignore[misc]
                     answer.session.id, answer.grant.id, trouble
                 )
             )
+            if gone:
+                raise _hung_up()
         raise Problem(
             503,
             "No node took the session",
             f"{trouble}; look at `sluice node list` and try again",
             cuda_error=int(CudaStatus.SYSTEM_NOT_READY),
+        )
+
+    @routes.get("/queue/mine", tags=["queue"], responses={404: {"model": ProblemDocument}})
+    async def show_my_place(
+        caller: Client, idempotency_key: Annotated[str, Header(max_length=255)] = ""
+    ) -> PlaceInQueue:
+        """Where the caller's `POST /sessions` with this Idempotency-Key stands while it waits."""
+        wanted = waits.get((caller.id, idempotency_key)) if idempotency_key else None
+        if wanted is None or wanted.request_id not in desk.pool.queue:
+            raise Problem(
+                404,
+                "Nothing waits",
+                "no request of yours with this Idempotency-Key waits for a grant here",
+            )
+        place = desk.pool.waiting(wanted)
+        return PlaceInQueue(
+            position=place.position,
+            waiting=len(desk.pool.queue),
+            line=place.line,
+            line_seconds=desk.line_seconds,
         )
 
     @routes.post("/holds", tags=["sessions"], responses={422: {"model": ProblemDocument}})
@@ -141,6 +179,10 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
         await desk.step(lambda: desk.pool.job_released(key, holder))
 
     return routes
+
+
+def _hung_up() -> Problem:
+    return Problem(499, "Client hung up", "the client closed the connection")
 
 
 def _job_name(token: str) -> str:
@@ -187,7 +229,7 @@ def _domain(caller: Caller, peer: str) -> str:
 
 async def _answer_or_hangup(desk: GrantDesk, wanted: GrantRequest, request: Request) -> Granted:
     async def decided() -> Granted | Refused:
-        async for answer in desk.request(wanted, "the client hung up"):
+        async for answer in desk.request(wanted, HUNG_UP):
             if isinstance(answer, Granted | Refused):
                 return answer
         raise AssertionError("the desk ended without an answer")
@@ -204,7 +246,7 @@ async def _answer_or_hangup(desk: GrantDesk, wanted: GrantRequest, request: Requ
                     raise Problem(409, "Not granted", answer.message, cuda_error=int(answer.status))
                 return answer
             if await request.is_disconnected():
-                raise Problem(499, "Client hung up", "the client closed the connection")
+                raise _hung_up()
     finally:
         if not task.done():
             task.cancel()

@@ -142,8 +142,8 @@ bool Client::send(const void* data, size_t n, Deadline deadline, std::string* er
   return flush(deadline, error);
 }
 
-long Client::receive(void* data, size_t n, Deadline deadline, std::string* error) {
-  for (;;) {
+long Client::receive_record(void* data, size_t n, Deadline deadline, std::string* error) {
+  for (bool fed = false;; fed = true) {
     const int got = o_.SSL_read(ssl_, data, static_cast<int>(std::min<size_t>(n, 1 << 30)));
     if (got > 0) return got;
     const int wanted = o_.SSL_get_error(ssl_, got);
@@ -152,6 +152,7 @@ long Client::receive(void* data, size_t n, Deadline deadline, std::string* error
       *error = why(last_error(o_));
       return -1;
     }
+    if (fed) return kNothingYet;
     if (!flush(deadline, error) || !feed(deadline, error)) return -1;
   }
 }

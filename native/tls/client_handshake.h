@@ -20,6 +20,8 @@ struct Peer {
   std::string ca_file;  // PEM; "": the machine's own
 };
 
+inline constexpr long kNothingYet = -2;
+
 class Client {
  public:
   // Nothing of the other side's is read beyond its last record of the handshake. nullptr: `error`
@@ -31,8 +33,9 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   bool send(const void* data, size_t n, Deadline deadline, std::string* error);
-  // At least one byte; 0 at the end, -1 with `error`.
-  long receive(void* data, size_t n, Deadline deadline, std::string* error);
+  // What one more record of the other side's brings, or the one before had left: so many bytes, 0
+  // at the end, -1 with `error`; kNothingYet if it was not about data.
+  long receive_record(void* data, size_t n, Deadline deadline, std::string* error);
 
   // What is left of the handshake; false with `error` for a version before 1.3. Nothing may have
   // been sent or received meanwhile, and nothing may be through here afterwards.

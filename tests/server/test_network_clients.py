@@ -11,8 +11,10 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 from control_plane import ControlPlane, free_port, wait_for
 from network_program import built, run, start
@@ -28,6 +30,7 @@ def plane(ca: PoolCa) -> Iterator[ControlPlane]:
     plane = ControlPlane(
         ca.folder.parent,
         auth={"required": "yes"},
+        pool={"waiting_line_seconds": 1},
         tls={**controller.setting(), "node_ca_file": ca.file},
         server_tls={**ca.issue("node-a").setting(), "ca_file": ca.file},
     )
@@ -103,6 +106,67 @@ def test_no_token_and_a_revoked_one_are_refused_with_the_controllers_word(
     assert not ok
     assert "is none" in said
     assert not plane.grants()
+
+
+def test_a_waiting_program_says_where_it_stands(
+    plane: ControlPlane, ca: PoolCa, controllers: str, tmp_path: Path
+) -> None:
+    _, secret = tenant(plane)
+    wanted = {
+        "SLUICE_CONTROLLER": controllers, "SLUICE_CA": ca.file, "SLUICE_TOKEN": secret,
+        "SLUICE_RATIO": 100,
+    }  # fmt: skip
+    first = start(tmp_path, **wanted)
+    assert first.stdout
+    assert first.stdout.readline() == "ready\n"
+    second = start(tmp_path, **wanted)
+    assert second.stdin
+    assert second.stdout
+    assert second.stderr
+    for _ in range(2):
+        line = second.stderr.readline()
+        assert line.startswith("sluice: waiting for 1 vGPU"), line
+        assert "position 1 of 1 in the queue" in line
+    third = start(tmp_path, **wanted)
+    assert third.stderr
+    assert "position 2 of 2" in third.stderr.readline()
+    third.kill()
+    third.communicate()
+    first.communicate("go\n", timeout=30)
+    assert second.stdout.readline() == "ready\n"
+    second.communicate("go\n", timeout=30)
+    wait_for(lambda: not plane.grants(), 10)
+
+
+def test_where_a_request_stands_is_told_to_its_asker_alone(plane: ControlPlane) -> None:
+    def place_of(key: str, secret: str) -> httpx.Response:
+        return plane.rest_as(secret).get("/queue/mine", headers={"Idempotency-Key": key})
+
+    _, secret = tenant(plane)
+    _, others = tenant(plane)
+    held = plane.rest_as(secret).post("/sessions", json={"ratio_percent": 100}).json()
+    body = {"ratio_percent": 100, "wait_seconds": 60}
+
+    def ask() -> httpx.Response:
+        key = {"Idempotency-Key": "k1"}
+        return plane.rest_as(secret).post("/sessions", json=body, headers=key, timeout=60)
+
+    with ThreadPoolExecutor() as pool:
+        asking = pool.submit(ask)
+        wait_for(lambda: place_of("k1", secret).status_code == 200, 5)
+        place = place_of("k1", secret).json()
+        assert (place["position"], place["waiting"], place["line_seconds"]) == (1, 1, 1)
+        for key, who in (("k1", others), ("k2", secret), ("", secret)):
+            refused = place_of(key, who)
+            assert refused.status_code == 404, refused.text
+            assert "with this Idempotency-Key" in refused.json()["detail"]
+        assert place_of("k" * 256, secret).status_code == 422
+        assert plane.rest.delete(f"/grants/{held['grant_id']}").status_code == 202
+        given = asking.result()
+    assert given.status_code == 201
+    assert place_of("k1", secret).status_code == 404
+    plane.rest.delete(f"/grants/{given.json()['grant_id']}")
+    wait_for(lambda: not plane.grants(), 10)
 
 
 def test_a_controller_of_another_ca_is_not_spoken_to(

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int kElectionSeconds = 10;  // several controllers may be without a leader for so long
 constexpr int kMostRedirects = 3;
+constexpr int kPlaceSeconds = 30;  // at most between two looks at the queue
 
 std::string json_string(const char* text) {
   std::string out = "\"";
@@ -109,7 +111,9 @@ std::string new_key() {
 class Question {
  public:
   Question(const Config& config, const wire::OpenSession& session)
-      : hold_(session.flags & wire::kHoldJob), several_(config.controller) {
+      : hold_(session.flags & wire::kHoldJob),
+        waits_(session.wait_seconds != 0),
+        several_(config.controller) {
     request_.path = hold_ ? "/v1/holds" : "/v1/sessions";
     request_.body = json_of(session, config.wishes);
     request_.ca_file = config.ca_file;
@@ -126,14 +130,17 @@ class Question {
   enum class Next { kDone, kNextAddress, kSameAgain };
 
   Asked follow(HttpAddress address, HttpAnswer* answer, std::string* error);
+  std::string proof() const;  // the headers that say who asks, and what
+  int show_place(const HttpAddress& address);
   Next judge(const HttpAnswer& answer);
   bool patient() const { return std::chrono::steady_clock::now() < until_; }
 
   HttpRequest request_;
-  bool hold_;
+  bool hold_, waits_;
   std::string several_, token_, key_;
   std::vector<HttpAddress> addresses_;
   tls::Deadline until_ = tls::in_seconds(kElectionSeconds);
+  int look_again_ = 1;           // seconds
   bool in_transition_ = false;  // somebody is there, but none that leads yet
 };
 
@@ -163,15 +170,15 @@ bool Question::prepare(const Config& config, std::string* error) {
 Asked Question::follow(HttpAddress address, HttpAnswer* answer, std::string* error) {
   HttpRequest request = request_;
   for (int redirects = 0;; ++redirects) {
-    request.headers = token_.empty() ? "" : "Authorization: Bearer " + token_ + "\r\n";
-    if (!key_.empty()) request.headers += "Idempotency-Key: " + key_ + "\r\n";
+    request.headers = proof();
+    if (waits_ && !key_.empty()) request.meanwhile = [&] { return show_place(address); };
     const bool here =
         address.host == "localhost" || address.host.starts_with("127.") || address.host == "::1";
     if (!token_.empty() && !address.tls && !here)
       log_once(LogLevel::kInfo, "the token goes to " + address.shown() +
                                     " in the clear: name that controller as https://… and its CA "
                                     "in SLUICE_CA");
-    const Asked asked = http_post(address, request, answer, error);
+    const Asked asked = http_ask(address, request, answer, error);
     if (asked != Asked::kAnswered) {
       *error = address.shown() + ": " + *error;
       return asked;
@@ -192,6 +199,32 @@ Asked Question::follow(HttpAddress address, HttpAnswer* answer, std::string* err
     request.path = answer->location.substr(path);
     address = leader;
   }
+}
+
+std::string Question::proof() const {
+  return (token_.empty() ? "" : "Authorization: Bearer " + token_ + "\r\n") +
+         (key_.empty() ? "" : "Idempotency-Key: " + key_ + "\r\n");
+}
+
+// Tells the user where in the queue he stands. Returns in how many seconds to look again.
+int Question::show_place(const HttpAddress& address) {
+  HttpRequest request;
+  request.method = "GET";
+  request.path = "/v1/queue/mine";
+  request.headers = proof();
+  request.ca_file = request_.ca_file;
+  request.answer_seconds = 5;
+  HttpAnswer answer;
+  std::string error;
+  if (http_ask(address, request, &answer, &error) == Asked::kAnswered && answer.status == 200) {
+    std::string line = json_member(answer.body, "line");
+    for (char& c : line)
+      if (static_cast<unsigned char>(c) < ' ') c = ' ';
+    std::fprintf(stderr, "sluice: %s\n", line.c_str());
+    return std::clamp(std::atoi(json_member(answer.body, "line_seconds").c_str()), 1, 600);
+  }
+  // It does not wait (yet), or the controller is too old to say.
+  return look_again_ = std::min(look_again_ * 2, kPlaceSeconds);
 }
 
 Question::Next Question::judge(const HttpAnswer& answer) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/http.h"
 
+#include <poll.h>
 #include <strings.h>
 #include <unistd.h>
 
@@ -100,7 +101,7 @@ bool parse_answer(const std::string& raw, bool ended, HttpAnswer* answer) {
   return true;
 }
 
-Asked http_post(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
+Asked http_ask(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
                 std::string* error) {
   const tls::Deadline connected = tls::in_seconds(request.connect_seconds);
   const int s = dial(address.host, address.port, connected, error);
@@ -114,7 +115,7 @@ Asked http_post(const HttpAddress& address, const HttpRequest& request, HttpAnsw
   }
   const std::string shown = address.text();
   const std::string all =
-      "POST " + request.path + " HTTP/1.1\r\nHost: " + shown.substr(shown.find("//") + 2) +
+      request.method + " " + request.path + " HTTP/1.1\r\nHost: " + shown.substr(shown.find("//") + 2) +
       "\r\nContent-Type: application/json\r\nAccept: application/json\r\nConnection: close\r\n" +
       request.headers + "Content-Length: " + std::to_string(request.body.size()) + "\r\n\r\n" +
       request.body;
@@ -124,11 +125,15 @@ Asked http_post(const HttpAddress& address, const HttpRequest& request, HttpAnsw
     return Asked::kBrokenOff;
   const tls::Deadline answered =
       request.answer_seconds < 0 ? tls::kNever : tls::in_seconds(request.answer_seconds);
+  tls::Deadline meanwhile = tls::in_seconds(1);
   std::string raw;
   char buffer[4096];
   for (;;) {
-    const long n = tls ? tls->receive(buffer, sizeof buffer, answered, error)
+    while (request.meanwhile && meanwhile < answered && !tls::wait_for(s, POLLIN, meanwhile))
+      meanwhile = tls::in_seconds(request.meanwhile());
+    const long n = tls ? tls->receive_record(buffer, sizeof buffer, answered, error)
                        : tls::receive_by(s, buffer, sizeof buffer, answered, error);
+    if (n == tls::kNothingYet) continue;
     if (n > 0) raw.append(buffer, static_cast<size_t>(n));
     if (parse_answer(raw, n == 0, answer)) return Asked::kAnswered;
     if (n > 0 && raw.size() < kMostAnswer) continue;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One POST to one address, in HTTP/1.1, plain or under TLS. Knows nothing of what is asked.
+// One request to one address, in HTTP/1.1, plain or under TLS. Knows nothing of what is asked.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "tls/socket_wait.h"
@@ -24,12 +25,15 @@ struct HttpAddress {
 bool parse_address(const std::string& text, bool tls_by_default, HttpAddress* address);
 
 struct HttpRequest {
+  std::string method = "POST";
   std::string path;
   std::string headers;  // further lines, each with its end
-  std::string body;     // JSON
+  std::string body;     // JSON; none with GET
   std::string ca_file;
   int connect_seconds = 3;  // also for the handshake
   int answer_seconds = 30;  // -1: for as long as the connection lives
+  // Called when no answer has come for a second; says in how many seconds again.
+  std::function<int()> meanwhile;
 };
 
 struct HttpAnswer {
@@ -45,7 +49,7 @@ enum class Asked {
   kBrokenOff,  // it may have been done, or not
 };
 
-Asked http_post(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
+Asked http_ask(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
                 std::string* error);
 
 // What came, if it is a whole answer; `ended`: no more will come.
