@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 
+@cache
 def own_version() -> str:
     """The installed distribution's version, or "checkout"."""
     try:

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors of one controller among several: they serve while it leads, and else say who does.
+"""The doors of a controller: they serve while it leads, and else say who does.
 
-Set up by controller.service where [store] kind = etcd. REST answers 307 with the leader's address,
-gRPC ends with UNAVAILABLE and the leader's address in its trailing metadata; without a leader both
-say that there is none yet. GET /v1/controller is always answered here: it says which part this
-controller has.
+Set up by controller.service. A call that comes while the pool is being loaded waits for it, so that
+servers need not try again. Where there are several controllers, REST answers 307 with the leader's
+address, gRPC ends with UNAVAILABLE and the leader's address in its trailing metadata; without a
+leader both say that there is none yet. GET /v1/controller is always answered here: it says which
+part this controller has.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -54,6 +57,21 @@ class Front:
         self.office: Office | None = None
         self.leader: Callable[[], LeaderAddress | None] = lambda: None
         self.trouble: Callable[[], StoreError | None] = lambda: None
+        self._settled = asyncio.Event()
+        self._settled.set()
+
+    @contextlib.contextmanager
+    def loading(self) -> Iterator[None]:
+        """The block in which this controller's office is being made, or cannot be."""
+        self._settled.clear()
+        try:
+            yield
+        finally:
+            self._settled.set()
+
+    async def settled(self) -> None:
+        """Returns when no office is being made."""
+        await self._settled.wait()
 
     @property
     def serving(self) -> Office | None:

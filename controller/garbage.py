@@ -3,7 +3,7 @@
 
 Used by controller.service. A full collection looks at every object of the pool, which takes 0.1 s
 where 50,000 grants live, and finds nothing: the pool's records have no cycles and go by their
-reference counts. So nothing is collected while a pool is loaded, what has been loaded is left out
+reference counts. So nothing is collected while a pool is loaded, all that is there then is left out
 from then on, and full collections are made once a minute, of what has come since. Once an hour all
 is looked at, for what had become garbage after it was left out.
 """
@@ -29,8 +29,6 @@ def held() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
-        gc.collect()
         gc.freeze()
         gc.set_threshold(*THRESHOLDS)
         gc.enable()

@@ -2,9 +2,10 @@
 """The running controller: store, pool, desk, gRPC and REST, started and stopped in order.
 
 Called by controller.__main__ and by tests. It owns every task and socket of the controller. With
-SQLite the store is read before a door opens, so that a restarted controller never answers from
-empty books. With etcd the doors open first and refer to the leader; a controller that is elected
-reads the store, serves until it is deposed, and is a follower again.
+SQLite the store is read before anything is answered, so that a restarted controller never answers
+from empty books; servers that call meanwhile wait. With etcd the doors open first and refer to the
+leader; a controller that is elected reads the store, serves until it is deposed, and is a follower
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
+import random
 import socket
 import sys
 import time
@@ -101,6 +102,7 @@ class Controller:
     async def start(self) -> None:
         """Opens the store and then the doors; raises StoreError or DoorError."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        self._grpc = grpc.aio.server(options=GRPC_OPTIONS)
         self._garbage = asyncio.create_task(garbage.tend())
         if self._config.store.kind == "etcd":
             await self._start_as_candidate()
@@ -115,13 +117,15 @@ class Controller:
             ended_kept=shares.ended_grants_kept,
             events_kept=shares.events_kept,
         )
-        with garbage.held():
-            office = await self._make_office(store, await store.load(), None)
-        self._front.office = office
         try:
+            with self._front.loading(), garbage.held():
+                await self._open_grpc()
+                office = await self._make_office(store, await store.load(), None)
+                self._front.office = office
             await self._first_token(office)
-            await self._open_doors(office.service)
-        except DoorError:
+            await self._open_rest()
+        except (DoorError, StoreError):
+            await self._grpc.stop(None)
             await store.close()
             raise
         self._tasks.append(asyncio.create_task(office.desk.tick()))
@@ -131,7 +135,8 @@ class Controller:
         section = self._config.store
         self._cluster = cluster = EtcdCluster(section)
         await cluster.open()
-        await self._open_doors(PoolFront(self._front))
+        await self._open_grpc()
+        await self._open_rest()
         host = self._config.controller.advertise_addr or self._config.controller.bind_addr
         host = f"[{host}]" if ":" in host else host
         me = LeaderAddress(f"{host}:{self.rest_port}", f"{host}:{self.grpc_port}")
@@ -179,14 +184,14 @@ class Controller:
         )
         tasks = [asyncio.create_task(term.hold())]
         try:
-            with garbage.held():
+            with self._front.loading(), garbage.held():
                 office = await self._make_office(store, await store.load(), term)
-            term.check()
-            await self._first_token(office)
-            deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
-            tasks[0].add_done_callback(lambda _: office.desk.step_down(deposed))
-            tasks.append(asyncio.create_task(office.desk.tick()))
-            self._front.office = office
+                term.check()
+                await self._first_token(office)
+                deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
+                tasks[0].add_done_callback(lambda _: office.desk.step_down(deposed))
+                tasks.append(asyncio.create_task(office.desk.tick()))
+                self._front.office = office
             try:
                 yield office
             finally:
@@ -201,9 +206,10 @@ class Controller:
 
     async def _make_office(self, store: Store, snapshot: Snapshot, term: Term | None) -> Office:
         shares = self._config.pool
+        ids = random.Random()  # seeded by the system; an id is no secret
         pool = Pool(
             SystemClock(),
-            lambda: secrets.token_hex(8),
+            lambda: f"{ids.getrandbits(64):016x}",
             vgpu_count=shares.vgpu_count,
             node_timeout_seconds=shares.node_timeout_seconds,
             ended_kept=shares.ended_grants_kept,
@@ -253,21 +259,20 @@ class Controller:
             flush=True,
         )
 
-    def _guarded(self) -> Guarded | None:
+    async def _guarded(self) -> Guarded | None:
+        await self._front.settled()
         office = self._front.serving
         if office is None:
             return None
         return Guarded(office.access, office.desk.pool, office.desk.store)
 
-    async def _open_doors(self, service: pool_pb2_grpc.PoolServicer) -> None:
+    async def _open_grpc(self) -> None:
         doors, tls = self._config.controller, self._config.tls
         try:
-            credentials, rest_tls = grpc_credentials(tls), rest_options(tls)
+            credentials, self._rest_tls = grpc_credentials(tls), rest_options(tls)
         except TlsError as error:
             raise DoorError(str(error)) from None
-        self._warn_of_open_doors()
-        self._grpc = grpc.aio.server(options=GRPC_OPTIONS)
-        guard = NodeGuard(service, self._guarded)
+        guard = NodeGuard(PoolFront(self._front), self._guarded)
         pool_pb2_grpc.add_PoolServicer_to_server(guard, self._grpc)
         host = f"[{doors.bind_addr}]" if ":" in doors.bind_addr else doors.bind_addr
         try:
@@ -284,12 +289,15 @@ class Controller:
             ) from None
         await self._grpc.start()
 
+    async def _open_rest(self) -> None:
+        doors = self._config.controller
+        self._warn_of_open_doors()
+        host = f"[{doors.bind_addr}]" if ":" in doors.bind_addr else doors.bind_addr
         rest = socket.socket(socket.AF_INET6 if ":" in doors.bind_addr else socket.AF_INET)
         rest.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             rest.bind((doors.bind_addr, doors.rest_port))
         except OSError as error:
-            await self._grpc.stop(None)
             raise DoorError(
                 f"REST cannot listen on {host}:{doors.rest_port} ({error.strerror}); set "
                 "[controller] bind_addr and rest_port, or end what uses the port"
@@ -303,7 +311,7 @@ class Controller:
                 lifespan="off",
                 proxy_headers=False,  # nobody is believed about where it calls from
                 server_header=False,
-                **rest_tls,
+                **self._rest_tls,
             )
         )
         self._tasks.append(asyncio.create_task(self._uvicorn.serve(sockets=[rest])))

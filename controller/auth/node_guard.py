@@ -9,7 +9,7 @@ CA, whose common name is its node's name, or a node token in its metadata; where
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -41,7 +41,7 @@ class Guarded:
 class NodeGuard(pool_pb2_grpc.PoolServicer):
     """The pool's service behind a check of who calls."""
 
-    def __init__(self, inner: Any, guarded: Callable[[], Guarded | None]) -> None:
+    def __init__(self, inner: Any, guarded: Callable[[], Awaitable[Guarded | None]]) -> None:
         self._inner = inner
         # None: this controller does not lead, and what is behind refers to the one that does
         self._guarded = guarded
@@ -52,7 +52,7 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
         context: grpc.aio.ServicerContext[rpc.NodeReport, rpc.Order],
     ) -> AsyncIterator[rpc.Order]:
         """Serves one server's stream; every inventory in it must be of the caller's node."""
-        guarded = self._guarded()
+        guarded = await self._guarded()
         reports = request_iterator
         if guarded:
             caller = await self._caller(guarded, context)
@@ -73,7 +73,7 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
     ) -> AsyncIterator[rpc.GrantAnswer]:
         """Answers a client's request that its own server passes on."""
         name_call(context, request.request_id)
-        if guarded := self._guarded():
+        if guarded := await self._guarded():
             caller = await self._caller(guarded, context)
             await self._only_for(guarded, caller, request.node, context)
         async for answer in self._inner.RequestGrant(request, context):
@@ -86,7 +86,7 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
     ) -> rpc.GrantReleased:
         """Gives a grant of the caller's node back."""
         name_call(context, request.request_id)
-        if guarded := self._guarded():
+        if guarded := await self._guarded():
             caller = await self._caller(guarded, context)
             if node := _node_of(guarded.pool, request):
                 await self._only_for(guarded, caller, node, context)

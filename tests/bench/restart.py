@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
 import os
 import re
@@ -72,6 +73,7 @@ async def come_back(target: str, reports: list[bytes]) -> None:
 
 def servers(target: str, reports: list[bytes]) -> None:
     """A process of the bench."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of streams that ended with a test
     asyncio.run(come_back(target, reports))
 
 
