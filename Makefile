@@ -20,7 +20,7 @@ demo: build/.rig programs native guest-bundle ## the main job, in a guest and on
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -m "not vm and not gpu and not cluster and not chaos" tests
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos" tests
 
 test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
 	$(PY) -m pytest -q -m "vm or cluster" tests

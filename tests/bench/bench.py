@@ -27,9 +27,10 @@ BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
 from figure import Figure, as_lines, print_table  # noqa: E402
+from free_ports import free_port  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
 from placement import decision_figures  # noqa: E402
-from pool import Pool, free_port  # noqa: E402
+from pool import Pool  # noqa: E402
 from queue_wakeup import queue_figures  # noqa: E402
 from restart import restart_figures  # noqa: E402
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import etcd_members
 import pytest
+from free_ports import free_port
 from pool_bench import PoolBench
 
 from sluice.config.controller import StoreSection
@@ -340,7 +341,7 @@ async def test_etcd_with_a_user_and_tls(tmp_path: Path) -> None:
     assert await make.wait() == 0
     members = etcd_members.EtcdMembers(
         tmp_path / "etcd", 1, "--cert-file", str(certificate), "--key-file", str(key),
-        "--listen-metrics-urls", (metrics := f"http://127.0.0.1:{etcd_members.free_port()}"),
+        "--listen-metrics-urls", (metrics := f"http://127.0.0.1:{free_port()}"),
         scheme="https",
     )  # fmt: skip
     password = tmp_path / "password"

@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
-from control_plane import free_port
+from free_ports import free_port
 
 from sluice.config.controller import AuthSection, ControllerConfig, ControllerSection
 from sluice.controller.pool.pool import Snapshot

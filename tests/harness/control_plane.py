@@ -26,18 +26,13 @@ from typing import Any
 
 import httpx
 import pytest
+from free_ports import free_port
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.server.gpus import SOFTGPU
 
 HARNESS = Path(__file__).resolve().parent
 PYTHON_PATH = HARNESS.parent.parent / "build" / "python"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(what: Callable[[], Any], seconds: float = 10.0, message: str = "") -> Any:

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from control_plane import PYTHON_PATH, free_port, wait_for
+from control_plane import PYTHON_PATH, wait_for
+from free_ports import free_port
 from places import HERE, Place
 
 from sluice.rpc import pool_pb2 as rpc

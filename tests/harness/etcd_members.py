@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from control_plane import free_port
+from free_ports import free_port
 from places import HERE, Place
 
 

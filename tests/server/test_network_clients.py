@@ -16,7 +16,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control_plane import ControlPlane, free_port, wait_for
+from control_plane import ControlPlane, wait_for
+from free_ports import free_port
 from network_program import built, run, start
 from pool_certificates import PoolCa, handshaker, listening
 
