@@ -94,6 +94,8 @@ class Kind:
 
     def build(self, values: Mapping[str, Any]) -> Any:
         """A record from stored fields; what is missing takes its default."""
+        if tuple(values) == self.fields:
+            return self.build_row(tuple(values.values()))
         return self.record(
             **{
                 name: self._readers[name](values[name]) if name in self._readers else values[name]
