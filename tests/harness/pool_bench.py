@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sluice.controller.pool.model import (
@@ -13,9 +13,12 @@ from sluice.controller.pool.model import (
     Granted,
     GrantRequest,
     Node,
+    OwnerKind,
     Refused,
+    Reservation,
+    UsageRecord,
 )
-from sluice.controller.pool.pool import Pool
+from sluice.controller.pool.pool import Pool, Snapshot
 
 
 class FakeClock:
@@ -70,3 +73,36 @@ class PoolBench:
         answer = self.ask(**wish)
         assert isinstance(answer, Refused), answer
         return answer
+
+    def reserve(self, name: str = "res", *, wait: bool = False, **fields: Any) -> Reservation:
+        values: dict[str, Any] = {
+            "owner_kind": OwnerKind.PROJECT,
+            "owner": "vision",
+            "project": "vision",
+            "count": 1,
+            "memory_mib": 4000,
+            "compute_percent": 50,
+            "priority": 0,
+            "node": "",
+            "created": self.clock.wall(),
+            **fields,
+        }
+        reservation = Reservation(name, **values)
+        self.pool.operations.reserve(reservation, wait=wait)
+        return reservation
+
+    def restarted(self, *, usage: Sequence[UsageRecord] = (), **options: Any) -> PoolBench:
+        """One with what this one's store would have; its clock begins where this one's did."""
+        pool = self.pool
+        pool.take_changes()
+        snapshot = Snapshot(
+            list(pool.nodes.values()),
+            list(pool.gpus.values()),
+            list(pool.grants.values()),
+            list(pool.sessions.values()),
+            reservations=list(pool.reservations.values()),
+            switches=list(pool.switches.values()),
+            quotas=list(pool.quotas.limits.values()),
+            usage=list(usage),
+        )
+        return PoolBench(snapshot=snapshot, **options)
