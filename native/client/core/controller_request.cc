@@ -140,7 +140,7 @@ class Question {
   std::string several_, token_, key_;
   std::vector<HttpAddress> addresses_;
   tls::Deadline until_ = tls::in_seconds(kElectionSeconds);
-  int look_again_ = 1;           // seconds
+  int look_again_ = 1;          // seconds
   bool in_transition_ = false;  // somebody is there, but none that leads yet
 };
 

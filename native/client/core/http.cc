@@ -102,7 +102,7 @@ bool parse_answer(const std::string& raw, bool ended, HttpAnswer* answer) {
 }
 
 Asked http_ask(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
-                std::string* error) {
+               std::string* error) {
   const tls::Deadline connected = tls::in_seconds(request.connect_seconds);
   const int s = dial(address.host, address.port, connected, error);
   if (s < 0) return Asked::kNotAsked;
@@ -115,7 +115,8 @@ Asked http_ask(const HttpAddress& address, const HttpRequest& request, HttpAnswe
   }
   const std::string shown = address.text();
   const std::string all =
-      request.method + " " + request.path + " HTTP/1.1\r\nHost: " + shown.substr(shown.find("//") + 2) +
+      request.method + " " + request.path +
+      " HTTP/1.1\r\nHost: " + shown.substr(shown.find("//") + 2) +
       "\r\nContent-Type: application/json\r\nAccept: application/json\r\nConnection: close\r\n" +
       request.headers + "Content-Length: " + std::to_string(request.body.size()) + "\r\n\r\n" +
       request.body;

@@ -50,7 +50,7 @@ enum class Asked {
 };
 
 Asked http_ask(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
-                std::string* error);
+               std::string* error);
 
 // What came, if it is a whole answer; `ended`: no more will come.
 bool parse_answer(const std::string& raw, bool ended, HttpAnswer* answer);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <string>
 #include <type_traits>
 
 #include "client/core/session.h"
@@ -70,6 +71,12 @@ class RoundTrip : public ::testing::Test {
     return all.begin()[next() % all.size()];
   }
   uint64_t next() { return engine_(); }
+  // n printable characters.
+  std::string random_text(size_t n) {
+    std::string text(n, 'x');
+    for (char& c : text) c = static_cast<char>('!' + next() % 90);
+    return text;
+  }
   // Device memory with room for `bytes`, 8-byte aligned.
   CUdeviceptr random_address(uint64_t bytes) {
     return world().memory + next() % ((kBytes - bytes) / 8) * 8;
