@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import grp
 import pwd
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sluice.config.server import ProjectsSection
@@ -49,31 +49,40 @@ class Accounts:
     def of(self, asker: Asker) -> Account:
         """The account of a client of this host: its guest's, else its user's, else a group's."""
         section = self._section
+        kinds: list[tuple[str, Mapping[str, list[str]], Callable[[str], bool]]]
         if asker.domain_uuid:
-            kinds = [("vm", section.vms, [asker.domain_uuid, asker.domain_name])]
+            kinds = [("vm", section.vms, {asker.domain_uuid, asker.domain_name}.__contains__)]
         else:
+            # the file's groups are looked up, not the process's: these may be 65,536
+            groups = frozenset(asker.groups)
             kinds = [
-                ("user", section.users, list(_user_names(asker.uid))),
-                ("group", section.groups, [n for gid in asker.groups for n in _group_names(gid)]),
+                ("user", section.users, set(_user_names(asker.uid)).__contains__),
+                ("group", section.groups, lambda name: not groups.isdisjoint(_group_ids(name))),
             ]
         projects = next(
-            (found for _, mapping, names in kinds if (found := _first(mapping, names))),
+            (found for _, mapping, is_own in kinds if (found := _first(mapping, is_own))),
             [section.default],
         )
         label = next(
             (
                 found[0]
-                for kind, _, names in kinds
-                if (found := _first(section.labels, [f"{kind}:{name}" for name in names]))
+                for kind, _, is_own in kinds
+                if (found := _first(_of_kind(section.labels, kind), is_own))
             ),
             "",
         )
         return Account(tuple(projects), label)
 
 
-def _first(mapping: Mapping[str, list[str]], names: list[str]) -> list[str]:
+def _of_kind(labels: Mapping[str, list[str]], kind: str) -> dict[str, list[str]]:
+    """Names of users, groups or guests and what they have, of owners such as user:alice."""
+    owners = ((owner.partition(":"), found) for owner, found in labels.items())
+    return {name: found for (kind_of, _, name), found in owners if kind_of == kind}
+
+
+def _first(mapping: Mapping[str, list[str]], is_own: Callable[[str], bool]) -> list[str]:
     # in the file's order: of somebody in several groups the operator says which comes first
-    return next((value for name, value in mapping.items() if name in names), [])
+    return next((value for name, value in mapping.items() if is_own(name)), [])
 
 
 def _user_names(uid: int) -> Iterator[str]:
@@ -82,7 +91,8 @@ def _user_names(uid: int) -> Iterator[str]:
         yield pwd.getpwuid(uid).pw_name
 
 
-def _group_names(gid: int) -> Iterator[str]:
-    yield str(gid)
+def _group_ids(name: str) -> Iterator[int]:
+    if name.isdecimal():
+        yield int(name)
     with contextlib.suppress(KeyError):
-        yield grp.getgrgid(gid).gr_name
+        yield grp.getgrnam(name).gr_gid

@@ -7,6 +7,8 @@ ever, so a pid that was reused is never mistaken for the client that asked.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import logging
 import os
 import signal
@@ -20,8 +22,10 @@ log = logging.getLogger("sluice.server")
 SO_PEERGROUPS = 59  # Linux 4.13
 SO_PEERPIDFD = 77  # Linux 6.5; Python's socket module does not name it yet
 
+MOST_GROUPS = 65536  # NGROUPS_MAX of Linux
+USUAL_GROUPS = 64  # for whom the first question has room
 
-MOST_GROUPS = 256
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class PeerGone(Exception):
@@ -86,16 +90,23 @@ def peer_of(connected: socket.socket) -> Peer:
 
 
 def _groups_of(connected: socket.socket) -> tuple[int, ...]:
-    """The supplementary groups that the peer had when it connected.
+    """All supplementary groups that the peer had when it connected.
 
-    None where the kernel does not say, or where they are more than Python asks for at a time.
+    None where the kernel does not say. Asked through libc, as Python has no room for more than 256.
     """
-    try:
-        data = connected.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MOST_GROUPS * 4)
-    except OSError as error:
-        log.debug("the supplementary groups of a client are not known: %s", error)
-        return ()
-    return struct.unpack(f"{len(data) // 4}I", data)
+    size = ctypes.c_uint32(USUAL_GROUPS * 4)
+    for _ in range(2):  # the kernel says how many there are, and they change no more
+        groups = (ctypes.c_uint32 * (size.value // 4))()
+        failed = _LIBC.getsockopt(
+            connected.fileno(), socket.SOL_SOCKET, SO_PEERGROUPS, groups, ctypes.byref(size)
+        )
+        if not failed:
+            return tuple(groups[: size.value // 4])
+        error = ctypes.get_errno()
+        if error != errno.ERANGE or size.value > MOST_GROUPS * 4:
+            break
+    log.warning("the supplementary groups of a client are not known: %s", os.strerror(error))
+    return ()
 
 
 def user_domain(peer: Peer) -> str:

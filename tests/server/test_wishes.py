@@ -86,9 +86,9 @@ SECTION = ProjectsSection.model_validate(
     {
         "default": "guests",
         "users": "root=vision nlp, 4711=speech",
-        "groups": "812=second, 811=first",
+        "groups": "812=second, 811=first, root=admins",
         "vms": "web=vision, 11111111-2222-3333-4444-555555555555=nlp",
-        "labels": "user:4711=team-a, vm:web=team-b, group:811=team-c",
+        "labels": "user:4711=team-a, vm:web=team-b, group:811=team-c, group:root=team-d",
     }
 )
 
@@ -100,6 +100,7 @@ SECTION = ProjectsSection.model_validate(
         ({"uid": 4711, "groups": (811,)}, ("speech",), "team-a"),
         ({"uid": 5, "groups": (811, 812)}, ("second",), "team-c"),
         ({"uid": 5}, ("guests",), ""),
+        ({"uid": 5, "groups": (5, 0)}, ("admins",), "team-d"),
         ({"domain_uuid": "a", "domain_name": "web"}, ("vision",), "team-b"),
         ({"domain_uuid": "11111111-2222-3333-4444-555555555555"}, ("nlp",), ""),
         ({"domain_uuid": "a", "uid": 0}, ("guests",), ""),
@@ -140,7 +141,11 @@ def test_mistakes_in_projects_are_named(tmp_path: Path, line: str, text: str) ->
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
     tmp_path.chmod(0o755)
-    projects = {"users": "4711=vision nlp", "groups": "811=speech", "labels": "user:4712=team-a"}
+    projects = {
+        "users": "4711=vision nlp",
+        "groups": "811=speech, 62999=sound",
+        "labels": "user:4712=team-a",
+    }
     with running(tmp_path, projects=projects) as control_plane:
         yield control_plane
 
@@ -160,6 +165,9 @@ def test_what_a_process_gets_is_its_users(plane: ControlPlane) -> None:
     assert project_of(uid=4711) == "vision"
     assert project_of(uid=4711, wishes=["project=nlp"]) == "nlp"
     assert project_of(uid=4712, groups=[811]) == "speech"
+    for count in (300, 3000):
+        last = range(63000 - count, 63000)
+        assert project_of(uid=4712, groups=list(last)) == "sound", f"{count} groups"
     foreign = plane.client(**small, uid=4711, wishes=["project=speech"]).first
     assert foreign["status"] == 800
     assert "is not for" in foreign["message"]
