@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.controller.pool import feasibility, refusals
+from sluice.controller.pool import feasibility, refusals, rights
 from sluice.controller.pool.adoption import NODE_LOST, Adoption, ReportedSession
 from sluice.controller.pool.attachment import Attachment
 from sluice.controller.pool.attachments import Attachments
@@ -360,12 +360,11 @@ class Pool:
         return decisions
 
     def not_allowed(self, request: GrantRequest) -> Refused | None:
-        """Why its project or its token does not allow what it asks for."""
-        if request.preempt and not self.quotas.may_preempt(request):
-            return refusals.may_not_preempt(request)
-        if (most := self.quotas.too_high(request)) is not None:
-            return refusals.too_high(request, most)
-        return None
+        """Why it may not ask for this, or may not join its job's grant."""
+        if refusal := rights.not_to_ask(request, self.quotas):
+            return refusal
+        grant = self._jobs.grant_of(request)
+        return self._scheduler.not_to_join(request, grant) if grant else None
 
     def waiting(self, request: GrantRequest) -> Waiting:
         """Where a queued request stands."""

@@ -56,6 +56,39 @@ def foreign_job(request: GrantRequest) -> Refused:
     )
 
 
+def anothers_project(request: GrantRequest, grant: Grant) -> Refused:
+    """Refuses a process that works for another project than its job does."""
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"the job {request.job[:8]} (SLUICE_JOB) is of project {grant.project or DEFAULT_PROJECT}, "
+        f"and this process is of project {request.project or DEFAULT_PROJECT}: give all processes "
+        "of a job the same SLUICE_PROJECT, or start a job of its own with `sluice run --share`",
+    )
+
+
+def job_too_high(request: GrantRequest, grant: Grant, most: int) -> Refused:
+    """Refuses a process that may not ask for the priority that its job has."""
+    project = request.project or DEFAULT_PROJECT
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"the job {request.job[:8]} (SLUICE_JOB) has priority {grant.priority}, and project "
+        f"{project} may ask for at most {most} here: start a job of its own with `sluice run "
+        f"--share`, or have the operator raise it (`sluice quota set {project} --max-priority "
+        f"{grant.priority}`, or a token made with --max-priority)",
+    )
+
+
+def anothers_reservation(request: GrantRequest, grant: Grant) -> Refused:
+    """Refuses a process that may not draw on the reservation that its job uses."""
+    return Refused(
+        CudaStatus.NOT_PERMITTED,
+        f"the job {request.job[:8]} (SLUICE_JOB) draws on reservation {grant.reservation}, which "
+        "is not for this process: start a job of its own with `sluice run --share`, or have the "
+        "operator give it the reservation's label ([projects] labels in server.conf, or a token "
+        "made with --label)",
+    )
+
+
 def cannot_join(
     request: GrantRequest, grant: Grant, live_sessions: int, most: int, *, ending: bool
 ) -> Refused | None:

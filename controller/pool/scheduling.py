@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from sluice.controller.pool import placement, refusals
+from sluice.controller.pool import placement, refusals, rights
 from sluice.controller.pool.books import Books
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.jobs import Jobs
@@ -274,7 +274,7 @@ class Scheduler:
         grant = self._jobs.grant_of(request)
         if grant is None:
             return None
-        if refusal := self._join_refusal(request, grant):
+        if refusal := self.not_to_join(request, grant) or self._join_refusal(request, grant):
             return refusal
         newcomer = Session(
             "", grant.id, grant.node, "", "", "", 0, 0, "", "", 0.0, chosen=request.chosen
@@ -291,6 +291,10 @@ class Scheduler:
         self._books.recount(grant)
         self._books.event("session.joined", session.id, f"{request.program} joins grant {grant.id}")
         return Granted(grant, session)
+
+    def not_to_join(self, request: GrantRequest, grant: Grant) -> Refused | None:
+        """Why it has no right to its job's grant."""
+        return rights.not_to_join(request, grant, self._books.quotas, self._books.reservations)
 
     def _join_refusal(self, request: GrantRequest, grant: Grant) -> Refused | None:
         live, ending = len(self._books.live_sessions_of(grant.id)), self._jobs.is_ending(grant)
@@ -374,7 +378,8 @@ class Scheduler:
 
     def _serve_claim(self, claim: Claim, decisions: Decisions) -> None:
         entry = self.queue.get(claim.request_id)
-        if entry is None:
+        if entry is None or self._jobs.grant_of(entry.request) or self._jobs.foreign(entry.request):
+            # it has left, or its job got a grant meanwhile: it joins, or is refused, in its turn
             self._drop_claim(claim.request_id)
             return
         claim.waits_for = {g for g in claim.waits_for if self._books.is_live(g)}

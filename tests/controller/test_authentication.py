@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -144,6 +145,49 @@ def test_a_tenant_sees_and_ends_its_own_only(plane: ControlPlane) -> None:
     assert [g["id"] for g in red.get("/grants").json()["grants"]] == [ticket["grant_id"]]
     assert red.delete(grant).status_code == 202
     wait_for(lambda: red.get(grant).json()["state"] == "ended")
+
+
+def test_tokens_of_a_project_join_only_jobs_that_they_could_have_started(
+    plane: ControlPlane,
+) -> None:
+    def token(**more: Any) -> httpx.Client:
+        return as_role(plane, role="tenant", project="amber", **more)
+
+    def open_as(client: httpx.Client, job: str, **more: Any) -> httpx.Response:
+        return client.post(
+            "/sessions", json={"gmem_mib": 1, "ratio_percent": 1, "job": job, **more}
+        )
+
+    def refused(client: httpx.Client, job: str, text: str) -> None:
+        answer = open_as(client, job)
+        assert answer.status_code == 403, answer.text
+        assert text in answer.json()["detail"]
+        assert answer.json()["cuda_error"] == 800
+
+    urgent, labelled, plain = token(max_priority=5), token(label="team-a"), token()
+    high, reserved, low = (secrets.token_hex(16) for _ in range(3))
+    assert open_as(urgent, high, priority=5).status_code == 201
+    refused(plain, high, "has priority 5")
+    assert open_as(urgent, high).status_code == 201
+
+    owner = {"owner_kind": "label", "owner": "team-a", "memory_mib": 8, "compute_percent": 2}
+    reservation = plane.rest.post("/reservations", json=owner).json()["id"]
+    assert open_as(labelled, reserved).status_code == 201
+    refused(plain, reserved, f"draws on reservation {reservation}")
+
+    assert open_as(plain, low).status_code == 201
+    assert open_as(urgent, low).status_code == 201
+    grants = plain.get("/grants").json()["grants"]
+    assert sorted(len(g["sessions"]) for g in grants) == [1, 2, 2]
+
+    # over the network those of no project are one domain for each address: projects part them
+    operator, job = as_role(plane, role="operator"), secrets.token_hex(16)
+    assert open_as(operator, job, project="amber").status_code == 201
+    refused(operator, job, "is of project amber")
+    assert open_as(operator, job, project="amber").status_code == 201
+    for grant in [*grants, *operator.get("/grants").json()["grants"]]:
+        plane.rest.delete(f"/grants/{grant['id']}")
+    plane.rest.delete(f"/reservations/{reservation}")
 
 
 def test_secrets_are_in_no_file(plane: ControlPlane) -> None:

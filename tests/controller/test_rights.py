@@ -10,10 +10,13 @@ from pool_bench import PoolBench
 
 from sluice.controller.pool.model import (
     CudaStatus,
+    GpuKey,
     Granted,
+    GrantRequest,
     Mode,
     OwnerKind,
     Quota,
+    Refused,
     Reservation,
 )
 
@@ -95,3 +98,131 @@ def test_somebody_elses_label_draws_on_nothing(bench: PoolBench, label: str) -> 
     reserve(bench, compute_percent=100)
     assert "no reservation" in bench.refused(owner_label=label, mode=Mode.RESERVED).message
     assert bench.refused(owner_label=label).status is CudaStatus.DEVICE_UNAVAILABLE
+
+
+# joining a job whose grant exists
+
+JOB: dict[str, Any] = {"job": "j1", "job_domain": "net 10.0.0.3", "memory_mib": 500}
+SMALL: dict[str, Any] = {**JOB, "compute_percent": 10}
+
+
+def untouched(bench: PoolBench, first: Granted) -> bool:
+    """Whether the job still has its one session, and room for one context."""
+    sessions = bench.pool.sessions_of(first.grant.id)
+    return [s.id for s in sessions] == [first.session.id] and not len(bench.pool.queue)
+
+
+@pytest.mark.parametrize("project", ["", "default", "speech"])
+def test_nobody_joins_another_projects_job(bench: PoolBench, project: str) -> None:
+    bench.node("a", 8000)
+    first = bench.granted(**SMALL, project="vision")
+    refused = bench.refused(**SMALL, project=project, wait_seconds=-1)
+    assert refused.status is CudaStatus.NOT_PERMITTED
+    for text in ("of project vision", f"of project {project or 'default'}", "SLUICE_PROJECT"):
+        assert text in refused.message
+    assert untouched(bench, first)
+    assert bench.granted(**SMALL, project="vision").grant.id == first.grant.id
+
+
+def test_nobody_in_particular_is_the_default_project(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    first = bench.granted(**SMALL)
+    assert bench.granted(**SMALL, project="default").grant.id == first.grant.id
+
+
+def test_a_joining_process_must_have_a_right_to_the_jobs_priority(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    first = bench.granted(**SMALL, project="vision", priority=7, max_priority=9)
+    refused = bench.refused(**SMALL, project="vision", max_priority=6)
+    assert refused.status is CudaStatus.NOT_PERMITTED
+    assert "has priority 7" in refused.message
+    assert "at most 6" in refused.message
+    assert untouched(bench, first)
+    joined = bench.granted(**SMALL, project="vision", max_priority=7)
+    assert (joined.grant.id, joined.grant.priority) == (first.grant.id, 7)
+    bench.pool.operations.set_quota(Quota("vision", max_priority=6))
+    assert "at most 6" in bench.refused(**SMALL, project="vision").message
+    assert bench.granted(**SMALL, project="vision", max_priority=9).grant.id == first.grant.id
+
+
+def test_a_joining_process_must_have_a_right_to_the_jobs_reservation(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    reserve(bench)
+    first = bench.granted(**SMALL, project="vision", owner_label="team-a")
+    assert first.grant.reservation == "res"
+    for label in ("", "team-b"):
+        refused = bench.refused(**SMALL, project="vision", owner_label=label)
+        assert refused.status is CudaStatus.NOT_PERMITTED
+        assert "draws on reservation res" in refused.message
+    assert untouched(bench, first)
+    again: dict[str, Any] = {**SMALL, "project": "vision", "owner_label": "team-a"}
+    assert bench.granted(**again).grant.id == first.grant.id
+    assert bench.granted(**again, mode=Mode.ON_DEMAND).grant.id == first.grant.id, "it has a right"
+    bench.pool.operations.end_reservation("res", "over")
+    assert bench.granted(**SMALL, project="vision").grant.id == first.grant.id, "the pool's room"
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner"), [(OwnerKind.VM, "uuid-1"), (OwnerKind.VM, "web"), (OwnerKind.PROJECT, "p")]
+)
+def test_processes_of_the_owner_join_on_its_reservation(
+    bench: PoolBench, kind: OwnerKind, owner: str
+) -> None:
+    bench.node("a", 8000)
+    reserve(bench, owner_kind=kind, owner=owner)
+    guest: dict[str, Any] = {"domain_uuid": "uuid-1", "domain_name": "web", "project": "p"}
+    first = bench.granted(**SMALL, **guest)
+    assert first.grant.reservation == "res"
+    assert bench.granted(**SMALL, **guest).grant.id == first.grant.id
+
+
+def test_the_right_to_preempt_and_quotas_are_not_asked_of_who_joins(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    wish: dict[str, Any] = {**SMALL, "project": "vision"}
+    first = bench.granted(**wish, preempt=True, may_preempt=True)
+    bench.pool.operations.set_quota(Quota("vision", vgpus=1))
+    assert bench.granted(**wish, may_preempt=False).grant.id == first.grant.id
+    asked = bench.refused(**wish, preempt=True, may_preempt=False)
+    assert "the token has no right" in asked.message, "what it asks for itself is still a right"
+
+
+def test_who_waited_while_the_jobs_grant_was_made_is_asked_the_same(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    whole = bench.granted(compute_percent=100, memory_mib=7000).grant
+    wish: dict[str, Any] = {**SMALL, "wait_seconds": -1}
+    waiting: dict[str, dict[str, Any]] = {
+        "maker": {"project": "vision", "priority": 3},
+        "alike": {"project": "vision"},
+        "stranger": {"project": "speech"},
+        "lower": {"project": "vision", "max_priority": 2},
+    }
+    for name, more in waiting.items():
+        assert bench.ask(request_id=name, **wish, **more) == name
+    answers = bench.pool.release(whole.id, "over").answers
+    made, alike = answers["maker"], answers["alike"]
+    assert isinstance(made, Granted)
+    assert isinstance(alike, Granted)
+    assert alike.grant.id == made.grant.id
+    for name in ("stranger", "lower"):
+        answer = answers[name]
+        assert isinstance(answer, Refused), name
+        assert answer.status is CudaStatus.NOT_PERMITTED
+
+
+def test_room_made_for_a_job_makes_no_second_grant_of_it(bench: PoolBench) -> None:
+    """While others gave way for one process of a job, another one got the job its grant."""
+    bench.node("a", 8000)
+    victim = bench.granted(compute_percent=80, memory_mib=100).grant
+    bench.node("b", 8000)
+    bench.granted(node="b", local_only=True, compute_percent=80, memory_mib=100, priority=9)
+    urgent: dict[str, Any] = {"priority": 5, "preempt": True, "may_preempt": True}
+    wish: dict[str, Any] = {**JOB, "wait_seconds": -1}
+    assert bench.ask(request_id="now", compute_percent=60, **wish, **urgent) == "now"
+    assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 60
+    decisions = bench.pool.submit(GrantRequest("other", compute_percent=20, **wish))
+    other, now = decisions.answers["other"], bench.pool.release(victim.id, "gave way").answers
+    joined = now.get("now") or decisions.answers.get("now")
+    assert isinstance(other, Granted)
+    assert isinstance(joined, Granted)
+    assert joined.grant.id == other.grant.id
+    assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 0, "the room is everyone's"

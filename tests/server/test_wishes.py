@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
     projects = {
         "users": "4711=vision nlp",
         "groups": "811=speech, 62999=sound",
-        "labels": "user:4712=team-a",
+        "labels": "user:4712=team-a, group:813=team-b",
     }
     with running(tmp_path, projects=projects) as control_plane:
         yield control_plane
@@ -188,6 +189,35 @@ def test_what_a_process_gets_is_its_users(plane: ControlPlane) -> None:
     assert len(drawn()) == 1
     [grant] = [g for g in plane.grants() if g["reservation"]]
     assert (grant["id"], grant["mode"]) == (drawn()[0], "reserved")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be other users")
+def test_a_process_joins_no_job_that_it_could_not_have_made(plane: ControlPlane) -> None:
+    small = {"gmem_mib": 64, "ratio_percent": 10}
+    job = {**small, "job": secrets.token_hex(16), "uid": 4711}
+    assert plane.client(**job, priority=4).first["status"] == 0
+    [grant] = plane.grants()
+    assert (grant["project"], grant["priority"]) == ("vision", 4)
+    other = plane.client(**job, wishes=["project=nlp"]).first
+    assert other["status"] == 800
+    assert "is of project vision, and this process is of project nlp" in other["message"]
+    plane.rest.put("/quotas/vision", json={"max_priority": 3})
+    high = plane.client(**job).first
+    assert high["status"] == 800
+    assert "has priority 4" in high["message"]
+    plane.rest.put("/quotas/vision", json={"max_priority": 4})
+    assert plane.client(**job).first["status"] == 0
+
+    reservation = {"owner_kind": "label", "owner": "team-b", "memory_mib": 512}
+    made = plane.rest.post("/reservations", json={**reservation, "compute_percent": 10})
+    assert made.status_code == 201, made.text
+    reserved = {**small, "job": secrets.token_hex(16), "uid": 4713}
+    assert plane.client(**reserved, groups=[813]).first["status"] == 0
+    lacking = plane.client(**reserved, groups=[814]).first
+    assert lacking["status"] == 800
+    assert f"draws on reservation {made.json()['id']}" in lacking["message"]
+    assert plane.client(**reserved, groups=[813]).first["status"] == 0
+    assert sorted(len(g["sessions"]) for g in plane.grants()) == [2, 2]
 
 
 def test_model_and_labels_choose_and_rights_are_kept(plane: ControlPlane) -> None:
