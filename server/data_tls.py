@@ -6,6 +6,10 @@ client at its other end, gets what is left of one handshake, the traffic secrets
 and the numbers of the next records. For that, records are read one by one, never beyond what is
 asked for, and the secrets are taken from OpenSSL's key log, written to memory that has no name. The
 certificate is read anew for each connection, so a renewed one needs no restart.
+
+What a handshake costs (files, signatures, key exchange) is paid in a few threads, so that no flood
+of them holds up the event loop, which sends and receives. Each connection has one step there at a
+time and they are served in order, so that none is passed over.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import os
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from cryptography import x509
@@ -26,6 +31,8 @@ _HEADER_BYTES = 5
 _MOST_RECORD_BYTES = (16 << 10) + 256
 _SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384")
 _TCP_ULP = 31
+#: OpenSSL lets Python go on meanwhile, so this many of the host's processors can be kept busy.
+HANDSHAKE_THREADS = 2
 
 
 class DataTlsError(Exception):
@@ -62,16 +69,10 @@ class PlainLine:
 class TlsLine:
     """A connection after its handshake, up to its first frame."""
 
-    def __init__(
-        self,
-        connected: socket.socket,
-        tls: ssl.SSLObject,
-        bios: tuple[ssl.MemoryBIO, ssl.MemoryBIO],
-    ) -> None:
+    def __init__(self, connected: socket.socket, shaken: _Handshake) -> None:
         self._socket = connected
-        self._tls = tls
-        self._in, self._out = bios
-        self._secrets: dict[str, str] = {}
+        self._tls, self._secrets = shaken.tls, shaken.secrets
+        self._in, self._out = shaken.incoming, shaken.outgoing
         self._records_in = 0
 
     async def read_exactly(self, count: int) -> bytes:
@@ -106,40 +107,72 @@ class TlsLine:
             "tls_out_sequence": "0",
         }
 
-    async def shake(self, secrets: int) -> None:
-        """The handshake; raises ssl.SSLError."""
-        while True:
-            try:
-                self._tls.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                await self._flush()
-                self._in.write(await receive_record(self._socket))
-            except ssl.SSLError:
-                await self._flush()  # the alert that tells the client why
-                raise
-        await self._flush()
-        cipher = self._tls.cipher()
+
+class _Handshake:
+    """One handshake, a step at a time; its steps run in a thread and know nothing of the socket.
+
+    Whoever makes it closes it, after its last step.
+    """
+
+    def __init__(self, cert_file: Path, key_file: Path) -> None:
+        self._files = cert_file, key_file
+        self._context: ssl.SSLContext | None = None
+        self._key_log = -1
+        self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self.tls: ssl.SSLObject
+        self.secrets: dict[str, str] = {}
+        self.done = False
+
+    def begin(self) -> None:
+        """Reads the certificate; raises DataTlsError."""
+        self._context = _context(*self._files)
+        self._key_log = os.memfd_create("data-tls")
+        self._context.keylog_filename = f"/proc/self/fd/{self._key_log}"
+        self.tls = self._context.wrap_bio(self.incoming, self.outgoing, server_side=True)
+
+    def step(self, record: bytes) -> None:
+        """Takes the client's next record; raises ssl.SSLError. What to send then is in outgoing."""
+        self.incoming.write(record)
+        try:
+            self.tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        cipher = self.tls.cipher()
         if cipher is None or cipher[0] not in _SUITES:
             raise ssl.SSLError(f"{cipher} is no cipher that workers have")
-        for line in os.pread(secrets, 1 << 16, 0).decode().splitlines():
+        for line in os.pread(self._key_log, 1 << 16, 0).decode().splitlines():
             if len(words := line.split()) == 3 and not line.startswith("#"):
-                self._secrets[words[0]] = words[2]
+                self.secrets[words[0]] = words[2]
+        self.done = True
 
-    async def _flush(self) -> None:
-        if data := self._out.read():
-            await asyncio.get_running_loop().sock_sendall(self._socket, data)
+    def first_step(self, record: bytes) -> None:
+        """begin and step: a client's first record is what costs, so it costs one place in line."""
+        self.begin()
+        self.step(record)
+
+    def close(self) -> None:
+        """Gives the key log back, OpenSSL's end of it too."""
+        if self._context:
+            self._context.keylog_filename = None  # type: ignore[assignment]
+        if self._key_log >= 0:
+            os.close(self._key_log)
+            self._key_log = -1
 
 
 class DataTls:
-    """The data port's certificate."""
+    """The data port's certificate, and the threads that show it."""
 
-    def __init__(self, cert_file: Path, key_file: Path) -> None:
+    def __init__(self, cert_file: Path, key_file: Path, threads: Executor | None = None) -> None:
         self._cert_file, self._key_file = cert_file, key_file
+        self._threads = threads or ThreadPoolExecutor(HANDSHAKE_THREADS, "handshake")
+
+    def close(self) -> None:
+        """Begins no step any more; the connections have been let go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check(self, node: str) -> str:
         """Whether clients can accept it; returns a warning or "", raises DataTlsError."""
-        self._context()
+        _context(self._cert_file, self._key_file)
         try:
             certificate = x509.load_pem_x509_certificate(self._cert_file.read_bytes())
         except (OSError, ValueError) as error:
@@ -159,29 +192,36 @@ class DataTls:
         first = await receive_exactly(connected, _HEADER_BYTES)
         if first[0] != HANDSHAKE:
             raise NotTls(first)
-        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        incoming.write(first + await _body(connected, first))
-        secrets = os.memfd_create("data-tls")
+        record = first + await _body(connected, first)
+        handshake = _Handshake(self._cert_file, self._key_file)
+        step = self._threads.submit(handshake.first_step, record)
         try:
-            context = self._context()
-            context.keylog_filename = f"/proc/self/fd/{secrets}"
-            tls = context.wrap_bio(incoming, outgoing, server_side=True)
-            line = TlsLine(connected, tls, (incoming, outgoing))
-            await line.shake(secrets)
-            return line
+            while True:
+                try:
+                    await asyncio.wrap_future(step)
+                except ssl.SSLError:
+                    await _send(connected, handshake.outgoing)  # the alert that tells why
+                    raise
+                await _send(connected, handshake.outgoing)
+                if handshake.done:
+                    return TlsLine(connected, handshake)
+                record = await receive_record(connected)
+                step = self._threads.submit(handshake.step, record)
         finally:
-            os.close(secrets)
+            # where a client is given up while a thread is at its step, that one has it to the end
+            step.add_done_callback(lambda _: handshake.close())
 
-    def _context(self) -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.num_tickets = 0  # records after the handshake are counted, and nobody comes back
-        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE  # clients know what is fast for them
-        try:
-            context.load_cert_chain(self._cert_file, self._key_file)
-        except OSError as error:  # ssl's own errors are some
-            raise DataTlsError(f"{self._cert_file}, {self._key_file}: {error}") from None
-        return context
+
+def _context(cert_file: Path, key_file: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # records after the handshake are counted, and nobody comes back
+    context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE  # clients know what is fast for them
+    try:
+        context.load_cert_chain(cert_file, key_file)
+    except OSError as error:  # ssl's own errors are some
+        raise DataTlsError(f"{cert_file}, {key_file}: {error}") from None
+    return context
 
 
 def load_kernel_tls() -> bool:
@@ -194,6 +234,11 @@ def load_kernel_tls() -> bool:
         except OSError:
             return True  # it is not connected
     return True
+
+
+async def _send(connected: socket.socket, outgoing: ssl.MemoryBIO) -> None:
+    if data := outgoing.read():
+        await asyncio.get_running_loop().sock_sendall(connected, data)
 
 
 async def receive_exactly(connected: socket.socket, count: int) -> bytes:

@@ -131,6 +131,8 @@ class TcpDoor:
         if self._listener:
             await self._listener.close()
             self._listener = None
+        if self._tls:
+            self._tls.close()
 
     def expect(self, assignment: rpc.Assignment) -> None:
         """A client will come with this key."""
