@@ -211,13 +211,18 @@ class Cluster:
                 }
             )
         )
-        with (self.folder / f"{name}.out").open("ab") as out:
-            self._rack_processes[name] = subprocess.Popen(
-                [
-                    *(*place.enter, sys.executable, "-m", "chaos.rack"),
-                    *(str(config), str(self._lives[name])),
-                ],
-                stdout=out,
-                stderr=out,
-                env=self._environment,
-            )
+        # a drain before the rack can hear it is to wait there, and not to end it
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        try:
+            with (self.folder / f"{name}.out").open("ab") as out:
+                self._rack_processes[name] = subprocess.Popen(
+                    [
+                        *(*place.enter, sys.executable, "-m", "chaos.rack"),
+                        *(str(config), str(self._lives[name])),
+                    ],
+                    stdout=out,
+                    stderr=out,
+                    env=self._environment,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)

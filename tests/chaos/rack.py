@@ -46,6 +46,7 @@ class Rack:
     async def run(self) -> None:
         """Until it is killed."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._draining.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         if self._config["draining"]:
             self._draining.set()
         for node in self.nodes:
