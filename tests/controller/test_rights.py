@@ -22,21 +22,8 @@ from sluice.controller.pool.model import (
 
 
 def reserve(bench: PoolBench, **fields: Any) -> Reservation:
-    values: dict[str, Any] = {
-        "owner_kind": OwnerKind.LABEL,
-        "owner": "team-a",
-        "project": "vision",
-        "count": 1,
-        "memory_mib": 4000,
-        "compute_percent": 50,
-        "priority": 0,
-        "node": "",
-        "created": bench.clock.wall(),
-        **fields,
-    }
-    reservation = Reservation("res", **values)
-    bench.pool.operations.reserve(reservation, wait=False)
-    return reservation
+    """Of a label, unless the test says whose."""
+    return bench.reserve(**{"owner_kind": OwnerKind.LABEL, "owner": "team-a", **fields})
 
 
 def test_a_project_has_a_highest_priority(bench: PoolBench) -> None:
