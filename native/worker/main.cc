@@ -294,8 +294,10 @@ void Worker::handle(wire::Message& m) {
   if (m.verb == "status") return answer();
   if (m.verb == "end") {
     const std::string reason = m.text("reason").empty() ? "the server ended it" : m.text("reason");
-    if (executor_) executor_->end(reason, CUDA_ERROR_SYSTEM_NOT_READY);
-    _exit(0);
+    if (!executor_) _exit(0);
+    executor_->end(reason, CUDA_ERROR_SYSTEM_NOT_READY);
+    // It came back: another thread ends the session already, has its last words to say, and exits.
+    for (;;) poll(nullptr, 0, -1);
   }
   if (m.verb == "hold" || m.verb == "release") {
     if (session_)

@@ -372,6 +372,8 @@ def test_ctrl_c_ends_top_with_130(plane: ControlPlane) -> None:
         env={**os.environ, "PYTHONPATH": str(PYTHON_PATH),
              "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}"},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        # a test run in the background of a script ignores it, and would pass that on
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:  # fmt: skip
         assert process.stdout
         assert b"nodes_up" in process.stdout.readline()
