@@ -43,13 +43,13 @@ FAMILIES = (
     Family(
         "sluice_channel_received_bytes_total",
         "counter",
-        "Bytes of commands that workers took from their clients; not what lies in shared memory.",
+        "Bytes from clients to workers: commands, and what the GPU read from shared memory.",
         ("channel",),
     ),
     Family(
         "sluice_channel_sent_bytes_total",
         "counter",
-        "Bytes of replies that workers gave their clients.",
+        "Bytes from workers to clients: answers, and what the GPU wrote to shared memory.",
         ("channel",),
     ),
     Family(

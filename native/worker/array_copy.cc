@@ -133,6 +133,8 @@ void to_array(Session& s, const Command& c, Reply& reply) {
     pitch = copy.width;
   }
   reply.status = run(s, stream, array.array, host_copy(copy, from, pitch, true));
+  if (reply.status == CUDA_SUCCESS)
+    count(s, stream, traffic_of(s, 0, from, copy.width * copy.rows));
   finish(s, c, stream, copy.mark, copy.value, reply);
 }
 
@@ -146,6 +148,8 @@ void from_array(Session& s, const Command& c, Reply& reply) {
   if (copy.place == static_cast<unsigned>(wire::HostPlace::kArena)) {
     reply.status =
         run(s, stream, array.array, host_copy(copy, copy.hostAddress, copy.hostPitch, false));
+    if (reply.status == CUDA_SUCCESS)
+      count(s, stream, traffic_of(s, copy.hostAddress, 0, copy.width * copy.rows));
     return finish(s, c, stream, copy.mark, copy.value, reply);
   }
   if (!c.answered()) return s.reject("CopyFromArray wants its data in a reply and no reply");
@@ -223,6 +227,9 @@ void between(Session& s, const Command& c, Reply& reply) {
     p.srcDevice = m.fromAddress, p.srcPitch = m.fromPitch, p.srcHeight = m.fromHeight;
   }
   reply.status = call(s.driver.cuMemcpy3DAsync_v2, &p, stream);
+  // Pinned memory may be named as the device's.
+  if (reply.status == CUDA_SUCCESS)
+    count(s, stream, traffic_of(s, p.dstDevice, p.srcDevice, m.width * m.rows * m.slices));
 }
 
 }  // namespace

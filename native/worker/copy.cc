@@ -201,6 +201,8 @@ void to_device(Session& s, const Command& c, Reply& reply) {
   }
   reply.status = run(s, stream, Way::kToDevice, copy.device_address, copy.device_pitch, from, pitch,
                      copy.width, copy.rows, foreign_to(s, *v, copy.device_address, 0));
+  if (reply.status == CUDA_SUCCESS)
+    count(s, stream, traffic_of(s, copy.device_address, from, copy.width * copy.rows));
   if (reply.status == CUDA_SUCCESS && c.bulk)
     reply.status = s.bulk.read_by(*c.bulk, stream, v->index);
   if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
@@ -240,6 +242,8 @@ void to_host(Session& s, const Command& c, Reply& reply) {
   if (copy.place != wire::HostPlace::kInline) {
     reply.status = run(s, stream, Way::kToHost, host, copy.host_pitch, copy.device_address,
                        copy.device_pitch, copy.width, copy.rows, foreign);
+    if (reply.status == CUDA_SUCCESS)
+      count(s, stream, traffic_of(s, host, copy.device_address, copy.width * copy.rows));
     if (reply.status == CUDA_SUCCESS) reply.status = s.mark(stream, copy.mark, copy.value);
     if (reply.status == CUDA_SUCCESS && c.answered())
       reply.status = s.driver.cuStreamSynchronize(stream);
@@ -275,6 +279,8 @@ void on_device(Session& s, const Command& c, Reply& reply) {
   if (!s.stream(copy.stream, c.header.context, &stream, &v)) return;
   reply.status = run(s, stream, Way::kOnDevice, copy.to, copy.to_pitch, copy.from, copy.from_pitch,
                      copy.width, copy.rows, foreign_to(s, *v, copy.to, copy.from));
+  if (reply.status == CUDA_SUCCESS)
+    count(s, stream, traffic_of(s, copy.to, copy.from, copy.width * copy.rows));
   if (reply.status == CUDA_SUCCESS && c.answered())
     reply.status = s.driver.cuStreamSynchronize(stream);
 }
@@ -341,6 +347,8 @@ void fill(Session& s, const Command& c, Reply& reply) {
     reply.status = fill_on(s.driver, stream, f);
   else
     reply.status = fill_foreign(s, owner, {v->index, stream}, f);
+  if (reply.status == CUDA_SUCCESS)
+    count(s, stream, traffic_of(s, f.address, 0, f.width * e * f.rows));
 }
 
 }  // namespace

@@ -167,8 +167,6 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
 void Executor::finish(const Command& command, const Handler& handler, Reply& reply) {
   if (command.answered()) {
     session_.round_trips.fetch_add(1, std::memory_order_relaxed);
-    session_.bytes_out.fetch_add(reply.body.size() + reply.borrowed.size(),
-                                 std::memory_order_relaxed);
     if (is_sticky(reply.status)) endpoint_.publish_error(reply.status, false);
     // CUDA shows what kernels printed no later than at a synchronisation.
     const bool output = handler.may_block && DeviceOutput::instance().waiting();
@@ -180,6 +178,7 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
       session_.keep_rest(command.header.lane, limit, body.subspan(limit));
       body = body.first(limit);
     }
+    session_.replied.fetch_add(body.size() + reply.borrowed.size(), std::memory_order_relaxed);
     endpoint_.reply(command.header.lane, command.header.sequence,
                     static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed);
   } else if (is_capture_error(reply.status)) {

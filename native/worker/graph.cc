@@ -242,6 +242,7 @@ void edit(Session& s, const Command& c, Reply& reply) {
   if (!s.graph_execs.get(m.exec, &exec))
     return s.reject("GraphEdit names an executable graph that the session does not have");
   reply.status = s.driver.cuGraphNodeSetEnabled(exec.handle, node, m.what == kEnable);
+  if (reply.status == CUDA_SUCCESS) s.graph_traffic.switched(m.exec, node, m.what == kEnable);
 }
 
 void instantiate(Session& s, const Command& c, Reply& reply) {
@@ -267,6 +268,7 @@ void instantiate(Session& s, const Command& c, Reply& reply) {
     s.driver.cuGraphGetNodes(graph->handle, nullptr, &count);
     exec.nodes = static_cast<uint32_t>(std::clamp<size_t>(count, 1, 1 << 16));
     s.graph_execs.add(m.exec, exec);
+    s.graph_traffic.instantiated(s, m.exec, graph->handle);
   } else if (p.hErrNode_out) {
     outcome.node = graph->ordinal_of(p.hErrNode_out);
   }
@@ -283,6 +285,7 @@ void update(Session& s, const Command& c, Reply& reply) {
   if (!graph || !s.use_context(c.header.context)) return;
   CUgraphExecUpdateResultInfo info{};
   reply.status = s.driver.cuGraphExecUpdate_v2(exec.handle, graph->handle, &info);
+  if (reply.status == CUDA_SUCCESS) s.graph_traffic.updated(s, m.exec, graph->handle);
   wire::GraphOutcome outcome{static_cast<uint32_t>(info.result), wire::kNoNode, wire::kNoNode, 0};
   // Nodes of the executable graph have no ordinals: only those of this one are told.
   if (info.errorNode || info.errorFromNode) learn_nodes(s, *graph);
@@ -320,6 +323,7 @@ void destroy_exec(Session& s, const Command& c, Reply& reply) {
   GraphExecObject exec;
   if (!d.ok() || !s.graph_execs.take(m.exec, &exec))
     return s.reject("GraphExecDestroy names an executable graph that the session does not have");
+  s.graph_traffic.destroyed(m.exec);
   reply.status = s.driver.cuGraphExecDestroy(exec.handle);
 }
 
@@ -338,7 +342,9 @@ void launch(Session& s, const Command& c, Reply& reply) {
   }
   v->gate->pass();
   reply.status = s.driver.cuGraphLaunch(exec.handle, stream);
-  if (reply.status == CUDA_SUCCESS && !s.capturing(stream)) v->gate->issued(stream, exec.nodes);
+  if (reply.status != CUDA_SUCCESS || s.capturing(stream)) return;
+  v->gate->issued(stream, exec.nodes);
+  s.graph_traffic.launched(s, m.exec);
 }
 
 }  // namespace

@@ -13,14 +13,6 @@ namespace {
 
 constexpr int kMaxDepth = wire::kMaxGraphDepth;
 
-CUresult nodes_of(Session& s, CUgraph graph, std::vector<CUgraphNode>* nodes) {
-  size_t count = 0;
-  CUresult e = s.driver.cuGraphGetNodes(graph, nullptr, &count);
-  nodes->resize(count);
-  if (e == CUDA_SUCCESS && count) e = s.driver.cuGraphGetNodes(graph, nodes->data(), &count);
-  return e;
-}
-
 // The two nodes of a staged copy.
 CUresult furnish(Session& s, CUgraph graph, NodeParams* p) {
   CUgraphNode first = nullptr, second = nullptr;
@@ -172,6 +164,14 @@ void words(Session& s, const Command& c, Reply& reply) {
 }
 
 }  // namespace
+
+CUresult nodes_of(Session& s, CUgraph graph, std::vector<CUgraphNode>* nodes) {
+  size_t count = 0;
+  CUresult e = s.driver.cuGraphGetNodes(graph, nullptr, &count);
+  nodes->resize(count);
+  if (e == CUDA_SUCCESS && count) e = s.driver.cuGraphGetNodes(graph, nodes->data(), &count);
+  return e;
+}
 
 CUresult add_node(Session& s, CUgraph graph, const DriverEdges& after, NodeParams* p,
                   CUgraphNode* node) {

@@ -99,6 +99,7 @@ bool take_copy(Session& s, const Vgpu& v, std::span<const std::byte> body, NodeP
   m.dstPitch = c.to.pitch, m.srcPitch = c.from.pitch;
   m.dstHeight = c.to.pitch ? c.to.slice / c.to.pitch : c.rows;
   m.srcHeight = c.from.pitch ? c.from.slice / c.from.pitch : c.rows;
+  if (traffic_of(s, *p)) s.graph_traffic.note();
   return true;
 }
 
@@ -114,6 +115,7 @@ bool take_fill(Session& s, const Vgpu& v, std::span<const std::byte> body, NodeP
   if (!s.device_range(f.address, (f.rows > 1 ? rows : 0) + f.width * e))
     return refuse(s, "fills device memory that the session does not have");
   p->all.memset = {f.address, f.pitch, f.value, e, f.width, f.rows, v.gpu->context};
+  if (traffic_of(s, *p)) s.graph_traffic.note();
   return true;
 }
 
@@ -291,6 +293,8 @@ void set(Session& s, const Command& c, Reply& reply) {
   if (!v || !take_node(s, *v, m.type, body, &params)) return;
   reply.status =
       m.exec ? set_exec_node(s, exec.handle, node, &params) : set_node(s, *graph, m.node, &params);
+  if (m.exec && reply.status == CUDA_SUCCESS)
+    s.graph_traffic.changed(s, m.exec, graph->handle, node, params);
 }
 
 // ---- and back

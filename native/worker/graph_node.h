@@ -29,6 +29,7 @@ CUresult add_node(Session& s, CUgraph graph, const DriverEdges& after, NodeParam
 // Another node may come to stand in the place of this one, under its ordinal.
 CUresult set_node(Session& s, GraphObject& graph, uint32_t ordinal, NodeParams* p);
 CUresult set_exec_node(Session& s, CUgraphExec exec, CUgraphNode node, NodeParams* p);
+CUresult nodes_of(Session& s, CUgraph graph, std::vector<CUgraphNode>* nodes);
 // The host function in a child graph that may be a staged copy; nullptr: it is none.
 CUgraphNode call_inside(Session& s, CUgraphNode child);
 // Calls f(node) for all memory operations in a graph and in those inside of it, while it succeeds.

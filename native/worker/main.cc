@@ -157,8 +157,8 @@ std::map<std::string, std::string> Worker::figures() {
   v["channel"] = session_->plan.channel;
   v["commands"] = std::to_string(session_->commands.load());
   v["round_trips"] = std::to_string(session_->round_trips.load());
-  v["bytes_in"] = std::to_string(session_->endpoint().bytes_in());
-  v["bytes_out"] = std::to_string(session_->bytes_out.load());
+  v["bytes_in"] = std::to_string(session_->bytes_in());
+  v["bytes_out"] = std::to_string(session_->bytes_out());
   double busy = 0;
   bool held = false;
   for (size_t i = 0; i < session_->vgpus.size(); ++i) {

@@ -29,6 +29,7 @@
 #include "worker/graph.h"
 #include "worker/objects.h"
 #include "worker/signals.h"
+#include "worker/traffic.h"
 
 namespace sluice::worker {
 
@@ -261,6 +262,7 @@ class Session {
   Shadows shadows;
   ArenaViews arena_views;
   Signals signals;
+  GraphTraffic graph_traffic;
 
   // Whether the driver has this stream in a capture.
   bool capturing(CUstream stream);
@@ -294,7 +296,11 @@ class Session {
   CUdeviceptr mark_address(uint32_t mark) const { return marks_device_ + mark * sizeof(uint64_t); }
   bool mark_valid(uint32_t mark) const { return mark < mark_count_; }
 
-  std::atomic<uint64_t> commands{0}, round_trips{0}, bytes_out{0};
+  std::atomic<uint64_t> commands{0}, round_trips{0}, replied{0};  // the last in bytes
+  std::atomic<uint64_t> shared_in{0}, shared_out{0};              // bytes (worker/traffic.h)
+  // All that came from the client and all that went there, whichever way it took.
+  uint64_t bytes_in() const { return endpoint_->bytes_in() + shared_in.load(); }
+  uint64_t bytes_out() const { return replied.load() + shared_out.load(); }
   std::atomic<uint64_t> activity{0};  // grows while there may be GPU work: the watchdog looks
 
  private:

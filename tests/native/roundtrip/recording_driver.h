@@ -78,6 +78,9 @@ class Recording {
     const void* graph = nullptr;
     CUgraphNodeType type = CU_GRAPH_NODE_TYPE_EMPTY;
     CUDA_KERNEL_NODE_PARAMS kernel{};
+    CUDA_MEMCPY3D copy{};
+    CUDA_MEMSET_NODE_PARAMS fill{};
+    CUgraph child = nullptr;  // its copy of what it was given
   };
   std::map<const void*, Node> graph_nodes;
   std::map<CUstream, CUgraph> captured;  // of the captures under way

@@ -86,7 +86,11 @@ void Recording::install_graphs() {
   };
   SLUICE_ON(cuGraphCreate) = [=](CUgraph* g, unsigned) { return make(g); };
   SLUICE_ON(cuGraphClone) = [=](CUgraph* g, CUgraph) { return make(g); };
-  SLUICE_ON(cuGraphChildGraphNodeGetGraph) = [=](CUgraphNode, CUgraph* g) { return make(g); };
+  SLUICE_ON(cuGraphChildGraphNodeGetGraph) = [=, this](CUgraphNode n, CUgraph* g) {
+    CUgraph& child = graph_nodes[n].child;
+    if (!child) make(&child);
+    return *g = child, CUDA_SUCCESS;
+  };
   SLUICE_ON(cuGraphDestroy) = [this](CUgraph g) {
     graphs.erase(g);
     std::erase_if(graph_nodes, [&](const auto& n) { return n.second.graph == g; });
@@ -120,6 +124,12 @@ void Recording::install_graphs() {
                                                  unsigned, unsigned) {
     return *out = kCondition, CUDA_SUCCESS;
   };
+  const auto keep = [this](CUgraphNode n, const CUgraphNodeParams& p) {
+    if (p.type == CU_GRAPH_NODE_TYPE_MEMCPY) graph_nodes[n].copy = p.memcpy.copyParams;
+    const auto& f = p.memset;
+    if (p.type == CU_GRAPH_NODE_TYPE_MEMSET)
+      graph_nodes[n].fill = {f.dst, f.pitch, f.value, f.elementSize, f.width, f.height};
+  };
   SLUICE_ON(cuGraphAddNode_v2) = [=, this](CUgraphNode* n, CUgraph g, const CUgraphNode* after,
                                            const CUgraphEdgeData*, size_t count,
                                            CUgraphNodeParams* p) {
@@ -134,10 +144,28 @@ void Recording::install_graphs() {
     }
     auto& k = graph_nodes[*n].kernel;
     if (p->type == CU_GRAPH_NODE_TYPE_KERNEL) k.func = p->kernel.func, k.kern = p->kernel.kern;
+    if (p->type == CU_GRAPH_NODE_TYPE_GRAPH) {
+      CUgraph child = nullptr;
+      make(&child);
+      const auto all = graph_nodes;
+      for (const auto& [inside, is] : all)
+        if (is.graph == p->graph.graph) {
+          CUgraphNode twin = mint_node(child, is.type);
+          graph_nodes[twin].copy = is.copy, graph_nodes[twin].fill = is.fill;
+        }
+      graph_nodes[*n].child = child;
+    }
+    keep(*n, *p);
     return status;
   };
-  SLUICE_ON(cuGraphNodeSetParams) = [this](CUgraphNode, CUgraphNodeParams* p) {
-    return check_node(*p), status;
+  SLUICE_ON(cuGraphNodeSetParams) = [=, this](CUgraphNode n, CUgraphNodeParams* p) {
+    return check_node(*p), keep(n, *p), status;
+  };
+  SLUICE_ON(cuGraphMemcpyNodeGetParams) = [this](CUgraphNode n, CUDA_MEMCPY3D* p) {
+    return *p = graph_nodes[n].copy, CUDA_SUCCESS;
+  };
+  SLUICE_ON(cuGraphMemsetNodeGetParams) = [this](CUgraphNode n, CUDA_MEMSET_NODE_PARAMS* p) {
+    return *p = graph_nodes[n].fill, CUDA_SUCCESS;
   };
   SLUICE_ON(cuGraphExecNodeSetParams) = [this](CUgraphExec, CUgraphNode, CUgraphNodeParams* p) {
     return check_node(*p), status;
