@@ -99,7 +99,7 @@ bool take_copy(Session& s, const Vgpu& v, std::span<const std::byte> body, NodeP
   m.dstPitch = c.to.pitch, m.srcPitch = c.from.pitch;
   m.dstHeight = c.to.pitch ? c.to.slice / c.to.pitch : c.rows;
   m.srcHeight = c.from.pitch ? c.from.slice / c.from.pitch : c.rows;
-  if (traffic_of(s, *p)) s.graph_traffic.note();
+  if (traffic_of(s, m)) s.graph_traffic.note();
   return true;
 }
 

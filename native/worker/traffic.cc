@@ -7,17 +7,6 @@ namespace sluice::worker {
 
 namespace {
 
-Traffic of_copy(Session& s, const CUDA_MEMCPY3D& c) {
-  const auto end = [&](CUmemorytype type, const void* host, CUdeviceptr device) -> uint64_t {
-    if (type == CU_MEMORYTYPE_ARRAY) return 0;
-    return s.arena_views.original(type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host)
-                                                             : device);
-  };
-  return traffic_of(s, end(c.dstMemoryType, c.dstHost, c.dstDevice),
-                    end(c.srcMemoryType, c.srcHost, c.srcDevice),
-                    c.WidthInBytes * c.Height * c.Depth);
-}
-
 template <class Fill>
 Traffic of_fill(Session& s, const Fill& f) {
   return traffic_of(s, f.dst, 0, f.width * f.elementSize * f.height);
@@ -30,7 +19,7 @@ Traffic of_node(Session& s, CUgraphNode node, int depth) {
   if (s.driver.cuGraphNodeGetType(node, &type) != CUDA_SUCCESS) return {};
   if (type == CU_GRAPH_NODE_TYPE_MEMCPY) {
     CUDA_MEMCPY3D c{};
-    if (s.driver.cuGraphMemcpyNodeGetParams(node, &c) == CUDA_SUCCESS) return of_copy(s, c);
+    if (s.driver.cuGraphMemcpyNodeGetParams(node, &c) == CUDA_SUCCESS) return traffic_of(s, c);
   }
   if (type == CU_GRAPH_NODE_TYPE_MEMSET) {
     CUDA_MEMSET_NODE_PARAMS f{};
@@ -58,11 +47,22 @@ Traffic traffic_of(Session& s, uint64_t to, uint64_t from, uint64_t bytes) {
   return {s.arena_range(from, 1) ? bytes : 0, s.arena_range(to, 1) ? bytes : 0};
 }
 
+Traffic traffic_of(Session& s, const CUDA_MEMCPY3D& c) {
+  const auto end = [&](CUmemorytype type, const void* host, CUdeviceptr device) -> uint64_t {
+    if (type == CU_MEMORYTYPE_ARRAY) return 0;
+    return s.arena_views.original(type == CU_MEMORYTYPE_HOST ? reinterpret_cast<uint64_t>(host)
+                                                             : device);
+  };
+  return traffic_of(s, end(c.dstMemoryType, c.dstHost, c.dstDevice),
+                    end(c.srcMemoryType, c.srcHost, c.srcDevice),
+                    c.WidthInBytes * c.Height * c.Depth);
+}
+
 Traffic traffic_of(Session& s, const NodeParams& p) {
-  if (p.staged) return of_copy(s, p.copy.memcpy.copyParams);
+  if (p.staged) return traffic_of(s, p.copy.memcpy.copyParams);
   switch (p.all.type) {
     case CU_GRAPH_NODE_TYPE_MEMCPY:
-      return of_copy(s, p.all.memcpy.copyParams);
+      return traffic_of(s, p.all.memcpy.copyParams);
     case CU_GRAPH_NODE_TYPE_MEMSET:
       return of_fill(s, p.all.memset);
     case CU_GRAPH_NODE_TYPE_GRAPH:

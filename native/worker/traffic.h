@@ -26,6 +26,7 @@ struct Traffic {
 
 // Of a copy or a fill (`from` 0) between these addresses.
 Traffic traffic_of(Session& s, uint64_t to, uint64_t from, uint64_t bytes);
+Traffic traffic_of(Session& s, const CUDA_MEMCPY3D& copy);
 Traffic traffic_of(Session& s, const NodeParams& p);
 
 // A stream has been given this. One addition for a way that it moves, none where nothing is shared.
