@@ -18,8 +18,9 @@ from pathlib import Path
 from sluice.config.ini import ConfigError
 from sluice.config.logs import set_up_logging
 from sluice.config.server import ServerConfig, read_server_config
+from sluice.server.addresses import StartError
 from sluice.server.check import check
-from sluice.server.service import Server, StartError
+from sluice.server.service import Server
 
 
 async def serve(config: ServerConfig) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import ipaddress
 import logging
 import os
 import socket
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.config.native_files import NativeFileMissing
-from sluice.config.sections import split_address
 from sluice.config.server import ServerConfig
 from sluice.config.version import own_version
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.acceptance import Acceptance
 from sluice.server.accounts import Accounts
+from sluice.server.addresses import StartError, data_address, reachable_address
 from sluice.server.adoption import adopt_workers
 from sluice.server.code_cache import CodeCache
 from sluice.server.controller_line import ControllerLine
@@ -53,11 +52,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("sluice.server")
 
 DISCOVERY_RETRY_SECONDS = 10.0
-SIOCGIFADDR = 0x8915
-
-
-class StartError(Exception):
-    """The server cannot start; the message says why and what to do."""
 
 
 class Server:
@@ -114,11 +108,13 @@ class Server:
         )
         await adopt_workers(starter, self._workers, self.desk)
 
-        address = _data_address(section.bind_addr, section.bind_net)
+        address = data_address(section.bind_addr, section.bind_net)
         self.tcp_door = TcpDoor(
             address, section.listen_port, self.desk, self.controller, self._data_tls()
         )
-        self._advertised = section.advertise_addr or _reachable(address, controller.grpc_targets[0])
+        self._advertised = section.advertise_addr or reachable_address(
+            address, controller.grpc_targets[0]
+        )
         try:
             self.tcp_door.open()
         except OSError as error:
@@ -468,34 +464,3 @@ class Server:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("a part of the server ended with an error", exc_info=error)
-
-
-def _data_address(bind_addr: str, bind_net: str | None) -> str:
-    if bind_net is None:
-        return bind_addr
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = bind_net.encode()[:15].ljust(40, b"\0")
-        try:
-            return socket.inet_ntoa(fcntl.ioctl(any_socket, SIOCGIFADDR, request)[20:24])
-        except OSError as error:
-            raise StartError(
-                f"[server] bind_net = {bind_net} has no IPv4 address ({error.strerror}); name "
-                "another interface, or set bind_addr"
-            ) from None
-
-
-def _reachable(address: str, controller: str) -> str:
-    """The address to tell clients: the one towards the controller where all are listened on."""
-    if not ipaddress.ip_address(address).is_unspecified:
-        return address
-    host, port = split_address(controller)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as towards:
-        try:
-            towards.connect((host, port))  # sends nothing: it only asks the routing table
-            return str(towards.getsockname()[0])
-        except OSError as error:
-            raise StartError(
-                f"[server] bind_addr = {address}: no route to the controller {controller} tells "
-                f"which address clients can use ({error}); set [server] advertise_addr"
-            ) from None
