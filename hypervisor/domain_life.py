@@ -39,6 +39,8 @@ class Observed:
     has_device: bool
     #: The uid and gid of its QEMU, where that is not root.
     account: tuple[int, int] | None = None
+    #: How it went off, for people; "" while it runs, and where libvirt does not say.
+    went_off: str = ""
     problems: tuple[str, ...] = ()
     #: The host's PCI devices that its QEMU has, and that its definition names.
     live_devices: frozenset[HostAddress] = frozenset()
@@ -73,6 +75,7 @@ def observe(
     boot: int,
     defined: bool = True,
     account: tuple[int, int] | None = None,
+    went_off: str = "",
 ) -> Observed:
     """Puts the two documents together; what runs counts before what is defined.
 
@@ -106,6 +109,7 @@ def observe(
         request=request,
         has_device=region is not None,
         account=account,
+        went_off=went_off if live is None else "",
         problems=tuple(problems),
         live_devices=_sources(live),
         config_devices=_sources(persistent if defined else None),

@@ -44,6 +44,15 @@ _STOPPED = {
     libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED: "the VM was saved",
     libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: "the VM's emulator failed",
 }
+# what a look says that comes before the event
+_OFF = {
+    libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN: "the VM was shut down",
+    libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED: "the VM was destroyed",
+    libvirt.VIR_DOMAIN_SHUTOFF_CRASHED: "the VM crashed",
+    libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED: "the VM was migrated away",
+    libvirt.VIR_DOMAIN_SHUTOFF_SAVED: "the VM was saved",
+    libvirt.VIR_DOMAIN_SHUTOFF_FAILED: "the VM's emulator failed",
+}
 _PAUSED = (
     libvirt.VIR_DOMAIN_PAUSED,
     libvirt.VIR_DOMAIN_PMSUSPENDED,
@@ -208,7 +217,7 @@ class HypervisorService:
             await self._regions.add_region(uuid, self._files.path(uuid), owner, seen.request)
         elif step is Step.STOP:
             reason = restarted or (
-                "the channel was unplugged" if seen.boot != -1 else "the VM is off"
+                "the channel was unplugged" if seen.boot != -1 else seen.went_off or "the VM is off"
             )
             log.info("region %s: every session ends, %s", uuid, reason)
             await self._regions.domain_stopped(uuid, reason)
@@ -281,9 +290,9 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
     """One domain now, or None where there is none of that UUID; blocking."""
     try:
         domain = connection.lookupByUUIDString(uuid)
-        state, _ = domain.state()
         live = live_document(domain)
         persistent = persistent_document(domain)
+        state, why = domain.state()  # last: of a domain that has just gone off it says how
         return domain_life.observe(
             persistent,
             live,
@@ -291,6 +300,7 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
             boot=domain.ID(),
             defined=bool(domain.isPersistent()),
             account=qemu_account(domain) if persistent.region or (live and live.region) else None,
+            went_off=_OFF.get(why, "") if state == libvirt.VIR_DOMAIN_SHUTOFF else "",
         )
     except (libvirt.libvirtError, HypervisorError) as error:
         cause = error.__cause__ if isinstance(error, HypervisorError) else error
