@@ -40,6 +40,8 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 def program(plane: ControlPlane, **more: str) -> JobProcess:
+    """A program with a session that the server's metrics show."""
+    before = seen(plane).total("sluice_vgpu_sessions")
     mine = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_"))}
     started = JobProcess(
         {
@@ -53,6 +55,8 @@ def program(plane: ControlPlane, **more: str) -> JobProcess:
         }
     )
     assert started.first == "ready"
+    # over TCP the client has its answer before the server has been told that the worker began
+    wait_for(lambda: seen(plane).total("sluice_vgpu_sessions") > before)
     return started
 
 
