@@ -53,6 +53,8 @@ class Copies:
             text=True,
         )
         assert self._read() == "ready"
+        # over TCP the client has its answer before the server has been told that the worker began
+        wait_for(lambda: any(self.counted()))
 
     def _read(self) -> str:
         assert self.process.stdout
