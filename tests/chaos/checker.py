@@ -25,6 +25,7 @@ MAY_END = re.compile(
 MAY_REFUSE = re.compile(f"sluice-server cannot reach the controller |{MAY_END.pattern}")
 NODE_LOST = "node lost"
 KEY_SLACK_SECONDS = 1.0  # a request's age in the queue is known no better
+LEADER_SECONDS = 5.0  # a change of leaders takes no longer
 ANSWER_SLACK_SECONDS = 2.0  # an answer may be on its way
 
 
@@ -314,25 +315,31 @@ def differences(lines: Sequence[Line], books: Books) -> list[Violation]:
 def orphaned(
     lines: Sequence[Line], samples: Sequence[Books], limit_seconds: float
 ) -> list[Violation]:
-    """No grant was booked for longer than that on a node that was there and did not run it."""
+    """No grant was booked for longer than that on a node that was there and did not run it.
+
+    While nobody leads there are no samples and nobody who could end it: of such a gap no more
+    counts than a change of leaders may take.
+    """
     found: list[Violation] = []
     by_grant: dict[str, list[_Run]] = defaultdict(list)
     for run in runs(lines):
         by_grant[run.grant].append(run)
-    since: dict[str, float] = {}
+    waited: dict[str, float] = {}
+    last = samples[0].at if samples else 0.0
     for books in samples:
-        for grant in since.keys() - books.grants.keys():
-            del since[grant]
+        passed, last = min(books.at - last, LEADER_SECONDS), books.at
+        for grant in waited.keys() - books.grants.keys():
+            del waited[grant]
         for grant, booked in books.grants.items():
             runs_now = any(run.start <= books.at < run.end for run in by_grant[grant])
             if runs_now or booked["node"] not in books.nodes_up:
-                since.pop(grant, None)
+                waited.pop(grant, None)
                 continue
-            began = since.setdefault(grant, books.at)
-            if books.at - began > limit_seconds:
-                text = f"grant {grant} of {booked['node']} ran nowhere for {books.at - began:.0f} s"
+            waited[grant] = waited[grant] + passed if grant in waited else 0.0
+            if waited[grant] > limit_seconds:
+                text = f"grant {grant} of {booked['node']} ran nowhere for {waited[grant]:.0f} s"
                 found.append(Violation("orphaned", books.at, text))
-                since[grant] = float("inf")  # said once
+                waited[grant] = float("-inf")  # said once
     return found
 
 

@@ -25,7 +25,7 @@ import pytest
 from . import checker
 from .account import Line, read_accounts
 from .callers import Operator, PoolRest, Tenant
-from .checker import Books, SeenEvent, Violation
+from .checker import LEADER_SECONDS, Books, SeenEvent, Violation
 from .cluster import PROJECTS, Cluster
 from .disturbances import Disturber, make_plan
 
@@ -38,7 +38,6 @@ CALLERS = 3  # processes of each node that come and go
 TENANT_CALLERS = 4
 NODE_TIMEOUT_SECONDS = 8.0
 ORPHAN_SECONDS = 30.0
-LEADER_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0  # for whatever has no limit of its own
 SAMPLE_SECONDS = 2.0
 SHOWN = 40

@@ -243,6 +243,8 @@ def test_a_grant_that_is_booked_and_runs_nowhere_is_found_after_its_time() -> No
         "orphaned"
     ]
     assert checker.orphaned(lines, [books(t, "x") for t in times], 90.0) == []
+    gap = [books(t, "x") for t in (12, 14, 60, 62)]
+    assert checker.orphaned(lines, gap, 30.0) == [], "nobody led meanwhile"
     away = [books(t, "x", up=()) for t in times]
     assert checker.orphaned(lines, away, 30.0) == [], "its node is away: it may run there"
 
