@@ -36,23 +36,19 @@ from sluice.hypervisor.region_file import RegionFiles
 
 log = logging.getLogger(__name__)
 
-_STOPPED = {
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: "the VM was shut down",
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: "the VM was destroyed",
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: "the VM crashed",
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_MIGRATED: "the VM was migrated away",
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_SAVED: "the VM was saved",
-    libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: "the VM's emulator failed",
+_WENT_OFF = {
+    "SHUTDOWN": "the VM was shut down",
+    "DESTROYED": "the VM was destroyed",
+    "CRASHED": "the VM crashed",
+    "MIGRATED": "the VM was migrated away",
+    "SAVED": "the VM was saved",
+    "FAILED": "the VM's emulator failed",
 }
-# what a look says that comes before the event
-_OFF = {
-    libvirt.VIR_DOMAIN_SHUTOFF_SHUTDOWN: "the VM was shut down",
-    libvirt.VIR_DOMAIN_SHUTOFF_DESTROYED: "the VM was destroyed",
-    libvirt.VIR_DOMAIN_SHUTOFF_CRASHED: "the VM crashed",
-    libvirt.VIR_DOMAIN_SHUTOFF_MIGRATED: "the VM was migrated away",
-    libvirt.VIR_DOMAIN_SHUTOFF_SAVED: "the VM was saved",
-    libvirt.VIR_DOMAIN_SHUTOFF_FAILED: "the VM's emulator failed",
-}
+# as the event says it, and a look that comes before the event
+_STOPPED, _OFF = (
+    {getattr(libvirt, f"VIR_DOMAIN_{where}_{how}"): text for how, text in _WENT_OFF.items()}
+    for where in ("EVENT_STOPPED", "SHUTOFF")
+)
 _PAUSED = (
     libvirt.VIR_DOMAIN_PAUSED,
     libvirt.VIR_DOMAIN_PMSUSPENDED,
