@@ -307,6 +307,17 @@ class ControlPlane:
         client.first = client.read()
         return client
 
+    def program_environment(self, **more: str) -> dict[str, str]:
+        """Of a CUDA program on this host, with nothing of Sluice's or CUDA's but what is said."""
+        mine = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_"))}
+        return {
+            **mine,
+            "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
+            "SLUICE_SERVER_SOCKET": str(self.socket_path),
+            "SLUICE_CONTROLLER": f"127.0.0.1:{self.rest_port}",
+            **more,
+        }
+
     def connect_unix(self) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connected.settimeout(10)

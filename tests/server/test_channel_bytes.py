@@ -6,7 +6,6 @@ Whatever the channel, they are what went between guest and node: shared memory t
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,8 +15,6 @@ import copying_program
 import pytest
 from control_plane import ControlPlane, native_worker, running, wait_for
 from scrapes import scrape
-
-from sluice.config.native_files import find_native
 
 pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
 
@@ -37,17 +34,9 @@ class Copies:
 
     def __init__(self, plane: ControlPlane, channel: str) -> None:
         self.plane, self.channel = plane, channel
-        mine = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_"))}
         self.process = subprocess.Popen(
             [sys.executable, copying_program.__file__],
-            env={
-                **mine,
-                "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
-                "SLUICE_SERVER_SOCKET": str(plane.socket_path),
-                "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
-                "SLUICE_CHANNEL": channel,
-                "SLUICE_GMEM": "256",
-            },
+            env=plane.program_environment(SLUICE_CHANNEL=channel, SLUICE_GMEM="256"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -42,18 +42,12 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 def variables(plane: ControlPlane, **more: str) -> dict[str, str]:
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_"))}
-    folder = str(find_native("libcuda.so.1").parent)
-    return {
-        **mine,
+    ours = {
         "HOME": str(plane.folder),
         "PYTHONPATH": str(ROOT / "build" / "python"),
-        "LD_LIBRARY_PATH": folder,
-        "SLUICE_LIBRARIES": folder,
-        "SLUICE_SERVER_SOCKET": str(plane.socket_path),
-        "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
-        **more,
+        "SLUICE_LIBRARIES": str(find_native("libcuda.so.1").parent),
     }
+    return plane.program_environment(**{**ours, **more})
 
 
 def sluice(plane: ControlPlane, *words: str) -> subprocess.CompletedProcess[str]:

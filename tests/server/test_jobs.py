@@ -36,19 +36,14 @@ def shared(tmp_path: Path) -> Iterator[ControlPlane]:
 
 
 def variables(plane: ControlPlane, **more: str) -> dict[str, str]:
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_"))}
-    return {
-        **mine,
+    ours = {
         "HOME": str(plane.folder),
         "PYTHONPATH": str(ROOT / "build" / "python"),
-        "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
         "SLUICE_LIBRARIES": str(find_native("libcuda.so.1").parent),
-        "SLUICE_SERVER_SOCKET": str(plane.socket_path),
-        "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
         "SLUICE_GMEM": str(MIB),
         "SLUICE_WAIT": "10",
-        **more,
     }
+    return plane.program_environment(**{**ours, **more})
 
 
 @pytest.fixture(params=["shm", "tcp"])

@@ -19,7 +19,6 @@ from control_plane import ControlPlane, native_worker, running, wait_for
 from job_process import JobProcess
 from scrapes import Scrape, read_registry, scrape
 
-from sluice.config.native_files import find_native
 from sluice.server.controller_link import GrantedVgpu
 from sluice.server.packets import Message
 from sluice.server.session_figures import SessionFigures
@@ -42,18 +41,8 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 def program(plane: ControlPlane, **more: str) -> JobProcess:
     """A program with a session that the server's metrics show."""
     before = seen(plane).total("sluice_vgpu_sessions")
-    mine = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_"))}
-    started = JobProcess(
-        {
-            **mine,
-            "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
-            "SLUICE_SERVER_SOCKET": str(plane.socket_path),
-            "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
-            "SLUICE_GMEM": "256",
-            "SLUICE_RATIO": "20",
-            **more,
-        }
-    )
+    wanted = {"SLUICE_GMEM": "256", "SLUICE_RATIO": "20", **more}
+    started = JobProcess(plane.program_environment(**wanted))
     assert started.first == "ready"
     # over TCP the client has its answer before the server has been told that the worker began
     wait_for(lambda: seen(plane).total("sluice_vgpu_sessions") > before)
