@@ -12,6 +12,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+SOFTGPU = "libsluice-softgpu.so.1"  # the software GPU's driver
+
 
 class NativeFileMissing(FileNotFoundError):
     """A native program or library is in none of the places where it may be."""

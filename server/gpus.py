@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sluice.config.native_files import find_native
+from sluice.config.native_files import SOFTGPU, find_native
 from sluice.server.nvml_facts import GpuFacts, facts_of_gpus
 from sluice.server.worker import WorkerDevice
 
 log = logging.getLogger("sluice.server")
 
-SOFTGPU = "libsluice-softgpu.so.1"
 NVIDIA_CONTEXT_MIB = 534  # measured on an H200, driver 580, CUDA 13.0
 LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib", "/usr/lib")
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from sluice.server.gpus import SOFTGPU
+from sluice.config.native_files import SOFTGPU
 
 log = logging.getLogger("sluice.server")
 

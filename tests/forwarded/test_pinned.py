@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pinned host memory where CUDA takes it for the device's, over shared memory and TCP.
 
-Over TCP no memory is shared, so the client does what the device would: kernels alone cannot.
+Over TCP no memory is shared, so the client does what the device would, and kernels get copies.
 """
 
 from __future__ import annotations

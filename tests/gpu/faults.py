@@ -140,23 +140,20 @@ def uuids() -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-async def try_all(driver: str) -> bool:
+async def try_all(driver: str, server: Server) -> bool:
     """Natively, then over both channels."""
     heard = Heard()
     watch = NvmlWatch(Path(driver).parent / "libnvidia-ml.so.1", heard)
     watch.start(uuids())
-    good = True
-    with tempfile.TemporaryDirectory(prefix="sluice-faults-") as name:
-        Path(name).chmod(0o755)
-        server = Server(driver, Path(name), memory_mib=4096)
-        try:
-            await asyncio.sleep(2)  # NVML is open, the worker that waits ready has its context
-            for channel, environment in {"native": {}, **server.environments}.items():
-                good = await try_one(channel, environment, heard) and good
-        finally:
-            server.close()
-            watch.stop()
-    return good
+    try:
+        await asyncio.sleep(2)  # NVML is open, the worker that waits ready has its context
+        good = [
+            await try_one(channel, environment, heard)
+            for channel, environment in {"native": {}, **server.environments}.items()
+        ]
+    finally:
+        watch.stop()
+    return all(good)
 
 
 def main() -> int:
@@ -167,7 +164,13 @@ def main() -> int:
     if not driver:
         print("skipped: this machine shows no NVIDIA GPU")
         return 0
-    return 0 if asyncio.run(try_all(driver)) else 1
+    with tempfile.TemporaryDirectory(prefix="sluice-faults-") as name:
+        Path(name).chmod(0o755)
+        server = Server(driver, Path(name), memory_mib=4096)
+        try:
+            return 0 if asyncio.run(try_all(driver, server)) else 1
+        finally:
+            server.close()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fills and copies that take pinned and registered host memory for the device's, as unified
 // addressing allows, in the order of a stream: XLA's autotuner zeroes a counter so and reads it
-// back. Arguments: number of elements.
+// back, and has a kernel count in it. Arguments: number of elements.
 #include <cuda.h>
 
 #include <cstdint>
@@ -10,12 +10,23 @@
 
 #include "check.h"
 
+struct Tally {
+  uint32_t pad, *others, *marks;
+};
+
 __global__ void count_up(uint32_t* to, int count, int rounds) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
   uint32_t x = i;
   for (int r = 0; r < rounds; ++r) x = x * 1664525u + 1013904223u;
   to[i] = x;
+}
+
+// Counts in memory of the host what differs from it there, as XLA's autotuner does.
+__global__ void count_others(const uint32_t* to, int count, const uint32_t* wanted, Tally tally) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count && to[i] != *wanted) atomicAdd(tally.others, 1u);
+  if (i == 0) tally.marks[1] = *wanted;
 }
 
 static void require(CUresult result, const char* what, int line) {
@@ -92,6 +103,24 @@ static bool check(const char* kind, uint32_t* host, int count, cudaStream_t stre
     std::printf("  to the device: %016llx\n",
                 static_cast<unsigned long long>(checksum(seen.data(), bytes)));
   }
+
+  // Arguments of kernels.
+  for (int i = 0; i < count; ++i) host[i] = 100 + i;
+  host[1] = 7;
+  host[3] = 0;
+  REQUIRE(cudaMemset(device, 0, bytes));
+  REQUIRE(cudaDeviceSynchronize());
+  DRIVER(cuMemsetD32Async(address(device), 7, count / 2, stream));
+  DRIVER(cuMemsetD32Async(address(host + 3), 5, 1, stream));
+  for (int run = 0; run < 2; ++run)
+    count_others<<<blocks, 64, 0, stream>>>(device, count, host + 1, Tally{1, host + 3, host + 4});
+  DRIVER(cuMemcpyDtoHAsync(seen.data(), address(host + 3), 3 * sizeof(uint32_t), stream));
+  REQUIRE(cudaStreamSynchronize(stream));
+  right &= fact("  kernels count in it", host[3] == 5u + 2u * (count - count / 2));
+  right &= fact("  and write where they were told", host[4] == 104 && host[5] == 7);
+  right &= fact("  copies after them see it", seen[0] == host[3] && seen[2] == 7);
+  right &= fact("  the rest is as it was", host[0] == 100 && host[2] == 102 && host[6] == 106 &&
+                                               host[count - 1] == 100u + count - 1);
   REQUIRE(cudaFree(device));
   REQUIRE(cudaFree(other));
   return right;

@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from control_plane import PYTHON_PATH, running, wait_for
 
-from sluice.config.native_files import NativeFileMissing, find_native
+from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 from sluice.config.server import HealthSection
 from sluice.server.acceptance import Acceptance, Outcome, judge
 from sluice.server.gpu_expectations import expectation_of, shortfalls
 from sluice.server.gpu_health import CHECKING, GpuHealth
 from sluice.server.gpu_records import GpuRecords
-from sluice.server.gpus import SOFTGPU, LocalGpu
+from sluice.server.gpus import LocalGpu
 from sluice.server.xids import CATALOGUE, Verdict, classify
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,8 +20,7 @@ import pytest
 from control_plane import Client, ControlPlane, running, wait_for
 from scrapes import scrape
 
-from sluice.config.native_files import NativeFileMissing, find_native
-from sluice.server.gpus import SOFTGPU
+from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 

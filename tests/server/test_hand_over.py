@@ -10,7 +10,7 @@ import httpx
 import pytest
 from control_plane import ControlPlane, wait_for
 
-from sluice.server.gpus import SOFTGPU
+from sluice.config.native_files import SOFTGPU
 
 HOLDERS = (SOFTGPU.partition(".so")[0], "/dev/nvidia")
 

@@ -20,13 +20,13 @@ import pytest
 from control_plane import native_worker
 from fake_controller_link import FakeControllerLink
 
-from sluice.config.native_files import NativeFileMissing, find_native
+from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.doorbell import Doorbell
-from sluice.server.gpus import SOFTGPU, Driver
+from sluice.server.gpus import Driver
 from sluice.server.regions import Regions
 from sluice.server.session_desk import SessionDesk
 from sluice.server.warm_workers import WarmWorkers

@@ -46,6 +46,12 @@ bool HostMemory::know(uint64_t start, uint64_t bytes) {
   return true;
 }
 
+void HostMemory::add_unmapped(const Range& r) {
+  ranges_[r.start] = r;
+  unmapped_from_ = std::min(unmapped_from_.load(), r.start);
+  unmapped_to_ = std::max(unmapped_to_.load(), r.start + r.bytes);
+}
+
 bool HostMemory::allocate(size_t bytes, unsigned flags, uint32_t device, void** at) {
   std::lock_guard lock(mutex_);
   const size_t rounded = pages(bytes);
@@ -61,7 +67,10 @@ bool HostMemory::allocate(size_t bytes, unsigned flags, uint32_t device, void** 
     r.start = reinterpret_cast<uint64_t>(plain);
     r.place = Place::kPlain;
   }
-  ranges_[r.start] = r;
+  if (r.place == Place::kPlain)
+    add_unmapped(r);
+  else
+    ranges_[r.start] = r;
   *at = reinterpret_cast<void*>(r.start);
   return true;
 }
@@ -85,7 +94,7 @@ bool HostMemory::add_registered(void* at, size_t bytes, unsigned flags, uint32_t
   if (next != ranges_.end() && next->first < start + bytes) return false;
   if (next != ranges_.begin() && std::prev(next)->first + std::prev(next)->second.bytes > start)
     return false;
-  ranges_[start] = {start, bytes, flags, Place::kRegistered, device};
+  add_unmapped({start, bytes, flags, Place::kRegistered, device});
   return true;
 }
 

@@ -4,6 +4,7 @@
 // pageable copies. Owns the arena's bookkeeping.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -47,6 +48,11 @@ class HostMemory {
   // Whether CUDA knows all of it and the device does not reach it: pinned memory beyond the arena,
   // or registered memory.
   bool is_unmapped(uint64_t address, uint64_t bytes);
+  // False for most addresses of which that is not so, without a lock.
+  bool may_be_unmapped(uint64_t address) const {
+    return address >= unmapped_from_.load(std::memory_order_relaxed) &&
+           address < unmapped_to_.load(std::memory_order_relaxed);
+  }
   bool in_arena(const void* at, size_t bytes) const {
     const uint64_t a = reinterpret_cast<uint64_t>(at) - reinterpret_cast<uint64_t>(arena_.data());
     return a < arena_.size() && bytes <= arena_.size() - a;
@@ -58,6 +64,7 @@ class HostMemory {
 
  private:
   bool know(uint64_t start, uint64_t bytes);
+  void add_unmapped(const Range& r);
 
   std::mutex mutex_;
   std::span<std::byte> arena_;
@@ -67,6 +74,8 @@ class HostMemory {
   RangeAllocator free_;
   std::vector<bool> known_;  // by chunk of kKnownChunk
   std::map<uint64_t, Range> ranges_;
+  // Around all ranges outside the arena that there have been.
+  std::atomic<uint64_t> unmapped_from_{~uint64_t{0}}, unmapped_to_{0};
   std::vector<Staging> staging_;
   bool staging_ready_ = false;
 };

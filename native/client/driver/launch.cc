@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "client/driver/attribute.h"
+#include "client/driver/lent_memory.h"
 #include "client/driver/module.h"
 
 namespace sluice::client {
@@ -101,6 +103,11 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
   if (const CUresult e = gather_params(*f, params, extra, tail, &l.param_bytes); e != CUDA_SUCCESS)
     return e;
   size_t bytes = l.param_bytes;
+  std::optional<LentMemory> lent;
+  if (!stream->capture && names_unreachable(s, {tail, bytes})) {
+    lent.emplace(s, stream);
+    if (const CUresult e = lent->lend({tail, bytes}); e != CUDA_SUCCESS) return e;
+  }
   for (unsigned i = 0; i < attribute_count; ++i) {
     wire::LaunchAttribute a{};
     if (const CUresult e =
@@ -116,7 +123,9 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
   std::memcpy(l.block, block, sizeof l.block);
   l.shared_bytes = shared;
   l.attribute_count = attribute_count;
-  return s->post(wire::kLaunch, &l, sizeof l, {tail, bytes}, stream, stream->device->index + 1);
+  const CUresult e =
+      s->post(wire::kLaunch, &l, sizeof l, {tail, bytes}, stream, stream->device->index + 1);
+  return lent && e == CUDA_SUCCESS ? lent->take_back() : e;
 }
 
 }  // namespace
