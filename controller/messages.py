@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from sluice.controller.pool import model
 from sluice.controller.pool.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.jobs import JobKey
+from sluice.controller.pool.machines import Machine
 from sluice.controller.pool.pool import ReportedSession
 from sluice.rpc import pool_pb2 as rpc
 
@@ -48,6 +49,22 @@ def holding_of(message: rpc.NativeHolding) -> ReportedHolding:
         message.domain_name,
         message.live,
         message.config,
+    )
+
+
+def machine_of(node: str, message: rpc.GuestMachine) -> Machine:
+    """What a node says of one of its VMs."""
+    return Machine(
+        uuid=message.domain_uuid,
+        name=message.domain_name,
+        node=node,
+        project=message.project or model.DEFAULT_PROJECT,
+        count=message.vgpu_count,
+        memory_mib=message.memory_mib,
+        compute_percent=message.compute_percent,
+        priority=message.priority,
+        mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
+        problems=tuple(message.problems),
     )
 
 

@@ -25,6 +25,7 @@ from sluice.controller.messages import (
     holding_of,
     job_key,
     labels_of,
+    machine_of,
     request_of,
     session_of,
     vgpu_messages,
@@ -423,6 +424,9 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 return Decisions()
 
             self._desk.begin(reconcile)
+        elif kind == "guest_machines":
+            machines = [machine_of(node, each) for each in report.guest_machines.machines]
+            self._desk.begin(lambda: pool.operations.machines.report(node, machines))
         elif kind == "log_text":
             link.log_text(report.log_text)
 

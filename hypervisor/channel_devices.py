@@ -131,15 +131,16 @@ def detach(
     outcome.changed = bool(removals) or has_metadata
     if dry_run:
         return outcome
-    if has_metadata:
-        _set_metadata(state, None)
-    for xml, flags in removals:
-        try:
-            call(lambda xml=xml, flags=flags: domain.detachDeviceFlags(xml, flags))  # type: ignore[misc]
-        except HypervisorError as error:
-            raise HypervisorError(
-                f"{name}: the grant is ended, but a device stays: {error}"
-            ) from error
+    with files.locked():  # a server that follows the metadata would take them away, too
+        if has_metadata:
+            _set_metadata(state, None)
+        for xml, flags in removals:
+            try:
+                call(lambda xml=xml, flags=flags: domain.detachDeviceFlags(xml, flags))  # type: ignore[misc]
+            except HypervisorError as error:
+                raise HypervisorError(
+                    f"{name}: the grant is ended, but a device stays: {error}"
+                ) from error
     if any(flags & libvirt.VIR_DOMAIN_AFFECT_LIVE for _, flags in removals):
         _await_release(domain, state.persistent, release_seconds)
     outcome.changed = files.remove(state.persistent.uuid) or outcome.changed

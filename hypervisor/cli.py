@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `sluice vm attach|detach|list|show`.
+"""The commands `sluice vm attach|resize|detach|list|show`.
 
 Mounted by sluice.cli. They talk to libvirt and need no running server: a server that runs follows
 what they change; `SLUICE_RUN_DIR` names that server's run_dir where it is not /run/sluice. Exit
@@ -12,9 +12,11 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import libvirt
 import typer
 
 from sluice.hypervisor import channel_devices, inspection
@@ -24,7 +26,10 @@ from sluice.hypervisor.libvirt_host import (
     connected,
     default_uri,
     find_domain,
+    find_domains,
     libvirt_identity,
+    live_document,
+    persistent_document,
 )
 from sluice.hypervisor.region_file import RUN_FOLDER, RegionFiles
 from sluice.hypervisor.request import VgpuRequest
@@ -34,6 +39,12 @@ app = typer.Typer(
 )
 
 Domain = Annotated[str, typer.Argument(metavar="DOMAIN", help="name, UUID or number of a domain")]
+Domains = Annotated[
+    list[str],
+    typer.Argument(metavar="DOMAIN...", help="names, UUIDs, numbers or patterns ('web-*')"),
+]
+_MODE_HELP = "reserved: held for the domain all the time; on-demand: never; auto: if there is one"
+Mode = Annotated[str, typer.Option(help=_MODE_HELP)]
 Connect = Annotated[
     str | None,
     typer.Option(
@@ -49,7 +60,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 @app.command()
 def attach(
-    domain: Domain,
+    domains: Domains,
     memory_mib: Annotated[int, typer.Option(help="GPU memory of each vGPU, in MiB")],
     compute: Annotated[int, typer.Option(help="share of a GPU's time of each vGPU, in percent")],
     count: Annotated[int, typer.Option(help="how many vGPUs")] = 1,
@@ -58,13 +69,14 @@ def attach(
     ] = 256,
     slots: Annotated[int, typer.Option(help="how many processes of the guest at once")] = 4,
     priority: Annotated[int, typer.Option(help="in the queue; higher goes first")] = 0,
+    mode: Mode = "auto",
     vsock: Annotated[bool, typer.Option(help="also add a vsock device if the host can")] = True,
     dry_run: DryRun = False,
     connect: Connect = None,
 ) -> None:
-    """Give DOMAIN a channel to the pool, now and for every later start."""
+    """Give each DOMAIN a channel to the pool, now and for every later start."""
 
-    def work() -> None:
+    def work(name: str, found: libvirt.virDomain, files: RegionFiles) -> None:
         request = VgpuRequest(
             count=count,
             memory_mib=memory_mib,
@@ -72,41 +84,91 @@ def attach(
             region_mib=region_mib,
             slots=slots,
             priority=priority,
+            mode=mode,
         )
-        uri = connect or default_uri()
-        with connected(uri) as connection:
-            found = find_domain(connection, domain)
-            files = _files(uri)
-            outcome = channel_devices.attach(found, request, files, vsock=vsock, dry_run=dry_run)
-            _report(outcome, dry_run)
-            if dry_run:
-                return
-            shown = inspection.inspect(found, files)
-        region = shown["region"] if shown else {}
-        verb = "attached" if outcome.changed else "already attached"
-        where = "plugged in" if region.get("plugged") else "from the next start"
-        print(
-            f"{verb}: {count} x {memory_mib} MiB, {compute} %, at {region.get('address')}, {where}"
-        )
+        _attach(name, found, files, request, vsock=vsock, dry_run=dry_run)
 
-    _run(work)
+    _for_each(domains, connect, work)
 
 
 @app.command()
-def detach(domain: Domain, dry_run: DryRun = False, connect: Connect = None) -> None:
-    """End DOMAIN's grant and remove its channel, now and from its definition."""
+def resize(
+    domains: Domains,
+    memory_mib: Annotated[int | None, typer.Option(help="GPU memory of each vGPU, in MiB")] = None,
+    compute: Annotated[int | None, typer.Option(help="share of each vGPU, in percent")] = None,
+    count: Annotated[int | None, typer.Option(help="how many vGPUs")] = None,
+    slots: Annotated[int | None, typer.Option(help="how many processes at once")] = None,
+    priority: Annotated[int | None, typer.Option(help="in the queue; higher goes first")] = None,
+    mode: Annotated[str | None, typer.Option(help=_MODE_HELP)] = None,
+    region_mib: Annotated[
+        int | None, typer.Option(help="size of the channel in MiB; of a domain that is off")
+    ] = None,
+    dry_run: DryRun = False,
+    connect: Connect = None,
+) -> None:
+    """Change what each DOMAIN asks for; what is not named stays.
 
-    def work() -> None:
-        uri = connect or default_uri()
-        with connected(uri) as connection:
-            found = find_domain(connection, domain)
-            files = _files(uri)
-            outcome = channel_devices.detach(found, files, dry_run=dry_run)
-            _report(outcome, dry_run)
+    Programs that run keep the grant they have; the next ones get the new figures.
+    """
+    wanted: dict[str, Any] = {
+        "memory_mib": memory_mib,
+        "compute": compute,
+        "count": count,
+        "slots": slots,
+        "priority": priority,
+        "mode": mode,
+        "region_mib": region_mib,
+    }
+    changes = {field: value for field, value in wanted.items() if value is not None}
+
+    def work(name: str, found: libvirt.virDomain, files: RegionFiles) -> None:
+        documents = (live_document(found), persistent_document(found))
+        request = next((d.request for d in documents if d is not None and d.request), None)
+        if request is None:
+            raise HypervisorError(f"{name} asks for nothing yet: `sluice vm attach {name}`")
+        if not changes:
+            raise HypervisorError("nothing to change: name --memory-mib, --compute or another")
+        _attach(
+            name, found, files, replace(request, **changes), vsock=request.vsock, dry_run=dry_run
+        )
+
+    _for_each(domains, connect, work)
+
+
+@app.command()
+def detach(domains: Domains, dry_run: DryRun = False, connect: Connect = None) -> None:
+    """End each DOMAIN's grant and remove its channel, now and from its definition."""
+
+    def work(name: str, found: libvirt.virDomain, files: RegionFiles) -> None:
+        outcome = channel_devices.detach(found, files, dry_run=dry_run)
+        _report(outcome, dry_run)
         if not dry_run:
-            print("detached" if outcome.changed else "nothing was attached")
+            print(f"{name}: {'detached' if outcome.changed else 'nothing was attached'}")
 
-    _run(work)
+    _for_each(domains, connect, work)
+
+
+def _attach(
+    name: str,
+    domain: libvirt.virDomain,
+    files: RegionFiles,
+    request: VgpuRequest,
+    *,
+    vsock: bool,
+    dry_run: bool,
+) -> None:
+    outcome = channel_devices.attach(domain, request, files, vsock=vsock, dry_run=dry_run)
+    _report(outcome, dry_run)
+    if dry_run:
+        return
+    shown = inspection.inspect(domain, files)
+    region = shown["region"] if shown else {}
+    verb = "attached" if outcome.changed else "already attached"
+    where = "plugged in" if region.get("plugged") else "from the next start"
+    print(
+        f"{name}: {verb}, {request.count} x {request.memory_mib} MiB, {request.compute} %, at "
+        f"{region.get('address')}, {where}"
+    )
 
 
 @app.command(name="list")
@@ -158,6 +220,29 @@ def _files(uri: str) -> RegionFiles:
     return RegionFiles(
         libvirt_identity(uri), run_folder=Path(run_folder) if run_folder else RUN_FOLDER
     )
+
+
+def _for_each(
+    names: list[str],
+    connect: str | None,
+    work: Callable[[str, libvirt.virDomain, RegionFiles], None],
+) -> None:
+    """Does it to each; one that fails is named and disturbs no other."""
+    uri = connect or default_uri()
+    failed = False
+    try:
+        with connected(uri) as connection:
+            files = _files(uri)
+            for name, domain in find_domains(connection, names):
+                try:
+                    work(name, domain, files)
+                except HypervisorError as error:
+                    print(f"sluice vm: {error}", file=sys.stderr)
+                    failed = True
+    except HypervisorError as error:
+        _fail(str(error))
+    if failed:
+        raise typer.Exit(1)
 
 
 def _run(work: Callable[[], None]) -> None:

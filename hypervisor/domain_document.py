@@ -18,6 +18,7 @@ from sluice.hypervisor.request import NAMESPACE, VgpuRequest, parse_request
 
 REGION_PREFIX = "sluice-"
 NATIVE_ALIAS = "ua-sluice-gpu-"
+VSOCK_ALIAS = "ua-sluice-vsock"
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -47,10 +48,11 @@ class ShmemDevice:
 
 @dataclass(frozen=True)
 class VsockDevice:
-    """A `<vsock>` device; `cid` is None until libvirt has chosen one."""
+    """A `<vsock>` device; `cid` is None until libvirt has chosen one, `ours` if Sluice put it."""
 
     cid: int | None
     address: PciAddress | None
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,12 @@ def _vsock(element: ElementTree.Element | None) -> VsockDevice | None:
         return None
     cid = element.find("cid")
     text = cid.get("address", "") if cid is not None else ""
-    return VsockDevice(cid=int(text) if text.isdecimal() else None, address=_address(element))
+    alias = element.find("alias")
+    return VsockDevice(
+        cid=int(text) if text.isdecimal() else None,
+        address=_address(element),
+        ours=alias is not None and alias.get("name") == VSOCK_ALIAS,
+    )
 
 
 def _host_device(element: ElementTree.Element) -> HostDevice | None:

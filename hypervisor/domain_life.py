@@ -9,9 +9,10 @@ found it.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.hypervisor.domain_document import DomainDocument
+from sluice.hypervisor.errors import InvalidRequest
 from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.request import VgpuRequest
 
@@ -93,9 +94,10 @@ def observe(
     if request is not None and region is not None and region.size_bytes != request.region_bytes:
         problems.append(
             f"{persistent.name}: the device has {region.size_bytes >> 20} MiB, the request says "
-            f"region-mib={request.region_mib}: detach and attach again"
+            f"region-mib={request.region_mib}: that comes with the first start after it was "
+            "powered off"
         )
-        request = None
+        request = _of_size(request, region.size_bytes >> 20)
     if region is None:
         request = None
     life = Life.OFF
@@ -114,6 +116,14 @@ def observe(
         live_devices=_sources(live),
         config_devices=_sources(persistent if defined else None),
     )
+
+
+def _of_size(request: VgpuRequest, region_mib: int) -> VgpuRequest | None:
+    """The request for the device that there is; None where its slots do not fit into that."""
+    try:
+        return replace(request, region_mib=region_mib)
+    except InvalidRequest:
+        return None
 
 
 def _sources(document: DomainDocument | None) -> frozenset[HostAddress]:

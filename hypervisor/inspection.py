@@ -90,9 +90,9 @@ def _problems(
             if text not in found:
                 found.append(text)
     if persistent.request and persistent.region is None:
-        found.append("a request but no device: `sluice vm attach` again")
+        found.append("a request but no device: sluice-server puts it in when it runs")
     if persistent.region and persistent.request is None and persistent.problem is None:
-        found.append("a device but no request: `sluice vm attach` or `sluice vm detach`")
+        found.append("a device but no request: sluice-server takes it out when it runs")
     if persistent.request and persistent.region:
         if persistent.region.size_bytes != persistent.request.region_bytes:
             found.append(

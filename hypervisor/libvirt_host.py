@@ -7,10 +7,11 @@ libvirt's own words, and nothing is printed by libvirt itself.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -73,6 +74,24 @@ def find_domain(connection: libvirt.virConnect, name: str) -> libvirt.virDomain:
             if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                 raise HypervisorError(f"{name}: {words(error)}") from error
     raise HypervisorError(f"no domain {name!r}: `virsh list --all` shows those there are")
+
+
+def find_domains(
+    connection: libvirt.virConnect, names: Sequence[str]
+) -> list[tuple[str, libvirt.virDomain]]:
+    """Each domain once, under its name, as names, UUIDs, numbers and patterns (`web-*`) say."""
+    found: dict[str, tuple[str, libvirt.virDomain]] = {}
+    for name in names:
+        if not re.search(r"[*?\[]", name):
+            matching = [find_domain(connection, name)]
+        else:
+            every = call(connection.listAllDomains)
+            matching = [domain for domain in every if fnmatch.fnmatchcase(domain.name(), name)]
+            if not matching:
+                raise HypervisorError(f"no domain matches {name!r}: `virsh list --all` shows all")
+        for domain in matching:
+            found.setdefault(domain.UUIDString(), (domain.name(), domain))
+    return sorted(found.values(), key=lambda pair: pair[0])
 
 
 def persistent_document(domain: libvirt.virDomain) -> DomainDocument:

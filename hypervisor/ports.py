@@ -8,6 +8,7 @@ idempotent, since the periodic reconcile repeats what an event already told.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +23,23 @@ class RegionOwner:
 
     uuid: str
     name: str
+
+
+@dataclass(frozen=True)
+class SeenMachine:
+    """A domain that asks for a vGPU, or with something wrong about what it asks for."""
+
+    uuid: str
+    name: str
+    request: VgpuRequest | None
+    problems: tuple[str, ...] = ()
+
+
+class MachineWatcher(Protocol):
+    """Who tells others what domains ask for."""
+
+    def machines_seen(self, machines: Sequence[SeenMachine]) -> None:
+        """All of them, after every round of looks; the same as before changes nothing."""
 
 
 class RegionKeeper(Protocol):

@@ -96,6 +96,11 @@ class RegionFiles:
             return False
         return True
 
+    def has_other_size(self, uuid: str, size: int) -> bool:
+        """Whether there is a file, and it is larger or smaller."""
+        present = self._size(uuid)
+        return present is not None and present not in (0, size)
+
     def recorded(self) -> set[str]:
         """The UUIDs whose regions belong to this libvirt."""
         folder = self._record("x").parent

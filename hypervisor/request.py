@@ -33,6 +33,7 @@ _NUMBERS: Mapping[str, tuple[str, int, int, int | None]] = {
     "priority": ("priority", -1000, 1000, 0),
 }
 _VSOCK = {"yes": True, "no": False}
+MODES = ("auto", "on-demand", "reserved")
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,9 @@ class VgpuRequest:
     """One request; always valid once made.
 
     `memory_mib` and `compute` (percent) are per vGPU. `region_mib` is the size of the ivshmem
-    region, `slots` how many processes of the guest share it. `vsock` says that the `<vsock>` device
+    region, `slots` how many processes of the guest share it. `mode` "reserved" has the controller
+    hold this much for the VM whether it is used or not, "on-demand" draws on no reservation, "auto"
+    first on one, if there is any. `vsock` says that the `<vsock>` device
     of the domain was put there for this request and goes with it.
     """
 
@@ -51,8 +54,11 @@ class VgpuRequest:
     slots: int = 4
     priority: int = 0
     vsock: bool = False
+    mode: str = "auto"
 
     def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InvalidRequest(f"mode={_shown(self.mode)}: give {', '.join(MODES)}")
         for attribute, (field, low, high, _) in _NUMBERS.items():
             value = getattr(self, field)
             if not low <= value <= high:
@@ -79,7 +85,7 @@ class VgpuRequest:
     def attributes(self) -> dict[str, str]:
         """The attributes of the metadata element, complete and in a fixed order."""
         numbers = {name: str(getattr(self, entry[0])) for name, entry in _NUMBERS.items()}
-        return {**numbers, "vsock": "yes" if self.vsock else "no"}
+        return {**numbers, "mode": self.mode, "vsock": "yes" if self.vsock else "no"}
 
 
 def parse_request(element: ElementTree.Element) -> VgpuRequest:
@@ -104,7 +110,7 @@ def parse_request(element: ElementTree.Element) -> VgpuRequest:
     vsock = element.get("vsock", "no")
     if vsock not in _VSOCK:
         raise InvalidRequest(f"vsock={_shown(vsock)}: give yes or no")
-    return VgpuRequest(vsock=_VSOCK[vsock], **values)
+    return VgpuRequest(vsock=_VSOCK[vsock], mode=element.get("mode", "auto"), **values)
 
 
 def _shown(text: str) -> str:

@@ -14,12 +14,13 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import libvirt
 
-from sluice.hypervisor import domain_life
-from sluice.hypervisor.domain_life import Known, Observed, Step
+from sluice.hypervisor import domain_life, following
+from sluice.hypervisor.domain_life import Known, Life, Observed, Step
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.event_loop import bind_running_loop
 from sluice.hypervisor.libvirt_host import (
@@ -31,7 +32,13 @@ from sluice.hypervisor.libvirt_host import (
     silence_libvirt,
     words,
 )
-from sluice.hypervisor.ports import HostDeviceWatcher, RegionKeeper, RegionOwner
+from sluice.hypervisor.ports import (
+    HostDeviceWatcher,
+    MachineWatcher,
+    RegionKeeper,
+    RegionOwner,
+    SeenMachine,
+)
 from sluice.hypervisor.region_file import RegionFiles
 
 log = logging.getLogger(__name__)
@@ -55,6 +62,11 @@ _PAUSED = (
 )
 _BURST_SECONDS = 0.01
 _LOOK_AGAIN_SECONDS = 0.25
+_WHOLE_EVERY = 20  # reconciles; ten minutes
+
+
+#: A domain as one call for all of them shows it: its name, number, state and why.
+Glance = tuple[str, int, int, int]
 
 
 class HypervisorService:
@@ -67,12 +79,15 @@ class HypervisorService:
         uri: str = DEFAULT_URI,
         files: RegionFiles | None = None,
         host_devices: HostDeviceWatcher | None = None,
+        machines: MachineWatcher | None = None,
         reconcile_seconds: float = 30.0,
         reconnect_seconds: float = 2.0,
     ) -> None:
         self._regions = regions
         self._uri = uri
         self._host_devices = host_devices
+        self._machines = machines
+        self._seen: dict[str, SeenMachine] = {}
         self._files = files or RegionFiles(libvirt_identity(uri))
         self._reconcile_seconds = reconcile_seconds
         self._reconnect_seconds = reconnect_seconds
@@ -82,6 +97,9 @@ class HypervisorService:
         self._changed = asyncio.Event()
         self._lost = False
         self._reported: dict[str, tuple[str, ...]] = {}
+        self._glances: dict[str, Glance] = {}
+        self._failed: set[str] = set()  # looked at again, whatever the glance says
+        self._plugged: dict[str, int] = {}  # the run of a domain in which its device was seen
         #: Set while connected; for tests and for whoever waits for the first look.
         self.connected = asyncio.Event()
 
@@ -141,11 +159,13 @@ class HypervisorService:
                 await asyncio.to_thread(connection.close)
 
     async def _watch(self, connection: libvirt.virConnect) -> None:
-        await self._reconcile(connection)
+        await self._reconcile(connection, whole=True)
+        self._tell_machines()
         log.info("libvirt at %s: watching, %d regions", self._uri, len(self._known))
         self.connected.set()
         loop = asyncio.get_running_loop()
         due = loop.time() + self._reconcile_seconds
+        rounds = 0
         while not self._lost:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), max(0.0, due - loop.time()))
@@ -156,37 +176,60 @@ class HypervisorService:
             for uuid, restarted in hints.items():
                 await self._look(connection, uuid, restarted)
             if loop.time() >= due:
-                await self._reconcile(connection)
+                rounds += 1
+                await self._reconcile(connection, whole=rounds % _WHOLE_EVERY == 0)
                 due = loop.time() + self._reconcile_seconds
+            self._tell_machines()
 
-    async def _reconcile(self, connection: libvirt.virConnect) -> None:
-        """Looks at every domain, and at every region whose domain is gone."""
-        domains = await asyncio.to_thread(connection.listAllDomains)
-        present = {domain.UUIDString() for domain in domains}
+    async def _reconcile(self, connection: libvirt.virConnect, *, whole: bool) -> None:
+        """Looks at what is not as it was, in one call for all domains; `whole`: at everything.
+
+        That one call shows starts, stops, renames and what came and went. What it does not show, a
+        device put into a definition by hand, has no event either, and waits for a whole look.
+        """
+        present = await asyncio.to_thread(glance, connection)
         recorded = await asyncio.to_thread(self._files.recorded)
         watched = self._host_devices.domains() if self._host_devices else set()
-        for uuid in sorted(present | set(self._known) | recorded | watched):
+        regions = set(self._known) | recorded | watched
+        due = set(present) | regions
+        if not whole:
+            due = {uuid for uuid, seen in present.items() if self._glances.get(uuid) != seen}
+            due |= (regions - set(present)) | set(self._reported) | self._failed
+        for uuid in sorted(due):
             await self._look(connection, uuid, None)
+        self._glances = present
         if self._host_devices:
             self._host_devices.all_seen()
-        for uuid in set(self._reported) - present:
+        for uuid in set(self._reported) - set(present):
             del self._reported[uuid]
+        self._failed &= set(present) | regions
 
     async def _look(self, connection: libvirt.virConnect, uuid: str, restarted: str | None) -> None:
         """Brings one domain's region in line with libvirt; its failure disturbs no other."""
         moment = self._host_devices.moment() if self._host_devices else 0
+        self._failed.add(uuid)
         try:
+            refused = await asyncio.to_thread(self._follow, connection, uuid)
             seen = await asyncio.to_thread(observe_domain, connection, uuid)
             self._tell_devices(moment, uuid, seen)
             if seen is not None:
+                seen = replace(seen, problems=(*seen.problems, *refused))
                 self._report(seen)
+                self._note(seen)
+                if seen.life is not Life.OFF:
+                    self._plugged[uuid] = seen.boot
+                elif seen.boot == -1:
+                    self._plugged.pop(uuid, None)
             known = self._known.get(uuid)
             for step in domain_life.steps(known, seen, guest_restarted=restarted is not None):
                 await self._take(step, uuid, seen, restarted)
+            if seen is None:
+                self._seen.pop(uuid, None)
             if seen is None or not seen.has_device:
                 await asyncio.to_thread(self._remove_file, connection, uuid)
             if seen is not None and seen.request is not None:
                 self._known[uuid] = Known(seen.name, seen.request, seen.life, seen.boot)
+            self._failed.discard(uuid)
         except libvirt.libvirtError as error:
             if not connection.isAlive():
                 raise
@@ -196,6 +239,17 @@ class HypervisorService:
         except Exception:
             # The server's side failed: the next look repeats the step.
             log.exception("domain %s: its region could not be brought in line", uuid)
+
+    def _follow(self, connection: libvirt.virConnect, uuid: str) -> list[str]:
+        """Blocking: the domain gets or loses its channel, as its metadata says."""
+        try:
+            domain = connection.lookupByUUIDString(uuid)
+            unplugged = self._plugged.get(uuid) == domain.ID()
+            return following.follow(domain, self._files, may_plug=not unplugged)
+        except (libvirt.libvirtError, HypervisorError) as error:
+            if is_gone(error):
+                return []
+            raise
 
     async def _take(
         self, step: Step, uuid: str, seen: Observed | None, restarted: str | None
@@ -249,6 +303,16 @@ class HypervisorService:
         else:
             self._reported.pop(seen.uuid, None)
 
+    def _note(self, seen: Observed) -> None:
+        if seen.request is not None or seen.problems:
+            self._seen[seen.uuid] = SeenMachine(seen.uuid, seen.name, seen.request, seen.problems)
+        else:
+            self._seen.pop(seen.uuid, None)
+
+    def _tell_machines(self) -> None:
+        if self._machines is not None:
+            self._machines.machines_seen(list(self._seen.values()))
+
     def _remove_file(self, connection: libvirt.virConnect, uuid: str) -> None:
         """Deletes the file unless an attach has put the device in meanwhile."""
         if uuid not in self._files.recorded():
@@ -282,6 +346,20 @@ class HypervisorService:
         self._changed.set()
 
 
+def glance(connection: libvirt.virConnect) -> dict[str, Glance]:
+    """Every domain by UUID, in one call; blocking."""
+    found = connection.getAllDomainStats(libvirt.VIR_DOMAIN_STATS_STATE, 0)
+    return {
+        domain.UUIDString(): (
+            domain.name(),
+            domain.ID(),
+            state.get("state.state", -1),
+            state.get("state.reason", -1),
+        )
+        for domain, state in found
+    }
+
+
 def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None:
     """One domain now, or None where there is none of that UUID; blocking."""
     try:
@@ -299,9 +377,15 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
             went_off=_OFF.get(why, "") if state == libvirt.VIR_DOMAIN_SHUTOFF else "",
         )
     except (libvirt.libvirtError, HypervisorError) as error:
-        cause = error.__cause__ if isinstance(error, HypervisorError) else error
-        if isinstance(cause, libvirt.libvirtError) and (
-            cause.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
-        ):
+        if is_gone(error):
             return None
         raise
+
+
+def is_gone(error: Exception) -> bool:
+    """Whether there is no such domain, or it went while it was looked at."""
+    cause = error.__cause__ if isinstance(error, HypervisorError) else error
+    return (
+        isinstance(cause, libvirt.libvirtError)
+        and cause.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -37,6 +37,7 @@ _TOKEN_BYTES = 64
 _HEADER = struct.Struct("<IHHII")
 _OPEN = struct.Struct("<IHHIIIIiiIIQII64s64s128s")
 _JOB = struct.Struct("<64sII64s")
+_MODE_FLAGS = {"reserved": RESERVED_ONLY, "on-demand": ON_DEMAND_ONLY}
 _ANY = re.compile(r".*", re.DOTALL)
 _WISHES = {
     "project": (
@@ -155,6 +156,13 @@ class OpenSession:
         if self.flags & RESERVED_ONLY:
             return "reserved"
         return "on-demand" if self.flags & ON_DEMAND_ONLY else "auto"
+
+    def drawing_on(self, mode: str) -> OpenSession:
+        """The same, drawing on what `mode` says; "auto" leaves it to the client."""
+        if mode == "auto":
+            return self
+        flags = self.flags & ~(RESERVED_ONLY | ON_DEMAND_ONLY)
+        return replace(self, flags=flags | _MODE_FLAGS[mode])
 
     @property
     def holds_job(self) -> bool:

@@ -169,6 +169,7 @@ class Regions:
 
         try:
             wish = self._bounded(region, parse_open_session(_bytes(request)))
+            wish = wish.drawing_on(region.request.mode)
             asker = Asker(
                 channel="ivshmem",
                 host=region.owner.name,

@@ -35,6 +35,7 @@ from sluice.server.gpu_figures import GpuReader
 from sluice.server.gpu_health import GpuHealth, driver_version
 from sluice.server.gpu_records import GpuRecords
 from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
+from sluice.server.guest_machines import GuestMachines
 from sluice.server.native_gpus import NativeGpus
 from sluice.server.nvml_watch import NvmlWatch, nvml_beside
 from sluice.server.regions import Regions
@@ -99,6 +100,7 @@ class Server:
             code_cache=self._code_cache(),
         )
         self.regions = Regions(self.desk, section.silent_seconds)
+        self.machines = GuestMachines(Accounts(self._config.projects), self.controller.report)
         self.native = NativeGpus(
             self._config,
             self._workers,
@@ -288,8 +290,9 @@ class Server:
         return await self.native.carry_out(order)
 
     def report_holdings(self) -> None:
-        """Reports what VMs have of this host's GPUs, as soon as that is known."""
+        """Reports what VMs ask for and what they have of this host's GPUs, once that is known."""
         self.native.report()
+        self.machines.report()
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """The end of a session's log."""
@@ -450,7 +453,11 @@ class Server:
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
         hypervisor = HypervisorService(
-            self.regions, uri=section.libvirt_uri, files=files, host_devices=self.native
+            self.regions,
+            uri=section.libvirt_uri,
+            files=files,
+            host_devices=self.native,
+            machines=self.machines,
         )
         self._run(doorbell.run())
         self._run(hypervisor.run())

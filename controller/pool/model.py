@@ -515,3 +515,10 @@ class Decisions:
     ends: list[EndOrder] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)  # nodes
     handovers: list[Handover] = field(default_factory=list)
+
+    def add(self, other: Decisions) -> None:
+        """What another step decided, too."""
+        self.answers |= other.answers
+        self.ends += other.ends
+        self.lost += other.lost
+        self.handovers += other.handovers

@@ -16,6 +16,7 @@ from sluice.controller.pool.books import Books
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.jobs import Jobs
+from sluice.controller.pool.machines import Machines, Reserver
 from sluice.controller.pool.model import (
     Decisions,
     GpuKey,
@@ -45,12 +46,14 @@ class Operations:
         pools: TwoPools,
         attachments: Attachments,
         moved_on: Callable[[Decisions], Decisions],
+        machines: Callable[[Reserver], Machines],
     ) -> None:
         self._books = books
         self._scheduler = scheduler
         self._pools = pools
         self._moved_on = moved_on
         self.attachments = attachments  # its steps move nothing else of the pool
+        self.machines = machines(self)
         self._resizing = Resizing(books, fleet, jobs)
 
     # grants

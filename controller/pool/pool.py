@@ -21,6 +21,7 @@ from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.fragmentation import Fragmentation
 from sluice.controller.pool.jobs import JobKey, Jobs
 from sluice.controller.pool.ledger import Usage
+from sluice.controller.pool.machines import Machines
 from sluice.controller.pool.model import (
     Change,
     Clock,
@@ -140,6 +141,7 @@ class Pool:
             self._pools,
             attachments,
             self._moved_on,
+            lambda reserver: Machines(clock, new_id, self._books, reserver),
         )
         self._adoption = Adoption(self._books, self._fleet, self._jobs, self.operations.is_resizing)
         self.nodes = self._fleet.nodes
@@ -455,6 +457,7 @@ class Pool:
     def _restore(self, snapshot: Snapshot) -> None:
         self._fleet.restore(snapshot.nodes, snapshot.gpus, snapshot.switches)
         self.operations.attachments.restore(snapshot.attachments)
+        self.operations.machines.restore(snapshot.documents)
         self.quotas.limits.update({quota.project: quota for quota in snapshot.quotas})
         self._books.restore(
             snapshot.grants, snapshot.sessions, snapshot.reservations, snapshot.usage

@@ -28,8 +28,7 @@ import httpx
 import pytest
 from free_ports import free_port
 
-from sluice.config.native_files import NativeFileMissing, find_native
-from sluice.server.gpus import SOFTGPU
+from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 
 HARNESS = Path(__file__).resolve().parent
 PYTHON_PATH = HARNESS.parent.parent / "build" / "python"

@@ -24,6 +24,8 @@ if importlib.util.find_spec("libvirt") is not None:
     from tests.rigs.kvm.rig import Rig as Rig
 else:
     collect_ignore = [
+        "test_following.py",
+        "test_virsh_alone.py",
         "test_native_gpu.py",
         "test_native_life.py",
         "test_native_vfio.py",

@@ -102,8 +102,8 @@ def test_a_copied_definition_gets_nothing_of_the_original() -> None:
     assert OTHER_UUID in seen.problems[0]
 
 
-def test_a_device_of_another_size_than_the_request_is_not_served() -> None:
+def test_a_device_of_another_size_than_the_request_is_served_as_it_is() -> None:
     seen = look(q35(metadata=ours(), devices=region(size_mib=128)))
-    assert seen.request is None
+    assert seen.request == replace(REQUEST, region_mib=128)
     assert seen.has_device
     assert "128 MiB" in seen.problems[0]

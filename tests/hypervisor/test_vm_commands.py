@@ -85,7 +85,7 @@ def test_detached_nothing_is_left(vm: VmCommand, running: Guest) -> None:
     vm.attach(running.name, "--region-mib", "32")
     running.check(READY)
     done = vm("detach", running.name)
-    assert (done.code, done.out.strip()) == (0, "detached")
+    assert (done.code, done.out.strip()) == (0, f"{running.name}: detached")
     assert running.check(DEVICES).strip() == ""
     for document in (persistent_document(running.domain), live_document(running.domain)):
         assert document is not None
@@ -94,15 +94,15 @@ def test_detached_nothing_is_left(vm: VmCommand, running: Guest) -> None:
     assert not region_path(running).exists()
     assert vm.files.recorded() == set()
     again = vm("detach", running.name)
-    assert (again.code, again.out.strip()) == (0, "nothing was attached")
+    assert (again.code, again.out.strip()) == (0, f"{running.name}: nothing was attached")
 
 
 def test_attaching_twice_changes_nothing_and_new_figures_change_the_request(
     vm: VmCommand, running: Guest
 ) -> None:
-    assert vm.attach(running.name, "--region-mib", "32").out.startswith("attached")
+    assert vm.attach(running.name, "--region-mib", "32").out.startswith(f"{running.name}: attached")
     before = running.domain.XMLDesc()
-    assert vm.attach(running.name, "--region-mib", "32").out.startswith("already attached")
+    assert vm.attach(running.name, "--region-mib", "32").out.startswith(f"{running.name}: already")
     assert running.domain.XMLDesc() == before
     assert vm.attach(running.name, "--region-mib", "32", "--count", "2").code == 0
     for document in (persistent_document(running.domain), live_document(running.domain)):
@@ -265,3 +265,29 @@ def test_a_copied_definition_is_refused(
     assert "another domain" in refused.err
     assert "virsh edit" in refused.err
     assert "another domain" in vm("show", copy.name).out
+
+
+def test_many_domains_by_pattern_and_other_figures_later(
+    vm: VmCommand, make_guest: Callable[..., Guest]
+) -> None:
+    guests = [make_guest(f"-web-{number}") for number in range(2)]
+    other = make_guest("-other")
+    pattern = guests[0].name.removesuffix("0") + "*"
+    done = vm.attach(pattern, "--region-mib", "32", "--mode", "reserved")
+    assert done.code == 0, done.err
+    assert [line.split(":")[0] for line in done.out.splitlines()] == [g.name for g in guests]
+    assert vm("resize", pattern, guests[0].name, "--compute", "75", "--mode", "auto").code == 0
+    for guest in guests:
+        request = persistent_document(guest.domain).request
+        assert request is not None
+        assert (request.memory_mib, request.compute, request.mode) == (1024, 75, "auto")
+    assert persistent_document(other.domain).request is None
+    # one that cannot be done disturbs no other
+    some = vm("resize", other.name, guests[0].name, "--count", "2")
+    assert (some.code, guests[0].name in some.out) == (1, True)
+    assert "sluice vm attach" in some.err
+    assert vm("resize", pattern).code == 1
+    assert vm("resize", "nothing-like-*", "--count", "2").code == 1
+    assert vm("resize", guests[0].name, "--mode", "sometimes").code == 1
+    done = vm("detach", pattern)
+    assert (done.code, done.out.count("detached")) == (0, 2)

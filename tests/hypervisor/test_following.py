@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a domain's metadata asks for, whoever wrote it, and what of it is missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.hypervisor.domain_document import DomainDocument, parse_domain
+from sluice.hypervisor.following import Wish, Wishes, wishes_of
+
+from .domain_texts import OTHER_UUID, REQUEST, ours, q35, region
+
+BAD_TEXT = ours().replace("memory-mib='1024'", "memory-mib='many'")
+
+NONE = parse_domain(q35())
+ASKS = parse_domain(q35(metadata=ours()))
+HAS = parse_domain(q35(devices=region()))
+BOTH = parse_domain(q35(devices=region(), metadata=ours()))
+BAD = parse_domain(q35(devices=region(), metadata=BAD_TEXT))
+FOREIGN = parse_domain(q35(devices=region(OTHER_UUID), metadata=ours()))
+SMALLER = parse_domain(q35(devices=region(size_mib=32), metadata=ours()))
+
+
+@pytest.mark.parametrize(
+    ("persistent", "live", "live_wish", "config_wish"),
+    [
+        (NONE, None, Wish(), Wish()),
+        (BOTH, BOTH, Wish(), Wish()),
+        (ASKS, None, Wish(), Wish(put=REQUEST)),
+        (ASKS, NONE, Wish(), Wish(put=REQUEST)),  # virsh edit: from the next start
+        (NONE, ASKS, Wish(put=REQUEST), Wish()),  # virsh metadata without --config: now
+        (ASKS, ASKS, Wish(put=REQUEST), Wish(put=REQUEST)),
+        (BOTH, ASKS, Wish(put=REQUEST), Wish()),
+        (HAS, HAS, Wish(take=HAS.region), Wish(take=HAS.region)),
+        (NONE, HAS, Wish(take=HAS.region), Wish()),
+        (BAD, BAD, Wish(), Wish()),  # nobody is thrown out for a slip of the pen
+        (FOREIGN, FOREIGN, Wish(), Wish()),
+        (SMALLER, SMALLER, Wish(), Wish(put=REQUEST, take=SMALLER.region)),
+        (None, ASKS, Wish(put=REQUEST), Wish()),  # a transient domain
+    ],
+)
+def test_each_side_follows_its_own_metadata(
+    persistent: DomainDocument | None,
+    live: DomainDocument | None,
+    live_wish: Wish,
+    config_wish: Wish,
+) -> None:
+    wishes = wishes_of(persistent, live)
+    assert wishes == Wishes(live_wish, config_wish)
+    assert wishes.any == (live_wish != Wish() or config_wish != Wish())
+
+
+def test_bad_metadata_is_named() -> None:
+    assert BAD.problem is not None
+    assert "memory-mib" in BAD.problem
+
+
+def test_what_was_unplugged_comes_back_with_the_next_start_only() -> None:
+    assert wishes_of(BOTH, ASKS, may_plug=False) == Wishes()
+    assert wishes_of(HAS, HAS, may_plug=False).live.take is not None
