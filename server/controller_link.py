@@ -127,6 +127,7 @@ class ControllerLink:
         self._stub = self._stub_of(self._target)
         self._changed_since_inventory = False
         self._hung_up = False
+        self._streams = 0  # how many there have been
         self._last_order = 0.0
         self._last_complaint = -COMPLAIN_EVERY_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
@@ -258,6 +259,7 @@ class ControllerLink:
             request.waited_seconds = time.monotonic() - begin
             call = self._stub.RequestGrant(request, metadata=self._named(request.request_id))
             self._asked[call] = self._target
+            stream = self._streams
             try:
                 async for answer in call:
                     kind = answer.WhichOneof("answer")
@@ -265,6 +267,11 @@ class ControllerLink:
                         tell(answer.waiting.line)
                     elif kind == "refused":
                         raise RefusalError(answer.refused.status, answer.refused.message)
+                    elif stream != self._streams:
+                        # from before a new inventory, at which the controller may have given its
+                        # room away; if not, the same grant comes again
+                        log.info("a grant request is repeated: its answer is from before")
+                        break
                     else:
                         granted = answer.granted
                         vgpus = tuple(
@@ -318,6 +325,7 @@ class ControllerLink:
         # a queue of its own: the last stream's sender may still wait at the last one
         self._reports = asyncio.Queue()
         # made before the stream opens: what is asked for later is asked for over this stream
+        self._streams += 1
         first = rpc.NodeReport(inventory=self._inventory())
         self._stub = self._stub_of(self._target)
         self._line.renew()

@@ -7,7 +7,7 @@ the books, even beyond what is free, and that work which was ended meanwhile is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from sluice.controller.pool.books import Books
@@ -21,6 +21,7 @@ from sluice.controller.pool.model import (
     GrantState,
     ReservationState,
     Session,
+    SessionState,
     Vgpu,
 )
 
@@ -51,6 +52,31 @@ class Adoption:
         self._fleet = fleet
         self._jobs = jobs
         self._is_resizing = is_resizing
+
+    def revive(self, node: str, pending: Collection[str], decisions: Decisions) -> None:
+        """Books again what a lost node was granted and may yet start.
+
+        It stood still with the answer on its way to it, and names the request as one that waits: if
+        its grant were over, its room would be given away, and the answer would come after all.
+        """
+        for grant in self._books.ended() if pending else ():
+            if grant.node != node or grant.reason != NODE_LOST:
+                continue
+            for session in self._books.sessions_of(grant.id):
+                if session.request_id not in pending or self._books.held_by(session.request_id):
+                    continue
+                again = replace(session, state=SessionState.OPENING, ended=None, reason="")
+                report = ReportedSession(
+                    again,
+                    grant.vgpus,
+                    grant.request_id,
+                    grant.priority,
+                    grant.job,
+                    grant.job_domain,
+                    grant.job_processes,
+                    grant.project,
+                )
+                self.reconcile(node, report, decisions)
 
     def reconcile(self, node: str, report: ReportedSession, decisions: Decisions) -> None:
         """Adopts a session, or has it ended."""

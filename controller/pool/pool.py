@@ -270,8 +270,10 @@ class Pool:
         for report in sessions:
             reported.add(report.session.id)
             self._adoption.reconcile(node.name, report, decisions)
+        pending = set(pending_requests)
+        self._adoption.revive(node.name, pending, decisions)
         self._jobs.replace(node.name, holds)
-        self._books.end_unreported(node.name, reported | set(pending_requests))
+        self._books.end_unreported(node.name, reported | pending)
         for gpu in self._fleet.of_node(node.name):
             self._end_faulty(gpu, decisions)
         return self._moved_on(decisions)

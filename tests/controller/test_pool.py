@@ -248,6 +248,31 @@ def test_a_lost_node_that_returns_brings_its_sessions_back(bench: PoolBench) -> 
     assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 1050
 
 
+def test_an_answer_that_a_lost_node_may_yet_act_on_keeps_its_room(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    granted = bench.granted(request_id="p", memory_mib=8000, compute_percent=100)
+    assert bench.ask(request_id="x", wait_seconds=-1) == "x"
+    bench.clock.seconds += 31
+    bench.pool.expire()
+    # it stood still with the answer to p on its way to it
+    assert register(bench, pending=("p",)).answers == {}
+    grant = bench.pool.grants[granted.grant.id]
+    assert grant.state is GrantState.LIVE
+    assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 8000
+    assert bench.granted(request_id="p").session.id == granted.session.id
+    # its client has gone meanwhile
+    assert isinstance(bench.pool.withdraw("p", "the client went away").answers["x"], Granted)
+
+
+def test_what_a_lost_node_has_forgotten_is_over(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    bench.granted(request_id="p", memory_mib=8000, compute_percent=100)
+    assert bench.ask(request_id="x", wait_seconds=-1) == "x"
+    bench.clock.seconds += 31
+    bench.pool.expire()
+    assert isinstance(register(bench).answers["x"], Granted)
+
+
 def test_what_a_returning_server_no_longer_runs_is_released(bench: PoolBench) -> None:
     bench.node("a", 8000)
     kept, dropped, pending = (bench.granted(request_id=name) for name in ("k", "d", "p"))
