@@ -43,6 +43,8 @@ class Observed:
     #: How it went off, for people; "" while it runs, and where libvirt does not say.
     went_off: str = ""
     problems: tuple[str, ...] = ()
+    #: There is a request and it cannot be read: what was known of it before counts on.
+    unreadable: bool = False
     #: The host's PCI devices that its QEMU has, and that its definition names.
     live_devices: frozenset[HostAddress] = frozenset()
     config_devices: frozenset[HostAddress] = frozenset()
@@ -113,6 +115,7 @@ def observe(
         account=account,
         went_off=went_off if live is None else "",
         problems=tuple(problems),
+        unreadable=current.problem is not None and region is not None,
         live_devices=_sources(live),
         config_devices=_sources(persistent if defined else None),
     )
@@ -131,6 +134,13 @@ def _sources(document: DomainDocument | None) -> frozenset[HostAddress]:
     return frozenset(device.source for device in devices)
 
 
+def served(known: Known | None, seen: Observed | None) -> Observed | None:
+    """With the request that counts: nobody is thrown out for a slip of the pen."""
+    if known is None or seen is None or not seen.unreadable:
+        return seen
+    return replace(seen, request=known.request)
+
+
 def steps(
     known: Known | None, seen: Observed | None, *, guest_restarted: bool = False
 ) -> list[Step]:
@@ -139,6 +149,7 @@ def steps(
     `seen` is None where the domain is gone. `guest_restarted` says that an event told of a stop or
     a reboot, which a look afterwards may no longer show.
     """
+    seen = served(known, seen)
     if seen is None or seen.request is None:
         return [] if known is None else [Step.REMOVE]
     if known is None:

@@ -215,12 +215,14 @@ class HypervisorService:
             if seen is not None:
                 seen = replace(seen, problems=(*seen.problems, *refused))
                 self._report(seen)
-                self._note(seen)
                 if seen.life is not Life.OFF:
                     self._plugged[uuid] = seen.boot
                 elif seen.boot == -1:
                     self._plugged.pop(uuid, None)
             known = self._known.get(uuid)
+            seen = domain_life.served(known, seen)
+            if seen is not None:
+                self._note(seen)
             for step in domain_life.steps(known, seen, guest_restarted=restarted is not None):
                 await self._take(step, uuid, seen, restarted)
             if seen is None:

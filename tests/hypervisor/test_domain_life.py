@@ -107,3 +107,14 @@ def test_a_device_of_another_size_than_the_request_is_served_as_it_is() -> None:
     assert seen.request == replace(REQUEST, region_mib=128)
     assert seen.has_device
     assert "128 MiB" in seen.problems[0]
+
+
+def test_a_slip_of_the_pen_ends_nothing_that_was_served() -> None:
+    bad = look(q35(metadata=ours().replace("compute='25'", "compute='lots'"), devices=region()))
+    assert (bad.request, bad.unreadable) == (None, True)
+    assert steps(None, bad) == []
+    before = Known(bad.name, REQUEST, bad.life, bad.boot)
+    assert steps(before, bad) == []
+    assert steps(before, replace(bad, life=Life.RUNNING, boot=4)) == []
+    gone = look(q35(metadata=ours().replace("compute='25'", "compute='lots'")))
+    assert steps(before, gone) == [Step.REMOVE], "the device went, too"

@@ -203,7 +203,7 @@ async def test_it_waits_for_a_libvirt_that_comes_later(
             await task
 
 
-async def test_metadata_that_turns_bad_ends_the_grant_and_is_reported(
+async def test_metadata_that_turns_bad_is_reported_and_what_runs_goes_on(
     rig: Rig, regions: FakeRegions, files: RegionFiles, make_guest: Callable[..., Guest]
 ) -> None:
     import libvirt
@@ -223,13 +223,19 @@ async def test_metadata_that_turns_bad_ends_the_grant_and_is_reported(
             )
 
         await do(set_metadata, "<vgpu memory-mib='99999999999' compute='25'/>")
-        await regions.told("remove", guest.uuid)
+        await until(lambda: bool(service.problems))
         assert "memory-mib" in service.problems[0]
         assert guest.name in service.problems[0]
-        assert files.path(guest.uuid).exists(), "the device still needs its file"
+        assert regions.calls == []
+        assert files.path(guest.uuid).exists()
         await do(set_metadata, "<vgpu memory-mib='2048' compute='50' region-mib='32'/>")
         assert (await regions.told("add", guest.uuid))[3] == "50"
-        assert service.problems == []
+        await until(lambda: service.problems == [])
+    # a server that starts knows nothing of before
+    await do(set_metadata, "<vgpu memory-mib='none' compute='25'/>")
+    async with serving(rig, regions, files) as service:
+        assert regions.calls == []
+        assert service.problems
 
 
 async def test_a_server_that_fails_is_asked_again(

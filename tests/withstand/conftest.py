@@ -8,8 +8,10 @@ Where the native part or nvcc's programs are missing the tests are skipped, and 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from control_plane import ControlPlane, native_worker, running
@@ -18,6 +20,9 @@ from sluice.config.native_files import NativeFileMissing, find_native
 
 from . import traces
 from .prompted import Prompted, build_programs
+
+if TYPE_CHECKING:
+    from .guests import Rig
 
 #: Longer than every heartbeat, expiry and silence that these tests configure, and than the
 #: doorbell's 30 s.
@@ -44,6 +49,63 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
     """A controller that expires a silent node after 3 s, and a server that has joined it."""
     with running(tmp_path) as control_plane:
         yield control_plane
+
+
+@pytest.fixture(scope="module")
+def guests_rig() -> Iterator[Rig]:
+    """A libvirt of our own, for guests that have the bundle."""
+    from .guests import BUNDLE, Rig
+
+    if os.geteuid() != 0:
+        pytest.skip("the KVM rig needs root")
+    if not BUNDLE.exists():
+        pytest.skip(f"{BUNDLE} is not there: make guest-bundle")
+    with Rig("tests-withstand") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def guests_plane(
+    guests_rig: Rig, built: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ControlPlane]:
+    """Serves guests; gives up a silent one after ten seconds, a silent node after three."""
+    folder = tmp_path_factory.mktemp("pool")
+    for parent in (folder, *list(folder.parents)[:2]):
+        parent.chmod(0o755)
+    running = ControlPlane(
+        folder,
+        server={
+            "enable_kvm": "true",
+            "libvirt_uri": guests_rig.uri,
+            "region_dir": "/dev/shm",
+            "silent_seconds": 10,
+        },
+    )
+    try:
+        running.start_controller()
+        running.start_server()
+        yield running
+    finally:
+        # it outlives servers by design, and this one has no next server
+        doorbell = doorbell_pid(running)
+        running.close()
+        os.kill(doorbell, signal.SIGTERM)
+
+
+def doorbell_pid(plane: ControlPlane) -> int:
+    """The doorbell process of this control plane's run folder."""
+    found = []
+    for process in os.scandir("/proc"):
+        if not process.name.isdigit():
+            continue
+        try:
+            words = Path(process.path, "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(b"sluice-doorbell") and str(plane.folder).encode() in words[2]:
+            found.append(int(process.name))
+    assert len(found) == 1, found
+    return found[0]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shlex
 import struct
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane, wait_for
+
+from sluice.hypervisor.request import NAMESPACE
 
 from .prompted import CHECKOUT, PATIENCE, PROMPTED, SCRIBBLE
 
@@ -40,13 +43,30 @@ class Fleet:
 
     def make(self, name: str) -> Guest:
         """A running guest that can use its vGPU of 64 MiB and 10 %, for four processes at once."""
+        guest = self.boot(name)
+        self.attach(guest)
+        prepare(guest)
+        return guest
+
+    def boot(self, name: str) -> Guest:
+        """A running guest that has nothing of ours."""
         guest = self.rig.define_guest(name, mem_mib=384, vcpus=1)
         self._made.append(guest)
         guest.start()
         guest.wait_ready()
-        self.attach(guest)
-        prepare(guest)
         return guest
+
+    def virsh(self, *words: str) -> None:
+        """`virsh …` on the rig's libvirt."""
+        command = ["virsh", "-q", "-c", self.rig.uri, *words]
+        subprocess.run(command, check=True, timeout=30)
+
+    def ask(self, guest: Guest, **attributes: object) -> None:
+        """The guest's metadata, as a user of virsh sets it; no attribute: none."""
+        words = [guest.name, NAMESPACE, "--live", "--config"]
+        written = " ".join(f"{k.replace('_', '-')}='{v}'" for k, v in attributes.items())
+        change = ["--key", "sluice", "--set", f"<vgpu {written}/>"] if written else ["--remove"]
+        self.virsh("metadata", *words, *change)
 
     def attach(self, guest: Guest) -> None:
         figures = ("--memory-mib", "64", "--compute", "10")
@@ -110,14 +130,15 @@ class GuestProgram:
 
     _made = 0
 
-    def __init__(self, guest: Guest, opened: bool = True) -> None:
+    def __init__(self, guest: Guest, opened: bool = True, **environment: str) -> None:
         GuestProgram._made += 1
         self.guest = guest
         self._base = f"/tmp/prompted-{GuestProgram._made}"
         self._read = 0
         guest.check(f"mkfifo {self._base}.in")
+        settings = "".join(f"export {k}={shlex.quote(v)}; " for k, v in environment.items())
         self._process = guest.spawn(
-            f"exec sluice run /root/prompted 0<>{self._base}.in "
+            f"{settings}exec sluice run /root/prompted 0<>{self._base}.in "
             f">{self._base}.out 2>{self._base}.err"
         )
         self.pid = int(self.ask("pid").removeprefix("pid: "))

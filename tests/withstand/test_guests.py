@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +16,8 @@ if importlib.util.find_spec("libvirt") is None:
 
 from control_plane import ControlPlane, wait_for
 
-from .conftest import PAUSE_SECONDS
+from .conftest import PAUSE_SECONDS, doorbell_pid
 from .guests import (
-    BUNDLE,
     FREE,
     REGION_MIB,
     SLOTS,
@@ -42,46 +40,14 @@ RIGHT = "compute: wrong 0 of 1000"
 
 
 @pytest.fixture(scope="module")
-def rig() -> Iterator[Rig]:
-    if os.geteuid() != 0:
-        pytest.skip("the KVM rig needs root")
-    if not BUNDLE.exists():
-        pytest.skip(f"{BUNDLE} is not there: make guest-bundle")
-    with Rig("tests-withstand") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def plane(
-    rig: Rig, built: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ControlPlane]:
+def plane(guests_plane: ControlPlane) -> ControlPlane:
     """Gives up a silent guest after ten seconds, a silent node after three."""
-    folder = tmp_path_factory.mktemp("pool")
-    for parent in (folder, *list(folder.parents)[:2]):
-        parent.chmod(0o755)
-    running = ControlPlane(
-        folder,
-        server={
-            "enable_kvm": "true",
-            "libvirt_uri": rig.uri,
-            "region_dir": "/dev/shm",
-            "silent_seconds": 10,
-        },
-    )
-    try:
-        running.start_controller()
-        running.start_server()
-        yield running
-    finally:
-        # it outlives servers by design, and this one has no next server
-        doorbell = doorbell_pid(running)
-        running.close()
-        os.kill(doorbell, signal.SIGTERM)
+    return guests_plane
 
 
 @pytest.fixture(scope="module")
-def fleet(rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
-    guests = Fleet(rig, plane)
+def fleet(guests_rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
+    guests = Fleet(guests_rig, plane)
     yield guests
     guests.close()
 
@@ -332,19 +298,3 @@ def test_a_guest_that_writes_over_its_whole_region_harms_itself_alone(
     assert reformed.ask("compute") == RIGHT, "and so is one that is attached anew"
     reformed.quit()
     neighbour.quit()
-
-
-def doorbell_pid(plane: ControlPlane) -> int:
-    """The doorbell process of this control plane's run folder."""
-    found = []
-    for process in os.scandir("/proc"):
-        if not process.name.isdigit():
-            continue
-        try:
-            words = Path(process.path, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0].endswith(b"sluice-doorbell") and str(plane.folder).encode() in words[2]:
-            found.append(int(process.name))
-    assert len(found) == 1, found
-    return found[0]
