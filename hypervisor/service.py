@@ -215,10 +215,10 @@ class HypervisorService:
             if seen is not None:
                 seen = replace(seen, problems=(*seen.problems, *refused))
                 self._report(seen)
-                if seen.life is not Life.OFF:
-                    self._plugged[uuid] = seen.boot
-                elif seen.boot == -1:
+                if seen.boot == -1 or (seen.request is None and not seen.unreadable):
                     self._plugged.pop(uuid, None)
+                elif seen.life is not Life.OFF:
+                    self._plugged[uuid] = seen.boot
             known = self._known.get(uuid)
             seen = domain_life.served(known, seen)
             if seen is not None:

@@ -92,6 +92,10 @@ async def test_metadata_is_a_channel_and_its_removal_the_end_of_it(
         await until(lambda: live(running).region is None and defined(running).region is None)
         await until(lambda: not files.path(running.uuid).exists())
         assert service.problems == []
+        # and back, in the same run of the guest
+        await virsh.ask(running, VGPU, "--live", "--config")
+        await regions.told("add", running.uuid)
+        await until(lambda: live(running).region is not None)
 
 
 async def test_virsh_edit_counts_from_the_next_start(
