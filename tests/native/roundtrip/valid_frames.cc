@@ -103,6 +103,7 @@ void add_shared(Rig& rig, Frames* all) {
            O{{{3, 4}}, rig.opened() + (2 << 20), 2 << 20, 0, 0});
   f.addresses = {{offsetof(O, address), 2 << 20}};
   f.devices = {offsetof(O, device)};
+  f.choices = {offsetof(O, flags)};
   all->push_back(f);
   f = make("ShareAllocation", wire::kShareAllocation, true, "cuMemExportToShareableHandle",
            wire::AllocationId{Rig::kSpareAllocationId});
