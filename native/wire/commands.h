@@ -95,12 +95,15 @@ struct SharedMemory {
   uint64_t start;  // of the mapping, in the window of whoever shares it
   uint64_t bytes;
 };
+enum OpenSharedFlags : uint32_t {
+  kOwnToo = 1,  // also what the session itself has shared, which CUDA IPC refuses
+};
 struct OpenShared {  // backs exactly these addresses of the device's window with it
   ShareKey key;
   uint64_t address;
   uint64_t bytes;
   uint32_t device;
-  uint32_t reserved;
+  uint32_t flags;
 };
 // ShareAllocation: an AllocationId, answered by a SharedMemory that starts at 0.
 struct OpenAllocation {  // answered by AllocationReply; charged to whoever shared it

@@ -28,7 +28,7 @@ CUresult set_access(Session& s, const Vgpu& owner, const Vgpu& who, CUmemAccess_
   access.location.id = who.gpu->ordinal;
   access.flags = flags;
   for (const auto& [address, mapping] : owner.mappings) {
-    if (mapping.allocation || mapping.shared) continue;
+    if (mapping.allocation) continue;
     const CUresult e = s.driver.cuMemSetAccess(address, mapping.bytes, &access, 1);
     if (e != CUDA_SUCCESS) return e;
   }

@@ -146,8 +146,9 @@ void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
   }
   const auto set = [&](CUdevice_attribute a, int value) { r->attributes[a] = value; };
   tell_the_truth(r->attributes, {!endpoint_->arena().empty(), plan.channel == "shm"});
-  set(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 0);
-  set(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1);  // by the broker
+  // Both by the broker.
+  set(CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  set(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 1);
   driver.cuCtxSetCurrent(v.gpu->context);
   driver.cuCtxGetStreamPriorityRange(&r->stream_priority_least, &r->stream_priority_greatest);
   for (int l = 0; l < 8; ++l) {

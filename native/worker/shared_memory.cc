@@ -14,6 +14,7 @@
 #include "worker/dispatch.h"
 #include "worker/log.h"
 #include "worker/memory.h"
+#include "worker/peer.h"
 
 namespace sluice::worker {
 
@@ -109,11 +110,23 @@ void share(Session& s, const Command& c, Reply& reply) {
   reply.put(wire::SharedMemory{f.key, f.start, f.bytes});
 }
 
-bool is_own(Session& s, const wire::ShareKey& key) {
+// Whether the session itself shared it; if so and it is slabs, `thing` has another descriptor of
+// it.
+bool is_own(Session& s, const wire::ShareKey& key, SharedThing* thing) {
   for (auto& v : s.vgpus) {
     std::lock_guard lock(v->mutex);
-    for (const auto& [address, own] : v->exported)
-      if (own == key) return true;
+    for (const auto& [address, own] : v->exported) {
+      if (own != key) continue;
+      const auto it = v->mappings.find(address);
+      if (it == v->mappings.end()) return true;  // an allocation of the virtual memory API
+      *thing = {"memory", uuid_text(v->gpu->uuid), it->second.bytes, -1};
+      s.use(v->index);
+      if (s.driver.cuMemExportToShareableHandle(&thing->fd, it->second.handle,
+                                                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                                0) != CUDA_SUCCESS)
+        thing->fd = -1;
+      return true;
+    }
   }
   return false;
 }
@@ -126,11 +139,7 @@ CUresult import(Session& s, Vgpu& v, const wire::OpenShared& m, int fd) {
   if (e != CUDA_SUCCESS) return e;
   e = s.driver.cuMemMap(m.address, m.bytes, 0, handle, 0);
   if (e == CUDA_SUCCESS) {
-    CUmemAccessDesc access{};
-    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    access.location.id = v.gpu->ordinal;
-    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    e = s.driver.cuMemSetAccess(m.address, m.bytes, &access, 1);
+    e = set_usual_access(s, v, m.address, m.bytes);
     if (e != CUDA_SUCCESS) s.driver.cuMemUnmap(m.address, m.bytes);
   }
   if (e != CUDA_SUCCESS) {
@@ -150,11 +159,17 @@ void open(Session& s, const Command& c, Reply& reply) {
   if (!v) return;
   if (!in_window(*v, m.address, m.bytes))
     return s.reject("OpenShared names a range outside its window");
-  if (is_own(s, m.key)) return void(reply.status = CUDA_ERROR_INVALID_CONTEXT);
+  if (m.flags & ~wire::kOwnToo) return s.reject("OpenShared has a flag that there is not");
   if (!s.broker) return void(reply.status = CUDA_ERROR_NOT_SUPPORTED);
   SharedThing thing;
   std::string why;
-  if (!s.broker->fetch(m.key, "memory", &thing, &why)) {
+  if (is_own(s, m.key, &thing)) {
+    if (!m.flags || thing.fd < 0) {
+      if (thing.fd >= 0) ::close(thing.fd);
+      return void(reply.status = CUDA_ERROR_INVALID_CONTEXT);
+    }
+    s.use(m.device);
+  } else if (!s.broker->fetch(m.key, "memory", &thing, &why)) {
     log_error("memory of another process cannot be opened: " + why);
     return void(reply.status = CUDA_ERROR_INVALID_VALUE);
   }

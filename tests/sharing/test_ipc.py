@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA IPC between two processes with a session each, on the software GPU.
+"""CUDA IPC and what else two processes share, with a session each, on the software GPU.
 
 The program prints what it would natively; descriptors go back with the session that shared them.
 """
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,8 @@ from sluice.config.native_files import NativeFileMissing, find_native
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests" / "programs"
+PARTNER = Path(__file__).with_name("pool_partner.py")
+NAMES = ("ipc", "shared_allocations", "shared_pool")
 
 
 @pytest.fixture(scope="session")
@@ -25,14 +29,14 @@ def programs() -> Path:
         find_native("libcuda.so.1")
     except NativeFileMissing as missing:
         pytest.skip(str(missing))
-    return build_programs("ipc", "shared_allocations")
+    return build_programs(*NAMES)
 
 
 def descriptors_of(process: subprocess.Popen[bytes]) -> int:
     return len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
 
 
-@pytest.mark.parametrize("name", ["ipc", "shared_allocations"])
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sandbox", ["on", "off"])
 @pytest.mark.parametrize("tcp", [False, True], ids=["shm", "tcp"])
 def test_two_processes_share_memory_and_events(
@@ -56,3 +60,38 @@ def test_two_processes_share_memory_and_events(
             assert time.monotonic() < deadline, "descriptors of what was shared stay behind"
             time.sleep(0.05)
     assert "ERROR" not in pool.log.read_text()
+
+
+def test_a_pool_outlives_its_process_only_where_it_is_open(tmp_path: Path, programs: Path) -> None:
+    """What is open stays; what is not is refused, though the exporter has freed nothing."""
+    del programs  # which skips where nothing is built
+    ends = socket.socketpair()
+    with StaticPool(tmp_path) as pool:
+        partners = [
+            subprocess.Popen(
+                [sys.executable, PARTNER, role, str(end.fileno())],
+                env=pool.environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[end.fileno()],
+                text=True,
+            )
+            for role, end in zip(("export", "import"), ends, strict=True)
+        ]
+        exporter, importer = partners
+        try:
+            assert importer.stdout
+            assert importer.stdin
+            assert importer.stdout.readline() == "ready 41\n"
+            exporter.kill()
+            exporter.wait(10)
+            importer.stdin.write("go on\n")
+            importer.stdin.flush()
+            assert importer.stdout.readline() == "refused 1 kept 41\n"
+            assert importer.wait(10) == 0
+        finally:
+            for partner in partners:
+                partner.kill()
+                partner.communicate()
+            for end in ends:
+                end.close()

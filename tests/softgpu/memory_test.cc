@@ -247,5 +247,56 @@ TEST_F(Memory, StreamOrderedAllocationReturnsItsMemory) {
   EXPECT_EQ(4u << 20, used);
 }
 
+TEST_F(Memory, APoolIsSharedByADescriptor) {
+  constexpr auto kFd = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  auto shareable = [](int fd) { return reinterpret_cast<void*>(static_cast<intptr_t>(fd)); };
+  size_t before = free_bytes();
+  CUmemPoolProps props = {};
+  props.allocType = CU_MEM_ALLOCATION_TYPE_PINNED;
+  props.handleTypes = kFd;
+  props.location = {CU_MEM_LOCATION_TYPE_DEVICE, 0};
+  CUmemoryPool pool = nullptr, other = nullptr, none = nullptr;
+  CHECK_CU(cuMemPoolCreate(&pool, &props));
+  CUdeviceptr own[2] = {}, imported = 0, wrong = 0;
+  CHECK_CU(cuMemAllocFromPoolAsync(&own[0], 5000, pool, nullptr));
+  CHECK_CU(cuMemAllocFromPoolAsync(&own[1], 3 * kGranularity, pool, nullptr));
+  EXPECT_EQ(before - 4 * kGranularity, free_bytes());
+  CHECK_CU(cuMemsetD8_v2(own[0], 7, 5000));
+  CHECK_CU(cuMemsetD8_v2(own[1], 9, 3 * kGranularity));
+  int fd = -1;
+  CHECK_CU(cuMemPoolExportToShareableHandle(&fd, pool, kFd, 0));
+  CHECK_CU(cuMemPoolImportFromShareableHandle(&other, shareable(fd), kFd, 0));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE,
+            cuMemPoolImportFromShareableHandle(&none, shareable(0), kFd, 0));
+  close(fd);
+  CUmemPoolPtrExportData data = {};
+  CHECK_CU(cuMemPoolExportPointer(&data, own[1]));
+  CHECK_CU(cuMemPoolImportPointer(&imported, other, &data));
+  EXPECT_EQ(before - 4 * kGranularity, free_bytes());
+  unsigned char value = 0;
+  CHECK_CU(cuMemcpyDtoH_v2(&value, imported + 3 * kGranularity - 1, 1));
+  EXPECT_EQ(9, value);
+  CHECK_CU(cuMemsetD8_v2(imported, 11, 1));
+  CHECK_CU(cuMemcpyDtoH_v2(&value, own[1], 1));
+  EXPECT_EQ(11, value);
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemAllocFromPoolAsync(&wrong, 8, other, nullptr));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuDeviceSetMemPool(0, other));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemPoolImportPointer(&wrong, pool, &data));
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemPoolExportPointer(&data, imported));
+  data.reserved[20] ^= 1;
+  EXPECT_EQ(CUDA_ERROR_INVALID_VALUE, cuMemPoolImportPointer(&wrong, other, &data));
+  CHECK_CU(cuMemFreeAsync(imported, nullptr));
+  CHECK_CU(cuMemFreeAsync(own[1], nullptr));
+  CHECK_CU(cuCtxSynchronize());
+  // What is allocated again holds nothing of before.
+  CHECK_CU(cuMemAllocFromPoolAsync(&own[1], kGranularity, pool, nullptr));
+  CHECK_CU(cuMemcpyDtoH_v2(&value, own[1], 1));
+  EXPECT_EQ(0, value);
+  for (CUdeviceptr p : own) CHECK_CU(cuMemFree_v2(p));
+  CHECK_CU(cuMemPoolDestroy(other));
+  CHECK_CU(cuMemPoolDestroy(pool));
+  EXPECT_EQ(before, free_bytes());
+}
+
 }  // namespace
 }  // namespace sluice::softgpu_test

@@ -58,6 +58,18 @@ void MemoryPool::hand_out(Blocks::iterator it, uint64_t bytes) {
   in_use_high_ = std::max(in_use_high_, in_use_);
 }
 
+// What the application has freed: the owner's at once, anybody's when there is none.
+void MemoryPool::take_back(uint64_t address, Stream* owner, StreamPoint point) {
+  const auto it = used_.find(address);
+  const uint64_t bytes = it->second;
+  used_.erase(it);
+  in_use_ -= bytes;
+  if (roster_) roster_->strike(address);
+  put_block(address, {bytes, owner, point});
+  if (reserved_ > threshold_) home_.holds_ = true;
+  if (destroyed_) home_.bury();
+}
+
 bool MemoryPool::take_block(Stream* owner, uint64_t bytes, uint64_t* address) {
   const auto sizes = by_size_.find(owner);
   if (sizes == by_size_.end()) return false;
@@ -152,6 +164,7 @@ void MemoryPool::trim(uint64_t keep) {
     drop_block(block);
     reserved_ -= bytes;
     it = chunks_.erase(it);
+    if (roster_) roster_->keys.erase(chunk);
     home_.memory_->give(chunk);
   }
 }
@@ -165,9 +178,9 @@ void MemoryPools::open(DeviceMemory* memory, std::unique_ptr<StreamOrder> order)
   order_ = std::move(order);
 }
 
-MemoryPool* MemoryPools::create(uint64_t most) {
+MemoryPool* MemoryPools::create(uint64_t most, std::unique_ptr<PoolRoster> roster) {
   std::lock_guard lock(mutex_);
-  pools_.push_back(std::make_unique<MemoryPool>(*this, most));
+  pools_.push_back(std::make_unique<MemoryPool>(*this, most, std::move(roster)));
   return pools_.back().get();
 }
 
@@ -261,18 +274,12 @@ bool MemoryPools::free(uint64_t address, Stream* stream) {
   std::lock_guard lock(mutex_);
   MemoryPool* pool = owner_of(address);
   if (!pool) return false;
-  const auto it = pool->used_.find(address);
-  const uint64_t bytes = it->second;
-  pool->used_.erase(it);
-  pool->in_use_ -= bytes;
   const StreamPoint point = order_->point(stream);
-  if (order_->passed(stream, point))
-    pool->put_block(address, {bytes, nullptr, {}});
-  else
-    pool->put_block(address, {bytes, stream, point});
   active_ = true;
-  if (pool->reserved_ > pool->threshold_) holds_ = true;
-  if (pool->destroyed_) bury();
+  if (order_->passed(stream, point))
+    pool->take_back(address, nullptr, {});
+  else
+    pool->take_back(address, stream, point);
   return true;
 }
 
@@ -280,13 +287,7 @@ bool MemoryPools::free_now(uint64_t address) {
   std::lock_guard lock(mutex_);
   MemoryPool* pool = owner_of(address);
   if (!pool) return false;
-  const auto it = pool->used_.find(address);
-  const uint64_t bytes = it->second;
-  pool->used_.erase(it);
-  pool->in_use_ -= bytes;
-  pool->put_block(address, {bytes, nullptr, {}});
-  if (pool->reserved_ > pool->threshold_) holds_ = true;
-  if (pool->destroyed_) bury();
+  pool->take_back(address, nullptr, {});
   return true;
 }
 
@@ -392,6 +393,9 @@ void MemoryPools::clear() {
     pool->free_.clear();
     pool->by_size_.clear();
     pool->reserved_ = pool->in_use_ = 0;
+    if (!pool->roster_) continue;
+    pool->roster_->strike_all();
+    pool->roster_->keys.clear();
   }
   waits_.clear();
   bury();

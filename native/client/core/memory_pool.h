@@ -4,11 +4,13 @@
 // to have waited for the free (an event), or once the free's point is known to have passed (the
 // completion page, a synchronisation), or, when no more memory is to be had, after a wait that is
 // put into it. CU_MEMPOOL_ATTR_REUSE_* switch these three. Nothing of this takes a round trip until
-// memory runs out.
+// memory runs out. Pools made for it share their allocations with other processes
+// (core/pool_roster.h); importers of these are core/imported_pool.h.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,6 +19,7 @@
 
 #include "abi/cuda_driver.h"
 #include "client/core/device_memory.h"
+#include "client/core/pool_roster.h"
 #include "client/core/stream_order.h"
 
 namespace sluice::client {
@@ -26,7 +29,8 @@ class MemoryPools;
 // One pool. Under the lock of its MemoryPools.
 class MemoryPool {
  public:
-  MemoryPool(MemoryPools& home, uint64_t most) : home_(home), most_(most) {}
+  MemoryPool(MemoryPools& home, uint64_t most, std::unique_ptr<PoolRoster> roster)
+      : home_(home), most_(most), roster_(std::move(roster)) {}
 
  private:
   friend class MemoryPools;
@@ -42,6 +46,7 @@ class MemoryPool {
   bool take_block(Stream* owner, uint64_t bytes, uint64_t* address);
   void hand_out(Blocks::iterator it, uint64_t bytes);
   void put_block(uint64_t address, Block block);
+  void take_back(uint64_t address, Stream* owner, StreamPoint point);
   Blocks::iterator drop_block(Blocks::iterator it);
   // Blocks whose point has passed become anybody's (`by_progress`); those that `stream`, if there
   // is one, has been made to wait for become its own.
@@ -52,7 +57,8 @@ class MemoryPool {
   void trim(uint64_t keep);
 
   MemoryPools& home_;
-  const uint64_t most_;  // bytes reserved at most; 0: no such limit
+  const uint64_t most_;                       // bytes reserved at most; 0: no such limit
+  const std::unique_ptr<PoolRoster> roster_;  // what other processes know of it; nullptr: nothing
   Blocks free_;
   std::map<Stream*, std::set<std::pair<uint64_t, uint64_t>>> by_size_;  // bytes, address
   std::map<uint64_t, uint64_t> used_;                                   // address, bytes
@@ -69,7 +75,8 @@ class MemoryPools {
   void open(DeviceMemory* memory, std::unique_ptr<StreamOrder> order);
 
   MemoryPool* standard() { return standard_; }
-  MemoryPool* create(uint64_t most);
+  // `roster`: the pool can be shared with other processes.
+  MemoryPool* create(uint64_t most, std::unique_ptr<PoolRoster> roster = nullptr);
   // False: the standard pool stays.
   bool destroy(MemoryPool* pool);
 
@@ -80,6 +87,13 @@ class MemoryPools {
   // Nothing uses it any more.
   bool free_now(uint64_t address);
   bool find(uint64_t address, uint64_t* start, uint64_t* bytes, MemoryPool** pool = nullptr);
+
+  // A descriptor of the pool's for other processes.
+  CUresult export_pool(const MemoryPool* pool, int* descriptor);
+  // The allocation that begins there, for whoever has such a descriptor. `share` asks the worker to
+  // put the slabs that begin at `chunk` under a key; once for each.
+  using Share = std::function<CUresult(uint64_t chunk, wire::SharedMemory* shared)>;
+  CUresult export_pointer(uint64_t address, const Share& share, PointerTicket* ticket);
 
   // `later` has been made to wait for what `earlier` had been given up to issue number `upto`.
   void note_wait(Stream* later, Stream* earlier, uint64_t upto);

@@ -354,6 +354,8 @@ bool Session::find_range(uint64_t address, DeviceRange* range) {
   if (range->pooled) return true;
   range->graphs = d->graph_memory.find(address, &range->start, &range->bytes);
   if (range->graphs || shared_memory.find(address, &range->start, &range->bytes)) return true;
+  range->imported = imported_pools.find(address, &range->start, &range->bytes);
+  if (range->imported) return true;
   VirtualMemory::Mapping mapping;
   if (!virtual_memory.find(address, &range->start, &mapping)) return false;
   range->device = mapping.device;

@@ -23,6 +23,7 @@
 #include "client/core/graphs.h"
 #include "client/core/handles.h"
 #include "client/core/host_memory.h"
+#include "client/core/imported_pool.h"
 #include "client/core/jit_logs.h"
 #include "client/core/marks.h"
 #include "client/core/memory_pool.h"
@@ -75,7 +76,8 @@ struct Stream {
 struct PoolHandle {
   Device* device = nullptr;
   MemoryPool* pool = nullptr;
-  uint64_t users = 0;  // bit i: opened to the device i
+  ImportedPool* imported = nullptr;  // instead: another process's, from which nothing is allocated
+  uint64_t users = 0;                // bit i: opened to the device i
 };
 
 struct Event {
@@ -245,6 +247,11 @@ class Session {
   // What memory pools ask (core/stream_order.h).
   StreamPoint stream_point(const Stream& stream);
   bool stream_passed(const Device& device, const Stream* stream, StreamPoint point);
+  // A wait that the application asked for is over: what is kept for later may go.
+  void after_synchronisation(Device& device) {
+    device.pools.after_synchronisation();
+    imported_pools.after_synchronisation();
+  }
   uint64_t issued(const Device& device);
   // The stream is gone and its place may be another's soon, while its work goes on.
   void forget_stream(Device& device, const Stream* stream);
@@ -270,8 +277,9 @@ class Session {
     Device* device = nullptr;  // whose memory it is
     uint64_t start = 0, bytes = 0;
     bool pooled = false;
-    bool graphs = false;  // allocated by a node of a graph
-    bool plain = false;   // of cuMemAlloc, which can be shared by CUDA IPC
+    bool graphs = false;    // allocated by a node of a graph
+    bool plain = false;     // of cuMemAlloc, which can be shared by CUDA IPC
+    bool imported = false;  // from another process's memory pool
   };
   bool find_range(uint64_t address, DeviceRange* range);
   // Whether all of [address, address + bytes) is backed: an allocation, a module's global, or
@@ -307,6 +315,7 @@ class Session {
   HandleTable<GraphNode> graph_nodes{Kind::kGraphNode};
   HandleTable<UserObject> user_objects{Kind::kUserObject};
   SharedMemory shared_memory{*this};
+  ImportedPools imported_pools{*this};
   AnswerCache answers;
   Captures captures;
   SyncMemops sync_memops;

@@ -5,29 +5,66 @@
 
 namespace sluice::client {
 
-CUresult SharedMemory::open(Device& device, const MemoryTicket& t, uint64_t* address) {
-  std::lock_guard lock(mutex_);
-  auto it = mappings_.find(t.key);
+// With a use more of it.
+CUresult SharedMemory::map(Device& device, const wire::ShareKey& key, uint64_t bytes,
+                           uint32_t flags, Mappings::iterator* mapping) {
+  auto it = mappings_.find(key);
   if (it == mappings_.end()) {
-    const uint64_t at = device.memory.reserve(t.mapped_bytes, DeviceMemory::kSlab, 0);
+    const uint64_t at = device.memory.reserve(bytes, DeviceMemory::kSlab, 0);
     if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
-    const CUresult e = session_.exchange(
-        wire::kOpenShared, wire::OpenShared{t.key, at, t.mapped_bytes, device.index, 0});
+    const CUresult e =
+        session_.exchange(wire::kOpenShared, wire::OpenShared{key, at, bytes, device.index, flags});
     if (e != CUDA_SUCCESS) {
       device.memory.release(at);
       return e;
     }
-    device.memory.note_backed(at, t.mapped_bytes);
-    it = mappings_.emplace(t.key, Mapping{&device, at, t.mapped_bytes, 0}).first;
+    device.memory.note_backed(at, bytes);
+    it = mappings_.emplace(key, Mapping{&device, at, bytes, 0}).first;
   }
-  Mapping& m = it->second;
   // The worker has checked the size that the ticket named when it was opened first.
-  if (t.mapped_bytes != m.bytes) return CUDA_ERROR_INVALID_VALUE;
-  *address = m.address + t.offset;
-  Opened& o = opened_.try_emplace(*address, Opened{t.key, t.bytes, 0}).first->second;
-  ++o.times;
-  ++m.uses;
+  if (bytes != it->second.bytes) return CUDA_ERROR_INVALID_VALUE;
+  ++it->second.uses;
+  *mapping = it;
   return CUDA_SUCCESS;
+}
+
+CUresult SharedMemory::drop_use(Mappings::iterator mapping) {
+  const Mapping m = mapping->second;
+  if (--mapping->second.uses) return CUDA_SUCCESS;
+  mappings_.erase(mapping);
+  m.device->memory.note_gone(m.address);
+  const CUresult e =
+      session_.post(wire::kCloseShared, wire::CloseShared{m.address, m.bytes, m.device->index, 0});
+  // Whoever is given the addresses again comes behind this command.
+  m.device->memory.release(m.address);
+  return e;
+}
+
+CUresult SharedMemory::open(Device& device, const MemoryTicket& t, uint64_t* address) {
+  std::lock_guard lock(mutex_);
+  Mappings::iterator m;
+  if (const CUresult e = map(device, t.key, t.mapped_bytes, 0, &m); e != CUDA_SUCCESS) return e;
+  *address = m->second.address + t.offset;
+  ++opened_.try_emplace(*address, Opened{t.key, t.bytes, 0}).first->second.times;
+  return CUDA_SUCCESS;
+}
+
+CUresult SharedMemory::hold(Device& device, const wire::ShareKey& key, uint64_t bytes,
+                            uint32_t flags, uint64_t* address) {
+  std::lock_guard lock(mutex_);
+  Mappings::iterator m;
+  if (const CUresult e = map(device, key, bytes, flags, &m); e != CUDA_SUCCESS) return e;
+  if (m->second.device != &device) {  // opened by CUDA IPC elsewhere: the ticket is forged
+    drop_use(m);
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  *address = m->second.address;
+  return CUDA_SUCCESS;
+}
+
+CUresult SharedMemory::let_go(const wire::ShareKey& key) {
+  std::lock_guard lock(mutex_);
+  return drop_use(mappings_.find(key));
 }
 
 Device* SharedMemory::device_of(uint64_t address) {
@@ -42,15 +79,7 @@ CUresult SharedMemory::close(uint64_t address) {
   if (it == opened_.end()) return CUDA_ERROR_INVALID_VALUE;
   const auto mapping = mappings_.find(it->second.key);
   if (--it->second.times == 0) opened_.erase(it);
-  Mapping m = mapping->second;
-  if (--mapping->second.uses) return CUDA_SUCCESS;
-  mappings_.erase(mapping);
-  m.device->memory.note_gone(m.address);
-  const CUresult e =
-      session_.post(wire::kCloseShared, wire::CloseShared{m.address, m.bytes, m.device->index, 0});
-  // Whoever is given the addresses again comes behind this command.
-  m.device->memory.release(m.address);
-  return e;
+  return drop_use(mapping);
 }
 
 bool SharedMemory::find(uint64_t address, uint64_t* start, uint64_t* bytes) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of other processes that this one has opened by CUDA IPC: where it lies in the windows, and
-// how often each handle was opened. One mapping serves all handles of one slab. The memory is
-// charged to whoever allocated it.
+// Memory of other processes that this one has opened by CUDA IPC or from an imported memory pool:
+// where it lies in the windows, and how often each handle was opened. One mapping serves all
+// handles of one slab. The memory is charged to whoever allocated it.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,12 @@ class SharedMemory {
   // The opened allocation that contains `address`.
   bool find(uint64_t address, uint64_t* start, uint64_t* bytes);
 
+  // The slabs behind a key, for somebody who divides them himself: where they lie. `flags` are
+  // OpenShared's. Each hold() needs a let_go(), when nothing uses them any more.
+  CUresult hold(Device& device, const wire::ShareKey& key, uint64_t bytes, uint32_t flags,
+                uint64_t* address);
+  CUresult let_go(const wire::ShareKey& key);
+
  private:
   struct Mapping {
     Device* device;
@@ -50,9 +56,15 @@ class SharedMemory {
     uint32_t times;
   };
 
+  using Mappings = std::map<wire::ShareKey, Mapping>;
+
+  CUresult map(Device& device, const wire::ShareKey& key, uint64_t bytes, uint32_t flags,
+               Mappings::iterator* mapping);
+  CUresult drop_use(Mappings::iterator mapping);
+
   Session& session_;
   std::mutex mutex_;
-  std::map<wire::ShareKey, Mapping> mappings_;
+  Mappings mappings_;
   std::map<uint64_t, Opened> opened_;  // by address
 };
 

@@ -26,7 +26,7 @@ CUresult synchronize(Session* s, Device* d) {
   const CUresult e = s->exchange(sluice::wire::kDeviceIdle, sluice::wire::DeviceIdle{d->index, 0});
   if (e != CUDA_SUCCESS) return e;
   s->note_done(*d, nullptr, upto);
-  d->pools.after_synchronisation();
+  s->after_synchronisation(*d);
   return e;
 }
 
@@ -79,6 +79,7 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) {
   if (const CUresult e = synchronize(s, d); e != CUDA_SUCCESS) return e;
   d->graph_memory.clear();
   d->pools.clear();
+  s->imported_pools.clear(*d);
   forget_textures_of(s, d);
   if (const CUresult e = end_arrays_of(s, d); e != CUDA_SUCCESS) return e;
   d->memory.clear();

@@ -166,7 +166,7 @@ CUresult cuEventSynchronize(CUevent handle) {
                          : s->exchange(wire::kEventSynchronize, wire::EventId{as_id(handle)});
   if (e != CUDA_SUCCESS) return e;
   if (!event->in_graph) learn_done(s, *event);
-  event->device->pools.after_synchronisation();
+  s->after_synchronisation(*event->device);
   return e;
 }
 

@@ -55,6 +55,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
     return d->graph_memory.free(pointer, nullptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   // Of stream-ordered memory CUDA takes for granted that nothing uses it any more.
   if (range.pooled) return d->pools.free_now(pointer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (range.imported)
+    return s->imported_pools.free(pointer, nullptr) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   if (const CUresult e = wait_unused(s, d); e != CUDA_SUCCESS) return e;
   return as_result(d->memory.free(pointer));
 }

@@ -58,9 +58,12 @@ CUresult put(void* to, T value) {
 CUmemoryPool pool_of(Session* s, const Facts& f) {
   uint64_t start, bytes, handle = 0;
   MemoryPool* pool = nullptr;
-  if (f.type == CU_MEMORYTYPE_DEVICE && f.device->pools.find(f.start, &start, &bytes, &pool))
+  ImportedPool* imported = nullptr;
+  if (f.type == CU_MEMORYTYPE_DEVICE &&
+      (f.device->pools.find(f.start, &start, &bytes, &pool) ||
+       s->imported_pools.find(f.start, &start, &bytes, &imported)))
     s->pools.for_each([&](uint64_t id, const PoolHandle& p) {
-      if (p.pool == pool) handle = id;
+      if (pool ? p.pool == pool : p.imported == imported) handle = id;
     });
   return reinterpret_cast<CUmemoryPool>(handle);
 }

@@ -23,6 +23,12 @@ CUresult find(CUmemoryPool handle, Session** s, PoolHandle** pool) {
   return *pool ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+// One of this process's own.
+CUresult find_own(CUmemoryPool handle, Session** s, PoolHandle** pool) {
+  if (const CUresult e = find(handle, s, pool); e != CUDA_SUCCESS) return e;
+  return (*pool)->imported ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
 // The device whose pools a location and a kind of memory mean.
 CUresult locate(const CUmemLocation* location, CUmemAllocationType type, Session** s,
                 Device** device) {
@@ -80,6 +86,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr* pointer, size_t bytes, CUmemoryPoo
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
   if (const CUresult e = stream_for_work(s, d, stream_handle, &stream); e != CUDA_SUCCESS) return e;
   const PoolHandle* pool = s->pools.find(handle);
+  if (pool && pool->imported) return CUDA_ERROR_INVALID_VALUE;
   if (pool && stream->capture) return record(s, *pool, stream, bytes, pointer);
   return pool ? allocate(s, *pool, stream, bytes, pointer) : CUDA_ERROR_INVALID_VALUE;
 }
@@ -95,18 +102,17 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   Session::DeviceRange range;
   if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   // Others wait, as CUDA allows here.
-  if (!range.pooled && !range.graphs) return cuMemFree_v2(pointer);
-  MemoryPools& pools = range.device->pools;
-  GraphMemory& graphs = range.device->graph_memory;
-  if (stream->device == range.device)
-    return (range.graphs ? graphs.free(pointer, stream) : pools.free(pointer, stream))
-               ? CUDA_SUCCESS
-               : CUDA_ERROR_INVALID_VALUE;
+  if (!range.pooled && !range.graphs && !range.imported) return cuMemFree_v2(pointer);
   // Another device's stream: its order means nothing to this device's.
-  if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
-  return (range.graphs ? graphs.free(pointer, nullptr) : pools.free_now(pointer))
-             ? CUDA_SUCCESS
-             : CUDA_ERROR_INVALID_VALUE;
+  Stream* const order = stream->device == range.device ? stream : nullptr;
+  if (!order)
+    if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
+  MemoryPools& pools = range.device->pools;
+  const bool done = range.graphs     ? range.device->graph_memory.free(pointer, order)
+                    : range.imported ? s->imported_pools.free(pointer, order)
+                    : order          ? pools.free(pointer, order)
+                                     : pools.free_now(pointer);
+  return done ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool* pool, CUdevice device) {
@@ -132,7 +138,7 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle) {
   Device* d;
   PoolHandle* pool;
   if (const CUresult e = device_of(device, &s, &d); e != CUDA_SUCCESS) return e;
-  if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = find_own(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   if (pool->device != d) return CUDA_ERROR_INVALID_VALUE;
   d->current_pool = reinterpret_cast<uint64_t>(handle);
   return CUDA_SUCCESS;
@@ -168,13 +174,17 @@ CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   if (const CUresult e = locate(&properties->location, properties->allocType, &s, &d);
       e != CUDA_SUCCESS)
     return e;
-  // There are no handles that another process could take (the device attribute says so).
-  if (properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) return CUDA_ERROR_NOT_SUPPORTED;
+  // Shared as file descriptors, if at all (the device attribute says so).
+  const auto types = properties->handleTypes;
+  const bool shareable = types == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  if (types != CU_MEM_HANDLE_TYPE_NONE && !shareable) return CUDA_ERROR_NOT_SUPPORTED;
   if (properties->win32SecurityAttributes) return CUDA_ERROR_INVALID_VALUE;
+  auto roster = shareable ? PoolRoster::create(d->record) : nullptr;
+  if (shareable && !roster) return CUDA_ERROR_OPERATING_SYSTEM;
   uint64_t id;
   PoolHandle* made = s->pools.create(&id);
   if (!made) return CUDA_ERROR_OUT_OF_MEMORY;
-  *made = {d, d->pools.create(properties->maxSize)};
+  *made = {d, d->pools.create(properties->maxSize, std::move(roster))};
   *pool = as_handle(id);
   return CUDA_SUCCESS;
 }
@@ -185,9 +195,13 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   const PoolHandle gone = *pool;
-  if (gone.pool == gone.device->pools.standard()) return CUDA_ERROR_INVALID_VALUE;
+  if (!gone.imported && gone.pool == gone.device->pools.standard()) return CUDA_ERROR_INVALID_VALUE;
   uint64_t id = reinterpret_cast<uint64_t>(handle);
   if (!s->pools.destroy(id)) return CUDA_ERROR_INVALID_VALUE;
+  if (gone.imported) {
+    s->imported_pools.close(gone.imported);
+    return CUDA_SUCCESS;
+  }
   gone.device->current_pool.compare_exchange_strong(id, gone.device->standard_pool);
   gone.device->pools.destroy(gone.pool);
   return CUDA_SUCCESS;
@@ -197,7 +211,10 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   Session* s;
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
-  pool->device->pools.trim(pool->pool, keep);
+  if (pool->imported)
+    s->imported_pools.trim(pool->imported, keep);
+  else
+    pool->device->pools.trim(pool->pool, keep);
   return CUDA_SUCCESS;
 }
 
@@ -206,7 +223,8 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
-  return pool->device->pools.set(pool->pool, attribute, value);
+  return pool->imported ? s->imported_pools.set(pool->imported, attribute, value)
+                        : pool->device->pools.set(pool->pool, attribute, value);
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
@@ -214,7 +232,8 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
   if (!value) return CUDA_ERROR_INVALID_VALUE;
-  return pool->device->pools.get(pool->pool, attribute, value);
+  return pool->imported ? s->imported_pools.get(pool->imported, attribute, value)
+                        : pool->device->pools.get(pool->pool, attribute, value);
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, size_t count) {

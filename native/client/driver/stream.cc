@@ -31,6 +31,7 @@ CUresult destroy(Session* s, uint64_t id) {
   if (!s->streams.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
   device.graph_memory.forget_stream(stream);
   device.pools.forget_stream(stream);
+  s->imported_pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
   s->forget_stream(device, stream);
   if (!stream->green) --s->plain_streams;
@@ -119,7 +120,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
   if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
   // What waited last may have been the last there was: a copy to the host, most often.
   if (!s->idle(*stream->device)) return synchronize_stream(s, stream);
-  stream->device->pools.after_synchronisation();
+  s->after_synchronisation(*stream->device);
   return CUDA_SUCCESS;
 }
 

@@ -218,7 +218,7 @@ CUresult synchronize_stream(Session* s, Stream* stream) {
                                  nullptr, nullptr, context_of(stream));
   if (e != CUDA_SUCCESS) return e;
   s->note_done(*stream->device, stream, upto);
-  stream->device->pools.after_synchronisation();
+  s->after_synchronisation(*stream->device);
   return e;
 }
 

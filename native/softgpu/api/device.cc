@@ -128,6 +128,8 @@ int attribute(const Device& device, CUdevice_attribute which) {
       return 1;
     case CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED:
       return 1;
+    case CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES:
+      return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     case CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS:
       return 1;
     case CU_DEVICE_ATTRIBUTE_NUMA_ID:

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation. Memory is taken at the call, so that it can fail there, and given back
-// when the stream reaches the free.
+// when the stream reaches the free. Pools can be shared with other processes.
 #include "softgpu/runtime/pool.h"
+
+#include <cstring>
 
 #include "softgpu/api/api.h"
 #include "softgpu/memory/allocations.h"
@@ -9,6 +11,16 @@
 
 namespace sluice::softgpu {
 namespace {
+
+// The allocation is the pool's from now on.
+void enter(uintptr_t address, uint64_t size, Device& device, Context& context, CUmemoryPool pool) {
+  uint64_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
+  uint64_t mask = 1ull << device.ordinal | device.peers.load();
+  Allocations::instance().add({address, size, AllocationKind::kPool, device.ordinal, &context, 0,
+                               reinterpret_cast<uintptr_t>(pool)});
+  Pools::instance().took(pool, size);
+  RangeMap::instance().grant(address, rounded, mask, mask);
+}
 
 CUresult allocate(Stream& stream, Context& context, CUmemoryPool pool, size_t size,
                   CUdeviceptr* pointer) {
@@ -19,18 +31,16 @@ CUresult allocate(Stream& stream, Context& context, CUmemoryPool pool, size_t si
     return CUDA_SUCCESS;
   }
   Device& device = *device_at(ordinal);
-  uintptr_t address = device.memory.allocate(size);
+  std::shared_ptr<PoolFile> file = Pools::instance().file_of(pool);
+  if (file && file->foreign()) return CUDA_ERROR_INVALID_VALUE;
+  auto take = [&] { return file ? PoolFile::allocate(file, size) : device.memory.allocate(size); };
+  uintptr_t address = take();
   if (address == 0) {
     stream.tail().wait();  // frees that are queued ahead make room
-    address = device.memory.allocate(size);
+    address = take();
   }
   if (address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
-  uint64_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
-  uint64_t mask = 1ull << ordinal | device.peers.load();
-  Allocations::instance().add({address, size, AllocationKind::kPool, ordinal, &context, 0,
-                               reinterpret_cast<uintptr_t>(pool)});
-  Pools::instance().took(pool, size);
-  RangeMap::instance().grant(address, rounded, mask, mask);
+  enter(address, size, device, context, pool);
   *pointer = address;
   return CUDA_SUCCESS;
 }
@@ -100,12 +110,74 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) {
 CUresult cuMemPoolCreate(CUmemoryPool* pool, const CUmemPoolProps* properties) {
   return with_driver([&]() -> CUresult {
     if (!pool || !properties) return CUDA_ERROR_INVALID_VALUE;
+    bool shared = properties->handleTypes == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     if (properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
-        properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE) {
+        (!shared && properties->handleTypes != CU_MEM_HANDLE_TYPE_NONE)) {
       return CUDA_ERROR_NOT_SUPPORTED;
     }
-    if (!device_at(properties->location.id)) return CUDA_ERROR_INVALID_DEVICE;
-    *pool = Pools::instance().create(properties->location.id);
+    Device* device = device_at(properties->location.id);
+    if (!device) return CUDA_ERROR_INVALID_DEVICE;
+    std::shared_ptr<PoolFile> file = shared ? PoolFile::create(*device) : nullptr;
+    if (shared && !file) return CUDA_ERROR_OPERATING_SYSTEM;
+    *pool = Pools::instance().create(device->ordinal, std::move(file));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolExportToShareableHandle(void* shareable, CUmemoryPool pool,
+                                          CUmemAllocationHandleType type,
+                                          unsigned long long flags) {
+  return with_driver([&]() -> CUresult {
+    std::shared_ptr<PoolFile> file = Pools::instance().file_of(pool);
+    if (!shareable || flags != 0 || !file || file->foreign()) return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+    int fd = file->descriptor();
+    if (fd < 0) return CUDA_ERROR_OPERATING_SYSTEM;
+    *static_cast<int*>(shareable) = fd;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* pool, void* shareable,
+                                            CUmemAllocationHandleType type,
+                                            unsigned long long flags) {
+  return with_driver([&]() -> CUresult {
+    if (!pool || flags != 0) return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
+    auto file = PoolFile::import(static_cast<int>(reinterpret_cast<intptr_t>(shareable)));
+    if (!file) return CUDA_ERROR_INVALID_VALUE;
+    int ordinal = file->device().ordinal;
+    *pool = Pools::instance().create(ordinal, std::move(file));
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data, CUdeviceptr pointer) {
+  return with_driver([&]() -> CUresult {
+    std::optional<Allocation> known = Allocations::instance().find(pointer);
+    if (!data || !known || known->base != pointer || known->kind != AllocationKind::kPool) {
+      return CUDA_ERROR_INVALID_VALUE;
+    }
+    auto file = Pools::instance().file_of(reinterpret_cast<CUmemoryPool>(known->handle));
+    PoolFile::Ticket ticket;
+    if (!file || !file->ticket(pointer, known->size, &ticket)) return CUDA_ERROR_INVALID_VALUE;
+    std::memset(data, 0, sizeof *data);
+    std::memcpy(data, &ticket, sizeof ticket);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult cuMemPoolImportPointer(CUdeviceptr* pointer, CUmemoryPool pool,
+                                CUmemPoolPtrExportData* data) {
+  return with_context([&](Context& context) -> CUresult {
+    std::shared_ptr<PoolFile> file = Pools::instance().file_of(pool);
+    if (!pointer || !data || !file || !file->foreign()) return CUDA_ERROR_INVALID_VALUE;
+    PoolFile::Ticket ticket;
+    std::memcpy(static_cast<void*>(&ticket), data, sizeof ticket);
+    uintptr_t address = PoolFile::map(file, ticket);
+    if (address == 0) return CUDA_ERROR_INVALID_VALUE;
+    enter(address, ticket.size, file->device(), context, pool);
+    *pointer = address;
     return CUDA_SUCCESS;
   });
 }

@@ -16,6 +16,7 @@ struct Pool {
   int device = 0;
   uint64_t used = 0;
   uint64_t most = 0;
+  std::shared_ptr<PoolFile> file;
   std::map<int, uint64_t> set;
 };
 
@@ -27,9 +28,10 @@ struct Pools::State {
   std::map<int, CUmemoryPool> standard;
   std::map<int, CUmemoryPool> current;
 
-  CUmemoryPool create(int device) {
+  CUmemoryPool create(int device, std::shared_ptr<PoolFile> file = nullptr) {
     auto pool = std::make_unique<Pool>();
     pool->device = device;
+    pool->file = std::move(file);
     auto handle = reinterpret_cast<CUmemoryPool>(pool.get());
     pools[handle] = std::move(pool);
     return handle;
@@ -47,9 +49,15 @@ Pools& Pools::instance() {
   return *pools;
 }
 
-CUmemoryPool Pools::create(int device) {
+CUmemoryPool Pools::create(int device, std::shared_ptr<PoolFile> file) {
   std::lock_guard lock(state_->mutex);
-  return state_->create(device);
+  return state_->create(device, std::move(file));
+}
+
+std::shared_ptr<PoolFile> Pools::file_of(CUmemoryPool handle) {
+  std::lock_guard lock(state_->mutex);
+  Pool* pool = state_->find(handle);
+  return pool ? pool->file : nullptr;
 }
 
 bool Pools::destroy(CUmemoryPool handle) {
@@ -80,7 +88,7 @@ CUmemoryPool Pools::current(int device) {
 bool Pools::set_current(int device, CUmemoryPool handle) {
   std::lock_guard lock(state_->mutex);
   Pool* pool = state_->find(handle);
-  if (!pool || pool->device != device) return false;
+  if (!pool || pool->device != device || (pool->file && pool->file->foreign())) return false;
   state_->current[device] = handle;
   return true;
 }
@@ -151,7 +159,8 @@ void release_device_allocation(const Allocation& allocation) {
   uint64_t rounded = (allocation.size + kAlignment - 1) / kAlignment * kAlignment;
   RangeMap::instance().retract(allocation.base, rounded);
   Pools::instance().gone(allocation);
-  device_at(allocation.device)->memory.release(allocation.base);
+  if (!PoolFile::release(allocation.base))
+    device_at(allocation.device)->memory.release(allocation.base);
 }
 
 }  // namespace sluice::softgpu

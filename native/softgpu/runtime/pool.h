@@ -5,9 +5,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "abi/cuda_driver.h"
 #include "softgpu/memory/allocations.h"
+#include "softgpu/runtime/pool_file.h"
 
 namespace sluice::softgpu {
 
@@ -15,11 +17,13 @@ class Pools {
  public:
   static Pools& instance();
 
-  CUmemoryPool create(int device);
+  // `file`: the memory of one that processes share.
+  CUmemoryPool create(int device, std::shared_ptr<PoolFile> file = nullptr);
   bool destroy(CUmemoryPool handle);  // false: unknown, or a device's default pool
   CUmemoryPool standard(int device);
   CUmemoryPool current(int device);
   bool set_current(int device, CUmemoryPool handle);
+  std::shared_ptr<PoolFile> file_of(CUmemoryPool handle);
   // The device of a pool, -1 if the handle is none.
   int device_of(CUmemoryPool handle);
   bool set_attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t value);

@@ -206,7 +206,7 @@ TEST_F(Pools, WhatCudaRefuses) {
   props.location = {CU_MEM_LOCATION_TYPE_DEVICE, {2}};
   EXPECT_EQ(cuMemPoolCreate(&made, &props), CUDA_ERROR_INVALID_DEVICE);
   props.location.id = 0;
-  props.handleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  props.handleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
   EXPECT_EQ(cuMemPoolCreate(&made, &props), CUDA_ERROR_NOT_SUPPORTED);
   CUdeviceptr p = 0;
   EXPECT_EQ(cuMemAllocAsync(&p, 0, a), CUDA_ERROR_INVALID_VALUE);

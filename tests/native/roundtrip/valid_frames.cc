@@ -103,15 +103,15 @@ void add_shared(Rig& rig, Frames* all) {
            O{{{3, 4}}, rig.opened() + (2 << 20), 2 << 20, 0, 0});
   f.addresses = {{offsetof(O, address), 2 << 20}};
   f.devices = {offsetof(O, device)};
+  f.choices = {offsetof(O, flags)};
   all->push_back(f);
   f = make("ShareAllocation", wire::kShareAllocation, true, "cuMemExportToShareableHandle",
            wire::AllocationId{Rig::kSpareAllocationId});
   f.handles = {0};
   all->push_back(f);
-  using A = wire::OpenAllocation;
   f = make("OpenAllocation", wire::kOpenAllocation, true, "cuMemImportFromShareableHandle",
-           A{{{3, 4}}, handle_id(Rig::kAllocation, 9), 2 << 20});
-  f.minted = {offsetof(A, id)};
+           wire::OpenAllocation{{{3, 4}}, handle_id(Rig::kAllocation, 9), 2 << 20});
+  f.minted = {offsetof(wire::OpenAllocation, id)};
   all->push_back(f);
   using C = wire::CloseShared;
   f = make("CloseShared", wire::kCloseShared, false, "cuMemUnmap", C{rig.opened(), 2 << 20, 0, 0});

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory pools of other processes that this one has imported, and the allocations of theirs that it
+// has opened. Nothing is allocated from such a pool. The memory is charged to whoever allocated it;
+// slabs of it are opened as CUDA IPC's are (core/shared_memory.h), stay open while an allocation in
+// them is imported, and are closed once all that was given to the streams before their last free
+// is done: after a synchronisation at the latest, so that freeing waits for nothing.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "client/core/pool_roster.h"
+#include "client/core/stream_order.h"
+
+namespace sluice::client {
+
+class Session;
+struct Device;
+
+// One pool, whose handles all stand for the same. Under the lock of ImportedPools.
+struct ImportedPool {
+  struct Slab {
+    uint64_t address = 0, bytes = 0;
+    uint32_t uses = 0;                       // allocations in it that are imported
+    std::map<Stream*, StreamPoint> freed{};  // points that must pass before it is closed
+  };
+  std::unique_ptr<RosterView> roster;
+  Device* device = nullptr;
+  uint32_t handles = 1;
+  uint64_t pointers = 0;  // imported and not freed
+  std::map<wire::ShareKey, Slab> slabs;
+  uint64_t reserved = 0, reserved_high = 0, in_use = 0, in_use_high = 0;
+  uint64_t threshold = 0;              // slabs that nobody uses stay open up to so many bytes
+  bool reuse[3] = {true, true, true};  // kept and of no effect, as nothing is reused
+};
+
+class ImportedPools {
+ public:
+  explicit ImportedPools(Session& session) : session_(session) {}
+
+  // Of a descriptor, which stays the caller's. The pool has a handle more.
+  CUresult open(int descriptor, ImportedPool** pool);
+  // A handle less; the pool goes with its last handle and allocation.
+  void close(ImportedPool* pool);
+  CUresult import(ImportedPool* pool, const PointerTicket& ticket, uint64_t* address);
+  // Once for each import of it, in the order of a stream of its device; nullptr: whatever the
+  // device has been given may use it. False: no imported allocation begins there.
+  bool free(uint64_t address, Stream* stream);
+  // The imported allocation that contains `address`.
+  bool find(uint64_t address, uint64_t* start, uint64_t* bytes, ImportedPool** pool = nullptr);
+
+  void forget_stream(Stream* stream);
+  void after_synchronisation() {
+    if (holds_.load(std::memory_order_relaxed)) settle_all();
+  }
+  void trim(ImportedPool* pool, uint64_t keep);
+  // Device reset, which has come to rest.
+  void clear(Device& device);
+
+  CUresult get(ImportedPool* pool, CUmemPool_attribute attribute, void* value);
+  CUresult set(ImportedPool* pool, CUmemPool_attribute attribute, const void* value);
+
+ private:
+  struct Pointer {
+    ImportedPool* pool;
+    wire::ShareKey key;
+    uint64_t bytes;
+    uint32_t times;
+  };
+  Device* device_of(const PoolBadge& badge);
+  CUresult want_slab(ImportedPool& pool, const PointerTicket& ticket, ImportedPool::Slab** slab);
+  // Closes what nobody uses any more, down to `keep`.
+  void settle(ImportedPool& pool, uint64_t keep);
+  void settle_all();
+  void bury();
+
+  Session& session_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<ImportedPool>> pools_;
+  std::map<uint64_t, Pointer> pointers_;  // by address
+  std::atomic<bool> holds_{false};        // there may be slabs that could be closed
+};
+
+}  // namespace sluice::client
