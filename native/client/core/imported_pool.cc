@@ -35,7 +35,7 @@ CUresult ImportedPools::open(int descriptor, ImportedPool** pool) {
   std::lock_guard lock(mutex_);
   for (auto& known : pools_)
     if (known->roster->same_file(*roster)) {
-      ++known->handles;
+      ++known->imports;
       *pool = known.get();
       return CUDA_SUCCESS;
     }
@@ -48,17 +48,17 @@ CUresult ImportedPools::open(int descriptor, ImportedPool** pool) {
   return CUDA_SUCCESS;
 }
 
-void ImportedPools::close(ImportedPool* pool) {
+bool ImportedPools::close(ImportedPool* pool) {
   std::lock_guard lock(mutex_);
-  if (--pool->handles) return;
-  pool->threshold = 0;
-  settle(*pool, 0);
+  if (--pool->imports) return false;
+  settle(*pool);
   bury();
+  return true;
 }
 
 void ImportedPools::bury() {
   std::erase_if(pools_,
-                [](const auto& p) { return !p->handles && !p->pointers && p->slabs.empty(); });
+                [](const auto& p) { return !p->imports && !p->pointers && p->slabs.empty(); });
 }
 
 CUresult ImportedPools::want_slab(ImportedPool& pool, const PointerTicket& t,
@@ -76,13 +76,11 @@ CUresult ImportedPools::want_slab(ImportedPool& pool, const PointerTicket& t,
   CUresult e = hold();
   // What others have freed may still be open.
   if (e == CUDA_ERROR_OUT_OF_MEMORY && d.pools.wait_idle()) {
-    for (auto& other : pools_) settle(*other, 0);
+    for (auto& other : pools_) settle(*other);
     e = hold();
   }
   if (e != CUDA_SUCCESS) return e;
   *slab = &pool.slabs.emplace(t.key, ImportedPool::Slab{address, t.mapped_bytes}).first->second;
-  pool.reserved += t.mapped_bytes;
-  pool.reserved_high = std::max(pool.reserved_high, pool.reserved);
   return CUDA_SUCCESS;
 }
 
@@ -106,8 +104,6 @@ CUresult ImportedPools::import(ImportedPool* pool, const PointerTicket& t, uint6
   pointers_.emplace(at, Pointer{pool, t.key, t.bytes, 1});
   ++slab->uses;
   ++pool->pointers;
-  pool->in_use += t.bytes;
-  pool->in_use_high = std::max(pool->in_use_high, pool->in_use);
   *address = at;
   return CUDA_SUCCESS;
 }
@@ -126,16 +122,15 @@ bool ImportedPools::free(uint64_t address, Stream* stream) {
   if (--pointer.times) return true;
   --slab.uses;
   --pool.pointers;
-  pool.in_use -= pointer.bytes;
   pointers_.erase(it);
-  settle(pool, pool.threshold);
+  settle(pool);
   bury();
   return true;
 }
 
-void ImportedPools::settle(ImportedPool& pool, uint64_t keep) {
+void ImportedPools::settle(ImportedPool& pool) {
   MemoryPools& order = pool.device->pools;
-  for (auto it = pool.slabs.begin(); it != pool.slabs.end() && pool.reserved > keep;) {
+  for (auto it = pool.slabs.begin(); it != pool.slabs.end();) {
     ImportedPool::Slab& slab = it->second;
     std::erase_if(slab.freed, [&](const auto& f) { return order.passed(f.first, f.second); });
     if (slab.uses || !slab.freed.empty()) {
@@ -143,7 +138,6 @@ void ImportedPools::settle(ImportedPool& pool, uint64_t keep) {
       ++it;
       continue;
     }
-    pool.reserved -= slab.bytes;
     session_.shared_memory.let_go(it->first);
     it = pool.slabs.erase(it);
   }
@@ -152,13 +146,8 @@ void ImportedPools::settle(ImportedPool& pool, uint64_t keep) {
 void ImportedPools::settle_all() {
   std::lock_guard lock(mutex_);
   holds_ = false;
-  for (auto& pool : pools_) settle(*pool, pool->threshold);
+  for (auto& pool : pools_) settle(*pool);
   bury();
-}
-
-void ImportedPools::trim(ImportedPool* pool, uint64_t keep) {
-  std::lock_guard lock(mutex_);
-  settle(*pool, keep);
 }
 
 void ImportedPools::forget_stream(Stream* stream) {
@@ -193,65 +182,9 @@ void ImportedPools::clear(Device& device) {
     if (pool->device != &device) continue;
     for (const auto& [key, slab] : pool->slabs) session_.shared_memory.let_go(key);
     pool->slabs.clear();
-    pool->pointers = pool->reserved = pool->in_use = 0;
+    pool->pointers = 0;
   }
   bury();
-}
-
-CUresult ImportedPools::get(ImportedPool* pool, CUmemPool_attribute attribute, void* value) {
-  std::lock_guard lock(mutex_);
-  const auto bytes = [&](cuuint64_t number) {
-    std::memcpy(value, &number, sizeof number);
-    return CUDA_SUCCESS;
-  };
-  switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES: {
-      const int on = pool->reuse[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES];
-      std::memcpy(value, &on, sizeof on);
-      return CUDA_SUCCESS;
-    }
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-      return bytes(pool->threshold);
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-      return bytes(pool->reserved);
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-      return bytes(pool->reserved_high);
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
-      return bytes(pool->in_use);
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-      return bytes(pool->in_use_high);
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
-}
-
-CUresult ImportedPools::set(ImportedPool* pool, CUmemPool_attribute attribute, const void* value) {
-  std::lock_guard lock(mutex_);
-  cuuint64_t bytes = 0;
-  int flag = 0;
-  switch (attribute) {
-    case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
-    case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
-      std::memcpy(&flag, value, sizeof flag);
-      pool->reuse[attribute - CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES] = flag != 0;
-      return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
-      std::memcpy(&pool->threshold, value, sizeof pool->threshold);
-      if (pool->reserved > pool->threshold) holds_ = true;
-      return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:  // high-water marks can be reset, no more
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-      std::memcpy(&bytes, value, sizeof bytes);
-      if (bytes != 0) return CUDA_ERROR_INVALID_VALUE;
-      (attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH ? pool->in_use_high : pool->reserved_high) =
-          attribute == CU_MEMPOOL_ATTR_USED_MEM_HIGH ? pool->in_use : pool->reserved;
-      return CUDA_SUCCESS;
-    default:
-      return CUDA_ERROR_INVALID_VALUE;
-  }
 }
 
 }  // namespace sluice::client

@@ -21,7 +21,8 @@ namespace sluice::client {
 class Session;
 struct Device;
 
-// One pool, whose handles all stand for the same. Under the lock of ImportedPools.
+// One pool; importing it again gives the same handle, as CUDA's does, and so often it is to be
+// destroyed. It has no attributes. Under the lock of ImportedPools.
 struct ImportedPool {
   struct Slab {
     uint64_t address = 0, bytes = 0;
@@ -30,22 +31,20 @@ struct ImportedPool {
   };
   std::unique_ptr<RosterView> roster;
   Device* device = nullptr;
-  uint32_t handles = 1;
+  uint64_t handle = 0;  // the program's
+  uint32_t imports = 1;
   uint64_t pointers = 0;  // imported and not freed
   std::map<wire::ShareKey, Slab> slabs;
-  uint64_t reserved = 0, reserved_high = 0, in_use = 0, in_use_high = 0;
-  uint64_t threshold = 0;              // slabs that nobody uses stay open up to so many bytes
-  bool reuse[3] = {true, true, true};  // kept and of no effect, as nothing is reused
 };
 
 class ImportedPools {
  public:
   explicit ImportedPools(Session& session) : session_(session) {}
 
-  // Of a descriptor, which stays the caller's. The pool has a handle more.
+  // Of a descriptor, which stays the caller's. The pool has been imported once more.
   CUresult open(int descriptor, ImportedPool** pool);
-  // A handle less; the pool goes with its last handle and allocation.
-  void close(ImportedPool* pool);
+  // Once less; true: that was the last, and the pool goes with its last allocation.
+  bool close(ImportedPool* pool);
   CUresult import(ImportedPool* pool, const PointerTicket& ticket, uint64_t* address);
   // Once for each import of it, in the order of a stream of its device; nullptr: whatever the
   // device has been given may use it. False: no imported allocation begins there.
@@ -57,12 +56,8 @@ class ImportedPools {
   void after_synchronisation() {
     if (holds_.load(std::memory_order_relaxed)) settle_all();
   }
-  void trim(ImportedPool* pool, uint64_t keep);
   // Device reset, which has come to rest.
   void clear(Device& device);
-
-  CUresult get(ImportedPool* pool, CUmemPool_attribute attribute, void* value);
-  CUresult set(ImportedPool* pool, CUmemPool_attribute attribute, const void* value);
 
  private:
   struct Pointer {
@@ -73,8 +68,8 @@ class ImportedPools {
   };
   Device* device_of(const PoolBadge& badge);
   CUresult want_slab(ImportedPool& pool, const PointerTicket& ticket, ImportedPool::Slab** slab);
-  // Closes what nobody uses any more, down to `keep`.
-  void settle(ImportedPool& pool, uint64_t keep);
+  // Closes what nobody uses any more.
+  void settle(ImportedPool& pool);
   void settle_all();
   void bury();
 

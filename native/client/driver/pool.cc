@@ -197,11 +197,11 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle) {
   const PoolHandle gone = *pool;
   if (!gone.imported && gone.pool == gone.device->pools.standard()) return CUDA_ERROR_INVALID_VALUE;
   uint64_t id = reinterpret_cast<uint64_t>(handle);
-  if (!s->pools.destroy(id)) return CUDA_ERROR_INVALID_VALUE;
   if (gone.imported) {
-    s->imported_pools.close(gone.imported);
+    if (s->imported_pools.close(gone.imported)) s->pools.destroy(id);
     return CUDA_SUCCESS;
   }
+  if (!s->pools.destroy(id)) return CUDA_ERROR_INVALID_VALUE;
   gone.device->current_pool.compare_exchange_strong(id, gone.device->standard_pool);
   gone.device->pools.destroy(gone.pool);
   return CUDA_SUCCESS;
@@ -211,10 +211,8 @@ CUresult cuMemPoolTrimTo(CUmemoryPool handle, size_t keep) {
   Session* s;
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
-  if (pool->imported)
-    s->imported_pools.trim(pool->imported, keep);
-  else
-    pool->device->pools.trim(pool->pool, keep);
+  if (pool->imported) return CUDA_ERROR_INVALID_VALUE;
+  pool->device->pools.trim(pool->pool, keep);
   return CUDA_SUCCESS;
 }
 
@@ -222,18 +220,16 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
   Session* s;
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
-  if (!value) return CUDA_ERROR_INVALID_VALUE;
-  return pool->imported ? s->imported_pools.set(pool->imported, attribute, value)
-                        : pool->device->pools.set(pool->pool, attribute, value);
+  if (!value || pool->imported) return CUDA_ERROR_INVALID_VALUE;
+  return pool->device->pools.set(pool->pool, attribute, value);
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void* value) {
   Session* s;
   PoolHandle* pool;
   if (const CUresult e = find(handle, &s, &pool); e != CUDA_SUCCESS) return e;
-  if (!value) return CUDA_ERROR_INVALID_VALUE;
-  return pool->imported ? s->imported_pools.get(pool->imported, attribute, value)
-                        : pool->device->pools.get(pool->pool, attribute, value);
+  if (!value || pool->imported) return CUDA_ERROR_INVALID_VALUE;
+  return pool->device->pools.get(pool->pool, attribute, value);
 }
 
 CUresult cuMemPoolSetAccess(CUmemoryPool handle, const CUmemAccessDesc* access, size_t count) {

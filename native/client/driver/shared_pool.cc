@@ -2,6 +2,7 @@
 // Memory pools that several processes share: arguments and handles. What is told to other processes
 // is core/pool_roster.h, what of theirs is open here core/imported_pool.h.
 #include <cstring>
+#include <mutex>
 
 #include "client/driver/transfer.h"
 
@@ -32,14 +33,18 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* handle, void* shareabl
   const CUresult e =
       s->imported_pools.open(static_cast<int>(reinterpret_cast<intptr_t>(shareable)), &pool);
   if (e != CUDA_SUCCESS) return e;
-  uint64_t id;
-  PoolHandle* made = s->pools.create(&id);
-  if (!made) {
-    s->imported_pools.close(pool);
-    return CUDA_ERROR_OUT_OF_MEMORY;
+  static std::mutex making;  // two threads import it for the first time
+  std::lock_guard lock(making);
+  if (!pool->handle) {
+    PoolHandle* made = s->pools.create(&pool->handle);
+    if (!made) {
+      pool->handle = 0;
+      s->imported_pools.close(pool);
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *made = {pool->device, nullptr, pool};
   }
-  *made = {pool->device, nullptr, pool};
-  *handle = reinterpret_cast<CUmemoryPool>(id);
+  *handle = reinterpret_cast<CUmemoryPool>(pool->handle);
   return CUDA_SUCCESS;
 }
 

@@ -190,7 +190,9 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t) {
   return with_driver([&]() -> CUresult {  // nothing is kept back that could be trimmed
-    return Pools::instance().device_of(pool) >= 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    const auto file = Pools::instance().file_of(pool);
+    const bool ours = Pools::instance().device_of(pool) >= 0 && !(file && file->foreign());
+    return ours ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   });
 }
 

@@ -102,7 +102,7 @@ int Pools::device_of(CUmemoryPool handle) {
 bool Pools::set_attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t value) {
   std::lock_guard lock(state_->mutex);
   Pool* pool = state_->find(handle);
-  if (!pool) return false;
+  if (!pool || (pool->file && pool->file->foreign())) return false;
   switch (which) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
     case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
@@ -121,7 +121,7 @@ bool Pools::set_attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64
 bool Pools::attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t& value) {
   std::lock_guard lock(state_->mutex);
   Pool* pool = state_->find(handle);
-  if (!pool) return false;
+  if (!pool || (pool->file && pool->file->foreign())) return false;
   switch (which) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
     case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
