@@ -27,7 +27,15 @@ NVIDIA, H100 = 0x10DE, 0x2330
 class Vcenter:
     """One vCenter; close() ends it."""
 
-    def __init__(self, folder: Path, machines: int = 4, pools: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        machines: int = 4,
+        *,
+        pools: int = 0,
+        gpus: int = 2,
+        off: bool = False,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.ca = PoolCa(folder)
         self.port, control = free_port(), free_port()
@@ -39,7 +47,8 @@ class Vcenter:
                 str(SIMULATOR),
                 *("-listen", f"127.0.0.1:{self.port}", "-control", f"127.0.0.1:{control}"),
                 *("-cert", str(pair.cert), "-key", str(pair.key)),
-                *("-machines", str(machines), "-pools", str(pools)),
+                *("-machines", str(machines), "-pools", str(pools), "-gpus", str(gpus)),
+                *(["-off"] if off else []),
             ],
             stdout=subprocess.PIPE,
             stderr=(folder / "simulator.err").open("wb"),

@@ -96,11 +96,12 @@ func main() {
 	machines := flag.Int("machines", 4, "VMs of each resource pool")
 	pools := flag.Int("pools", 0, "resource pools below the cluster's own")
 	gpus := flag.Int("gpus", 2, "GPUs of each host")
+	off := flag.Bool("off", false, "VMs are powered off at first")
 	cert := flag.String("cert", "", "PEM certificate")
 	key := flag.String("key", "", "its PEM key")
 	flag.Parse()
 	model := simulator.VPX()
-	model.Machine, model.Pool = *machines, *pools
+	model.Machine, model.Pool, model.Autostart = *machines, *pools, !*off
 	model.ServiceContent.About.ApiVersion, model.ServiceContent.About.Version = "8.0.3.0", "8.0.3"
 	if err := model.Create(); err != nil {
 		log.Fatal(err)
