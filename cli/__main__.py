@@ -4,7 +4,7 @@
 Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 no such thing; 4 the controller does not
 answer; 5 not allowed (no valid token, or another role is needed); 130 Ctrl-C. `sluice run` has the
 status of the program that it runs. Parts that are not installed here (the hypervisor part needs
-libvirt-python) are simply not mounted.
+libvirt-python, the vSphere part pyvmomi) are simply not mounted.
 """
 
 from __future__ import annotations
@@ -111,6 +111,7 @@ app.command("check", context_settings=GUEST_ARGUMENTS)(check_program)
 def main() -> int:
     """The console command."""
     mount("sluice.hypervisor.cli", "vm")
+    mount("sluice.hypervisor.vsphere.cli", "vsphere")
     try:
         app(prog_name="sluice")
     except CommandError as error:

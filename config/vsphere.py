@@ -159,6 +159,13 @@ class Credentials:
     password: str = field(repr=False)
 
 
+def placed(path: Path | None) -> Path | None:
+    """A file with a secret: a plain name is systemd's credential, else lies beside vsphere.conf."""
+    if path is None or path.is_absolute():
+        return path
+    return Path(os.environ.get("CREDENTIALS_DIRECTORY", DEFAULT_PATH.parent)) / path
+
+
 def read_vsphere_config(path: Path | None) -> VsphereConfig:
     """Reads vsphere.conf; raises ConfigError."""
     path = path or DEFAULT_PATH
@@ -170,7 +177,7 @@ def read_vsphere_config(path: Path | None) -> VsphereConfig:
 
 def read_credentials(section: VcenterSection) -> Credentials:
     """The user and password of the file, else of the environment; raises ConfigError."""
-    path = section.credentials_file
+    path = placed(section.credentials_file)
     if path is None:
         user, password = os.environ.get(USER_VARIABLE, ""), os.environ.get(PASSWORD_VARIABLE, "")
         if not user or not password:

@@ -42,7 +42,8 @@ follows what takes long, and says on standard error what it waits for.
 | 130 | Ctrl-C |
 
 `sluice run` has the status of the program that it runs. `sluice vm` is there where
-libvirt-python is installed; see [libvirt.md](libvirt.md).
+libvirt-python is installed ([libvirt.md](libvirt.md)), `sluice vsphere` where pyvmomi is
+([vsphere.md](vsphere.md)).
 """
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from sluice.config.ini import ConfigError
-from sluice.config.vsphere import ControllerSection
+from sluice.config.vsphere import ControllerSection, placed
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable
 
 PATIENCE_SECONDS = 30.0
@@ -34,8 +34,8 @@ class ControllerLine:
         self.addresses = ", ".join(section.addresses)
         headers = {}
         try:
-            if section.token_file:
-                token = section.token_file.read_text().strip()
+            if path := placed(section.token_file):
+                token = path.read_text().strip()
                 headers["Authorization"] = f"Bearer {token}"
             tls = ssl.create_default_context(cafile=section.ca_file) if section.ca_file else True
         except (OSError, ValueError) as error:

@@ -4,9 +4,9 @@
 Used by service.py and the commands. One filter over one container view names the property paths
 that Sluice reads and no others; WaitForUpdatesEx brings what is there first and then only what
 changes, version by version, in parts where there is much (truncated sets). A VM's devices are by
-far the largest of its properties and few VMs hold a GPU, so they are not followed: they are read
-where a VM is on a host with GPUs in passthrough, and its configuration's version has changed. It
-owns its collector, which ends with the session: a new session begins with a new Inventory.
+far the largest of its properties and few VMs hold a GPU, so what concerns pool VMs only is not
+followed: it is read where a VM is on a host with GPUs, and its configuration has changed. It owns
+its collector, which ends with the session: a new session begins with a new Inventory.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ PATHS: dict[Any, tuple[str, ...]] = {
         "config.template",
         "config.hardware.memoryMB",
         "config.changeVersion",
-        "config.memoryAllocation.reservation",
-        "config.memoryReservationLockedToMax",
         "config.extraConfig",
         "customValue",
         "runtime.powerState",
@@ -49,6 +47,11 @@ PATHS: dict[Any, tuple[str, ...]] = {
     vim.ComputeResource: ("name", "parent"),
     vim.ResourcePool: ("name", "parent"),
 }
+OF_POOL_VMS = (  # read where a VM is on a host with GPUs, and has changed
+    "config.hardware.device",
+    "config.memoryAllocation.reservation",
+    "config.memoryReservationLockedToMax",
+)
 KEYED = re.compile(r'^(?P<path>.+)\["?(?P<key>[^"\]]*)"?\](?P<rest>.*)$')
 EXTRA = ("guestinfo.sluice.", "pciPassthru.")
 DISPLAY = 0x03  # the PCI class of GPUs
@@ -66,7 +69,7 @@ class Inventory:
         self._kinds: dict[str, type] = {}
         self._objects: dict[str, Any] = {}
         self._fields: dict[int, str] = {}
-        self._devices: dict[str, tuple[str, tuple[PassedThrough, ...]]] = {}  # of which version
+        self._of_pool_vms: dict[str, dict[str, Any]] = {}  # OF_POOL_VMS, and of which version
         self._vms: dict[str, Vm] = {}
         self._hosts: dict[str, Host] = {}
         self.tags: dict[str, str] = {}  # of VMs by their ids, set by whoever reads tags
@@ -186,18 +189,16 @@ class Inventory:
             host = self.host(_id(raw.get("runtime.host")))
             version = f"{raw.get('config.changeVersion')} {raw.get('runtime.powerState')}"
             if not (host and host.gpus):
-                self._devices.pop(vm_id, None)
-                self._vms.pop(vm_id, None)
-            elif self._devices.get(vm_id, ("", ()))[0] != version:
+                if self._of_pool_vms.pop(vm_id, None):
+                    self._vms.pop(vm_id, None)
+            elif self._of_pool_vms.get(vm_id, {}).get("version") != version:
                 wanted[vm_id] = version
         if not wanted:
             return set()
         kinds = vmodl.query.PropertyCollector
         spec = kinds.FilterSpec(
             objectSet=[kinds.ObjectSpec(obj=self._objects[vm_id]) for vm_id in wanted],
-            propSet=[
-                kinds.PropertySpec(type=vim.VirtualMachine, pathSet=["config.hardware.device"])
-            ],
+            propSet=[kinds.PropertySpec(type=vim.VirtualMachine, pathSet=list(OF_POOL_VMS))],
             reportMissingObjectsInResults=True,
         )
         changed: set[str] = set()
@@ -206,11 +207,13 @@ class Inventory:
             while answer:
                 for each in answer.objects:
                     vm_id = str(each.obj._moId)
-                    found = tuple(_passed_through(each.propSet[0].val if each.propSet else ()))
-                    if self._devices.get(vm_id, ("", ()))[1] != found:
-                        changed.add(vm_id)
-                    self._devices[vm_id] = (wanted[vm_id], found)
+                    found = {one.name: one.val for one in each.propSet}
+                    devices = found.get("config.hardware.device") or ()
+                    found["config.hardware.device"] = tuple(_passed_through(devices))
+                    found["version"] = wanted[vm_id]
+                    self._of_pool_vms[vm_id] = found
                     self._vms.pop(vm_id, None)
+                    changed.add(vm_id)
                 more = answer.token
                 answer = self._collector.ContinueRetrievePropertiesEx(more) if more else None
         return changed
@@ -222,7 +225,14 @@ class Inventory:
         kind = type(update.obj)
         if update.kind == "leave":
             was_shown = name in self._kinds
-            known = (self._raw, self._kinds, self._objects, self._vms, self._hosts, self._devices)
+            known = (
+                self._raw,
+                self._kinds,
+                self._objects,
+                self._vms,
+                self._hosts,
+                self._of_pool_vms,
+            )
             for where in known:
                 where.pop(name, None)
             return {name} if was_shown else set()
@@ -247,8 +257,9 @@ class Inventory:
 
     def _make_vm(self, vm_id: str, raw: Mapping[str, Any]) -> Vm:
         memory = int(raw.get("config.hardware.memoryMB") or 0)
-        locked = bool(raw.get("config.memoryReservationLockedToMax"))
-        reserved = int(raw.get("config.memoryAllocation.reservation") or 0)
+        more = self._of_pool_vms.get(vm_id, {})
+        locked = bool(more.get("config.memoryReservationLockedToMax"))
+        reserved = int(more.get("config.memoryAllocation.reservation") or 0)
         extra = {
             str(option.key): str(option.value)
             for option in raw.get("config.extraConfig") or ()
@@ -270,7 +281,7 @@ class Inventory:
             resource_pool=self._path(_id(raw.get("resourcePool"))),
             memory_mib=memory,
             reserved_mib=memory if locked else reserved,
-            devices=self._devices.get(vm_id, ("", ()))[1],
+            devices=more.get("config.hardware.device", ()),
             attributes=attributes,
             extra=extra,
             tag=self.tags.get(vm_id, ""),

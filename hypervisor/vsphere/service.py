@@ -122,13 +122,22 @@ class VsphereService:
         try:
             while not self._stop.is_set():
                 if tags and time.monotonic() >= tags_at:
-                    changed |= inventory.set_tags(await asyncio.to_thread(tags.read))
+                    changed |= await self._read_tags(inventory, tags, first=not tags_at)
                     tags_at = time.monotonic() + section.tag_seconds
                 await self._look_at(inventory, changed)
                 changed = await self._wait(inventory, tags_at if tags else None)
         finally:
             if tags:
                 await asyncio.to_thread(tags.close)
+
+    async def _read_tags(self, inventory: Inventory, tags: TagReader, *, first: bool) -> set[str]:
+        try:
+            return inventory.set_tags(await asyncio.to_thread(tags.read))
+        except VsphereError as error:
+            if first:
+                raise  # without tags, VMs that have one would look as if they wished nothing
+            log.warning("%s; tags stay as they were read last", error)
+            return set()
 
     async def _wait(self, inventory: Inventory, tags_at: float | None) -> set[str]:
         until = time.monotonic() + self._config.vcenter.poll_seconds
@@ -176,17 +185,14 @@ class VsphereService:
         self._resync_at = time.monotonic() + self._config.controller.resync_seconds
         for vm in inventory.vms():
             self._uuids[vm.id] = vm.instance_uuid
-        there = {vm.instance_uuid for vm in inventory.vms()}
+        # one whose files cannot be reached now has no identity in the inventory, but is not gone
+        if any(vm_id not in self._uuids for vm_id in inventory.vm_ids):
+            log.warning("VMs are there that vCenter cannot identify now: none is taken for gone")
+            return
+        there = {self._uuids[vm_id] for vm_id in inventory.vm_ids}
         known = self.clients.known | self.pool.enrolments.by_vm.keys()
         gone = known - there
-        if len(gone) > max(FEW, len(known) * MOST_PERCENT // 100) and not self._accept_removals:
-            log.error(
-                "%d of %d VMs that the controller knows are not in vCenter's inventory: nothing of "
-                "them is removed. See whether the user still has the right to see them; start "
-                "sluice-vsphere --accept-removals once if they are really gone",
-                len(gone),
-                len(known),
-            )
+        if self._too_many(len(gone), len(known), "are not in vCenter's inventory"):
             return
         for uuid in gone:
             await self._gone(uuid)
@@ -210,6 +216,9 @@ class VsphereService:
                         self._resync_at = time.monotonic() + RETRY_SECONDS
 
         work = sorted(vm_id for vm_id in ids if self._needs(inventory, vm_id))
+        ended = {vm_id for vm_id in work if self._wishes_no_more(inventory.vm(vm_id))}
+        if self._too_many(len(ended), len(self.clients.known), "wish nothing any more"):
+            work = [vm_id for vm_id in work if vm_id not in ended]
         await asyncio.gather(*(one(vm_id) for vm_id in work))
         self._pending = failed
         if lost:
@@ -227,6 +236,27 @@ class VsphereService:
             or vm.instance_uuid in self.clients.known
             or any(key.startswith("guestinfo.sluice.") and v for key, v in vm.extra.items())
         )
+
+    def _wishes_no_more(self, vm: Vm | None) -> bool:
+        return (
+            vm is not None
+            and vm.instance_uuid in self.clients.known
+            and not self.clients.is_client(vm)
+        )
+
+    def _too_many(self, count: int, known: int, what: str) -> bool:
+        """Whether so many at once are rather a right that the user has lost."""
+        if self._accept_removals or count <= max(FEW, known * MOST_PERCENT // 100):
+            return False
+        log.error(
+            "%d of %d VMs that the controller knows %s, all at once: nothing of them is removed. "
+            "See whether the user still has the right to see them and their attributes; start "
+            "sluice-vsphere --accept-removals once if it is meant",
+            count,
+            known,
+            what,
+        )
+        return True
 
     async def _one(self, inventory: Inventory, vm_id: str) -> None:
         vm = inventory.vm(vm_id)

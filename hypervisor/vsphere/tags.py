@@ -69,7 +69,8 @@ class TagReader:
             for _ in range(2):
                 if SESSION_HEADER not in self._rest.headers:
                     self._log_in()
-                answer = self._rest.request(method, path, params=parameters)
+                body: dict[str, str] | None = {} if method == "POST" else None
+                answer = self._rest.request(method, path, params=parameters, json=body)
                 if answer.status_code != 401:
                     break
                 del self._rest.headers[SESSION_HEADER]  # it has expired

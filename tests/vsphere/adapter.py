@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,10 @@ class Rig:
         """Starts sluice-vsphere."""
         with (self.folder / "vsphere.out").open("ab") as out:
             self.adapter = subprocess.Popen(
-                [sys.executable, "-m", "sluice.hypervisor.vsphere", "--config", str(self.config)]
-                + list(arguments),
+                [
+                    *(sys.executable, "-m", "sluice.hypervisor.vsphere"),
+                    *("--config", str(self.config), *arguments),
+                ],
                 stdout=out,
                 stderr=out,
                 env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
@@ -96,6 +99,16 @@ class Rig:
     def wait_log(self, text: str, times: int = 1, seconds: float = 60) -> None:
         """Until it has written that."""
         wait_for(lambda: self.log().count(text) >= times, seconds, f"{text!r} in the log")
+
+    def wait_quiet(self) -> None:
+        """Until a second passes in which nothing is asked of vCenter but to wait."""
+        wait_for(lambda: not self.calls_within(1.0).keys() - {"WaitForUpdatesEx"}, 60)
+
+    def calls_within(self, seconds: float) -> dict[str, int]:
+        """What is asked of vCenter in so many seconds."""
+        self.vcenter.calls(anew=True)
+        time.sleep(seconds)
+        return self.vcenter.calls()
 
     def sluice(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`sluice vsphere …` on this rig."""
