@@ -151,7 +151,7 @@ class Clients:
             known = None
         gone = {"enrolment": ""}
         if known and known["state"] == "used":
-            return gone
+            return {**gone, "enrolment_id": known["id"]}
         if not vm.is_on:
             # nobody reads it now, and it would not wait: there is another when it is powered on
             await self.enrolments.withdraw(uuid)

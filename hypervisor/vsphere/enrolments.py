@@ -41,10 +41,12 @@ class Enrolments:
         return extra
 
     async def current(self, vm: Vm) -> Enrolment | None:
-        """The VM's, with its state as it is now; an open one may have been used meanwhile."""
+        """The VM's, with its state as it is now: it may have been used or renewed meanwhile."""
         known = self.by_vm.get(vm.instance_uuid)
-        if known is None or known["state"] == "used":
-            return known
+        if known is None:
+            return None
+        if known["state"] == "used" and value_of(vm, "enrolment_id") == known["id"]:
+            return known  # else an operator may have renewed it, or the guest has set keys
         if self.is_waiting(vm, known):
             return known  # as far as can be told it lies there unread
         now: Enrolment | None = None

@@ -77,7 +77,7 @@ class PoolVms:
             return
         secret: dict[str, str] = {}
         if known and known["state"] == "used":
-            secret = {"enrolment": ""}
+            secret = {"enrolment": "", "enrolment_id": known["id"]}
         elif known is None or not self.enrolments.is_waiting(vm, known):
             told = value_of(vm, "vm") == vm.instance_uuid and value_of(vm, "enrolment_id")
             if known is None and told and was_on == vm.host:
