@@ -140,3 +140,18 @@ def test_vms_that_vanish_all_at_once_are_not_taken_for_gone(rig: Rig, tmp_path: 
     rig.stop()
     rig.start("--accept-removals")
     wait_for(lambda: not rig.reservations(), 30)
+
+
+def test_a_controller_that_is_asked_too_often_is_given_time(tmp_path: Path) -> None:
+    from adapter import Rig
+
+    rig = Rig(tmp_path, rate=2)
+    try:
+        for number in range(4):
+            rig.vcenter.set_attribute(rig.vcenter.vm(f"DC0_C0_RP0_VM{number}"), "count=1")
+        rig.start()
+        keys = ["guestinfo.sluice.enrolment"]
+        vms = [rig.vcenter.vm(f"DC0_C0_RP0_VM{number}") for number in range(4)]
+        wait_for(lambda: all(rig.vcenter.extra(vm).get(k) for vm in vms for k in keys), 60)
+    finally:
+        rig.close()
