@@ -4,7 +4,7 @@
 Exit status: 0 done; 1 refused or failed; 2 wrong usage; 3 no such thing; 4 the controller does not
 answer; 5 not allowed (no valid token, or another role is needed); 130 Ctrl-C. `sluice run` has the
 status of the program that it runs. Parts that are not installed here (the hypervisor part needs
-libvirt-python) are simply not mounted.
+libvirt-python, the vSphere part pyvmomi) are simply not mounted.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def mount(module: str, name: str) -> bool:
 
 
 def guest_main(words: list[str]) -> int:
-    """`run` and `check` belong to the guest's part, which reads its own arguments."""
+    """`run`, `check` and `enrol` belong to the guest's part, which reads its own arguments."""
     try:
         guest = importlib.import_module("sluice.guest_runtime.main")
     except ImportError as error:
@@ -98,6 +98,11 @@ def check_program(ctx: typer.Context) -> None:
     raise typer.Exit(guest_main(["check", *ctx.args]))
 
 
+def enrol_vm(ctx: typer.Context) -> None:
+    """Gets this vSphere VM's token from what vCenter tells it: sluice enrol [--wait SECONDS]."""
+    raise typer.Exit(guest_main(["enrol", *ctx.args]))
+
+
 GUEST_ARGUMENTS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -106,11 +111,13 @@ GUEST_ARGUMENTS = {
 }
 app.command("run", context_settings=GUEST_ARGUMENTS)(run_program)
 app.command("check", context_settings=GUEST_ARGUMENTS)(check_program)
+app.command("enrol", context_settings=GUEST_ARGUMENTS)(enrol_vm)
 
 
 def main() -> int:
     """The console command."""
     mount("sluice.hypervisor.cli", "vm")
+    mount("sluice.hypervisor.vsphere.cli", "vsphere")
     try:
         app(prog_name="sluice")
     except CommandError as error:

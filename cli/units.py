@@ -18,7 +18,7 @@ import typer
 from sluice.cli.rest import CommandError
 
 TEMPLATES = Path(__file__).parent.parent / "templates" / "systemd"
-SERVICES = ("sluice-controller", "sluice-server")
+SERVICES = ("sluice-controller", "sluice-server", "sluice-vsphere")
 
 
 def render_units(programs: dict[str, str], config_dir: Path, worker_user: str) -> dict[str, str]:
@@ -47,7 +47,7 @@ def units(
     ),
     worker_user: Annotated[str, typer.Option(help="the account of workers")] = "sluice-worker",
 ) -> None:
-    """Writes the systemd units of the controller and the server."""
+    """Writes the systemd units of the controller, the server and the vSphere adapter."""
     texts = render_units({name: _program(name) for name in SERVICES}, config_dir, worker_user)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 """Writes docs/cli.md from the commands themselves.
 
 Called by `make docs`, and by tests/cli/test_reference.py, which holds the file against what would
-be written. Only commands of typer are described; `sluice run` and `sluice check` read their own
-arguments and are described in docs/guest.md.
+be written. Only commands of typer are described; `sluice run`, `check` and `enrol` read their own
+arguments and are described in docs/guest.md and docs/vsphere.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
-ELSEWHERE = {"run": "guest.md", "check": "guest.md"}
+ELSEWHERE = {"run": "guest.md", "check": "guest.md", "enrol": "vsphere.md"}
 
 HEAD = """\
 # The command `sluice`
@@ -42,7 +42,8 @@ follows what takes long, and says on standard error what it waits for.
 | 130 | Ctrl-C |
 
 `sluice run` has the status of the program that it runs. `sluice vm` is there where
-libvirt-python is installed; see [libvirt.md](libvirt.md).
+libvirt-python is installed ([libvirt.md](libvirt.md)), `sluice vsphere` where pyvmomi is
+([vsphere.md](vsphere.md)).
 """
 
 

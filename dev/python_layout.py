@@ -31,6 +31,7 @@ COMMANDS = {
     "sluice": "sluice.cli",
     "sluice-controller": "sluice.controller",
     "sluice-server": "sluice.server",
+    "sluice-vsphere": "sluice.hypervisor.vsphere",
 }
 
 

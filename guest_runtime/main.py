@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `sluice` command of the guest bundle: `run`, `check`, `version`.
+"""The `sluice` command of the guest bundle: `run`, `check`, `enrol`, `version`.
 
 Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run` and
 `check` belongs to the program.
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from . import VERSION
 from .check import check
+from .enrol import enrol
 from .run import run
 
 _USAGE = """\
@@ -22,6 +23,8 @@ usage: sluice run [OPTIONS] CMD [ARGUMENT...]
                   --processes N: room for so many processes of it (their contexts)
        sluice check [CMD [ARGUMENT...]]
                                       would CMD work here, and if not, what to do
+       sluice enrol [--wait SECONDS] [--group GROUP]
+                                      in a vSphere VM: get its token, as root
        sluice version
 
 SLUICE_VGPU (how many), SLUICE_GMEM (MiB of each) and SLUICE_RATIO (percent of each) say what CMD
@@ -39,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words and words[0] == "--":
             words.pop(0)
         return check(words)
+    if verb == "enrol":
+        return enrol(words)
     if verb in ("version", "--version"):
         print(f"sluice {VERSION}")
         return 0

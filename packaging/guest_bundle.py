@@ -102,7 +102,13 @@ def contents(folder: Path, static: Path) -> dict[str, tuple[int, bytes]]:
     for name in ("sluice", "sluice-run"):
         files[f"bin/{name}"] = (0o755, (PARTS / name).read_bytes())
     files["libexec/sluice-pci-setup"] = (0o755, (PARTS / "sluice-pci-setup").read_bytes())
-    for name in ("client.conf", "70-sluice.rules", "ld.so.conf"):
+    for name in (
+        "client.conf",
+        "70-sluice.rules",
+        "ld.so.conf",
+        "sluice-enrol.service",
+        "sluice-enrol.timer",
+    ):
         files[f"etc/{name}"] = (0o644, (PARTS / name).read_bytes())
     for source in sorted((CHECKOUT / "guest_runtime").glob("*.py")):
         files[f"python/sluice_guest/{source.name}"] = (0o644, source.read_bytes())

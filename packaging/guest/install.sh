@@ -37,7 +37,7 @@ refresh_udev() { [ -n "$root" ] || ! command -v udevadm >/dev/null || udevadm co
 
 if [ $uninstall = yes ]; then
   [ -e "$root$prefix/libexec/sluice-pci-setup" ] || fail "nothing of Sluice is installed in $root$prefix"
-  rm -rf "$root$prefix/lib" "$root$prefix/bin" "$root$prefix/libexec" "$root$prefix/python" "$root$prefix/VERSION"
+  rm -rf "$root$prefix/lib" "$root$prefix/bin" "$root$prefix/libexec" "$root$prefix/python" "$root$prefix/systemd" "$root$prefix/VERSION"
   rmdir "$root$prefix" 2>/dev/null || echo "install.sh: $root$prefix holds other files, which are kept" >&2
   rm -f "$root$rules" "$root$loader"
   [ "$(readlink "$root/usr/local/bin/sluice" 2>/dev/null)" = "$prefix/bin/sluice" ] && rm -f "$root/usr/local/bin/sluice"
@@ -87,6 +87,10 @@ if ! grep -q "^$group:" "$root/etc/group" 2>/dev/null; then
   fi
 fi
 
+mkdir -p "$root$prefix/systemd"
+for unit in sluice-enrol.service sluice-enrol.timer; do # for VMs of vSphere, which link them (docs/vsphere.md)
+  sed "s#@PREFIX@#$prefix#g" "$here/etc/$unit" >"$root$prefix/systemd/$unit"
+done
 mkdir -p "$root/etc/udev/rules.d"
 sed "s#@PREFIX@#$prefix#g" "$here/etc/70-sluice.rules" >"$root$rules.new"
 mv -f "$root$rules.new" "$root$rules"

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Client VMs: what their administrators wish becomes a reservation, an enrolment and guestinfo.
+
+Called by service.py, a VM at a time. It owns what is known of the controller's records of these
+VMs. It promises that a VM that is as wished costs no call, that a wish which cannot be read or held
+changes nothing and is told (`refused`, and once in the event log), and that a VM which wishes
+nothing any more, or is gone, leaves neither reservation nor token behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from sluice.config.vsphere import VsphereConfig
+from sluice.hypervisor.vsphere.controller_line import ControllerLine
+from sluice.hypervisor.vsphere.enrolments import Enrolments
+from sluice.hypervisor.vsphere.errors import ControllerRefused
+from sluice.hypervisor.vsphere.guestinfo import GuestInfo, own_keys, value_of
+from sluice.hypervisor.vsphere.model import Vm
+from sluice.hypervisor.vsphere.wishes import Wish, WishError, parse, wanted_text
+
+log = logging.getLogger("sluice.vsphere")
+
+Write = Callable[[Vm, dict[str, str]], Awaitable[None]]
+LONGEST_EVENT = 250
+
+
+class Clients:
+    """Every client VM of one vCenter."""
+
+    def __init__(self, config: VsphereConfig, line: ControllerLine, write: Write) -> None:
+        self._section = config.clients
+        self._line = line
+        self._write = write
+        self._origin = config.vcenter.name
+        self._info = GuestInfo()
+        self._told = read_told(config)
+        self.enrolments = Enrolments(line, self._origin, "tenant")
+        self.reservations: dict[str, dict[str, Any]] = {}  # by instance UUID
+        self.refused: dict[str, str] = {}  # why a VM's wish is not met, by instance UUID
+
+    async def load(self, enrolments: list[dict[str, Any]]) -> None:
+        """Takes in what the controller has; what is there twice is given back."""
+        for each in self.enrolments.take(enrolments):
+            await self._line.delete(f"/enrolments/{each['id']}")
+        self.reservations = {}
+        found = await self._line.every("/reservations", "reservations", origin=self._origin)
+        for each in found:
+            if each["owner"] in self.reservations:
+                await self._line.delete(f"/reservations/{each['id']}")
+            else:
+                self.reservations[each["owner"]] = each
+
+    @property
+    def known(self) -> set[str]:
+        """The instance UUIDs of VMs that the controller has something of."""
+        return self.reservations.keys() | self.enrolments.by_vm.keys()
+
+    def is_client(self, vm: Vm) -> bool:
+        """Whether it is chosen."""
+        return wanted_text(vm, self._section) is not None
+
+    async def reconcile(self, vm: Vm) -> None:
+        """Brings a VM to what it wishes; raises VsphereError."""
+        text = wanted_text(vm, self._section)
+        if text is None:
+            await self.remove(vm.instance_uuid, vm)
+            return
+        try:
+            wish = parse(text, self._section)
+        except WishError as error:
+            await self._refuse(vm, str(error))
+            return
+        try:
+            reservation = await self._reserve(vm, wish)
+            secret = await self._enrol(vm, wish, reservation)
+        except ControllerRefused as refused:
+            await self._refuse(vm, str(refused))
+            return
+        if self.refused.pop(vm.instance_uuid, None):
+            await self._tell("client_met", vm, "its wish is met now")
+        wanted = secret if not vm.is_on else {**self._told, **_settings(vm, wish), **secret}
+        if differences := self._info.differences(vm, wanted):
+            await self._write(vm, differences)
+
+    async def remove(self, uuid: str, vm: Vm | None) -> None:
+        """A VM is no client, or is no more: nothing of it stays."""
+        self.refused.pop(uuid, None)
+        had = uuid in self.known
+        await self.enrolments.withdraw(uuid)
+        if reservation := self.reservations.get(uuid):
+            await self._line.delete(f"/reservations/{reservation['id']}")
+            self.reservations.pop(uuid, None)
+        if had:
+            log.info("VM %s is no client any more", vm.name if vm else uuid)
+        if vm and value_of(vm, "role") in ("", "client") and (keys := own_keys(vm)):
+            await self._write(vm, dict.fromkeys(keys, ""))
+
+    async def renew(self, vm: Vm) -> None:
+        """Gives a VM another one-time secret on its operator's word; the old token ends."""
+        await self.enrolments.withdraw(vm.instance_uuid)
+        await self._write(vm, {"enrolment": "", "enrolment_id": ""})
+
+    # within
+
+    async def _reserve(self, vm: Vm, wish: Wish) -> dict[str, Any] | None:
+        uuid = vm.instance_uuid
+        known = self.reservations.get(uuid)
+        wanted = (wish.count, wish.memory, wish.compute)
+        if known:
+            has = (known["count"], known["memory_mib"], known["compute_percent"])
+            # a size cannot be changed back to the pool's default, nor a project at all
+            anew = known["project"] != wish.project or any(
+                old and not new for old, new in zip(has, wanted, strict=True)
+            )
+            if not wish.reserves or anew:
+                await self._line.delete(f"/reservations/{known['id']}")
+                self.reservations.pop(uuid, None)
+                known = None
+            elif has != wanted:
+                size = {"count": wanted[0], "memory_mib": wanted[1], "compute_percent": wanted[2]}
+                known = await self._line.patch(f"/reservations/{known['id']}", size)
+                self.reservations[uuid] = known
+        if known is None and wish.reserves:
+            body = {
+                "owner_kind": "vm",
+                "owner": uuid,
+                "project": wish.project,
+                "count": wish.count,
+                "memory_mib": wish.memory,
+                "compute_percent": wish.compute,
+                "wait": True,
+                "origin": self._origin,
+            }
+            known = self.reservations[uuid] = await self._line.post("/reservations", body)
+            log.info("VM %s (%s): reservation %s", vm.name, uuid, known["id"])
+        return known
+
+    async def _enrol(
+        self, vm: Vm, wish: Wish, reservation: dict[str, Any] | None
+    ) -> dict[str, str]:
+        """The keys of its secret: new ones, as they are, or empty."""
+        uuid = vm.instance_uuid
+        known = await self.enrolments.current(vm)
+        if known and known["project"] != wish.project:
+            await self.enrolments.withdraw(uuid)
+            known = None
+        gone = {"enrolment": ""}
+        if known and known["state"] == "used":
+            return {**gone, "enrolment_id": known["id"]}
+        if not vm.is_on:
+            # nobody reads it now, and it would not wait: there is another when it is powered on
+            await self.enrolments.withdraw(uuid)
+            return {"enrolment": "", "enrolment_id": ""}
+        if known and self.enrolments.is_waiting(vm, known):
+            same_room = known["reservation"] == (reservation["id"] if reservation else "")
+            if same_room:
+                return {}
+        elif known is None and value_of(vm, "vm") == uuid and value_of(vm, "enrolment_id"):
+            return gone  # it was told one, which expired: another when it is powered on, or by hand
+        if known:
+            await self.enrolments.withdraw(uuid)  # its secret is lost, or for another's room
+        where = (
+            {"reservation": reservation["id"]}
+            if reservation
+            else {"project": wish.project, "vm": uuid}
+        )
+        return await self.enrolments.make(uuid, self._section.enrolment_seconds, **where)
+
+    async def _refuse(self, vm: Vm, why: str) -> None:
+        if self.refused.get(vm.instance_uuid) != why:
+            self.refused[vm.instance_uuid] = why
+            log.warning("VM %s (%s): %s", vm.name, vm.instance_uuid, why)
+            await self._tell("client_refused", vm, why)
+
+    async def _tell(self, kind: str, vm: Vm, text: str) -> None:
+        line = "".join(c if c.isprintable() else "?" for c in f"VM {vm.name}: {text}")
+        body = {
+            "kind": f"adapter.vsphere.{kind}",
+            "subject": vm.instance_uuid,
+            "text": line[:LONGEST_EVENT],
+        }
+        try:
+            await self._line.post("/events", body)
+        except ControllerRefused as refused:
+            log.warning("the event log does not take it: %s", refused)
+
+
+def read_told(config: VsphereConfig) -> dict[str, str]:
+    """What every VM is told of the controllers."""
+    told = {"controller": config.guest_addresses}
+    if config.controller.ca_file:
+        told["ca"] = Path(config.controller.ca_file).read_text()
+    return told
+
+
+def _settings(vm: Vm, wish: Wish) -> dict[str, str]:
+    settings = {
+        "count": wish.count,
+        "memory_mib": wish.memory,
+        "compute_percent": wish.compute,
+        "mode": wish.mode,
+        "project": wish.project,
+    }
+    return {"role": "client", "vm": vm.instance_uuid, "settings": json.dumps(settings)}

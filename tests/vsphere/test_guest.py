@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`sluice enrol` in a guest of the simulated vCenter: from guestinfo to a configured client.
+
+There is no VMware guest here. A script stands in for `vmware-rpctool`: it answers as the real one
+does, from the extraConfig of the VM in the simulated vCenter, and sets keys there.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from control_plane import wait_for
+
+from sluice.guest_runtime.configuration import read_file
+from sluice.guest_runtime.enrol import set_keys
+
+if TYPE_CHECKING:
+    from adapter import Rig
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = """\
+#!{python}
+import json, pathlib, sys
+store = pathlib.Path({store!r})
+words = sys.argv[-1].split(" ", 2)
+values = json.loads(store.read_text())
+if words[0] == "info-get":
+    value = values.get(words[1])
+    if value is None:
+        sys.exit("No value found")
+    print(value)
+elif words[0] == "info-set":
+    values[words[1]] = words[2] if len(words) > 2 else ""
+    store.write_text(json.dumps(values))
+else:
+    sys.exit("Unknown command")
+"""
+
+
+class Guest:
+    """A guest's files and its FakeRpcTool."""
+
+    def __init__(self, folder: Path, tool: str = "vmware-rpctool") -> None:
+        self.dir = folder / "etc"
+        self.bin = folder / "bin"
+        self.store = folder / "guestinfo.json"
+        self.bin.mkdir(parents=True)
+        self.store.write_text("{}")
+        path = self.bin / tool
+        path.write_text(TOOL.format(python=sys.executable, store=str(self.store)))
+        path.chmod(0o755)
+
+    def set(self, **values: str) -> None:
+        old = json.loads(self.store.read_text())
+        new = {f"guestinfo.sluice.{key}": value for key, value in values.items()}
+        self.store.write_text(json.dumps({**old, **new}))
+
+    def enrol(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "sluice.guest_runtime", "enrol", "--dir", str(self.dir), *words],
+            env={"PATH": str(self.bin), "PYTHONPATH": str(ROOT / "build" / "python")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture
+def guest(tmp_path: Path) -> Guest:
+    return Guest(tmp_path / "guest")
+
+
+GOOD = {
+    "role": "client",
+    "controller": "127.0.0.1:1",
+    "settings": '{"count": 2, "memory_mib": 64, "compute_percent": 5, "mode": "reserved"}',
+    "enrolment": "sluice_enrol_" + "a" * 43,
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"role": "admin"}, "role is 'admin'"),
+        ({"controller": "host; rm -rf /"}, "guestinfo.sluice.controller"),
+        ({"controller": "a:1\n[client]"}, "guestinfo.sluice.controller"),
+        ({"settings": "[]"}, "settings is no JSON object"),
+        ({"settings": "{"}, "settings is no JSON object"),
+        ({"settings": '{"count": "2"}'}, "no count from 1 to 64"),
+        ({"settings": '{"count": true}'}, "no count"),
+        ({"settings": '{"memory_mib": -1}'}, "no memory_mib"),
+        ({"settings": '{"mode": "auto\\ntoken_file = /etc/shadow"}'}, "no mode of"),
+        ({"enrolment": "sluice_enrol_x y"}, "guestinfo.sluice.enrolment"),
+        ({"ca": "-----BEGIN CERTIFICATE-----"}, "ca is no PEM"),
+        ({}, "no controller answers"),
+    ],
+)
+def test_what_guestinfo_says_is_checked(guest: Guest, wrong: dict[str, str], said: str) -> None:
+    guest.set(**{**GOOD, **wrong})
+    done = guest.enrol()
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "a" * 43 not in done.stdout + done.stderr
+    assert not list(guest.dir.glob("*token*"))
+
+
+def test_a_vm_that_is_told_nothing_says_so(guest: Guest) -> None:
+    assert guest.enrol().returncode == 3
+    guest.dir.mkdir()
+    (guest.dir / "token").write_text("old")
+    assert guest.enrol().returncode == 3
+    assert not (guest.dir / "token").exists()
+    (guest.bin / "vmware-rpctool").unlink()
+    done = guest.enrol()
+    assert done.returncode == 1
+    assert "install open-vm-tools" in done.stderr
+
+
+def test_other_lines_of_a_configuration_stay(tmp_path: Path) -> None:
+    path = tmp_path / "client.conf"
+    path.write_text(
+        "; mine\n[log]\nlog_to_screen = true\n\n[client]\n;gmem = 1\ngmem = 7 ; seven\nwait = 5\n"
+    )
+    set_keys(path, {"client": {"gmem": "64", "ratio": "5"}, "controller": {"ca": ""}})
+    assert path.read_text() == (
+        "; mine\n[log]\nlog_to_screen = true\n\n[client]\n;gmem = 1\ngmem = 64\nwait = 5\n"
+        "ratio = 5\n"
+    )
+    set_keys(path, {"client": {"gmem": "", "ratio": "5"}})
+    assert "gmem = 64" not in path.read_text()
+    before = path.stat().st_ino
+    set_keys(path, {"client": {"gmem": "", "ratio": "5"}})
+    assert path.stat().st_ino == before, "what is as it should be is not written"
+
+
+def mirror(rig: Rig, vm: Any, guest: Guest) -> dict[str, str]:
+    """What vCenter has for the VM, as its guest sees it."""
+    extra: dict[str, str] = {k: v for k, v in rig.vcenter.extra(vm).items() if v}
+    guest.store.write_text(json.dumps(extra))
+    return extra
+
+
+@pytest.mark.vsphere
+@pytest.mark.parametrize("tool", ["vmware-rpctool", "vmtoolsd"])
+def test_a_guest_gets_its_own_token_and_its_settings(
+    shared_rig: Rig, tmp_path: Path, tool: str
+) -> None:
+    rig, guest = shared_rig, Guest(tmp_path / "guest", tool)
+    vm = rig.vcenter.vm(f"DC0_C0_RP0_VM{len(tool) % 4}")
+    rig.vcenter.set_attribute(vm, "count=1 memory=32 compute=2 mode=reserved")
+    wait_for(lambda: "guestinfo.sluice.enrolment" in mirror(rig, vm, guest), 30)
+    done = guest.enrol("--wait", "5")
+    assert done.returncode == 0, done.stderr
+    token_file = guest.dir / "token"
+    assert stat.S_IMODE(token_file.stat().st_mode) == 0o600
+    settings = {k: v for k, (v, _) in read_file(guest.dir / "client.conf").items()}
+    assert settings == {
+        "controller.controller_addr": f"127.0.0.1:{rig.plane.rest_port}",
+        "controller.token_file": str(token_file),
+        "client.vgpu_count": "1",
+        "client.gmem": "32",
+        "client.ratio": "2",
+        "client.mode": "reserved",
+    }
+    client = rig.plane.rest_as(token_file.read_text().strip())
+    wish = {"gmem_mib": 32, "ratio_percent": 2, "mode": "reserved"}
+    assert client.post("/sessions", json=wish).status_code == 201
+    assert json.loads(guest.store.read_text())["guestinfo.sluice.enrolment"] == ""
+    # what the guest cleared, and what its administrator changes
+    rig.vcenter.set_extra(vm, guestinfo__sluice__enrolment="")
+    rig.vcenter.set_attribute(vm, "count=2 memory=32 compute=2")
+    wait_for(lambda: '"count": 2' in mirror(rig, vm, guest)["guestinfo.sluice.settings"], 30)
+    token = token_file.read_text()
+    assert guest.enrol().returncode == 0
+    assert token_file.read_text() == token
+    assert read_file(guest.dir / "client.conf")["client.vgpu_count"][0] == "2"
+    # its operator renews it
+    renewed = rig.sluice("client", "renew", vm.name)
+    assert renewed.returncode == 0, renewed.stderr
+    wait_for(lambda: "guestinfo.sluice.enrolment" in mirror(rig, vm, guest), 30)
+    assert client.get("/whoami").status_code == 401
+    assert guest.enrol().returncode == 0
+    assert token_file.read_text() != token
+    # and it is a client no more
+    rig.vcenter.set_attribute(vm, "")
+    wait_for(lambda: "guestinfo.sluice.role" not in mirror(rig, vm, guest), 30)
+    assert guest.enrol().returncode == 3
+    assert not token_file.exists()
