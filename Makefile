@@ -10,7 +10,7 @@ JOBS ?= 2
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-chaos test-gpu bench lint format sanitize native programs python guest-bundle docs clean
+.PHONY: help demo test test-rigs test-chaos test-gpu test-openstack bench lint format sanitize native programs python guest-bundle docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,7 +20,7 @@ demo: build/.rig programs native guest-bundle ## the main job, in a guest and on
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos" tests
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not openstack" tests
 
 test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
 	$(PY) -m pytest -q -m "vm or cluster" tests
@@ -28,6 +28,9 @@ test-rigs: build/.rig programs native guest-bundle ## tests with real guests und
 
 test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_SEED
 	$(PY) -m pytest -q -s -m chaos tests/chaos
+
+test-openstack: build/.openstack programs native guest-bundle ## instances with vGPUs on a real Keystone, Placement, Glance, Neutron and Nova
+	$(PY) -m pytest -q -m openstack tests/openstack
 
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
@@ -39,7 +42,7 @@ bench: build/.base programs native ## the figures, with the machine's own floors
 lint: build/.base python ## ruff, mypy --strict, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy cli config controller dev guest_runtime hypervisor server tests/harness native/codegen
+	$(PY) -m mypy cli config controller dev guest_runtime hypervisor nova_driver server tests/harness native/codegen
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 
 sanitize: build/.base ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer, then ThreadSanitizer
@@ -78,6 +81,11 @@ build/.base: pyproject.toml dev/install_debian.sh dev/promtool.sh
 build/.rig: build/.base
 	dev/install_debian.sh rig
 	$(PY) dev/install_requirements.py libvirt
+	@touch $@
+
+build/.openstack: build/.rig tests/rigs/openstack/install.sh tests/rigs/openstack/requirements.txt
+	$(PY) dev/install_requirements.py openstack
+	tests/rigs/openstack/install.sh build/openstack/venv
 	@touch $@
 
 clean:
