@@ -27,6 +27,7 @@ from sluice.controller import garbage
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
 from sluice.controller.auth.access import Access, is_loopback
+from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.desk import GrantDesk
@@ -226,9 +227,11 @@ class Controller:
         desk = GrantDesk(pool, store, shares.waiting_line_seconds, self._meters)
         await asyncio.sleep(BREATH_SECONDS)
         service = PoolService(desk, shares.heartbeat_seconds)
+        tokens = TokenBook(store, snapshot.documents)
         access = Access(
             self._config.auth,
-            TokenBook(store, snapshot.documents),
+            tokens,
+            EnrolmentBook(store, tokens, snapshot.documents),
             loopback_only=is_loopback(self._config.controller.bind_addr),
         )
         app = build_app(

@@ -97,8 +97,8 @@ class Doorway:
             if given is None and scope["path"] in PUBLIC:
                 return None
             what = f"{scope['method']} {_path(scope)} from {address}: {denied}{_request()}"
-            if denied.token:
-                await self._write("audit.denied", denied.token.id, what)
+            if denied.subject:
+                await self._write("audit.denied", denied.subject, what)
             elif time.monotonic() - self._last_complaint > COMPLAIN_EVERY_SECONDS:
                 self._last_complaint = time.monotonic()
                 log.warning("refused %s", what)

@@ -87,6 +87,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 same_gpu_allowed=body.same_gpu_allowed,
                 mode=Mode(body.mode),
                 owner_label=caller.label,
+                domain_uuid=caller.vm,
                 max_priority=_max_priority(desk, caller),
                 may_preempt=caller.may_preempt,
             )

@@ -48,6 +48,9 @@ class TokenRequest(BaseModel):
     label: Name | None = Field(
         None, description="a tenant's: draws on reservations for this label too"
     )
+    vm: Name | None = Field(
+        None, description="a tenant's: the UUID of the VM that it is of, and draws on those for"
+    )
 
     @model_validator(mode="after")
     def _whose(self) -> TokenRequest:
@@ -55,10 +58,10 @@ class TokenRequest(BaseModel):
             raise ValueError("a tenant's token has a project, and no other has: give `project`")
         if (self.role == "node") != (self.node is not None):
             raise ValueError("a node's token has the node's name, and no other has: give `node`")
-        rights = (self.max_priority, self.may_preempt, self.label)
+        rights = (self.max_priority, self.may_preempt, self.label, self.vm)
         if self.role != "tenant" and any(right is not None for right in rights):
             raise ValueError(
-                "only a tenant's token has max_priority, may_preempt or label: leave them out"
+                "only a tenant's token has max_priority, may_preempt, label or vm: leave them out"
             )
         return self
 
@@ -80,6 +83,7 @@ class TokenView(BaseModel):
     max_priority: int | None
     may_preempt: bool | None
     label: str
+    vm: str
 
 
 class TokenMade(TokenView):
@@ -158,6 +162,7 @@ def token_routes(tokens: TokenBook) -> APIRouter:
             max_priority=body.max_priority,
             may_preempt=body.may_preempt,
             label=body.label or "",
+            vm=body.vm or "",
         )
         set_etag(response, token.generation)
         response.headers["Cache-Control"] = "no-store"
@@ -227,4 +232,5 @@ def _view(token: Token, now: float) -> TokenView:
         max_priority=token.max_priority,
         may_preempt=token.may_preempt,
         label=token.label,
+        vm=token.vm,
     )

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sluice.config.controller import AuthSection
-from sluice.controller.auth.tokens import Role, Token, TokenBook
+from sluice.controller.auth.enrolments import PREFIX, EnrolmentBook
+from sluice.controller.auth.tokens import Role, TokenBook
 
 CLIENT = "client"  # may open sessions; no token's role, but what `[auth] local = user` gives
+ENROLMENT = "enrolment"  # shows a one-time secret, and may exchange it for a token
 
 _RIGHTS = {
     Role.ADMIN: ("admin", "operator", "viewer"),
@@ -35,9 +37,9 @@ _LOCAL_RIGHTS = {
 class Denied(Exception):
     """There is no such caller, or not without a token; the message says what to do."""
 
-    def __init__(self, detail: str, token: Token | None = None) -> None:
+    def __init__(self, detail: str, subject: str = "") -> None:
         super().__init__(detail)
-        self.token = token
+        self.subject = subject  # the id of a token or enrolment that was known once
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Caller:
     max_priority: int | None = None  # None: as its project
     may_preempt: bool | None = None
     label: str = ""
+    vm: str = ""
+    enrolment: str = ""  # the one that it shows, if it shows no token
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.name else ""
@@ -66,8 +70,16 @@ class Caller:
 class Access:
     """The policy of one controller."""
 
-    def __init__(self, section: AuthSection, tokens: TokenBook, *, loopback_only: bool) -> None:
+    def __init__(
+        self,
+        section: AuthSection,
+        tokens: TokenBook,
+        enrolments: EnrolmentBook,
+        *,
+        loopback_only: bool,
+    ) -> None:
         self.tokens = tokens
+        self.enrolments = enrolments
         self._open_to_all = section.required == "no"
         self._open_to_local = section.required == "no" or (
             section.required == "auto" and loopback_only
@@ -75,13 +87,17 @@ class Access:
         self._rights = frozenset(_LOCAL_RIGHTS[section.local])
 
     def by_token(self, secret: str, address: str) -> Caller:
-        """The owner of a token; raises Denied."""
+        """The owner of a token, or of an enrolment; raises Denied."""
+        if secret.startswith(PREFIX):
+            return self._by_enrolment(secret, address)
         token = self.tokens.find(secret)
         if token is None:
             raise Denied("the token is not one of this pool's; ask its operator for one")
         state = token.state(self.tokens.wall())
         if state != "valid":
-            raise Denied(f"token {token.id} is {state}; ask the pool's operator for another", token)
+            raise Denied(
+                f"token {token.id} is {state}; ask the pool's operator for another", token.id
+            )
         return Caller(
             id=token.id,
             roles=frozenset(_RIGHTS[token.role]),
@@ -92,6 +108,26 @@ class Access:
             max_priority=token.max_priority,
             may_preempt=token.may_preempt,
             label=token.label,
+            vm=token.vm,
+        )
+
+    def _by_enrolment(self, secret: str, address: str) -> Caller:
+        enrolment = self.enrolments.find(secret)
+        if enrolment is None:
+            raise Denied("the enrolment is not one of this pool's; ask its operator for one")
+        if (state := enrolment.state(self.tokens.wall())) != "open":
+            raise Denied(
+                f"enrolment {enrolment.id} is {state}; it is good once and for a short while: ask "
+                "the pool's operator for another",
+                enrolment.id,
+            )
+        return Caller(
+            id=f"enrolment-{enrolment.id}",
+            roles=frozenset((ENROLMENT,)),
+            address=address,
+            name=enrolment.name,
+            project=enrolment.project or None,
+            enrolment=enrolment.id,
         )
 
     def without_token(self, address: str, headers: Mapping[str, str] | None = None) -> Caller:

@@ -108,8 +108,8 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
                 caller = guarded.access.by_token(str(given).partition(" ")[2].strip(), address)
         except Denied as denied:
             what = f"gRPC from {address}: {denied}"
-            if denied.token:
-                await _audit(guarded, denied.token.id, what)
+            if denied.subject:
+                await _audit(guarded, denied.subject, what)
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"{denied}; a server's is named by [controller] token_file in server.conf",

@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from sluice.controller.pool.model import Document, Event
+from sluice.controller.pool.model import Change, Document, Event
 from sluice.controller.store.store import Store
 
 COLLECTION = "tokens"
@@ -57,6 +57,7 @@ class Token(BaseModel):
     max_priority: int | None = None  # of its requests; None: as its project
     may_preempt: bool | None = None  # None: as its project
     label: str = ""  # whose reservations its processes draw on besides its project's
+    vm: str = ""  # the UUID of the VM that it is of, whose reservations they draw on too
 
     def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
         """Whether it opens a door now."""
@@ -89,6 +90,12 @@ class TokenBook:
         token_id = self._by_hash.get(_hash(secret))
         return self.tokens[token_id] if token_id else None
 
+    def new_id(self) -> str:
+        """An id that no token has."""
+        while (found := secrets.token_hex(4)) in self.tokens:
+            pass
+        return found
+
     async def create(
         self,
         role: Role,
@@ -101,11 +108,17 @@ class TokenBook:
         max_priority: int | None = None,
         may_preempt: bool | None = None,
         label: str = "",
+        vm: str = "",
+        token_id: str = "",
+        along: Sequence[Change] = (),
     ) -> tuple[Token, str]:
-        """A new token and its secret; raises StoreError, and then there is none."""
+        """A new token and its secret; raises StoreError, and then there is none.
+
+        What is given as `along` is stored with it, or neither is.
+        """
         secret = PREFIX + secrets.token_urlsafe(32)
         token = Token(
-            id=secrets.token_hex(4),
+            id=token_id or self.new_id(),
             hash=_hash(secret),
             role=role,
             name=name,
@@ -117,8 +130,9 @@ class TokenBook:
             max_priority=max_priority,
             may_preempt=may_preempt,
             label=label,
+            vm=vm,
         )
-        await self._put(token, "token.made", f"{role} {name or '(no name)'}, by {by}")
+        await self._put(token, "token.made", f"{role} {name or '(no name)'}, by {by}", along)
         self.tokens[token.id] = token
         self._by_hash[token.hash] = token.id
         return token, secret
@@ -133,9 +147,9 @@ class TokenBook:
         await self._put(token, "token.revoked", f"by {by}")
         return token
 
-    async def _put(self, token: Token, kind: str, text: str) -> None:
+    async def _put(self, token: Token, kind: str, text: str, along: Sequence[Change] = ()) -> None:
         document = Document(COLLECTION, token.id, token.model_dump_json())
-        await self._store.commit([document, Event(self.wall(), kind, token.id, text)])
+        await self._store.commit([document, Event(self.wall(), kind, token.id, text), *along])
 
 
 def _hash(secret: str) -> str:

@@ -15,6 +15,7 @@ import yaml
 from sluice.config.controller import AuthSection
 from sluice.controller.api.app import build_app
 from sluice.controller.auth.access import Access
+from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, ServerLink
@@ -27,7 +28,10 @@ from sluice.rpc import pool_pb2 as rpc
 
 def operator_access(store: SqliteStore) -> Access:
     """Callers of this host need no token and are operators."""
-    return Access(AuthSection(local="operator"), TokenBook(store), loopback_only=True)
+    tokens = TokenBook(store)
+    return Access(
+        AuthSection(local="operator"), tokens, EnrolmentBook(store, tokens), loopback_only=True
+    )
 
 
 VERBS = ("get", "post", "put", "patch", "delete")

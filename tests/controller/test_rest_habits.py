@@ -38,7 +38,7 @@ def grants(plane: ControlPlane) -> Iterator[list[str]]:
 
 
 def test_every_operation_declares_its_roles_and_its_problems(plane: ControlPlane) -> None:
-    known = {"admin", "operator", "viewer", "tenant", "node", "client"}
+    known = {"admin", "operator", "viewer", "tenant", "node", "client", "enrolment"}
     paths = plane.rest.get("/openapi.json").json()["paths"]
     assert len(paths) >= 15
     for path, operations in paths.items():

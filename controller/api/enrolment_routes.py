@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST handlers for enrolments: made and withdrawn by operators, used once by a new machine.
+
+Mounted by controller.api.app. The machine shows the enrolment's secret where others show a token
+(`Authorization: Bearer sluice_enrol_…`), so the doorway counts, checks and records it like every
+other caller; the one thing that such a caller may do is `POST /v1/enrol`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field, model_validator
+
+from sluice.controller.api.authorisation import Operator, needs
+from sluice.controller.api.generations import IfMatch, check_generation, set_etag
+from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
+from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.schemas import Line, Name, Time, time_of
+from sluice.controller.auth.access import ENROLMENT, Caller
+from sluice.controller.auth.enrolments import Enrolment, EnrolmentBook, NotOpen
+from sluice.controller.auth.tokens import Role
+from sluice.controller.pool.model import OwnerKind, ReservationState
+from sluice.controller.pool.pool import Pool
+
+LONGEST_SECONDS = 86400
+TEN_YEARS_SECONDS = 10 * 366 * 86400
+
+_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
+StateName = Literal["open", "used", "expired", "withdrawn"]
+
+
+class EnrolmentRequest(BaseModel):
+    """The enrolment that is wanted, and what the token will be that it is exchanged for."""
+
+    role: Literal["tenant", "node"] = "tenant"
+    name: Line = Field("", description="for people: which machine")
+    reservation: Name | None = Field(
+        None, description="a tenant's: its project and its owner are the token's; over with it"
+    )
+    project: Name | None = Field(None, description="a tenant's (default: the reservation's)")
+    vm: Name | None = Field(
+        None, description="a tenant's: the UUID of the VM whose reservations it draws on"
+    )
+    node: Name | None = Field(None, description="a node's name; only an admin may")
+    expires_seconds: int = Field(
+        600, ge=10, le=LONGEST_SECONDS, description="how long the secret is good for"
+    )
+    token_expires_seconds: int | None = Field(
+        None, ge=1, le=TEN_YEARS_SECONDS, description="and the token; null: until it is revoked"
+    )
+
+    @model_validator(mode="after")
+    def _whose(self) -> EnrolmentRequest:
+        if (self.role == "node") != (self.node is not None):
+            raise ValueError("a node's enrolment has the node's name, and no other: give `node`")
+        of_tenant = (self.reservation, self.project, self.vm)
+        if self.role == "node" and any(each is not None for each in of_tenant):
+            raise ValueError("a node's has no reservation, project or vm: leave them out")
+        if self.role == "tenant" and self.reservation is None and self.project is None:
+            raise ValueError("a tenant's is for a reservation or a project: give one")
+        return self
+
+
+class EnrolmentView(BaseModel):
+    """An enrolment, without its secret."""
+
+    id: str
+    role: Literal["tenant", "node"]
+    name: str
+    project: str
+    node: str
+    vm: str
+    label: str
+    reservation: str
+    state: StateName
+    created: Time
+    created_by: str
+    expires: Time
+    used: Time | None
+    token_id: str = Field(description="of the token that it was exchanged for")
+    generation: int
+
+
+class EnrolmentMade(EnrolmentView):
+    """A new enrolment."""
+
+    secret: str = Field(description="shown this once")
+
+
+class EnrolmentList(Page):
+    """Enrolments, oldest first."""
+
+    enrolments: list[EnrolmentView]
+
+
+class Enrolled(BaseModel):
+    """The machine's own token."""
+
+    secret: str = Field(description="shown this once")
+    token_id: str
+    role: Literal["tenant", "node"]
+    project: str
+    node: str
+    vm: str
+    reservation: str
+    expires: Time | None
+
+
+def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) -> APIRouter:
+    """The handlers, bound to one pool's enrolments; now() is in seconds since the epoch."""
+    routes = APIRouter()
+
+    def enrolment_of(enrolment_id: str) -> Enrolment:
+        if (found := book.enrolments.get(enrolment_id)) is None:
+            raise not_found("enrolment", enrolment_id)
+        return found
+
+    @routes.post(
+        "/enrolments",
+        tags=["enrolments"],
+        status_code=201,
+        responses={409: {"model": ProblemDocument}, 422: {"model": ProblemDocument}},
+    )
+    async def create_enrolment(
+        body: EnrolmentRequest, caller: Operator, response: Response
+    ) -> EnrolmentMade:
+        """Makes a one-time secret for a new machine; it is in this answer and nowhere else."""
+        role = Role(body.role)
+        if role is Role.NODE and Role.ADMIN not in caller.roles:
+            raise Problem(
+                403,
+                "Not allowed",
+                f"a node's enrolment is for admin, as a node's token is, and {caller.id} is "
+                f"{', '.join(sorted(caller.roles))}; use another token",
+            )
+        project, vm, label = body.project or "", body.vm or "", ""
+        if body.reservation is not None:
+            reservation = pool.reservations.get(body.reservation)
+            if reservation is None or reservation.state is ReservationState.ENDED:
+                raise Problem(
+                    409,
+                    "No such reservation",
+                    f"reservation {body.reservation} is not there or has ended; list them at "
+                    "/v1/reservations",
+                )
+            if project not in ("", reservation.project):
+                raise Problem(
+                    422,
+                    "Another's project",
+                    f"project is {project}, and reservation {reservation.id} is of "
+                    f"{reservation.project}: leave `project` out",
+                )
+            project = reservation.project
+            if reservation.owner_kind is OwnerKind.VM:
+                if vm not in ("", reservation.owner):
+                    raise Problem(
+                        422,
+                        "Another's reservation",
+                        f"vm is {vm}, and reservation {reservation.id} is of "
+                        f"{reservation.owner}: leave `vm` out",
+                    )
+                vm = reservation.owner
+            elif reservation.owner_kind is OwnerKind.LABEL:
+                label = reservation.owner
+        enrolment, secret = await book.create(
+            role,
+            by=caller.id,
+            seconds=body.expires_seconds,
+            name=body.name,
+            project=project,
+            node=body.node or "",
+            vm=vm,
+            label=label,
+            reservation=body.reservation or "",
+            token_seconds=body.token_expires_seconds,
+        )
+        set_etag(response, enrolment.generation)
+        response.headers["Cache-Control"] = "no-store"
+        return EnrolmentMade(**_view(enrolment, now()).model_dump(), secret=secret)
+
+    @routes.get("/enrolments", tags=["enrolments"])
+    async def list_enrolments(
+        _: Operator,
+        state: Literal["open", "used", "expired", "withdrawn", "live", "all"] = "live",
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
+    ) -> EnrolmentList:
+        """Enrolments; open and used ones (`live`) unless told otherwise."""
+        moment = now()
+
+        def is_wanted(each: Enrolment) -> bool:
+            found = each.state(moment)
+            return state in ("all", found) or (state == "live" and found in ("open", "used"))
+
+        wanted = filter(is_wanted, book.enrolments.values())
+        shown, marker = page(wanted, lambda e: (e.created, e.id), limit, marker)
+        return EnrolmentList(enrolments=[_view(e, moment) for e in shown], next_marker=marker)
+
+    @routes.get("/enrolments/{enrolment_id}", tags=["enrolments"], responses=_404)
+    async def show_enrolment(enrolment_id: str, _: Operator, response: Response) -> EnrolmentView:
+        """One enrolment."""
+        found = enrolment_of(enrolment_id)
+        set_etag(response, found.generation)
+        return _view(found, now())
+
+    @routes.delete(
+        "/enrolments/{enrolment_id}",
+        tags=["enrolments"],
+        responses={**_404, 412: {"model": ProblemDocument}},
+    )
+    async def withdraw_enrolment(
+        enrolment_id: str, caller: Operator, response: Response, if_match: IfMatch = None
+    ) -> EnrolmentView:
+        """Withdraws it: the secret is refused from now on, and its token is revoked."""
+        found = enrolment_of(enrolment_id)
+        check_generation(if_match, "enrolment", enrolment_id, found.generation)
+        if found.role is Role.NODE and Role.ADMIN not in caller.roles:
+            raise Problem(403, "Not allowed", "a node's enrolment is withdrawn by an admin")
+        found = await book.withdraw(enrolment_id, caller.id)
+        set_etag(response, found.generation)
+        return _view(found, now())
+
+    @routes.post(
+        "/enrol",
+        tags=["enrolments"],
+        status_code=201,
+        responses={409: {"model": ProblemDocument, "description": "it was used, or is over"}},
+    )
+    async def enrol(caller: Annotated[Caller, needs(ENROLMENT)], response: Response) -> Enrolled:
+        """Exchanges the enrolment whose secret is shown for a token of the machine's own, once."""
+        enrolment = book.enrolments[caller.enrolment]
+        if enrolment.reservation:
+            reservation = pool.reservations.get(enrolment.reservation)
+            if reservation is None or reservation.state is ReservationState.ENDED:
+                raise Problem(
+                    409,
+                    "Reservation is over",
+                    f"enrolment {enrolment.id} was for reservation {enrolment.reservation}, which "
+                    "has ended; ask for another",
+                )
+        try:
+            token, secret = await book.use(enrolment.id)
+        except NotOpen as error:
+            raise Problem(409, "Enrolment is over", f"{error}; ask for another") from None
+        response.headers["Cache-Control"] = "no-store"
+        return Enrolled(
+            secret=secret,
+            token_id=token.id,
+            role=_role(enrolment),
+            project=token.project,
+            node=token.node,
+            vm=token.vm,
+            reservation=enrolment.reservation,
+            expires=None if token.expires is None else time_of(token.expires),
+        )
+
+    return routes
+
+
+def _role(enrolment: Enrolment) -> Literal["tenant", "node"]:
+    return "node" if enrolment.role is Role.NODE else "tenant"
+
+
+def _view(enrolment: Enrolment, now: float) -> EnrolmentView:
+    return EnrolmentView(
+        id=enrolment.id,
+        role=_role(enrolment),
+        name=enrolment.name,
+        project=enrolment.project,
+        node=enrolment.node,
+        vm=enrolment.vm,
+        label=enrolment.label,
+        reservation=enrolment.reservation,
+        state=enrolment.state(now),
+        created=time_of(enrolment.created),
+        created_by=enrolment.created_by,
+        expires=time_of(enrolment.expires),
+        used=None if enrolment.used is None else time_of(enrolment.used),
+        token_id=enrolment.token_id,
+        generation=enrolment.generation,
+    )
