@@ -19,10 +19,10 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from sluice.controller.api.authorisation import Admin, ViewerOrTenant
+from sluice.controller.api.authorisation import Admin, Operator, ViewerOrTenant
 from sluice.controller.api.pages import Limit, Marker, Page, make_marker, read_marker
 from sluice.controller.api.problems import Problem, ProblemDocument
-from sluice.controller.api.schemas import Time, time_of
+from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.desk import GrantDesk
@@ -50,6 +50,14 @@ class EventView(BaseModel):
     kind: str
     subject: str
     text: str
+
+
+class EventRequest(BaseModel):
+    """What an adapter of a platform has to say of a thing of that platform."""
+
+    kind: Annotated[str, Field(max_length=60, pattern=r"^adapter\.[a-z0-9_.]+$")]
+    subject: Annotated[Line, Field(min_length=1)] = Field(description="such as a VM's UUID")
+    text: Line
 
 
 class EventList(Page):
@@ -106,6 +114,11 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
         subjects = () if subject is None else (subject,)
         query = EventQuery(limit, subjects, kind, without_kind=AUDIT, after=since)
         return await listed(query, limit, marker, visible_to(caller))
+
+    @routes.post("/events", tags=["events"], status_code=201)
+    async def write_event(body: EventRequest, _: Operator) -> None:
+        """Writes a line of an adapter's into the event log."""
+        await store.commit([Event(tokens.wall(), body.kind, body.subject, body.text)])
 
     @routes.get("/audit", tags=["events"])
     async def list_audit(

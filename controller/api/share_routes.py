@@ -68,6 +68,9 @@ class ReservationRequest(BaseModel):
     priority: int = Field(0, ge=-(2**31), le=MOST)
     node: Name | None = Field(None, description="where it must be (default: anywhere)")
     wait: bool = Field(False, description="let it wait in the queue; else it is refused")
+    origin: Name | None = Field(
+        None, description="the adapter that keeps it, by which it finds its own again"
+    )
 
 
 class ReservationSize(BaseModel):
@@ -105,6 +108,7 @@ class ReservationView(BaseModel):
     created: Time
     ended: Time | None
     reason: str
+    origin: str
     generation: int
 
 
@@ -216,6 +220,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
             created=time_of(reservation.created),
             ended=time_of(reservation.ended) if reservation.ended is not None else None,
             reason=reservation.reason,
+            origin=reservation.origin,
             generation=reservation.generation,
         )
 
@@ -239,6 +244,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
     async def list_reservations(
         _: Viewer,
         state: Literal["waiting", "held", "ended", "live", "all"] = "live",
+        origin: Annotated[str | None, Query(description="only this adapter's")] = None,
         limit: Limit = DEFAULT_LIMIT,
         marker: Marker = None,
     ) -> ReservationList:
@@ -246,8 +252,11 @@ def share_routes(desk: GrantDesk) -> APIRouter:
         wanted = (
             r
             for r in pool.reservations.values()
-            if state in ("all", r.state.value)
-            or (state == "live" and r.state is not ReservationState.ENDED)
+            if origin in (None, r.origin)
+            and (
+                state in ("all", r.state.value)
+                or (state == "live" and r.state is not ReservationState.ENDED)
+            )
         )
         shown, marker = page(wanted, lambda r: (r.created, r.id), limit, marker)
         return ReservationList(reservations=[view(r) for r in shown], next_marker=marker)
@@ -273,6 +282,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
             priority=body.priority,
             node=body.node or "",
             created=time.time(),
+            origin=body.origin or "",
         )
         await carried_out(desk, lambda: operations.reserve(reservation, wait=body.wait))
         return view(reservation)

@@ -329,6 +329,7 @@ class Reservation:
     generation: int = 1
     ended: float | None = None
     reason: str = ""
+    origin: str = ""  # the adapter that keeps it, such as vsphere.dc1; empty: people do
 
 
 @dataclass(slots=True)

@@ -109,6 +109,9 @@ MIGRATIONS = (
     """
     ALTER TABLE grants ADD COLUMN ending TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE reservations ADD COLUMN origin TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0
