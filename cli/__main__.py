@@ -111,6 +111,7 @@ app.command("check", context_settings=GUEST_ARGUMENTS)(check_program)
 def main() -> int:
     """The console command."""
     mount("sluice.hypervisor.cli", "vm")
+    mount("sluice.nova_driver.commands", "openstack")
     try:
         app(prog_name="sluice")
     except CommandError as error:
