@@ -1,36 +1,134 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real OpenStack for the tests marked `openstack`: started once, cleaned, stopped."""
+"""A real OpenStack with a pool of ours beside it, for the tests marked `openstack`.
+
+Started once. A rig that ran before (python -m tests.rigs.openstack.rig start) goes on afterwards,
+which saves developers half a minute.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from control_plane import PYTHON_PATH, ControlPlane
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
 
 if TYPE_CHECKING:
+    from books import Books
+
     from tests.rigs.openstack.rig import OpenStackRig
 
 #: Without openstacksdk (the extra `openstack`) the other tests run all the same.
 collect_ignore = [] if importlib.util.find_spec("openstack") else ["test_instances.py"]
 
 
-@pytest.fixture(scope="session")
-def rig() -> Iterator[OpenStackRig]:
-    from tests.rigs.openstack.rig import OpenStackRig
+class Pool(ControlPlane):
+    """A controller and a server that follows the rig's libvirt."""
 
-    openstack = OpenStackRig()
-    ran = bool(openstack.status())  # by hand: it goes on afterwards
-    openstack.start()
-    yield openstack
-    if not ran:
-        openstack.stop()
+    def sluice_openstack(self, *words: str, rig: OpenStackRig) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "sluice.cli", "openstack", *words],
+            env=self.environment(rig),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def environment(self, rig: OpenStackRig) -> dict[str, str]:
+        return {**os.environ, **rig.credentials(), "PYTHONPATH": str(PYTHON_PATH)}
+
+    @property
+    def adapter_conf(self) -> Path:
+        return self.folder / "openstack.conf"
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
+    """OpenStack with our driver, and the pool that it gives vGPUs of."""
+    from tests.rigs.openstack.rig import OpenStackRig, Settings
+
+    rig = OpenStackRig()
+    folder = rig.root / "pool"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    pool = Pool(
+        folder,
+        server={
+            "enable_kvm": "true",
+            "libvirt_uri": rig.libvirt.uri,
+            "region_dir": "/dev/shm",
+        },
+    )
+    pool.adapter_conf.write_text(
+        f"[log]\nlog_dir = {folder}/log\n"
+        f"[controller]\naddresses = 127.0.0.1:{pool.rest_port}\n"
+        f"[openstack]\ntransport_url = {rig.transport_url}\nreconcile_seconds = 5\n"
+    )
+    rig.settings = Settings(
+        compute_driver="sluice.LibvirtDriver",
+        server_socket=str(folder / "run" / "vms.sock"),
+        packages=[CHECKOUT / "nova_driver"],
+    )
+    ran = bool(rig.status())
+    try:
+        rig.start()
+        if ran:
+            rig.restart("nova-api", "nova-compute")
+        pool.start_controller()
+        pool.start_server()
+        yield rig, pool
+    finally:
+        pool.close()
+        if not ran:
+            rig.stop()
+
+
+@pytest.fixture(scope="session")
+def driver_installed() -> OpenStackRig:
+    """Nova's environment with our driver in it; nothing runs for that."""
+    from tests.rigs.openstack.rig import OpenStackRig, Settings
+
+    found = OpenStackRig(settings=Settings(packages=[CHECKOUT / "nova_driver"]))
+    found.install()
+    return found
+
+
+@pytest.fixture(scope="session")
+def rig(stack: tuple[OpenStackRig, Pool]) -> OpenStackRig:
+    return stack[0]
+
+
+@pytest.fixture(scope="session")
+def pool(stack: tuple[OpenStackRig, Pool]) -> Pool:
+    return stack[1]
+
+
+@pytest.fixture(scope="session")
+def adapter(rig: OpenStackRig, pool: Pool) -> Iterator[subprocess.Popen[bytes]]:
+    """`sluice openstack serve`."""
+    with (pool.folder / "adapter.out").open("ab") as out:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-W", "ignore", "-m", "sluice.cli", "openstack", "serve"),
+                *("--config", str(pool.adapter_conf)),
+            ],
+            env=pool.environment(rig),
+            stdout=out,
+            stderr=out,
+        )
+    yield process
+    process.terminate()
+    assert process.wait(30) == 0
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +158,16 @@ def remove_instances(cloud: Any) -> None:
         cloud.compute.delete_server(server, ignore_missing=True)
     for server in servers:
         cloud.compute.wait_for_delete(server, interval=0.5, wait=90)
+    for flavor in list(cloud.compute.flavors()):
+        if flavor.name.startswith("rig."):
+            cloud.compute.delete_flavor(flavor)
+
+
+@pytest.fixture(scope="session")
+def books(rig: OpenStackRig, pool: Pool, adapter: subprocess.Popen[bytes], cloud: Any) -> Books:
+    from books import Books
+
+    return Books(rig, pool, cloud)
 
 
 @pytest.fixture(scope="session")

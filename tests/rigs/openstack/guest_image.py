@@ -17,7 +17,8 @@ from tests.rigs.kvm import images, initramfs
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[2]
-LIBRARIES = ("libcuda.so.1", "libcudart.so.13")
+#: Of the guest bundle: what a CUDA program needs in a guest.
+PARTS = ("lib/libcuda.so.1", "lib/libcudart.so.13", "bin/sluice-watch")
 BUNDLE = CHECKOUT / "dist" / "sluice-guest-x86_64.tar.gz"
 PROGRAM = CHECKOUT / "build" / "programs" / "vector_add"
 
@@ -37,17 +38,18 @@ def build(
     """Writes the image into `folder`; `kernels` is where the KVM rig keeps its own."""
     folder.mkdir(parents=True, exist_ok=True)
     base = images.prepare(kernels, lambda line: None)
-    library_folder = folder / "bundle"
-    library_folder.mkdir(exist_ok=True)
+    parts = {name: folder / "bundle" / name for name in PARTS}
     with tarfile.open(bundle) as archive:
-        for name in LIBRARIES:
-            member = archive.extractfile(f"sluice-guest/lib/{name}")
+        for name, path in parts.items():
+            member = archive.extractfile(f"sluice-guest/{name}")
             if member is None:
-                raise RuntimeError(f"{bundle}: has no lib/{name}: make guest-bundle")
-            (library_folder / name).write_bytes(member.read())
-    files = {f"sluice/lib/{name}": library_folder / name for name in LIBRARIES}
+                raise RuntimeError(f"{bundle}: has no {name}: make guest-bundle")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(member.read())
+            path.chmod(0o755)
+    files = {f"sluice/{name}": path for name, path in parts.items()}
     files["sluice/program"] = program
-    for path in (program, *(library_folder / name for name in LIBRARIES)):
+    for path in (program, *parts.values()):
         files |= {str(found).lstrip("/"): found.resolve() for found in _libraries(path)}
     ramdisk = folder / "initramfs"
     initramfs.build(

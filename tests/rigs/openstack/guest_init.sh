@@ -16,7 +16,7 @@ done
 echo "rig: up, channel $channel"
 if [ "$channel" != none ]; then
   export HOME=/root LD_LIBRARY_PATH=/sluice/lib GLIBC_TUNABLES=glibc.cpu.hwcaps=-ERMS
-  /sluice/program
+  /sluice/program 10000
   echo "rig: program ended with $?"
 fi
 while :; do sleep 3600; done

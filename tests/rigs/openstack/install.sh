@@ -37,3 +37,8 @@ if [ "$(cat "$venv/.requirements" 2>/dev/null)" != "$wanted" ]; then
     "libvirt-python==$(pkg-config --modversion libvirt)"
   echo "$wanted" >"$venv/.requirements"
 fi
+# Another release of Nova, to hold the driver against: its code alone, on the libraries of the first.
+other=$(dirname "$venv")/nova-older
+if [ ! -d "$other/nova" ]; then
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "$other" nova==32.0.0
+fi

@@ -84,12 +84,14 @@ class Processes:
 
     def wait_port(self, name: str, port: int, seconds: float = 120) -> None:
         """Waits until that process listens."""
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = began + seconds
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
                 return
-            if not self.running(name):
+            # a process that has just begun may move its environment about
+            if not self.running(name) and time.monotonic() > began + 3:
                 raise RuntimeError(f"{name} ended before it listened: {self.tail(name)}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{name}: port {port} not open after {seconds:.0f} s")
