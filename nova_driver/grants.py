@@ -133,8 +133,12 @@ class Grants:
         return held
 
     def _steps(self, owner: str, instance: Instance | None) -> list[Action]:
-        self._note(owner, instance.problem if instance else "")
-        return steps(instance, list(self._held.get(owner, {}).values()))
+        actions = steps(instance, list(self._held.get(owner, {}).values()))
+        if instance is not None and instance.problem:
+            self._note(owner, instance.problem)
+        elif not actions:
+            self.problems.pop(owner, None)
+        return actions
 
     def _take(self, actions: Iterable[Action]) -> int:
         done = 0
@@ -142,6 +146,7 @@ class Grants:
             owner = action.owner if isinstance(action, Reserve) else action.held.owner
             try:
                 self._carry_out(action)
+                self.problems.pop(owner, None)
                 done += 1
             except CommandError as error:
                 if error.status == EXIT_UNREACHABLE:
@@ -186,12 +191,9 @@ class Grants:
         self._remember(answer)
 
     def _note(self, owner: str, problem: str) -> None:
-        if problem and self.problems.get(owner) != problem:
+        if self.problems.get(owner) != problem:
             log.warning("instance %s: %s", owner, problem)
-        if problem:
-            self.problems[owner] = problem
-        else:
-            self.problems.pop(owner, None)
+        self.problems[owner] = problem
 
     def _differences(self, owner: str, instance: Instance | None) -> list[Difference]:
         subject = f"instance {owner}"

@@ -8,6 +8,7 @@ which saves developers half a minute.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -44,6 +45,18 @@ class Pool(ControlPlane):
             check=False,
         )
 
+    def make_flavor(self, rig: OpenStackRig, name: str, size: tuple[int, int, int]) -> str:
+        """`sluice openstack flavor create`; the flavor's id."""
+        count, memory_mib, compute = size
+        ran = self.sluice_openstack(
+            *("flavor", "create", name, "--count", str(count), "--memory-mib", str(memory_mib)),
+            *("--compute", str(compute), "--ram", "256", "--vcpus", "1", "--disk", "0"),
+            *("-o", "json", "--config", str(self.adapter_conf)),
+            rig=rig,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return str(json.loads(ran.stdout)["id"])
+
     def environment(self, rig: OpenStackRig) -> dict[str, str]:
         return {**os.environ, **rig.credentials(), "PYTHONPATH": str(PYTHON_PATH)}
 
@@ -68,6 +81,8 @@ def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
             "libvirt_uri": rig.libvirt.uri,
             "region_dir": "/dev/shm",
         },
+        openstack={"vendordata": "true", "users": "nova", "guest_address": "pool.example:9123"},
+        environment=rig.credentials(),
     )
     pool.adapter_conf.write_text(
         f"[log]\nlog_dir = {folder}/log\n"
@@ -76,12 +91,13 @@ def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
     )
     rig.settings = Settings(
         compute_driver="sluice.LibvirtDriver",
+        vendordata=f"{pool.url}/v1/vendordata",
         server_socket=str(folder / "run" / "vms.sock"),
         packages=[CHECKOUT / "nova_driver"],
     )
     ran = bool(rig.status())
     try:
-        rig.start()
+        rig.start()  # before the controller, which asks Keystone
         if ran:
             rig.restart("nova-api", "nova-compute")
         pool.start_controller()

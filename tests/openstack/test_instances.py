@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,18 +22,6 @@ SMALL, LARGE = (1, 1024, 25), (1, 2048, 50)
 NOTHING = (0, 0)
 BOOT_SECONDS = 180
 EXPECTED = Path(__file__).resolve().parents[1] / "programs" / "expected" / "vector_add.out"
-
-
-def make_flavor(pool: Pool, rig: OpenStackRig, name: str, size: tuple[int, int, int]) -> str:
-    count, memory_mib, compute = size
-    ran = pool.sluice_openstack(
-        *("flavor", "create", name, "--count", str(count), "--memory-mib", str(memory_mib)),
-        *("--compute", str(compute), "--ram", "256", "--vcpus", "1", "--disk", "0", "-o", "json"),
-        *("--config", str(pool.adapter_conf)),
-        rig=rig,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return str(json.loads(ran.stdout)["id"])
 
 
 def boot(cloud: Any, image: Any, name: str, flavor: str) -> Any:
@@ -67,7 +54,7 @@ def delete(cloud: Any, server: Any) -> None:
 def flavors(books: Books, pool: Pool, rig: OpenStackRig) -> tuple[str, str]:
     # the adapter has put the pool into Placement before anybody asks for it
     wait_for(lambda: not books.differences(), 60, "Placement to know the pool")
-    return make_flavor(pool, rig, "rig.small", SMALL), make_flavor(pool, rig, "rig.large", LARGE)
+    return pool.make_flavor(rig, "rig.small", SMALL), pool.make_flavor(rig, "rig.large", LARGE)
 
 
 def test_an_instance_without_a_vgpu_is_nobodys_business(
@@ -81,7 +68,12 @@ def test_an_instance_without_a_vgpu_is_nobodys_business(
 
 
 def test_a_grant_follows_its_instance(
-    cloud: Any, image: Any, books: Books, pool: Pool, flavors: tuple[str, str]
+    cloud: Any,
+    image: Any,
+    books: Books,
+    pool: Pool,
+    rig: OpenStackRig,
+    flavors: tuple[str, str],
 ) -> None:
     small, large = flavors
     compute = cloud.compute
@@ -134,6 +126,15 @@ def test_a_grant_follows_its_instance(
     compute.unshelve_server(server)
     wait_status(cloud, server, "ACTIVE")
     books.agree(server.id, larger)
+
+    # whoever has the `openstack` client sees the same
+    [row] = rig.openstack("vgpu", "list", "--os-vgpu-controller", pool.url)
+    assert (row["ID"], row["vGPUs"], row["Memory MiB"]) == (server.id, 1, 2048)
+    assert (row["Status"], row["Mode"], row["Grant"]) == ("ACTIVE", "reserved", "held")
+    shown = rig.openstack("vgpu", "show", server.name)
+    assert (shown["compute_percent"], shown["priority"]) == (50, 0)
+    quota = rig.openstack("vgpu", "quota", "--os-vgpu-controller", pool.url)
+    assert (quota["memory_mib"], quota["memory_mib_in_use"]) == ("unlimited", 2048)
 
     delete(cloud, server)
     books.agree(server.id, Entry("GONE", NOTHING, (), None, False))

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from control_plane import PYTHON_PATH
+from pydantic import BaseModel
 
 from sluice.config.controller import ControllerConfig, read_controller_config
 from sluice.config.ini import ConfigError
 from sluice.config.server import ServerConfig, read_server_config
+from sluice.nova_driver.configuration import OpenStackConfig
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "configuration.md"
 
@@ -127,8 +129,8 @@ def test_a_service_with_a_wrong_file_exits_with_2_and_no_traceback(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("model", [ServerConfig, ControllerConfig])
-def test_every_key_is_documented(model: type[ServerConfig] | type[ControllerConfig]) -> None:
+@pytest.mark.parametrize("model", [ServerConfig, ControllerConfig, OpenStackConfig])
+def test_every_key_is_documented(model: type[BaseModel]) -> None:
     text = DOCS.read_text()
     for section, section_field in model.model_fields.items():
         assert f"[{section.replace('_', '-')}]" in text
