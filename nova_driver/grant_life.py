@@ -97,10 +97,11 @@ class Resize:
 
 @dataclass(frozen=True)
 class Release:
-    """Give room back."""
+    """Give room back; `gone`: the instance is no more, and its access to the pool ends too."""
 
     held: Held
     reason: str
+    gone: bool = False
 
 
 Action = Reserve | Resize | Release
@@ -128,7 +129,7 @@ def instance_of(server: Mapping[str, Any]) -> Instance:
 def steps(instance: Instance | None, held: Sequence[Held]) -> list[Action]:
     """What brings the reservations of one instance in line; None: Nova has no such server."""
     if instance is None or instance.status in _GONE:
-        return [Release(each, "the instance was deleted") for each in held]
+        return [Release(each, "the instance was deleted", gone=True) for each in held]
     if instance.status in _UNKNOWN or instance.problem:
         return []
     kept, surplus = _one_of(held, instance)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sluice.cli.rest import EXIT_NOT_FOUND, EXIT_UNREACHABLE, CommandError, Controller
@@ -51,8 +51,10 @@ class Grants:
         self._renew()
         instances: dict[str, Instance] = {}
         latest = ""
+        listed: set[str] = set()
         for server in self._cloud.servers():
             instance = instance_of(server)
+            listed.add(instance.id)
             latest = max(latest, str(server.get("updated") or ""))
             if instance.specs or instance.problem or instance.id in self._held:
                 instances[instance.id] = instance
@@ -64,7 +66,9 @@ class Grants:
         for gone in self.problems.keys() - instances.keys():
             del self.problems[gone]
         self._changed_since = latest
-        return self._take(actions)
+        done = self._take(actions)
+        self._end_access(lambda vm: vm not in listed and self._cloud.server(vm) is None)
+        return done
 
     def reconcile_changes(self) -> int:
         """Looks at what has changed since the last pass, and at what has a problem."""
@@ -142,17 +146,35 @@ class Grants:
 
     def _take(self, actions: Iterable[Action]) -> int:
         done = 0
+        gone: set[str] = set()
         for action in sorted(actions, key=lambda each: _ORDER[type(each)]):
             owner = action.owner if isinstance(action, Reserve) else action.held.owner
             try:
                 self._carry_out(action)
                 self.problems.pop(owner, None)
                 done += 1
+                if isinstance(action, Release) and action.gone:
+                    gone.add(owner)
             except CommandError as error:
                 if error.status == EXIT_UNREACHABLE:
                     raise
                 self._note(owner, f"{_verb(action)} refused: {error}")
+        if gone:
+            self._end_access(lambda vm: vm in gone)
         return done
+
+    def _end_access(self, is_gone: Callable[[str], bool]) -> None:
+        """Withdraws what vendordata gave instances that are no more; their tokens go with it."""
+        found = self._controller.every("/enrolments", "enrolments", state="live")["enrolments"]
+        for each in found:
+            if each["name"] != enrolment_name(self._origin, each["vm"]) or not is_gone(each["vm"]):
+                continue
+            try:
+                self._controller.delete(f"/enrolments/{each['id']}")
+            except CommandError as error:
+                if error.status != EXIT_NOT_FOUND:
+                    raise
+            log.info("instance %s: its access is withdrawn", each["vm"])
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Reserve):
@@ -234,6 +256,11 @@ def held_of(reservation: Mapping[str, Any]) -> Held:
         waiting=reservation["state"] == "waiting",
         generation=reservation["generation"],
     )
+
+
+def enrolment_name(origin: str, instance: str) -> str:
+    """The name that the controller gives an instance's enrolment (api/vendordata_routes.py)."""
+    return f"{origin} instance {instance}"
 
 
 def _verb(action: Action) -> str:

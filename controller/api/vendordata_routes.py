@@ -114,7 +114,8 @@ def vendordata_routes(
             Role.TENANT,
             by=caller.id,
             seconds=section.enrolment_seconds,
-            name=f"instance {reservation.owner}",
+            # by this the adapter finds it again, to withdraw it with the instance
+            name=f"{reservation.origin} instance {reservation.owner}",
             project=reservation.project,
             vm=reservation.owner,
             reservation=reservation.id,

@@ -115,7 +115,7 @@ def test_resize(instance: Instance, size: Size | None, expected: list[str]) -> N
 
 
 def test_an_instance_that_is_gone_holds_nothing() -> None:
-    assert steps(None, [HELD]) == [Release(HELD, "the instance was deleted")]
+    assert steps(None, [HELD]) == [Release(HELD, "the instance was deleted", gone=True)]
     assert steps(None, []) == []
 
 

@@ -176,6 +176,34 @@ def test_a_reservation_that_somebody_ended_is_made_anew(
     assert held(plane) == {uuid: 100}
 
 
+def test_access_goes_with_the_instance(plane: ControlPlane, nova: FakeNova, grants: Grants) -> None:
+    uuid, other = (nova.put(n, memory_mib="100", compute="10") for n in (1, 2))
+    grants.reconcile()
+    for name, vm in (
+        (f"{ORIGIN} instance {uuid}", uuid),
+        (f"{ORIGIN} instance {other}", other),
+        ("openstack.R2 instance x", uuid),  # another cloud's is its own adapter's
+    ):
+        body = {"name": name, "project": "p1", "vm": vm}
+        assert plane.rest.post("/enrolments", json=body).status_code == 201
+
+    def live() -> list[str]:
+        found = plane.rest.get("/enrolments").json()["enrolments"]
+        return sorted(each["name"] for each in found)
+
+    assert grants.reconcile() == 0
+    assert len(live()) == 3
+    nova.put(1, status="DELETED", memory_mib="100", compute="10")
+    grants.look(uuid)
+    assert live() == [f"{ORIGIN} instance {other}", "openstack.R2 instance x"]
+    # one that held nothing any more when it went is found by a full pass
+    [reservation] = plane.rest.get("/reservations").json()["reservations"]
+    plane.rest.delete(f"/reservations/{reservation['id']}")
+    del nova.table[other]
+    grants.reconcile()
+    assert live() == ["openstack.R2 instance x"]
+
+
 def test_another_adapter_goes_on_where_one_ended(
     plane: ControlPlane, nova: FakeNova, grants: Grants, tmp_path: Path
 ) -> None:

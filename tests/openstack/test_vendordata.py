@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from control_plane import wait_for
 
 if TYPE_CHECKING:
     from books import Books
@@ -93,5 +94,13 @@ def test_an_instance_gets_a_secret_of_its_own(
     later = ask(pool, token, server.id, server.project_id).json()
     assert later["enrolment"] not in ("", first["enrolment"])
 
+    # the token is the instance's, and goes with it
+    its_own = {"Authorization": f"Bearer {enrolled.json()['secret']}"}
+    assert pool.rest.get("/sessions", headers=its_own).status_code == 200
     cloud.compute.delete_server(server)
     cloud.compute.wait_for_delete(server, interval=0.5, wait=60)
+    wait_for(
+        lambda: pool.rest.get("/sessions", headers=its_own).status_code == 401,
+        30,
+        "the deleted instance's token to be refused",
+    )
