@@ -36,6 +36,8 @@ REQUEST_SECONDS = 5.0
 #: So long a region may be without its domain, which is being defined.
 DEFINE_SECONDS = 120.0
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+#: A definer that reserves does so itself, as OpenStack's adapter does: `reserved` is not for here.
+_MODES = ("auto", "on-demand")
 _SIZES = ("count", "memory_mib", "compute", "priority")
 
 #: Makes the file of a region for a VM that is not defined or off; blocking.
@@ -152,7 +154,10 @@ class VmDoor:
         for name in ("memory_mib", "compute"):
             if name not in sizes:
                 raise ValueError(f"{name} is missing: give a number")
-        return uuid, VgpuRequest(vsock=False, **sizes, **self._defaults)
+        mode = found.get("mode", "auto")
+        if mode not in _MODES:
+            raise ValueError(f"mode: give {' or '.join(_MODES)}")
+        return uuid, VgpuRequest(vsock=False, mode=mode, **sizes, **self._defaults)
 
 
 def make_regions(uri: str, files: Any) -> Prepare:

@@ -37,6 +37,8 @@ def prepare_channel(path: str, uuid: str, specs: VgpuSpecs, seconds: float) -> C
             "memory_mib": specs.memory_mib,
             "compute": specs.compute,
             "priority": specs.priority,
+            # the adapter reserves for the instance; its programs draw on that by themselves
+            "mode": "auto" if specs.is_reserved else "on-demand",
         }
     }
     try:

@@ -78,6 +78,13 @@ async def test_a_vm_gets_its_channel(door: VmDoor, rooms: Rooms, tmp_path: Path)
     assert "xmlns:sluice='https://sluice.dev/xmlns/libvirt/1'" in answer["metadata"]
     assert door.expects(UUID)
     assert not door.expects(UUID.replace("1", "2"))
+    door.defined(UUID)
+    assert not door.expects(UUID)
+
+
+async def test_on_demand_is_passed_on(door: VmDoor, rooms: Rooms, tmp_path: Path) -> None:
+    answer = await prepare(tmp_path, mode="on-demand")
+    assert "mode='on-demand'" in answer["metadata"]
 
 
 async def test_only_root_may_ask_where_there_is_no_group(door: VmDoor, tmp_path: Path) -> None:
@@ -101,6 +108,8 @@ async def test_a_refusal_says_why_and_leaves_nothing(
         ({"compute": None}, "compute is missing"),
         ({"compute": 101}, "compute=101: give 1 to 100"),
         ({"count": 0}, "count=0: give 1 to 64"),
+        ({"mode": "reserved"}, "mode: give auto or on-demand"),
+        ({"mode": ["auto"]}, "mode: give auto or on-demand"),
         ({"region_mib": 1 << 20}, ""),  # the host's operator says how large, not the caller
     ],
 )
