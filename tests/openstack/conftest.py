@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from control_plane import PYTHON_PATH, ControlPlane
+from doorbells import end_doorbell
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
@@ -105,6 +106,7 @@ def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
         yield rig, pool
     finally:
         pool.close()
+        end_doorbell(folder / "run")
         if not ran:
             rig.stop()
 

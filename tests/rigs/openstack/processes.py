@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Background processes of a rig: started in sessions of their own, found again by their pid files.
 
-Used by rig.py. A process carries the rig's folder in its environment, so that a later run never
+Used by rig.py. A pid file holds the number and when that process began, so that a later run never
 takes another process of the same number for its own, and ends nobody else's.
 """
 
@@ -15,9 +15,6 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-MARK = "SLUICE_OPENSTACK_RIG"
-
 
 class Processes:
     """Those of one folder."""
@@ -41,22 +38,23 @@ class Processes:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                env={**os.environ, **(environment or {}), MARK: str(self._root)},
+                env={**os.environ, **(environment or {})},
             )
-        self._file(name).write_text(str(process.pid))
+        self._file(name).write_text(f"{process.pid} {_began(process.pid)}")
 
     def stop(self, name: str, seconds: float = 15) -> None:
         """Ends it and all that it started."""
         if (pid := self._pid(name)) is not None:
             self._signal(pid, signal.SIGTERM)
             deadline = time.monotonic() + seconds
-            while self._ours(pid):
+            while self._pid(name) is not None:
                 if time.monotonic() > deadline:
                     self._signal(pid, signal.SIGKILL)
                     deadline += seconds
                 time.sleep(0.05)
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
+            self._signal(pid, signal.SIGKILL)  # whoever of its group is left
         self._file(name).unlink(missing_ok=True)
 
     def running(self, name: str) -> bool:
@@ -84,14 +82,12 @@ class Processes:
 
     def wait_port(self, name: str, port: int, seconds: float = 120) -> None:
         """Waits until that process listens."""
-        began = time.monotonic()
-        deadline = began + seconds
+        deadline = time.monotonic() + seconds
         while True:
             with contextlib.suppress(OSError):
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
                 return
-            # a process that has just begun may move its environment about
-            if not self.running(name) and time.monotonic() > began + 3:
+            if not self.running(name):
                 raise RuntimeError(f"{name} ended before it listened: {self.tail(name)}")
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{name}: port {port} not open after {seconds:.0f} s")
@@ -102,19 +98,20 @@ class Processes:
 
     def _pid(self, name: str) -> int | None:
         try:
-            pid = int(self._file(name).read_text())
+            pid, began = (int(word) for word in self._file(name).read_text().split())
         except (FileNotFoundError, ValueError):
             return None
-        return pid if self._ours(pid) else None
-
-    def _ours(self, pid: int) -> bool:
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        # the environment of one that has ended, and was not waited for, is empty
-        return f"{MARK}={self._root}".encode() in environment
+        return pid if _began(pid) == began else None
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, number)
+
+
+def _began(pid: int) -> int:
+    """When a process began, in ticks since boot; -1 where there is none, or only its remains."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return -1
+    return -1 if fields[0] in "ZX" else int(fields[19])
