@@ -358,8 +358,10 @@ class OpenStackRig:
     def _await_compute(self, seconds: float = 120) -> None:
         deadline = time.monotonic() + seconds
         while True:
-            hosts = [row["Hypervisor Hostname"] for row in self.openstack("hypervisor", "list")]
-            if hosts:
+            # after a longer stop the scheduler passes over a host until it has reported again
+            services = self.openstack("compute", "service", "list")
+            up = {row["Binary"] for row in services if row["State"] == "up"}
+            if up >= set(DAEMONS) and self.openstack("hypervisor", "list"):
                 return
             if not self.processes.running("nova-compute"):
                 raise RuntimeError(f"nova-compute ended: {self.tail('nova-compute')}")
