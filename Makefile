@@ -10,7 +10,7 @@ JOBS ?= 2
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-chaos test-vsphere test-gpu bench lint format sanitize native programs python guest-bundle docs clean
+.PHONY: help demo test test-rigs test-chaos test-vsphere test-openstack test-gpu bench lint format sanitize native programs python guest-bundle docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,7 +20,7 @@ demo: build/.rig programs native guest-bundle ## the main job, in a guest and on
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere" tests
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack" tests
 
 test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
 	$(PY) -m pytest -q -m "vm or cluster" tests
@@ -32,6 +32,9 @@ test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAO
 test-vsphere: build/.vsphere ## vSphere's part against a simulated vCenter (built here from Go modules), 1,000 client VMs among it
 	$(PY) -m pytest -q -m vsphere tests/vsphere
 
+test-openstack: build/.openstack programs native guest-bundle ## instances with vGPUs on a real Keystone, Placement, Glance, Neutron and Nova
+	$(PY) -m pytest -q -m openstack tests/openstack
+
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
 	$(PYTHON) tests/gpu/conformance.py
@@ -42,7 +45,7 @@ bench: build/.base programs native ## the figures, with the machine's own floors
 lint: build/.base python ## ruff, mypy --strict, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy cli config controller dev guest_runtime hypervisor server tests/harness native/codegen
+	$(PY) -m mypy cli config controller dev guest_runtime hypervisor nova_driver server tests/harness native/codegen
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 
 sanitize: build/.base ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer, then ThreadSanitizer
@@ -86,6 +89,11 @@ build/.rig: build/.base
 build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)
 	$(PY) dev/install_requirements.py vsphere
 	dev/build_vsphere_simulator.sh $(VENV) build/vsphere-simulator
+	@touch $@
+
+build/.openstack: build/.rig tests/rigs/openstack/install.sh tests/rigs/openstack/requirements.txt
+	$(PY) dev/install_requirements.py openstack
+	tests/rigs/openstack/install.sh build/openstack/venv
 	@touch $@
 
 clean:

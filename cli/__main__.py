@@ -118,6 +118,7 @@ def main() -> int:
     """The console command."""
     mount("sluice.hypervisor.cli", "vm")
     mount("sluice.hypervisor.vsphere.cli", "vsphere")
+    mount("sluice.nova_driver.commands", "openstack")
     try:
         app(prog_name="sluice")
     except CommandError as error:

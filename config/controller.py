@@ -7,14 +7,16 @@ Called by sluice.controller's main; the object is handed to the controller's par
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import HostPorts, IpAddress, LogSection, Port
+from sluice.config.sections import HostPorts, IpAddress, LogSection, Port, split_commas
 
 DEFAULT_PATH = Path("/etc/sluice/controller.conf")
+
+Names = Annotated[list[str], BeforeValidator(split_commas)]
 
 
 class ControllerSection(Section):
@@ -152,6 +154,39 @@ class TlsSection(Section):
     )
 
 
+class OpenStackSection(Section):
+    """[openstack]: what instances of an OpenStack are told by dynamic vendordata."""
+
+    vendordata: bool = Field(
+        False, description="true or false: Nova may ask at /v1/vendordata, with a Keystone token"
+    )
+    cloud: str = Field(
+        "", description="the cloud's name in clouds.yaml, to ask Keystone (empty: OS_* variables)"
+    )
+    users: Names = Field(
+        default_factory=lambda: ["nova"],
+        min_length=1,
+        description="the Keystone users that may ask, with commas: NAME, or NAME@DOMAIN-ID",
+    )
+    guest_address: str = Field(
+        "",
+        description="the controllers' REST addresses as instances reach them, host:port with "
+        "commas or https://host:port (empty: the address that others are told)",
+    )
+    enrolment_seconds: int = Field(
+        600, ge=120, le=86400, description="how long an instance's one-time secret is good for"
+    )
+    token_seconds: int | None = Field(
+        None, ge=60, description="how long its token is (empty: until it is revoked)"
+    )
+    reservation_wait_seconds: float = Field(
+        1.0,
+        ge=0,
+        le=10,
+        description="how long an instance's first question waits for its reservation, 0 to 10",
+    )
+
+
 class ControllerConfig(BaseModel):
     """The whole file."""
 
@@ -162,6 +197,7 @@ class ControllerConfig(BaseModel):
     store: StoreSection = Field(default_factory=StoreSection)
     pool: PoolSection = PoolSection()
     auth: AuthSection = AuthSection()
+    openstack: OpenStackSection = Field(default_factory=OpenStackSection)
     tls: TlsSection = TlsSection()
 
     @model_validator(mode="after")

@@ -386,6 +386,30 @@ class ThrottleSection(Section):
     computation_throttle_mode2: OnlyMode = Field(True, description="true, the only mode")
 
 
+class NovaSection(Section):
+    """[nova]: what OpenStack Nova's virt driver is given on a compute host."""
+
+    group: str = Field(
+        "nova", description="the group, besides root, that may ask for channels of VMs"
+    )
+    region_mib: int = Field(
+        256, ge=8, le=1 << 20, description="the size of an instance's channel, a power of two"
+    )
+    slots: int = Field(
+        4, ge=1, le=64, description="how many processes of an instance at once, 1 to 64"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> NovaSection:
+        if self.region_mib & (self.region_mib - 1):
+            raise ValueError("region_mib is the size of a PCI BAR; give a power of two")
+        if self.region_mib < 4 * self.slots + 1:
+            raise ValueError(
+                "a slot needs 4 MiB of the region; give fewer slots or more region_mib"
+            )
+        return self
+
+
 class ServerConfig(BaseModel):
     """The whole file."""
 
@@ -397,6 +421,7 @@ class ServerConfig(BaseModel):
     node: NodeSection = NodeSection()
     projects: ProjectsSection = ProjectsSection()
     native: NativeSection = NativeSection()
+    nova: NovaSection = Field(default_factory=NovaSection)
     health: HealthSection = HealthSection()
     tls: TlsSection = TlsSection()
     metrics: MetricsSection = MetricsSection()

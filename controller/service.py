@@ -22,12 +22,13 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 import uvicorn
 
-from sluice.config.controller import ControllerConfig
+from sluice.config.controller import ControllerConfig, OpenStackSection
 from sluice.controller import garbage
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
 from sluice.controller.auth.access import Access, is_loopback
 from sluice.controller.auth.enrolments import EnrolmentBook
+from sluice.controller.auth.keystone import KeystoneTokens, ask_cloud
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
 from sluice.controller.auth.tokens import Role, TokenBook
 from sluice.controller.desk import GrantDesk
@@ -91,6 +92,7 @@ class Controller:
         self._cluster: EtcdCluster | None = None
         self._meters = meters = ControllerMeters()
         self._rest_app = RequestIds(RestFront(self._front, meters.standing), meters.answered)
+        self._keystone: KeystoneTokens | None = None
         self.rest_port = 0
         self.grpc_port = 0
 
@@ -103,6 +105,12 @@ class Controller:
     async def start(self) -> None:
         """Opens the store and then the doors; raises StoreError or DoorError."""
         sys.setswitchinterval(SWITCH_SECONDS)
+        section = self._config.openstack
+        if section.vendordata:
+            try:
+                self._keystone = KeystoneTokens(ask_cloud(section.cloud), section.users)
+            except OSError as error:
+                raise DoorError(f"[openstack] vendordata: {error}") from None
         self._grpc = grpc.aio.server(options=GRPC_OPTIONS)
         self._garbage = asyncio.create_task(garbage.tend())
         if self._config.store.kind == "etcd":
@@ -241,6 +249,8 @@ class Controller:
             access,
             documents=snapshot.documents,
             requests_per_second=self._config.auth.requests_per_second,
+            openstack=self._openstack(),
+            keystone=self._keystone,
         )
         return Office(desk, service, app, access, lambda: term is None or term.is_current)
 
@@ -333,6 +343,14 @@ class Controller:
                 "no [tls] cert_file: tokens cross the network in the clear; make certificates "
                 "with `sluice ca`"
             )
+
+    def _openstack(self) -> OpenStackSection:
+        section, doors = self._config.openstack, self._config.controller
+        if section.guest_address:
+            return section
+        host = doors.advertise_addr or doors.bind_addr
+        address = f"[{host}]:{doors.rest_port}" if ":" in host else f"{host}:{doors.rest_port}"
+        return section.model_copy(update={"guest_address": address})
 
     def _where(self) -> str:
         host = self._config.controller.bind_addr

@@ -111,13 +111,32 @@ def qemu_account(domain: libvirt.virDomain) -> tuple[int, int] | None:
     """The uid and gid that QEMU runs this domain as, or None where that is root or unknown."""
     labels = ElementTree.fromstring(domain.XMLDesc(0)).findall("seclabel[@model='dac']")
     found = next((text for label in labels if (text := label.findtext("label"))), None)
-    if found is None:
-        capabilities = ElementTree.fromstring(domain.connect().getCapabilities())
-        for model in capabilities.findall("host/secmodel"):
-            if model.findtext("model") == "dac":
-                found = next(
-                    (b.text for b in model.findall("baselabel") if b.get("type") == "qemu"), None
-                )
+    return _account(found) if found is not None else host_account(domain.connect())
+
+
+def host_account(connection: libvirt.virConnect) -> tuple[int, int] | None:
+    """The same for a domain whose definition names no account."""
+    found = None
+    capabilities = ElementTree.fromstring(call(connection.getCapabilities))
+    for model in capabilities.findall("host/secmodel"):
+        if model.findtext("model") == "dac":
+            found = next(
+                (b.text for b in model.findall("baselabel") if b.get("type") == "qemu"), None
+            )
+    return _account(found)
+
+
+def is_active(connection: libvirt.virConnect, uuid: str) -> bool:
+    """Whether a domain of that UUID runs."""
+    try:
+        return bool(connection.lookupByUUIDString(uuid).isActive())
+    except libvirt.libvirtError as error:
+        if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+            return False
+        raise HypervisorError(words(error)) from error
+
+
+def _account(found: str | None) -> tuple[int, int] | None:
     match = re.fullmatch(r"\+?([0-9]{1,10}):\+?([0-9]{1,10})", found or "")
     if match is None or match.group(1) == "0":
         return None

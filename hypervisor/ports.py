@@ -73,6 +73,16 @@ class RegionKeeper(Protocol):
         """
 
 
+class ExpectedDomains(Protocol):
+    """Who had regions made for domains that are about to be defined."""
+
+    def expects(self, uuid: str) -> bool:
+        """Whether a domain's region stays although there is no such domain yet."""
+
+    def defined(self, uuid: str) -> None:
+        """There it is, with its device: from now on the region goes with it."""
+
+
 class HostDeviceWatcher(Protocol):
     """The server's side of PCI devices that domains have; called after every look at a domain."""
 

@@ -33,6 +33,7 @@ from sluice.hypervisor.libvirt_host import (
     words,
 )
 from sluice.hypervisor.ports import (
+    ExpectedDomains,
     HostDeviceWatcher,
     MachineWatcher,
     RegionKeeper,
@@ -80,6 +81,7 @@ class HypervisorService:
         files: RegionFiles | None = None,
         host_devices: HostDeviceWatcher | None = None,
         machines: MachineWatcher | None = None,
+        expected: ExpectedDomains | None = None,
         reconcile_seconds: float = 30.0,
         reconnect_seconds: float = 2.0,
     ) -> None:
@@ -87,6 +89,7 @@ class HypervisorService:
         self._uri = uri
         self._host_devices = host_devices
         self._machines = machines
+        self._expected = expected
         self._seen: dict[str, SeenMachine] = {}
         self._files = files or RegionFiles(libvirt_identity(uri))
         self._reconcile_seconds = reconcile_seconds
@@ -227,7 +230,10 @@ class HypervisorService:
                 await self._take(step, uuid, seen, restarted)
             if seen is None:
                 self._seen.pop(uuid, None)
-            if seen is None or not seen.has_device:
+            if seen is not None and seen.has_device:
+                if self._expected:
+                    self._expected.defined(uuid)
+            elif not (self._expected and self._expected.expects(uuid)):
                 await asyncio.to_thread(self._remove_file, connection, uuid)
             if seen is not None and seen.request is not None:
                 self._known[uuid] = Known(seen.name, seen.request, seen.life, seen.boot)

@@ -1,13 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The place of the OpenStack adapter, which does not exist yet.
+"""The OpenStack adapter: flavors with vGPU extra specs become grants that follow their instances.
 
-Importing this package raises an ImportError that names what is missing, so that a deployment that
-counts on it learns of it at once. README.md in this folder says what the adapter will do and what
-to use until then.
+`compute/` is what Nova itself loads, and ships as a wheel of its own (`sluice-nova`) that needs
+nothing but Nova. The rest is the service `sluice openstack serve` and the commands beside it: they
+speak to OpenStack through openstacksdk and to the controller through its REST API.
 """
-
-raise ImportError(
-    "sluice.nova_driver is not part of this release: the reader of flavors' extra specs, the "
-    "Placement inventory and the compute-side attach are not written yet. Give a Nova instance "
-    "its vGPU with `sluice vm attach`, naming the libvirt domain (instance-…) on its compute host."
-)

@@ -49,6 +49,7 @@ from sluice.server.worker_process import WorkerFiles, WorkerStarter
 
 if TYPE_CHECKING:
     from sluice.server.metrics_door import MetricsDoor
+    from sluice.server.vm_door import VmDoor
 
 log = logging.getLogger("sluice.server")
 
@@ -63,6 +64,7 @@ class Server:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = -1
         self._metrics_door: MetricsDoor | None = None
+        self._vm_door: VmDoor | None = None
         self.gpus: list[LocalGpu] = []
 
     async def start(self) -> None:
@@ -146,6 +148,8 @@ class Server:
         """Closes the doors; sessions go on without this server."""
         if self._metrics_door:
             await self._metrics_door.close()
+        if self._vm_door:
+            await self._vm_door.close()
         await self.unix_door.close()
         await self.tcp_door.close()
         for task in list(self._tasks):
@@ -433,6 +437,7 @@ class Server:
             from sluice.hypervisor.libvirt_host import libvirt_identity
             from sluice.hypervisor.region_file import RegionFiles
             from sluice.hypervisor.service import HypervisorService
+            from sluice.server.vm_door import VmDoor, make_regions, render
         except ImportError as error:
             log.warning(
                 "guests are not served: %s; install the extra `sluice-gpu[libvirt]`, or set "
@@ -452,12 +457,26 @@ class Server:
         files = RegionFiles(
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
+        nova = self._config.nova
+        self._vm_door = VmDoor(
+            section.run_dir,
+            group=nova.group,
+            region_mib=nova.region_mib,
+            slots=nova.slots,
+            prepare=make_regions(section.libvirt_uri, files),
+            render=render,
+        )
+        try:
+            self._vm_door.open()
+        except OSError as error:
+            log.error("Nova cannot ask for channels: %s: %s", section.run_dir, error.strerror)
         hypervisor = HypervisorService(
             self.regions,
             uri=section.libvirt_uri,
             files=files,
             host_devices=self.native,
             machines=self.machines,
+            expected=self._vm_door,
         )
         self._run(doorbell.run())
         self._run(hypervisor.run())

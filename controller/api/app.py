@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from sluice.config.controller import OpenStackSection
 from sluice.config.version import own_version
 from sluice.controller.api import problems
 from sluice.controller.api.attachment_routes import attachment_routes
@@ -29,9 +30,11 @@ from sluice.controller.api.resources import resource_routes
 from sluice.controller.api.share_routes import share_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
 from sluice.controller.api.token_routes import token_routes
+from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.buckets import Buckets
+from sluice.controller.auth.keystone import KeystoneTokens
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import Document
@@ -46,6 +49,8 @@ def build_app(
     *,
     documents: Sequence[Document] = (),
     requests_per_second: float = 0.0,
+    openstack: OpenStackSection | None = None,
+    keystone: KeystoneTokens | None = None,
 ) -> FastAPI:
     """Returns the application for one pool; raises RuntimeError for a route without a role."""
     app = FastAPI(
@@ -69,6 +74,10 @@ def build_app(
         tcp_session_routes(desk, service, key_seconds),
     ):
         app.include_router(routes, prefix="/v1")
+    if openstack is not None and keystone is not None:
+        wall = access.tokens.wall
+        routes = vendordata_routes(openstack, desk.pool, access.enrolments, wall)
+        app.include_router(routes, prefix="/v1")
     app.include_router(metrics_routes(desk))
     app.add_exception_handler(problems.Problem, problems.answer_problem)
     app.add_exception_handler(StoreError, problems.answer_store_error)
@@ -77,7 +86,11 @@ def build_app(
     # the last one added is the first that a request meets
     app.add_middleware(Idempotency, store=desk.store, documents=documents)
     app.add_middleware(
-        Doorway, access=access, buckets=Buckets(requests_per_second), store=desk.store
+        Doorway,
+        access=access,
+        buckets=Buckets(requests_per_second),
+        store=desk.store,
+        keystone=keystone,
     )
     describe(app)
     if forgotten := undeclared(app.openapi()):

@@ -22,6 +22,7 @@ from sluice.config.log_ids import request_id
 from sluice.controller.api.problems import Problem, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.buckets import Buckets
+from sluice.controller.auth.keystone import KeystoneTokens
 from sluice.controller.pool.model import Event
 from sluice.controller.store.store import Store, StoreError
 
@@ -33,6 +34,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PUBLIC = {"/v1/openapi.json"}
+FOR_NOVA = "/v1/vendordata"  # the one path where Keystone's tokens count
 READS = {"GET", "HEAD", "OPTIONS"}
 BODY_MOST_BYTES = 1 << 20
 TOO_LARGE = f"a body has at most {BODY_MOST_BYTES} bytes"
@@ -43,8 +45,16 @@ UNANSWERED = 499
 class Doorway:
     """The middleware."""
 
-    def __init__(self, app: App, access: Access, buckets: Buckets, store: Store) -> None:
+    def __init__(
+        self,
+        app: App,
+        access: Access,
+        buckets: Buckets,
+        store: Store,
+        keystone: KeystoneTokens | None = None,
+    ) -> None:
         self._app = app
+        self._keystone = keystone
         self._access = access
         self._buckets = buckets
         self._store = store
@@ -87,6 +97,8 @@ class Doorway:
     async def _authenticate(self, scope: Scope, headers: Headers, address: str) -> Caller | None:
         given = headers.get("authorization")
         try:
+            if self._keystone and scope["path"] == FOR_NOVA and "x-auth-token" in headers:
+                return await self._keystone.caller(headers["x-auth-token"], address)
             if given is None:
                 return self._access.without_token(address, headers)
             scheme, _, secret = given.partition(" ")

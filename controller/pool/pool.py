@@ -40,6 +40,7 @@ from sluice.controller.pool.model import (
     Mode,
     Node,
     NodeState,
+    OwnerKind,
     Quota,
     Refused,
     Reservation,
@@ -210,6 +211,10 @@ class Pool:
     def mode(self, key: GpuKey) -> GpuMode:
         """Which pool a GPU is in."""
         return self._fleet.mode(key)
+
+    def reservations_of(self, kind: OwnerKind, name: str) -> list[Reservation]:
+        """An owner's reservations that have not ended, oldest first."""
+        return self._books.reservations.owned(kind, name)
 
     def grants_of_reservation(self, reservation_id: str) -> list[Grant]:
         """The live grants that draw on a reservation."""

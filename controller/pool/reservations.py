@@ -96,6 +96,10 @@ class Reservations:
             if reservation.state is ReservationState.HELD
         ]
 
+    def owned(self, kind: OwnerKind, name: str) -> list[Reservation]:
+        """An owner's reservations that have not ended, oldest first."""
+        return list(self._by_owner.get((kind, name), {}).values())
+
     def on(self, key: GpuKey) -> list[str]:
         """The reservations that hold something of a GPU."""
         return sorted(self._by_gpu.get(key, ()))

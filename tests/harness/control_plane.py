@@ -107,6 +107,7 @@ class ControlPlane:
         token_file: Path | None = None,
         log: dict[str, Any] | None = None,
         metrics: dict[str, Any] | None = None,
+        openstack: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         patience: float = 1,
     ) -> None:
@@ -137,6 +138,7 @@ class ControlPlane:
             pool={"heartbeat_seconds": 1, "node_timeout_seconds": 3, **(pool or {})},
             auth={"local": "operator", **(auth or {})},
             tls=tls or {},
+            openstack=openstack or {},
         )
         self._write(
             "server.conf",

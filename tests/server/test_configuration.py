@@ -15,6 +15,7 @@ from sluice.config.controller import ControllerConfig, read_controller_config
 from sluice.config.ini import ConfigError
 from sluice.config.server import ServerConfig, read_server_config
 from sluice.config.vsphere import VsphereConfig
+from sluice.nova_driver.configuration import OpenStackConfig
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "configuration.md"
 
@@ -129,7 +130,7 @@ def test_a_service_with_a_wrong_file_exits_with_2_and_no_traceback(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("model", [ServerConfig, ControllerConfig, VsphereConfig])
+@pytest.mark.parametrize("model", [ServerConfig, ControllerConfig, VsphereConfig, OpenStackConfig])
 def test_every_key_is_documented(model: type[BaseModel]) -> None:
     text = DOCS.read_text()
     for section, section_field in model.model_fields.items():

@@ -119,6 +119,11 @@ def _prepare_locked(cache: Path, progress: Progress) -> Images:
     return images
 
 
+def unpacked_modules(cache: Path, found: Images) -> Path:
+    """The folder below which the kernel's lib/modules lies."""
+    return cache / f"linux-image-{found.release}"
+
+
 def _kernel_package() -> str:
     """The versioned package behind linux-image-amd64."""
     shown = subprocess.run(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import stat
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 BUSYBOX = Path("/bin/busybox")
@@ -65,9 +66,17 @@ def module_files(modules_root: Path, release: str, names: tuple[str, ...]) -> li
 
 
 def build(
-    target: Path, init: Path, modules_root: Path, release: str, names: tuple[str, ...]
+    target: Path,
+    init: Path,
+    modules_root: Path,
+    release: str,
+    names: tuple[str, ...],
+    files: Mapping[str, Path] | None = None,
 ) -> None:
-    """Writes the archive to ``target``; ``names`` are loaded by init in the order given."""
+    """Writes the archive to ``target``; ``names`` are loaded by init in the order given.
+
+    ``files`` are more files, by their path in the guest.
+    """
     archive = _Archive()
     for folder in FOLDERS:
         archive.add(folder, stat.S_IFDIR | 0o755)
@@ -83,5 +92,8 @@ def build(
         archive.add(inside, stat.S_IFREG | 0o644, path.read_bytes())
         loaded.append(f"/{inside}\n")
     archive.add("modules.list", stat.S_IFREG | 0o644, "".join(loaded).encode())
+    for inside, source in (files or {}).items():
+        mode = stat.S_IFREG | (source.stat().st_mode & 0o777)
+        archive.add(inside, mode, source.read_bytes())
     archive.add("init", stat.S_IFREG | 0o755, init.read_bytes())
     target.write_bytes(archive.finish())

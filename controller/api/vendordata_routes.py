@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The REST handler that Nova calls for an instance's dynamic vendordata.
+
+Mounted by controller.api.app. What it answers, the instance finds in its metadata: where the
+controller is, and a one-time secret with which its guest runtime gets a token for the reservation
+of its own. Nova asks several times for one instance, and whoever is in the instance reads the
+answer: so the secret is good once and for minutes, and the same until it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from sluice.config.controller import OpenStackSection
+from sluice.controller.api.authorisation import needs
+from sluice.controller.api.problems import ProblemDocument
+from sluice.controller.api.schemas import Time, time_of
+from sluice.controller.auth.access import Caller
+from sluice.controller.auth.enrolments import EnrolmentBook
+from sluice.controller.auth.keystone import VENDORDATA
+from sluice.controller.auth.tokens import Role
+from sluice.controller.pool.model import OwnerKind, Reservation, ReservationState
+from sluice.controller.pool.pool import Pool
+
+LOOK_SECONDS = 0.05
+#: A secret that is good for less than this is not handed out again.
+LEAST_SECONDS = 60.0
+MOST_REMEMBERED = 10_000
+_UUID = r"^[0-9a-fA-F-]{32,36}$"
+
+
+class VendordataRequest(BaseModel):
+    """What Nova tells of an instance; the rest of it is passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    instance: str = Field(alias="instance-id", pattern=_UUID)
+    project: str = Field(alias="project-id", pattern=_UUID)
+
+
+class Vendordata(BaseModel):
+    """What the instance is told."""
+
+    reservation: str = Field(description="the instance's own; empty: it has none (yet)")
+    controller: str = Field("", description="where its guest runtime enrols and asks for sessions")
+    enrolment: str = Field("", description="a secret that is good once, at POST /v1/enrol")
+    expires: Time | None = Field(None, description="until when the secret can be used")
+
+
+@dataclass(frozen=True)
+class _Handed:
+    reservation: str
+    enrolment: str
+    secret: str
+
+
+def vendordata_routes(
+    section: OpenStackSection,
+    pool: Pool,
+    book: EnrolmentBook,
+    now: Callable[[], float],
+) -> APIRouter:
+    """The handler, bound to one pool; now() is in seconds since the epoch."""
+    routes = APIRouter()
+    handed: dict[str, _Handed] = {}
+    #: Instances that had no reservation when they were waited for: nobody waits for them again.
+    without: dict[str, float] = {}
+    turns: dict[str, asyncio.Lock] = {}
+
+    def reservation_of(body: VendordataRequest) -> Reservation | None:
+        project = body.project.replace("-", "").lower()
+        for each in pool.reservations_of(OwnerKind.VM, body.instance.lower()):
+            if (
+                each.state is not ReservationState.ENDED
+                and each.project.replace("-", "").lower() == project
+            ):
+                return each
+        return None
+
+    async def awaited(body: VendordataRequest) -> Reservation | None:
+        """The reservation, which the adapter is making as Nova asks: a moment is waited for it."""
+        found = reservation_of(body)
+        waits = body.instance not in without
+        deadline = time.monotonic() + section.reservation_wait_seconds
+        while found is None and waits and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_SECONDS)
+            found = reservation_of(body)
+        if found is None and waits:
+            if len(without) >= MOST_REMEMBERED:
+                without.clear()
+            without[body.instance] = deadline
+        if found is not None:
+            without.pop(body.instance, None)
+        return found
+
+    async def secret_for(reservation: Reservation, caller: Caller) -> _Handed:
+        known = handed.get(reservation.owner)
+        if known is not None and known.reservation == reservation.id:
+            enrolment = book.enrolments.get(known.enrolment)
+            if (
+                enrolment is not None
+                and enrolment.state(now()) == "open"
+                and enrolment.expires - now() > LEAST_SECONDS
+            ):
+                return known
+        enrolment, secret = await book.create(
+            Role.TENANT,
+            by=caller.id,
+            seconds=section.enrolment_seconds,
+            # by this the adapter finds it again, to withdraw it with the instance
+            name=f"{reservation.origin} instance {reservation.owner}",
+            project=reservation.project,
+            vm=reservation.owner,
+            reservation=reservation.id,
+            token_seconds=section.token_seconds,
+        )
+        if len(handed) >= MOST_REMEMBERED:
+            handed.clear()
+        made = _Handed(reservation.id, enrolment.id, secret)
+        handed[reservation.owner] = made
+        return made
+
+    @routes.post("/vendordata", tags=["openstack"], responses={401: {"model": ProblemDocument}})
+    async def vendordata(
+        body: VendordataRequest, caller: Annotated[Caller, needs(VENDORDATA)], response: Response
+    ) -> Vendordata:
+        """Tells an instance of OpenStack where its vGPUs are; for Nova's account alone."""
+        response.headers["Cache-Control"] = "no-store"
+        found = await awaited(body)
+        if found is None:
+            return Vendordata(reservation="")
+        lock = turns.setdefault(found.owner, asyncio.Lock())
+        try:
+            async with lock:
+                made = await secret_for(found, caller)
+        finally:
+            if not lock.locked():
+                turns.pop(found.owner, None)
+        return Vendordata(
+            reservation=found.id,
+            controller=section.guest_address,
+            enrolment=made.secret,
+            expires=time_of(book.enrolments[made.enrolment].expires),
+        )
+
+    return routes

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nova's libvirt driver, whose instances with `vgpu:` extra specs have a channel to the pool.
+
+Loaded by nova-compute with `compute_driver = sluice.LibvirtDriver` (nova_hook.py makes the name).
+It adds devices and metadata to the definition that Nova writes, and nothing else: no grant is made
+or freed here, as Nova destroys and defines an instance anew for reasons of its own (a hard reboot,
+a rescue, a resize). Signatures of Nova's methods differ between releases, so arguments pass
+through as they come.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nova.conf
+from lxml import etree
+from nova import exception
+from nova.virt.libvirt import config as guest_config
+from nova.virt.libvirt import driver as libvirt_driver
+from oslo_log import log as logging
+
+from . import options
+from .extra_specs import InvalidSpecs, VgpuSpecs, parse
+from .server_line import ServerRefused, prepare_channel
+
+LOG = logging.getLogger(__name__)
+CONF = nova.conf.CONF
+options.register(CONF)
+
+CHANNEL_TRAIT = "CUSTOM_SLUICE_CHANNEL"
+
+
+class _Element(guest_config.LibvirtConfigGuestDevice):  # type: ignore[misc]
+    """A piece of the definition that sluice-server has written."""
+
+    def __init__(self, xml: str) -> None:
+        self._element = etree.fromstring(xml)
+        super().__init__(root_name=self._element.tag)
+
+    def format_dom(self) -> Any:
+        # a copy: Nova moves it into a document of its own
+        return etree.fromstring(etree.tostring(self._element))
+
+
+class LibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
+    """Nova's driver with channels."""
+
+    def update_provider_tree(
+        self, provider_tree: Any, nodename: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Tells the scheduler besides that this host gives instances a channel."""
+        super().update_provider_tree(provider_tree, nodename, *args, **kwargs)
+        provider_tree.add_traits(nodename, CHANNEL_TRAIT)
+
+    def check_can_live_migrate_source(
+        self, context: Any, instance: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Refuses: the channel is a piece of this host's memory."""
+        if wanted_by(instance) is not None:
+            raise exception.MigrationPreCheckError(
+                reason="the instance has a channel to the GPU pool, which is shared memory of "
+                "this host and cannot be moved while it runs; migrate it cold, or shelve it and "
+                "unshelve it elsewhere"
+            )
+        return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
+
+    def _get_guest_config(self, *args: Any, **kwargs: Any) -> Any:
+        instance = kwargs["instance"] if "instance" in kwargs else args[0]
+        specs = wanted_by(instance)
+        guest = super()._get_guest_config(*args, **kwargs)
+        if specs is None:
+            return guest
+        try:
+            channel = prepare_channel(
+                CONF.sluice.server_socket, instance.uuid, specs, CONF.sluice.server_seconds
+            )
+        except ServerRefused as error:
+            LOG.error("no channel to the GPU pool: %s", error, instance=instance)
+            raise exception.InstanceDeployFailure(reason=str(error)) from error
+        for xml in channel.devices:
+            guest.add_device(_Element(xml))
+        guest.metadata.append(_Element(channel.metadata))
+        LOG.info("channel to the GPU pool for %s", specs, instance=instance)
+        return guest
+
+
+def wanted_by(instance: Any) -> VgpuSpecs | None:
+    """What the instance's flavor asks for; InstanceDeployFailure where that cannot be read."""
+    try:
+        return parse(instance.flavor.extra_specs or {})
+    except InvalidSpecs as error:
+        raise exception.InstanceDeployFailure(
+            reason=f"flavor {instance.flavor.name}: {error}"
+        ) from error

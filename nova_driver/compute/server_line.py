@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks this host's sluice-server to prepare a VM's channel.
+
+Used by driver.py. One line of JSON each way over a Unix socket; blocking, with a limit of time. The
+other end is server/vm_door.py.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import dataclass
+
+from .extra_specs import VgpuSpecs
+
+_MOST_BYTES = 1 << 20
+
+
+class ServerRefused(Exception):
+    """There is no channel; the message is for the operator and names the remedy."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """What belongs into the VM's definition, as XML."""
+
+    devices: tuple[str, ...]
+    metadata: str
+
+
+def prepare_channel(path: str, uuid: str, specs: VgpuSpecs, seconds: float) -> Channel:
+    """The channel of the VM; asked again for the same VM it is the same one."""
+    request = {
+        "prepare": {
+            "uuid": uuid,
+            "count": specs.count,
+            "memory_mib": specs.memory_mib,
+            "compute": specs.compute,
+            "priority": specs.priority,
+            # the adapter reserves for the instance; its programs draw on that by themselves
+            "mode": "auto" if specs.is_reserved else "on-demand",
+        }
+    }
+    try:
+        answer = json.loads(_exchange(path, json.dumps(request).encode() + b"\n", seconds))
+    except OSError as error:
+        raise ServerRefused(
+            f"sluice-server does not answer at {path} ({error.strerror or error}): start it on "
+            "this host, or set [sluice] server_socket"
+        ) from None
+    except ValueError:
+        raise ServerRefused(f"{path}: the answer is no JSON: is that sluice-server?") from None
+    if not isinstance(answer, dict) or "error" in answer:
+        said = answer.get("error") if isinstance(answer, dict) else answer
+        raise ServerRefused(f"sluice-server refused the channel: {said}")
+    try:
+        return Channel(tuple(map(str, answer["devices"])), str(answer["metadata"]))
+    except (KeyError, TypeError):
+        raise ServerRefused(f"{path}: the answer lacks devices or metadata") from None
+
+
+def _exchange(path: str, line: bytes, seconds: float) -> bytes:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(seconds)
+        connection.connect(path)
+        connection.sendall(line)
+        found = b""
+        while b"\n" not in found:
+            piece = connection.recv(65536)
+            if not piece or len(found) > _MOST_BYTES:
+                break
+            found += piece
+        return found

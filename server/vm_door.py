@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door for what defines VMs on this host (Nova's virt driver): it prepares a VM's channel.
+
+Started by server.service. One line of JSON is a request, one is the answer, one request a
+connection. A request names a VM that is about to be defined and the vGPUs that it is to have; the
+region's file is made, and the answer holds the XML that belongs into the definition. From then on
+libvirt is followed as for every other domain. Only root and one group of the host may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sluice.hypervisor.domain_document import REGION_PREFIX
+from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.request import VgpuRequest
+from sluice.server.listener import Listener
+
+log = logging.getLogger("sluice.server")
+
+SOCKET_NAME = "vms.sock"
+MOST_BYTES = 64 << 10
+MOST_CONNECTIONS = 256
+REQUEST_SECONDS = 5.0
+#: So long a region may be without its domain, which is being defined.
+DEFINE_SECONDS = 120.0
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+#: A definer that reserves does so itself, as OpenStack's adapter does: `reserved` is not for here.
+_MODES = ("auto", "on-demand")
+_SIZES = ("count", "memory_mib", "compute", "priority")
+
+#: Makes the file of a region for a VM that is not defined or off; blocking.
+Prepare = Callable[[str, VgpuRequest], None]
+#: Writes the devices and the metadata element of a request.
+Render = Callable[[str, VgpuRequest], tuple[list[str], str]]
+
+
+class VmDoor:
+    """Listens on run_dir/vms.sock."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        group: str,
+        region_mib: int,
+        slots: int,
+        prepare: Prepare,
+        render: Render,
+    ) -> None:
+        self._path = run_dir / SOCKET_NAME
+        self._group = group
+        self._defaults = {"region_mib": region_mib, "slots": slots}
+        self._prepare = prepare
+        self._render = render
+        self._expected: dict[str, float] = {}
+        self._listener: Listener | None = None
+
+    def open(self) -> None:
+        """Begins to listen; raises OSError."""
+        self._path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listening.bind(str(self._path))
+            with contextlib.suppress(KeyError):  # no such group: root alone
+                os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)
+                self._path.chmod(0o660)
+            listening.listen(64)
+        except OSError:
+            listening.close()
+            raise
+        finally:
+            os.umask(before)
+        self._listener = Listener(listening, str(self._path), MOST_CONNECTIONS, self._serve)
+        log.info("definers of VMs: %s", self._path)
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._listener:
+            self._path.unlink(missing_ok=True)
+            await self._listener.close()
+            self._listener = None
+
+    def expects(self, uuid: str) -> bool:
+        """Whether a region was prepared for a VM that may not be defined yet."""
+        now = time.monotonic()
+        self._expected = {name: until for name, until in self._expected.items() if until > now}
+        return uuid in self._expected
+
+    def defined(self, uuid: str) -> None:
+        """The VM is defined, with its channel: what becomes of it decides about the region."""
+        self._expected.pop(uuid, None)
+
+    async def _serve(self, connected: socket.socket) -> None:
+        try:
+            line = await asyncio.wait_for(_line(connected), REQUEST_SECONDS)
+        except TimeoutError:
+            return
+        if line is None:
+            return
+        try:
+            answer = await self._answer(line)
+        except (ValueError, HypervisorError, OSError) as error:
+            log.warning("%s: refused: %s", self._path.name, error)
+            answer = {"error": str(error)}
+        with contextlib.suppress(OSError):
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        uuid, request = self._parse(line)
+        self._expected[uuid] = time.monotonic() + DEFINE_SECONDS
+        try:
+            await asyncio.to_thread(self._prepare, uuid, request)
+        except BaseException:
+            self._expected.pop(uuid, None)
+            raise
+        devices, metadata = self._render(REGION_PREFIX + uuid, request)
+        log.info("region %s: prepared for a VM that is to be defined, %s", uuid, request)
+        return {"devices": devices, "metadata": metadata}
+
+    def _parse(self, line: bytes) -> tuple[str, VgpuRequest]:
+        """Raises ValueError (InvalidRequest is one) with the field that is wrong."""
+        try:
+            asked = json.loads(line)
+        except ValueError:
+            raise ValueError("the request is no JSON object in one line") from None
+        found = asked.get("prepare") if isinstance(asked, dict) else None
+        if not isinstance(found, dict):
+            raise ValueError('the request has no object "prepare"')
+        uuid = str(found.get("uuid", "")).lower()
+        if not _UUID.fullmatch(uuid):
+            raise ValueError("uuid: give the VM's UUID")
+        sizes: dict[str, int] = {}
+        for name in _SIZES:
+            value = found.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{name}: give a number")
+            sizes[name] = value
+        for name in ("memory_mib", "compute"):
+            if name not in sizes:
+                raise ValueError(f"{name} is missing: give a number")
+        mode = found.get("mode", "auto")
+        if mode not in _MODES:
+            raise ValueError(f"mode: give {' or '.join(_MODES)}")
+        return uuid, VgpuRequest(vsock=False, mode=mode, **sizes, **self._defaults)
+
+
+def make_regions(uri: str, files: Any) -> Prepare:
+    """What makes regions' files on this host's libvirt; `files` are its RegionFiles."""
+    from sluice.hypervisor.libvirt_host import connected, host_account, is_active
+
+    def prepare(uuid: str, request: VgpuRequest) -> None:
+        with connected(uri) as connection, files.locked():
+            account = host_account(connection)
+            running = is_active(connection, uuid)
+            files.check_room(uuid, request.region_bytes)
+            try:
+                files.ensure(uuid, request.region_bytes, account)
+            except HypervisorError:
+                if running:
+                    raise
+                files.remove(uuid)  # of another size, of a run that is over
+                files.ensure(uuid, request.region_bytes, account)
+
+    return prepare
+
+
+def render(name: str, request: VgpuRequest) -> tuple[list[str], str]:
+    """The region's device, at a place that libvirt chooses, and the metadata."""
+    from sluice.hypervisor.device_xml import region_device, request_metadata
+
+    return (
+        [region_device(name, request.region_mib, None)],
+        request_metadata(request, with_namespace=True),
+    )
+
+
+async def _line(connected: socket.socket) -> bytes | None:
+    """A line, or None where none came."""
+    loop = asyncio.get_running_loop()
+    found = b""
+    while b"\n" not in found:
+        piece = await loop.sock_recv(connected, 4096)
+        found += piece
+        if not piece or len(found) > MOST_BYTES:
+            return None
+    return found.partition(b"\n")[0]

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Grants kept true to Nova, against a real controller and a Nova of which only its answers matter.
+
+Nova itself is in tests/openstack; here its lists are made up, so that what it rarely does (leaving
+a cell out, forgetting, a thousand instances) happens at will.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from control_plane import ControlPlane, running
+
+pytest.importorskip("openstack")
+
+from sluice.cli.rest import Controller, Credentials
+from sluice.nova_driver.grants import Grants
+
+ORIGIN = "openstack.R1"
+
+
+class FakeNova:
+    """Answers as Nova's API does, from a table; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.table: dict[str, dict[str, Any]] = {}
+        self.left_out: set[str] = set()
+        self.asked: list[str] = []
+        self._clock = 0
+
+    def put(self, number: int, status: str = "ACTIVE", host: str = "c1", **specs: str) -> str:
+        self._clock += 1
+        uuid = f"{number:08x}-0000-0000-0000-000000000000"
+        self.table[uuid] = {
+            "id": uuid,
+            "tenant_id": "p1",
+            "status": status,
+            "updated": f"2026-01-01T00:{self._clock // 60:02d}:{self._clock % 60:02d}Z",
+            "OS-EXT-SRV-ATTR:host": host,
+            "flavor": {
+                "original_name": "f",
+                "extra_specs": {f"vgpu:{key}": value for key, value in specs.items()},
+            },
+        }
+        return uuid
+
+    def servers(self, changes_since: str = "") -> Iterator[dict[str, Any]]:
+        self.asked.append(f"list {changes_since}")
+        for uuid, server in list(self.table.items()):
+            if uuid not in self.left_out and server["updated"] >= changes_since:
+                yield server
+
+    def server(self, server_id: str) -> dict[str, Any] | None:
+        self.asked.append(f"show {server_id}")
+        return self.table.get(server_id)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with running(tmp_path_factory.mktemp("grants"), fake=True) as control_plane:
+        yield control_plane
+
+
+@pytest.fixture
+def nova() -> FakeNova:
+    return FakeNova()
+
+
+@pytest.fixture
+def grants(plane: ControlPlane, nova: FakeNova) -> Iterator[Grants]:
+    controller = Controller(f"127.0.0.1:{plane.rest_port}", credentials=Credentials())
+    yield Grants(nova, controller, ORIGIN)  # type: ignore[arg-type]
+    for each in plane.rest.get("/reservations").json()["reservations"]:
+        plane.rest.delete(f"/reservations/{each['id']}")
+
+
+def held(plane: ControlPlane) -> dict[str, int]:
+    found = plane.rest.get("/reservations").json()["reservations"]
+    return {each["owner"]: each["memory_mib"] for each in found}
+
+
+def test_a_pass_makes_what_is_missing_and_nothing_twice(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    first = nova.put(1, memory_mib="100", compute="10")
+    nova.put(2)  # no vGPU
+    assert grants.reconcile() == 1
+    assert held(plane) == {first: 100}
+    assert grants.reconcile() == 0
+    assert grants.differences() == []
+
+
+def test_when_nothing_changed_nova_is_asked_once(nova: FakeNova, grants: Grants) -> None:
+    for number in range(20):
+        nova.put(number)
+    nova.put(20, memory_mib="64", compute="1")
+    grants.reconcile()
+    nova.asked.clear()
+    assert grants.reconcile_changes() == 0
+    assert nova.asked == ["list 2026-01-01T00:00:21Z"]
+
+
+def test_a_list_that_lacks_an_instance_gives_nothing_back(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    uuid = nova.put(1, memory_mib="100", compute="10")
+    grants.reconcile()
+    nova.left_out.add(uuid)  # its cell is down
+    assert grants.reconcile() == 0
+    assert held(plane) == {uuid: 100}
+    del nova.table[uuid]
+    assert grants.reconcile() == 1
+    assert held(plane) == {}
+
+
+def test_others_reservations_are_left_alone(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    body = {"owner_kind": "vm", "owner": "web-1", "memory_mib": 64, "compute_percent": 5}
+    assert plane.rest.post("/reservations", json=body).status_code == 201
+    assert grants.reconcile() == 0
+    assert held(plane) == {"web-1": 64}
+
+
+def test_an_instance_deleted_while_nobody_looked_is_found(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    nova.put(1, memory_mib="100", compute="10")
+    grants.reconcile()
+    nova.put(1, status="DELETED", memory_mib="100", compute="10")
+    assert grants.reconcile_changes() == 1
+    assert held(plane) == {}
+
+
+def test_room_is_given_back_before_it_is_asked_for(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    """Two instances change places; the larger fits only once the smaller has gone."""
+    one = nova.put(1, memory_mib="100", compute="80")
+    grants.reconcile()
+    two = nova.put(2, memory_mib="100", compute="80")
+    nova.put(1, status="DELETED", memory_mib="100", compute="80")
+    assert grants.reconcile() == 2
+    [left] = plane.rest.get("/reservations").json()["reservations"]
+    assert (left["owner"], left["state"]) == (two, "held")
+    assert one != two
+
+
+def test_what_the_pool_refuses_is_told_and_tried_again(
+    plane: ControlPlane, nova: FakeNova, grants: Grants, caplog: pytest.LogCaptureFixture
+) -> None:
+    uuid = nova.put(1, memory_mib="16000000", compute="10")
+    assert grants.reconcile() == 0
+    assert "a grant of 1 of 16000000 MiB and 10 % was refused" in grants.problems[uuid]
+    grants.reconcile_changes()
+    assert caplog.text.count("was refused") == 1  # said once
+    [difference] = grants.differences()
+    assert difference.subject == f"instance {uuid}"
+    nova.put(1, memory_mib="100", compute="10")
+    assert grants.reconcile_changes() == 1
+    assert grants.problems == {}
+
+
+def test_a_reservation_that_somebody_ended_is_made_anew(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    uuid = nova.put(1, memory_mib="100", compute="10")
+    grants.reconcile()
+    [reservation] = plane.rest.get("/reservations").json()["reservations"]
+    plane.rest.delete(f"/reservations/{reservation['id']}")
+    assert grants.reservation_changed(reservation["id"]) == uuid
+    assert grants.look(uuid) == 1
+    assert held(plane) == {uuid: 100}
+
+
+def test_access_goes_with_the_instance(plane: ControlPlane, nova: FakeNova, grants: Grants) -> None:
+    uuid, other = (nova.put(n, memory_mib="100", compute="10") for n in (1, 2))
+    grants.reconcile()
+    for name, vm in (
+        (f"{ORIGIN} instance {uuid}", uuid),
+        (f"{ORIGIN} instance {other}", other),
+        ("openstack.R2 instance x", uuid),  # another cloud's is its own adapter's
+    ):
+        body = {"name": name, "project": "p1", "vm": vm}
+        assert plane.rest.post("/enrolments", json=body).status_code == 201
+
+    def live() -> list[str]:
+        found = plane.rest.get("/enrolments").json()["enrolments"]
+        return sorted(each["name"] for each in found)
+
+    assert grants.reconcile() == 0
+    assert len(live()) == 3
+    nova.put(1, status="DELETED", memory_mib="100", compute="10")
+    grants.look(uuid)
+    assert live() == [f"{ORIGIN} instance {other}", "openstack.R2 instance x"]
+    # one that held nothing any more when it went is found by a full pass
+    [reservation] = plane.rest.get("/reservations").json()["reservations"]
+    plane.rest.delete(f"/reservations/{reservation['id']}")
+    del nova.table[other]
+    grants.reconcile()
+    assert live() == ["openstack.R2 instance x"]
+
+
+def test_another_adapter_goes_on_where_one_ended(
+    plane: ControlPlane, nova: FakeNova, grants: Grants, tmp_path: Path
+) -> None:
+    nova.put(1, memory_mib="100", compute="10")
+    grants.reconcile()
+    controller = Controller(f"127.0.0.1:{plane.rest_port}", credentials=Credentials())
+    other = Grants(nova, controller, ORIGIN)  # type: ignore[arg-type]
+    assert other.reconcile() == 0

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real OpenStack with a pool of ours beside it, for the tests marked `openstack`.
+
+Started once. A rig that ran before (python -m tests.rigs.openstack.rig start) goes on afterwards,
+which saves developers half a minute.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from control_plane import PYTHON_PATH, ControlPlane
+from doorbells import end_doorbell
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(CHECKOUT))
+
+if TYPE_CHECKING:
+    from books import Books
+
+    from tests.rigs.openstack.rig import OpenStackRig
+
+#: Without openstacksdk (the extra `openstack`) the other tests run all the same.
+collect_ignore = [] if importlib.util.find_spec("openstack") else ["test_instances.py"]
+
+
+class Pool(ControlPlane):
+    """A controller and a server that follows the rig's libvirt."""
+
+    def sluice_openstack(self, *words: str, rig: OpenStackRig) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-m", "sluice.cli", "openstack", *words],
+            env=self.environment(rig),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def make_flavor(self, rig: OpenStackRig, name: str, size: tuple[int, int, int]) -> str:
+        """`sluice openstack flavor create`; the flavor's id."""
+        count, memory_mib, compute = size
+        ran = self.sluice_openstack(
+            *("flavor", "create", name, "--count", str(count), "--memory-mib", str(memory_mib)),
+            *("--compute", str(compute), "--ram", "256", "--vcpus", "1", "--disk", "0"),
+            *("-o", "json", "--config", str(self.adapter_conf)),
+            rig=rig,
+        )
+        assert ran.returncode == 0, ran.stderr
+        return str(json.loads(ran.stdout)["id"])
+
+    def environment(self, rig: OpenStackRig) -> dict[str, str]:
+        return {**os.environ, **rig.credentials(), "PYTHONPATH": str(PYTHON_PATH)}
+
+    @property
+    def adapter_conf(self) -> Path:
+        return self.folder / "openstack.conf"
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
+    """OpenStack with our driver, and the pool that it gives vGPUs of."""
+    from tests.rigs.openstack.rig import OpenStackRig, Settings
+
+    rig = OpenStackRig()
+    folder = rig.root / "pool"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    pool = Pool(
+        folder,
+        server={
+            "enable_kvm": "true",
+            "libvirt_uri": rig.libvirt.uri,
+            "region_dir": "/dev/shm",
+        },
+        openstack={"vendordata": "true", "users": "nova", "guest_address": "pool.example:9123"},
+        environment=rig.credentials(),
+    )
+    pool.adapter_conf.write_text(
+        f"[log]\nlog_dir = {folder}/log\n"
+        f"[controller]\naddresses = 127.0.0.1:{pool.rest_port}\n"
+        f"[openstack]\ntransport_url = {rig.transport_url}\nreconcile_seconds = 5\n"
+    )
+    rig.settings = Settings(
+        compute_driver="sluice.LibvirtDriver",
+        vendordata=f"{pool.url}/v1/vendordata",
+        server_socket=str(folder / "run" / "vms.sock"),
+        packages=[CHECKOUT / "nova_driver"],
+    )
+    ran = bool(rig.status())
+    try:
+        rig.start()  # before the controller, which asks Keystone
+        if ran:
+            rig.restart("nova-api", "nova-compute")
+        pool.start_controller()
+        pool.start_server()
+        yield rig, pool
+    finally:
+        pool.close()
+        end_doorbell(folder / "run")
+        if not ran:
+            rig.stop()
+
+
+@pytest.fixture(scope="session")
+def driver_installed() -> OpenStackRig:
+    """Nova's environment with our driver in it; nothing runs for that."""
+    from tests.rigs.openstack.rig import OpenStackRig, Settings
+
+    found = OpenStackRig(settings=Settings(packages=[CHECKOUT / "nova_driver"]))
+    found.install()
+    return found
+
+
+@pytest.fixture(scope="session")
+def rig(stack: tuple[OpenStackRig, Pool]) -> OpenStackRig:
+    return stack[0]
+
+
+@pytest.fixture(scope="session")
+def pool(stack: tuple[OpenStackRig, Pool]) -> Pool:
+    return stack[1]
+
+
+@pytest.fixture(scope="session")
+def adapter(rig: OpenStackRig, pool: Pool) -> Iterator[subprocess.Popen[bytes]]:
+    """`sluice openstack serve`."""
+    with (pool.folder / "adapter.out").open("ab") as out:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-W", "ignore", "-m", "sluice.cli", "openstack", "serve"),
+                *("--config", str(pool.adapter_conf)),
+            ],
+            env=pool.environment(rig),
+            stdout=out,
+            stderr=out,
+        )
+    yield process
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def cloud(rig: OpenStackRig) -> Iterator[Any]:
+    """openstacksdk's connection as the administrator; no instance is left from an earlier run."""
+    import openstack
+
+    connection = openstack.connect(
+        load_envvars=False,
+        load_yaml_config=False,
+        auth_type="password",
+        **{
+            name.removeprefix("OS_").lower(): value
+            for name, value in rig.credentials().items()
+            if name != "OS_IDENTITY_API_VERSION"
+        },
+        identity_api_version="3",
+    )
+    remove_instances(connection)
+    yield connection
+    remove_instances(connection)
+
+
+def remove_instances(cloud: Any) -> None:
+    servers = list(cloud.compute.servers(all_projects=True))
+    for server in servers:
+        cloud.compute.delete_server(server, ignore_missing=True)
+    for server in servers:
+        cloud.compute.wait_for_delete(server, interval=0.5, wait=90)
+    for flavor in list(cloud.compute.flavors()):
+        if flavor.name.startswith("rig."):
+            cloud.compute.delete_flavor(flavor)
+
+
+@pytest.fixture(scope="session")
+def books(rig: OpenStackRig, pool: Pool, adapter: subprocess.Popen[bytes], cloud: Any) -> Books:
+    from books import Books
+
+    return Books(rig, pool, cloud)
+
+
+@pytest.fixture(scope="session")
+def image(rig: OpenStackRig, cloud: Any) -> Any:
+    """An image whose kernel and initramfs boot in seconds without KVM."""
+    from tests.rigs.openstack import guest_image
+
+    built = guest_image.build(rig.root / "guest", CHECKOUT / "build/rig/images")
+    for old in list(cloud.image.images()):
+        if old.name.startswith("rig-"):
+            cloud.image.delete_image(old)
+    parts = {
+        kind: cloud.image.create_image(
+            name=f"rig-{kind}",
+            filename=str(path),
+            disk_format=kind,
+            container_format=kind,
+            validate_checksum=False,
+        )
+        for kind, path in (("aki", built.kernel), ("ari", built.initramfs))
+    }
+    return cloud.image.create_image(
+        name="rig-guest",
+        filename=str(built.disk),
+        disk_format="ami",
+        container_format="ami",
+        kernel_id=parts["aki"].id,
+        ramdisk_id=parts["ari"].id,
+        os_command_line="console=ttyS0 panic=-1 quiet mitigations=off nokaslr tsc=reliable",
+        hw_machine_type="q35",
+        validate_checksum=False,
+    )

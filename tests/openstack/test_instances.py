@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances on a real Nova: what becomes of their grants, in Placement, Nova, libvirt and here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from books import Books, Entry
+from control_plane import wait_for
+
+if TYPE_CHECKING:
+    from conftest import Pool
+
+    from tests.rigs.openstack.rig import OpenStackRig
+
+pytestmark = [pytest.mark.openstack, pytest.mark.slow]
+
+SMALL, LARGE = (1, 1024, 25), (1, 2048, 50)
+NOTHING = (0, 0)
+BOOT_SECONDS = 180
+EXPECTED = Path(__file__).resolve().parents[1] / "programs" / "expected" / "vector_add.out"
+
+
+def boot(cloud: Any, image: Any, name: str, flavor: str) -> Any:
+    server = cloud.compute.create_server(
+        name=name, flavor_id=flavor, image_id=image.id, networks="none"
+    )
+    return cloud.compute.wait_for_server(server, interval=0.3, wait=BOOT_SECONDS)
+
+
+def wait_console(cloud: Any, server: Any, text: str, times: int = 1, seconds: float = 120) -> str:
+    deadline = time.monotonic() + seconds
+    while True:
+        shown = str(cloud.compute.get_server_console_output(server)["output"])
+        if shown.count(text) >= times:
+            return shown
+        assert time.monotonic() < deadline, f"no {text!r} on the console: {shown[-2000:]}"
+        time.sleep(0.5)
+
+
+def wait_status(cloud: Any, server: Any, status: str) -> None:
+    cloud.compute.wait_for_server(server, status=status, interval=0.3, wait=BOOT_SECONDS)
+
+
+def delete(cloud: Any, server: Any) -> None:
+    cloud.compute.delete_server(server)
+    cloud.compute.wait_for_delete(server, interval=0.5, wait=60)
+
+
+@pytest.fixture(scope="module")
+def flavors(books: Books, pool: Pool, rig: OpenStackRig) -> tuple[str, str]:
+    # the adapter has put the pool into Placement before anybody asks for it
+    wait_for(lambda: not books.differences(), 60, "Placement to know the pool")
+    return pool.make_flavor(rig, "rig.small", SMALL), pool.make_flavor(rig, "rig.large", LARGE)
+
+
+def test_an_instance_without_a_vgpu_is_nobodys_business(
+    cloud: Any, image: Any, books: Books
+) -> None:
+    flavor = cloud.compute.create_flavor(name="rig.plain", ram=256, vcpus=1, disk=0)
+    server = boot(cloud, image, "plain", flavor.id)
+    assert "channel none" in wait_console(cloud, server, "rig: up")
+    books.agree(server.id, Entry("ACTIVE", NOTHING, (), (0, 0, 0), False))
+    delete(cloud, server)
+
+
+def test_a_grant_follows_its_instance(
+    cloud: Any,
+    image: Any,
+    books: Books,
+    pool: Pool,
+    rig: OpenStackRig,
+    flavors: tuple[str, str],
+) -> None:
+    small, large = flavors
+    compute = cloud.compute
+    running = Entry("ACTIVE", (1024, 25), (SMALL,), SMALL, True)
+
+    server = boot(cloud, image, "life", small)
+    books.agree(server.id, running)
+    [reservation] = books.reservations(server.id)
+    assert reservation["project"] == server.project_id
+    shown = wait_console(cloud, server, "rig: program ended with")
+    assert "rig: program ended with 0" in shown
+    for line in EXPECTED.read_text().splitlines():
+        assert line in shown
+    session = next(s for s in pool.sessions("all") if s["domain_uuid"] == server.id)
+    grant = pool.rest.get(f"/grants/{session['grant_id']}").json()
+    assert grant["reservation"] == reservation["id"]
+
+    # a hard reboot destroys the domain and defines it anew; the grant never went
+    compute.reboot_server(server, "HARD")
+    wait_status(cloud, server, "ACTIVE")
+    books.agree(server.id, running)
+    assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+    assert reservation["created"] == books.reservations(server.id)[0]["created"]
+    wait_console(cloud, server, "rig: program ended with 0")
+
+    # both sizes are held until somebody decides
+    compute.resize_server(server, large)
+    wait_status(cloud, server, "VERIFY_RESIZE")
+    both = Entry("VERIFY_RESIZE", (2048, 50), (LARGE,), LARGE, True)
+    books.agree(server.id, both)
+    compute.revert_server_resize(server)
+    wait_status(cloud, server, "ACTIVE")
+    books.agree(server.id, running)
+
+    compute.resize_server(server, large)
+    wait_status(cloud, server, "VERIFY_RESIZE")
+    compute.confirm_server_resize(server)
+    wait_status(cloud, server, "ACTIVE")
+    larger = Entry("ACTIVE", (2048, 50), (LARGE,), LARGE, True)
+    books.agree(server.id, larger)
+    assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+
+    # off, it keeps what is its own; shelved and offloaded, it holds nothing
+    compute.stop_server(server)
+    wait_status(cloud, server, "SHUTOFF")
+    books.agree(server.id, Entry("SHUTOFF", (2048, 50), (LARGE,), LARGE, True))
+    compute.shelve_server(server)
+    wait_status(cloud, server, "SHELVED_OFFLOADED")
+    books.agree(server.id, Entry("SHELVED_OFFLOADED", NOTHING, (), None, False))
+    compute.unshelve_server(server)
+    wait_status(cloud, server, "ACTIVE")
+    books.agree(server.id, larger)
+
+    # whoever has the `openstack` client sees the same
+    [row] = rig.openstack("vgpu", "list", "--os-vgpu-controller", pool.url)
+    assert (row["ID"], row["vGPUs"], row["Memory MiB"]) == (server.id, 1, 2048)
+    assert (row["Status"], row["Mode"], row["Grant"]) == ("ACTIVE", "reserved", "held")
+    shown = rig.openstack("vgpu", "show", server.name)
+    assert (shown["compute_percent"], shown["priority"]) == (50, 0)
+    quota = rig.openstack("vgpu", "quota", "--os-vgpu-controller", pool.url)
+    assert (quota["memory_mib"], quota["memory_mib_in_use"]) == ("unlimited", 2048)
+
+    delete(cloud, server)
+    books.agree(server.id, Entry("GONE", NOTHING, (), None, False))
+    assert not list(Path("/dev/shm").glob(f"sluice-{server.id}"))

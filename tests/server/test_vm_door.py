@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door at which Nova's driver asks for a VM's channel: what it gives, and whom it believes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.request import VgpuRequest
+from sluice.server.vm_door import MOST_BYTES, SOCKET_NAME, VmDoor, render
+
+UUID = "11111111-2222-3333-4444-555555555555"
+RIGHT = {"uuid": UUID, "memory_mib": 1024, "compute": 25}
+
+
+class Rooms:
+    """What stands in for the regions' files, which need a libvirt."""
+
+    def __init__(self) -> None:
+        self.prepared: list[tuple[str, VgpuRequest]] = []
+        self.full = False
+
+    def prepare(self, uuid: str, request: VgpuRequest) -> None:
+        if self.full:
+            raise HypervisorError("a region of 64 MiB does not fit: free some")
+        self.prepared.append((uuid, request))
+
+
+@pytest.fixture
+def rooms() -> Rooms:
+    return Rooms()
+
+
+@pytest.fixture
+async def door(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmDoor]:
+    opened = VmDoor(
+        tmp_path,
+        group="no-such-group",
+        region_mib=64,
+        slots=2,
+        prepare=rooms.prepare,
+        render=render,
+    )
+    opened.open()
+    yield opened
+    await opened.close()
+
+
+async def ask(folder: Path, line: bytes) -> dict[str, Any]:
+    reader, writer = await asyncio.open_unix_connection(str(folder / SOCKET_NAME))
+    writer.write(line)
+    await writer.drain()
+    answer = await reader.readline()
+    writer.close()
+    found: dict[str, Any] = json.loads(answer or b"{}")
+    return found
+
+
+async def prepare(folder: Path, **sizes: Any) -> dict[str, Any]:
+    return await ask(folder, json.dumps({"prepare": {**RIGHT, **sizes}}).encode() + b"\n")
+
+
+async def test_a_vm_gets_its_channel(door: VmDoor, rooms: Rooms, tmp_path: Path) -> None:
+    answer = await prepare(tmp_path, count=2, priority=-3, uuid=UUID.upper())
+    assert rooms.prepared == [(UUID, VgpuRequest(1024, 25, 2, 64, 2, -3))]
+    [device] = answer["devices"]
+    assert f"<shmem name='sluice-{UUID}'>" in device
+    assert "<size unit='M'>64</size>" in device
+    assert "<address" not in device  # libvirt chooses
+    assert "memory-mib='1024'" in answer["metadata"]
+    assert "xmlns:sluice='https://sluice.dev/xmlns/libvirt/1'" in answer["metadata"]
+    assert door.expects(UUID)
+    assert not door.expects(UUID.replace("1", "2"))
+    door.defined(UUID)
+    assert not door.expects(UUID)
+
+
+async def test_on_demand_is_passed_on(door: VmDoor, rooms: Rooms, tmp_path: Path) -> None:
+    answer = await prepare(tmp_path, mode="on-demand")
+    assert "mode='on-demand'" in answer["metadata"]
+
+
+async def test_only_root_may_ask_where_there_is_no_group(door: VmDoor, tmp_path: Path) -> None:
+    assert stat.S_IMODE((tmp_path / SOCKET_NAME).stat().st_mode) == 0o600
+
+
+async def test_a_refusal_says_why_and_leaves_nothing(
+    door: VmDoor, rooms: Rooms, tmp_path: Path
+) -> None:
+    rooms.full = True
+    assert await prepare(tmp_path) == {"error": "a region of 64 MiB does not fit: free some"}
+    assert not door.expects(UUID)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"uuid": "../../etc/passwd"}, "uuid: give the VM's UUID"),
+        ({"memory_mib": "1024"}, "memory_mib: give a number"),
+        ({"memory_mib": True}, "memory_mib: give a number"),
+        ({"compute": None}, "compute is missing"),
+        ({"compute": 101}, "compute=101: give 1 to 100"),
+        ({"count": 0}, "count=0: give 1 to 64"),
+        ({"mode": "reserved"}, "mode: give auto or on-demand"),
+        ({"mode": ["auto"]}, "mode: give auto or on-demand"),
+        ({"region_mib": 1 << 20}, ""),  # the host's operator says how large, not the caller
+    ],
+)
+async def test_sizes_are_bounded(
+    door: VmDoor, rooms: Rooms, tmp_path: Path, sizes: dict[str, Any], said: str
+) -> None:
+    answer = await prepare(tmp_path, **sizes)
+    if said:
+        assert said in answer["error"]
+        assert rooms.prepared == []
+    else:
+        assert rooms.prepared[0][1].region_mib == 64
+
+
+@pytest.mark.parametrize("line", [b"\n", b"[]\n", b"{}\n", b'{"prepare": 7}\n', b"\xff\xfe\n"])
+async def test_nonsense_is_refused(door: VmDoor, tmp_path: Path, line: bytes) -> None:
+    answer = await ask(tmp_path, line)
+    assert "error" in answer
+
+
+async def test_an_endless_line_is_cut(door: VmDoor, tmp_path: Path) -> None:
+    reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET_NAME))
+    writer.write(b"x" * (2 * MOST_BYTES))
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await reader.readexactly(1)
+    writer.close()
+    assert "devices" in await prepare(tmp_path)
