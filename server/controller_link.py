@@ -32,6 +32,7 @@ log = logging.getLogger("sluice.server")
 RETRY_SECONDS = 0.25
 RETRY_MOST_SECONDS = 2.0
 COMPLAIN_EVERY_SECONDS = 30.0
+MOST_ENDED_EARLY = 256  # orders to end something that was not here are remembered
 SILENT_BEATS = 4
 LEADER_KEY = "sluice-leader"  # in the trailing metadata of a controller that does not lead
 CHANNEL_OPTIONS = (
@@ -221,8 +222,6 @@ class ControllerLink:
                 settled = True
         finally:
             self._pending.discard(request.request_id)
-            if not self._pending:
-                self._ended_early.clear()  # nothing is on its way here any more
             if not settled:
                 self._in_background(self._give_back(request.request_id))
 
@@ -244,9 +243,10 @@ class ControllerLink:
         if grant_id in self._opening:
             self._end_later[grant_id] = reason
             return
-        if self._pending:
-            # its answer may be on its way, and this order has overtaken it
-            self._ended_early[grant_id] = reason
+        # its answer or assignment may be on its way, and this order has overtaken it
+        self._ended_early[grant_id] = reason
+        while len(self._ended_early) > MOST_ENDED_EARLY:
+            del self._ended_early[next(iter(self._ended_early))]
         self._side.end_grant(grant_id, reason)
 
     async def _ask(self, request: rpc.GrantRequest, tell: Callable[[str], None]) -> LocalGrant:
@@ -351,7 +351,8 @@ class ControllerLink:
                         grant_id=assignment.grant_id,
                         session_id=assignment.session_id,
                     ):
-                        error = self._side.take_assignment(assignment)
+                        error = self._ended_early.pop(assignment.grant_id, "")
+                        error = error or self._side.take_assignment(assignment)
                     self.report(
                         rpc.NodeReport(
                             assignment_taken=rpc.AssignmentTaken(

@@ -104,7 +104,8 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 # a client that waited may be gone by now, and nobody else has the key
                 gone = await request.is_disconnected()
                 if not gone:
-                    trouble = (
+                    # its end may have been ordered since it was made: nothing may come after that
+                    trouble = desk.pool.operations.why_over(answer.grant.id) or (
                         await link.assign(answer, key, key_seconds, ASSIGN_SECONDS)
                         if link
                         else "it is not connected"

@@ -49,6 +49,7 @@ class Operations:
         machines: Callable[[Reserver], Machines],
     ) -> None:
         self._books = books
+        self._jobs = jobs
         self._scheduler = scheduler
         self._pools = pools
         self._moved_on = moved_on
@@ -68,6 +69,11 @@ class Operations:
         """The server has resized it, or says why not; not known: it must report what it runs."""
         self._resizing.finish(grant_id, error, known=known)
         return self._moved_on(Decisions())
+
+    def why_over(self, grant_id: str) -> str:
+        """Why a grant that was made has ended or is being ended; "" while it is neither."""
+        grant = self._books.grants[grant_id]
+        return self._jobs.why_ending(grant) if self._books.is_live(grant_id) else grant.reason
 
     def is_resizing(self, grant_id: str) -> bool:
         """Whether a server's answer is waited for."""

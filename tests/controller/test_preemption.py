@@ -49,6 +49,8 @@ def test_the_cheapest_work_gives_way_and_its_room_is_kept(bench: PoolBench) -> N
     assert (order.grant_id, order.node) == (young.id, "a")
     assert order.reason.startswith("preempted: request now of priority 5")
     assert decisions.answers == {}, "it waits until the room is there"
+    why_over = bench.pool.operations.why_over
+    assert (why_over(young.id), why_over(old.id)) == (order.reason, ""), "nothing joins it now"
     assert "being ended for it" in bench.pool.waiting(bench.pool.queue.get("now").request).line  # type: ignore[union-attr]
     answers = bench.pool.session_ended("", young.id, order.reason).answers
     assert isinstance(answers["now"], Granted)

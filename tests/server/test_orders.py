@@ -138,6 +138,18 @@ async def test_a_grant_that_was_ended_before_its_answer_came_is_not_run() -> Non
         await soon(controller.released)
 
 
+async def test_an_assignment_that_its_end_has_overtaken_is_not_taken() -> None:
+    async with connected() as (controller, side, _):
+        controller.orders.put_nowait(end_order())
+        assert await soon(side.ended) == "grant", "the books give its room away"
+        assignment = rpc.Assignment(session_id="session", grant_id="grant", key="k", vgpus=[VGPU])
+        for expected in ("preempted: x", ""):  # what comes under that name later is another
+            controller.orders.put_nowait(rpc.Order(assignment=assignment))
+            while not (report := await soon(controller.reports)).HasField("assignment_taken"):
+                pass
+            assert report.assignment_taken.error == expected
+
+
 async def test_a_grant_that_is_ended_while_its_session_is_made_ends_when_it_is_there() -> None:
     async with connected() as (controller, side, link):
         controller.answers.put_nowait(granted())
