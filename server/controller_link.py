@@ -11,6 +11,7 @@ end while its session is still being made does end.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import logging
 import time
@@ -31,6 +32,7 @@ log = logging.getLogger("sluice.server")
 
 RETRY_SECONDS = 0.25
 RETRY_MOST_SECONDS = 2.0
+TURN_SECONDS = 0.01
 COMPLAIN_EVERY_SECONDS = 30.0
 MOST_ENDED_EARLY = 256  # orders to end something that was not here are remembered
 SILENT_BEATS = 4
@@ -122,6 +124,9 @@ class ControllerLink:
         self._pending: set[str] = set()
         self._opening: Counter[str] = Counter()  # grants whose sessions are being made
         self._end_later: dict[str, str] = {}  # such a grant, and why it ends once they are made
+        self._unasked: list[
+            tuple[float, object]
+        ] = []  # requests that nobody was asked yet, oldest first
         self._ended_early: dict[str, str] = {}  # grants that were ended before they came, and why
         self._asked: dict[grpc.aio.Call, str] = {}  # who was asked, by the call
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -252,9 +257,10 @@ class ControllerLink:
     async def _ask(self, request: rpc.GrantRequest, tell: Callable[[str], None]) -> LocalGrant:
         patience = time.monotonic() + self._wait_seconds
         begin = time.monotonic()
+        pause = 0.0
         while True:
-            if not self._connected.is_set():
-                await self._wait_connected(patience)
+            await self._turn(begin, patience, pause)
+            pause = RETRY_SECONDS
             # asked again of a controller that came back, it keeps its age and its deadline
             request.waited_seconds = time.monotonic() - begin
             call = self._stub.RequestGrant(request, metadata=self._named(request.request_id))
@@ -294,7 +300,21 @@ class ControllerLink:
                 patience = max(patience, time.monotonic() + self._wait_seconds)
             finally:
                 del self._asked[call]
-            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _turn(self, begin: float, patience: float, pause: float) -> None:
+        """When the controller can be asked: after a line broke, what waits longer goes first."""
+        own = (begin, object())
+        bisect.insort(self._unasked, own, key=lambda each: each[0])
+        try:
+            await asyncio.sleep(pause)
+            while True:
+                if not self._connected.is_set():
+                    await self._wait_connected(patience)
+                if self._unasked[0] is own:
+                    return
+                await asyncio.sleep(TURN_SECONDS)
+        finally:
+            self._unasked.remove(own)
 
     async def _wait_connected(self, until: float) -> None:
         try:

@@ -218,7 +218,7 @@ def out_of_order(lines: Iterable[Line], ageing_seconds: float) -> list[Violation
         here = waiting[line.node]
         if line.kind == "boot":
             here.clear()
-        elif line.kind == "line" and not line["up"]:
+        elif line.kind == "line":  # what it heard while it was down is from before
             for asked in here.values():
                 asked.queued = None
         elif line.kind == "ask":
