@@ -10,7 +10,7 @@ JOBS ?= 2
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-chaos test-vsphere test-openstack test-gpu bench lint format sanitize native programs python guest-bundle docs clean
+.PHONY: help demo test test-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu bench lint format sanitize native programs python guest-bundle guest-packages docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,7 +20,7 @@ demo: build/.rig programs native guest-bundle ## the main job, in a guest and on
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack" tests
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images" tests
 
 test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
 	$(PY) -m pytest -q -m "vm or cluster" tests
@@ -34,6 +34,9 @@ test-vsphere: build/.vsphere ## vSphere's part against a simulated vCenter (buil
 
 test-openstack: build/.openstack programs native guest-bundle ## instances with vGPUs on a real Keystone, Placement, Glance, Neutron and Nova
 	$(PY) -m pytest -q -m openstack tests/openstack
+
+test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bundle and the images' recipes in roots of Debian 12 and 11, with a CUDA program
+	$(PY) -m pytest -q -m guest_images tests/guest_images
 
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
@@ -65,6 +68,9 @@ python: build/.base ## build/python: the package sluice of this checkout, gRPC c
 guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
 	$(PY) packaging/guest_bundle.py
 
+guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest-*.rpm, of the guest bundle (make guest-bundle first)
+	$(PY) packaging/guest_packages.py
+
 docs: native ## docs/api-coverage.md from the registry, docs/cli.md from the commands
 	$(PY) dev/cli_reference.py
 	cp $(BUILD)/generated/docs/api-coverage.md docs/api-coverage.md
@@ -84,6 +90,17 @@ build/.base: pyproject.toml dev/install_debian.sh dev/promtool.sh
 build/.rig: build/.base
 	dev/install_debian.sh rig
 	$(PY) dev/install_requirements.py libvirt
+	@touch $@
+
+build/.packages: build/.base
+	dev/install_debian.sh packages
+	@touch $@
+
+build/.images: build/.packages dev/make_guest_roots.sh tests/guest_images/requirements.txt
+	dev/install_debian.sh images
+	dev/make_guest_roots.sh build/guest-images
+	test -x build/guest-images/venv/bin/python || $(PYTHON) -m venv build/guest-images/venv
+	build/guest-images/venv/bin/python -m pip install --quiet --disable-pip-version-check -r tests/guest_images/requirements.txt
 	@touch $@
 
 build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)

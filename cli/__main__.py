@@ -99,7 +99,7 @@ def check_program(ctx: typer.Context) -> None:
 
 
 def enrol_vm(ctx: typer.Context) -> None:
-    """Gets this vSphere VM's token from what vCenter tells it: sluice enrol [--wait SECONDS]."""
+    """Gets this VM's token from what vSphere or OpenStack tells it: sluice enrol [OPTIONS]."""
     raise typer.Exit(guest_main(["enrol", *ctx.args]))
 
 

@@ -28,6 +28,7 @@ DEFAULT_ADDRESS = "127.0.0.1:9123"
 ADDRESS_VARIABLES = ("SLUICE_CONTROLLER", "ORION_CONTROLLER")
 
 ELECTION_SECONDS = 6.0  # that several controllers may be without a leader
+BUSY_SECONDS = 20.0  # that the controller may find itself asked too often
 MOST_REDIRECTS = 3
 
 EXIT_REFUSED = 1
@@ -223,7 +224,7 @@ class Controller:
             trouble: Exception | None = None
             for base in self._bases:
                 try:
-                    answer = self._follow(method, f"{base}/v1{path}", **options)
+                    answer = self._patiently(method, f"{base}/v1{path}", **options)
                 except (httpx.TransportError, httpx.InvalidURL) as error:
                     trouble = error
                     if method != "GET" and not isinstance(error, httpx.ConnectError):
@@ -243,6 +244,17 @@ class Controller:
                 "sluice-controller, or name another with --controller or SLUICE_CONTROLLER",
                 EXIT_UNREACHABLE,
             )
+
+    def _patiently(self, method: str, url: str, **options: Any) -> httpx.Response:
+        """Asks later where the controller says that it is asked too often."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while True:
+            answer = self._follow(method, url, **options)
+            told = answer.headers.get("retry-after", "1")
+            seconds = float(told) if told.isascii() and told.isdigit() else 1.0
+            if answer.status_code != 429 or time.monotonic() + seconds > deadline:
+                return answer
+            time.sleep(seconds)
 
     def _follow(self, method: str, url: str, **options: Any) -> httpx.Response:
         # by hand: a redirect to the leader takes method, body and credentials along

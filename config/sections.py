@@ -61,6 +61,19 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class RestSection(Section):
+    """[controller] of whoever asks the pool over REST: where it answers."""
+
+    addresses: HostPorts = Field(
+        default_factory=lambda: ["127.0.0.1:9123"],
+        min_length=1,
+        description="the REST addresses of all controllers as host:port, with commas",
+    )
+    ca_file: Path | None = Field(
+        None, description="the CA of the controllers' certificates: TLS is spoken then"
+    )
+
+
 class LogSection(Section):
     """[log]: where a service logs and how much."""
 

@@ -205,6 +205,10 @@ class ServerSection(Section):
     )
     enable_kvm: bool = Field(True, description="true or false: serve guests of libvirt")
     enable_shm: bool = Field(True, description="true or false: serve processes of this host")
+    enable_relay: bool = Field(
+        True,
+        description="true or false: carry what this host's GPUs can never serve to other hosts'",
+    )
     enable_rdma: bool = Field(
         False, description="true or false: use RDMA (not there yet: true only logs a warning)"
     )
@@ -232,7 +236,9 @@ class ServerSection(Section):
     arena_mib: int = Field(
         256, ge=1, le=65536, description="MiB of shared pinned memory of a local session"
     )
-    driver: str = Field("auto", description="auto, softgpu, or the path of a CUDA driver library")
+    driver: str = Field(
+        "auto", description="auto, softgpu, none, or the path of a CUDA driver library"
+    )
     cuda_libraries: Folders = Field(
         default_factory=list,
         description="the folders of NVIDIA's libraries, absolute, with commas (empty: look)",
@@ -345,6 +351,9 @@ class TlsSection(Section):
         None, description="another certificate for the data port, with node_name among its names"
     )
     data_key_file: Path | None = Field(None, description="that certificate's key, PEM")
+    data_ca_file: Path | None = Field(
+        None, description="the CA of other nodes' data ports, for relays to them (ca_file)"
+    )
 
     @property
     def data_pair(self) -> tuple[Path, Path] | None:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sluice.config.ini import ConfigError, Section, read_config
-from sluice.config.sections import HostPorts, LogSection, Port
+from sluice.config.sections import HostPorts, LogSection, Port, RestSection
 
 DEFAULT_PATH = Path("/etc/sluice/vsphere.conf")
 USER_VARIABLE, PASSWORD_VARIABLE = "SLUICE_VSPHERE_USER", "SLUICE_VSPHERE_PASSWORD"
@@ -71,19 +71,11 @@ class VcenterSection(Section):
         return self
 
 
-class ControllerSection(Section):
+class ControllerSection(RestSection):
     """[controller]: the pool's controller, for this service and for the VMs."""
 
-    addresses: HostPorts = Field(
-        default_factory=lambda: ["127.0.0.1:9123"],
-        min_length=1,
-        description="the REST addresses of all controllers as host:port, with commas",
-    )
     token_file: Path | None = Field(
         None, description="the file with this service's token: operator, or admin for pool VMs"
-    )
-    ca_file: Path | None = Field(
-        None, description="the CA of the controllers' certificates: TLS is spoken then"
     )
     guest_addresses: HostPorts = Field(
         default_factory=list, description="what VMs are told, if it is not `addresses`"

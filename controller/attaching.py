@@ -16,7 +16,8 @@ from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import holding_of, native_message
 from sluice.controller.node_service import PoolService, ServerSilent
 from sluice.controller.pool.attachment import AttachOrder, AttachWhen, DetachOrder, ReportedHolding
-from sluice.controller.pool.model import Decisions, GpuKey
+from sluice.controller.pool.decisions import Decisions
+from sluice.controller.pool.model import GpuKey
 from sluice.controller.store.store import StoreError
 
 #: libvirt waits for drivers and guests; a server that is silent for longer is not asked again.

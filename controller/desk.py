@@ -20,21 +20,23 @@ from typing import Protocol
 from sluice.config import log_ids
 from sluice.controller.metrics.meters import ControllerMeters
 from sluice.controller.metrics.tallies import PoolTallies
+from sluice.controller.pool.decisions import (
+    Decisions,
+    EndOrder,
+    Granted,
+    GrantRequest,
+    Handover,
+    Refused,
+    Waiting,
+)
 from sluice.controller.pool.model import (
     Change,
     CudaStatus,
-    Decisions,
-    EndOrder,
     Event,
     GpuKey,
-    Granted,
-    GrantRequest,
     GrantState,
-    Handover,
-    Refused,
     Session,
     SessionState,
-    Waiting,
 )
 from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import DeposedError, RecordError, Store, StoreError

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from sluice.controller.pool import model
+from sluice.controller.pool import decisions, model
 from sluice.controller.pool.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.jobs import JobKey
 from sluice.controller.pool.machines import Machine
@@ -115,6 +115,7 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         state=model.SessionState.OPENING if message.opening else model.SessionState.RUNNING,
         request_id=message.request_id,
         chosen=tuple(message.chosen),
+        relay=message.relay,
     )
     return ReportedSession(
         session,
@@ -133,9 +134,9 @@ def job_key(message: rpc.JobHold) -> JobKey:
     return JobKey(message.job, message.domain)
 
 
-def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
+def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
     """A client's request as its server passes it on."""
-    return model.GrantRequest(
+    return decisions.GrantRequest(
         request_id=message.request_id,
         vgpu_count=message.vgpu_count or 1,
         memory_mib=message.memory_mib,
@@ -165,16 +166,18 @@ def request_of(message: rpc.GrantRequest) -> model.GrantRequest:
         owner_label=message.owner_label,
         project=message.project,
         mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
+        relay=message.relay,
     )
 
 
 def answer_message(
-    answer: model.Waiting | model.Granted | model.Refused,
+    answer: decisions.Waiting | decisions.Granted | decisions.Refused,
+    relay: rpc.RelayTarget | None = None,
 ) -> rpc.GrantAnswer:
-    """The desk's answer on the wire."""
-    if isinstance(answer, model.Waiting):
+    """The desk's answer on the wire; `relay`: where the granted session is, if not at the asker."""
+    if isinstance(answer, decisions.Waiting):
         return rpc.GrantAnswer(waiting=rpc.Waiting(position=answer.position, line=answer.line))
-    if isinstance(answer, model.Refused):
+    if isinstance(answer, decisions.Refused):
         return rpc.GrantAnswer(
             refused=rpc.Refused(status=int(answer.status), message=answer.message)
         )
@@ -183,5 +186,6 @@ def answer_message(
             grant_id=answer.grant.id,
             session_id=answer.session.id,
             vgpus=vgpu_messages(answer.grant),
+            relay=relay,
         )
     )

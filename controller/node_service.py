@@ -9,6 +9,7 @@ that counts, and that what a server reports reaches the desk in the order in whi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import secrets
@@ -18,6 +19,7 @@ import grpc
 
 from sluice.config.log_ids import request_id
 from sluice.config.version import own_version
+from sluice.controller.announcing import answers_for_relay
 from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import (
     answer_message,
@@ -30,15 +32,8 @@ from sluice.controller.messages import (
     session_of,
     vgpu_messages,
 )
-from sluice.controller.pool.model import (
-    Decisions,
-    EndOrder,
-    GpuKey,
-    Granted,
-    Handover,
-    Node,
-    ResizeOrder,
-)
+from sluice.controller.pool.decisions import Decisions, EndOrder, Granted, Handover, ResizeOrder
+from sluice.controller.pool.model import GpuKey, Node
 from sluice.controller.store.store import DeposedError
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -116,6 +111,11 @@ class ServerLink:
                     chosen=session.chosen,
                     request_id=request_id(),
                     project=granted.grant.project,
+                    relay=session.relay,
+                    domain_uuid=session.domain_uuid,
+                    domain_name=session.domain_name,
+                    client_pid=session.client_pid,
+                    client_uid=session.client_uid,
                 )
             )
         )
@@ -244,8 +244,9 @@ class ServerLink:
 class PoolService(pool_pb2_grpc.PoolServicer):
     """What controller/proto/pool.proto promises to servers."""
 
-    def __init__(self, desk: GrantDesk, heartbeat_seconds: int) -> None:
+    def __init__(self, desk: GrantDesk, heartbeat_seconds: int, key_seconds: int = 60) -> None:
         self._desk = desk
+        self._key_seconds = key_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self.links: dict[str, ServerLink] = {}
         # ids of requests over REST whose node is yet to take its session: what a server reported
@@ -277,7 +278,16 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"node {request.node} has no registration stream; open it first",
             )
-        answers = self._desk.request(request_of(request))
+        wanted = request_of(request)
+        if wanted.relay:
+            relaying = answers_for_relay(
+                self._desk, self.links, self.under_way, wanted, self._key_seconds
+            )
+            async with contextlib.aclosing(relaying):
+                async for message in relaying:
+                    yield message
+            return
+        answers = self._desk.request(wanted)
         try:
             async for answer in answers:
                 yield answer_message(answer)

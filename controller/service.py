@@ -234,7 +234,7 @@ class Controller:
         await asyncio.sleep(BREATH_SECONDS)
         desk = GrantDesk(pool, store, shares.waiting_line_seconds, self._meters)
         await asyncio.sleep(BREATH_SECONDS)
-        service = PoolService(desk, shares.heartbeat_seconds)
+        service = PoolService(desk, shares.heartbeat_seconds, shares.key_seconds)
         tokens = TokenBook(store, snapshot.documents)
         access = Access(
             self._config.auth,

@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
-ELSEWHERE = {"run": "guest.md", "check": "guest.md", "enrol": "vsphere.md"}
+ELSEWHERE = {"run": "guest.md", "check": "guest.md", "enrol": "guest.md"}
 
 HEAD = """\
 # The command `sluice`

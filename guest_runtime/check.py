@@ -15,7 +15,7 @@ from typing import TextIO
 from .channels import check_channels
 from .configuration import SYSTEM_FILE, Value, read_settings, visible_vgpus
 from .findings import Finding, Verdict, bad, note, ok
-from .installation import check_installation, find_installation
+from .installation import check_installation, check_loader, find_installation
 from .program_check import check_program
 
 _SIGNS = {Verdict.OK: "ok  ", Verdict.NOTE: "note", Verdict.BAD: "BAD "}
@@ -25,7 +25,9 @@ def findings(command: Sequence[str] = ()) -> list[Finding]:
     """Everything there is to say, in the order in which a call would meet it."""
     settings = read_settings()
     results = check_program(command[0], command[1:]) if command else []
-    results += check_installation(find_installation())
+    installation = find_installation()
+    results += check_installation(installation)
+    results += check_loader(installation)
     results += _check_settings(settings)
     channels = check_channels(settings)
     # With several ways to try, one that is missing matters only if none is left.

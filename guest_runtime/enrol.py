@@ -1,226 +1,295 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sluice enrol`: exchanges what vSphere tells this VM for a token of its own, and writes it down.
+"""`sluice enrol`: exchanges what this VM is told for a token of its own, and writes it down.
 
-Called by main.py, at boot and every minute by sluice-enrol.timer. It owns /etc/sluice/token (or
-node.token), /etc/sluice/pool-ca.crt, and the keys of client.conf (or server.conf) that it lists. It
-promises that the token is on the disk, closed to others, before the one-time secret is cleared, and
-that nothing of guestinfo is believed which does not look like what it has to be.
+Called by main.py; at boot by sluice-enrol.service, in vSphere VMs every minute by its timer. Who
+tells: vSphere (guestinfo_told.py), OpenStack (vendordata.py), or whoever runs the command with
+--controller. It owns /etc/sluice/token (or node.token), /etc/sluice/pool-ca.crt,
+/etc/sluice/enrolled.json, and the keys of client.conf (or server.conf) that it lists. It promises
+that the token is on the disk, closed to others, before the one-time secret is cleared; that a
+machine which has its token asks nobody again; and that a token which somebody else put there is
+never removed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
-import os
-import re
-import shutil
-import ssl
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
+from .exchange import token_for
 from .guestinfo import GuestInfo, GuestInfoError, find_tool
+from .guestinfo_told import told_by_vsphere
+from .settings_file import set_keys, write_whole
+from .told import PEM, SECRET, URLS, EnrolError, NotYetError, RefusedError, Told, checked
+from .vendordata import METADATA_SERVICE, is_instance, machine_id, told_by_openstack
 
-ADDRESS = r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
-ADDRESSES = re.compile(rf"{ADDRESS}(?:,{ADDRESS}){{0,15}}")
-SECRET = re.compile(r"sluice_enrol_[A-Za-z0-9_-]{20,200}")
-TOKEN = re.compile(r"sluice_[A-Za-z0-9_-]{20,200}")
-NAME = re.compile(r"[A-Za-z0-9._-]{1,120}")
-PEM = re.compile(
-    r"(?:-----BEGIN CERTIFICATE-----\s+[A-Za-z0-9+/=\s]{1,20000}-----END CERTIFICATE-----\s*){1,8}"
-)
-MODES = ("auto", "reserved", "on-demand")
 POLL_SECONDS = 1.0
-PATIENCE_SECONDS = 30
-MOST_REDIRECTS = 3
+LONGEST_FILE = 1 << 20
 NOTHING = 3  # exit status: this VM is told nothing
-
-
-class EnrolError(Exception):
-    """It cannot be done; the message names what and the way out."""
+STATE = "enrolled.json"
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the VM is told, checked."""
+class State:
+    """What a former run wrote down; all empty if there was none."""
 
-    role: str
-    controller: str
-    ca: str
-    node: str
-    settings: Mapping[str, str]  # keys of client.conf's [client]
-    enrolment: str
+    source: str = ""
+    machine: str = ""
+    reservation: str = ""
+    secret_sha256: str = ""
 
 
 def enrol(words: Sequence[str]) -> int:
     """The command; returns the exit status."""
     options = _options(words)
-    try:
-        tool = find_tool()
-        told = _told(tool, options.wait)
-        if told is None:
-            return _nothing(options.dir)
-        return _follow(tool, told, options.dir, options.group)
-    except (EnrolError, GuestInfoError) as error:
-        print(f"sluice enrol: {error}", file=sys.stderr)
-        return 1
+    deadline = time.monotonic() + options.wait
+    while True:
+        try:
+            return _once(options)
+        except NotYetError as error:
+            if time.monotonic() >= deadline:
+                print(f"sluice enrol: {error}", file=sys.stderr)
+                return 1
+        except (EnrolError, GuestInfoError) as error:
+            print(f"sluice enrol: {error}", file=sys.stderr)
+            return 1
+        except _NothingYetError:
+            if time.monotonic() >= deadline:
+                return _nothing(options.dir, options.system)
+        time.sleep(POLL_SECONDS)
+
+
+class _NothingYetError(Exception):
+    """The hypervisor tells nothing, and might in a moment."""
 
 
 def _options(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="sluice enrol", description="Gets this VM's token from what vSphere tells it."
+        prog="sluice enrol",
+        description="Gets this machine's token from what vSphere or OpenStack tells it, or with a "
+        "one-time secret of an operator. Exit status 3: it is told nothing.",
     )
     parser.add_argument(
-        "--wait", type=float, default=0, metavar="SECONDS", help="until it is told something"
+        "--wait",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="until it is told something, and the controller answers",
     )
     parser.add_argument(
         "--group", default="", help="who may read a client's token (default: root alone)"
     )
     parser.add_argument("--dir", type=Path, default=Path("/etc/sluice"), help="where files go")
-    return parser.parse_args(list(words))
+    parser.add_argument(
+        "--source",
+        choices=("auto", "vsphere", "openstack"),
+        default="auto",
+        help="who is asked (auto: whoever is there)",
+    )
+    parser.add_argument(
+        "--controller", default="", metavar="HOST:PORT", help="with a secret of an operator"
+    )
+    parser.add_argument(
+        "--secret-file", default="", metavar="FILE", help="the one-time secret; - reads it"
+    )
+    parser.add_argument("--ca", default="", metavar="FILE", help="the pool's CA, PEM")
+    parser.add_argument(
+        "--again", action="store_true", help="also where this machine has its token already"
+    )
+    # Tests put folders and servers of theirs in the place of the machine's.
+    parser.add_argument("--system", type=Path, default=Path("/"), help=argparse.SUPPRESS)
+    parser.add_argument("--metadata", default=METADATA_SERVICE, help=argparse.SUPPRESS)
+    options = parser.parse_args(list(words))
+    if bool(options.controller) != bool(options.secret_file):
+        parser.error("--controller and --secret-file belong together")
+    return options
 
 
-def _told(tool: GuestInfo, seconds: float) -> Optional[Told]:  # noqa: UP045
-    """What stands in guestinfo; None if there is nothing."""
-    deadline = time.monotonic() + seconds
-    while not (role := tool.get("role")):
-        if time.monotonic() >= deadline:
-            return None
-        time.sleep(POLL_SECONDS)
-    if role not in ("client", "node"):
-        raise EnrolError(f"guestinfo.sluice.role is {role[:20]!r}; client or node is wanted")
-    ca = tool.get("ca")
-    if ca and not PEM.fullmatch(ca):
-        raise EnrolError("guestinfo.sluice.ca is no PEM certificate")
-    return Told(
-        role=role,
-        controller=_checked("controller", tool.get("controller"), ADDRESSES),
-        ca=ca,
-        node=_checked("node", tool.get("node"), NAME) if role == "node" else "",
-        settings=_settings(tool.get("settings")) if role == "client" else {},
-        enrolment=_checked("enrolment", secret, SECRET)
-        if (secret := tool.get("enrolment"))
-        else "",
+def _once(options: argparse.Namespace) -> int:
+    state = _state(options.dir)
+    if options.controller:
+        return _by_hand(options, state)
+    tool = _tool(options)
+    if tool is not None:
+        told = told_by_vsphere(tool)
+        if told is not None:
+            return _follow_vsphere(tool, told, options)
+    if options.source != "vsphere" and (
+        options.source == "openstack" or is_instance(options.system)
+    ):
+        return _follow_openstack(options, state)
+    if tool is not None:
+        raise _NothingYetError
+    return _nothing(options.dir, options.system)
+
+
+def _tool(options: argparse.Namespace) -> Optional[GuestInfo]:  # noqa: UP045 - guests' Python 3.9
+    """VMware's tool; None where there is none and none is needed."""
+    if options.source == "openstack":
+        return None
+    try:
+        return find_tool()
+    except GuestInfoError:
+        if options.source == "vsphere" or _is_vmware(options.system):
+            raise
+        return None
+
+
+def _is_vmware(system: Path) -> bool:
+    try:
+        return "VMware" in (system / "sys/class/dmi/id/sys_vendor").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _by_hand(options: argparse.Namespace, state: State) -> int:
+    secret = _small_file(options.secret_file, "--secret-file").strip()
+    told = Told(
+        source="given",
+        origin="--secret-file",
+        controller=checked("--controller", options.controller, URLS, "sluice enrol --help"),
+        enrolment=checked("--secret-file", secret, SECRET, "sluice enrol --help"),
+        ca=_small_file(options.ca, "--ca") if options.ca else "",
+    )
+    if told.ca and not PEM.fullmatch(told.ca.strip()):
+        raise EnrolError("--ca is no PEM certificate")
+    used = _fingerprint(told.enrolment) == state.secret_sha256
+    if used and not options.again and (options.dir / "token").exists():
+        _write_files(told, None, options)
+        print(f"enrolled already; the token is in {options.dir / 'token'}")
+        return 0
+    return _exchange([told], options)
+
+
+def _small_file(name: str, option: str) -> str:
+    try:
+        if name == "-":
+            return sys.stdin.read(LONGEST_FILE)
+        with Path(name).open(errors="replace") as file:
+            return file.read(LONGEST_FILE)
+    except OSError as error:
+        raise EnrolError(f"{option} {name}: {error.strerror}") from None
+
+
+def _follow_openstack(options: argparse.Namespace, state: State) -> int:
+    token_file = options.dir / "token"
+    machine = machine_id(options.system)
+    if token_file.exists() and not options.again:
+        if state.source != "openstack" or state.machine == machine:
+            print(f"enrolled already; the token is in {token_file}")
+            return 0
+        # an image that was made of an enrolled instance: the token is that instance's
+        print("sluice enrol: the token here is another instance's; it is removed", file=sys.stderr)
+        _remove(options.dir)
+    found = told_by_openstack(options.system, options.metadata)
+    if not found:
+        print(
+            "sluice enrol: OpenStack tells this instance nothing: vendor_data2.json has no sluice "
+            "(docs/openstack.md)",
+            file=sys.stderr,
+        )
+        return NOTHING
+    return _exchange(found, options)
+
+
+def _follow_vsphere(tool: GuestInfo, told: Told, options: argparse.Namespace) -> int:
+    token_file = options.dir / _token_name(told)
+    if not told.enrolment:
+        if not token_file.exists():
+            print(
+                "sluice enrol: this VM has no token and its one-time secret is gone: have the "
+                "operator run `sluice vsphere client renew`",
+                file=sys.stderr,
+            )
+            return 1
+        _write_files(told, None, options)
+        return 0
+    status = _exchange([told], options)
+    if not tool.clear("enrolment"):
+        print("sluice enrol: the used secret could not be cleared", file=sys.stderr)
+    return status
+
+
+def _token_name(told: Told) -> str:
+    return "token" if told.role == "client" else "node.token"
+
+
+def _exchange(found: list[Told], options: argparse.Namespace) -> int:
+    """Gets a token with the first secret that is good, and writes everything down."""
+    refusals: list[str] = []
+    for told in found:
+        try:
+            token = token_for(told, told.ca or _known_ca(options.dir))
+        except RefusedError as error:
+            late = " (by this machine's clock it ended)" if _is_late(told) else ""
+            refusals.append(f"{told.origin}{late}: {error}")
+            continue
+        _write_files(told, token, options)
+        print(f"enrolled with {told.controller}; the token is in {options.dir / _token_name(told)}")
+        return 0
+    raise EnrolError(
+        f"the one-time secret is not good any more: {'; '.join(refusals)}. "
+        + _REMEDIES[found[0].source]
     )
 
 
-def _checked(key: str, text: str, pattern: re.Pattern[str]) -> str:
-    if not pattern.fullmatch(text):
-        # the text itself may be a secret that was cut short
-        raise EnrolError(f"guestinfo.sluice.{key} is not what it should be; see docs/vsphere.md")
+_REMEDIES = {
+    "openstack": "A config drive is written once: let the instance reach the metadata service, "
+    "which hands out another, or rebuild it (openstack server rebuild)",
+    "vsphere": "Have the operator run `sluice vsphere client renew`",
+    "given": "Have the operator make another (POST /v1/enrolments, docs/control-plane.md)",
+}
+
+
+def _is_late(told: Told) -> bool:
+    return bool(told.expires) and told.expires < time.time()
+
+
+def _known_ca(folder: Path) -> str:
+    """The pool's CA that is there already: an image may bring it."""
+    try:
+        text = (folder / "pool-ca.crt").read_text(errors="replace")
+    except OSError:
+        return ""
+    if not PEM.fullmatch(text.strip()):
+        raise EnrolError(f"{folder / 'pool-ca.crt'} is no PEM certificate")
     return text
 
 
-def _settings(text: str) -> dict[str, str]:
-    try:
-        given: Any = json.loads(text or "{}")
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise EnrolError("guestinfo.sluice.settings is no JSON object")
-    settings = {
-        "vgpu_count": _number(given, "count", 1, 64),
-        "gmem": _number(given, "memory_mib", 0, 1 << 30),
-        "ratio": _number(given, "compute_percent", 0, 100),
-    }
-    mode = given.get("mode", "auto")
-    if mode not in MODES:
-        raise EnrolError(f"guestinfo.sluice.settings has no mode of {', '.join(MODES)}")
-    return {key: "" if value == "0" else value for key, value in settings.items()} | {"mode": mode}
-
-
-def _number(given: Mapping[str, Any], key: str, low: int, high: int) -> str:
-    value = given.get(key, low)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise EnrolError(f"guestinfo.sluice.settings has no {key} from {low} to {high}")
-    return str(value)
-
-
-def _follow(tool: GuestInfo, told: Told, folder: Path, group: str) -> int:
-    name = "token" if told.role == "client" else "node.token"
-    token_file, ca_file = folder / name, folder / "pool-ca.crt"
-    if not told.enrolment and not token_file.exists():
-        print(
-            "sluice enrol: this VM has no token and its one-time secret is gone: have the operator "
-            "run `sluice vsphere client renew`",
-            file=sys.stderr,
-        )
-        return 1
+def _write_files(told: Told, token: Optional[str], options: argparse.Namespace) -> None:  # noqa: UP045
+    """Token, CA, settings and state, in this order; without a token those that may have changed."""
+    folder: Path = options.dir
+    token_file, ca_file = folder / _token_name(told), folder / "pool-ca.crt"
+    group = options.group if told.role == "client" else ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if told.ca:
-            _write(ca_file, told.ca.strip() + "\n", 0o644)
-        if told.enrolment:
-            token = _exchange(told)
-            _write(token_file, token + "\n", 0o600)
-            if group and told.role == "client":
-                shutil.chown(token_file, group=group)
-                token_file.chmod(0o640)
-        _configure(told, folder, token_file, ca_file if told.ca else None)
+            _replace(ca_file, told.ca.strip() + "\n", 0o644)
+        if token is not None:
+            write_whole(token_file, token + "\n", 0o640 if group else 0o600, group)
+        _configure(told, folder, token_file, ca_file if told.ca or ca_file.exists() else None)
+        if token is not None:
+            state = {
+                "source": told.source,
+                "machine": machine_id(options.system),
+                "reservation": told.reservation,
+                "secret_sha256": _fingerprint(told.enrolment),
+            }
+            write_whole(folder / STATE, json.dumps(state, indent=1) + "\n", 0o600)
     except (OSError, LookupError) as error:
         raise EnrolError(f"{folder} cannot be written: {error}; run it as root") from None
-    if told.enrolment:
-        if not tool.clear("enrolment"):
-            print("sluice enrol: the used secret could not be cleared", file=sys.stderr)
-        print(f"enrolled with {told.controller}; the token is in {token_file}")
-    return 0
 
 
-def _exchange(told: Told) -> str:
-    """The token; of several controllers that of the one that answers."""
-    scheme = "https" if told.ca else "http"
-    context = ssl.create_default_context(cadata=told.ca) if told.ca else None
-    troubles = []
-    for address in told.controller.split(","):
-        url = f"{scheme}://{address}/v1/enrol"
-        for _ in range(MOST_REDIRECTS):
-            request = urllib.request.Request(
-                url, data=b"", method="POST", headers={"Authorization": f"Bearer {told.enrolment}"}
-            )
-            try:
-                with _opener(context).open(request, timeout=PATIENCE_SECONDS) as answer:
-                    found = json.loads(answer.read(1 << 16))
-                    return _checked("controller", str(found["secret"]), TOKEN)
-            except urllib.error.HTTPError as error:
-                where = error.headers.get("Location", "")
-                if error.code == 307 and where.startswith(f"{scheme}://"):
-                    url = where  # the one that leads
-                    continue
-                if error.code == 503:
-                    troubles.append(f"{address}: it does not lead")
-                    break
-                raise EnrolError(f"controller {address}: {_detail(error)}") from None
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                troubles.append(f"{address}: {error}")
-                break
-    raise EnrolError(f"no controller answers: {'; '.join(troubles)}; it is tried again")
-
-
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any, **__: Any) -> None:
-        """A redirect is an answer: the secret goes nowhere by itself."""
-
-
-def _opener(context: Optional[ssl.SSLContext]) -> urllib.request.OpenerDirector:  # noqa: UP045
-    handlers: list[urllib.request.BaseHandler] = [
-        urllib.request.ProxyHandler({}),
-        _NoRedirects(),
-    ]
-    if context:
-        handlers.append(urllib.request.HTTPSHandler(context=context))
-    return urllib.request.build_opener(*handlers)
-
-
-def _detail(error: urllib.error.HTTPError) -> str:
-    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
-        return str(json.loads(error.read(1 << 16))["detail"])[:500]
-    return f"HTTP {error.code}"
+def _replace(path: Path, text: str, mode: int) -> None:
+    if not path.exists() or path.read_text(errors="replace") != text:
+        write_whole(path, text, mode)
 
 
 def _configure(
@@ -255,70 +324,43 @@ def _configure(
     set_keys(folder / "server.conf", wanted)
 
 
-def set_keys(path: Path, wanted: Mapping[str, Mapping[str, str]]) -> None:
-    """Sets keys of an INI file and leaves every other line as it is; an empty value unsets."""
+def _fingerprint(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _state(folder: Path) -> State:
+    """What a former run wrote; a file that cannot be read is none."""
     try:
-        before = path.read_text()
-    except FileNotFoundError:
-        before = ""
-    left = {section: dict(keys) for section, keys in wanted.items()}
-    lines: list[str] = []
-    section = ""
-
-    def finish() -> None:
-        for key, value in left.pop(section, {}).items():
-            if value:
-                at = len(lines)
-                while at and not lines[at - 1].strip():
-                    at -= 1
-                lines.insert(at, f"{key} = {value}")
-
-    for line in before.splitlines():
-        text = line.strip()
-        if text.startswith("[") and text.endswith("]"):
-            finish()
-            section = text[1:-1]
-        key = text.partition("=")[0].strip()
-        if key in wanted.get(section, {}) and text[:1] not in ("", ";", "#", "["):
-            value = left.get(section, {}).pop(key, "")
-            if value:
-                lines.append(f"{key} = {value}")
-            continue
-        lines.append(line)
-    finish()
-    for section in list(left):
-        if any(left[section].values()):
-            lines += ["", f"[{section}]"]
-            finish()
-    text = "\n".join(lines).lstrip("\n") + "\n"
-    if text != before:
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
-        _write(path, text, mode)
+        given: Any = json.loads((folder / STATE).read_text())
+        return State(**{key: str(given.get(key, "")) for key in State.__dataclass_fields__})
+    except (OSError, ValueError, AttributeError):
+        return State()
 
 
-def _write(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all, and on the disk when it returns."""
-    partial = path.with_name(f".{path.name}.new")
-    with contextlib.suppress(FileNotFoundError):
-        partial.unlink()
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
-    with os.fdopen(descriptor, "w") as file:
-        os.fchmod(file.fileno(), mode)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-def _nothing(folder: Path) -> int:
-    """The VM is nobody's client: a token that it had is of no use any more."""
+def _remove(folder: Path) -> bool:
+    """Removes tokens and the state; whether there was a token."""
     had = False
-    for name in ("token", "node.token"):
+    for name in ("token", "node.token", STATE):
         with contextlib.suppress(OSError):
             (folder / name).unlink()
-            had = True
-    if had:
-        print("this VM is not of the pool any more; its token, which is revoked, is removed")
-    else:
-        print("sluice enrol: vSphere tells this VM nothing (guestinfo.sluice.*)", file=sys.stderr)
+            had = had or name != STATE
+    return had
+
+
+def _nothing(folder: Path, system: Path) -> int:
+    """This VM is told nothing: a token that vSphere gave it is of no use any more."""
+    if _state(folder).source == "vsphere":
+        if _remove(folder):
+            print("this VM is not of the pool any more; its token, which is revoked, is removed")
+        return NOTHING
+    print(
+        "sluice enrol: nobody tells this machine anything: "
+        + (
+            "vSphere has set no guestinfo.sluice.*"
+            if _is_vmware(system)
+            else "it is no instance of OpenStack and no VM of vSphere; with a secret of an "
+            "operator use --controller and --secret-file"
+        ),
+        file=sys.stderr,
+    )
     return NOTHING

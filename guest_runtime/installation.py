@@ -8,11 +8,14 @@ checkout in build/native; `SLUICE_LIBRARIES` overrules both.
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, read_elf
-from .findings import Finding, bad, ok
+from .findings import Finding, bad, note, ok
 from .substitution import served_by
 
 AUDIT = "libsluice-audit.so"
@@ -125,6 +128,49 @@ def check_installation(found: Installation) -> list[Finding]:
             )
         )
     return results
+
+
+def check_loader(found: Installation, cache: str | None = None) -> list[Finding]:
+    """What plain programs get where NVIDIA's driver is installed too; nothing else is worth a word.
+
+    `cache` is what `ldconfig -p` prints.
+    """
+    if found.folder is None:
+        return []
+    text = _loader_cache() if cache is None else cache
+    listed = re.findall(rf"^\s*{re.escape(DRIVER)} .*=> (\S+)$", text, re.MULTILINE)
+    others = [path for path in listed if Path(path).parent != found.folder]
+    if not others:
+        return []
+    ours_first = listed[0] != others[0]
+    say = (
+        "programs without `sluice run` use the pool all the same"
+        if ours_first
+        else "programs without `sluice run` use that"
+    )
+    change = "sluice-loader off" if ours_first else "sluice-loader on"
+    return [
+        note(
+            "libraries",
+            f"{others[0]} is here too (NVIDIA's driver): {say}; to change it: "
+            f"{found.folder.parent / 'libexec'}/{change}",
+        )
+    ]
+
+
+def _loader_cache() -> str:
+    """What the loader would find by plain names; empty where there is no ldconfig."""
+    path = os.environ.get("PATH", "/usr/bin") + ":/usr/sbin:/sbin"
+    program = shutil.which("ldconfig", path=path)
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, "-p"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout
 
 
 def _version(elf: ElfFile) -> str:

@@ -24,7 +24,9 @@ usage: sluice run [OPTIONS] CMD [ARGUMENT...]
        sluice check [CMD [ARGUMENT...]]
                                       would CMD work here, and if not, what to do
        sluice enrol [--wait SECONDS] [--group GROUP]
-                                      in a vSphere VM: get its token, as root
+                                      in a VM of vSphere or OpenStack: get its token, as root
+       sluice enrol --controller HOST:PORT --secret-file FILE [--ca FILE]
+                                      anywhere, with a one-time secret of an operator
        sluice version
 
 SLUICE_VGPU (how many), SLUICE_GMEM (MiB of each) and SLUICE_RATIO (percent of each) say what CMD

@@ -25,12 +25,16 @@ from sluice.hypervisor.libvirt_host import (
     qemu_account,
     words,
 )
-from sluice.hypervisor.pci_slots import choose_place
+from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import NAMESPACE, NAMESPACE_KEY, VgpuRequest
 
 #: A guest releases a device within a second; one that is booting or paused may never.
 RELEASE_SECONDS = 15.0
+#: QEMU frees a region's memory a moment after it has said that the device is gone. Before that a
+#: save or a migration counts on the memory and never ends, and the same device plugged in again
+#: aborts QEMU ("RAMBlock already registered").
+SETTLE_SECONDS = 1.0
 
 
 @dataclass
@@ -225,6 +229,7 @@ def _region_change(
     in_live = state.live.region if state.live is not None else None
     flags = 0 if in_config else libvirt.VIR_DOMAIN_AFFECT_CONFIG
     if state.live is not None and in_live is None:
+        check_hot_plug(state.live)
         flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
     place = next((r.address for r in (in_live, in_config) if r is not None), None)
     if not flags:
@@ -287,6 +292,8 @@ def _await_release(domain: libvirt.virDomain, before: DomainDocument, seconds: f
                 "guest releases it or is powered off"
             )
         time.sleep(0.05)
+    if live is not None:
+        time.sleep(SETTLE_SECONDS)
 
 
 def _set_metadata(state: _State, xml: str | None) -> None:

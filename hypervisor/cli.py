@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands `sluice vm attach|resize|detach|list|show`.
+"""The commands `sluice vm attach|resize|detach|list|show`; moving_commands.py adds others.
 
 Mounted by sluice.cli. They talk to libvirt and need no running server: a server that runs follows
 what they change; `SLUICE_RUN_DIR` names that server's run_dir where it is not /run/sluice. Exit
@@ -9,53 +9,41 @@ status 0 if the domain is as asked, 1 with one line on standard error if not.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import libvirt
 import typer
 
-from sluice.hypervisor import channel_devices, inspection
+from sluice.hypervisor import channel_devices, hook_commands, inspection, moving_commands
+from sluice.hypervisor.command_line import (
+    MODE_HELP,
+    AsJson,
+    Connect,
+    Domain,
+    Domains,
+    DryRun,
+    Mode,
+    files_of,
+    for_each,
+    run,
+)
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.libvirt_host import (
     call,
     connected,
     default_uri,
     find_domain,
-    find_domains,
-    libvirt_identity,
     live_document,
     persistent_document,
 )
-from sluice.hypervisor.region_file import RUN_FOLDER, RegionFiles
+from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import VgpuRequest
 
 app = typer.Typer(
     name="vm", help="Give libvirt domains a vGPU, and take it back.", no_args_is_help=True
 )
-
-Domain = Annotated[str, typer.Argument(metavar="DOMAIN", help="name, UUID or number of a domain")]
-Domains = Annotated[
-    list[str],
-    typer.Argument(metavar="DOMAIN...", help="names, UUIDs, numbers or patterns ('web-*')"),
-]
-_MODE_HELP = "reserved: held for the domain all the time; on-demand: never; auto: if there is one"
-Mode = Annotated[str, typer.Option(help=_MODE_HELP)]
-Connect = Annotated[
-    str | None,
-    typer.Option(
-        "--connect",
-        "-c",
-        metavar="URI",
-        help="libvirt, as in virsh -c (LIBVIRT_DEFAULT_URI, else qemu:///system)",
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="show the XML and change nothing")]
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @app.command()
@@ -88,7 +76,7 @@ def attach(
         )
         _attach(name, found, files, request, vsock=vsock, dry_run=dry_run)
 
-    _for_each(domains, connect, work)
+    for_each(domains, connect, work)
 
 
 @app.command()
@@ -99,7 +87,7 @@ def resize(
     count: Annotated[int | None, typer.Option(help="how many vGPUs")] = None,
     slots: Annotated[int | None, typer.Option(help="how many processes at once")] = None,
     priority: Annotated[int | None, typer.Option(help="in the queue; higher goes first")] = None,
-    mode: Annotated[str | None, typer.Option(help=_MODE_HELP)] = None,
+    mode: Annotated[str | None, typer.Option(help=MODE_HELP)] = None,
     region_mib: Annotated[
         int | None, typer.Option(help="size of the channel in MiB; of a domain that is off")
     ] = None,
@@ -132,7 +120,7 @@ def resize(
             name, found, files, replace(request, **changes), vsock=request.vsock, dry_run=dry_run
         )
 
-    _for_each(domains, connect, work)
+    for_each(domains, connect, work)
 
 
 @app.command()
@@ -145,7 +133,7 @@ def detach(domains: Domains, dry_run: DryRun = False, connect: Connect = None) -
         if not dry_run:
             print(f"{name}: {'detached' if outcome.changed else 'nothing was attached'}")
 
-    _for_each(domains, connect, work)
+    for_each(domains, connect, work)
 
 
 def _attach(
@@ -177,7 +165,7 @@ def list_domains(connect: Connect = None, as_json: AsJson = False) -> None:
 
     def work() -> None:
         uri = connect or default_uri()
-        files = _files(uri)
+        files = files_of(uri)
         with connected(uri) as connection:
             rows = [
                 row
@@ -190,7 +178,7 @@ def list_domains(connect: Connect = None, as_json: AsJson = False) -> None:
         else:
             _print_table(rows)
 
-    _run(work)
+    run(work)
 
 
 @app.command()
@@ -201,7 +189,7 @@ def show(domain: Domain, connect: Connect = None, as_json: AsJson = False) -> No
         uri = connect or default_uri()
         with connected(uri) as connection:
             found = find_domain(connection, domain)
-            row = inspection.inspect(found, _files(uri))
+            row = inspection.inspect(found, files_of(uri))
         if row is None:
             raise HypervisorError(
                 f"{domain} has neither a vGPU (`sluice vm attach {domain}` gives it one) nor a GPU "
@@ -212,49 +200,7 @@ def show(domain: Domain, connect: Connect = None, as_json: AsJson = False) -> No
         else:
             _print_domain(row)
 
-    _run(work)
-
-
-def _files(uri: str) -> RegionFiles:
-    run_folder = os.environ.get("SLUICE_RUN_DIR")
-    return RegionFiles(
-        libvirt_identity(uri), run_folder=Path(run_folder) if run_folder else RUN_FOLDER
-    )
-
-
-def _for_each(
-    names: list[str],
-    connect: str | None,
-    work: Callable[[str, libvirt.virDomain, RegionFiles], None],
-) -> None:
-    """Does it to each; one that fails is named and disturbs no other."""
-    uri = connect or default_uri()
-    failed = False
-    try:
-        with connected(uri) as connection:
-            files = _files(uri)
-            for name, domain in find_domains(connection, names):
-                try:
-                    work(name, domain, files)
-                except HypervisorError as error:
-                    print(f"sluice vm: {error}", file=sys.stderr)
-                    failed = True
-    except HypervisorError as error:
-        _fail(str(error))
-    if failed:
-        raise typer.Exit(1)
-
-
-def _run(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except HypervisorError as error:
-        _fail(str(error))
-
-
-def _fail(message: str) -> NoReturn:
-    print(f"sluice vm: {message}", file=sys.stderr)
-    raise typer.Exit(1)
+    run(work)
 
 
 def _report(outcome: channel_devices.Outcome, dry_run: bool) -> None:
@@ -312,6 +258,9 @@ def _where(device: dict[str, Any]) -> str:
     defined = "in the definition" if device["in_definition"] else "not in the definition"
     return f"{plugged}, {defined}"
 
+
+moving_commands.add_to(app)
+app.add_typer(hook_commands.app, name="hook")
 
 if __name__ == "__main__":
     app()

@@ -45,6 +45,8 @@ class Observed:
     problems: tuple[str, ...] = ()
     #: There is a request and it cannot be read: what was known of it before counts on.
     unreadable: bool = False
+    #: Its devices are not what its metadata asks for (following.py).
+    out_of_line: bool = False
     #: The host's PCI devices that its QEMU has, and that its definition names.
     live_devices: frozenset[HostAddress] = frozenset()
     config_devices: frozenset[HostAddress] = frozenset()
@@ -61,7 +63,7 @@ class Known:
 
 
 class Step(enum.Enum):
-    """One call to the server's regions, in the order in which they are listed."""
+    """One call to the server's regions."""
 
     STOP = "stop"
     REMOVE = "remove"
@@ -76,13 +78,15 @@ def observe(
     *,
     paused: bool,
     boot: int,
+    crashed: bool = False,
     defined: bool = True,
     account: tuple[int, int] | None = None,
     went_off: str = "",
 ) -> Observed:
     """Puts the two documents together; what runs counts before what is defined.
 
-    `defined` is False for a transient domain, whose `persistent` is what runs.
+    `defined` is False for a transient domain, whose `persistent` is what runs. Of one that
+    `crashed`, QEMU is kept for whoever looks into it; no program of it runs again.
     """
     current = live if live is not None else persistent
     region = current.region or persistent.region
@@ -103,7 +107,7 @@ def observe(
     if region is None:
         request = None
     life = Life.OFF
-    if live is not None and live.region is not None:
+    if live is not None and live.region is not None and not crashed:
         life = Life.PAUSED if paused else Life.RUNNING
     return Observed(
         uuid=persistent.uuid,
@@ -113,7 +117,7 @@ def observe(
         request=request,
         has_device=region is not None,
         account=account,
-        went_off=went_off if live is None else "",
+        went_off=went_off if live is None or crashed else "",
         problems=tuple(problems),
         unreadable=current.problem is not None and region is not None,
         live_devices=_sources(live),
@@ -147,16 +151,20 @@ def steps(
     """The calls that bring the server from `known` to `seen`.
 
     `seen` is None where the domain is gone. `guest_restarted` says that an event told of a stop or
-    a reboot, which a look afterwards may no longer show.
+    a reboot, or that one came while no server ran, which a look afterwards may no longer show.
     """
     seen = served(known, seen)
     if seen is None or seen.request is None:
         return [] if known is None else [Step.REMOVE]
     if known is None:
-        return [Step.ADD] + ([Step.PAUSE] if seen.life is Life.PAUSED else [])
+        # the sessions that this server took over may be those of a guest that is gone
+        found = [Step.ADD] + ([Step.STOP] if guest_restarted else [])
+        return found + ([Step.PAUSE] if seen.life is Life.PAUSED else [])
     found = []
     ended = seen.life is Life.OFF or seen.boot != known.boot or guest_restarted
     stopped = known.life is not Life.OFF and ended
+    # Of a channel with role='master' libvirt brings back the memory, with the slots of then in it.
+    stopped |= guest_restarted and seen.life is not Life.OFF
     if stopped:
         found.append(Step.STOP)
     if (known.name, known.request) != (seen.name, seen.request):

@@ -24,7 +24,7 @@ from sluice.hypervisor.libvirt_host import (
     persistent_document,
     qemu_account,
 )
-from sluice.hypervisor.pci_slots import choose_place
+from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import VgpuRequest
 
@@ -133,6 +133,8 @@ def _put(
             "its managed save image would start without the channel: start it, or drop the image "
             f"(virsh managedsave-remove {definition.name})"
         )
+    if flag == _LIVE and live is not None:
+        check_hot_plug(live)
     uuid, size = definition.uuid, request.region_bytes
     plugged = live.region if live is not None else None
     if plugged is not None and plugged.size_bytes != size:
@@ -146,10 +148,7 @@ def _put(
         place: PciAddress | None = address
     else:
         place = _place(definition, live, frozenset(), flag)
-    if live is None and files.has_other_size(uuid, size):
-        files.remove(uuid)  # nobody maps it: the domain is off
-    files.check_room(uuid, size)
-    created = files.ensure(uuid, size, qemu_account(domain))
+    created = files.renew(uuid, size, qemu_account(domain), in_use=live is not None)
     xml = region_device(definition.region_name, request.region_mib, place)
     try:
         call(lambda: domain.attachDeviceFlags(xml, flag))

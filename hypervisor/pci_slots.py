@@ -18,6 +18,15 @@ _ADD_PORTS = (
 )
 
 
+def check_hot_plug(live: DomainDocument) -> None:
+    """HypervisorError where a running domain never sees what is plugged in."""
+    if live.machine.startswith("microvm"):
+        raise HypervisorError(
+            f"{live.name}: a microvm's firmware tells its guest of no device that is plugged in "
+            "while it runs: shut it down, and attach again if the channel is not in its definition"
+        )
+
+
 def choose_place(
     persistent: DomainDocument, live: DomainDocument | None, taken: frozenset[PciAddress]
 ) -> PciAddress | None:
@@ -32,12 +41,7 @@ def choose_place(
     elif persistent.controllers.get(0) == "pci-root":
         place = _free_slot(persistent, used)
     else:
-        model = persistent.controllers.get(0, "none")
-        raise HypervisorError(
-            f"{persistent.name}: machine type {persistent.machine or 'unknown'} has no PCI bus "
-            "that "
-            f"takes a device (bus 0 is {model}): use q35 or pc"
-        )
+        raise HypervisorError(f"{persistent.name}: {_no_bus(persistent)}")
     if place is None and live is not None:
         if persistent.is_q35:
             raise HypervisorError(
@@ -48,6 +52,21 @@ def choose_place(
             "pci-bridge with `virsh edit`"
         )
     return place
+
+
+def _no_bus(persistent: DomainDocument) -> str:
+    if persistent.machine.startswith("microvm"):
+        return (
+            "machine type microvm has no PCI bus unless it is told to: add with `virsh edit` "
+            "<controller type='pci' index='0' model='pcie-root'/>, a few <controller type='pci' "
+            "model='pcie-root-port'/>, and <qemu:commandline> with -machine pcie=on (docs/"
+            "libvirt.md, Machine types), or use q35"
+        )
+    model = persistent.controllers.get(0, "none")
+    return (
+        f"machine type {persistent.machine or 'unknown'} has no PCI bus that takes a device (bus 0 "
+        f"is {model}): use q35 or pc"
+    )
 
 
 def _free_root_port(

@@ -4,7 +4,9 @@
 Used by channel_devices.py (attach, detach) and service.py (boot of the host, undefine). QEMU
 creates a missing file itself, readable by others, and never deletes one. Beside each file a record
 names the libvirt that the domain lives in, so that one libvirt's server never deletes what belongs
-to another's domain; records live in the run folder, which a reboot empties like /dev/shm.
+to another's domain, and the run of the domain that was seen last, so that a server that was away
+knows a guest that ended meanwhile; records live in the run folder, which a reboot empties like
+/dev/shm.
 """
 
 from __future__ import annotations
@@ -83,23 +85,28 @@ class RegionFiles:
                 os.fchown(descriptor, *owner)
         finally:
             os.close(descriptor)
-        self._record(uuid).parent.mkdir(parents=True, exist_ok=True)
-        self._record(uuid).write_text(self.libvirt + "\n")
+        record = self._record(uuid)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        if self._owner(record) != self.libvirt:
+            record.write_text(self.libvirt + "\n")
         return created
 
     def remove(self, uuid: str) -> bool:
         """Deletes file and record; True if the file was there."""
         self._record(uuid).unlink(missing_ok=True)
+        self._ended(uuid).unlink(missing_ok=True)
         try:
             self.path(uuid).unlink()
         except FileNotFoundError:
             return False
         return True
 
-    def has_other_size(self, uuid: str, size: int) -> bool:
-        """Whether there is a file, and it is larger or smaller."""
-        present = self._size(uuid)
-        return present is not None and present not in (0, size)
+    def renew(self, uuid: str, size: int, owner: tuple[int, int] | None, *, in_use: bool) -> bool:
+        """As `ensure`, with room for it; one of another size goes first, unless a VM may map it."""
+        if not in_use and self._size(uuid) not in (None, 0, size):
+            self.remove(uuid)
+        self.check_room(uuid, size)
+        return self.ensure(uuid, size, owner)
 
     def recorded(self) -> set[str]:
         """The UUIDs whose regions belong to this libvirt."""
@@ -109,6 +116,25 @@ class RegionFiles:
         except FileNotFoundError:
             return set()
         return {record.name for record in records if self._owner(record) == self.libvirt}
+
+    def note_run(self, uuid: str, run: int) -> None:
+        """Writes down libvirt's number of the domain's run, -1 while it is off."""
+        if self._owner(self._record(uuid)) == self.libvirt:
+            self._record(uuid).write_text(f"{self.libvirt}\n{run}\n")
+        self._ended(uuid).unlink(missing_ok=True)
+
+    def ended_since(self, uuid: str, run: int) -> bool:
+        """Whether the guest that was noted last is gone, though the domain may run again.
+
+        libvirt's numbers begin again when libvirtd restarts; the hook's word does not.
+        """
+        if self._ended(uuid).exists():
+            return True
+        try:
+            lines = self._record(uuid).read_text().splitlines()
+        except (OSError, UnicodeDecodeError):
+            return False
+        return len(lines) > 1 and lines[1] not in ("-1", str(run))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -124,9 +150,13 @@ class RegionFiles:
 
     def _owner(self, record: Path) -> str | None:
         try:
-            return record.read_text().strip()
+            return record.read_text().partition("\n")[0].strip()
         except (OSError, UnicodeDecodeError):
             return None
+
+    def _ended(self, uuid: str) -> Path:
+        """Left by the hook (hypervisor/hook.py) where no server heard that the domain ended."""
+        return self.run_folder / "ended" / uuid
 
     def _size(self, uuid: str) -> int | None:
         try:

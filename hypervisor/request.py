@@ -32,6 +32,13 @@ _NUMBERS: Mapping[str, tuple[str, int, int, int | None]] = {
     "slots": ("slots", 1, 64, 4),
     "priority": ("priority", -1000, 1000, 0),
 }
+
+
+def slot_bytes_of(region_bytes: int, slots: int) -> int:
+    """How large each of a region's slots is (native/channel/slot.h)."""
+    return (region_bytes - REGION_HEADER_BYTES) // slots // 4096 * 4096
+
+
 _VSOCK = {"yes": True, "no": False}
 MODES = ("auto", "on-demand", "reserved")
 
@@ -69,8 +76,7 @@ class VgpuRequest:
                 f"region-mib={self.region_mib} is not a power of two, which a PCI BAR has to be: "
                 f"give {below} or {below * 2}"
             )
-        slot_bytes = (self.region_bytes - REGION_HEADER_BYTES) // self.slots // 4096 * 4096
-        if slot_bytes < MIN_SLOT_BYTES:
+        if slot_bytes_of(self.region_bytes, self.slots) < MIN_SLOT_BYTES:
             needed = 1 << ((self.slots * MIN_SLOT_BYTES + REGION_HEADER_BYTES) - 1).bit_length()
             raise InvalidRequest(
                 f"region-mib={self.region_mib} is too small for {self.slots} slots of at least "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import libvirt
 
 from sluice.hypervisor import domain_life, following
+from sluice.hypervisor.channel_devices import SETTLE_SECONDS
 from sluice.hypervisor.domain_life import Known, Life, Observed, Step
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.event_loop import bind_running_loop
@@ -61,6 +63,21 @@ _PAUSED = (
     libvirt.VIR_DOMAIN_PAUSED,
     libvirt.VIR_DOMAIN_PMSUSPENDED,
 )
+_CRASHED = "the guest's kernel crashed"
+_REVERTED = "the VM went back to a snapshot"
+_RESTORED = "the VM was restored from what was saved"
+# what else an event may say that ends every program of the guest, though QEMU may live on
+_RESTARTED = {
+    (libvirt.VIR_DOMAIN_EVENT_CRASHED, libvirt.VIR_DOMAIN_EVENT_CRASHED_PANICKED): _CRASHED,
+    (libvirt.VIR_DOMAIN_EVENT_STARTED, libvirt.VIR_DOMAIN_EVENT_STARTED_FROM_SNAPSHOT): _REVERTED,
+    (libvirt.VIR_DOMAIN_EVENT_STARTED, libvirt.VIR_DOMAIN_EVENT_STARTED_RESTORED): _RESTORED,
+    (libvirt.VIR_DOMAIN_EVENT_STARTED, libvirt.VIR_DOMAIN_EVENT_STARTED_MIGRATED): _RESTORED,
+    (libvirt.VIR_DOMAIN_EVENT_RESUMED, libvirt.VIR_DOMAIN_EVENT_RESUMED_FROM_SNAPSHOT): _REVERTED,
+    (
+        libvirt.VIR_DOMAIN_EVENT_SUSPENDED,
+        libvirt.VIR_DOMAIN_EVENT_SUSPENDED_FROM_SNAPSHOT,
+    ): _REVERTED,
+}
 _BURST_SECONDS = 0.01
 _LOOK_AGAIN_SECONDS = 0.25
 _WHOLE_EVERY = 20  # reconciles; ten minutes
@@ -102,6 +119,7 @@ class HypervisorService:
         self._reported: dict[str, tuple[str, ...]] = {}
         self._glances: dict[str, Glance] = {}
         self._failed: set[str] = set()  # looked at again, whatever the glance says
+        self._released: dict[str, float] = {}  # when a running guest last let a device go
         self._plugged: dict[str, int] = {}  # the run of a domain in which its device was seen
         #: Set while connected; for tests and for whoever waits for the first look.
         self.connected = asyncio.Event()
@@ -142,7 +160,7 @@ class HypervisorService:
                 (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle),
                 (libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, self._on_reboot),
                 (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_ADDED, self._on_change),
-                (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, self._on_change),
+                (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, self._on_removed),
                 (libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE, self._on_change),
             ):
                 callbacks.append(
@@ -170,8 +188,10 @@ class HypervisorService:
         due = loop.time() + self._reconcile_seconds
         rounds = 0
         while not self._lost:
+            # not wait_for: before Python 3.12 it loses a cancellation that meets an event
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.0, due - loop.time()))
+                async with asyncio.timeout(max(0.0, due - loop.time())):
+                    await self._changed.wait()
             # A stop comes as several events; the one that says why is not the first.
             await asyncio.sleep(_BURST_SECONDS)
             self._changed.clear()
@@ -212,8 +232,7 @@ class HypervisorService:
         moment = self._host_devices.moment() if self._host_devices else 0
         self._failed.add(uuid)
         try:
-            refused = await asyncio.to_thread(self._follow, connection, uuid)
-            seen = await asyncio.to_thread(observe_domain, connection, uuid)
+            seen, refused = await asyncio.to_thread(self._observe, connection, uuid)
             self._tell_devices(moment, uuid, seen)
             if seen is not None:
                 seen = replace(seen, problems=(*seen.problems, *refused))
@@ -226,10 +245,13 @@ class HypervisorService:
             seen = domain_life.served(known, seen)
             if seen is not None:
                 self._note(seen)
+                if known is None and self._files.ended_since(uuid, seen.boot):
+                    restarted = restarted or "the VM ended while no server ran"
             for step in domain_life.steps(known, seen, guest_restarted=restarted is not None):
                 await self._take(step, uuid, seen, restarted)
             if seen is None:
                 self._seen.pop(uuid, None)
+                self._released.pop(uuid, None)
             if seen is not None and seen.has_device:
                 if self._expected:
                     self._expected.defined(uuid)
@@ -237,6 +259,8 @@ class HypervisorService:
                 await asyncio.to_thread(self._remove_file, connection, uuid)
             if seen is not None and seen.request is not None:
                 self._known[uuid] = Known(seen.name, seen.request, seen.life, seen.boot)
+                if known is None or known.boot != seen.boot:
+                    await asyncio.to_thread(self._files.note_run, uuid, seen.boot)
             self._failed.discard(uuid)
         except libvirt.libvirtError as error:
             if not connection.isAlive():
@@ -248,11 +272,22 @@ class HypervisorService:
             # The server's side failed: the next look repeats the step.
             log.exception("domain %s: its region could not be brought in line", uuid)
 
+    def _observe(
+        self, connection: libvirt.virConnect, uuid: str
+    ) -> tuple[Observed | None, list[str]]:
+        """Blocking: a domain in line with its metadata, and what could not be done about it."""
+        seen = observe_domain(connection, uuid)
+        if seen is None or not seen.out_of_line:
+            return seen, []
+        refused = self._follow(connection, uuid)
+        return observe_domain(connection, uuid), refused
+
     def _follow(self, connection: libvirt.virConnect, uuid: str) -> list[str]:
-        """Blocking: the domain gets or loses its channel, as its metadata says."""
         try:
             domain = connection.lookupByUUIDString(uuid)
             unplugged = self._plugged.get(uuid) == domain.ID()
+            settled = self._released.get(uuid, 0.0) + SETTLE_SECONDS
+            time.sleep(max(0.0, settled - time.monotonic()))
             return following.follow(domain, self._files, may_plug=not unplugged)
         except (libvirt.libvirtError, HypervisorError) as error:
             if is_gone(error):
@@ -274,8 +309,10 @@ class HypervisorService:
             owner = RegionOwner(uuid, seen.name)
             await self._regions.add_region(uuid, self._files.path(uuid), owner, seen.request)
         elif step is Step.STOP:
-            reason = restarted or (
-                "the channel was unplugged" if seen.boot != -1 else seen.went_off or "the VM is off"
+            reason = (
+                restarted
+                or seen.went_off
+                or ("the channel was unplugged" if seen.boot != -1 else "the VM is off")
             )
             log.info("region %s: every session ends, %s", uuid, reason)
             await self._regions.domain_stopped(uuid, reason)
@@ -295,9 +332,10 @@ class HypervisorService:
                 moment, uuid, seen.name, seen.live_devices, seen.config_devices
             )
         if not taken:
-            asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self._look_soon, uuid)
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN_SECONDS, self.look_soon, uuid)
 
-    def _look_soon(self, uuid: str) -> None:
+    def look_soon(self, uuid: str) -> None:
+        """Looks at a domain now: something about it may have changed."""
         self._hints.setdefault(uuid, None)
         self._changed.set()
 
@@ -335,13 +373,19 @@ class HypervisorService:
     def _on_lifecycle(
         self, _: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, __: Any
     ) -> None:
-        stopped = event == libvirt.VIR_DOMAIN_EVENT_STOPPED
-        self._hint(domain, _STOPPED.get(detail, "the VM stopped") if stopped else None)
+        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            self._hint(domain, _STOPPED.get(detail, "the VM stopped"))
+        else:
+            self._hint(domain, _RESTARTED.get((event, detail)))
 
     def _on_reboot(self, _: libvirt.virConnect, domain: libvirt.virDomain, __: Any) -> None:
         self._hint(domain, "the VM rebooted")
 
     def _on_change(self, _: libvirt.virConnect, domain: libvirt.virDomain, *__: Any) -> None:
+        self._hint(domain, None)
+
+    def _on_removed(self, _: libvirt.virConnect, domain: libvirt.virDomain, *__: Any) -> None:
+        self._released[domain.UUIDString()] = time.monotonic()
         self._hint(domain, None)
 
     def _on_close(self, _: libvirt.virConnect, reason: int, __: Any) -> None:
@@ -375,15 +419,23 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
         live = live_document(domain)
         persistent = persistent_document(domain)
         state, why = domain.state()  # last: of a domain that has just gone off it says how
-        return domain_life.observe(
+        defined = bool(domain.isPersistent())
+        seen = domain_life.observe(
             persistent,
             live,
             paused=state in _PAUSED,
+            crashed=state == libvirt.VIR_DOMAIN_CRASHED,
             boot=domain.ID(),
-            defined=bool(domain.isPersistent()),
+            defined=defined,
             account=qemu_account(domain) if persistent.region or (live and live.region) else None,
-            went_off=_OFF.get(why, "") if state == libvirt.VIR_DOMAIN_SHUTOFF else "",
+            went_off=(
+                _OFF.get(why, "")
+                if state == libvirt.VIR_DOMAIN_SHUTOFF
+                else _CRASHED * (state == libvirt.VIR_DOMAIN_CRASHED)
+            ),
         )
+        wishes = following.wishes_of(persistent if defined else None, live)
+        return replace(seen, out_of_line=wishes.any)
     except (libvirt.libvirtError, HypervisorError) as error:
         if is_gone(error):
             return None

@@ -13,24 +13,16 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import HostPorts, LogSection, split_commas
+from sluice.config.sections import LogSection, RestSection, split_commas
 
 DEFAULT_PATH = Path("/etc/sluice/openstack.conf")
 
 Words = Annotated[list[str], BeforeValidator(split_commas)]
 
 
-class ControllerSection(Section):
+class ControllerSection(RestSection):
     """[controller]: where the pool is."""
 
-    addresses: HostPorts = Field(
-        default_factory=lambda: ["127.0.0.1:9123"],
-        min_length=1,
-        description="the controllers' REST addresses as host:port, with commas",
-    )
-    ca_file: Path | None = Field(
-        None, description="the CA of the controllers' certificates (empty: no TLS)"
-    )
     token_file: Path | None = Field(
         None, description="the file with an operator's token (empty: none is needed)"
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sluice.cli.rest import EXIT_NOT_FOUND, EXIT_UNREACHABLE, CommandError, Controller
@@ -31,7 +32,9 @@ from sluice.nova_driver.grant_life import (
 log = logging.getLogger(__name__)
 
 #: Room is given back before anybody asks for it.
-_ORDER = {Release: 0, Resize: 1, Reserve: 2}
+_ORDER = (Release, Resize, Reserve)
+#: Instances whose steps are taken at a time.
+AT_ONCE = 16
 
 
 class Grants:
@@ -145,22 +148,31 @@ class Grants:
         return actions
 
     def _take(self, actions: Iterable[Action]) -> int:
-        done = 0
-        gone: set[str] = set()
-        for action in sorted(actions, key=lambda each: _ORDER[type(each)]):
-            owner = action.owner if isinstance(action, Reserve) else action.held.owner
+        by_kind: dict[type[Action], dict[str, list[Action]]] = {kind: {} for kind in _ORDER}
+        for action in actions:
+            by_kind[type(action)].setdefault(_owner(action), []).append(action)
+        done: list[Action] = []
+        with ThreadPoolExecutor(AT_ONCE, "grants") as calls:
+            for instances in by_kind.values():
+                # the controller stores what comes at a time in one go; those of one instance wait
+                for taken in calls.map(self._take_each, instances.values()):
+                    done += taken
+        if gone := {_owner(a) for a in done if isinstance(a, Release) and a.gone}:
+            self._end_access(lambda vm: vm in gone)
+        return len(done)
+
+    def _take_each(self, actions: Iterable[Action]) -> list[Action]:
+        """Takes steps of one instance, one by one; returns those that were taken."""
+        done = []
+        for action in actions:
             try:
                 self._carry_out(action)
-                self.problems.pop(owner, None)
-                done += 1
-                if isinstance(action, Release) and action.gone:
-                    gone.add(owner)
+                self.problems.pop(_owner(action), None)
+                done.append(action)
             except CommandError as error:
                 if error.status == EXIT_UNREACHABLE:
                     raise
-                self._note(owner, f"{_verb(action)} refused: {error}")
-        if gone:
-            self._end_access(lambda vm: vm in gone)
+                self._note(_owner(action), f"{_verb(action)} refused: {error}")
         return done
 
     def _end_access(self, is_gone: Callable[[str], bool]) -> None:
@@ -261,6 +273,10 @@ def held_of(reservation: Mapping[str, Any]) -> Held:
 def enrolment_name(origin: str, instance: str) -> str:
     """The name that the controller gives an instance's enrolment (api/vendordata_routes.py)."""
     return f"{origin} instance {instance}"
+
+
+def _owner(action: Action) -> str:
+    return action.owner if isinstance(action, Reserve) else action.held.owner
 
 
 def _verb(action: Action) -> str:

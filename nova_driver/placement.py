@@ -39,7 +39,6 @@ class Placement:
                 "provider_aggregates": self._get(f"{base}/aggregates")["aggregates"],
                 "inventories": self._get(f"{base}/inventories")["inventories"],
             }
-        computes = self._cloud.computes()
         members = self._members(wanted.aggregate)
         return Found(
             provider=provider,
@@ -47,7 +46,7 @@ class Placement:
             traits=set(self._get("/traits?name=startswith:CUSTOM_SLUICE_")["traits"]),
             computes={
                 name: [wanted.aggregate] if uuid in members else []
-                for uuid, name in computes.items()
+                for uuid, name in self._computes().items()
             },
             **own,
         )
@@ -74,7 +73,7 @@ class Placement:
             self._join(provider, wanted.aggregate, joined=True)
         if Kind.INVENTORY in kinds:
             self._change(f"{base}/inventories", lambda _: {"inventories": wanted.inventories})
-        computes = {name: uuid for uuid, name in self._cloud.computes().items()}
+        computes = {name: uuid for uuid, name in self._computes().items()}
         for each in found:
             if each.kind is Kind.COMPUTE_AGGREGATE and each.subject in computes:
                 joined = each.wanted == "may use the pool"
@@ -87,6 +86,12 @@ class Placement:
             return {}
         found = self._get(f"/resource_providers/{provider}/allocations")["allocations"]
         return {consumer: dict(each["resources"]) for consumer, each in found.items()}
+
+    def _computes(self) -> dict[str, str]:
+        """Compute hosts by UUID that Placement knows: one that joins is its provider's a bit later,
+        and one that Nova cannot make a provider for must not keep the others waiting."""
+        known = {each["uuid"] for each in self._get("/resource_providers")["resource_providers"]}
+        return {uuid: name for uuid, name in self._cloud.computes().items() if uuid in known}
 
     def _provider(self, name: str) -> str:
         found = self._get(f"/resource_providers?name={quote(name)}")["resource_providers"]

@@ -110,8 +110,10 @@ class OpenStackService:
         while True:
             dues = [self._changes_due, self._everything_due]
             dues += [self._inventory_due] if self._inventory_due is not None else []
+            # not wait_for, which on Python 3.11 may lose the cancellation that ends this
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._work.wait(), max(0.0, min(dues) - loop.time()))
+                async with asyncio.timeout_at(min(dues)):
+                    await self._work.wait()
             self._work.clear()
             try:
                 await self._pass(loop.time())

@@ -101,11 +101,11 @@ def contents(folder: Path, static: Path) -> dict[str, tuple[int, bytes]]:
         files[f"bin/{name}"] = (0o755, built_file(folder, name).read_bytes())
     for name in ("sluice", "sluice-run"):
         files[f"bin/{name}"] = (0o755, (PARTS / name).read_bytes())
-    files["libexec/sluice-pci-setup"] = (0o755, (PARTS / "sluice-pci-setup").read_bytes())
+    for name in ("sluice-pci-setup", "sluice-loader"):
+        files[f"libexec/{name}"] = (0o755, (PARTS / name).read_bytes())
     for name in (
         "client.conf",
         "70-sluice.rules",
-        "ld.so.conf",
         "sluice-enrol.service",
         "sluice-enrol.timer",
     ):

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from sluice.server.packets import Message
 from sluice.server.peers import PeerGone, open_process
+from sluice.server.relays import Relays
 from sluice.server.session_desk import SessionDesk
 from sluice.server.session_logs import SessionLog
-from sluice.server.sessions import session_from_record
+from sluice.server.sessions import Session, session_from_record
 from sluice.server.warm_workers import WarmWorkers
 from sluice.server.worker import Worker, WorkerError
 from sluice.server.worker_process import WorkerFiles, WorkerRecord, WorkerStarter
@@ -26,12 +29,17 @@ log = logging.getLogger("sluice.server")
 async def adopt_workers(starter: WorkerStarter, workers: WarmWorkers, desk: SessionDesk) -> int:
     """Takes over every worker that still runs; returns how many sessions were adopted."""
     files = starter.files
-    found = await asyncio.gather(
-        *(_adopt(worker_id, files, workers, desk) for worker_id in files.worker_ids())
-    )
+    take_over = partial(_take_over, workers=workers, desk=desk)
+    adopting = [_adopt(worker_id, files, take_over) for worker_id in files.worker_ids()]
+    if relays := desk.relays:
+        relayed = partial(_take_over_relay, relays=relays)
+        adopting += [_adopt(name, relays.files, relayed) for name in relays.files.worker_ids()]
+    found = await asyncio.gather(*adopting)
     desk.ledgers.reconcile()
     if starter.cgroups:
         known = set(files.worker_ids())
+        if relays:
+            known |= set(relays.files.worker_ids())
         for worker_id in set(starter.cgroups.leftovers()) - known:
             starter.cgroups.remove(worker_id)
     if any(found):
@@ -40,7 +48,7 @@ async def adopt_workers(starter: WorkerStarter, workers: WarmWorkers, desk: Sess
 
 
 async def _adopt(
-    worker_id: str, files: WorkerFiles, workers: WarmWorkers, desk: SessionDesk
+    worker_id: str, files: WorkerFiles, take_over: Callable[[Worker, Message], bool]
 ) -> bool:
     record = files.read(worker_id)
     if record is None:
@@ -63,27 +71,42 @@ async def _adopt(
         worker.kill()
         return False
     worker.mark_ready()
-    return _take_over(worker, status, workers, desk)
+    return take_over(worker, status)
 
 
 def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: SessionDesk) -> bool:
     session = worker.record.session
-    state = status.get("state")
-    if state == "running" and session and status.get("id") == session["id"]:
-        session_log = SessionLog(
-            Path(worker.record.log), session["id"], session["grant_id"], session["request_id"]
-        )
-        adopted = session_from_record(session, worker, session_log)
+    if adopted := _session_of(worker, status):
         desk.adopt(adopted, status)
         if session["opening"] and adopted.asker.channel == "shm":
             # its client waited for an answer on a connection that ended with the server; over
             # other channels the worker answers by itself
             desk.end(adopted, "the server ended before it could answer the client")
         return True
-    if state == "idle" and not session and workers.adopt(worker):
+    if status.get("state") == "idle" and not session and workers.adopt(worker):
         return False
     worker.end("it is of no use to the server that found it")
     return False
+
+
+def _take_over_relay(worker: Worker, status: Message, relays: Relays) -> bool:
+    if adopted := _session_of(worker, status):
+        relays.adopt(adopted)
+        if worker.record.session["opening"] and adopted.asker.channel == "shm":
+            worker.end("the server ended before it could answer the client")
+        return True
+    worker.end("it is of no use to the server that found it")
+    return False
+
+
+def _session_of(worker: Worker, status: Message) -> Session | None:
+    session = worker.record.session
+    if status.get("state") != "running" or not session or status.get("id") != session["id"]:
+        return None
+    session_log = SessionLog(
+        Path(worker.record.log), session["id"], session["grant_id"], session["request_id"]
+    )
+    return session_from_record(session, worker, session_log)
 
 
 def _note_end(record: WorkerRecord) -> None:

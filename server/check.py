@@ -30,10 +30,15 @@ def check(config: ServerConfig, out: TextIO | None = None) -> int:
     section = config.server
     try:
         say("ok", "worker", str(find_native("sluice-worker")))
+        if section.enable_relay:
+            say("ok", "relay", str(find_native("sluice-relay")))
         driver = find_driver(section.driver)
     except (NativeFileMissing, FileNotFoundError) as error:
         say("BAD", "driver", str(error))
         bad, driver = 1, None
+    if driver and driver.is_none:
+        say("note", "driver", "none: this host gives no GPU, and its guests' are other hosts'")
+        return bad
     if driver:
         software = "the software GPU, for trying Sluice out: " if driver.software else ""
         say("note" if software else "ok", "driver", f"{software}{driver.path}")

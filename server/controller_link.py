@@ -102,6 +102,7 @@ class LocalGrant:
     session_id: str
     request_id: str
     vgpus: tuple[GrantedVgpu, ...]
+    relay: rpc.RelayTarget | None = None  # where they are, if not here
 
 
 class ControllerLink:
@@ -284,8 +285,9 @@ class ControllerLink:
                             GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent)
                             for v in granted.vgpus
                         )
+                        relay = granted.relay if granted.HasField("relay") else None
                         return LocalGrant(
-                            granted.grant_id, granted.session_id, request.request_id, vgpus
+                            granted.grant_id, granted.session_id, request.request_id, vgpus, relay
                         )
             except asyncio.CancelledError:
                 if _is_cancelled():
@@ -318,9 +320,9 @@ class ControllerLink:
 
     async def _wait_connected(self, until: float) -> None:
         try:
-            await asyncio.wait_for(
-                self._connected.wait(), max(0.0, until - time.monotonic()) or 0.001
-            )
+            # not wait_for, which on Python 3.11 may lose the cancellation of a client that is gone
+            async with asyncio.timeout(max(0.0, until - time.monotonic()) or 0.001):
+                await self._connected.wait()
         except TimeoutError:
             raise RefusalError(
                 Status.SYSTEM_NOT_READY,

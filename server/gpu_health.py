@@ -175,8 +175,10 @@ class GpuHealth:
         """Checks what is to be checked, one card at a time, for ever."""
         try:
             while True:
+                # not wait_for: before Python 3.12 it loses a cancellation that meets an event
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._work.wait(), LOOK_SECONDS)
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        await self._work.wait()
                 self._work.clear()
                 self._complain_of_silence()
                 while self._to_check:

@@ -26,10 +26,18 @@ LIBRARY_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A CUDA driver library; software says that it is the software GPU."""
+    """A CUDA driver library; software says that it is the software GPU.
+
+    No path: the host has no GPUs, and its guests' are other hosts'.
+    """
 
     path: str
     software: bool
+
+    @property
+    def is_none(self) -> bool:
+        """Whether this host is to give no GPU."""
+        return not self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +58,16 @@ class LocalGpu:
 
 def find_driver(setting: str) -> Driver:
     """Resolves [server] driver; raises NativeFileMissing or FileNotFoundError."""
+    if setting == "none":
+        return Driver("", software=False)
     if setting == "softgpu":
         return Driver(str(find_native(SOFTGPU)), software=True)
     if setting != "auto":
         path = Path(setting)
         if not path.exists():
             raise FileNotFoundError(
-                f"[server] driver = {setting}: there is no such file; give auto, softgpu or the "
-                "path of a CUDA driver library"
+                f"[server] driver = {setting}: there is no such file; give auto, softgpu, none or "
+                "the path of a CUDA driver library"
             )
         return Driver(str(path), software=SOFTGPU in path.resolve().name)
     if library := _nvidia_library():

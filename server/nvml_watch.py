@@ -54,6 +54,8 @@ def nvml_beside(driver: str) -> Path | None:
 
     There, Sluice's own library of that name lies beside it, which would ask this very server.
     """
+    if not driver:
+        return None  # a host that gives no GPU
     path = Path(driver)
     library = path.parent / "libnvidia-ml.so.1"
     if path.name == SOFTGPU or not library.exists():

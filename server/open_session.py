@@ -29,8 +29,11 @@ PREEMPT = 4
 SAME_GPU = 8
 RESERVED_ONLY = 16
 ON_DEMAND_ONLY = 32
+TAKES_RELAY = 64
 MOST_LABELS = 16
 MOST_VGPUS = 64
+_CHANNEL_OFFSET = 68
+_KEY_BYTES = 64
 _JOB_OFFSET = 328
 _TOKEN_BYTES = 64
 
@@ -151,6 +154,11 @@ class OpenSession:
         return bool(self.flags & SAME_GPU)
 
     @property
+    def takes_relay(self) -> bool:
+        """Whether the client knows slots that carry bytes to a worker on another host."""
+        return bool(self.flags & TAKES_RELAY)
+
+    @property
     def mode(self) -> str:
         """What it draws on: "reserved", "on-demand", or "auto"."""
         if self.flags & RESERVED_ONLY:
@@ -173,6 +181,18 @@ class OpenSession:
     def crosses_nodes(self) -> bool:
         """Whether its vGPUs may be on several nodes."""
         return bool(self.flags & CROSS_NODE)
+
+
+def with_key(wish: OpenSession, key: str) -> bytes:
+    """The fixed part of a request as a client over TCP presents it."""
+    channel = int(Channel.TCP).to_bytes(4, "little")
+    raw = wish.raw
+    return (
+        raw[:_CHANNEL_OFFSET]
+        + channel
+        + key.encode().ljust(_KEY_BYTES, b"\0")
+        + raw[_CHANNEL_OFFSET + 4 + _KEY_BYTES :]
+    )
 
 
 def check_header(header: bytes, most_wish_bytes: int = 0) -> int:

@@ -10,6 +10,7 @@ worker has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -32,6 +33,8 @@ from sluice.server.sessions import Asker, JobPart, Session
 
 log = logging.getLogger("sluice.server")
 
+_MARK_BYTES = 8  # a region's first word (native/channel/slot.h)
+
 
 @dataclass(slots=True)
 class Region:
@@ -44,6 +47,8 @@ class Region:
     paused: bool = False
     resumed: float = 0.0  # monotonic; silence before it was the pause's
     watched: bool = False
+    #: The guest is gone and the doorbell has not heard of it: told as soon as it watches again.
+    stale: bool = False
     opening: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
@@ -104,11 +109,30 @@ class Regions:
     async def domain_stopped(self, region_id: str, reason: str) -> None:
         """Every process of the guest is gone: its sessions end, its slots become free."""
         if region := self._regions.get(region_id):
-            # whatever the guest left in a slot, by dying or on purpose, is nobody's now
-            for slot in range(region.request.slots):
-                if slot not in region.opening and not self._session_of(region.id, slot):
-                    self._tell(region, "release", slot)
+            _begin_anew(region.path)
+            self._free_slots(region)
             await self._end_all(region, reason)
+
+    def _free_slots(self, region: Region) -> None:
+        """Whatever the guest left in a slot, by dying or on purpose, is nobody's now."""
+        region.stale = self._doorbell is None or not self._doorbell.is_connected
+        if region.stale:
+            return
+        for slot in range(region.request.slots):
+            if slot not in region.opening and not self._session_of(region.id, slot):
+                self._tell(region, "release", slot)
+
+    def programs(self, region_id: str) -> list[str]:
+        """Who has a session through the region or waits for one, a line each."""
+        sessions = {
+            s.asker.slot: f"{s.asker.describe()} has a session"
+            for s in self._desk.sessions.values()
+            if s.asker.region_id == region_id
+        }
+        region = self._regions.get(region_id)
+        waiting = region.opening if region else {}
+        lines = {slot: f"a program in slot {slot} waits for a session" for slot in waiting}
+        return [line for _, line in sorted({**lines, **sessions}.items())]
 
     # what the doorbell tells
 
@@ -139,7 +163,7 @@ class Regions:
     # within
 
     def _session_of(self, region_id: str, slot: int) -> Session | None:
-        for session in self._desk.sessions.values():
+        for session in self._desk.served:
             if session.asker.region_id == region_id and session.asker.slot == slot:
                 return session
         return None
@@ -253,7 +277,7 @@ class Regions:
     async def _end_all(self, region: Region, reason: str) -> None:
         for task in list(region.opening.values()):
             task.cancel()
-        ending = [s for s in self._desk.sessions.values() if s.asker.region_id == region.id]
+        ending = [s for s in self._desk.served if s.asker.region_id == region.id]
         for session in ending:
             self._desk.end(session, reason)
         for session in ending:
@@ -271,6 +295,8 @@ class Regions:
         try:
             await self._doorbell.ask(Message("watch", fields), "watching")
             region.watched = True
+            if region.stale:
+                self._free_slots(region)
         except DoorbellError as error:
             # told again when the doorbell connects, and at the hypervisor part's next look
             log.error("region %s is not watched: %s", region.path, error)
@@ -284,6 +310,19 @@ class Regions:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _begin_anew(path: Path) -> None:
+    """Takes the region's mark away: with the next release the doorbell writes the header anew.
+
+    Its generation is another one then, and who came back from a snapshot sees that.
+    """
+    with contextlib.suppress(OSError):  # without its file there is nothing to begin anew
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.pwrite(descriptor, bytes(_MARK_BYTES), 0)
+        finally:
+            os.close(descriptor)
 
 
 def _bytes(text: str) -> bytes:

@@ -101,6 +101,9 @@ class Server:
             accounts=Accounts(self._config.projects),
             code_cache=self._code_cache(),
         )
+        if section.enable_relay:
+            tls = self._config.tls
+            self.desk.relay_by(section.run_dir, tls.data_ca_file or tls.ca_file)
         self.regions = Regions(self.desk, section.silent_seconds)
         self.machines = GuestMachines(Accounts(self._config.projects), self.controller.report)
         self.native = NativeGpus(
@@ -159,7 +162,7 @@ class Server:
         self.desk.let_go()
         await self.controller.close()
         os.close(self._lock)
-        log.info("stopped; %d session(s) go on", len(self.desk.sessions))
+        log.info("stopped; %d session(s) go on", len(self.desk.served))
 
     def _open_metrics(self, driver: Driver) -> None:
         section = self._config.metrics
@@ -377,7 +380,7 @@ class Server:
 
     def _libraries(self, driver: Driver) -> list[Path]:
         setting = self._config.server.cuda_libraries
-        if driver.software and not setting:
+        if (driver.software and not setting) or driver.is_none:
             return []  # they need a GPU of NVIDIA's
         left_out: list[str] = []
         folders = search_folders(setting, left_out)
@@ -395,6 +398,9 @@ class Server:
         return folders
 
     async def _find_gpus(self, driver: Driver) -> None:
+        if driver.is_none:
+            log.info("this host gives no GPU: [server] driver = none")
+            return
         try:
             await self._look_at_gpus(driver)
         except WorkerError as error:
@@ -465,6 +471,8 @@ class Server:
             slots=nova.slots,
             prepare=make_regions(section.libvirt_uri, files),
             render=render,
+            sessions=self.regions.programs,
+            look=lambda uuid: hypervisor.look_soon(uuid),
         )
         try:
             self._vm_door.open()

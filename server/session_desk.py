@@ -26,6 +26,7 @@ from sluice.server.grant_ledgers import GrantLedgers, LedgerFullError
 from sluice.server.job_holds import JobHolds
 from sluice.server.open_session import OpenSession, RefusalError, Status
 from sluice.server.packets import Message
+from sluice.server.relays import Relays
 from sluice.server.session_figures import SessionFigures
 from sluice.server.session_logs import SessionLog
 from sluice.server.sessions import (
@@ -73,6 +74,17 @@ class SessionDesk:
         self.holds = JobHolds(controller.report)
         self.figures = SessionFigures()
         self.on_end: list[Callable[[Session, str], None]] = []
+        self.relays: Relays | None = None
+
+    def relay_by(self, run_dir: Path, ca_file: Path | None) -> None:
+        """From now on what this host's GPUs can never serve is relayed to other hosts'."""
+        self.relays = Relays(self._starter, run_dir, self._log_dir, self._tell_end, ca_file)
+
+    @property
+    def served(self) -> list[Session]:
+        """The sessions whose clients are served from here, wherever their GPUs are."""
+        relayed = self.relays.sessions.values() if self.relays else ()
+        return [*self.sessions.values(), *relayed]
 
     async def open(
         self,
@@ -112,10 +124,27 @@ class SessionDesk:
         account = self._accounts.of(asker)
         project = account.project(wish.wishes.project, asker.describe())
         request = grant_request(
-            self._node, wish, asker, part, project=project, owner_label=account.label
+            self._node,
+            wish,
+            asker,
+            part,
+            project=project,
+            owner_label=account.label,
+            relay=self.relays is not None and wish.takes_relay,
         )
         request.request_id = request_id
         async with self._controller.grant(request, tell) as grant:
+            if self.relays and grant.relay:
+                return await self.relays.open(
+                    wish,
+                    asker,
+                    channel_fields,
+                    descriptor,
+                    grant=grant,
+                    target=grant.relay,
+                    part=part,
+                    project=project,
+                )
             return await self.attach(
                 wish,
                 asker,
@@ -330,7 +359,7 @@ class SessionDesk:
         """The sessions of one client process."""
         return [
             s
-            for s in self.sessions.values()
+            for s in self.served
             if s.asker.pid == pid and s.asker.start_time == start_time and s.asker.pidfd >= 0
         ]
 
@@ -339,6 +368,8 @@ class SessionDesk:
         for session in self.sessions.values():
             self._unwatch_client(session)
             session.worker.let_go()
+        if self.relays:
+            self.relays.let_go()
 
     def _join_ledger(self, session: Session) -> list[tuple[str, int]]:
         if not session.part:
@@ -406,6 +437,9 @@ class SessionDesk:
             )
         )
         session.gone.set()
+        self._tell_end(session, reason)
+
+    def _tell_end(self, session: Session, reason: str) -> None:
         for told in self.on_end:
             told(session, reason)
 

@@ -41,6 +41,7 @@ class Asker:
     domain_uuid: str = ""
     domain_name: str = ""
     user_domain: str = ""  # of a local process (peers.user_domain)
+    relay: str = ""  # the node beside it, whose server relays it; empty: none does
     groups: tuple[int, ...] = ()  # of a local process, its own first
 
     def describe(self) -> str:
@@ -48,7 +49,8 @@ class Asker:
         if self.channel == "ivshmem":
             return f"{self.program or 'a program'} in domain {self.domain_name} slot {self.slot}"
         if self.channel == "tcp":
-            return f"{self.program or 'a program'} at {self.host}"
+            by = f", relayed by node {self.relay}" if self.relay else ""
+            return f"{self.program or 'a program'} at {self.host}{by}"
         return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}"
 
 
@@ -100,6 +102,7 @@ class Session:
     part: JobPart | None = None
     ledger_slot: int = -1  # in its grant's ledger
     project: str = ""  # on whose account it goes
+    relayed_to: str = ""  # the node that its worker is on, when `worker` is a relay to it
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -125,7 +128,8 @@ class Session:
                 )
                 for v in self.vgpus
             ],
-            channel=asker.channel,
+            channel="relay" if asker.relay else asker.channel,
+            relay=asker.relay,
             host=asker.host,
             program=asker.program,
             client_pid=asker.pid,
@@ -165,7 +169,9 @@ class Session:
                 "domain_uuid": asker.domain_uuid,
                 "domain_name": asker.domain_name,
                 "user_domain": asker.user_domain,
+                "relay": asker.relay,
             },
+            "relayed_to": self.relayed_to,
         }
 
 
@@ -191,6 +197,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         part=_part_from_record(record.get("part")),
         ledger_slot=record.get("ledger_slot", -1),
         project=record.get("project", ""),
+        relayed_to=record.get("relayed_to", ""),
     )
 
 
@@ -206,6 +213,7 @@ def grant_request(
     *,
     project: str = "",
     owner_label: str = "",
+    relay: bool = False,
 ) -> rpc.GrantRequest:
     """What the controller is asked for a client of this host."""
     return rpc.GrantRequest(
@@ -232,6 +240,7 @@ def grant_request(
         mode=wish.mode,
         project=project,
         owner_label=owner_label,
+        relay=relay,
         **(part.report() if part else {}),
     )
 

@@ -41,6 +41,9 @@ log = logging.getLogger("sluice.server")
 
 FIRST_FRAME_SECONDS = 10.0
 MOST_CONNECTIONS = 256
+#: Of one address, which may be a gateway's with many clients behind it; each is served for as long
+#: as it takes to read its first frame and to hand it over.
+MOST_OF_ADDRESS = 64
 NO_TLS = RefusalError(
     Status.NOT_PERMITTED,
     "this node's data port wants TLS ([tls] data_plane in server.conf), and this client did not "
@@ -78,9 +81,14 @@ class Expected:
             session_id=assignment.session_id,
             grant_id=assignment.grant_id,
             vgpus=assignment.vgpus,
-            channel="tcp",
+            channel="relay" if assignment.relay else "tcp",
             host=assignment.host,
             program=assignment.program,
+            client_pid=assignment.client_pid,
+            client_uid=assignment.client_uid,
+            domain_uuid=assignment.domain_uuid,
+            domain_name=assignment.domain_name,
+            relay=assignment.relay,
             started=time.time(),
             priority=assignment.priority,
             opening=True,
@@ -122,7 +130,13 @@ class TcpDoor:
             listener.close()
             raise
         self.port = listener.getsockname()[1]
-        self._listener = Listener(listener, "the data port", MOST_CONNECTIONS, self._serve)
+        self._listener = Listener(
+            listener,
+            "the data port",
+            MOST_CONNECTIONS,
+            self._serve,
+            most_of_address=MOST_OF_ADDRESS,
+        )
         tls = " with TLS" if self._tls else ""
         log.info("data port: %s:%d%s", self._address, self.port, tls)
 
@@ -256,6 +270,11 @@ class TcpDoor:
             host=host,
             program=wish.program or assignment.program,
         )
+        if assignment.relay:  # who it is, the server beside it knows, and the controller has it
+            asker.host, asker.relay = assignment.host, assignment.relay
+            asker.pid, asker.uid = assignment.client_pid, assignment.client_uid
+            asker.domain_uuid = assignment.domain_uuid
+            asker.domain_name = assignment.domain_name
         # the worker gets a frame that no longer carries a secret
         keyless = replace(wish, raw=wish.raw[:72] + bytes(64) + wish.raw[136:])
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

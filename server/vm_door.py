@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door for what defines VMs on this host (Nova's virt driver): it prepares a VM's channel.
+"""The door for what defines and moves VMs on this host: Nova's virt driver, `sluice vm`, the hook.
 
 Started by server.service. One line of JSON is a request, one is the answer, one request a
-connection. A request names a VM that is about to be defined and the vGPUs that it is to have; the
+connection. `prepare` names a VM that is about to be defined and the vGPUs that it is to have; the
 region's file is made, and the answer holds the XML that belongs into the definition. From then on
-libvirt is followed as for every other domain. Only root and one group of the host may ask.
+libvirt is followed as for every other domain. `sessions` asks which programs of a VM use its
+channel. `hook` is what libvirt's hook says of one. Only root and one group of the host may ask.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ _SIZES = ("count", "memory_mib", "compute", "priority")
 
 #: Makes the file of a region for a VM that is not defined or off; blocking.
 Prepare = Callable[[str, VgpuRequest], None]
+#: The programs of a VM that use its channel, a line each.
+Sessions = Callable[[str], list[str]]
+#: Has a VM looked at now.
+Look = Callable[[str], None]
 #: Writes the devices and the metadata element of a request.
 Render = Callable[[str, VgpuRequest], tuple[list[str], str]]
 
@@ -58,12 +63,16 @@ class VmDoor:
         slots: int,
         prepare: Prepare,
         render: Render,
+        sessions: Sessions,
+        look: Look,
     ) -> None:
         self._path = run_dir / SOCKET_NAME
         self._group = group
         self._defaults = {"region_mib": region_mib, "slots": slots}
         self._prepare = prepare
         self._render = render
+        self._sessions = sessions
+        self._look = look
         self._expected: dict[str, float] = {}
         self._listener: Listener | None = None
 
@@ -120,7 +129,12 @@ class VmDoor:
             await loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
-        uuid, request = self._parse(line)
+        asked = _object(line)
+        if "sessions" in asked:
+            return {"sessions": self._sessions(_uuid(_part(asked, "sessions")))}
+        if "hook" in asked:
+            return self._hook(_part(asked, "hook"))
+        uuid, request = self._parse(_part(asked, "prepare"))
         self._expected[uuid] = time.monotonic() + DEFINE_SECONDS
         try:
             await asyncio.to_thread(self._prepare, uuid, request)
@@ -131,18 +145,17 @@ class VmDoor:
         log.info("region %s: prepared for a VM that is to be defined, %s", uuid, request)
         return {"devices": devices, "metadata": metadata}
 
-    def _parse(self, line: bytes) -> tuple[str, VgpuRequest]:
+    def _hook(self, said: dict[str, Any]) -> dict[str, Any]:
+        """What libvirt does with a VM, for the log; whatever it is, the VM is looked at."""
+        uuid = _uuid(said)
+        words = " ".join(str(said.get(part, ""))[:80] for part in ("operation", "sub", "extra"))
+        log.info("libvirt: domain %s (%s): %s", ascii(str(said.get("name"))[:80]), uuid, words)
+        self._look(uuid)
+        return {}
+
+    def _parse(self, found: dict[str, Any]) -> tuple[str, VgpuRequest]:
         """Raises ValueError (InvalidRequest is one) with the field that is wrong."""
-        try:
-            asked = json.loads(line)
-        except ValueError:
-            raise ValueError("the request is no JSON object in one line") from None
-        found = asked.get("prepare") if isinstance(asked, dict) else None
-        if not isinstance(found, dict):
-            raise ValueError('the request has no object "prepare"')
-        uuid = str(found.get("uuid", "")).lower()
-        if not _UUID.fullmatch(uuid):
-            raise ValueError("uuid: give the VM's UUID")
+        uuid = _uuid(found)
         sizes: dict[str, int] = {}
         for name in _SIZES:
             value = found.get(name)
@@ -168,14 +181,7 @@ def make_regions(uri: str, files: Any) -> Prepare:
         with connected(uri) as connection, files.locked():
             account = host_account(connection)
             running = is_active(connection, uuid)
-            files.check_room(uuid, request.region_bytes)
-            try:
-                files.ensure(uuid, request.region_bytes, account)
-            except HypervisorError:
-                if running:
-                    raise
-                files.remove(uuid)  # of another size, of a run that is over
-                files.ensure(uuid, request.region_bytes, account)
+            files.renew(uuid, request.region_bytes, account, in_use=running)
 
     return prepare
 
@@ -188,6 +194,30 @@ def render(name: str, request: VgpuRequest) -> tuple[list[str], str]:
         [region_device(name, request.region_mib, None)],
         request_metadata(request, with_namespace=True),
     )
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        raise ValueError("the request is no JSON object in one line")
+    return asked
+
+
+def _part(asked: dict[str, Any], name: str) -> dict[str, Any]:
+    found = asked.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f'the request has no object "{name}"')
+    return found
+
+
+def _uuid(found: dict[str, Any]) -> str:
+    uuid = str(found.get("uuid", "")).lower()
+    if not _UUID.fullmatch(uuid):
+        raise ValueError("uuid: give the VM's UUID")
+    return uuid
 
 
 async def _line(connected: socket.socket) -> bytes | None:

@@ -29,7 +29,11 @@ SHARING_VERBS = ("share", "unshare", "fetch")
 
 
 class WorkerError(Exception):
-    """The worker refused, did not answer, or ended."""
+    """The worker refused, did not answer, or ended; status is a CUresult where one was said."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +104,18 @@ class Worker:
             ) from None
 
     async def start_session(
-        self, fields: Mapping[str, str], descriptors: Sequence[tuple[str, int]]
+        self,
+        fields: Mapping[str, str],
+        descriptors: Sequence[tuple[str, int]],
+        seconds: float = ANSWER_SECONDS,
     ) -> None:
         """Gives the worker its session, with named descriptors beside it; raises WorkerError."""
         names = ",".join(name for name, _ in descriptors)
         message = Message("session", {**fields, "descriptors": names})
-        answer = await self._ask(message, "started", [fd for _, fd in descriptors])
+        answer = await self._ask(message, "started", [fd for _, fd in descriptors], seconds)
         if answer.verb == "error":
-            raise WorkerError(f"worker {self.id}: {answer.get('message', 'no reason given')}")
+            why = answer.get("message", "no reason given")
+            raise WorkerError(f"worker {self.id}: {why}", answer.number("status"))
 
     async def status(self, seconds: float = ANSWER_SECONDS) -> Message:
         """Asks how the worker does; raises WorkerError."""

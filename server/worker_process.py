@@ -48,10 +48,10 @@ class WorkerRecord:
 
 
 class WorkerFiles:
-    """The folder of control sockets and records, one pair per worker."""
+    """The folder of control sockets and records, one pair per worker (or relay)."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self.folder = run_dir / "workers"
+    def __init__(self, run_dir: Path, folder: str = "workers") -> None:
+        self.folder = run_dir / folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)
 
@@ -109,46 +109,55 @@ class WorkerStarter:
 
         Raises OSError or NativeFileMissing.
         """
-        program = find_native("sluice-worker")
-        socket_path = self.files.socket_path(worker_id)
+        options = ["--driver", driver]
+        if self.libraries:
+            options += ["--libraries", ":".join(self.libraries)]
+        if devices:
+            options += ["--visible-devices", ",".join(devices)]
+        if not self._config.server.charge_libraries:
+            options += ["--meter", "off"]
+        record = WorkerRecord(
+            worker_id, 0, 0, driver, list(devices), str(log_path), libraries=self.libraries
+        )
+        return record, self._start("sluice-worker", record, self.files, options)
+
+    def start_relay(
+        self, relay_id: str, files: WorkerFiles, log_path: Path
+    ) -> tuple[WorkerRecord, int]:
+        """Starts a relay; returns its record and pidfd. Raises OSError or NativeFileMissing."""
+        record = WorkerRecord(relay_id, 0, 0, "", [], str(log_path))
+        return record, self._start("sluice-relay", record, files, [])
+
+    def _start(
+        self, name: str, record: WorkerRecord, files: WorkerFiles, options: Sequence[str]
+    ) -> int:
+        """Starts a process that listens on a control socket; completes and writes its record."""
+        program = find_native(name)
+        worker_id, log_path = record.id, Path(record.log)
+        socket_path = files.socket_path(worker_id)
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(socket_path))
             listener.listen(4)
             command = [str(program), "--id", worker_id, "--control", str(listener.fileno())]
-            command += ["--driver", driver]
-            if self.libraries:
-                command += ["--libraries", ":".join(self.libraries)]
-            if devices:
-                command += ["--visible-devices", ",".join(devices)]
+            command += options
             if self._account:
                 command += ["--uid", str(self._account[0]), "--gid", str(self._account[1])]
             command += ["--sandbox", "on" if self._config.server.worker_sandbox else "off"]
-            if not self._config.server.charge_libraries:
-                command += ["--meter", "off"]
             try:
                 pid = self._spawn(worker_id, command, log_path, (listener.fileno(),))
             except OSError:
                 socket_path.unlink(missing_ok=True)
                 raise
         try:
-            started = start_time_of(pid)
-            pidfd = open_process(pid, started)
+            record.pid, record.start_time = pid, start_time_of(pid)
+            pidfd = open_process(pid, record.start_time)
         except PeerGone as error:
-            self.files.remove(worker_id)
+            files.remove(worker_id)
             raise OSError(f"{program} ended at once; its log is {log_path}") from error
-        record = WorkerRecord(
-            worker_id,
-            pid,
-            started,
-            driver,
-            list(devices),
-            str(log_path),
-            libraries=self.libraries,
-        )
-        self.files.write(record)
+        files.write(record)
         if self.cgroups:
             self.cgroups.add(worker_id, pid)
-        return record, pidfd
+        return pidfd
 
     def start_doorbell(self, socket_path: Path, log_path: Path) -> int:
         """Starts sluice-doorbell; returns its pid. Raises OSError or NativeFileMissing."""

@@ -24,8 +24,9 @@ from sluice.controller.attaching import Attaching
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.attachment import Attachment, AttachWhen
+from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import Decisions, GpuKey
+from sluice.controller.pool.model import GpuKey
 from sluice.controller.pool.pool import Pool
 
 PATIENCE_SECONDS = 8.0  # callers give up sooner or later; what they asked for does not

@@ -22,7 +22,7 @@ from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import ENROLMENT, Caller
 from sluice.controller.auth.enrolments import Enrolment, EnrolmentBook, NotOpen
 from sluice.controller.auth.tokens import Role
-from sluice.controller.pool.model import OwnerKind, ReservationState
+from sluice.controller.pool.model import OwnerKind, Reservation, ReservationState
 from sluice.controller.pool.pool import Pool
 
 LONGEST_SECONDS = 86400
@@ -118,6 +118,10 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
             raise not_found("enrolment", enrolment_id)
         return found
 
+    def live_reservation(reservation_id: str) -> Reservation | None:
+        found = pool.reservations.get(reservation_id)
+        return None if found is None or found.state is ReservationState.ENDED else found
+
     @routes.post(
         "/enrolments",
         tags=["enrolments"],
@@ -138,8 +142,8 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
             )
         project, vm, label = body.project or "", body.vm or "", ""
         if body.reservation is not None:
-            reservation = pool.reservations.get(body.reservation)
-            if reservation is None or reservation.state is ReservationState.ENDED:
+            reservation = live_reservation(body.reservation)
+            if reservation is None:
                 raise Problem(
                     409,
                     "No such reservation",
@@ -232,15 +236,13 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
     async def enrol(caller: Annotated[Caller, needs(ENROLMENT)], response: Response) -> Enrolled:
         """Exchanges the enrolment whose secret is shown for a token of the machine's own, once."""
         enrolment = book.enrolments[caller.enrolment]
-        if enrolment.reservation:
-            reservation = pool.reservations.get(enrolment.reservation)
-            if reservation is None or reservation.state is ReservationState.ENDED:
-                raise Problem(
-                    409,
-                    "Reservation is over",
-                    f"enrolment {enrolment.id} was for reservation {enrolment.reservation}, which "
-                    "has ended; ask for another",
-                )
+        if enrolment.reservation and live_reservation(enrolment.reservation) is None:
+            raise Problem(
+                409,
+                "Reservation is over",
+                f"enrolment {enrolment.id} was for reservation {enrolment.reservation}, which has "
+                "ended; ask for another",
+            )
         try:
             token, secret = await book.use(enrolment.id)
         except NotOpen as error:

@@ -20,8 +20,9 @@ from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, ServerGone
+from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import Decisions, GpuKey, GpuMode, Grant, ResizeOrder
+from sluice.controller.pool.model import GpuKey, GpuMode, Grant
 from sluice.controller.store.store import StoreError
 
 RESIZE_SECONDS = 10.0

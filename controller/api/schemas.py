@@ -128,6 +128,7 @@ class SessionView(BaseModel):
     ended: datetime | None
     reason: str
     chosen: list[int] = Field(description="which of a job's vGPUs it has; empty: all")
+    relay: str = Field(description="the node beside it that relays it to `node`; empty: none does")
 
 
 class NodeList(Page):
@@ -354,4 +355,5 @@ def session_view(session: model.Session) -> SessionView:
         ended=time_of(session.ended) if session.ended is not None else None,
         reason=session.reason,
         chosen=list(session.chosen),
+        relay=session.relay,
     )

@@ -16,6 +16,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request
 
 from sluice.config.job_token import job_of
+from sluice.controller.announcing import NODE_TRIES, announce
 from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, ProblemDocument
 from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
@@ -23,20 +24,12 @@ from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
+from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.jobs import JobKey
-from sluice.controller.pool.model import (
-    DEFAULT_PROJECT,
-    CudaStatus,
-    Granted,
-    GrantRequest,
-    Mode,
-    Refused,
-)
+from sluice.controller.pool.model import DEFAULT_PROJECT, CudaStatus, Mode
 from sluice.controller.store.store import StoreError
 
-ASSIGN_SECONDS = 5.0
 HANGUP_POLL_SECONDS = 1.0
-NODE_TRIES = 2
 HUNG_UP = "the client hung up"
 
 
@@ -104,12 +97,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 # a client that waited may be gone by now, and nobody else has the key
                 gone = await request.is_disconnected()
                 if not gone:
-                    # its end may have been ordered since it was made: nothing may come after that
-                    trouble = desk.pool.operations.why_over(answer.grant.id) or (
-                        await link.assign(answer, key, key_seconds, ASSIGN_SECONDS)
-                        if link
-                        else "it is not connected"
-                    )
+                    trouble = await announce(desk, link, answer, key, key_seconds)
                     gone = await request.is_disconnected()
             finally:
                 service.under_way.discard(wanted.request_id)

@@ -12,14 +12,13 @@ same secret one gets a token; and that an enrolment which is withdrawn takes its
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from sluice.controller.auth.tokens import Role, Token, TokenBook
+from sluice.controller.auth.tokens import Role, Token, TokenBook, hash_of
 from sluice.controller.pool.model import Document, DocumentRemoved, Event
 from sluice.controller.store.store import Store
 
@@ -82,7 +81,7 @@ class EnrolmentBook:
 
     def find(self, secret: str) -> Enrolment | None:
         """The enrolment with this secret, open or not."""
-        enrolment_id = self._by_hash.get(_hash(secret))
+        enrolment_id = self._by_hash.get(hash_of(secret))
         return self.enrolments[enrolment_id] if enrolment_id else None
 
     async def create(
@@ -104,7 +103,7 @@ class EnrolmentBook:
         now = self._tokens.wall()
         enrolment = Enrolment(
             id=secrets.token_hex(6),
-            hash=_hash(secret),
+            hash=hash_of(secret),
             role=role,
             name=name,
             project=project,
@@ -193,7 +192,3 @@ def _whose(enrolment: Enrolment) -> str:
 
 def _document(enrolment: Enrolment) -> Document:
     return Document(COLLECTION, enrolment.id, enrolment.model_dump_json())
-
-
-def _hash(secret: str) -> str:
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

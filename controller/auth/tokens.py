@@ -87,7 +87,7 @@ class TokenBook:
 
     def find(self, secret: str) -> Token | None:
         """The token with this secret, valid or not."""
-        token_id = self._by_hash.get(_hash(secret))
+        token_id = self._by_hash.get(hash_of(secret))
         return self.tokens[token_id] if token_id else None
 
     def new_id(self) -> str:
@@ -119,7 +119,7 @@ class TokenBook:
         secret = PREFIX + secrets.token_urlsafe(32)
         token = Token(
             id=token_id or self.new_id(),
-            hash=_hash(secret),
+            hash=hash_of(secret),
             role=role,
             name=name,
             project=project,
@@ -152,5 +152,6 @@ class TokenBook:
         await self._store.commit([document, Event(self.wall(), kind, token.id, text), *along])
 
 
-def _hash(secret: str) -> str:
+def hash_of(secret: str) -> str:
+    """What is kept of a secret, here and by enrolments."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 
 from sluice.config.metric_families import LATENCY_BUCKETS
 from sluice.config.version import own_version
-from sluice.controller.pool.model import Granted, GrantRequest, Refused
+from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 
 WAIT_BUCKETS = (0.1, 0.5, 1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400)
 MOST_PRIORITY = 10

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import Decisions, EndOrder
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.jobs import Jobs
 from sluice.controller.pool.model import (
-    Decisions,
-    EndOrder,
     GpuKey,
     Grant,
     GrantState,

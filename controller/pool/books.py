@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.jobs import Jobs, with_contexts
 from sluice.controller.pool.ledger import Ledger
 from sluice.controller.pool.model import (
@@ -21,8 +22,6 @@ from sluice.controller.pool.model import (
     Gpu,
     GpuKey,
     Grant,
-    Granted,
-    GrantRequest,
     GrantState,
     IdFactory,
     Reservation,
@@ -175,11 +174,12 @@ class Books:
 
     def open_session(self, request: GrantRequest, grant: Grant) -> Session:
         """A session of the grant, whose client is not there yet."""
+        relayed = request.is_relayed_from(grant.node)
         session = Session(
             id=self._new_id(),
             grant_id=grant.id,
             node=grant.node,
-            channel=request.channel,
+            channel="relay" if relayed else request.channel,
             host=request.host,
             program=request.program,
             client_pid=request.client_pid,
@@ -189,6 +189,7 @@ class Books:
             started=self._clock.wall(),
             request_id=request.request_id,
             chosen=request.chosen,
+            relay=request.node if relayed else "",
         )
         self.add_session(session)
         return session

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice.controller.pool.model import CudaStatus, Gpu, GpuKey, GrantRequest, Refused
+from sluice.controller.pool.decisions import GrantRequest, Refused
+from sluice.controller.pool.model import CudaStatus, Gpu, GpuKey
 from sluice.controller.pool.refusals import wanted
 from sluice.controller.pool.rooms import GpuKind, Rooms, Shape
 from sluice.controller.pool.wish import Wish
@@ -96,7 +97,8 @@ def _on_one_node(wish: Wish, shape: Shape) -> tuple[int, int]:
         if need is None:
             continue
         room_mib = kind.sample.memory_mib - kind.sample.reserved_mib
-        if times := min(room_mib // need.memory_mib, 100 // need.compute_percent):
+        times = min(room_mib // need.memory_mib, 100 // need.compute_percent)
+        if times > 0:
             cards += count
             slices += count * times
     return cards, slices

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from sluice.controller.pool import feasibility
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.model import (
     Clock,
     Gpu,
@@ -21,7 +22,6 @@ from sluice.controller.pool.model import (
     GpuMode,
     GpuRemoved,
     GpuSwitch,
-    GrantRequest,
     Node,
     NodeState,
 )

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from sluice.controller.pool.model import Clock, Grant, GrantRequest, Session, Vgpu
+from sluice.controller.pool.decisions import GrantRequest
+from sluice.controller.pool.model import Clock, Grant, Session, Vgpu
 
 
 @dataclass(frozen=True, slots=True)

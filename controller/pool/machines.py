@@ -16,10 +16,10 @@ from functools import partial
 from typing import Protocol
 
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import (
     Clock,
-    Decisions,
     Document,
     DocumentRemoved,
     IdFactory,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of the pool: nodes, GPUs, grants, sessions, events, and what is asked and answered.
+"""The records of the pool: nodes, GPUs, grants, sessions, events.
 
 Used by every layer of the controller; plain data without behaviour beyond trivial sums. Memory is
 in MiB and compute in percent of one GPU, in names too. Times called `created`, `started`, `ended`
@@ -9,7 +9,7 @@ are seconds since the epoch; `last_seen` and `deadline` are monotonic and are ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum, StrEnum
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
@@ -265,6 +265,7 @@ class Session:
     reason: str = ""
     request_id: str = ""
     chosen: tuple[int, ...] = ()  # of the grant's vGPUs; none named: all
+    relay: str = ""  # the node beside the client whose server relays it; empty: none does
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,126 +401,3 @@ Change = (
     | QuotaRemoved
     | UsageRecord
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GrantRequest:
-    """What a client process asks for; zeros take the pool's defaults."""
-
-    request_id: str
-    vgpu_count: int = 1
-    memory_mib: int = 0
-    compute_percent: int = 0
-    priority: int = 0
-    wait_seconds: int = 0
-    node: str = ""  # the asking server; with local_only also where the GPUs must be
-    local_only: bool = False
-    channel: str = "shm"
-    host: str = ""
-    program: str = ""
-    client_pid: int = 0
-    client_uid: int = 0
-    domain_uuid: str = ""
-    domain_name: str = ""
-    job: str = ""
-    job_domain: str = ""
-    job_processes: int = 0
-    chosen: tuple[int, ...] = ()
-    project: str = ""
-    cross_node: bool = False  # its vGPUs may be on several nodes; they are whole in compute
-    same_gpu_allowed: bool = False  # two of its vGPUs may be on one card if there are too few
-    gpu_model: str = ""  # words of the model's name; empty: any
-    gpu_architecture: str = ""  # such as sm_90; empty: any
-    labels: Labels = ()  # that its nodes must have
-    owner_label: str = ""  # what a reservation for a label goes by
-    preempt: bool = False  # lower-priority work may be ended for it
-    waited_seconds: float = 0.0  # before this controller heard of it
-    mode: Mode = Mode.AUTO
-    max_priority: int | None = None  # that its asker's token allows; None: as its project
-    may_preempt: bool | None = None  # that its asker's token says; None: as its project
-    reservation: str = ""  # it is not a process: this reservation wants its vGPUs
-
-    @property
-    def contexts(self) -> int:
-        """For how many processes' contexts room is wanted on each GPU."""
-        return max(1, self.job_processes)
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The request holds this grant, and this session may open."""
-
-    grant: Grant
-    session: Session
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The request will not be granted; message is shown to the user."""
-
-    status: CudaStatus
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """The request is in the queue; position 1 is next."""
-
-    position: int
-    line: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndOrder:
-    """A server must end what it runs for this grant."""
-
-    node: str
-    grant_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeOrder:
-    """A server must change the limits of what it runs for this grant."""
-
-    node: str
-    grant_id: str
-    vgpus: tuple[Vgpu, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Handover:
-    """A GPU that nothing of the pool is on: its server lets it go, or has it back (POOLED)."""
-
-    node: str
-    uuid: str
-    to: GpuMode
-    generation: int = 0  # of the switch: the answer repeats it
-    pci_address: str = ""  # as its node has reported it
-
-    @property
-    def to_native(self) -> bool:
-        """Whether it is to be one VM's alone."""
-        return self.to is GpuMode.NATIVE
-
-    @property
-    def back(self) -> bool:
-        """Whether it is the pool's again."""
-        return self.to is GpuMode.POOLED
-
-
-@dataclass(slots=True)
-class Decisions:
-    """What a step of the pool decided and others must be told."""
-
-    answers: dict[str, Granted | Refused] = field(default_factory=dict)  # by request id
-    ends: list[EndOrder] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)  # nodes
-    handovers: list[Handover] = field(default_factory=list)
-
-    def add(self, other: Decisions) -> None:
-        """What another step decided, too."""
-        self.answers |= other.answers
-        self.ends += other.ends
-        self.lost += other.lost
-        self.handovers += other.handovers

@@ -13,19 +13,18 @@ from dataclasses import replace
 from sluice.controller.pool import refusals
 from sluice.controller.pool.attachments import Attachments
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.jobs import Jobs
 from sluice.controller.pool.machines import Machines, Reserver
 from sluice.controller.pool.model import (
-    Decisions,
     GpuKey,
     GpuMode,
     Quota,
     QuotaRemoved,
     Reservation,
     ReservationState,
-    ResizeOrder,
 )
 from sluice.controller.pool.pools import TwoPools
 from sluice.controller.pool.quotas import Held

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.ledger import Usage
-from sluice.controller.pool.model import Gpu, GpuKey, GrantRequest, Vgpu
+from sluice.controller.pool.model import Gpu, GpuKey, Vgpu
 from sluice.controller.pool.policies import (
     LOOKED_AT,
     POLICIES,

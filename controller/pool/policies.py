@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Protocol
 
-from sluice.controller.pool.model import GrantRequest
+from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.rooms import NodeRooms, Room, Rooms
 from sluice.controller.pool.wish import Wish
 

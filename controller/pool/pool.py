@@ -17,6 +17,7 @@ from sluice.controller.pool.adoption import NODE_LOST, Adoption, ReportedSession
 from sluice.controller.pool.attachment import Attachment
 from sluice.controller.pool.attachments import Attachments
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import Decisions, EndOrder, GrantRequest, Refused, Waiting
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.fragmentation import Fragmentation
 from sluice.controller.pool.jobs import JobKey, Jobs
@@ -26,15 +27,12 @@ from sluice.controller.pool.model import (
     Change,
     Clock,
     CudaStatus,
-    Decisions,
     Document,
-    EndOrder,
     Gpu,
     GpuKey,
     GpuMode,
     GpuSwitch,
     Grant,
-    GrantRequest,
     GrantState,
     IdFactory,
     Mode,
@@ -42,13 +40,11 @@ from sluice.controller.pool.model import (
     NodeState,
     OwnerKind,
     Quota,
-    Refused,
     Reservation,
     ReservationState,
     Session,
     SessionState,
     UsageRecord,
-    Waiting,
     as_it_is,
 )
 from sluice.controller.pool.operations import Operations
@@ -240,9 +236,9 @@ class Pool:
         return request_id in self.queue or self._books.held_by(request_id) is not None
 
     def node_of_request(self, request_id: str) -> str:
-        """The node of the grant that a request was given; empty if it has none."""
+        """The node that asked for what a request was given; empty if it was given nothing."""
         held = self._books.held_by(request_id)
-        return held.grant.node if held else ""
+        return (held.session.relay or held.grant.node) if held else ""
 
     def used_up_to_now(self) -> list[UsageRecord]:
         """What the store does not have yet: every project's newest hours, up to now."""
@@ -354,6 +350,7 @@ class Pool:
         if self.paused and request.wait_seconds == 0:
             decisions.answers[request.request_id] = Refused(CudaStatus.UNKNOWN, self.paused)
             return decisions
+        request = self._scheduler.reaching(request)
         if refusal := self._at_once(request):
             decisions.answers[request.request_id] = refusal
             self._books.event("request.refused", request.request_id, refusal.message)

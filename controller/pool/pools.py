@@ -16,17 +16,10 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import Decisions, Handover
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import (
-    Clock,
-    Decisions,
-    GpuKey,
-    GpuMode,
-    GpuSwitch,
-    Handover,
-    NodeState,
-)
+from sluice.controller.pool.model import Clock, GpuKey, GpuMode, GpuSwitch, NodeState
 from sluice.controller.pool.preemption import Yield
 
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sluice.controller.pool.model import EndOrder, GpuKey, Grant, GrantRequest
+from sluice.controller.pool.decisions import EndOrder, GrantRequest
+from sluice.controller.pool.model import GpuKey, Grant
 from sluice.controller.pool.slices import GpuRoom, is_wanted, slice_on
 
 EXACT_CANDIDATES = 12

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from sluice.controller.pool.model import DEFAULT_PROJECT, GrantRequest, Quota
+from sluice.controller.pool.decisions import GrantRequest
+from sluice.controller.pool.model import DEFAULT_PROJECT, Quota
 
 
 class Slice(Protocol):

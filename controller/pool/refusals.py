@@ -7,7 +7,8 @@ change.
 
 from __future__ import annotations
 
-from sluice.controller.pool.model import DEFAULT_PROJECT, CudaStatus, Grant, GrantRequest, Refused
+from sluice.controller.pool.decisions import GrantRequest, Refused
+from sluice.controller.pool.model import DEFAULT_PROJECT, CudaStatus, Grant
 
 MOST_VGPUS = 64
 

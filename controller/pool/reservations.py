@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.model import (
     GpuKey,
     Grant,
-    GrantRequest,
     Mode,
     OwnerKind,
     Reservation,

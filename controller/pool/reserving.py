@@ -13,13 +13,13 @@ from dataclasses import replace
 
 from sluice.controller.pool import placement
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
     Clock,
     GpuKey,
     Grant,
-    GrantRequest,
     Reservation,
     ReservationState,
     Slot,

@@ -11,17 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.jobs import Jobs
-from sluice.controller.pool.model import (
-    Decisions,
-    Grant,
-    GrantState,
-    NodeState,
-    ResizeOrder,
-    Vgpu,
-)
+from sluice.controller.pool.model import Grant, GrantState, NodeState, Vgpu
 from sluice.controller.pool.quotas import Held
 
 Vgpus = tuple[Vgpu, ...]

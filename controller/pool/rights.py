@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.controller.pool import refusals
-from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, GrantRequest, Mode, Refused
+from sluice.controller.pool.decisions import GrantRequest, Refused
+from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, Mode
 from sluice.controller.pool.quotas import Quotas
 from sluice.controller.pool.reservations import Reservations
 

@@ -15,22 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from sluice.controller.pool import placement, refusals, rights
+from sluice.controller.pool import feasibility, placement, refusals, rights
 from sluice.controller.pool.books import Books
+from sluice.controller.pool.decisions import Decisions, EndOrder, Granted, GrantRequest, Refused
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.jobs import Jobs
 from sluice.controller.pool.model import (
     Clock,
-    Decisions,
-    EndOrder,
     GpuKey,
     Grant,
-    Granted,
-    GrantRequest,
     IdFactory,
     Mode,
     NodeState,
-    Refused,
     Reservation,
     ReservationState,
     Session,
@@ -194,6 +190,23 @@ class Scheduler:
         return refusals.larger_than_reserved(request)
 
     # one request
+
+    def reaching(self, request: GrantRequest) -> GrantRequest:
+        """What its own node can never give may be another's, if the server there relays."""
+        if not (request.relay and request.local_only):
+            return request
+        if grant := self._jobs.grant_of(request):
+            return replace(request, local_only=grant.node == request.node)
+        anywhere = replace(request, local_only=False)
+        if self._books.reservations.of(request):
+            # what is held for it, wherever that is, goes before what its node has for everybody
+            for wish in (request, anywhere):
+                if self.never_reserved(wish) is None:
+                    return wish
+        if request.mode is Mode.RESERVED:
+            return anywhere
+        here = feasibility.never(request, self._fleet.rooms, across=False) is None
+        return request if here else anywhere
 
     def _try(self, request: GrantRequest, held: set[GpuKey]) -> Granted | Refused | _Blocked | None:
         if request.reservation:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.controller.pool.model import Gpu, GrantRequest, Vgpu
+from sluice.controller.pool.decisions import GrantRequest
+from sluice.controller.pool.model import Gpu, Vgpu
 
 WHOLE_PERCENT = 100
 

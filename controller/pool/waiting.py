@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from sluice.controller.pool.model import GrantRequest
+from sluice.controller.pool.decisions import GrantRequest
 
 Order = tuple[float, float, int]
 

@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from sluice.controller.pool.model import GpuKey, GrantRequest
+from sluice.controller.pool.decisions import GrantRequest
+from sluice.controller.pool.model import GpuKey
 from sluice.controller.pool.rooms import Family, GpuKind, NodeRooms, Room, Rooms
 from sluice.controller.pool.slices import WHOLE_PERCENT, is_wanted, slice_on
 

@@ -112,6 +112,9 @@ MIGRATIONS = (
     """
     ALTER TABLE reservations ADD COLUMN origin TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN relay TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 BUSY_SECONDS = 2.0

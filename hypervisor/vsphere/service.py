@@ -90,7 +90,8 @@ class VsphereService:
             if time.monotonic() - began > LONGEST_DELAY_SECONDS:
                 delay = min(delay, 1.0)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), delay)
+                async with asyncio.timeout(delay):  # wait_for may lose a cancellation (3.11)
+                    await self._stop.wait()
             delay = min(LONGEST_DELAY_SECONDS, delay * 2)
 
     async def stop(self) -> None:

@@ -94,6 +94,10 @@ void start_slot(const MappedSlot& slot) {
   h.tail.store(0);
   h.head.store(0);
   h.sleeping.store(0);
+  h.dialect.store(static_cast<uint32_t>(SlotDialect::kFrames));
+  h.back_tail.store(0);
+  h.back_head.store(0);
+  h.reader_sleeps.store(0);
 }
 
 void format_slot(const MappedSlot& slot, uint32_t index, SlotState first) {

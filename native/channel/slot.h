@@ -40,6 +40,14 @@ enum class SlotState : uint32_t {
   kDead = 6,    // the session was ended by the host side: sticky_error says how
 };
 
+// What is spoken over a slot that is ready.
+enum class SlotDialect : uint32_t {
+  kFrames = 0,  // commands in the ring, answers in lanes, marks and arena shared with the worker
+  // The bytes of a connection, because the worker is on another host and sluice-relay stands in
+  // between (region_stream.h): one way in the ring, the other way in the arena's first ring_bytes.
+  kBytes = 1,
+};
+
 struct RegionHeader {
   uint64_t magic;
   uint32_t version;
@@ -85,6 +93,15 @@ struct SlotHeader {
   // Both, by compare and swap: bytes taken of each vGPU's memory, by the client and, for libraries,
   // by the worker. The worker has books of its own beside it.
   alignas(64) std::atomic<uint64_t> memory_used[kMemoryWords];
+  // Host, before the state is ready: a SlotDialect.
+  alignas(64) std::atomic<uint32_t> dialect;
+  // Of kBytes, the way back. Host: bytes ever produced.
+  alignas(64) std::atomic<uint64_t> back_tail;
+  // Client: bytes ever consumed.
+  alignas(64) std::atomic<uint64_t> back_head;
+  // Client sets before it sleeps for more, on the same host only; the host clears it and wakes.
+  alignas(64) std::atomic<uint32_t> reader_sleeps;
+  std::atomic<uint32_t> reader_wake;  // futex
 };
 static_assert(sizeof(SlotHeader) <= kPage);
 
@@ -126,6 +143,14 @@ constexpr SlotLayout slot_layout(size_t slot_bytes) {
   l.total = slot_bytes;
   return l;
 }
+
+// The way back of kBytes is as large as the ring, which the arena always is too.
+constexpr bool arena_holds_ring(size_t slot_bytes) {
+  const SlotLayout l = slot_layout(slot_bytes);
+  return l.total == 0 || l.arena_bytes >= l.ring_bytes;
+}
+static_assert(arena_holds_ring(4 << 20) && arena_holds_ring(8 << 20) &&
+              arena_holds_ring(16 << 20) && arena_holds_ring(128 << 20));
 
 // A region of `region_bytes` with n slots gives each this many bytes.
 constexpr size_t slot_bytes_of(size_t region_bytes, uint32_t slots) {

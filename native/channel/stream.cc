@@ -1,11 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/stream.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
 
 namespace sluice::channel {
+
+bool Stream::readable() const {
+  pollfd p{socket_, POLLIN, 0};
+  return pending() || poll(&p, 1, 0) > 0;
+}
+
+bool Stream::writable() const {
+  pollfd p{socket_, POLLOUT, 0};
+  return poll(&p, 1, 0) > 0;
+}
+
+void Stream::finish() { shutdown(socket_, SHUT_WR); }
 
 bool send_parts(int socket, iovec* parts, int count) {
   while (count > 0) {

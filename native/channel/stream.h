@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bytes of one connection, in both directions: as the socket carries them (here), or under TLS
-// (tls/record_stream.h, tls/kernel_stream.h). One thread reads at a time and one writes, at the
-// same time as it likes. The socket stays its owner's, blocks, and outlives the stream.
+// The bytes of one connection, in both directions: as the socket carries them (here), under TLS
+// (tls/record_stream.h, tls/kernel_stream.h), or through a slot of shared memory to a relay that
+// has the socket (region_stream.h). One thread reads at a time and one writes, at the same time as
+// it likes. The socket, where there is one, stays its owner's, blocks, and outlives the stream.
 #pragma once
 
 #include <sys/types.h>
 #include <sys/uio.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 
 namespace sluice::channel {
 
 class Stream {
  public:
+  explicit Stream(int socket) : socket_(socket) {}  // -1: there is none
   virtual ~Stream() = default;
   // What has come, as far as there is room; waits while nothing has. 0: the other side is through.
   // -1: the connection is lost, or what came is not the other side's.
@@ -24,17 +28,25 @@ class Stream {
   // Whether something came of which poll() on the socket does not tell any more. Asked by the
   // reader.
   virtual bool pending() const { return false; }
+  // Whether read() would return at once. Asked by the reader.
+  virtual bool readable() const;
+  // Whether a write of a few KiB would return at once.
+  virtual bool writable() const;
+  // Nothing more is written from here.
+  virtual void finish();
+  // After the end: the CUresult that was said beside the bytes, and why; 0 where none was.
+  virtual uint32_t last_words(std::string*) { return 0; }
+
+ protected:
+  const int socket_;
 };
 
 class PlainStream : public Stream {
  public:
-  explicit PlainStream(int socket) : socket_(socket) {}
+  explicit PlainStream(int socket) : Stream(socket) {}
   ssize_t read(const iovec* parts, int count) override;
   bool write(iovec* parts, int count) override;
   void try_write(const void* data, size_t n) override;
-
- private:
-  int socket_;
 };
 
 // sendmsg() until everything is sent. Changes `parts`.

@@ -51,9 +51,7 @@ bool Client::start(const Peer& peer, std::string* error) {
   o_.SSL_CTX_set_ciphersuites(context_, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384");
   o_.SSL_CTX_set_verify(context_, kVerifyPeer, nullptr);
   o_.SSL_CTX_set_keylog_callback(context_, note_secret);
-  if (!(peer.ca_file.empty()
-            ? o_.SSL_CTX_set_default_verify_paths(context_)
-            : o_.SSL_CTX_load_verify_locations(context_, peer.ca_file.c_str(), nullptr))) {
+  if (!trust(peer)) {
     *error = "the CA file " + peer.ca_file + " cannot be used (" + last_error(o_) +
              "): SLUICE_CA or `ca` in client.conf names a PEM file";
     return false;
@@ -76,6 +74,24 @@ bool Client::start(const Peer& peer, std::string* error) {
   }
   if (!named || peer.name.empty()) *error = "\"" + peer.name + "\" is no name that can be checked";
   return named && !peer.name.empty();
+}
+
+bool Client::trust(const Peer& peer) {
+  if (peer.ca.empty())
+    return peer.ca_file.empty()
+               ? o_.SSL_CTX_set_default_verify_paths(context_)
+               : o_.SSL_CTX_load_verify_locations(context_, peer.ca_file.c_str(), nullptr);
+  void* text = o_.BIO_new(o_.BIO_s_mem());
+  const int n = static_cast<int>(peer.ca.size());
+  bool any = false;
+  if (text && o_.BIO_write(text, peer.ca.data(), n) == n) {
+    while (void* certificate = o_.PEM_read_bio_X509(text, nullptr, nullptr, nullptr)) {
+      any |= o_.X509_STORE_add_cert(o_.SSL_CTX_get_cert_store(context_), certificate) == 1;
+      o_.X509_free(certificate);
+    }
+  }
+  if (text) o_.BIO_free(text);
+  return any;
 }
 
 bool Client::shake(Deadline deadline, std::string* error) {

@@ -18,6 +18,7 @@ namespace sluice::tls {
 struct Peer {
   std::string name;     // a name or an IP address that stands in the certificate
   std::string ca_file;  // PEM; "": the machine's own
+  std::string ca{};     // instead: what stands in such a file
 };
 
 inline constexpr long kNothingYet = -2;
@@ -44,6 +45,7 @@ class Client {
  private:
   Client(const OpenSsl& o, int socket) : o_(o), socket_(socket) {}
   bool start(const Peer& peer, std::string* error);
+  bool trust(const Peer& peer);
   bool shake(Deadline deadline, std::string* error);
   bool flush(Deadline deadline, std::string* error);
   bool feed(Deadline deadline, std::string* error);  // one record of the other side's

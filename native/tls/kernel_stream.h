@@ -27,13 +27,12 @@ class KernelStream : public channel::Stream {
 
  private:
   KernelStream(const OpenSsl& o, int socket, const Session& session)
-      : o_(o), socket_(socket), suite_(session.suite), in_(session.in), out_(session.out) {}
+      : Stream(socket), o_(o), suite_(session.suite), in_(session.in), out_(session.out) {}
   bool set_keys(int direction, const Traffic& traffic);
   bool renew_out();
   ssize_t take_notice(uint8_t type, const iovec* parts, size_t n);
 
   const OpenSsl& o_;
-  int socket_;
   Suite suite_;
   Traffic in_, out_;
   uint64_t sent_records_ = 0;  // under the present key, or some more

@@ -61,6 +61,7 @@ Loaded load() {
   SLUICE_FIND(SSL_CTX_set_keylog_callback);
   SLUICE_FIND(SSL_CTX_load_verify_locations);
   SLUICE_FIND(SSL_CTX_set_default_verify_paths);
+  SLUICE_FIND(SSL_CTX_get_cert_store);
   SLUICE_FIND(SSL_CTX_set_verify);
   SLUICE_FIND(SSL_new);
   SLUICE_FIND(SSL_free);
@@ -79,7 +80,11 @@ Loaded load() {
   SLUICE_FIND(SSL_get_ex_data);
   SLUICE_FIND(X509_VERIFY_PARAM_set1_ip_asc);
   SLUICE_FIND(X509_verify_cert_error_string);
+  SLUICE_FIND(PEM_read_bio_X509);
+  SLUICE_FIND(X509_STORE_add_cert);
+  SLUICE_FIND(X509_free);
   SLUICE_FIND(BIO_new);
+  SLUICE_FIND(BIO_free);
   SLUICE_FIND(BIO_s_mem);
   SLUICE_FIND(BIO_read);
   SLUICE_FIND(BIO_write);

@@ -21,6 +21,7 @@ struct OpenSsl {
   void (*SSL_CTX_set_keylog_callback)(void*, void (*)(const void* ssl, const char* line));
   int (*SSL_CTX_load_verify_locations)(void*, const char* file, const char* folder);
   int (*SSL_CTX_set_default_verify_paths)(void*);
+  void* (*SSL_CTX_get_cert_store)(const void*);
   void (*SSL_CTX_set_verify)(void*, int mode, void* callback);
   void* (*SSL_new)(void* context);
   void (*SSL_free)(void*);
@@ -40,7 +41,11 @@ struct OpenSsl {
   // libcrypto, which libssl brings
   int (*X509_VERIFY_PARAM_set1_ip_asc)(void*, const char*);
   const char* (*X509_verify_cert_error_string)(long);
+  void* (*PEM_read_bio_X509)(void* bio, void* into, void* ask, void* of);
+  int (*X509_STORE_add_cert)(void* store, void* certificate);
+  void (*X509_free)(void*);
   void* (*BIO_new)(const void*);
+  int (*BIO_free)(void*);
   const void* (*BIO_s_mem)();
   int (*BIO_read)(void*, void*, int);
   int (*BIO_write)(void*, const void*, int);

@@ -54,8 +54,8 @@ Notice read_notice(const uint8_t* message, size_t n) {
 
 RecordStream::RecordStream(const OpenSsl& o, int socket, const Session& session,
                            uint64_t records_per_key)
-    : o_(o),
-      socket_(socket),
+    : Stream(socket),
+      o_(o),
       suite_(session.suite),
       records_per_key_(records_per_key),
       in_{session.in, {}, nullptr},

@@ -68,7 +68,6 @@ class RecordStream : public channel::Stream {
   bool renew_out();
 
   const OpenSsl& o_;
-  int socket_;
   Suite suite_;
   uint64_t records_per_key_;
   Direction in_, out_;

@@ -32,6 +32,7 @@ enum OpenFlags : uint32_t {
   kSameGpu = 1u << 3,  // two of the vGPUs may be on one card where there are too few
   kReservedOnly = 1u << 4,  // the vGPUs are drawn on a reservation or not given
   kOnDemandOnly = 1u << 5,  // no reservation is drawn on
+  kTakesRelay = 1u << 6,    // the client knows slots that carry bytes (channel/slot.h)
 };
 
 // Behind an OpenSession, at most.

@@ -15,6 +15,7 @@ namespace {
 std::mutex g_mutex;
 // Has no destructor: threads may log until the process is gone.
 std::atomic<int> g_fd{STDERR_FILENO};
+const char* g_program = "worker";
 char g_name[256] = "session=- grant=-";
 
 void line(const char* level, const std::string& text) {
@@ -27,10 +28,12 @@ void line(const char* level, const std::string& text) {
   std::snprintf(stamp + n, sizeof stamp - n, ".%03ldZ", static_cast<long>(now.tv_usec / 1000));
   std::lock_guard lock(g_mutex);
   const std::string all =
-      std::string(stamp) + " " + level + " worker " + g_name + " " + text + "\n";
+      std::string(stamp) + " " + level + " " + g_program + " " + g_name + " " + text + "\n";
   if (write(g_fd, all.data(), all.size()) < 0) return;
 }
 }  // namespace
+
+void log_as(const char* program) { g_program = program; }
 
 void log_name(const std::string& session, const std::string& grant) {
   std::lock_guard lock(g_mutex);

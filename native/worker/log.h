@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The worker's log: lines on standard error, which the server opens as the session's log file. Each
-// carries time, session and grant.
+// The log of a worker or a relay: lines on standard error, which the server opens as the session's
+// log file. Each carries time, session and grant.
 #pragma once
 
 #include <string>
@@ -8,6 +8,8 @@
 
 namespace sluice::worker {
 
+// Whose lines these are, if not a worker's. A literal.
+void log_as(const char* program);
 void log_name(const std::string& session, const std::string& grant);
 void log_info(const std::string& text);
 void log_error(const std::string& text);

@@ -2,14 +2,15 @@
 """Nova's libvirt driver, whose instances with `vgpu:` extra specs have a channel to the pool.
 
 Loaded by nova-compute with `compute_driver = sluice.LibvirtDriver` (nova_hook.py makes the name).
-It adds devices and metadata to the definition that Nova writes, and nothing else: no grant is made
-or freed here, as Nova destroys and defines an instance anew for reasons of its own (a hard reboot,
-a rescue, a resize). Signatures of Nova's methods differ between releases, so arguments pass
-through as they come.
+It adds devices and metadata to the definition that Nova writes, takes the channel out of a guest
+that is to be suspended, and nothing else: no grant is made or freed here, as Nova destroys and
+defines an instance anew for reasons of its own (a hard reboot, a rescue, a resize). Signatures of
+Nova's methods differ between releases, so arguments pass through as they come.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import nova.conf
@@ -21,12 +22,15 @@ from oslo_log import log as logging
 
 from . import options
 from .extra_specs import InvalidSpecs, VgpuSpecs, parse
-from .server_line import ServerRefused, prepare_channel
+from .server_line import ServerRefused, prepare_channel, programs_using
 
 LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
 options.register(CONF)
 
+RELEASE_POLL_SECONDS = 0.1
+#: QEMU frees a device's memory a moment after it is gone; a save that counts on it never ends.
+SETTLE_SECONDS = 1.0
 CHANNEL_TRAIT = "CUSTOM_SLUICE_CHANNEL"
 
 
@@ -64,6 +68,48 @@ class LibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
             )
         return super().check_can_live_migrate_source(context, instance, *args, **kwargs)
 
+    def suspend(self, context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes the channel out first: libvirt saves no guest that maps this host's memory.
+
+        Its definition keeps it, and sluice-server plugs it in again once the guest goes on. Refused
+        while a program uses it, as that could not go on; the instance stays as it was.
+        """
+        if wanted_by(instance) is None:
+            return super().suspend(context, instance, *args, **kwargs)
+        guest = self._host.get_guest(instance)
+        taken = self._take_channel_out(guest, instance)
+        try:
+            return super().suspend(context, instance, *args, **kwargs)
+        except Exception:
+            for device in taken:
+                guest.attach_device(device, persistent=False, live=True)
+            raise
+
+    def _take_channel_out(self, guest: Any, instance: Any) -> list[_Element]:
+        socket, seconds = CONF.sluice.server_socket, CONF.sluice.server_seconds
+        try:
+            programs = programs_using(socket, instance.uuid, seconds)
+        except ServerRefused as error:
+            raise _stays(str(error)) from error
+        if programs:
+            raise _stays(
+                f"a program uses its vGPU and could not go on ({'; '.join(programs[:3])}); let it "
+                "end, or stop the instance"
+            )
+        devices = _channels(guest, instance)
+        for device in devices:
+            guest.detach_device(device, persistent=False, live=True)
+        deadline = time.monotonic() + seconds
+        while _channels(guest, instance):
+            if time.monotonic() > deadline:
+                raise _stays(
+                    "the guest does not release its channel to the GPU pool (is it still booting, "
+                    "or has it no PCI hot-plug?); stop the instance instead"
+                )
+            time.sleep(RELEASE_POLL_SECONDS)
+        time.sleep(SETTLE_SECONDS)
+        return devices
+
     def _get_guest_config(self, *args: Any, **kwargs: Any) -> Any:
         instance = kwargs["instance"] if "instance" in kwargs else args[0]
         specs = wanted_by(instance)
@@ -82,6 +128,21 @@ class LibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
         guest.metadata.append(_Element(channel.metadata))
         LOG.info("channel to the GPU pool for %s", specs, instance=instance)
         return guest
+
+
+def _channels(guest: Any, instance: Any) -> list[_Element]:
+    """The channel's device as the running guest has it; none or one."""
+    devices = etree.fromstring(guest.get_xml_desc()).findall("devices/shmem")
+    ours = [each for each in devices if each.get("name") == f"sluice-{instance.uuid}"]
+    return [_Element(etree.tostring(each, encoding="unicode")) for each in ours]
+
+
+def _stays(reason: str) -> Exception:
+    """The operation is refused and the instance goes on; its fault says why."""
+    refused: Exception = exception.InstanceFaultRollback(
+        exception.InstanceSuspendFailure(reason=reason)
+    )
+    return refused
 
 
 def wanted_by(instance: Any) -> VgpuSpecs | None:

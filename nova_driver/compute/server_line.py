@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from .extra_specs import VgpuSpecs
 
@@ -41,6 +42,23 @@ def prepare_channel(path: str, uuid: str, specs: VgpuSpecs, seconds: float) -> C
             "mode": "auto" if specs.is_reserved else "on-demand",
         }
     }
+    answer = _ask(path, request, seconds)
+    try:
+        return Channel(tuple(map(str, answer["devices"])), str(answer["metadata"]))
+    except (KeyError, TypeError):
+        raise ServerRefused(f"{path}: the answer lacks devices or metadata") from None
+
+
+def programs_using(path: str, uuid: str, seconds: float) -> list[str]:
+    """The programs that use the VM's channel now, a line each."""
+    answer = _ask(path, {"sessions": {"uuid": uuid}}, seconds)
+    found = answer.get("sessions")
+    if not isinstance(found, list):
+        raise ServerRefused(f"{path}: the answer lacks sessions")
+    return [str(each) for each in found]
+
+
+def _ask(path: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
     try:
         answer = json.loads(_exchange(path, json.dumps(request).encode() + b"\n", seconds))
     except OSError as error:
@@ -52,11 +70,8 @@ def prepare_channel(path: str, uuid: str, specs: VgpuSpecs, seconds: float) -> C
         raise ServerRefused(f"{path}: the answer is no JSON: is that sluice-server?") from None
     if not isinstance(answer, dict) or "error" in answer:
         said = answer.get("error") if isinstance(answer, dict) else answer
-        raise ServerRefused(f"sluice-server refused the channel: {said}")
-    try:
-        return Channel(tuple(map(str, answer["devices"])), str(answer["metadata"]))
-    except (KeyError, TypeError):
-        raise ServerRefused(f"{path}: the answer lacks devices or metadata") from None
+        raise ServerRefused(f"sluice-server refused it: {said}")
+    return answer
 
 
 def _exchange(path: str, line: bytes, seconds: float) -> bytes:

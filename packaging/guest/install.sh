@@ -3,22 +3,24 @@
 # Installs Sluice's guest runtime from this unpacked bundle, or removes it again. Run as root; running it again
 # upgrades; programs that run are not disturbed.
 #
-#   ./install.sh [--prefix /opt/sluice] [--root DIR] [--no-ldconfig] [--uninstall]
+#   ./install.sh [--prefix /opt/sluice] [--root DIR] [--ldconfig | --no-ldconfig] [--uninstall]
 #
-# --no-ldconfig keeps our libcuda.so.1 out of the loader's cache: only `sluice run CMD` then uses it.
+# --no-ldconfig keeps our libcuda.so.1 out of the loader's cache: only `sluice run CMD` then uses it. That is so
+# by itself where NVIDIA's driver is installed, unless --ldconfig is given. Either is kept when it is run again.
 # --root installs into an image mounted at DIR and touches nothing of this machine.
 set -eu
 
-prefix=/opt/sluice root= ldconfig=yes uninstall=no
+prefix=/opt/sluice root= ldconfig=auto uninstall=no
 while [ $# -gt 0 ]; do
   case $1 in
     --prefix) prefix=$2; shift ;;
     --prefix=*) prefix=${1#*=} ;;
     --root) root=$2; shift ;;
     --root=*) root=${1#*=} ;;
-    --no-ldconfig) ldconfig=no ;;
+    --ldconfig) ldconfig=on ;;
+    --no-ldconfig) ldconfig=off ;;
     --uninstall) uninstall=yes ;;
-    -h | --help) sed -n '3,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) echo "install.sh: $1 is unknown (see --help)" >&2; exit 2 ;;
   esac
   shift
@@ -27,21 +29,23 @@ case $prefix in /*) ;; *) echo "install.sh: --prefix must be an absolute path" >
 here=$(cd "$(dirname "$0")" && pwd)
 group=sluice
 rules=/etc/udev/rules.d/70-sluice.rules
-loader=/etc/ld.so.conf.d/00-sluice.conf
 
 fail() { echo "install.sh: $*" >&2; exit 1; }
 [ "$(id -u)" = 0 ] || [ -n "$root" ] || fail "run it as root"
 
-refresh_loader() { [ -n "$root" ] || ! command -v ldconfig >/dev/null || ldconfig; }
 refresh_udev() { [ -n "$root" ] || ! command -v udevadm >/dev/null || udevadm control --reload 2>/dev/null || true; }
+
+if [ -e "$root$prefix/packaged" ]; then
+  fail "the package sluice-guest ($(cat "$root$prefix/packaged")) is installed in $root$prefix: upgrade or remove that"
+fi
 
 if [ $uninstall = yes ]; then
   [ -e "$root$prefix/libexec/sluice-pci-setup" ] || fail "nothing of Sluice is installed in $root$prefix"
+  sh "$here/libexec/sluice-loader" forget "$prefix" "$root"
   rm -rf "$root$prefix/lib" "$root$prefix/bin" "$root$prefix/libexec" "$root$prefix/python" "$root$prefix/systemd" "$root$prefix/VERSION"
   rmdir "$root$prefix" 2>/dev/null || echo "install.sh: $root$prefix holds other files, which are kept" >&2
-  rm -f "$root$rules" "$root$loader"
+  rm -f "$root$rules"
   [ "$(readlink "$root/usr/local/bin/sluice" 2>/dev/null)" = "$prefix/bin/sluice" ] && rm -f "$root/usr/local/bin/sluice"
-  refresh_loader
   refresh_udev
   echo "removed $prefix; /etc/sluice/client.conf and the group $group are kept"
   exit 0
@@ -88,20 +92,13 @@ if ! grep -q "^$group:" "$root/etc/group" 2>/dev/null; then
 fi
 
 mkdir -p "$root$prefix/systemd"
-for unit in sluice-enrol.service sluice-enrol.timer; do # for VMs of vSphere, which link them (docs/vsphere.md)
+for unit in sluice-enrol.service sluice-enrol.timer; do # `systemctl enable` takes them from there
   sed "s#@PREFIX@#$prefix#g" "$here/etc/$unit" >"$root$prefix/systemd/$unit"
 done
 mkdir -p "$root/etc/udev/rules.d"
 sed "s#@PREFIX@#$prefix#g" "$here/etc/70-sluice.rules" >"$root$rules.new"
 mv -f "$root$rules.new" "$root$rules"
-if [ $ldconfig = yes ]; then
-  mkdir -p "$root/etc/ld.so.conf.d"
-  sed "s#@PREFIX@#$prefix#g" "$here/etc/ld.so.conf" >"$root$loader.new"
-  mv -f "$root$loader.new" "$root$loader"
-else
-  rm -f "$root$loader"
-fi
-refresh_loader
+sh "$here/libexec/sluice-loader" $ldconfig "$prefix" "$root"
 refresh_udev
 
 # A channel that is there already gets what the rule gives to those that come.

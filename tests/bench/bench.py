@@ -32,6 +32,7 @@ from grant_rates import store_figures  # noqa: E402
 from placement import decision_figures  # noqa: E402
 from pool import Pool  # noqa: E402
 from queue_wakeup import queue_figures  # noqa: E402
+from relayed import relayed_calls, relayed_copies  # noqa: E402
 from restart import restart_figures  # noqa: E402
 
 import build as programs_build  # noqa: E402
@@ -101,6 +102,7 @@ class StaticServer:
                     "--log",
                     str(BENCH / "worker.log"),
                 ),
+                *("--relay", str(NATIVE / "bin" / "sluice-relay")),
                 *("--tcp-port", str(tcp), "--http-port", str(self.http)),
                 *("--libraries", str(NATIVE / "tests" / "fakelibs")),
             ]
@@ -117,9 +119,9 @@ class StaticServer:
         return {
             **os.environ,
             "LD_LIBRARY_PATH": str(BENCH / "lib"),
-            "SLUICE_SERVER_SOCKET": str(self.socket),
+            "SLUICE_SERVER_SOCKET": f"{self.socket}{'.relay' if channel == 'relay' else ''}",
             "SLUICE_CONTROLLER": f"127.0.0.1:{self.http}",
-            "SLUICE_CHANNEL": channel,
+            "SLUICE_CHANNEL": "shm" if channel == "relay" else channel,
         }
 
     def calls(self, channel: str, *words: str) -> dict[str, float]:
@@ -131,6 +133,7 @@ class StaticServer:
         self.process.terminate()
         self.process.wait()
         self.socket.unlink(missing_ok=True)
+        Path(f"{self.socket}.relay").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -243,6 +246,14 @@ def copy_figures() -> list[Figure]:
     ]
 
 
+def relay_figures() -> list[Figure]:
+    """Calls and copies whose worker a relay stands before."""
+    with static_server(BENCH / "libnullgpu.so") as server:
+        figures = relayed_calls(lambda: run_json([str(BENCH / "floors")]), server, ROUNDS)
+    with static_server(NATIVE / "lib" / "libsluice-softgpu.so.1") as server:
+        return figures + relayed_copies(server, ROUNDS)
+
+
 def cpu_seconds(pid: int) -> float:
     """What a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -304,6 +315,7 @@ def main() -> int:
     for part in (
         call_figures,
         copy_figures,
+        relay_figures,
         control_plane_figures,
         store_figures,
         decision_figures,

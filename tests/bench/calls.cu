@@ -106,6 +106,12 @@ int main(int argc, char** argv) {
     put("async_call_us", async_call_us(200));
     put("async_calls_per_s", async_calls_per_s(1000000));
     put("sync_call_us", each_us(20000, [] { CHECK(cudaStreamSynchronize(nullptr)); }), true);
+  } else if (mode == "round_trip") {
+    // What nobody but the GPU's side can answer.
+    int word = 0;
+    put("async_calls_per_s", async_calls_per_s(1000000));
+    put("round_trip_us",
+        each_us(20000, [&] { CHECK(cudaMemcpy(&word, g_a, 4, cudaMemcpyDeviceToHost)); }), true);
   } else if (mode == "idle") {
     std::fflush(stdout);
     std::printf("\"pid\": %d}\n", getpid());

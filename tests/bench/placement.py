@@ -20,7 +20,8 @@ from grant_rates import percentile
 
 from sluice.controller import garbage
 from sluice.controller.pool import feasibility, placement
-from sluice.controller.pool.model import Grant, Granted, GrantState
+from sluice.controller.pool.decisions import Granted
+from sluice.controller.pool.model import Grant, GrantState
 from sluice.controller.pool.policies import POLICIES
 from sluice.controller.pool.pool import Pool
 

@@ -19,16 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
 
-from sluice.controller.pool.model import (
-    Gpu,
-    GpuKey,
-    Granted,
-    GrantRequest,
-    GrantState,
-    Node,
-    NodeState,
-    SessionState,
-)
+from sluice.controller.pool.decisions import Granted, GrantRequest
+from sluice.controller.pool.model import Gpu, GpuKey, GrantState, Node, NodeState, SessionState
 from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot

@@ -10,16 +10,9 @@ from typing import Any
 import pytest
 from pool_bench import PoolBench
 
+from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.jobs import JobKey
-from sluice.controller.pool.model import (
-    CudaStatus,
-    GpuKey,
-    Granted,
-    GrantState,
-    Node,
-    Refused,
-    SessionState,
-)
+from sluice.controller.pool.model import CudaStatus, GpuKey, GrantState, Node, SessionState
 from sluice.controller.pool.pool import Pool, ReportedSession, Snapshot
 
 JOB: dict[str, Any] = {"job": "j1", "job_domain": "user 1", "memory_mib": 1000}

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from pool_bench import FakeClock, PoolBench
 
+from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.model import (
     CudaStatus,
     Event,
     GpuKey,
-    Granted,
     GrantState,
     Node,
     NodeState,
-    Refused,
     Session,
     SessionState,
     Vgpu,

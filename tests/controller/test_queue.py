@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
 
-from sluice.controller.pool.model import Event, Granted, GrantRequest, Refused
+from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
+from sluice.controller.pool.model import Event
 from sluice.controller.pool.waiting import WaitingQueue
 
 REQUESTS = st.lists(

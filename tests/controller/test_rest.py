@@ -19,7 +19,8 @@ from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, ServerLink
-from sluice.controller.pool.model import Gpu, Granted, Node
+from sluice.controller.pool.decisions import Granted
+from sluice.controller.pool.model import Gpu, Node
 from sluice.controller.pool.pool import Pool
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore

@@ -8,17 +8,8 @@ from typing import Any
 import pytest
 from pool_bench import PoolBench
 
-from sluice.controller.pool.model import (
-    CudaStatus,
-    GpuKey,
-    Granted,
-    GrantRequest,
-    Mode,
-    OwnerKind,
-    Quota,
-    Refused,
-    Reservation,
-)
+from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
+from sluice.controller.pool.model import CudaStatus, GpuKey, Mode, OwnerKind, Quota, Reservation
 
 
 def reserve(bench: PoolBench, **fields: Any) -> Reservation:

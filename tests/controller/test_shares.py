@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 from pool_bench import PoolBench
 
+from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import (
     CudaStatus,
     GpuKey,
     GpuMode,
-    Granted,
     GrantState,
     OwnerKind,
     Quota,
-    Refused,
     ReservationState,
 )
 

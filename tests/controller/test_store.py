@@ -19,16 +19,8 @@ from control_plane import PYTHON_PATH
 from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.desk import GrantDesk
-from sluice.controller.pool.model import (
-    Event,
-    Gpu,
-    Granted,
-    GrantRequest,
-    GrantState,
-    Node,
-    Refused,
-    Vgpu,
-)
+from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
+from sluice.controller.pool.model import Event, Gpu, GrantState, Node, Vgpu
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import maintenance, sqlite, sqlite_file
 from sluice.controller.store.sqlite import SqliteStore

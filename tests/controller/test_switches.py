@@ -10,17 +10,9 @@ import pytest
 from pool_bench import PoolBench
 
 from sluice.controller.pool.adoption import ReportedSession
+from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import (
-    Event,
-    Gpu,
-    GpuKey,
-    GpuMode,
-    Granted,
-    GrantState,
-    Node,
-    Refused,
-)
+from sluice.controller.pool.model import Event, Gpu, GpuKey, GpuMode, GrantState, Node
 
 GPU = GpuKey("a", "a-gpu0")
 

@@ -12,20 +12,16 @@ from pool_bench import PoolBench
 
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, ServerLink
+from sluice.controller.pool.decisions import EndOrder, Granted, GrantRequest, Refused, Waiting
 from sluice.controller.pool.model import (
     Change,
-    EndOrder,
     GpuKey,
-    Granted,
-    GrantRequest,
     GrantState,
     Node,
     Quota,
-    Refused,
     Session,
     SessionState,
     Vgpu,
-    Waiting,
 )
 from sluice.controller.pool.pool import NODE_LOST, ReportedSession, Snapshot
 from sluice.rpc import pool_pb2 as rpc

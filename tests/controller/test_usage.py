@@ -10,10 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
 
-from sluice.controller.pool.model import (
-    Granted,
-    UsageRecord,
-)
+from sluice.controller.pool.decisions import Granted
+from sluice.controller.pool.model import UsageRecord
 
 
 def total(records: list[UsageRecord]) -> dict[str, tuple[float, float, float]]:

@@ -34,6 +34,8 @@ class Program:
     expected: str | None
     tcp: bool = True
     """Whether it may run over a network."""
+    softgpu: bool = True
+    """Whether the software GPU has what it shows."""
     linked: bool = False
     """Whether a real GPU runs another build of it, linked with the device runtime."""
 
@@ -101,6 +103,7 @@ def load_programs(*, milestone_only: bool = True, devices: int = 1) -> list[Prog
                 entry.get("seconds", 10),
                 (MANIFEST.parent / expected).read_text() if expected else None,
                 entry.get("tcp", True),
+                entry.get("softgpu", True),
                 entry.get("linked", False),
             )
         )

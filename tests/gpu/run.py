@@ -91,11 +91,13 @@ class Server:
         self.environments = {
             "shm": {"SLUICE_CHANNEL": "shm"},
             "tcp": {"SLUICE_CHANNEL": "tcp", "SLUICE_CONTROLLER": "127.0.0.1:19123"},
+            # shared memory as far as the relay, and the data port behind it
+            "relay": {"SLUICE_CHANNEL": "shm"},
         }
-        for environment in self.environments.values():
+        for channel, environment in self.environments.items():
             environment |= {
                 "LD_LIBRARY_PATH": str(library),
-                "SLUICE_SERVER_SOCKET": str(self.socket),
+                "SLUICE_SERVER_SOCKET": f"{self.socket}{'.relay' if channel == 'relay' else ''}",
                 "SLUICE_STATS": "1",
                 "SLUICE_GMEM": str(memory_mib),
                 "HOME": str(folder),
@@ -108,6 +110,8 @@ class Server:
             driver,
             "--worker",
             str(built("sluice-worker")),
+            "--relay",
+            str(built("sluice-relay")),
         ]
         command += ["--memory-mib", str(memory_mib), "--arena-mib", "4096", "--uid", "65534"]
         command += [
@@ -138,7 +142,7 @@ class Server:
 
 
 def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
-    """Every program natively and over both channels; what it printed has to be the same."""
+    """Every program natively and over every channel; what it printed has to be the same."""
     passed = failed = 0
     print(
         f"{'program':18} {'channel':8} {'result':40} {'round trips':>11} "
@@ -148,7 +152,7 @@ def run_programs(server: Server, native: dict[str, str]) -> tuple[int, int]:
         program = replace(listed, name=f"{listed.name}_linked") if listed.linked else listed
         here = cuda.run_on_host(program, native)
         for channel, environment in server.environments.items():
-            if channel == "tcp" and not program.tcp:
+            if channel in ("tcp", "relay") and not program.tcp:
                 continue
             run = cuda.run_on_host(program, environment)
             problem = run.problem(here.out)

@@ -21,6 +21,7 @@ from .conftest import CHECKOUT, Guest, Rig, install_bundle
 sys.path.insert(0, str(CHECKOUT / "tests/harness"))
 
 from control_plane import ControlPlane, native_worker
+from folders import let_everybody_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm]
 
@@ -49,8 +50,7 @@ def plane(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contro
         pytest.skip("the native part is not built (make native)")
     # Socket paths are short, and workers of another account have to reach the folder.
     folder = tmp_path_factory.mktemp("pool")
-    for parent in (folder, *list(folder.parents)[:2]):
-        parent.chmod(0o755)
+    let_everybody_in(folder)
     running = ControlPlane(
         folder,
         server={"enable_kvm": "true", "libvirt_uri": rig.uri, "region_dir": "/dev/shm"},

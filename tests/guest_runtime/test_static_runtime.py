@@ -47,6 +47,7 @@ def test_the_advice_names_the_archive_where_it_lies(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not usable(), reason="nvcc is not unpacked, or the native part is not built")
+@pytest.mark.vm  # no guest, but the bundle: it runs with the rigs, for which that is built
 def test_a_program_relinked_with_the_bundle_s_runtime_runs(bundle: Path, tmp_path: Path) -> None:
     with tarfile.open(bundle) as archive:
         archive.extractall(tmp_path, filter="data")

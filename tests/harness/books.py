@@ -39,6 +39,8 @@ class Books:
         self._rig = rig
         self._pool = pool
         self._cloud = cloud
+        #: The compute hosts' libvirts, by the hosts' names.
+        self.libvirts: dict[str, str] = {"compute1": rig.libvirt.uri}
 
     def entry(self, server_id: str) -> Entry:
         """What all say now."""
@@ -92,16 +94,25 @@ class Books:
             compute += each["resources"].get("CUSTOM_SLUICE_VGPU_COMPUTE", 0)
         return memory, compute
 
+    def definitions(self, server_id: str) -> list[str]:
+        """The XML of its domain on every host that has one."""
+        shown = [
+            subprocess.run(
+                ["virsh", "-c", uri, "dumpxml", server_id],
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            for uri in self.libvirts.values()
+        ]
+        return [each.stdout for each in shown if not each.returncode]
+
     def _libvirt(self, server_id: str) -> tuple[tuple[int, int, int] | None, bool]:
-        shown = subprocess.run(
-            ["virsh", "-c", self._rig.libvirt.uri, "dumpxml", server_id],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if shown.returncode:
+        found = self.definitions(server_id)
+        if not found:
             return None, False
-        domain = ElementTree.fromstring(shown.stdout)
+        assert len(found) == 1, f"{server_id} is defined on {len(found)} hosts"
+        domain = ElementTree.fromstring(found[0])
         vgpu = domain.find(f"metadata/{VGPU}")
         sizes = (0, 0, 0)
         if vgpu is not None:

@@ -110,13 +110,17 @@ class ControlPlane:
         openstack: dict[str, Any] | None = None,
         environment: dict[str, str] | None = None,
         patience: float = 1,
+        pool_of: ControlPlane | None = None,
     ) -> None:
+        """With `pool_of` its server joins another's controller."""
         self.folder = folder
         self.rest_port, self.grpc_port = free_port(), free_port()
+        if pool_of:
+            self.rest_port, self.grpc_port = pool_of.rest_port, pool_of.grpc_port
         self.data_port = free_port()
         metrics_scheme = "https" if server_tls and "cert_file" in server_tls else "http"
         self.metrics_url = f"{metrics_scheme}://127.0.0.1:{free_port()}"
-        self.node = "node-a"
+        self.node = (server or {}).get("node_name", "node-a")
         self.fake = fake or native_worker() is None
         self._environment = {
             **os.environ,
@@ -325,8 +329,11 @@ class ControlPlane:
         connected.connect(str(self.socket_path))
         return connected
 
-    def connect_data(self) -> socket.socket:
-        connected = socket.create_connection(("127.0.0.1", self.data_port), timeout=10)
+    def connect_data(self, source: str = "127.0.0.1") -> socket.socket:
+        """A connection to the data port, from an address of this host."""
+        connected = socket.create_connection(
+            ("127.0.0.1", self.data_port), timeout=10, source_address=(source, 0)
+        )
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connected
 

@@ -7,17 +7,8 @@ import itertools
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sluice.controller.pool.model import (
-    Decisions,
-    Gpu,
-    Granted,
-    GrantRequest,
-    Node,
-    OwnerKind,
-    Refused,
-    Reservation,
-    UsageRecord,
-)
+from sluice.controller.pool.decisions import Decisions, Granted, GrantRequest, Refused
+from sluice.controller.pool.model import Gpu, Node, OwnerKind, Reservation, UsageRecord
 from sluice.controller.pool.pool import Pool, Snapshot
 
 

@@ -4,7 +4,8 @@
 Speaks OpenSession on a Unix socket (and TCP when asked) and the worker control protocol, with the
 standard library alone. Every session gets a fresh warm worker and the same vGPUs, as many as it
 asks for up to `--vgpus`. Sessions of one user that present one job's token share a ledger of their
-memory, as under the real server. `python static_server.py --help` lists the options.
+memory, as under the real server. With `--relay` clients of SOCKET.relay get a sluice-relay to the
+TCP door. `python static_server.py --help` lists the options.
 """
 
 from __future__ import annotations
@@ -81,6 +82,56 @@ class StaticWorker:
             if packet.startswith((b"error", b"ended")) or not packet:
                 raise RuntimeError(packet.decode())
             self.early.append((packet, descriptors))
+
+
+class StaticRelay:
+    """A sluice-relay between one client on this host and the TCP door."""
+
+    def __init__(self, args: argparse.Namespace, connection: socket.socket) -> None:
+        self.connection = connection
+        request = connection.recv(4096)
+        pid, _, _ = struct.unpack(
+            "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
+        name = secrets.token_hex(4)
+        path = Path(args.run_dir) / f"{name}.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(path))
+            listener.listen(2)
+            command = [args.relay, "--id", name, "--control", str(listener.fileno())]
+            self.process = subprocess.Popen(
+                [*command, "--sandbox", args.sandbox], pass_fds=[listener.fileno()]
+            )
+        self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.control.connect(str(path))
+        path.unlink()
+        self.memory = os.memfd_create("sluice", os.MFD_CLOEXEC)
+        os.ftruncate(self.memory, REGION_PAGE + (args.arena_mib + 8 << 20))
+        tcp = request[:68] + (3).to_bytes(4, "little") + request[72:OPEN_BYTES]
+        fields = {"id": secrets.token_hex(8), "grant": "static", "channel": "shm", "node": "static"}
+        fields |= {"address": "127.0.0.1", "port": str(args.tcp_port), "request": tcp.hex()}
+        fields |= {"descriptors": "region,client_pidfd"}
+        text = "\n".join(["session", *(f"{key}={value}" for key, value in fields.items())])
+        pidfd = os.pidfd_open(pid)
+        assert self.control.recv(65536).startswith(b"ready")
+        socket.send_fds(self.control, [text.encode()], [self.memory, pidfd])
+        os.close(pidfd)
+
+    def answer(self) -> None:
+        """The relay has said whether the session is open: so is its client told."""
+        said = self.control.recv(65536).decode()
+        with self.connection:
+            if not said.startswith("started"):
+                self.connection.send(refusal(said))
+                return
+            pidfd = os.pidfd_open(self.process.pid)
+            rights = array.array("i", [self.memory, pidfd])
+            self.connection.sendmsg(
+                [(512).to_bytes(4, "little") + (2).to_bytes(2, "little") + bytes(506)],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)],
+            )
+            os.close(pidfd)
+        os.close(self.memory)
 
 
 class SharedThings:
@@ -177,6 +228,7 @@ class StaticServer:
         self.workers: list[StaticWorker] = []
         self.shared = SharedThings()
         self.jobs = StaticJobs()
+        self.relays: list[StaticRelay] = []
         self.selector = selectors.DefaultSelector()
 
     def take(self) -> StaticWorker:
@@ -264,6 +316,12 @@ class StaticServer:
             os.close(fd)
         self.warm = StaticWorker(self.args)
 
+    def serve_relay(self, connection: socket.socket) -> None:
+        """One client on this host, as if the GPU were elsewhere."""
+        relay = StaticRelay(self.args, connection.dup())
+        self.relays.append(relay)
+        self.selector.register(relay.control, selectors.EVENT_READ, relay)
+
     def hold(self, connection: socket.socket) -> None:
         """Leaves it open for as long as its launcher does: static grants stay anyway."""
         status = (600).to_bytes(4, "little")
@@ -301,6 +359,11 @@ class StaticServer:
             if port:
                 door = socket.create_server(("127.0.0.1", port))
                 self.selector.register(door, selectors.EVENT_READ, serve)
+        if self.args.relay:
+            relayed = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            relayed.bind(self.args.socket + ".relay")
+            relayed.listen(64)
+            self.selector.register(relayed, selectors.EVENT_READ, self.serve_relay)
         # Last, and under its name when it can be connected to: whoever waits for it finds the rest.
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         unix.bind(self.args.socket + "~")
@@ -313,6 +376,10 @@ class StaticServer:
                     if not self.shared.take(key.data):
                         self.selector.unregister(key.fileobj)
                         self.jobs.leave(key.data)
+                    continue
+                if isinstance(key.data, StaticRelay):
+                    self.selector.unregister(key.fileobj)
+                    key.data.answer()
                     continue
                 if key.data == "hold":
                     if not key.fileobj.recv(4096):  # type: ignore[union-attr]
@@ -349,6 +416,7 @@ def main() -> None:
     parser.add_argument("--driver", required=True)
     parser.add_argument("--libraries", help="folders, with colons (default: as the server looks)")
     parser.add_argument("--worker", default=f"{build}/bin/sluice-worker")
+    parser.add_argument("--relay", default="", help="the program sluice-relay")
     parser.add_argument("--memory-mib", type=int, default=1024)
     parser.add_argument("--vgpus", type=int, default=1)
     parser.add_argument("--visible-devices", default="")

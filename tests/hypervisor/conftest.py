@@ -31,6 +31,8 @@ else:
         "test_native_vfio.py",
         "test_service.py",
         "test_vm_commands.py",
+        "test_vm_life.py",
+        "test_hook_in_libvirt.py",
     ]
 
 

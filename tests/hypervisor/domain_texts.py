@@ -62,6 +62,36 @@ def pc(devices: str = "") -> str:
     </domain>"""
 
 
+def microvm(devices: str = "", *, pcie: bool = True) -> str:
+    """A microvm, with the PCI bus that it has only where it is told to."""
+    bus = """
+        <controller type='pci' index='0' model='pcie-root'/>
+        <controller type='pci' index='1' model='pcie-root-port'>
+          <address type='pci' domain='0x0000' bus='0x00' slot='0x01' function='0x0'/>
+        </controller>
+        <controller type='pci' index='2' model='pcie-root-port'>
+          <address type='pci' domain='0x0000' bus='0x00' slot='0x01' function='0x1'/>
+        </controller>"""
+    switch = """
+      <qemu:commandline>
+        <qemu:arg value='-machine'/><qemu:arg value='pcie=on'/>
+      </qemu:commandline>"""
+    return f"""
+    <domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+      <name>guest</name><uuid>{UUID}</uuid>
+      <memory unit='KiB'>524288</memory><vcpu>1</vcpu>
+      <os>
+        <type arch='x86_64' machine='microvm'>hvm</type>
+        <kernel>/vmlinux</kernel><cmdline>console=ttyS0</cmdline>
+      </os>
+      <features><acpi/></features>
+      <devices>
+        <emulator>/usr/bin/qemu-system-x86_64</emulator>{bus if pcie else ""}
+        <controller type='usb' index='0' model='none'/>{devices}
+      </devices>{switch if pcie else ""}
+    </domain>"""
+
+
 def ours(request: VgpuRequest = REQUEST) -> str:
     """The metadata of a request."""
     return request_metadata(request, with_namespace=True)

@@ -60,7 +60,16 @@ def test_every_change_between_two_looks(
 
 def test_a_reboot_ends_the_sessions_though_the_domain_ran_all_the_time() -> None:
     assert steps(known(RUNNING), RUNNING, guest_restarted=True) == [Step.STOP]
-    assert steps(known(OFF), RUNNING, guest_restarted=True) == []
+    assert steps(known(OFF), OFF, guest_restarted=True) == []
+
+
+def test_what_a_restored_vm_brings_back_is_nobodys() -> None:
+    assert steps(known(OFF), RUNNING, guest_restarted=True) == [Step.STOP]
+
+
+def test_a_guest_that_ended_while_no_server_ran_keeps_no_session() -> None:
+    assert steps(None, RUNNING, guest_restarted=True) == [Step.ADD, Step.STOP]
+    assert steps(None, PAUSED, guest_restarted=True) == [Step.ADD, Step.STOP, Step.PAUSE]
 
 
 def look(persistent: str, live: str | None = None, *, paused: bool = False) -> Observed:
@@ -87,6 +96,13 @@ def test_a_channel_that_was_unplugged_while_running_is_out_of_use() -> None:
     full = q35(metadata=ours(), devices=region())
     seen = look(full, q35(metadata=ours()))
     assert (seen.life, seen.has_device) == (Life.OFF, True)
+    assert steps(Known("guest", REQUEST, Life.RUNNING, 3), seen) == [Step.STOP]
+
+
+def test_of_a_crashed_guest_only_qemu_is_kept() -> None:
+    full = parse_domain(q35(metadata=ours(), devices=region()))
+    seen = observe(full, full, paused=False, crashed=True, boot=3, went_off="it crashed")
+    assert (seen.life, seen.has_device, seen.went_off) == (Life.OFF, True, "it crashed")
     assert steps(Known("guest", REQUEST, Life.RUNNING, 3), seen) == [Step.STOP]
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from sluice.hypervisor.domain_document import PciAddress, parse_domain
 from sluice.hypervisor.errors import HypervisorError
-from sluice.hypervisor.pci_slots import choose_place
+from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 
-from .domain_texts import pc, q35
+from .domain_texts import microvm, pc, q35
 
 NONE: frozenset[PciAddress] = frozenset()
 
@@ -64,3 +64,12 @@ def test_a_machine_without_pci_is_refused() -> None:
     text = q35().replace("<controller type='pci' index='0' model='pcie-root'/>", "")
     with pytest.raises(HypervisorError, match="q35 or pc"):
         choose_place(parse_domain(text.replace("type='pci' index", "type='usb' index")), None, NONE)
+
+
+def test_a_microvm_has_ports_only_where_it_is_told_to_have_a_bus() -> None:
+    assert choose_place(parse_domain(microvm()), None, NONE) == PciAddress(bus=1, slot=0)
+    with pytest.raises(HypervisorError, match="pcie=on"):
+        choose_place(parse_domain(microvm(pcie=False)), None, NONE)
+    check_hot_plug(parse_domain(q35()))
+    with pytest.raises(HypervisorError, match="while it runs"):
+        check_hot_plug(parse_domain(microvm()))

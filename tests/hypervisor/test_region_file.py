@@ -74,3 +74,24 @@ def test_one_larger_than_the_folder_is_refused_with_a_way_out(files: RegionFiles
     with pytest.raises(HypervisorError, match="--region-mib"):
         files.check_room(UUID, 1 << 60)
     files.check_room(UUID, MIB)
+
+
+def test_a_run_that_is_over_is_known_to_a_server_that_was_away(tmp_path: Path) -> None:
+    files = RegionFiles("one", tmp_path, tmp_path / "run")
+    files.ensure(UUID, 1 << 20)
+    assert not files.ended_since(UUID, -1), "nothing was seen before"
+    files.note_run(UUID, 7)
+    files.ensure(UUID, 1 << 20)
+    assert files.recorded() == {UUID}
+    assert not files.ended_since(UUID, 7)
+    assert files.ended_since(UUID, -1)
+    assert files.ended_since(UUID, 8)
+    files.note_run(UUID, -1)
+    assert not files.ended_since(UUID, 8), "off it was before, too"
+    RegionFiles("other", tmp_path, tmp_path / "run").note_run(UUID, 1)
+    assert files.recorded() == {UUID}, "another libvirt's number says nothing of ours"
+    (tmp_path / "run" / "ended").mkdir()
+    (tmp_path / "run" / "ended" / UUID).touch()
+    assert files.ended_since(UUID, -1), "the hook said so"
+    files.note_run(UUID, -1)
+    assert not files.ended_since(UUID, -1)

@@ -53,7 +53,7 @@ class FakeRegions:
     async def domain_stopped(self, region_id: str, reason: str) -> None:
         self.calls.append(("stopped", region_id, reason))
 
-    async def told(self, *expected: str, within: float = 5) -> tuple[str, ...]:
+    async def told(self, *expected: str, within: float = 60) -> tuple[str, ...]:
         """Waits for a call that begins so, and forgets it and all before it."""
         async with asyncio.timeout(within):
             while True:
@@ -96,7 +96,7 @@ async def do(action: Callable[..., Any], *arguments: Any) -> Any:
     return await asyncio.to_thread(action, *arguments)
 
 
-async def until(condition: Callable[[], bool], within: float = 10) -> None:
+async def until(condition: Callable[[], bool], within: float = 60) -> None:
     async with asyncio.timeout(within):
         while not condition():
             await asyncio.sleep(0.02)

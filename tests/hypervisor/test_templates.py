@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluice.hypervisor.device_xml import (
+    TEMPLATES,
     native_gpu_device,
     region_device,
     request_metadata,
@@ -19,7 +20,7 @@ from sluice.hypervisor.device_xml import (
 from sluice.hypervisor.domain_document import HostDevice, PciAddress, parse_domain
 from sluice.hypervisor.pci_devices import HostAddress
 
-from .domain_texts import REQUEST, UUID, ours, pc, q35, region
+from .domain_texts import REQUEST, UUID, microvm, ours, pc, q35, region
 
 pytestmark = pytest.mark.skipif(
     shutil.which("virt-xml-validate") is None, reason="libvirt's schema is not installed"
@@ -35,8 +36,8 @@ def validate(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("place", [None, PciAddress(bus=2, slot=0), PciAddress(bus=0, slot=31)])
-@pytest.mark.parametrize("machine", [q35, pc])
-def test_both_devices_fit_into_both_machines(
+@pytest.mark.parametrize("machine", [q35, pc, microvm])
+def test_both_devices_fit_into_every_machine(
     machine: object, place: PciAddress | None, tmp_path: Path
 ) -> None:
     devices = region_device(f"sluice-{UUID}", 256, place) + vsock_device(place)
@@ -46,8 +47,8 @@ def test_both_devices_fit_into_both_machines(
 
 @pytest.mark.parametrize("rom_bar", [True, False])
 @pytest.mark.parametrize("place", [None, PciAddress(bus=2, slot=0)])
-@pytest.mark.parametrize("machine", [q35, pc])
-def test_whole_gpus_fit_into_both_machines(
+@pytest.mark.parametrize("machine", [q35, pc, microvm])
+def test_whole_gpus_fit_into_every_machine(
     machine: object, place: PciAddress | None, rom_bar: bool, tmp_path: Path
 ) -> None:
     sources = [HostAddress.parse("0000:65:00.0"), HostAddress.parse("10000:e1:00.1")]
@@ -60,9 +61,26 @@ def test_whole_gpus_fit_into_both_machines(
     assert ("<rom bar='off'/>" in text) is not rom_bar
 
 
-def test_the_request_fits_into_the_metadata(tmp_path: Path) -> None:
-    done = validate(q35(metadata=ours(), devices=region()), tmp_path)
+@pytest.mark.parametrize("machine", [q35, pc, microvm])
+def test_the_request_fits_into_the_metadata(machine: object, tmp_path: Path) -> None:
+    text = machine(devices=region())  # type: ignore[operator]
+    if "<metadata>" in text:
+        text = text.replace("<metadata></metadata>", f"<metadata>{ours()}</metadata>")
+    else:
+        text = text.replace("<memory", f"<metadata>{ours()}</metadata><memory", 1)
+    assert text.count("sluice:vgpu") == 1
+    done = validate(text, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_template_is_held_against_the_schema() -> None:
+    """Who adds one adds it above."""
+    assert {path.name for path in TEMPLATES.iterdir()} == {
+        "native_gpu.xml.j2",
+        "region_device.xml.j2",
+        "request.xml.j2",
+        "vsock_device.xml.j2",
+    }
 
 
 def test_the_schema_would_notice_a_mistake(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -177,6 +178,38 @@ def test_on_the_classic_machine_it_is_hot_plugged_too(
     guest.run('for i in $(seq 50); do [ -n "$(' + DEVICES + ')" ] && break; sleep 0.1; done')
     assert running_size(guest) == 32 << 20
     assert vm("detach", guest.name).code == 0
+
+
+def test_a_microvm_with_a_pci_bus_has_a_channel_from_its_start(
+    vm: VmCommand, make_guest: Callable[..., Guest]
+) -> None:
+    guest = make_guest(machine="microvm")
+    guest.start()
+    guest.wait_ready(120)
+    refused = vm.attach(guest.name, "--region-mib", "32")
+    assert refused.code == 1
+    assert "shut it down" in refused.err
+    assert not region_path(guest).exists()
+    guest.destroy()
+    done = vm.attach(guest.name, "--region-mib", "32")
+    assert done.code == 0, done.err
+    guest.start()
+    guest.wait_ready(120)
+    assert running_size(guest) == 32 << 20
+
+
+def test_a_microvm_without_one_is_refused_with_the_way_out(vm: VmCommand, rig: Rig) -> None:
+    text = rig.guest_xml("bare-microvm", mem_mib=128, vcpus=1, machine="microvm", alone=True)
+    bare = re.sub(r"<controller type='pci'[^>]*/>|<channel.*?</channel>", "", text, flags=re.DOTALL)
+    bare = re.sub(r"<qemu:commandline>.*</qemu:commandline>", "", bare, flags=re.DOTALL)
+    domain = rig.connection.defineXML(bare)
+    try:
+        refused = vm.attach("bare-microvm")
+        assert refused.code == 1
+        assert "pcie=on" in refused.err
+        assert "<metadata>" not in domain.XMLDesc()
+    finally:
+        domain.undefine()
 
 
 def test_without_a_free_port_it_says_what_to_do_and_off_it_adds_one(

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from control_plane import PYTHON_PATH, ControlPlane
+from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from doorbells import end_doorbell
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from tests.rigs.openstack.rig import OpenStackRig
 
 #: Without openstacksdk (the extra `openstack`) the other tests run all the same.
-collect_ignore = [] if importlib.util.find_spec("openstack") else ["test_instances.py"]
+collect_ignore = (
+    [] if importlib.util.find_spec("openstack") else ["test_instances.py", "test_hosts.py"]
+)
 
 
 class Pool(ControlPlane):
@@ -64,6 +67,68 @@ class Pool(ControlPlane):
     @property
     def adapter_conf(self) -> Path:
         return self.folder / "openstack.conf"
+
+
+class OtherHost:
+    """A second compute host, with the Sluice server on it."""
+
+    NAME = "compute2"
+
+    def __init__(self, rig: OpenStackRig, pool: Pool) -> None:
+        from tests.rigs.openstack.second_host import SecondHost
+
+        self._rig = rig
+        self._is_fenced = True  # an earlier run's tests may have left it so
+        folder = rig.root / "pool2"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self.host = SecondHost(rig, self.NAME, folder / "run" / "vms.sock")
+        self.server = Pool(
+            folder,
+            server={
+                "node_name": "node-b",
+                "enable_kvm": "true",
+                "libvirt_uri": self.host.libvirt.uri,
+                "region_dir": self.host.libvirt.shm,
+            },
+            pool_of=pool,
+        )
+
+    def start(self) -> None:
+        """Starts all of it, or lets it come back."""
+        self.host.start()
+        self.server.start_server()
+        if self._is_fenced:
+            # Nova refuses until nova-compute has seen to what was evacuated
+            wait_for(lambda: self._declare("--up"), 120, "Nova to take the host back")
+        self._is_fenced = False
+        self.host.await_up()
+
+    def die(self) -> None:
+        """The plug is pulled out, and Nova is told, as the operator's fencing does."""
+        if self.server.server:
+            self.server.stop("server", signal.SIGKILL)
+        for pid in self.server.worker_pids():
+            os.kill(pid, signal.SIGKILL)
+        end_doorbell(self.server.folder / "run")
+        self.host.kill()
+        self._is_fenced = self._declare("--down")
+
+    def _declare(self, word: str) -> bool:
+        try:
+            self._rig.openstack(
+                *("--os-compute-api-version", "2.53", "compute", "service", "set"),
+                *(word, self.NAME, "nova-compute"),
+            )
+        except RuntimeError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends what runs."""
+        self.server.close()
+        end_doorbell(self.server.folder / "run")
+        self.host.kill()
 
 
 @pytest.fixture(scope="session")
@@ -186,6 +251,21 @@ def books(rig: OpenStackRig, pool: Pool, adapter: subprocess.Popen[bytes], cloud
     from books import Books
 
     return Books(rig, pool, cloud)
+
+
+@pytest.fixture(scope="module")
+def other(rig: OpenStackRig, pool: Pool, books: Books) -> Iterator[OtherHost]:
+    """Beside the first host, for as long as a module's tests take."""
+    other = OtherHost(rig, pool)
+    try:
+        other.start()
+        rig.openstack("compute", "service", "set", "--enable", other.NAME, "nova-compute")
+        books.libvirts[other.NAME] = other.host.libvirt.uri
+        yield other
+    finally:
+        books.libvirts.pop(other.NAME, None)
+        other.close()
+        rig.openstack("compute", "service", "set", "--disable", other.NAME, "nova-compute")
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,31 @@ def empty_definition() -> guest_config.LibvirtConfigGuest:
     return guest
 
 
+class Guest:
+    """A running guest: what of it the driver asks for."""
+
+    def __init__(self, device: object) -> None:
+        self.device = device
+        self.there = True
+        self.releases = True
+        self.asked: list[str] = []
+
+    def get_xml_desc(self) -> str:
+        return f"<domain><devices>{self.device if self.there else ''}</devices></domain>"
+
+    def detach_device(self, device: guest_config.LibvirtConfigGuestDevice, **how: bool) -> None:
+        self.asked.append(f"detach {device.root_name} {how}")
+        self.there = not self.releases
+
+    def attach_device(self, device: guest_config.LibvirtConfigGuestDevice, **how: bool) -> None:
+        self.asked.append(f"attach {device.root_name} {how}")
+        self.there = True
+
+    @staticmethod
+    def no_room(*_: object) -> None:
+        raise exception.InstanceSuspendFailure(reason="no room for the image")
+
+
 def main() -> None:
     folder = sys.argv[1]
     CONF([], project="nova", default_config_files=[])
@@ -59,9 +84,15 @@ def main() -> None:
     assert issubclass(ours, virt_driver.ComputeDriver)
     leading = {
         name: list(inspect.signature(getattr(theirs, name)).parameters)[1:3]
-        for name in ("_get_guest_config", "check_can_live_migrate_source", "update_provider_tree")
+        for name in (
+            "_get_guest_config",
+            "check_can_live_migrate_source",
+            "update_provider_tree",
+            "suspend",
+        )
     }
     theirs._get_guest_config = lambda self, *args, **kwargs: empty_definition()
+    theirs.suspend = lambda self, context, instance: instance.uuid
     theirs.check_can_live_migrate_source = lambda self, *args, **kwargs: "may migrate"
     driver = object.__new__(ours)
 
@@ -84,6 +115,21 @@ def main() -> None:
     with_channel = driver._get_guest_config(instance(vgpu), None, None, {"mapping": {}})
     by_name = driver._get_guest_config(instance=instance(vgpu), network_info=None)
     without = driver._get_guest_config(instance({}), None, None, {})
+    guest = Guest(ANSWER["devices"][0])
+    driver._host = SimpleNamespace(get_guest=lambda instance: guest)
+    answer_requests(f"{folder}/busy.sock", [], {"sessions": ["train.py, slot 0"]})
+    CONF.set_override("server_socket", f"{folder}/busy.sock", "sluice")
+    busy = refusal(driver.suspend, None, instance(vgpu))
+    answer_requests(f"{folder}/idle.sock", [], {"sessions": []})
+    CONF.set_override("server_socket", f"{folder}/idle.sock", "sluice")
+    suspended = (driver.suspend(None, instance(vgpu)), list(guest.asked))
+    theirs.suspend = Guest.no_room
+    guest.there = True  # it was resumed
+    guest.asked.clear()
+    failed = (refusal(driver.suspend, None, instance(vgpu)), list(guest.asked))
+    guest.releases = False
+    CONF.set_override("server_seconds", 1, "sluice")
+    held = refusal(driver.suspend, None, instance(vgpu))
     answer_requests(f"{folder}/no.sock", [], {"error": "region_mib: no room"})
     CONF.set_override("server_socket", f"{folder}/no.sock", "sluice")
     print(
@@ -99,6 +145,10 @@ def main() -> None:
                 "refused": refusal(driver._get_guest_config, instance(vgpu)),
                 "invalid": refusal(driver._get_guest_config, instance({"vgpu:compute": "x"})),
                 "migrate": refusal(driver.check_can_live_migrate_source, None, instance(vgpu)),
+                "busy": busy,
+                "suspended": suspended,
+                "failed": failed,
+                "held": held,
                 "migrate_plain": driver.check_can_live_migrate_source(None, instance({}), {}),
             }
         )

@@ -48,6 +48,7 @@ def test_what_is_overridden_is_there(said: dict[str, Any]) -> None:
         "_get_guest_config": ["instance", "network_info"],
         "check_can_live_migrate_source": ["context", "instance"],
         "update_provider_tree": ["provider_tree", "nodename"],
+        "suspend": ["context", "instance"],
     }
 
 
@@ -71,3 +72,21 @@ def test_a_live_migration_is_refused_where_there_is_a_channel(said: dict[str, An
     assert said["migrate"].startswith("MigrationPreCheckError")
     assert "migrate it cold, or shelve it" in said["migrate"]
     assert said["migrate_plain"] == "may migrate"
+
+
+def test_a_suspended_instance_has_its_channel_taken_out(said: dict[str, Any]) -> None:
+    live = "{'persistent': False, 'live': True}"
+    assert said["suspended"] == [
+        "11111111-2222-3333-4444-555555555555",
+        [f"detach shmem {live}"],
+    ]
+    # libvirt could not: the guest goes on with its channel
+    assert "no room for the image" in said["failed"][0]
+    assert said["failed"][1] == [f"detach shmem {live}", f"attach shmem {live}"]
+
+
+def test_an_instance_is_not_suspended_under_a_program(said: dict[str, Any]) -> None:
+    assert said["busy"].startswith("InstanceFaultRollback")
+    assert "train.py, slot 0" in said["busy"]
+    assert said["held"].startswith("InstanceFaultRollback")
+    assert "does not release its channel" in said["held"]

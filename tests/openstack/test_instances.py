@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from books import Books, Entry
 from control_plane import wait_for
+from instances import boot, delete, wait_console, wait_settled, wait_status
 
 if TYPE_CHECKING:
     from conftest import Pool
@@ -20,40 +20,13 @@ pytestmark = [pytest.mark.openstack, pytest.mark.slow]
 
 SMALL, LARGE = (1, 1024, 25), (1, 2048, 50)
 NOTHING = (0, 0)
-BOOT_SECONDS = 180
 EXPECTED = Path(__file__).resolve().parents[1] / "programs" / "expected" / "vector_add.out"
-
-
-def boot(cloud: Any, image: Any, name: str, flavor: str) -> Any:
-    server = cloud.compute.create_server(
-        name=name, flavor_id=flavor, image_id=image.id, networks="none"
-    )
-    return cloud.compute.wait_for_server(server, interval=0.3, wait=BOOT_SECONDS)
-
-
-def wait_console(cloud: Any, server: Any, text: str, times: int = 1, seconds: float = 120) -> str:
-    deadline = time.monotonic() + seconds
-    while True:
-        shown = str(cloud.compute.get_server_console_output(server)["output"])
-        if shown.count(text) >= times:
-            return shown
-        assert time.monotonic() < deadline, f"no {text!r} on the console: {shown[-2000:]}"
-        time.sleep(0.5)
-
-
-def wait_status(cloud: Any, server: Any, status: str) -> None:
-    cloud.compute.wait_for_server(server, status=status, interval=0.3, wait=BOOT_SECONDS)
-
-
-def delete(cloud: Any, server: Any) -> None:
-    cloud.compute.delete_server(server)
-    cloud.compute.wait_for_delete(server, interval=0.5, wait=60)
 
 
 @pytest.fixture(scope="module")
 def flavors(books: Books, pool: Pool, rig: OpenStackRig) -> tuple[str, str]:
     # the adapter has put the pool into Placement before anybody asks for it
-    wait_for(lambda: not books.differences(), 60, "Placement to know the pool")
+    wait_for(lambda: not books.differences(), 180, "Placement to know the pool")
     return pool.make_flavor(rig, "rig.small", SMALL), pool.make_flavor(rig, "rig.large", LARGE)
 
 
@@ -65,6 +38,31 @@ def test_an_instance_without_a_vgpu_is_nobodys_business(
     assert "channel none" in wait_console(cloud, server, "rig: up")
     books.agree(server.id, Entry("ACTIVE", NOTHING, (), (0, 0, 0), False))
     delete(cloud, server)
+
+
+def test_what_nova_does_to_an_instance_leaves_its_grant_alone(
+    cloud: Any, image: Any, books: Books, flavors: tuple[str, str]
+) -> None:
+    compute = cloud.compute
+    server = boot(cloud, image, "robust", flavors[0])
+    books.agree(server.id, Entry("ACTIVE", (1024, 25), (SMALL,), SMALL, True))
+    [reservation] = books.reservations(server.id)
+    for begin, status in (
+        (lambda: compute.reboot_server(server, "SOFT"), "ACTIVE"),
+        (lambda: compute.pause_server(server), "PAUSED"),
+        (lambda: compute.unpause_server(server), "ACTIVE"),
+        (lambda: compute.suspend_server(server), "SUSPENDED"),
+        (lambda: compute.resume_server(server), "ACTIVE"),
+        (lambda: compute.rebuild_server(server, image=image.id), "ACTIVE"),
+        (lambda: compute.rescue_server(server), "RESCUE"),
+        (lambda: compute.unrescue_server(server), "ACTIVE"),
+    ):
+        begin()
+        wait_settled(cloud, server, status)
+        books.agree(server.id, Entry(status, (1024, 25), (SMALL,), SMALL, True))
+        assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+    delete(cloud, server)
+    books.agree(server.id, Entry("GONE", NOTHING, (), None, False))
 
 
 def test_a_grant_follows_its_instance(

@@ -38,10 +38,11 @@ class FakeDoorbell(Doorbell):
     """Remembers what it was told and asked."""
 
     told: list[Message] = field(default_factory=list)
+    connected: bool = True
 
     @property
     def is_connected(self) -> bool:
-        return True
+        return self.connected
 
     def tell(self, message: Message) -> None:
         self.told.append(message)
@@ -212,6 +213,37 @@ async def test_a_stopped_domain_ends_all_its_sessions(host: Host) -> None:
         "2",
         "3",
     ], "the unused one too"
+
+
+async def test_a_stopped_domains_region_begins_anew(host: Host) -> None:
+    with host.path.open("r+b") as file:
+        file.write(b"\xff" * 64)
+    await host.regions.domain_stopped(OWNER.uuid, "the VM rebooted")
+    with host.path.open("rb") as file:
+        # the mark is gone, so that the doorbell writes a new header; the generation it counts stays
+        assert file.read(64) == bytes(8) + b"\xff" * 56
+    assert [m.get("slot") for m in host.doorbell.verbs("release")] == ["0", "1", "2", "3"]
+
+
+async def test_what_the_doorbell_could_not_hear_it_is_told_when_it_is_back(host: Host) -> None:
+    host.doorbell.connected = False
+    await host.regions.domain_stopped(OWNER.uuid, "the VM is off")
+    assert host.doorbell.verbs("release") == []
+    host.doorbell.connected = True
+    host.regions.doorbell_connected()
+    await host.until(lambda: len(host.doorbell.verbs("release")) == 4)
+    assert [m.verb for m in host.doorbell.told].index("release") > 0, "watched first"
+    host.regions.doorbell_connected()
+    await asyncio.sleep(0.1)
+    assert len(host.doorbell.verbs("release")) == 4, "once"
+
+
+async def test_who_uses_a_channel_is_said_by_name(host: Host) -> None:
+    assert host.regions.programs(OWNER.uuid) == []
+    await host.open()
+    await host.until(lambda: host.desk.sessions and not host.regions._regions[OWNER.uuid].opening)
+    assert host.regions.programs(OWNER.uuid) == ["in-guest in domain guest slot 0 has a session"]
+    assert host.regions.programs("22222222-2222-2222-2222-222222222222") == []
 
 
 async def test_silence_ends_a_session_only_when_long_and_not_paused(

@@ -26,6 +26,7 @@ class Rooms:
     def __init__(self) -> None:
         self.prepared: list[tuple[str, VgpuRequest]] = []
         self.full = False
+        self.looked: list[str] = []
 
     def prepare(self, uuid: str, request: VgpuRequest) -> None:
         if self.full:
@@ -47,6 +48,8 @@ async def door(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmDoor]:
         slots=2,
         prepare=rooms.prepare,
         render=render,
+        sessions=lambda uuid: [f"a program of {uuid}"],
+        look=rooms.looked.append,
     )
     opened.open()
     yield opened
@@ -137,3 +140,26 @@ async def test_an_endless_line_is_cut(door: VmDoor, tmp_path: Path) -> None:
         await reader.readexactly(1)
     writer.close()
     assert "devices" in await prepare(tmp_path)
+
+
+async def test_who_would_move_a_vm_learns_which_programs_use_its_channel(
+    door: VmDoor, tmp_path: Path
+) -> None:
+    line = json.dumps({"sessions": {"uuid": UUID.upper()}}).encode() + b"\n"
+    assert await ask(tmp_path, line) == {"sessions": [f"a program of {UUID}"]}
+    for wrong in ({"sessions": UUID}, {"sessions": {}}, {"sessions": {"uuid": "../x"}}):
+        answer = await ask(tmp_path, json.dumps(wrong).encode() + b"\n")
+        assert "sessions" in answer["error"] or "uuid" in answer["error"]
+
+
+async def test_what_the_hook_says_is_logged_and_looked_at(
+    door: VmDoor, rooms: Rooms, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    said = {"uuid": UUID, "name": "web\n1", "operation": "release", "sub": "end", "extra": "-"}
+    assert await ask(tmp_path, json.dumps({"hook": said}).encode() + b"\n") == {}
+    assert rooms.looked == [UUID]
+    assert f"domain 'web\\n1' ({UUID}): release end -" in caplog.text
+    answer = await ask(tmp_path, json.dumps({"hook": {"uuid": "x"}}).encode() + b"\n")
+    assert "uuid" in answer["error"]
+    assert rooms.looked == [UUID]

@@ -40,8 +40,13 @@ class Rig:
         self.configure()
 
     def token(self, **wish: Any) -> str:
-        """A new token's secret."""
-        return str(self.plane.rest.post("/tokens", json=wish).json()["secret"])
+        """A new token's secret; asked for again where the controller is asked too often."""
+        answer = self.plane.rest.post("/tokens", json=wish)
+        while answer.status_code == 429:
+            time.sleep(float(answer.headers["Retry-After"]))
+            answer = self.plane.rest.post("/tokens", json=wish)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["secret"])
 
     def configure(self, **sections: dict[str, Any]) -> None:
         """Writes vsphere.conf; what is given is added to what it needs, empty values leave out."""

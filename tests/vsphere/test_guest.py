@@ -18,7 +18,7 @@ import pytest
 from control_plane import wait_for
 
 from sluice.guest_runtime.configuration import read_file
-from sluice.guest_runtime.enrol import set_keys
+from sluice.guest_runtime.settings_file import set_keys
 
 if TYPE_CHECKING:
     from adapter import Rig
@@ -115,11 +115,15 @@ def test_what_guestinfo_says_is_checked(guest: Guest, wrong: dict[str, str], sai
 def test_a_vm_that_is_told_nothing_says_so(guest: Guest) -> None:
     assert guest.enrol().returncode == 3
     guest.dir.mkdir()
-    (guest.dir / "token").write_text("old")
+    (guest.dir / "token").write_text("somebody else's")
+    assert guest.enrol().returncode == 3
+    assert (guest.dir / "token").exists()
+    (guest.dir / "enrolled.json").write_text('{"source": "vsphere"}')
     assert guest.enrol().returncode == 3
     assert not (guest.dir / "token").exists()
     (guest.bin / "vmware-rpctool").unlink()
-    done = guest.enrol()
+    assert guest.enrol().returncode == 3
+    done = guest.enrol("--source", "vsphere")
     assert done.returncode == 1
     assert "install open-vm-tools" in done.stderr
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from control_plane import ControlPlane, native_worker, running
+from folders import let_everybody_in
 
 from sluice.config.native_files import NativeFileMissing, find_native
 
@@ -70,8 +71,7 @@ def guests_plane(
 ) -> Iterator[ControlPlane]:
     """Serves guests; gives up a silent one after ten seconds, a silent node after three."""
     folder = tmp_path_factory.mktemp("pool")
-    for parent in (folder, *list(folder.parents)[:2]):
-        parent.chmod(0o755)
+    let_everybody_in(folder)
     running = ControlPlane(
         folder,
         server={

@@ -56,6 +56,10 @@ class Fleet:
         guest.wait_ready()
         return guest
 
+    def adopt(self, guest: Guest) -> None:
+        """The fleet takes the guest away at its end."""
+        self._made.append(guest)
+
     def virsh(self, *words: str) -> None:
         """`virsh …` on the rig's libvirt."""
         command = ["virsh", "-q", "-c", self.rig.uri, *words]
@@ -75,6 +79,10 @@ class Fleet:
 
     def vm(self, *words: str) -> int:
         """`sluice vm …` in a process of its own."""
+        return self.vm_says(*words).returncode
+
+    def vm_says(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """The same, with what it says."""
         environment = dict(
             os.environ,
             PYTHONPATH=str(CHECKOUT / "build/python"),
@@ -82,7 +90,9 @@ class Fleet:
             SLUICE_RUN_DIR=str(self.plane.folder / "run"),
         )
         command = [sys.executable, "-m", "sluice.hypervisor.cli", *words]
-        return subprocess.run(command, env=environment, check=False).returncode
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+        print(f"sluice vm {' '.join(words)}: {done.returncode} {done.stdout}{done.stderr}", end="")
+        return done
 
     def close(self) -> None:
         defined = {domain.UUIDString() for domain in self.rig.connection.listAllDomains()}
@@ -90,7 +100,7 @@ class Fleet:
             if guest.uuid in defined:
                 guest.undefine()
         for guest in self._made:
-            region_file(guest).unlink(missing_ok=True)
+            (self.rig.shm / region_file(guest).name).unlink(missing_ok=True)
 
 
 def prepare(guest: Guest) -> None:

@@ -9,7 +9,6 @@
 // unchanged, so that a library which this release does not bring is NVIDIA's own. It keeps no
 // threads, allocates nothing after it was loaded and needs no C++ runtime.
 #include <dirent.h>
-#include <dlfcn.h>
 #include <link.h>
 
 #include <cstddef>
@@ -79,13 +78,34 @@ bool stands_for(const Library& library, const char* wanted) {
          (suffix[length] == 0 || (suffix[length] == '.' && is_version(suffix + length + 1)));
 }
 
+const char* g_own_path = nullptr;
+
+int find_own_path(dl_phdr_info* object, size_t, void*) {
+  const auto here = reinterpret_cast<uintptr_t>(&find_own_path);
+  for (int i = 0; i < object->dlpi_phnum; ++i) {
+    const ElfW(Phdr)& part = object->dlpi_phdr[i];
+    if (part.p_type != PT_LOAD || here - (object->dlpi_addr + part.p_vaddr) >= part.p_memsz)
+      continue;
+    g_own_path = object->dlpi_name;
+    return 1;
+  }
+  return 0;
+}
+
+// Where this library was loaded from. Not by dladdr: before glibc 2.34 that is in libdl, which
+// crashes as long as ld.so has not started the program, and a loader hook is loaded before.
+const char* own_path() {
+  dl_iterate_phdr(&find_own_path, nullptr);
+  return g_own_path;
+}
+
 void read_own_folder() {
-  Dl_info own;
-  if (!dladdr(reinterpret_cast<void*>(&read_own_folder), &own) || !own.dli_fname) return;
-  const size_t folder = static_cast<size_t>(base_name(own.dli_fname) - own.dli_fname);
+  const char* own = own_path();
+  if (!own) return;
+  const size_t folder = static_cast<size_t>(base_name(own) - own);
   char path[kLongestPath];
   if (folder == 0 || folder >= sizeof path) return;
-  std::memcpy(path, own.dli_fname, folder);
+  std::memcpy(path, own, folder);
   path[folder] = 0;
   DIR* entries = opendir(path);
   if (!entries) return;

@@ -2,7 +2,7 @@
 // The client's end of a channel: where commands go and where their answers come from.
 // Session (session.h) serialises reserve/commit under its append lock; wait() is called without it,
 // by the thread that owns the lane. Implementations: ShmChannel (shared memory and ivshmem) and
-// TcpChannel; vsock and RDMA join here.
+// StreamChannel; vsock and RDMA join here.
 #pragma once
 
 #include <cstddef>

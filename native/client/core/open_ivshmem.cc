@@ -18,7 +18,7 @@
 #include <cstring>
 #include <fstream>
 
-#include "client/core/shm_channel.h"
+#include "client/core/slot_channel.h"
 #include "client/watch/offsets.h"
 #include "wire/session_record.h"
 
@@ -228,7 +228,7 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
     ::close(fd);
     return nullptr;
   }
-  return std::make_unique<ShmChannel>(std::move(slot), wire::ChannelKind::kIvshmem, -1, fd);
+  return channel_over(std::move(slot), wire::ChannelKind::kIvshmem, -1, fd);
 }
 
 }  // namespace sluice::client

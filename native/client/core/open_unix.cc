@@ -11,7 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "client/core/shm_channel.h"
+#include "client/core/slot_channel.h"
 #include "wire/session_record.h"
 
 namespace sluice::client {
@@ -108,7 +108,7 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
   }
   // The socket's end says nothing about the session (a child may hold it), so it is closed here.
   worker.fd = -1;
-  return std::make_unique<ShmChannel>(std::move(slot), wire::ChannelKind::kShm, fds[1], -1);
+  return channel_over(std::move(slot), wire::ChannelKind::kShm, fds[1], -1);
 }
 
 }  // namespace sluice::client

@@ -71,7 +71,7 @@ wire::OpenSession make_request(const Config& c) {
   r.flags = (c.cross_node ? wire::kCrossNode : 0u) | (c.wishes.preempt ? wire::kPreempt : 0u) |
             (c.wishes.same_gpu ? wire::kSameGpu : 0u) |
             (c.wishes.mode == "reserved" ? wire::kReservedOnly : 0u) |
-            (c.wishes.mode == "on-demand" ? wire::kOnDemandOnly : 0u);
+            (c.wishes.mode == "on-demand" ? wire::kOnDemandOnly : 0u) | wire::kTakesRelay;
   r.priority = c.priority;
   r.wait_seconds = c.wait_seconds;
   r.pid = static_cast<uint32_t>(getpid());

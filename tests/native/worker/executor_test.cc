@@ -12,8 +12,10 @@
 #include <cstring>
 #include <thread>
 
+#include "channel/region_stream.h"
 #include "client/core/shm_channel.h"
-#include "client/core/tcp_channel.h"
+#include "client/core/stream_channel.h"
+#include "relay/pump.h"
 #include "tests/native/channel/shared_slot.h"
 #include "tests/native/worker/fake_driver.h"
 
@@ -41,7 +43,7 @@ class Signal {
   bool given_ = false;
 };
 
-enum class Kind { kShm, kIvshmem, kTcp };
+enum class Kind { kShm, kIvshmem, kTcp, kRelayed, kRelayedGuest };
 
 // A session with a client's end. Never taken down: its threads live as long as the process, as a
 // worker's do.
@@ -55,8 +57,22 @@ class Rig {
       EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
       client_socket = pair[0];
       endpoint = worker::make_tcp_endpoint(pair[1]);
-      channel = std::make_unique<client::TcpChannel>(
+      channel = std::make_unique<client::StreamChannel>(
           pair[0], std::make_unique<channel::PlainStream>(pair[0]), std::vector<std::byte>());
+    } else if (kind == Kind::kRelayed || kind == Kind::kRelayedGuest) {
+      int pair[2];
+      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+      endpoint = worker::make_tcp_endpoint(pair[1]);
+      pump = std::make_unique<relay::Pump>(slot.map(true),
+                                           std::make_unique<channel::PlainStream>(pair[0]), pair[0],
+                                           "node", [](const std::string&) {});
+      const std::vector<std::byte> reply(600);
+      EXPECT_TRUE(pump->open(reply, &error)) << error;
+      pump->start();
+      channel = std::make_unique<client::StreamChannel>(
+          -1,
+          std::make_unique<channel::RegionStream>(slot.map(true), kind == Kind::kRelayed, -1, -1),
+          reply);
     } else {
       endpoint = worker::make_shm_endpoint(slot.fd(), slot.region_bytes(), 1, 0, true, 0, &error);
       EXPECT_TRUE(endpoint) << error;
@@ -124,6 +140,7 @@ class Rig {
   FakeDriver driver;
   worker::Gpu gpu;
   int client_socket = -1;
+  std::unique_ptr<relay::Pump> pump;
   std::unique_ptr<client::Channel> channel;
   std::unique_ptr<worker::Session> session;
   std::unique_ptr<worker::Executor> executor;
@@ -144,7 +161,7 @@ class Execution : public ::testing::TestWithParam<Kind> {
  protected:
   Rig& make() {
     Rig& rig = keep<Rig>(GetParam());
-    if (GetParam() == Kind::kIvshmem) rig.ring_for_guest();
+    if (GetParam() == Kind::kIvshmem || GetParam() == Kind::kRelayedGuest) rig.ring_for_guest();
     return rig;
   }
 };
@@ -338,13 +355,15 @@ TEST_P(Execution, TheClientsGoodByeEndsTheSession) {
   EXPECT_EQ(rig.driver.fill_count(), 1u) << "what came before runs";
 }
 
+std::string kind_name(const ::testing::TestParamInfo<Kind>& p) {
+  const char* const names[] = {"shm", "ivshmem", "tcp", "relayed", "relayed_guest"};
+  return names[static_cast<int>(p.param)];
+}
+
 INSTANTIATE_TEST_SUITE_P(Channels, Execution,
-                         ::testing::Values(Kind::kShm, Kind::kIvshmem, Kind::kTcp),
-                         [](const auto& p) {
-                           return p.param == Kind::kShm       ? "shm"
-                                  : p.param == Kind::kIvshmem ? "ivshmem"
-                                                              : "tcp";
-                         });
+                         ::testing::Values(Kind::kShm, Kind::kIvshmem, Kind::kTcp, Kind::kRelayed,
+                                           Kind::kRelayedGuest),
+                         kind_name);
 
 // The client was held up between a frame and its announcement: somebody had seen the frame and gone
 // to sleep again before the announcement came. It must not cost the next frame its own.

@@ -11,7 +11,7 @@ import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from . import initramfs, vmlinux
 #: Debian packages on the machine that runs the rig.
 PACKAGES = (
     "qemu-system-x86",
+    "qemu-utils",
     "libvirt-daemon",
     "libvirt-daemon-driver-qemu",
     "libvirt-clients",
@@ -37,6 +38,22 @@ PACKAGES = (
 #: network.
 MODULES = ("virtio_pci", "9p", "9pnet_virtio", "overlay", "virtio_console", "virtio_net")
 
+#: What a guest has that has nothing of the host's file system.
+ALONE = (Path("/bin/bash"), Path("/usr/bin/setsid"))
+#: What a CUDA program and the guest bundle load.
+ALONE_LIBRARIES = tuple(
+    Path("/lib/x86_64-linux-gnu", name)
+    for name in (
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+        "libm.so.6",
+        "libdl.so.2",
+        "libpthread.so.0",
+        "librt.so.1",
+    )
+)
+ALONE_MODULES = ("virtio_pci", "virtio_console", "virtio_blk")
+
 Progress = Callable[[str], None]
 
 
@@ -46,6 +63,8 @@ class Images:
 
     kernel: Path
     initramfs: Path
+    #: The same for a guest that has nothing of the host's file system.
+    alone: Path
     agent: Path
     modules: Path
     release: str
@@ -97,6 +116,7 @@ def _prepare_locked(cache: Path, progress: Progress) -> Images:
     images = Images(
         kernel=cache / f"vmlinux-{release}",
         initramfs=cache / f"initramfs-{release}",
+        alone=cache / f"initramfs-alone-{release}",
         agent=agent,
         modules=unpacked / "lib/modules",
         release=release,
@@ -108,15 +128,41 @@ def _prepare_locked(cache: Path, progress: Progress) -> Images:
         partial = images.kernel.with_suffix(".partial")
         vmlinux.extract(unpacked / f"boot/vmlinuz-{release}", partial)
         partial.rename(images.kernel)
-    here = Path(__file__).parent
-    inputs = [here / "guest_init.sh", here / "initramfs.py", here / "images.py"]
-    newest = max(path.stat().st_mtime for path in inputs)
-    if not images.initramfs.exists() or images.initramfs.stat().st_mtime < newest:
-        progress("building the guest's initramfs")
-        partial = images.initramfs.with_suffix(".partial")
-        initramfs.build(partial, here / "guest_init.sh", unpacked, release, MODULES)
-        partial.rename(images.initramfs)
+    _build(images.initramfs, "guest_init.sh", MODULES, {}, unpacked, release, progress)
+    files = {"usr/sbin/qemu-ga": agent}
+    for program in (*ALONE, *ALONE_LIBRARIES):
+        files[str(program).lstrip("/")] = program
+    for program in list(files.values()):
+        files |= {str(library).lstrip("/"): library for library in _libraries(program)}
+    _build(images.alone, "guest_init_alone.sh", ALONE_MODULES, files, unpacked, release, progress)
     return images
+
+
+def _build(
+    target: Path,
+    init: str,
+    names: tuple[str, ...],
+    files: Mapping[str, Path],
+    unpacked: Path,
+    release: str,
+    progress: Progress,
+) -> None:
+    """An initramfs, unless there is one newer than what it is made of."""
+    here = Path(__file__).parent
+    inputs = [here / init, here / "initramfs.py", here / "images.py"]
+    newest = max(path.stat().st_mtime for path in inputs)
+    if target.exists() and target.stat().st_mtime >= newest:
+        return
+    progress(f"building {target.name}")
+    partial = target.with_suffix(".partial")
+    initramfs.build(partial, here / init, unpacked, release, names, files)
+    partial.rename(target)
+
+
+def _libraries(program: Path) -> list[Path]:
+    """The shared libraries that a program loads, and its loader, by the paths that it looks at."""
+    shown = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    return [Path(word) for line in shown.splitlines() for word in line.split() if word[0] == "/"]
 
 
 def unpacked_modules(cache: Path, found: Images) -> Path:

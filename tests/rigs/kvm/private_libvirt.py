@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import time
+import uuid as uuids
 from pathlib import Path
 
 _BINDS = (
@@ -50,8 +51,12 @@ log_outputs = "3:file:/var/log/libvirt/libvirtd.log"
 class PrivateLibvirt:
     """A libvirtd below ``root``; start and stop may be called at any time, by any process."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, own_shm: bool = False, host_name: str = "") -> None:
+        """With `host_name` libvirt says that this is its host."""
         self.root = root
+        self._host_name = host_name
+        #: Where its /dev/shm lies outside: another host's, for who runs two of these.
+        self.shm = root / "shm" if own_shm else Path("/dev/shm")
         self.socket = root / "run/libvirt-sock"
         self._pid_file = root / "libvirtd.pid"
         if len(str(self.socket)) > 107:
@@ -75,15 +80,24 @@ class PrivateLibvirt:
         for folder, _ in _BINDS:
             (self.root / folder).mkdir(parents=True, exist_ok=True)
         (self.root / "etc/qemu.conf").write_text(_QEMU_CONF)
-        (self.root / "etc/libvirtd.conf").write_text(_LIBVIRTD_CONF)
+        # Two hosts have two UUIDs, or libvirt takes a migration for one to itself.
+        host = uuids.uuid5(uuids.NAMESPACE_URL, str(self.root))
+        (self.root / "etc/libvirtd.conf").write_text(f'{_LIBVIRTD_CONF}host_uuid = "{host}"\n')
         self.socket.unlink(missing_ok=True)
         script = ["set -e"]
         for folder, target in _BINDS:
             script.append(f"mkdir -p {target}; mount --bind '{self.root / folder}' {target}")
+        if self.shm != Path("/dev/shm"):
+            self.shm.mkdir(exist_ok=True)
+            script.append(f"mount --bind '{self.shm}' /dev/shm")
+        namespaces = ["--mount", "--propagation", "private"]
+        if self._host_name:
+            namespaces.append("--uts")
+            script.append(f"hostname {self._host_name}")
         script.append(f"exec libvirtd -f /etc/libvirt/libvirtd.conf -p '{self.root}/daemon.pid'")
         with (self.root / "libvirtd.out").open("ab") as out:
             process = subprocess.Popen(
-                ["unshare", "--mount", "--propagation", "private", "sh", "-c", "\n".join(script)],
+                ["unshare", *namespaces, "sh", "-c", "\n".join(script)],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -113,6 +127,23 @@ class PrivateLibvirt:
             time.sleep(0.02)
         self._pid_file.unlink(missing_ok=True)
 
+    def kill(self) -> None:
+        """The daemon and its guests end at once, as if the host's plug were pulled out."""
+        pid = self._pid()
+        if pid is None or not self._is_ours(pid):
+            return
+        namespace = _namespace(str(pid))
+        if namespace == _namespace("self"):
+            raise RuntimeError(f"libvirtd below {self.root} has no namespace of its own")
+        for folder in Path("/proc").glob("[0-9]*"):
+            if _namespace(folder.name) == namespace:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(folder.name), signal.SIGKILL)
+        self._pid_file.unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
+        for region in self.shm.iterdir() if self.shm != Path("/dev/shm") else ():
+            region.unlink()
+
     def _is_ours(self, pid: int) -> bool:
         """Whether that process is the daemon of this folder, and no later one of its number."""
         try:
@@ -126,6 +157,13 @@ class PrivateLibvirt:
             return int(self._pid_file.read_text())
         except (FileNotFoundError, ValueError):
             return None
+
+
+def _namespace(pid: str) -> str:
+    try:
+        return str(Path(f"/proc/{pid}/ns/mnt").readlink())
+    except OSError:
+        return ""
 
 
 def _reap(pid: int) -> None:

@@ -149,7 +149,10 @@ class Guest:
     def undefine(self) -> None:
         """Powers off and removes the definition."""
         self.destroy()
-        self.domain.undefine()
+        self.domain.undefineFlags(
+            libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+            | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+        )
 
     def console_tail(self, characters: int = 3000) -> str:
         try:
@@ -161,12 +164,18 @@ class Guest:
 class Rig:
     """A private libvirt with its guests. Usable as a context manager."""
 
-    def __init__(self, name: str = "default", progress: Progress = print_progress) -> None:
+    def __init__(
+        self,
+        name: str = "default",
+        progress: Progress = print_progress,
+        *,
+        own_shm: bool = False,
+    ) -> None:
         base = Path(os.environ.get("SLUICE_RIG", CHECKOUT / "build/rig"))
         self.root = base / name
         self.progress = progress
         self._images_folder = base / "images"
-        self._daemon = PrivateLibvirt(self.root)
+        self._daemon = PrivateLibvirt(self.root, own_shm=own_shm)
         self._connection: libvirt.virConnect | None = None
         self._images: images.Images | None = None
         self._lock: TextIO | None = None
@@ -176,6 +185,11 @@ class Rig:
     def uri(self) -> str:
         """What libvirt clients, ``virsh -c`` and ``sluice vm --connect`` take."""
         return self._daemon.uri
+
+    @property
+    def shm(self) -> Path:
+        """Where its guests' regions lie: /dev/shm, or with ``own_shm`` a folder of its own."""
+        return self._daemon.shm
 
     @property
     def connection(self) -> libvirt.virConnect:
@@ -238,10 +252,13 @@ class Rig:
         network: bool = False,
         uuid: str | None = None,
         devices: str = "",
+        alone: bool = False,
+        on_crash: str = "destroy",
     ) -> Guest:
-        """Defines a persistent guest with ``spare_ports`` free root ports (q35 only).
+        """Defines a persistent guest with ``spare_ports`` free root ports (q35, microvm).
 
-        ``devices`` is raw XML that is put among its devices.
+        ``devices`` is raw XML that is put among its devices. One that is ``alone`` has nothing of
+        the host's file system, so that libvirt can save and migrate it: busybox, bash, the agent.
         """
         console = self.root / f"console-{name}.log"
         domain = self.connection.defineXML(
@@ -254,9 +271,17 @@ class Rig:
                 network=network,
                 uuid=uuid,
                 devices=devices,
+                alone=alone,
+                on_crash=on_crash,
             )
         )
         guest = Guest(self, domain, console)
+        self._guests[name] = guest
+        return guest
+
+    def find_guest(self, name: str) -> Guest:
+        """A guest that came by itself, as by a migration."""
+        guest = Guest(self, self.connection.lookupByName(name), self.root / f"console-{name}.log")
         self._guests[name] = guest
         return guest
 
@@ -271,6 +296,8 @@ class Rig:
         network: bool = False,
         uuid: str | None = None,
         devices: str = "",
+        alone: bool = False,
+        on_crash: str = "destroy",
     ) -> str:
         """The XML that :meth:`define_guest` defines."""
         if self._images is None:
@@ -279,6 +306,8 @@ class Rig:
             f"{_KERNEL_WORDS} rig_host={name} rig_agent={self._images.agent} "
             f"rig_modules={self._images.modules}"
         )
+        if machine == "microvm":  # without KVM it has no timer to measure the TSC by
+            words += " tsc_early_khz=2500000"
         environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined
         )
@@ -291,7 +320,9 @@ class Rig:
             # Two file systems, the agent's port and the network sit on root ports of their own.
             ports=3 + int(network) + spare_ports,
             kernel=self._images.kernel,
-            initramfs=self._images.initramfs,
+            initramfs=self._images.alone if alone else self._images.initramfs,
+            alone=alone,
+            on_crash=on_crash,
             cmdline=words,
             console=self.root / f"console-{name}.log",
             network=network,
@@ -313,11 +344,14 @@ class Rig:
     def _clear(self) -> None:
         for domain in self.connection.listAllDomains():
             # A guest of a rig may have had a vGPU, and no server may be there to clean up.
-            region = Path(f"/dev/shm/sluice-{domain.UUIDString()}")
+            region = self.shm / f"sluice-{domain.UUIDString()}"
             if domain.isActive():
                 domain.destroy()
             try:
-                domain.undefineFlags(libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE)
+                domain.undefineFlags(
+                    libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
+                    | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+                )
             except libvirt.libvirtError as error:
                 # A transient domain is gone already.
                 if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jinja2
 
 from tests.rigs.kvm.private_libvirt import PrivateLibvirt
@@ -102,7 +103,7 @@ class OpenStackRig:
             "OS_REGION_NAME": REGION,
         }
 
-    def openstack(self, *words: str, seconds: float = 60) -> Any:
+    def openstack(self, *words: str, seconds: float = 180) -> Any:
         """Runs the `openstack` client and returns its JSON (its text where it prints none)."""
         json_words = ["-f", "json"] if _prints(words) else []
         done = subprocess.run(
@@ -146,7 +147,7 @@ class OpenStackRig:
             self._wait(service)
         for daemon in DAEMONS:
             self._start_daemon(daemon)
-        self._await_compute()
+        self.await_computes(1)
         _say(f"OpenStack at {self.keystone} after {time.monotonic() - began:.0f} s")
 
     def stop(self) -> None:
@@ -235,17 +236,22 @@ class OpenStackRig:
 
     def _start_engines(self) -> None:
         database, rabbit = self.data / "mysql", self.data / "rabbit"
-        shutil.chown(database, "mysql")
+        temporary = self.data / "mysql-tmp"  # a machine's /tmp may be root's alone
+        temporary.mkdir(exist_ok=True)
+        for folder in (database, temporary):
+            shutil.chown(folder, "mysql")
         if not (database / "mysql").exists():
             _say("making the database")
             self._run(
                 *("mariadb-install-db", "--no-defaults", f"--datadir={database}", "--user=mysql"),
+                f"--tmpdir={temporary}",
                 "--auth-root-authentication-method=normal",
             )
         self.processes.start(
             "mysql",
             [
                 *("mariadbd", "--no-defaults", "--user=mysql", f"--datadir={database}"),
+                f"--tmpdir={temporary}",
                 *(f"--socket={database}/s.sock", f"--pid-file={database}/m.pid"),
                 *(f"--bind-address={HOST}", f"--port={self.ports['mysql']}"),
                 # nothing here outlives the machine
@@ -349,25 +355,46 @@ class OpenStackRig:
         )
 
     def _start_daemon(self, name: str) -> None:
-        self.processes.start(
-            name,
-            [str(self.venv / "bin" / name), "--config-file", str(self.etc / "nova/nova.conf")],
-            {"PATH": self._path(), "PYTHONWARNINGS": "ignore"},
-        )
+        program = str(self.venv / "bin" / name)
+        self._start_nova(name, [program, "--config-file", str(self.etc / "nova/nova.conf")])
 
-    def _await_compute(self, seconds: float = 120) -> None:
+    def start_compute(self, name: str, configuration: Path) -> None:
+        """One more nova-compute, with what its host has of its own in another file."""
+        program = str(self.venv / "bin/nova-compute")
+        files = (self.etc / "nova/nova.conf", configuration)
+        words = [word for path in files for word in ("--config-file", str(path))]
+        self._start_nova(name, [program, *words])
+
+    def _start_nova(self, name: str, command: list[str]) -> None:
+        self.processes.start(name, command, {"PATH": self._path(), "PYTHONWARNINGS": "ignore"})
+
+    def await_computes(self, count: int, seconds: float = 120) -> None:
+        """Waits until the scheduler may choose so many compute hosts."""
         deadline = time.monotonic() + seconds
         while True:
             # after a longer stop the scheduler passes over a host until it has reported again
-            services = self.openstack("compute", "service", "list")
-            up = {row["Binary"] for row in services if row["State"] == "up"}
-            if up >= set(DAEMONS) and self.openstack("hypervisor", "list"):
+            services = self._nova("/os-services")["services"]
+            up = [row["binary"] for row in services if row["state"] == "up"]
+            hosts = len(self._nova("/os-hypervisors")["hypervisors"])
+            if set(up) >= set(DAEMONS) and min(up.count("nova-compute"), hosts) >= count:
                 return
             if not self.processes.running("nova-compute"):
                 raise RuntimeError(f"nova-compute ended: {self.tail('nova-compute')}")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no compute host after {seconds:.0f} s")
+                raise RuntimeError(f"not {count} compute hosts after {seconds:.0f} s")
             time.sleep(1)
+
+    def _nova(self, path: str) -> Any:
+        """A GET as the administrator; the client would take seconds of the processor's time."""
+        user = {"name": "admin", "password": PASSWORD, "domain": {"id": "default"}}
+        identity = {"methods": ["password"], "password": {"user": user}}
+        scope = {"project": {"name": "admin", "domain": {"id": "default"}}}
+        body = {"auth": {"identity": identity, "scope": scope}}
+        with httpx.Client(timeout=60, trust_env=False) as client:
+            token = client.post(f"{self.keystone}/v3/auth/tokens", json=body).raise_for_status()
+            headers = {"X-Auth-Token": token.headers["x-subject-token"]}
+            url = f"http://{HOST}:{self.ports['nova-api']}/v2.1{path}"
+            return client.get(url, headers=headers).raise_for_status().json()
 
     def _destroy_guests(self) -> None:
         if not self.libvirt.running():

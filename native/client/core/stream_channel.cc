@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/tcp_channel.h"
+#include "client/core/stream_channel.h"
 
-#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,8 +20,8 @@ constexpr auto kGather = std::chrono::microseconds(40);
 constexpr size_t kReadBytes = 64 << 10;
 }  // namespace
 
-TcpChannel::TcpChannel(int socket, std::unique_ptr<channel::Stream> stream,
-                       std::vector<std::byte> open_reply)
+StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream,
+                             std::vector<std::byte> open_reply)
     : socket_(socket),
       stream_(std::move(stream)),
       open_reply_(std::move(open_reply)),
@@ -38,17 +36,17 @@ TcpChannel::TcpChannel(int socket, std::unique_ptr<channel::Stream> stream,
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-TcpChannel::~TcpChannel() {
+StreamChannel::~StreamChannel() {
   {
     std::lock_guard lock(send_mutex_);
     closing_ = true;
   }
   send_pending_.notify_all();
   flusher_.join();
-  ::close(socket_);
+  if (socket_ >= 0) ::close(socket_);
 }
 
-std::byte* TcpChannel::reserve(size_t n) {
+std::byte* StreamChannel::reserve(size_t n) {
   send_mutex_.lock();
   if (gone_ || (out_used_ + n > out_.size() && !send_all())) {
     send_mutex_.unlock();
@@ -57,7 +55,7 @@ std::byte* TcpChannel::reserve(size_t n) {
   return out_.data() + out_used_;
 }
 
-void TcpChannel::commit(size_t n, bool answered) {
+void StreamChannel::commit(size_t n, bool answered) {
   const bool first = out_used_ == 0;
   out_used_ += n;
   bytes_out += n;
@@ -70,14 +68,14 @@ void TcpChannel::commit(size_t n, bool answered) {
   }
 }
 
-void TcpChannel::commit_apart(size_t n, std::span<const std::byte> tail) {
+void StreamChannel::commit_apart(size_t n, std::span<const std::byte> tail) {
   out_used_ += n;
   bytes_out += n + wire::round_up(tail.size(), 8);
   send_all(tail);
   send_mutex_.unlock();
 }
 
-bool TcpChannel::send_all(std::span<const std::byte> tail) {
+bool StreamChannel::send_all(std::span<const std::byte> tail) {
   const uint64_t zeros = 0;
   iovec parts[3] = {{out_.data(), out_used_},
                     {const_cast<std::byte*>(tail.data()), tail.size()},
@@ -87,7 +85,7 @@ bool TcpChannel::send_all(std::span<const std::byte> tail) {
   return !gone_;
 }
 
-void TcpChannel::flush_when_idle() {
+void StreamChannel::flush_when_idle() {
   std::unique_lock lock(send_mutex_);
   while (!closing_) {
     send_pending_.wait(lock, [this] { return closing_ || out_used_ > 0; });
@@ -100,7 +98,7 @@ void TcpChannel::flush_when_idle() {
   }
 }
 
-bool TcpChannel::read_exact(std::byte* to, size_t n) {
+bool StreamChannel::read_exact(std::byte* to, size_t n) {
   while (n > 0) {
     if (in_begin_ < in_end_) {
       const size_t take = std::min(n, in_end_ - in_begin_);
@@ -127,7 +125,7 @@ bool TcpChannel::read_exact(std::byte* to, size_t n) {
   return true;
 }
 
-bool TcpChannel::read_frame() {
+bool StreamChannel::read_frame() {
   wire::FrameHeader h;
   if (!read_exact(reinterpret_cast<std::byte*>(&h), sizeof h)) return false;
   if (h.function != wire::kReply || h.size < sizeof h || h.size > wire::kMaxReplyBytes)
@@ -171,12 +169,12 @@ bool TcpChannel::read_frame() {
   return true;
 }
 
-void TcpChannel::expect(uint32_t lane, std::span<std::byte> sink) {
+void StreamChannel::expect(uint32_t lane, std::span<std::byte> sink) {
   std::lock_guard lock(read_mutex_);
   lanes_[lane].sink = sink;
 }
 
-bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
+bool StreamChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
   LaneState& lane = lanes_[lane_index];
   std::unique_lock lock(read_mutex_);
   while (lane.sequence != sequence) {
@@ -191,6 +189,7 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
     reading_ = true;
     lock.unlock();
     const bool ok = read_frame();
+    if (!ok) ended();
     lock.lock();
     reading_ = false;
     if (!ok) gone_ = all_read_ = true;
@@ -203,13 +202,13 @@ bool TcpChannel::wait(uint32_t lane_index, uint32_t sequence, Reply* reply) {
   return true;
 }
 
-void TcpChannel::read_last_words() {
+void StreamChannel::read_last_words() {
   std::unique_lock lock(read_mutex_);
-  pollfd p{socket_, POLLIN, 0};
-  while (!reading_ && !all_read_ && sticky_ == 0 && poll(&p, 1, 0) > 0) {
+  while (!reading_ && !all_read_ && sticky_ == 0 && (in_begin_ < in_end_ || stream_->readable())) {
     reading_ = true;
     lock.unlock();
     const bool ok = read_frame();
+    if (!ok) ended();
     lock.lock();
     reading_ = false;
     if (!ok) all_read_ = true;
@@ -217,14 +216,22 @@ void TcpChannel::read_last_words() {
   }
 }
 
-void TcpChannel::close() {
+void StreamChannel::ended() {
+  std::string why;
+  const uint32_t error = sticky_ == 0 ? stream_->last_words(&why) : 0;
+  if (error == 0) return;
+  sticky_.store(error, std::memory_order_relaxed);
+  if (!why.empty()) say_ended(why);
+}
+
+void StreamChannel::close() {
   std::lock_guard lock(send_mutex_);
   if (gone_) return;
   const wire::FrameHeader bye{sizeof bye, wire::kClose, wire::kNoLane, 0, 0};
   std::memcpy(out_.data() + out_used_, &bye, sizeof bye);
   out_used_ += sizeof bye;
   send_all();
-  shutdown(socket_, SHUT_WR);
+  stream_->finish();
 }
 
 }  // namespace sluice::client

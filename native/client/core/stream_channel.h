@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The channel over one TCP connection. Commands are gathered and sent in one write, at once when
-// their sender waits; a flusher thread sends what nobody waits for. Whichever thread waits for an
-// answer reads the socket for all.
+// The channel over one connection: TCP, or a slot whose other end a relay carries there. Commands
+// are gathered and sent in one write, at once when their sender waits; a flusher thread sends what
+// nobody waits for. Whichever thread waits for an answer reads for all.
 #pragma once
 
 #include <condition_variable>
@@ -14,12 +14,13 @@
 
 namespace sluice::client {
 
-class TcpChannel : public Channel {
+class StreamChannel : public Channel {
  public:
-  // Takes the connected socket, on which the opening reply was read, by way of its stream.
-  TcpChannel(int socket, std::unique_ptr<channel::Stream> stream,
-             std::vector<std::byte> open_reply);
-  ~TcpChannel() override;
+  // Takes the stream, from which the opening reply was read, and the socket that it is of (-1:
+  // none).
+  StreamChannel(int socket, std::unique_ptr<channel::Stream> stream,
+                std::vector<std::byte> open_reply);
+  ~StreamChannel() override;
 
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
   std::byte* reserve(size_t n) override;
@@ -58,6 +59,7 @@ class TcpChannel : public Channel {
   bool read_frame();  // reads one frame and puts it into its lane; called by one thread at a time
   // What the worker said before it went, for a thread that only sends and so has not read it.
   void read_last_words();
+  void ended();  // nothing more comes; called by the thread that reads
   bool read_exact(std::byte* to, size_t n);
   void flush_when_idle();
 

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening a session over a connection to a GPU node's data port: the request is presented, the
+// reply and the session's record are read. Used by the client and by the relay.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "channel/stream.h"
+
+namespace sluice::channel {
+
+struct Opened {
+  std::vector<std::byte> reply;  // OpenReply with the session's record
+  // Where it was not: the line for the user, and the CUresult (0: none was said).
+  std::string error;
+  uint32_t status = 0;
+};
+
+// `request`: an OpenSession of 512 bytes, key included. `server`: who answers, for the line.
+bool open_over(Stream* stream, std::span<const std::byte> request, const std::string& server,
+               Opened* opened);
+
+}  // namespace sluice::channel

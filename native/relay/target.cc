@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "relay/target.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "client/core/dial.h"
+#include "tls/client_handshake.h"
+#include "tls/record_stream.h"
+
+namespace sluice::relay {
+
+namespace {
+
+constexpr int kConnectSeconds = 10;
+constexpr int kOpenSeconds = 120;  // a worker may have to be started first
+constexpr uint32_t kUnheardMs = 60'000;
+
+std::unique_ptr<channel::Stream> secure(int socket, const Target& target, std::string* error) {
+  if (!target.tls) return std::make_unique<channel::PlainStream>(socket);
+  const std::string name = target.tls_name.empty() ? target.address : target.tls_name;
+  const auto client = tls::Client::connect(socket, tls::Peer{name, "", target.ca},
+                                           tls::in_seconds(kConnectSeconds), error);
+  tls::Session session;
+  if (!client || !client->take_session(&session, error)) return nullptr;
+  return tls::open_stream(socket, session, error);
+}
+
+void set_patience(int socket, int seconds) {
+  const timeval most{seconds, 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+}
+
+}  // namespace
+
+bool connect_to(const Target& target, Connected* connected, channel::Opened* opened) {
+  std::string* error = &opened->error;
+  const int s = client::dial(target.address, target.port, tls::in_seconds(kConnectSeconds), error);
+  if (s < 0) {
+    *error = "the data port of " + target.describe() +
+             " cannot be reached from this host: " + *error +
+             "; look at [server] advertise_addr there, and at firewalls between";
+    return false;
+  }
+  auto stream = secure(s, target, error);
+  if (!stream) *error = "the data port of " + target.describe() + ": " + *error;
+  set_patience(s, kOpenSeconds);
+  if (stream && channel::open_over(stream.get(), target.request, target.describe(), opened)) {
+    set_patience(s, 0);
+    connected->socket = s;
+    connected->stream = std::move(stream);
+    return true;
+  }
+  stream.reset();
+  ::close(s);
+  return false;
+}
+
+bool unheard_of(int socket) {
+  tcp_info info{};
+  socklen_t n = sizeof info;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return false;
+  return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > kUnheardMs;
+}
+
+}  // namespace sluice::relay

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// The relay's connection to the GPU node: dialled, under TLS if the node wants it, and opened with
+// the session's one-time key.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "channel/opening.h"
+#include "channel/stream.h"
+
+namespace sluice::relay {
+
+struct Target {
+  std::string node, address, port;
+  bool tls = false;
+  std::string tls_name;  // the name in its certificate
+  std::string ca;        // PEM; "": the machine's own
+  std::vector<std::byte> request;
+
+  std::string describe() const { return "node " + node + " (" + address + ":" + port + ")"; }
+};
+
+struct Connected {
+  int socket = -1;
+  std::unique_ptr<channel::Stream> stream;
+};
+
+// False: `opened` says why.
+bool connect_to(const Target& target, Connected* connected, channel::Opened* opened);
+
+// Whether the node has left bytes unacknowledged for so long that it must be gone. Keep-alive,
+// which dial() sets, asks only where nothing is under way.
+bool unheard_of(int socket);
+
+}  // namespace sluice::relay

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions whose GPU is another host's: two servers, one of them without a GPU, and real relays.
+
+Skipped where the native part or the programs are not built.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cuda_holder
+import pytest
+from control_plane import ControlPlane, running, wait_for
+from network_program import built
+from pool_certificates import Pair, PoolCa
+from relay_host import RelayHost, relay_host
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "build" / "programs"
+VECTOR_ADD = PROGRAMS / "vector_add"
+
+pytestmark = pytest.mark.skipif(
+    not (built() and VECTOR_ADD.exists()), reason="the native part or the programs are not built"
+)
+
+
+@pytest.fixture
+def host(plane: ControlPlane, tmp_path: Path) -> Iterator[RelayHost]:
+    with relay_host(plane, tmp_path / "b") as without_gpu:
+        yield without_gpu
+
+
+class Holder:
+    """A CUDA program on the host without a GPU; it goes on until it is told to, or killed."""
+
+    def __init__(self, host: RelayHost, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(cuda_holder.__file__))],
+            env={**host.environment(**environment)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line == "ready\n", self.process.communicate(timeout=5)
+
+    def work(self) -> int:
+        """The CUresult of an allocation, a memset and a synchronisation."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answered, _, _ = select.select([self.process.stdout], [], [], 15)
+        assert answered, "the program hangs"
+        return int(self.process.stdout.readline())
+
+    def kill(self) -> str:
+        """Ends it at once; what it had said on standard error."""
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+def test_a_program_without_a_gpu_near_it_computes_and_gives_everything_back(
+    plane: ControlPlane, host: RelayHost
+) -> None:
+    done = subprocess.run(
+        [str(VECTOR_ADD)],
+        env=host.environment(SLUICE_GMEM="512"),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr + host.log()
+    assert "wrong 0" in done.stdout
+    wait_for(lambda: not plane.grants(), 5)
+    [session] = plane.sessions("ended")
+    assert (session["channel"], session["program"]) == ("relay", "vector_add")
+    assert session["node"] == plane.node
+    wait_for(lambda: not host.relays(), 5)
+    assert list((host.folder / "run" / "relays").iterdir()) == []
+
+
+def test_it_is_killed_and_its_vgpu_comes_back(plane: ControlPlane, host: RelayHost) -> None:
+    holder = Holder(host)
+    assert holder.work() == 0
+    [relay], [worker] = host.relays(), plane.session_worker_pids()
+    holder.kill()
+    wait_for(lambda: not plane.grants(), 5, "the grant to return")
+    wait_for(lambda: worker not in plane.worker_pids(), 5, "the worker to end")
+    wait_for(lambda: not Path(f"/proc/{relay['pid']}").exists(), 5, "the relay to end")
+
+
+@pytest.mark.parametrize("part", ["relay", "worker"])
+def test_a_killed_part_is_a_cuda_error_and_nothing_stays(
+    plane: ControlPlane, host: RelayHost, part: str
+) -> None:
+    holder = Holder(host)
+    assert holder.work() == 0
+    [relay], [worker] = host.relays(), plane.session_worker_pids()
+    os.kill(relay["pid"] if part == "relay" else worker, signal.SIGKILL)
+    wait_for(lambda: not plane.grants(), 5, "the grant to return")
+    assert holder.work() != 0
+    assert holder.work() != 0, "the error stays"
+    wait_for(lambda: not host.relays() and not plane.session_worker_pids(), 5)
+    said = holder.kill()
+    assert "the session was ended by the pool" in said
+    if part == "worker":
+        assert f"the connection to node {plane.node}" in said
+
+
+def test_an_ended_grant_tells_the_program_why(plane: ControlPlane, host: RelayHost) -> None:
+    holder = Holder(host)
+    assert holder.work() == 0
+    [grant] = plane.grants()
+    plane.rest.delete(f"/grants/{grant['id']}")
+    wait_for(lambda: not plane.grants(), 5)
+    assert holder.work() != 0
+    assert "operator" in holder.kill()
+    wait_for(lambda: not host.relays(), 5)
+
+
+def test_it_goes_on_while_each_of_the_three_services_is_killed_and_returns(
+    plane: ControlPlane, host: RelayHost
+) -> None:
+    holder = Holder(host)
+    assert holder.work() == 0
+    [before] = plane.sessions()
+
+    host.stop(signal.SIGKILL)
+    assert holder.work() == 0, "while its own server is away"
+    host.start()
+    assert holder.work() == 0, "after its own server came back"
+    assert "adopted 1 session" in host.log()
+    for service in ("server", "controller"):
+        plane.stop(service, signal.SIGKILL)
+        assert holder.work() == 0, f"while the {service} is away"
+        plane.start_server() if service == "server" else plane.start_controller()
+        wait_for(lambda: plane.node_state() == "up", 10)
+        wait_for(host.is_up, 10)
+        assert holder.work() == 0, f"after the {service} came back"
+    [after] = plane.sessions()
+    same = ("id", "grant_id", "node", "channel", "host", "program", "state")
+    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+    assert len(plane.grants()) == 1
+    holder.kill()
+    wait_for(lambda: not plane.grants() and not host.relays(), 5)
+
+
+def test_a_program_whose_server_was_away_when_it_died_leaves_nothing(
+    plane: ControlPlane, host: RelayHost
+) -> None:
+    holder = Holder(host)
+    host.stop(signal.SIGKILL)
+    holder.kill()
+    wait_for(lambda: not plane.grants(), 5, "the relay to see its client's end by itself")
+    host.start()
+    assert host.relays() == []
+
+
+def test_a_host_with_a_gpu_of_its_own_relays_what_that_can_never_hold(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    # a warm worker's context and the session's own leave half of it
+    small = {"driver": "softgpu", "context_overhead_mib": 1024}
+    with relay_host(plane, tmp_path / "b", **small) as host:
+        gpus = plane.rest.get("/gpus").json()["gpus"]
+        assert {gpu["memory_mib"] for gpu in gpus} == {4096}
+        for memory_mib, node in ((2048, host.node), (2049, plane.node)):
+            done = subprocess.run(
+                [str(VECTOR_ADD)],
+                env=host.environment(SLUICE_GMEM=str(memory_mib)),
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == 0, done.stderr
+            wait_for(lambda: not plane.grants(), 5)
+            newest = max(plane.sessions("ended"), key=lambda each: str(each["started"]))
+            assert newest["node"] == node
+
+
+def test_a_host_that_does_not_relay_says_what_to_do(plane: ControlPlane, tmp_path: Path) -> None:
+    with relay_host(plane, tmp_path / "b", enable_relay="false") as host:
+        done = subprocess.run(
+            [str(VECTOR_ADD)], env=host.environment(), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode != 0
+        assert "node node-b has no GPU" in done.stdout + done.stderr
+        assert "SLUICE_CONTROLLER" in done.stdout + done.stderr
+
+
+def test_what_cannot_be_reached_is_refused_with_the_address_and_nothing_stays(
+    tmp_path: Path,
+) -> None:
+    # nothing of this machine answers there (RFC 5737)
+    with (
+        running(tmp_path, server={"advertise_addr": "127.99.0.1"}) as plane,
+        relay_host(plane, tmp_path / "b") as host,
+    ):
+        done = subprocess.run(
+            [str(VECTOR_ADD)], env=host.environment(), capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode != 0
+        said = done.stdout + done.stderr
+        assert f"node {plane.node} (127.99.0.1:{plane.data_port}) cannot be reached" in said
+        wait_for(lambda: not plane.grants(), 5)
+        assert host.relays() == []
+
+
+@pytest.fixture(scope="module")
+def pair(ca: PoolCa) -> Pair:
+    return ca.issue("node-a")
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_under_tls_the_nodes_certificate_is_checked(
+    ca: PoolCa, pair: Pair, tmp_path: Path, trusted: bool
+) -> None:
+    tls = {"data_plane": "true", "data_cert_file": pair.cert, "data_key_file": pair.key}
+    mine = {"data_ca_file": ca.file if trusted else PoolCa(tmp_path / "other").file}
+    with (
+        running(tmp_path, server_tls=tls) as plane,
+        relay_host(plane, tmp_path / "b", server_tls=mine) as host,
+    ):
+        done = subprocess.run(
+            [str(VECTOR_ADD)], env=host.environment(), capture_output=True, text=True, timeout=60
+        )
+        if trusted:
+            assert done.returncode == 0, done.stderr
+            assert "wrong 0" in done.stdout
+            wait_for(lambda: not plane.grants(), 5)
+            [session] = plane.sessions("ended")
+            [log] = (host.folder / "log" / "session").glob(f"{session['id']}.log")
+            assert "under TLS" in log.read_text()
+        else:
+            assert done.returncode != 0
+            assert "its certificate is not accepted as node-a's" in done.stdout + done.stderr
+        wait_for(lambda: not plane.grants(), 5)

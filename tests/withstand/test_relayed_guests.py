@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real guests of a host without a GPU: their channel goes on by a relay to another host's GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+if importlib.util.find_spec("libvirt") is None:
+    pytest.skip("libvirt-python is not installed", allow_module_level=True)
+
+from control_plane import ControlPlane, wait_for
+from folders import let_everybody_in
+from relay_host import RelayHost
+
+from .conftest import doorbell_pid
+from .guests import FREE, SLOTS, Fleet, Guest, GuestProgram, Rig, prepare, slot_states
+from .prompted import ENDLESS, is_cuda_error
+from .traces import LIMIT
+
+pytestmark = [pytest.mark.vm, pytest.mark.slow]
+RIGHT = "compute: wrong 0 of 1000"
+
+
+@pytest.fixture(scope="module")
+def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """The controller, and the host with the GPU; it knows of no libvirt."""
+    folder = tmp_path_factory.mktemp("pool")
+    let_everybody_in(folder)
+    running = ControlPlane(folder)
+    try:
+        running.start_controller()
+        running.start_server()
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def host(
+    guests_rig: Rig, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RelayHost]:
+    """The guests' host: libvirt, and a server without a GPU."""
+    folder = tmp_path_factory.mktemp("guests")
+    let_everybody_in(folder)
+    running = RelayHost(
+        plane, folder, enable_kvm="true", libvirt_uri=guests_rig.uri, region_dir="/dev/shm"
+    )
+    try:
+        running.start()
+        yield running
+    finally:
+        doorbell = doorbell_pid(running)
+        running.close()
+        os.kill(doorbell, signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def fleet(guests_rig: Rig, host: RelayHost) -> Iterator[Fleet]:
+    guests = Fleet(guests_rig, host)
+    yield guests
+    guests.close()
+
+
+@pytest.fixture(scope="module")
+def guest(fleet: Fleet) -> Guest:
+    return fleet.make("relayed")
+
+
+def of_guest(plane: ControlPlane, guest: Guest) -> dict[str, str]:
+    """The one session that it has."""
+    [session] = [s for s in plane.sessions() if s["domain_uuid"] == guest.uuid]
+    return {key: session[key] for key in ("channel", "node", "domain_name")}
+
+
+def wait_nothing_left(plane: ControlPlane, host: RelayHost) -> None:
+    wait_for(lambda: not plane.grants(), LIMIT, "the grant to return")
+    wait_for(lambda: not plane.session_worker_pids(), LIMIT, "the worker to end")
+    wait_for(lambda: not host.relays(), LIMIT, "the relay to end")
+
+
+def test_a_program_in_a_guest_computes_on_another_hosts_gpu(
+    plane: ControlPlane, host: RelayHost, guest: Guest
+) -> None:
+    program = GuestProgram(guest)
+    assert program.ask("compute") == RIGHT
+    told = {"channel": "relay", "node": plane.node, "domain_name": guest.name}
+    assert of_guest(plane, guest) == told
+    program.quit()
+    wait_nothing_left(plane, host)
+    wait_for(lambda: slot_states(guest) == [FREE] * SLOTS, LIMIT, "the slot to be free")
+
+
+def test_a_guests_killed_program_leaves_nothing_on_either_host(
+    plane: ControlPlane, host: RelayHost, guest: Guest
+) -> None:
+    program = GuestProgram(guest)
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    program.signal("KILL")
+    wait_nothing_left(plane, host)
+    wait_for(lambda: slot_states(guest) == [FREE] * SLOTS, LIMIT, "the slot to be free")
+
+
+def test_a_killed_relay_is_a_cuda_error_in_the_guest(
+    plane: ControlPlane, host: RelayHost, guest: Guest
+) -> None:
+    program = GuestProgram(guest)
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    program.say("wait")
+    assert program.is_silent(0.5)
+    [relay] = host.relays()
+    os.kill(relay["pid"], signal.SIGKILL)
+    assert is_cuda_error(program.answer(LIMIT + 15))
+    wait_nothing_left(plane, host)
+    following = GuestProgram(guest)
+    assert following.ask("compute") == RIGHT
+    following.quit()
+    wait_nothing_left(plane, host)
+
+
+def test_a_guest_destroyed_in_mid_call_leaves_nothing_on_either_host(
+    plane: ControlPlane, host: RelayHost, fleet: Fleet, guest: Guest
+) -> None:
+    program = GuestProgram(guest)
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    program.say("wait")
+    fleet.virsh("destroy", guest.name)
+    wait_nothing_left(plane, host)
+    guest.start()
+    guest.wait_ready()
+    prepare(guest)
+    following = GuestProgram(guest)
+    assert following.ask("compute") == RIGHT
+    following.quit()
