@@ -87,8 +87,9 @@ build/.base: pyproject.toml dev/install_debian.sh dev/promtool.sh
 	dev/promtool.sh build/tools
 	@mkdir -p build && touch $@
 
-build/.rig: build/.base
+build/.rig: build/.base dev/vhost_device_vsock.sh
 	dev/install_debian.sh rig
+	dev/vhost_device_vsock.sh build/tools
 	$(PY) dev/install_requirements.py libvirt
 	@touch $@
 

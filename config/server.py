@@ -209,6 +209,11 @@ class ServerSection(Section):
         True,
         description="true or false: carry what this host's GPUs can never serve to other hosts'",
     )
+    vsock_backend: str = Field(
+        "vhost-device-vsock",
+        description="the program that serves guests' vsock where the kernel has no vhost-vsock "
+        "(empty: none)",
+    )
     enable_rdma: bool = Field(
         False, description="true or false: use RDMA (not there yet: true only logs a warning)"
     )

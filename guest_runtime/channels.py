@@ -9,6 +9,7 @@ socket is looked at, a controller is connected to and let go.
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import socket
@@ -22,6 +23,10 @@ from .findings import Finding, Verdict, bad, note, ok
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 REGION_MAGIC = 0x31304E4745524C53  # "SLREGN01", native/channel/slot.h
 GROUP = "sluice"
+#: As hypervisor/vsock_devices.py gives them, and native/client/core/open_vsock.cc knows them.
+SLUICE_CIDS = range(0x53400000, 0x53500000)
+VSOCK_PORT = 9960
+_GET_LOCAL_CID = 0x7B9  # IOCTL_VM_SOCKETS_GET_LOCAL_CID, linux/vm_sockets.h
 
 _HEADER = struct.Struct(
     "<QIIQQII"
@@ -47,6 +52,12 @@ def check_channels(settings: dict[str, Value], pci_devices: Path = PCI_DEVICES) 
         results.append(found)
         if found.verdict is Verdict.OK:
             return [note(r.subject, r.text) for r in results[:-1]] + [found]
+    if wanted in ("auto", "vsock"):
+        answer = check_vsock()
+        if wanted == "vsock" or answer is not None:
+            results.append(answer or _no_vsock())
+        if answer is not None and answer.verdict is Verdict.OK:
+            return [note(r.subject, r.text) for r in results[:-1]] + [answer]
     if wanted in ("auto", "tcp"):
         if wanted == "auto" and not settings["client.enable_net"].true:
             results.append(note("tcp", "the network is switched off (enable_net)"))
@@ -179,6 +190,50 @@ def _best_speed(region: mmap.mmap, length: int) -> float:
         taken = max(time.perf_counter() - began, 1e-9)
         best = max(best, min(piece, length - at) / taken)
     return best
+
+
+def check_vsock() -> Finding | None:
+    """The host at the other end of a vsock device of Sluice's; None where there is no such device.
+
+    Nothing is sent to the host of a machine whose CID is not one that Sluice gives.
+    """
+    cid = local_cid()
+    if cid is None or cid not in SLUICE_CIDS:
+        return None
+    try:
+        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as probe:
+            probe.settimeout(3)
+            probe.connect((socket.VMADDR_CID_HOST, VSOCK_PORT))
+    except OSError as error:
+        return bad(
+            "vsock",
+            f"the host does not answer on port {VSOCK_PORT} (CID {cid} here): {error.strerror}",
+            "start sluice-server on the host, and see `sluice vm show` there",
+        )
+    return ok("vsock", f"the host answers on port {VSOCK_PORT} (CID {cid} here)")
+
+
+def _no_vsock() -> Finding:
+    return bad(
+        "vsock",
+        "this machine has no vsock device of Sluice's",
+        "on the host: sluice vm attach DOMAIN --channel vsock --memory-mib … --compute …",
+    )
+
+
+def local_cid(device: Path = Path("/dev/vsock")) -> int | None:
+    """This machine's own CID, None where it has none."""
+    try:
+        descriptor = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        answer = fcntl.ioctl(descriptor, _GET_LOCAL_CID, bytes(4))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return int.from_bytes(answer, "little")
 
 
 def check_controller(address: Value) -> Finding:

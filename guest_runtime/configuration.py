@@ -16,7 +16,7 @@ from pathlib import Path
 SYSTEM_FILE = Path("/etc/sluice/client.conf")
 
 _FLAGS = ("1", "true", "yes", "on", "0", "false", "no", "off")
-_CHANNELS = ("auto", "shm", "ivshmem", "tcp")
+_CHANNELS = ("auto", "shm", "ivshmem", "vsock", "tcp")
 _LABEL = "[A-Za-z0-9._/-]{1,63}=[A-Za-z0-9._/-]{1,63}"
 
 #: Texts that a pool knows: a pattern, and in words.

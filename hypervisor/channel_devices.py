@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import libvirt
 
+from sluice.hypervisor import following
 from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
 from sluice.hypervisor.domain_document import DomainDocument, PciAddress
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.libvirt_host import (
-    VHOST_VSOCK,
     call,
     live_document,
     persistent_document,
@@ -28,6 +28,7 @@ from sluice.hypervisor.libvirt_host import (
 from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import NAMESPACE, NAMESPACE_KEY, VgpuRequest
+from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
 
 #: A guest releases a device within a second; one that is booting or paused may never.
 RELEASE_SECONDS = 15.0
@@ -103,6 +104,9 @@ def attach(
             "device: "
             f"start it, or drop the image (virsh managedsave-remove {state.persistent.name})"
         )
+    if not request.has_region:
+        _attach_vsock(state, request, files, outcome, dry_run=dry_run)
+        return outcome
     change = _plan(state, request, outcome, vsock=vsock)
     outcome.documents = [xml for xml in (change.region_xml, change.vsock_xml) if xml is not None]
     if change.metadata_differs:
@@ -145,10 +149,29 @@ def detach(
                 raise HypervisorError(
                     f"{name}: the grant is ended, but a device stays: {error}"
                 ) from error
+    # what libvirt cannot detach: a vhost-user device
+    outcome.notes += following.follow(domain, files)
     if any(flags & libvirt.VIR_DOMAIN_AFFECT_LIVE for _, flags in removals):
         _await_release(domain, state.persistent, release_seconds)
     outcome.changed = files.remove(state.persistent.uuid) or outcome.changed
     return outcome
+
+
+def _attach_vsock(
+    state: _State, request: VgpuRequest, files: RegionFiles, outcome: Outcome, *, dry_run: bool
+) -> None:
+    """The metadata says it all, and is then followed as if virsh had written it."""
+    sides = [side for side in (state.persistent, state.live) if side is not None]
+    wanted = replace(request, vsock=False)
+    if any(side.request != wanted for side in sides):
+        outcome.documents.append(request_metadata(wanted, with_namespace=True))
+    lacking = following.wishes_of(state.persistent, state.live).any
+    outcome.changed = bool(outcome.documents) or lacking
+    if dry_run or not outcome.changed:
+        return
+    with files.locked():
+        _set_metadata(state, request_metadata(wanted))
+    outcome.notes += following.follow(state.domain, files)
 
 
 def _plan(state: _State, request: VgpuRequest, outcome: Outcome, *, vsock: bool) -> _Change:
@@ -256,7 +279,7 @@ def _vsock_change(state: _State, taken: PciAddress | None, outcome: Outcome) -> 
     except HypervisorError as error:
         outcome.notes.append(f"no vsock device, the channel works without: {error}")
         return None
-    return vsock_device(place)
+    return vsock_device(next(cids_for(state.persistent.uuid)), place)
 
 
 def _removals(state: _State) -> list[tuple[str, int]]:
@@ -273,9 +296,9 @@ def _removals(state: _State) -> list[tuple[str, int]]:
             region = document.region
             xml = region_device(region.name, region.size_bytes >> 20, region.address)
             found[xml] = found.get(xml, 0) | flag
-        ours = document.request is not None and document.request.vsock
-        if ours and document.vsock is not None:
-            xml = vsock_device(document.vsock.address)
+        device = document.vsock
+        if device is not None and device.ours and device.cid is not None:
+            xml = vsock_device(device.cid, device.address)
             found[xml] = found.get(xml, 0) | flag
     return list(found.items())
 

@@ -58,6 +58,9 @@ def attach(
     slots: Annotated[int, typer.Option(help="how many processes of the guest at once")] = 4,
     priority: Annotated[int, typer.Option(help="in the queue; higher goes first")] = 0,
     mode: Mode = "auto",
+    channel: Annotated[
+        str, typer.Option(help="ivshmem: shared memory; vsock: a vsock device alone")
+    ] = "ivshmem",
     vsock: Annotated[bool, typer.Option(help="also add a vsock device if the host can")] = True,
     dry_run: DryRun = False,
     connect: Connect = None,
@@ -73,6 +76,7 @@ def attach(
             slots=slots,
             priority=priority,
             mode=mode,
+            channel=channel,
         )
         _attach(name, found, files, request, vsock=vsock, dry_run=dry_run)
 
@@ -152,10 +156,12 @@ def _attach(
     shown = inspection.inspect(domain, files)
     region = shown["region"] if shown else {}
     verb = "attached" if outcome.changed else "already attached"
-    where = "plugged in" if region.get("plugged") else "from the next start"
+    device = region if request.has_region else (shown or {}).get("vsock") or {}
+    where = "plugged in" if device.get("plugged") else "from the next start"
+    place = "vsock" if not request.has_region else f"at {device.get('address')}"
     print(
-        f"{name}: {verb}, {request.count} x {request.memory_mib} MiB, {request.compute} %, at "
-        f"{region.get('address')}, {where}"
+        f"{name}: {verb}, {request.count} x {request.memory_mib} MiB, {request.compute} %, "
+        f"{place}, {where}"
     )
 
 
@@ -215,7 +221,6 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     lines = [head]
     for row in rows:
         request = row["request"] or {}
-        region = row["region"]
         lines.append(
             (
                 row["domain"],
@@ -223,7 +228,7 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
                 request.get("count", "-"),
                 request.get("memory-mib", "-"),
                 f"{request['compute']} %" if request else "-",
-                region["address"] or "-",
+                _channel_of(row),
                 ", ".join(device["host"] for device in row["native_gpus"]) or "-",
                 row["problems"][0] if row["problems"] else "",
             )
@@ -235,20 +240,30 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         )
 
 
+def _channel_of(row: dict[str, Any]) -> str:
+    if row["region"]["address"]:
+        return str(row["region"]["address"])
+    vsock = row["vsock"]
+    if vsock is None:
+        return "-"
+    return "vsock" + (f" {vsock['cid']}" if vsock["cid"] is not None else "")
+
+
 def _print_domain(row: dict[str, Any]) -> None:
     region = row["region"]
     request = row["request"]
     print(f"domain   {row['domain']}  {row['uuid']}  ({row['state']}, {row['machine']})")
     if request:
         print("request  " + "  ".join(f"{name}={value}" for name, value in request.items()))
-    if region["mib"] is not None or request:
+    if region["mib"] is not None or (request and request["channel"] == "ivshmem"):
         print(f"channel  {region['mib']} MiB at {region['address']}, {_where(region)}")
         print(f"file     {region['file']}{'' if region['present'] else '  (missing)'}")
     for device in row["native_gpus"]:
         guest = device["guest"] or "a place of libvirt's choice"
         print(f"GPU      {device['host']} of the host at {guest}, {_where(device)}")
-    if row["vsock_cid"] is not None:
-        print(f"vsock    CID {row['vsock_cid']}")
+    if vsock := row["vsock"]:
+        what = f"CID {vsock['cid']}" if vsock["cid"] is not None else "by vhost-user"
+        print(f"vsock    {what}, {_where(vsock)}")
     for problem in row["problems"]:
         print(f"problem  {problem}")
 

@@ -37,9 +37,9 @@ def region_device(name: str, size_mib: int, place: PciAddress | None) -> str:
     return template.render(name=name, size_mib=size_mib, place=place)
 
 
-def vsock_device(place: PciAddress | None) -> str:
-    """A `<vsock>` device whose CID libvirt chooses."""
-    return _environment().get_template("vsock_device.xml.j2").render(place=place)
+def vsock_device(cid: int, place: PciAddress | None) -> str:
+    """A `<vsock>` device with that CID."""
+    return _environment().get_template("vsock_device.xml.j2").render(cid=cid, place=place)
 
 
 def native_alias(source: HostAddress) -> str:

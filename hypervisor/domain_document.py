@@ -19,6 +19,11 @@ from sluice.hypervisor.request import NAMESPACE, VgpuRequest, parse_request
 REGION_PREFIX = "sluice-"
 NATIVE_ALIAS = "ua-sluice-gpu-"
 VSOCK_ALIAS = "ua-sluice-vsock"
+#: A vhost-user vsock device of ours, and where libvirt keeps QEMU's own arguments.
+USER_VSOCK = "vhost-user-vsock-pci,id=sluice-vsock,"
+QEMU_NAMESPACE = "http://libvirt.org/schemas/domain/qemu/1.0"
+QEMU_COMMANDLINE = f"{{{QEMU_NAMESPACE}}}commandline"
+QEMU_ARG = f"{{{QEMU_NAMESPACE}}}arg"
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -48,11 +53,16 @@ class ShmemDevice:
 
 @dataclass(frozen=True)
 class VsockDevice:
-    """A `<vsock>` device; `cid` is None until libvirt has chosen one, `ours` if Sluice put it."""
+    """A vsock device; `ours` if Sluice put it.
+
+    `cid` is None until libvirt has chosen one, and of a vhost-user device (`user`), which another
+    process serves and libvirt does not know.
+    """
 
     cid: int | None
     address: PciAddress | None
     ours: bool = False
+    user: bool = False
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ def parse_domain(xml: str) -> DomainDocument:
         name=root.findtext("name", ""),
         machine=machine_type.get("machine", "") if machine_type is not None else "",
         shmems=tuple(_shmem(element) for element in devices.findall("shmem")),
-        vsock=_vsock(devices.find("vsock")),
+        vsock=_vsock(devices.find("vsock")) or _user_vsock(root),
         controllers={
             int(element.get("index", "0")): element.get("model", "")
             for element in devices.findall("controller")
@@ -180,6 +190,14 @@ def _vsock(element: ElementTree.Element | None) -> VsockDevice | None:
         address=_address(element),
         ours=alias is not None and alias.get("name") == VSOCK_ALIAS,
     )
+
+
+def _user_vsock(root: ElementTree.Element) -> VsockDevice | None:
+    """A device of ours among QEMU's own arguments (vsock_devices.py)."""
+    arguments = root.iterfind(f"{QEMU_COMMANDLINE}/{QEMU_ARG}")
+    if any(argument.get("value", "").startswith(USER_VSOCK) for argument in arguments):
+        return VsockDevice(cid=None, address=None, ours=True, user=True)
+    return None
 
 
 def _host_device(element: ElementTree.Element) -> HostDevice | None:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from sluice.hypervisor.domain_document import DomainDocument
+from sluice.hypervisor.domain_document import DomainDocument, VsockDevice
 from sluice.hypervisor.errors import InvalidRequest
 from sluice.hypervisor.pci_devices import HostAddress
+from sluice.hypervisor.ports import VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 
 
 class Life(enum.Enum):
-    """Whether the guest can use its region."""
+    """Whether the guest can use its channel."""
 
     OFF = "off"  # the domain is off, or the device is not plugged in
     RUNNING = "running"
@@ -36,8 +37,10 @@ class Observed:
     boot: int
     #: The request that counts, or None where there is none or it cannot be served.
     request: VgpuRequest | None
-    #: The device is in the definition or plugged in: the file has to stay.
+    #: A region is in the definition or plugged in: the file has to stay.
     has_device: bool
+    #: Its vsock device, in the definition or plugged in.
+    vsock: VsockPlace | None = None
     #: The uid and gid of its QEMU, where that is not root.
     account: tuple[int, int] | None = None
     #: How it went off, for people; "" while it runs, and where libvirt does not say.
@@ -60,6 +63,7 @@ class Known:
     request: VgpuRequest
     life: Life
     boot: int
+    vsock: VsockPlace | None = None
 
 
 class Step(enum.Enum):
@@ -97,17 +101,22 @@ def observe(
         for name in sorted({*persistent.foreign_regions, *current.foreign_regions})
     ]
     request = current.request
-    if request is not None and region is not None and region.size_bytes != request.region_bytes:
+    vsock = current.vsock or persistent.vsock
+    by_vsock = request is not None and not request.has_region
+    if by_vsock:
+        region = None
+    elif request is not None and region is not None and region.size_bytes != request.region_bytes:
         problems.append(
             f"{persistent.name}: the device has {region.size_bytes >> 20} MiB, the request says "
             f"region-mib={request.region_mib}: that comes with the first start after it was "
             "powered off"
         )
         request = _of_size(request, region.size_bytes >> 20)
-    if region is None:
+    if region is None and not (by_vsock and vsock is not None):
         request = None
     life = Life.OFF
-    if live is not None and live.region is not None and not crashed:
+    plugged = live is not None and (live.vsock if by_vsock else live.region) is not None
+    if plugged and not crashed:
         life = Life.PAUSED if paused else Life.RUNNING
     return Observed(
         uuid=persistent.uuid,
@@ -115,14 +124,21 @@ def observe(
         life=life,
         boot=boot if live is not None else -1,
         request=request,
-        has_device=region is not None,
+        has_device=(current.region or persistent.region) is not None,
+        vsock=_place_of(vsock, account),
         account=account,
         went_off=went_off if live is None or crashed else "",
         problems=tuple(problems),
-        unreadable=current.problem is not None and region is not None,
+        unreadable=current.problem is not None and (region is not None or vsock is not None),
         live_devices=_sources(live),
         config_devices=_sources(persistent if defined else None),
     )
+
+
+def _place_of(device: VsockDevice | None, account: tuple[int, int] | None) -> VsockPlace | None:
+    if device is None or (device.cid is None and not device.user):
+        return None
+    return VsockPlace(device.cid, account if device.user else None)
 
 
 def _of_size(request: VgpuRequest, region_mib: int) -> VgpuRequest | None:
@@ -167,7 +183,7 @@ def steps(
     stopped |= guest_restarted and seen.life is not Life.OFF
     if stopped:
         found.append(Step.STOP)
-    if (known.name, known.request) != (seen.name, seen.request):
+    if (known.name, known.request, known.vsock) != (seen.name, seen.request, seen.vsock):
         found.append(Step.ADD)
     if seen.life is Life.PAUSED and (known.life is not Life.PAUSED or stopped):
         found.append(Step.PAUSE)

@@ -10,15 +10,19 @@ lock with `sluice vm attach|detach`, whose steps it must not see half done.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import libvirt
 
 from sluice.hypervisor.device_xml import region_device, vsock_device
-from sluice.hypervisor.domain_document import DomainDocument, PciAddress, ShmemDevice
+from sluice.hypervisor.domain_document import (
+    DomainDocument,
+    PciAddress,
+    ShmemDevice,
+    VsockDevice,
+)
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.libvirt_host import (
-    VHOST_VSOCK,
     call,
     live_document,
     persistent_document,
@@ -27,6 +31,14 @@ from sluice.hypervisor.libvirt_host import (
 from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.vsock_devices import (
+    VHOST_VSOCK,
+    UserSockets,
+    VsockHost,
+    cids_for,
+    with_user_device,
+    without_user_device,
+)
 
 _LIVE = int(libvirt.VIR_DOMAIN_AFFECT_LIVE)
 _CONFIG = int(libvirt.VIR_DOMAIN_AFFECT_CONFIG)
@@ -38,6 +50,7 @@ class Wish:
 
     put: VgpuRequest | None = None  # the channel that is missing
     take: ShmemDevice | None = None  # the channel that has to go, before another is put
+    take_vsock: VsockDevice | None = None  # likewise
 
 
 @dataclass(frozen=True)
@@ -63,28 +76,46 @@ def wishes_of(
     moves nothing, and neither does a region of another domain: service.py reports both.
     """
     running, defined = _wish(live, keep_size=True), _wish(persistent, keep_size=False)
+    if running.take_vsock is not None and running.take_vsock.user:
+        # it stays until the VM is off, and nobody serves it
+        running = replace(running, take_vsock=None)
     if not may_plug and running.put is not None:
-        running = Wish()
+        running = replace(running, put=None)
     return Wishes(running, defined)
 
 
 def _wish(side: DomainDocument | None, *, keep_size: bool) -> Wish:
     if side is None or side.problem is not None or side.foreign_regions:
         return Wish()
-    if side.request is None:
-        return Wish(take=side.region)
-    if side.region is None:
-        return Wish(put=side.request)
-    if keep_size or side.region.size_bytes == side.request.region_bytes:
-        return Wish()
-    return Wish(put=side.request, take=side.region)
+    request, region = side.request, side.region
+    ours = side.vsock if side.vsock is not None and side.vsock.ours else None
+    if request is None:
+        return Wish(take=region, take_vsock=ours)
+    if not request.has_region:
+        return Wish(put=request if side.vsock is None else None, take=region)
+    if request.vsock:
+        ours = None
+    if region is None:
+        return Wish(put=request, take_vsock=ours)
+    if keep_size or region.size_bytes == request.region_bytes:
+        return Wish(take_vsock=ours)
+    return Wish(put=request, take=region, take_vsock=ours)
 
 
-def follow(domain: libvirt.virDomain, files: RegionFiles, *, may_plug: bool = True) -> list[str]:
+def follow(
+    domain: libvirt.virDomain,
+    files: RegionFiles,
+    *,
+    may_plug: bool = True,
+    vsock: VsockHost | None = None,
+    taken: frozenset[int] = frozenset(),
+) -> list[str]:
     """Does what the metadata asks for; returns what could not be done, a line each.
 
     A device that a running guest has to release goes when it does: libvirt says so by an event.
+    `vsock` is what the host has for it (None: look), `taken` are CIDs of other domains.
     """
+    vsock = vsock or VsockHost.found()
     with files.locked():
         live = live_document(domain)
         definition = persistent_document(domain)
@@ -99,12 +130,23 @@ def follow(domain: libvirt.virDomain, files: RegionFiles, *, may_plug: bool = Tr
                 continue
             try:
                 if wish.take is not None:
-                    _take(domain, side, wish.take, flag)
+                    region = wish.take
+                    xml = region_device(region.name, region.size_bytes >> 20, region.address)
+                    call(lambda xml=xml, flag=flag: domain.detachDeviceFlags(xml, flag))  # type: ignore[misc]
+                if wish.take_vsock is not None:
+                    _take_vsock(domain, wish.take_vsock, flag)
                 if wish.put is not None:
-                    _put(domain, definition, live, wish.put, flag, files)
+                    plug = _Plug(domain, definition, live, flag)
+                    if wish.put.has_region:
+                        place = _put(plug, wish.put, files)
+                        if wish.put.vsock and side.vsock is None:
+                            _put_vsock(plug, files, VsockHost(vsock.vhost, None), taken, place)
+                    else:
+                        _put_vsock(plug, files, vsock, taken, None)
             except HypervisorError as error:
                 why = str(error).removeprefix(f"{definition.name}: ")
-                later = flag == _LIVE and wish.put is not None and definition.region is not None
+                defined_too = definition.region is not None or definition.vsock is not None
+                later = flag == _LIVE and wish.put is not None and defined_too
                 when = "its channel comes with the next start: " if later else ""
                 problems.append(f"{definition.name}: {when}{why}")
             if flag == _CONFIG:
@@ -112,29 +154,32 @@ def follow(domain: libvirt.virDomain, files: RegionFiles, *, may_plug: bool = Tr
         return problems
 
 
-def _take(domain: libvirt.virDomain, side: DomainDocument, region: ShmemDevice, flag: int) -> None:
-    xml = region_device(region.name, region.size_bytes >> 20, region.address)
-    call(lambda: domain.detachDeviceFlags(xml, flag))
-    if side.vsock is not None and side.vsock.ours and side.request is None:
-        vsock_xml = vsock_device(side.vsock.address)
-        call(lambda: domain.detachDeviceFlags(vsock_xml, flag))
+@dataclass(frozen=True)
+class _Plug:
+    """Where something is put in: what runs or the definition (`flag`), and both as they are."""
+
+    domain: libvirt.virDomain
+    definition: DomainDocument
+    live: DomainDocument | None
+    flag: int
+
+    def attach(self, xml: str) -> None:
+        call(lambda: self.domain.attachDeviceFlags(xml, self.flag))
 
 
-def _put(
-    domain: libvirt.virDomain,
-    definition: DomainDocument,
-    live: DomainDocument | None,
-    request: VgpuRequest,
-    flag: int,
-    files: RegionFiles,
-) -> None:
-    if live is None and domain.hasManagedSaveImage():
-        raise HypervisorError(
-            "its managed save image would start without the channel: start it, or drop the image "
-            f"(virsh managedsave-remove {definition.name})"
-        )
-    if flag == _LIVE and live is not None:
-        check_hot_plug(live)
+def _take_vsock(domain: libvirt.virDomain, device: VsockDevice, flag: int) -> None:
+    if device.user:
+        inactive = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+        xml = without_user_device(call(lambda: domain.XMLDesc(inactive)))
+        call(lambda: domain.connect().defineXML(xml))
+    elif device.cid is not None:
+        xml = vsock_device(device.cid, device.address)
+        call(lambda: domain.detachDeviceFlags(xml, flag))
+
+
+def _put(plug: _Plug, request: VgpuRequest, files: RegionFiles) -> PciAddress | None:
+    domain, definition, live, flag = plug.domain, plug.definition, plug.live, plug.flag
+    _refuse_saved(plug)
     uuid, size = definition.uuid, request.region_bytes
     plugged = live.region if live is not None else None
     if plugged is not None and plugged.size_bytes != size:
@@ -143,25 +188,76 @@ def _put(
             f"{request.region_mib} comes with the first start after it was powered off"
         )
     other = plugged if flag == _CONFIG else definition.region
-    address = other.address if other is not None else None
-    if address is not None and (flag == _CONFIG or _is_free(live, address)):
-        place: PciAddress | None = address
-    else:
-        place = _place(definition, live, frozenset(), flag)
+    place = _same_place(plug, other.address if other is not None else None, frozenset())
     created = files.renew(uuid, size, qemu_account(domain), in_use=live is not None)
-    xml = region_device(definition.region_name, request.region_mib, place)
     try:
-        call(lambda: domain.attachDeviceFlags(xml, flag))
+        plug.attach(region_device(definition.region_name, request.region_mib, place))
     except HypervisorError:
         if created:
             files.remove(uuid)
         raise
-    side = live if flag == _LIVE else definition
-    if request.vsock and side is not None and side.vsock is None:
-        if not VHOST_VSOCK.exists():
-            raise HypervisorError(f"no vsock device: this host has no {VHOST_VSOCK}")
-        free = _place(definition, live, frozenset([place] if place else []), flag)
-        call(lambda: domain.attachDeviceFlags(vsock_device(free), flag))
+    return place
+
+
+def _put_vsock(
+    plug: _Plug,
+    files: RegionFiles,
+    host: VsockHost,
+    taken: frozenset[int],
+    beside: PciAddress | None,
+) -> None:
+    """Puts a vsock device in, of the kernel's or of a process; `beside` is just given away."""
+    _refuse_saved(plug)
+    definition = plug.definition
+    if not host.vhost and host.program is None:
+        raise HypervisorError(
+            f"no vsock device: this host has no {VHOST_VSOCK} (modprobe vhost_vsock) and no "
+            "vhost-device-vsock ([server] vsock_backend)"
+        )
+    if not host.vhost:
+        if plug.flag == _LIVE:
+            raise HypervisorError("a vhost-user vsock device cannot be plugged into what runs")
+        inactive = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
+        sockets = UserSockets.of(files.run_folder, definition.uuid)
+        xml = call(lambda: plug.domain.XMLDesc(inactive))
+        with_device = with_user_device(xml, definition, sockets.device)
+        call(lambda: plug.domain.connect().defineXML(with_device))
+        return
+    other = (plug.live if plug.flag == _CONFIG else definition) or definition
+    there = other.vsock if other.vsock is not None and other.vsock.cid is not None else None
+    given = frozenset([beside] if beside else [])
+    place = _same_place(plug, there.address if there is not None else None, given)
+    if there is not None and there.cid is not None:
+        plug.attach(vsock_device(there.cid, place))
+        return
+    # the kernel knows CIDs of which libvirt does not
+    candidates = list(cids_for(definition.uuid, taken))[:3]
+    for cid in candidates:
+        try:
+            plug.attach(vsock_device(cid, place))
+            return
+        except HypervisorError as error:
+            if cid == candidates[-1] or "in use" not in str(error):
+                raise
+
+
+def _refuse_saved(plug: _Plug) -> None:
+    if plug.live is None and plug.domain.hasManagedSaveImage():
+        raise HypervisorError(
+            "its managed save image would start without the channel: start it, or drop the image "
+            f"(virsh managedsave-remove {plug.definition.name})"
+        )
+    if plug.flag == _LIVE and plug.live is not None:
+        check_hot_plug(plug.live)
+
+
+def _same_place(
+    plug: _Plug, address: PciAddress | None, taken: frozenset[PciAddress]
+) -> PciAddress | None:
+    """The device's place on the other side if it is free here, else another."""
+    if address is not None and (plug.flag == _CONFIG or _is_free(plug.live, address)):
+        return address
+    return _place(plug.definition, plug.live, taken, plug.flag)
 
 
 def _is_free(live: DomainDocument | None, address: PciAddress) -> bool:

@@ -32,7 +32,10 @@ def inspect(domain: libvirt.virDomain, files: RegionFiles) -> dict[str, Any] | N
     persistent, live = persistent_document(domain), live_document(domain)
     documents = [document for document in (live, persistent) if document is not None]
     native = _native_gpus(persistent if domain.isPersistent() else None, live)
-    ours = any(d.request or d.problem or d.region or d.foreign_regions for d in documents)
+    ours = any(
+        d.request or d.problem or d.region or d.foreign_regions or (d.vsock and d.vsock.ours)
+        for d in documents
+    )
     if not ours and not native:
         return None
     request = next((d.request for d in documents if d.request), None)
@@ -52,9 +55,23 @@ def inspect(domain: libvirt.virDomain, files: RegionFiles) -> dict[str, Any] | N
             "in_definition": persistent.region is not None,
             "plugged": live is not None and live.region is not None,
         },
-        "vsock_cid": next((d.vsock.cid for d in documents if d.vsock), None),
+        "vsock": _vsock(persistent, live),
         "native_gpus": native,
         "problems": _problems(persistent, live, path.exists()),
+    }
+
+
+def _vsock(persistent: DomainDocument, live: DomainDocument | None) -> dict[str, Any] | None:
+    """The vsock device; `cid` is None of a vhost-user one."""
+    device = (live.vsock if live is not None else None) or persistent.vsock
+    if device is None:
+        return None
+    return {
+        "cid": device.cid,
+        "vhost_user": device.user,
+        "address": str(device.address) if device.address else None,
+        "in_definition": persistent.vsock is not None,
+        "plugged": live is not None and live.vsock is not None,
     }
 
 
@@ -89,6 +106,11 @@ def _problems(
             text = f"{name} is another domain's channel: remove that <shmem> with `virsh edit`"
             if text not in found:
                 found.append(text)
+    by_vsock = persistent.request is not None and not persistent.request.has_region
+    if by_vsock and persistent.vsock is None:
+        found.append("a request but no vsock device: sluice-server puts it in when it runs")
+    if by_vsock:
+        return found
     if persistent.request and persistent.region is None:
         found.append("a request but no device: sluice-server puts it in when it runs")
     if persistent.region and persistent.request is None and persistent.problem is None:

@@ -13,7 +13,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import libvirt
@@ -22,7 +21,6 @@ from sluice.hypervisor.domain_document import DomainDocument, parse_domain
 from sluice.hypervisor.errors import HypervisorError
 
 DEFAULT_URI = "qemu:///system"
-VHOST_VSOCK = Path("/dev/vhost-vsock")
 
 _Result = TypeVar("_Result")
 

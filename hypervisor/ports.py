@@ -18,11 +18,24 @@ from sluice.hypervisor.request import VgpuRequest
 
 
 @dataclass(frozen=True)
+class VsockPlace:
+    """A domain's vsock device, as its host tells it from others'.
+
+    `cid` is its number in the host's kernel, None of a vhost-user device. That one is served by a
+    process of the server's, with sockets that QEMU's account (uid, gid; None: root) may use.
+    """
+
+    cid: int | None = None
+    account: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class RegionOwner:
-    """The domain that a region belongs to."""
+    """The domain that a channel belongs to, with its vsock device if it has one."""
 
     uuid: str
     name: str
+    vsock: VsockPlace | None = None
 
 
 @dataclass(frozen=True)
@@ -43,7 +56,7 @@ class MachineWatcher(Protocol):
 
 
 class RegionKeeper(Protocol):
-    """The server's side of regions; `region_id` is the owning domain's UUID.
+    """The server's side of guests' channels; `region_id` is the owning domain's UUID.
 
     Between `add_region` and `remove_region` a region is the domain's, also while the domain is off.
     """
@@ -51,9 +64,9 @@ class RegionKeeper(Protocol):
     async def add_region(
         self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
     ) -> None:
-        """Formats (if blank) and watches the region; called again when name or request changed.
+        """Formats (if blank) and watches the region; called again when owner or request changed.
 
-        The file exists with its full size and mode 0600.
+        The file exists with its full size and mode 0600, if the request has a region.
         """
 
     async def remove_region(self, region_id: str, reason: str) -> None:

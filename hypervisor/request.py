@@ -12,6 +12,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sluice.hypervisor.errors import InvalidRequest
 
@@ -41,6 +42,7 @@ def slot_bytes_of(region_bytes: int, slots: int) -> int:
 
 _VSOCK = {"yes": True, "no": False}
 MODES = ("auto", "on-demand", "reserved")
+CHANNELS = ("ivshmem", "vsock")
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,9 @@ class VgpuRequest:
     `memory_mib` and `compute` (percent) are per vGPU. `region_mib` is the size of the ivshmem
     region, `slots` how many processes of the guest share it. `mode` "reserved" has the controller
     hold this much for the VM whether it is used or not, "on-demand" draws on no reservation, "auto"
-    first on one, if there is any. `vsock` says that the `<vsock>` device
-    of the domain was put there for this request and goes with it.
+    first on one, if there is any. `channel` "vsock" has no region: the domain's vsock device
+    carries all. Beside a region, `vsock` says that the `<vsock>` device of the domain was put there
+    for this request and goes with it.
     """
 
     memory_mib: int
@@ -62,8 +65,11 @@ class VgpuRequest:
     priority: int = 0
     vsock: bool = False
     mode: str = "auto"
+    channel: str = "ivshmem"
 
     def __post_init__(self) -> None:
+        if self.channel not in CHANNELS:
+            raise InvalidRequest(f"channel={_shown(self.channel)}: give {' or '.join(CHANNELS)}")
         if self.mode not in MODES:
             raise InvalidRequest(f"mode={_shown(self.mode)}: give {', '.join(MODES)}")
         for attribute, (field, low, high, _) in _NUMBERS.items():
@@ -84,6 +90,11 @@ class VgpuRequest:
             )
 
     @property
+    def has_region(self) -> bool:
+        """Whether a region is its channel."""
+        return self.channel == "ivshmem"
+
+    @property
     def region_bytes(self) -> int:
         """The size of the region's file."""
         return self.region_mib << 20
@@ -91,7 +102,8 @@ class VgpuRequest:
     def attributes(self) -> dict[str, str]:
         """The attributes of the metadata element, complete and in a fixed order."""
         numbers = {name: str(getattr(self, entry[0])) for name, entry in _NUMBERS.items()}
-        return {**numbers, "mode": self.mode, "vsock": "yes" if self.vsock else "no"}
+        words = {"mode": self.mode, "vsock": "yes" if self.vsock else "no"}
+        return {**numbers, **words, "channel": self.channel}
 
 
 def parse_request(element: ElementTree.Element) -> VgpuRequest:
@@ -102,7 +114,7 @@ def parse_request(element: ElementTree.Element) -> VgpuRequest:
     """
     if element.tag != f"{{{NAMESPACE}}}{ELEMENT}":
         raise InvalidRequest(f"the element {_shown(element.tag)} is not ours: expected <{ELEMENT}>")
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for attribute, (field, low, high, default) in _NUMBERS.items():
         text = element.get(attribute)
         if text is None:
@@ -116,7 +128,12 @@ def parse_request(element: ElementTree.Element) -> VgpuRequest:
     vsock = element.get("vsock", "no")
     if vsock not in _VSOCK:
         raise InvalidRequest(f"vsock={_shown(vsock)}: give yes or no")
-    return VgpuRequest(vsock=_VSOCK[vsock], mode=element.get("mode", "auto"), **values)
+    return VgpuRequest(
+        **values,
+        vsock=_VSOCK[vsock],
+        mode=element.get("mode", "auto"),
+        channel=element.get("channel", "ivshmem"),
+    )
 
 
 def _shown(text: str) -> str:

@@ -22,6 +22,7 @@ import libvirt
 
 from sluice.hypervisor import domain_life, following
 from sluice.hypervisor.channel_devices import SETTLE_SECONDS
+from sluice.hypervisor.domain_document import DomainDocument
 from sluice.hypervisor.domain_life import Known, Life, Observed, Step
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.event_loop import bind_running_loop
@@ -43,6 +44,7 @@ from sluice.hypervisor.ports import (
     SeenMachine,
 )
 from sluice.hypervisor.region_file import RegionFiles
+from sluice.hypervisor.vsock_devices import BACKEND, VsockHost
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class HypervisorService:
         host_devices: HostDeviceWatcher | None = None,
         machines: MachineWatcher | None = None,
         expected: ExpectedDomains | None = None,
+        vsock_backend: str = BACKEND,
         reconcile_seconds: float = 30.0,
         reconnect_seconds: float = 2.0,
     ) -> None:
@@ -109,6 +112,7 @@ class HypervisorService:
         self._expected = expected
         self._seen: dict[str, SeenMachine] = {}
         self._files = files or RegionFiles(libvirt_identity(uri))
+        self._vsock_backend = vsock_backend
         self._reconcile_seconds = reconcile_seconds
         self._reconnect_seconds = reconnect_seconds
         self._known: dict[str, Known] = {}
@@ -258,7 +262,7 @@ class HypervisorService:
             elif not (self._expected and self._expected.expects(uuid)):
                 await asyncio.to_thread(self._remove_file, connection, uuid)
             if seen is not None and seen.request is not None:
-                self._known[uuid] = Known(seen.name, seen.request, seen.life, seen.boot)
+                self._known[uuid] = Known(seen.name, seen.request, seen.life, seen.boot, seen.vsock)
                 if known is None or known.boot != seen.boot:
                     await asyncio.to_thread(self._files.note_run, uuid, seen.boot)
             self._failed.discard(uuid)
@@ -288,7 +292,14 @@ class HypervisorService:
             unplugged = self._plugged.get(uuid) == domain.ID()
             settled = self._released.get(uuid, 0.0) + SETTLE_SECONDS
             time.sleep(max(0.0, settled - time.monotonic()))
-            return following.follow(domain, self._files, may_plug=not unplugged)
+            others = (known.vsock for key, known in self._known.items() if key != uuid)
+            return following.follow(
+                domain,
+                self._files,
+                may_plug=not unplugged,
+                vsock=VsockHost.found(self._vsock_backend),
+                taken=frozenset(place.cid for place in others if place and place.cid is not None),
+            )
         except (libvirt.libvirtError, HypervisorError) as error:
             if is_gone(error):
                 return []
@@ -299,14 +310,15 @@ class HypervisorService:
     ) -> None:
         if step is Step.REMOVE or seen is None or seen.request is None:
             reason = "the domain was undefined" if seen is None else "the vGPU was detached"
-            log.info("region %s: removed, %s", uuid, reason)
+            log.info("channel %s: removed, %s", uuid, reason)
             await self._regions.remove_region(uuid, reason)
             self._known.pop(uuid, None)
         elif step is Step.ADD:
-            size = seen.request.region_bytes
-            await asyncio.to_thread(self._files.ensure, uuid, size, seen.account)
-            log.info("region %s: of domain %s, %s", uuid, seen.name, seen.request)
-            owner = RegionOwner(uuid, seen.name)
+            if seen.request.has_region:
+                size = seen.request.region_bytes
+                await asyncio.to_thread(self._files.ensure, uuid, size, seen.account)
+            log.info("channel %s: of domain %s, %s", uuid, seen.name, seen.request)
+            owner = RegionOwner(uuid, seen.name, seen.vsock)
             await self._regions.add_region(uuid, self._files.path(uuid), owner, seen.request)
         elif step is Step.STOP:
             reason = (
@@ -314,7 +326,7 @@ class HypervisorService:
                 or seen.went_off
                 or ("the channel was unplugged" if seen.boot != -1 else "the VM is off")
             )
-            log.info("region %s: every session ends, %s", uuid, reason)
+            log.info("channel %s: every session ends, %s", uuid, reason)
             await self._regions.domain_stopped(uuid, reason)
         elif step is Step.PAUSE:
             await self._regions.domain_paused(uuid)
@@ -427,7 +439,7 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
             crashed=state == libvirt.VIR_DOMAIN_CRASHED,
             boot=domain.ID(),
             defined=defined,
-            account=qemu_account(domain) if persistent.region or (live and live.region) else None,
+            account=qemu_account(domain) if _has_channel(persistent, live) else None,
             went_off=(
                 _OFF.get(why, "")
                 if state == libvirt.VIR_DOMAIN_SHUTOFF
@@ -440,6 +452,11 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
         if is_gone(error):
             return None
         raise
+
+
+def _has_channel(*sides: DomainDocument | None) -> bool:
+    """Whether there is something that only this host's QEMU account may open."""
+    return any(side and (side.region or (side.vsock and side.vsock.user)) for side in sides)
 
 
 def is_gone(error: Exception) -> bool:

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Any
 
 log = logging.getLogger("sluice.server")
 
@@ -30,7 +31,7 @@ class Listener:
     """A listening socket whose connections are served by `serve`, each in a task of its own.
 
     `most` are served at a time, of one address no more than `most_of_address`: others of it are
-    closed unread.
+    closed unread. `address_of` reads it from what accept() says, where that is no IP address.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class Listener:
         serve: Serve,
         *,
         most_of_address: int | None = None,
+        address_of: Callable[[Any], str] | None = None,
     ) -> None:
+        self._address_of = address_of or _owner_of
         listening.setblocking(False)
         self._socket = listening
         self._name = name
@@ -85,7 +88,7 @@ class Listener:
             except OSError as error:
                 self._pause(str(error.strerror))
                 return
-            address = _owner_of(peer[0]) if self._most_of_address else ""
+            address = self._address_of(peer) if self._most_of_address else ""
             if self._most_of_address and self._served[address] >= self._most_of_address:
                 connected.close()
                 self._complain(address)
@@ -116,9 +119,9 @@ class Listener:
             log.exception("%s: serving a connection failed", self._name)
 
 
-def _owner_of(host: str) -> str:
+def _owner_of(peer: tuple[str, Any]) -> str:
     """The address, and of IPv6 the network of 64 bits that a single machine has."""
-    address = ipaddress.ip_address(host.partition("%")[0])
+    address = ipaddress.ip_address(peer[0].partition("%")[0])
     if address.version == 4 or address.ipv4_mapped:
         return str(address)
     return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guests' regions: who they belong to, what their slots run, and when that ends.
 
-Implements hypervisor.ports.RegionKeeper for the hypervisor part, and serves what the doorbell
-reports. Identity comes from the host alone: a request that came through a region is its domain's,
-bounded by what the domain's metadata grants. It promises that a slot becomes free only after its
-worker has ended.
+Called by guest_channels with what libvirt says, and serves what the doorbell reports. Identity
+comes from the host alone: a request that came through a region is its domain's, bounded by what the
+domain's metadata grants. It promises that a slot becomes free only after its worker has ended.
 """
 
 from __future__ import annotations
@@ -15,18 +14,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
 from sluice.server.doorbell import Doorbell, DoorbellError
-from sluice.server.open_session import (
-    OpenSession,
-    RefusalError,
-    Status,
-    parse_open_session,
-)
+from sluice.server.guest_bounds import bounded
+from sluice.server.open_session import RefusalError, Status, parse_open_session
 from sluice.server.packets import Message
 from sluice.server.session_desk import SessionDesk
 from sluice.server.sessions import Asker, JobPart, Session
@@ -192,8 +187,8 @@ class Regions:
             self._tell(region, "wait", slot, message=line)
 
         try:
-            wish = self._bounded(region, parse_open_session(_bytes(request)))
-            wish = wish.drawing_on(region.request.mode)
+            wish = parse_open_session(_bytes(request))
+            wish = bounded(region.owner.name, region.request, wish)
             asker = Asker(
                 channel="ivshmem",
                 host=region.owner.name,
@@ -237,29 +232,6 @@ class Regions:
             await asyncio.get_running_loop().create_future()
         finally:
             self._desk.holds.end(part)
-
-    def _bounded(self, region: Region, wish: OpenSession) -> OpenSession:
-        """The request with the domain's figures as defaults; raises RefusalError above them."""
-        bound = region.request
-        asked = (
-            ("vGPUs", "SLUICE_VGPU", wish.vgpu_count, bound.count),
-            ("MiB", "SLUICE_GMEM", wish.gmem_mib, bound.memory_mib),
-            ("% of a GPU", "SLUICE_RATIO", wish.ratio_percent, bound.compute),
-        )
-        for unit, variable, wanted, most in asked:
-            if wanted > most:
-                raise RefusalError(
-                    Status.INVALID_VALUE,
-                    f"wanted {wanted} {unit}; domain {region.owner.name} was given {most}: set "
-                    f"{variable} to at most {most}, or raise it with `sluice vm attach`",
-                )
-        return replace(
-            wish,
-            vgpu_count=wish.vgpu_count or bound.count,
-            gmem_mib=wish.gmem_mib or bound.memory_mib,
-            ratio_percent=wish.ratio_percent or bound.compute,
-            priority=min(wish.priority, bound.priority) if wish.priority else bound.priority,
-        )
 
     def _close(self, region: Region, slot: int, reason: str) -> None:
         if task := region.opening.get(slot):

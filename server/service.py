@@ -30,7 +30,6 @@ from sluice.server.controller_line import ControllerLine
 from sluice.server.controller_link import ControllerLink
 from sluice.server.cuda_libraries import find_libraries, search_folders
 from sluice.server.data_tls import DataTls, DataTlsError, load_kernel_tls
-from sluice.server.doorbell import Doorbell
 from sluice.server.gpu_figures import GpuReader
 from sluice.server.gpu_health import GpuHealth, driver_version
 from sluice.server.gpu_records import GpuRecords
@@ -48,9 +47,8 @@ from sluice.server.worker import WorkerError
 from sluice.server.worker_process import WorkerFiles, WorkerStarter
 
 if TYPE_CHECKING:
+    from sluice.server.guests import Guests
     from sluice.server.metrics_door import MetricsDoor
-    from sluice.server.vm_door import VmDoor
-
 log = logging.getLogger("sluice.server")
 
 DISCOVERY_RETRY_SECONDS = 10.0
@@ -64,7 +62,7 @@ class Server:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = -1
         self._metrics_door: MetricsDoor | None = None
-        self._vm_door: VmDoor | None = None
+        self._guests: Guests | None = None
         self.gpus: list[LocalGpu] = []
 
     async def start(self) -> None:
@@ -144,15 +142,15 @@ class Server:
                     "[server] socket_path or run_dir to a place that the server may write"
                 ) from None
         if section.enable_kvm:
-            self._serve_guests(starter, log_dir)
+            self._serve_guests(starter)
         self._open_metrics(driver)
 
     async def stop(self) -> None:
         """Closes the doors; sessions go on without this server."""
         if self._metrics_door:
             await self._metrics_door.close()
-        if self._vm_door:
-            await self._vm_door.close()
+        if self._guests:
+            await self._guests.close()
         await self.unix_door.close()
         await self.tcp_door.close()
         for task in list(self._tasks):
@@ -438,12 +436,9 @@ class Server:
     def _keep_warm(self, uuid: str) -> None:
         (self._workers.wake if self.health.condition(uuid).takes_work else self._workers.rest)(uuid)
 
-    def _serve_guests(self, starter: WorkerStarter, log_dir: Path) -> None:
+    def _serve_guests(self, starter: WorkerStarter) -> None:
         try:
-            from sluice.hypervisor.libvirt_host import libvirt_identity
-            from sluice.hypervisor.region_file import RegionFiles
-            from sluice.hypervisor.service import HypervisorService
-            from sluice.server.vm_door import VmDoor, make_regions, render
+            from sluice.server.guests import Guests
         except ImportError as error:
             log.warning(
                 "guests are not served: %s; install the extra `sluice-gpu[libvirt]`, or set "
@@ -451,43 +446,15 @@ class Server:
                 error,
             )
             return
-        section = self._config.server
-        doorbell = Doorbell(
-            starter,
-            section.run_dir,
-            log_dir,
-            self.regions.doorbell_said,
-            self.regions.doorbell_connected,
-        )
-        self.regions.use_doorbell(doorbell)
-        files = RegionFiles(
-            libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
-        )
-        nova = self._config.nova
-        self._vm_door = VmDoor(
-            section.run_dir,
-            group=nova.group,
-            region_mib=nova.region_mib,
-            slots=nova.slots,
-            prepare=make_regions(section.libvirt_uri, files),
-            render=render,
-            sessions=self.regions.programs,
-            look=lambda uuid: hypervisor.look_soon(uuid),
-        )
-        try:
-            self._vm_door.open()
-        except OSError as error:
-            log.error("Nova cannot ask for channels: %s: %s", section.run_dir, error.strerror)
-        hypervisor = HypervisorService(
+        self._guests = Guests(
+            self._config,
+            self.desk,
             self.regions,
-            uri=section.libvirt_uri,
-            files=files,
+            starter,
             host_devices=self.native,
             machines=self.machines,
-            expected=self._vm_door,
         )
-        self._run(doorbell.run())
-        self._run(hypervisor.run())
+        self._guests.open(self._run)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -130,7 +130,8 @@ class SessionDesk:
             part,
             project=project,
             owner_label=account.label,
-            relay=self.relays is not None and wish.takes_relay,
+            # a relay carries a slot
+            relay=self.relays is not None and wish.takes_relay and asker.channel != "vsock",
         )
         request.request_id = request_id
         async with self._controller.grant(request, tell) as grant:
@@ -207,10 +208,11 @@ class SessionDesk:
         worker.record.session = session.to_record()
         self._starter.files.write(worker.record)
         self._follow(session)
-        region = "socket" if asker.channel == "tcp" else "region"
+        by_socket = asker.channel in ("tcp", "vsock")
+        region = "socket" if by_socket else "region"
         descriptors = [(region, descriptor), *ledger]
         # where memory is shared, an upload is faster than hashing
-        keeps_code = self._code_cache if asker.channel == "tcp" else None
+        keeps_code = self._code_cache if by_socket else None
         folders = keeps_code.open_folders(project_of(asker)) if keeps_code else []
         descriptors += folders
         if asker.pidfd >= 0:

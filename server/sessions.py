@@ -23,11 +23,7 @@ from sluice.server.worker import Worker
 
 @dataclass(slots=True)
 class Asker:
-    """Who asks for a session, as the host knows it.
-
-    `descriptor` is what the channel runs over: the memfd, the region or the TCP socket. It and
-    `pidfd` are owned by whoever holds the Asker.
-    """
+    """Who asks for a session, as the host knows it; `pidfd` is owned by whoever holds it."""
 
     channel: str
     host: str
@@ -48,6 +44,8 @@ class Asker:
         """In words, for logs."""
         if self.channel == "ivshmem":
             return f"{self.program or 'a program'} in domain {self.domain_name} slot {self.slot}"
+        if self.channel == "vsock":
+            return f"{self.program or 'a program'} in domain {self.domain_name} by vsock"
         if self.channel == "tcp":
             by = f", relayed by node {self.relay}" if self.relay else ""
             return f"{self.program or 'a program'} at {self.host}{by}"

@@ -68,7 +68,7 @@ class VmDoor:
     ) -> None:
         self._path = run_dir / SOCKET_NAME
         self._group = group
-        self._defaults = {"region_mib": region_mib, "slots": slots}
+        self._defaults: dict[str, Any] = {"region_mib": region_mib, "slots": slots}
         self._prepare = prepare
         self._render = render
         self._sessions = sessions
@@ -156,7 +156,7 @@ class VmDoor:
     def _parse(self, found: dict[str, Any]) -> tuple[str, VgpuRequest]:
         """Raises ValueError (InvalidRequest is one) with the field that is wrong."""
         uuid = _uuid(found)
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Any] = {}
         for name in _SIZES:
             value = found.get(name)
             if value is None:

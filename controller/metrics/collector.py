@@ -18,7 +18,7 @@ from sluice.controller.pool.model import GpuMode, NodeState, ReservationState
 from sluice.controller.pool.quotas import Held
 
 MIB = 1 << 20
-CHANNELS = ("shm", "ivshmem", "tcp", "relay")
+CHANNELS = ("shm", "ivshmem", "vsock", "tcp", "relay")
 MOST_PROJECTS = 100
 OTHER_PROJECTS = "(others)"
 

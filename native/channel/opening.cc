@@ -10,6 +10,8 @@ namespace sluice::channel {
 
 namespace {
 
+constexpr uint32_t kNotReady = 600;  // CUresult
+
 bool read_exact(Stream* stream, void* data, size_t n) {
   char* at = static_cast<char*>(data);
   while (n > 0) {
@@ -25,18 +27,24 @@ bool read_exact(Stream* stream, void* data, size_t n) {
 }  // namespace
 
 bool open_over(Stream* stream, std::span<const std::byte> request, const std::string& server,
-               Opened* opened) {
+               Opened* opened, const std::function<void(const char* line)>& waits) {
   std::vector<std::byte>& reply = opened->reply;
   reply.resize(sizeof(wire::OpenReply));
-  iovec part{const_cast<std::byte*>(request.data()), request.size()};
-  if (!stream->write(&part, 1) || !read_exact(stream, reply.data(), reply.size()) ||
-      reinterpret_cast<wire::OpenReply*>(reply.data())->header.function != wire::kOpenReply) {
-    opened->error = server + " closed the connection before it answered";
-    return false;
-  }
   auto* head = reinterpret_cast<wire::OpenReply*>(reply.data());
-  if (head->status != 0) {
+  iovec part{const_cast<std::byte*>(request.data()), request.size()};
+  bool heard = stream->write(&part, 1);
+  for (;;) {
+    heard = heard && read_exact(stream, reply.data(), reply.size()) &&
+            head->header.function == wire::kOpenReply;
+    if (!heard) {
+      opened->error = server + " closed the connection before it answered";
+      return false;
+    }
     head->message[sizeof head->message - 1] = 0;
+    if (head->status != kNotReady || !waits) break;
+    waits(head->message);
+  }
+  if (head->status != 0) {
     opened->error = head->message;
     opened->status = head->status;
     return false;

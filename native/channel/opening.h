@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening a session over a connection to a GPU node's data port: the request is presented, the
-// reply and the session's record are read. Used by the client and by the relay.
+// Opening a session over a connection, to a GPU node's data port or by vsock to the own host's: the
+// request is presented, the reply and the session's record are read. Used by the client and by the
+// relay.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,8 +22,9 @@ struct Opened {
   uint32_t status = 0;
 };
 
-// `request`: an OpenSession of 512 bytes, key included. `server`: who answers, for the line.
+// `request`: an OpenSession, with its key where one is needed. `server`: who answers, for the line.
+// `waits` is told each line of a server that waits for a grant itself.
 bool open_over(Stream* stream, std::span<const std::byte> request, const std::string& server,
-               Opened* opened);
+               Opened* opened, const std::function<void(const char* line)>& waits = {});
 
 }  // namespace sluice::channel

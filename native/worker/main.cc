@@ -230,7 +230,7 @@ void Worker::start_session(wire::Message& m) {
   }
   std::string error;
   std::unique_ptr<Endpoint> endpoint;
-  if (plan.channel == "tcp" && socket >= 0) {
+  if ((plan.channel == "tcp" || plan.channel == "vsock") && socket >= 0) {
     std::unique_ptr<channel::Stream> stream;
     if (m.text("tls").empty() || (stream = secure_stream(socket, m, &error)))
       endpoint = make_tcp_endpoint(socket, std::move(stream));

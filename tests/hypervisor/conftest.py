@@ -25,6 +25,7 @@ if importlib.util.find_spec("libvirt") is not None:
 else:
     collect_ignore = [
         "test_following.py",
+        "test_vsock_devices.py",
         "test_virsh_alone.py",
         "test_native_gpu.py",
         "test_native_life.py",

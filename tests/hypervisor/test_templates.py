@@ -19,6 +19,7 @@ from sluice.hypervisor.device_xml import (
 )
 from sluice.hypervisor.domain_document import HostDevice, PciAddress, parse_domain
 from sluice.hypervisor.pci_devices import HostAddress
+from sluice.hypervisor.vsock_devices import FIRST_CID
 
 from .domain_texts import REQUEST, UUID, microvm, ours, pc, q35, region
 
@@ -40,7 +41,7 @@ def validate(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
 def test_both_devices_fit_into_every_machine(
     machine: object, place: PciAddress | None, tmp_path: Path
 ) -> None:
-    devices = region_device(f"sluice-{UUID}", 256, place) + vsock_device(place)
+    devices = region_device(f"sluice-{UUID}", 256, place) + vsock_device(FIRST_CID, place)
     done = validate(machine(devices=devices), tmp_path)  # type: ignore[operator]
     assert done.returncode == 0, done.stderr
 

@@ -2,7 +2,7 @@
 // The client's end of a channel: where commands go and where their answers come from.
 // Session (session.h) serialises reserve/commit under its append lock; wait() is called without it,
 // by the thread that owns the lane. Implementations: ShmChannel (shared memory and ivshmem) and
-// StreamChannel; vsock and RDMA join here.
+// StreamChannel (TCP, vsock, a relayed slot); RDMA joins here.
 #pragma once
 
 #include <cstddef>
@@ -88,8 +88,14 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
                                    const Wishes& wishes, Refusal* refusal);
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::OpenSession request,
                                       const Wishes& wishes, Refusal* refusal);
+std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wishes,
+                                    Refusal* refusal);
 std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
                                   Refusal* refusal);
+
+// Whether this machine is a guest with a vsock device of Sluice's, whose CID tells; `why` says why
+// not. Nothing is sent: the host of any other guest is not Sluice's to speak to.
+bool find_vsock(std::string* why);
 
 // Resource files of Sluice regions in this machine's PCI devices (1af4:1110 with our magic), ""
 // when there is none. `why` says what was found instead (no device, no permission, a foreign

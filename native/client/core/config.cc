@@ -235,9 +235,11 @@ Config read_config() {
         "the job with `sluice run --share`";
   r.number(nullptr, {"SLUICE_DEBUG"}, 0, 9, &c.debug);
   r.flag(nullptr, {"SLUICE_STATS"}, &c.stats);
-  if (c.channel != "auto" && c.channel != "shm" && c.channel != "ivshmem" && c.channel != "tcp" &&
+  constexpr const char* kChannels[] = {"auto", "shm", "ivshmem", "vsock", "tcp"};
+  if (std::find(std::begin(kChannels), std::end(kChannels), c.channel) == std::end(kChannels) &&
       c.error.empty())
-    c.error = "the channel \"" + c.channel + "\" is unknown: auto, shm, ivshmem or tcp is wanted";
+    c.error = "the channel \"" + c.channel +
+              "\" is unknown: auto, shm, ivshmem, vsock or tcp is wanted";
   c.visible = visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), c.vgpu_count);
   return c;
 }

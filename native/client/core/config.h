@@ -28,7 +28,7 @@ struct Config {
   std::string token_file;  // where it is looked for else, and whether somebody named that place
   bool token_file_named = false;
   std::string server_socket = "/run/sluice/server.sock";
-  std::string channel = "auto";  // auto, shm, ivshmem, tcp
+  std::string channel = "auto";  // auto, shm, ivshmem, vsock, tcp
   std::string ivshmem;           // resource file, "" = find it
   std::string log_file;          // "" = none
   bool log_to_screen = true;

@@ -104,6 +104,10 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
       return nullptr;
     }
   }
+  std::string no_vsock;
+  if (c.channel == "vsock" || (any && find_vsock(&no_vsock)))
+    return open_vsock(request, c.wishes, refusal);
+  if (any) why_not += "; " + no_vsock;
   if (any && !c.enable_net) {
     refusal->text = "no channel: no server socket " + c.server_socket + "; " + why_not +
                     "; the network is disabled (enable_net)";

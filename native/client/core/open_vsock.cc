@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening a session over vsock: the guest's own host is asked on a port of its own, and the same
+// connection carries the session. The host knows who asks by the device; when the program ends, the
+// guest's kernel closes the connection, so that nobody has to watch it.
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+// Behind the socket's headers, which it needs.
+#include <linux/vm_sockets.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "channel/opening.h"
+#include "client/core/channel.h"
+#include "client/core/stream_channel.h"
+
+namespace sluice::client {
+
+namespace {
+
+// hypervisor/vsock.py gives these CIDs and names the same port.
+constexpr unsigned kFirstCid = 0x53400000, kLastCid = 0x534fffff;
+constexpr unsigned kPort = 9960;
+constexpr int kConnectSeconds = 5;
+constexpr int kAnswerSeconds = 120;  // a worker may have to be started first
+
+void set_patience(int socket, int seconds) {
+  const timeval most{seconds, 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+}
+
+int connect_to_host(std::string* error) {
+  const int s = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (s < 0) {
+    *error = std::string("this kernel has no vsock: ") + std::strerror(errno) +
+             " (modprobe vmw_vsock_virtio_transport)";
+    return -1;
+  }
+  const timeval most{kConnectSeconds, 0};
+  setsockopt(s, AF_VSOCK, SO_VM_SOCKETS_CONNECT_TIMEOUT, &most, sizeof most);
+  sockaddr_vm host{};
+  host.svm_family = AF_VSOCK;
+  host.svm_cid = VMADDR_CID_HOST;
+  host.svm_port = kPort;
+  if (connect(s, reinterpret_cast<sockaddr*>(&host), sizeof host) == 0) return s;
+  *error = std::string("the host does not answer on vsock port 9960: ") + std::strerror(errno) +
+           "; does sluice-server run there, and has this machine's VM channel='vsock'?";
+  ::close(s);
+  return -1;
+}
+
+}  // namespace
+
+bool find_vsock(std::string* why) {
+  const int device = open("/dev/vsock", O_RDONLY | O_CLOEXEC);
+  if (device < 0) {
+    *why = std::string("no vsock: /dev/vsock: ") + std::strerror(errno);
+    return false;
+  }
+  unsigned cid = VMADDR_CID_ANY;
+  const bool told = ioctl(device, IOCTL_VM_SOCKETS_GET_LOCAL_CID, &cid) == 0;
+  ::close(device);
+  if (told && kFirstCid <= cid && cid <= kLastCid) return true;
+  *why = "this machine has no vsock device of Sluice's";
+  return false;
+}
+
+std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wishes,
+                                    Refusal* refusal) {
+  request.channel = wire::ChannelKind::kVsock;
+  const int s = connect_to_host(&refusal->text);
+  if (s < 0) return nullptr;
+  set_patience(s, kAnswerSeconds);
+  auto stream = std::make_unique<channel::PlainStream>(s);
+  const std::vector<std::byte> frame = open_frame(request, wishes);
+  const bool quiet = request.flags & wire::kHoldJob;
+  const auto waits = [s, quiet](const char* line) {
+    set_patience(s, 0);  // a place in the queue may last
+    if (!quiet) std::fprintf(stderr, "sluice: %s\n", line);
+  };
+  channel::Opened opened;
+  if (channel::open_over(stream.get(), frame, "sluice-server on this machine's host", &opened,
+                         waits)) {
+    set_patience(s, 0);
+    return std::make_unique<StreamChannel>(s, std::move(stream), std::move(opened.reply));
+  }
+  refusal->text = opened.error;
+  if (opened.status) refusal->status = opened.status;
+  stream.reset();
+  ::close(s);
+  return nullptr;
+}
+
+}  // namespace sluice::client

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A guest's channels, whichever it has: regions.py and vsock_guests.py behind one interface.
+
+Implements hypervisor.ports.RegionKeeper for the hypervisor part. A domain has a region, a vsock
+device, or both; what it asks for bounds whatever comes over either.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sluice.hypervisor.ports import RegionOwner
+from sluice.hypervisor.request import VgpuRequest
+from sluice.server.regions import Regions
+from sluice.server.vsock_guests import VsockGuests
+
+
+class GuestChannels:
+    """Every channel of this host's guests."""
+
+    def __init__(self, regions: Regions, vsock: VsockGuests) -> None:
+        self._regions = regions
+        self._vsock = vsock
+
+    async def add_region(
+        self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
+    ) -> None:
+        """Serves what the domain has; called again when its owner or request changed."""
+        if request.has_region:
+            await self._regions.add_region(region_id, path, owner, request)
+        else:
+            await self._regions.remove_region(region_id, "its channel is vsock now")
+        if owner.vsock is not None:
+            await self._vsock.add(owner, owner.vsock, request)
+        else:
+            await self._vsock.remove(region_id, "the vsock device was taken away")
+
+    async def remove_region(self, region_id: str, reason: str) -> None:
+        """Ends every session of the domain and serves it no more."""
+        await self._regions.remove_region(region_id, reason)
+        await self._vsock.remove(region_id, reason)
+
+    async def domain_paused(self, region_id: str) -> None:
+        """Silence is no sign of death until the guest is resumed."""
+        await self._regions.domain_paused(region_id)
+
+    async def domain_resumed(self, region_id: str) -> None:
+        """The guest runs again."""
+        await self._regions.domain_resumed(region_id)
+
+    async def domain_stopped(self, region_id: str, reason: str) -> None:
+        """Every process of the guest is gone: its sessions end."""
+        await self._vsock.stopped(region_id, reason)
+        await self._regions.domain_stopped(region_id, reason)

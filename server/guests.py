@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything of a server that serves guests of libvirt: doorbell, channels, Nova's door, libvirt.
+
+Started by server.service where [server] enable_kvm is set and libvirt's Python package is there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from sluice.config.server import ServerConfig
+from sluice.hypervisor.libvirt_host import libvirt_identity
+from sluice.hypervisor.ports import HostDeviceWatcher, MachineWatcher
+from sluice.hypervisor.region_file import RegionFiles
+from sluice.hypervisor.service import HypervisorService
+from sluice.server.doorbell import Doorbell
+from sluice.server.guest_channels import GuestChannels
+from sluice.server.regions import Regions
+from sluice.server.session_desk import SessionDesk
+from sluice.server.vm_door import VmDoor, make_regions, render
+from sluice.server.vsock_guests import VsockGuests
+from sluice.server.worker_process import WorkerStarter
+
+log = logging.getLogger("sluice.server")
+
+
+class Guests:
+    """This host's guests. `run` has a task of the server's follow what runs for ever."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        desk: SessionDesk,
+        regions: Regions,
+        starter: WorkerStarter,
+        *,
+        host_devices: HostDeviceWatcher,
+        machines: MachineWatcher,
+    ) -> None:
+        section, nova, log_dir = config.server, config.nova, config.log.log_dir
+        self._doorbell = Doorbell(
+            starter,
+            section.run_dir,
+            log_dir,
+            regions.doorbell_said,
+            regions.doorbell_connected,
+        )
+        regions.use_doorbell(self._doorbell)
+        files = RegionFiles(
+            libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
+        )
+        self._run_dir: Path = section.run_dir
+        self._door = VmDoor(
+            section.run_dir,
+            group=nova.group,
+            region_mib=nova.region_mib,
+            slots=nova.slots,
+            prepare=make_regions(section.libvirt_uri, files),
+            render=render,
+            sessions=regions.programs,
+            look=lambda uuid: self._hypervisor.look_soon(uuid),
+        )
+        self._vsock = VsockGuests(desk, section.run_dir, log_dir, section.vsock_backend)
+        self._hypervisor = HypervisorService(
+            GuestChannels(regions, self._vsock),
+            uri=section.libvirt_uri,
+            files=files,
+            host_devices=host_devices,
+            machines=machines,
+            expected=self._door,
+            vsock_backend=section.vsock_backend,
+        )
+
+    def open(self, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        """Begins to serve them."""
+        try:
+            self._door.open()
+        except OSError as error:
+            log.error("Nova cannot ask for channels: %s: %s", self._run_dir, error.strerror)
+        run(self._doorbell.run())
+        run(self._hypervisor.run())
+
+    async def close(self) -> None:
+        """Closes the doors; guests and their sessions go on."""
+        await self._door.close()
+        await self._vsock.close()

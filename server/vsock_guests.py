@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Guests that come by vsock: who they are, what they may have, and when that ends.
+
+Called by guest_channels.py with what libvirt says. A guest connects to its host's port 9960. Where
+the host's kernel has vhost-vsock, the connection carries the guest's CID, which is one domain's;
+where a process of ours stands in for it (vsock_backends.py), there is a Unix socket for each guest,
+on which nobody but that process is heard. After OpenSession the connection is the worker's, and
+what the guest says besides passes nobody else. It promises that a guest can neither be taken for
+another nor keep others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sluice.hypervisor.ports import RegionOwner, VsockPlace
+from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.vsock_devices import PORT, VHOST_VSOCK, UserSockets, VsockHost
+from sluice.server.guest_bounds import bounded
+from sluice.server.listener import Listener
+from sluice.server.open_session import (
+    MOST_WISH_BYTES,
+    BadOpen,
+    Channel,
+    OpenSession,
+    RefusalError,
+    Status,
+    check_header,
+    pack_open_reply,
+    parse_open_session,
+)
+from sluice.server.peers import PeerGone, peer_of
+from sluice.server.session_desk import SessionDesk
+from sluice.server.sessions import Asker
+from sluice.server.vsock_backends import BackendError, VsockBackend
+
+log = logging.getLogger("sluice.server")
+
+FIRST_FRAME_SECONDS = 10.0
+MOST_CONNECTIONS = 4096
+#: Of one guest: its programs that wait for a grant have one each.
+MOST_OF_GUEST = 256
+_HEADER_BYTES = 16
+
+
+class _Gone(Exception):
+    """The guest's program closed its connection, or its guest is no more."""
+
+
+@dataclass(slots=True)
+class _Guest:
+    """One domain's vsock device."""
+
+    owner: RegionOwner
+    place: VsockPlace
+    request: VgpuRequest
+    listener: Listener | None = None
+    backend: VsockBackend | None = None
+    opening: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class VsockGuests:
+    """Every guest of this host that has a vsock device."""
+
+    def __init__(self, desk: SessionDesk, run_dir: Path, log_dir: Path, backend: str) -> None:
+        """`backend` is the program that stands in for vhost-vsock, a path or a name."""
+        self._desk = desk
+        self._run_dir = run_dir
+        self._log_dir = log_dir
+        self._backend = backend
+        self._guests: dict[str, _Guest] = {}
+        self._listener: Listener | None = None
+
+    # what the hypervisor part tells
+
+    async def add(self, owner: RegionOwner, place: VsockPlace, request: VgpuRequest) -> None:
+        """Serves a domain's device; called again when something about it changed."""
+        guest = self._guests.get(owner.uuid)
+        if guest is not None and guest.place != place:
+            await self.remove(owner.uuid, "the vsock device is another one now")
+            guest = None
+        if guest is not None:
+            guest.owner, guest.request = owner, request
+        else:
+            guest = self._guests[owner.uuid] = _Guest(owner, place, request)
+            log.info("vsock of domain %s joins, %s", owner.name, _where(place))
+        try:
+            if place.cid is not None:
+                self._listen_to_kernel()
+            elif guest.listener is None:
+                await self._serve_device(guest)
+        except (BackendError, OSError) as error:
+            # the caller repeats the step at its next look
+            raise RuntimeError(f"vsock of domain {owner.name} is not served: {error}") from error
+
+    async def remove(self, uuid: str, reason: str) -> None:
+        """Ends every session that came by the domain's device and serves it no more."""
+        guest = self._guests.pop(uuid, None)
+        if guest is None:
+            return
+        if guest.listener:
+            await guest.listener.close()
+        await self._end_all(guest, reason)
+        if guest.backend:
+            guest.backend.close()
+        log.info("vsock of domain %s leaves: %s", guest.owner.name, reason)
+
+    async def stopped(self, uuid: str, reason: str) -> None:
+        """Every process of the guest is gone."""
+        if guest := self._guests.get(uuid):
+            await self._end_all(guest, reason)
+
+    async def close(self) -> None:
+        """The server stops: it listens no more; devices and sessions go on."""
+        if self._listener:
+            await self._listener.close()
+            self._listener = None
+        for guest in self._guests.values():
+            if guest.listener:
+                await guest.listener.close()
+            if guest.backend:
+                guest.backend.let_go()
+
+    # listening
+
+    def _listen_to_kernel(self) -> None:
+        if self._listener:
+            return
+        if not VHOST_VSOCK.exists():
+            raise OSError(errno.ENODEV, f"this host has no {VHOST_VSOCK} (modprobe vhost_vsock)")
+        listening = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+        try:
+            listening.bind((socket.VMADDR_CID_ANY, PORT))
+            listening.listen(128)
+        except OSError:
+            listening.close()
+            raise
+        self._listener = Listener(
+            listening,
+            f"vsock port {PORT}",
+            MOST_CONNECTIONS,
+            self._serve_cid,
+            most_of_address=MOST_OF_GUEST,
+            address_of=lambda peer: f"CID {peer[0]}",
+        )
+        log.info("guests with vhost-vsock: port %d", PORT)
+
+    async def _serve_device(self, guest: _Guest) -> None:
+        program = VsockHost.found(self._backend).program
+        if program is None:
+            raise BackendError(
+                f"[server] vsock_backend: {self._backend or 'none'} is not on this host"
+            )
+        uuid, account = guest.owner.uuid, guest.place.account
+        sockets = UserSockets.of(self._run_dir, uuid)
+        if guest.backend is None:
+            guest.backend = VsockBackend(program, sockets, uuid, account, self._log_dir)
+        guest.backend.prepare()
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sockets.door.unlink(missing_ok=True)
+            listening.bind(str(sockets.door))
+            sockets.door.chmod(0o600)
+            if account and os.geteuid() == 0:
+                os.chown(sockets.door, *account)
+            listening.listen(128)
+            await guest.backend.start()
+        except BaseException:
+            listening.close()
+            raise
+
+        async def serve(connected: socket.socket) -> None:
+            await self._serve_device_of(guest, connected)
+
+        name = f"the vsock door of domain {guest.owner.name}"
+        guest.listener = Listener(listening, name, MOST_OF_GUEST, serve)
+
+    async def _serve_cid(self, connected: socket.socket) -> None:
+        cid = connected.getpeername()[0]
+        guest = next((g for g in self._guests.values() if g.place.cid == cid), None)
+        if guest is None:
+            log.warning("refused CID %s on vsock: no domain with a vGPU has it", cid)
+            refusal = "this VM was given no vGPU; ask for one on its host with `sluice vm attach`"
+            await _refuse(connected, RefusalError(Status.NOT_PERMITTED, refusal))
+            return
+        await self._serve(guest, connected)
+
+    async def _serve_device_of(self, guest: _Guest, connected: socket.socket) -> None:
+        try:
+            peer = peer_of(connected)
+        except PeerGone:
+            return
+        os.close(peer.pidfd)
+        if guest.backend is None or peer.pid != guest.backend.pid:
+            log.warning(
+                "refused pid %d uid %d at the vsock door of domain %s: it is not its device",
+                *(peer.pid, peer.uid, guest.owner.name),
+            )
+            return
+        await self._serve(guest, connected)
+
+    # serving
+
+    async def _serve(self, guest: _Guest, connected: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        guest.opening.add(task)
+        try:
+            await self._open(guest, connected)
+        except RefusalError as refusal:
+            name = guest.owner.name
+            log.warning("refused domain %s on vsock: %s", name, refusal.message)
+            await _refuse(connected, refusal)
+        except TimeoutError:
+            log.info("domain %s connected by vsock and sent no OpenSession", guest.owner.name)
+        except (_Gone, OSError, EOFError) as error:
+            log.info("domain %s left its vsock connection (%s)", guest.owner.name, error)
+        finally:
+            guest.opening.discard(task)
+
+    async def _open(self, guest: _Guest, connected: socket.socket) -> None:
+        async with asyncio.timeout(FIRST_FRAME_SECONDS):
+            wish = parse_open_session(await _read_frame(connected))
+        if wish.channel not in (Channel.AUTO, Channel.VSOCK):
+            raise BadOpen(
+                Status.NOT_SUPPORTED, f"channel {wish.channel} was asked for, and this is vsock"
+            )
+        wish = bounded(guest.owner.name, guest.request, wish)
+        asker = Asker(
+            channel="vsock",
+            host=guest.owner.name,
+            program=wish.program,
+            domain_uuid=guest.owner.uuid,
+            domain_name=guest.owner.name,
+        )
+        connected.setblocking(True)  # as the worker expects it; nothing here waits on it
+        if wish.holds_job:
+            await self._hold(connected, wish, asker)
+            return
+
+        def tell(line: str) -> None:
+            _say(connected, pack_open_reply(Status.NOT_READY, 0, line))
+
+        opening = asyncio.create_task(
+            self._desk.open(wish, asker, {"slot": "0"}, connected.fileno(), tell)
+        )
+        await _unless_closed(opening, connected)
+
+    async def _hold(self, connected: socket.socket, wish: OpenSession, asker: Asker) -> None:
+        part = self._desk.part_of(wish, asker)
+        if part is None:
+            return
+        self._desk.holds.begin(part)
+        _say(connected, pack_open_reply(Status.NOT_READY, 0, "the job is held"))
+        try:
+            await _unless_closed(asyncio.get_running_loop().create_future(), connected)
+        finally:
+            self._desk.holds.end(part)
+
+    async def _end_all(self, guest: _Guest, reason: str) -> None:
+        for task in list(guest.opening):
+            task.cancel()
+        uuid = guest.owner.uuid
+        ending = [
+            session
+            for session in self._desk.served
+            if session.asker.channel == "vsock" and session.asker.domain_uuid == uuid
+        ]
+        for session in ending:
+            self._desk.end(session, reason)
+        for session in ending:
+            await session.gone.wait()
+
+
+def _where(place: VsockPlace) -> str:
+    return f"CID {place.cid}" if place.cid is not None else "by vhost-user"
+
+
+async def _read_frame(connected: socket.socket) -> bytes:
+    """Exactly one frame: what follows it is the worker's. Raises BadOpen, EOFError."""
+    header = await _read(connected, _HEADER_BYTES)
+    size = check_header(header, MOST_WISH_BYTES)
+    return header + await _read(connected, size - _HEADER_BYTES)
+
+
+async def _read(connected: socket.socket, size: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    found = b""
+    while len(found) < size:
+        piece = await loop.sock_recv(connected, size - len(found))
+        if not piece:
+            raise EOFError("closed before OpenSession was complete")
+        found += piece
+    return found
+
+
+async def _unless_closed(work: asyncio.Future[Any], connected: socket.socket) -> None:
+    """Waits for the work; cancels it and raises _Gone when the guest closes the connection."""
+    loop = asyncio.get_running_loop()
+    closed = loop.create_future()
+
+    def look() -> None:
+        with contextlib.suppress(BlockingIOError, InterruptedError):
+            try:
+                if connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    # too early to be anything but the worker's, once there is one
+                    loop.remove_reader(watch)
+                    return
+            except ConnectionError:
+                pass
+            loop.remove_reader(watch)
+            if not closed.done():
+                closed.set_result(None)
+
+    watch = os.dup(connected.fileno())  # the connection may be in another hand by the end
+    loop.add_reader(watch, look)
+    try:
+        await asyncio.wait([work, closed], return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+            return
+        raise _Gone("it closed before its session was open")
+    finally:
+        loop.remove_reader(watch)
+        os.close(watch)
+        if not work.done():
+            work.cancel()
+            await asyncio.wait([work])
+
+
+def _say(connected: socket.socket, reply: bytes) -> None:
+    """A whole reply, at once; a guest that does not read is not waited for."""
+    try:
+        sent = connected.send(reply, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError as error:
+        log.info("a guest cannot be answered on vsock: %s", error)
+        sent = 0
+    if sent < len(reply):
+        with contextlib.suppress(OSError):
+            connected.shutdown(socket.SHUT_RDWR)
+
+
+async def _refuse(connected: socket.socket, refusal: RefusalError) -> None:
+    _say(connected, pack_open_reply(refusal.status, 0, refusal.message))
+    # bytes that nobody read would turn the close into a reset, and the reply would be lost with it
+    connected.setblocking(False)
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, TimeoutError):
+        connected.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(1.0):
+            while await loop.sock_recv(connected, 1 << 16):
+                pass
