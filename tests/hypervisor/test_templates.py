@@ -24,7 +24,8 @@ from sluice.hypervisor.vsock_devices import FIRST_CID
 from .domain_texts import REQUEST, UUID, microvm, ours, pc, q35, region
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("virt-xml-validate") is None, reason="libvirt's schema is not installed"
+    shutil.which("virt-xml-validate") is None or shutil.which("xmllint") is None,
+    reason="libvirt's schema is not installed",
 )
 
 

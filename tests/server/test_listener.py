@@ -66,4 +66,4 @@ def test_without_a_limit_whoever_comes_first_is_served() -> None:
     ],
 )
 def test_a_machine_of_ipv6_is_its_network(host: str, owner: str) -> None:
-    assert _owner_of(host) == owner
+    assert _owner_of((host, 0)) == owner

@@ -238,8 +238,8 @@ Config read_config() {
   constexpr const char* kChannels[] = {"auto", "shm", "ivshmem", "vsock", "tcp"};
   if (std::find(std::begin(kChannels), std::end(kChannels), c.channel) == std::end(kChannels) &&
       c.error.empty())
-    c.error = "the channel \"" + c.channel +
-              "\" is unknown: auto, shm, ivshmem, vsock or tcp is wanted";
+    c.error =
+        "the channel \"" + c.channel + "\" is unknown: auto, shm, ivshmem, vsock or tcp is wanted";
   c.visible = visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), c.vgpu_count);
   return c;
 }

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real guests whose only channel is vsock: sessions, their ends, and who may not come in.
+
+This machine's kernel has no vhost-vsock, so the device is QEMU's vhost-user one with rust-vmm's
+vhost-device-vsock behind it, as on any host without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("libvirt") is None:
+    pytest.skip("libvirt-python is not installed", allow_module_level=True)
+
+import libvirt
+from control_plane import ControlPlane, wait_for
+from folders import let_everybody_in
+
+from sluice.hypervisor.domain_document import parse_domain
+from sluice.hypervisor.vsock_devices import UserSockets
+
+from .conftest import doorbell_pid
+from .guests import Fleet, Guest, GuestProgram, Rig, prepare, region_file
+from .prompted import CHECKOUT, ENDLESS, is_cuda_error
+from .traces import LIMIT
+
+BACKEND = CHECKOUT / "build/tools/bin/vhost-device-vsock"
+FIGURES = {"memory_mib": 64, "compute": 10}
+RIGHT = "compute: wrong 0 of 1000"
+#: A session that hangs where a closed socket should have ended it.
+PROMPT = 15
+
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.skipif(not BACKEND.exists(), reason="no vhost-device-vsock: it needs cargo"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A short one: a Unix socket's path has at most 107 characters."""
+    path = Path("/run") / f"sluice-vsock-{os.getpid()}"
+    path.mkdir()
+    let_everybody_in(path)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def plane(guests_rig: Rig, built: None, folder: Path) -> Iterator[ControlPlane]:
+    running = ControlPlane(
+        folder,
+        server={
+            "enable_kvm": "true",
+            "libvirt_uri": guests_rig.uri,
+            "region_dir": "/dev/shm",
+            "vsock_backend": BACKEND,
+        },
+    )
+    try:
+        running.start_controller()
+        running.start_server()
+        yield running
+    finally:
+        doorbell = doorbell_pid(running)
+        running.close()
+        os.kill(doorbell, signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def fleet(guests_rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
+    guests = Fleet(guests_rig, plane)
+    yield guests
+    guests.close()
+    wait_for(lambda: not backends(plane), LIMIT, "the devices' processes to end")
+    assert not list((plane.folder / "run" / "vsock").iterdir())
+
+
+def sockets_of(plane: ControlPlane, guest: Guest) -> UserSockets:
+    return UserSockets.of(plane.folder / "run", guest.uuid)
+
+
+def backends(plane: ControlPlane) -> list[int]:
+    """The processes of this plane's vhost-user devices."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            of_ours = len(words) > 2 and str(plane.folder).encode() in words[2]
+            if words[0].endswith(b"vhost-device-vsock") and of_ours:
+                found.append(int(process.name))
+    return found
+
+
+def has_device(guest: Guest) -> bool:
+    document = parse_domain(guest.domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE))
+    return document.vsock is not None and document.vsock.user
+
+
+def make(fleet: Fleet, name: str, **figures: object) -> Guest:
+    """A guest that got its request by virsh while it was off, and was then started."""
+    guest = fleet.rig.define_guest(name, mem_mib=384, vcpus=1)
+    fleet.adopt(guest)
+    asked = {**FIGURES, **figures, "channel": "vsock"}
+    written = " ".join(f"{key.replace('_', '-')}='{value}'" for key, value in asked.items())
+    fleet.virsh(
+        *("metadata", guest.name, "https://sluice.dev/xmlns/libvirt/1", "--config"),
+        *("--key", "sluice", "--set", f"<vgpu {written}/>"),
+    )
+    wait_for(lambda: has_device(guest), 10, "the device in the definition")
+    wait_for(lambda: sockets_of(fleet.plane, guest).device.exists(), 10, "its process")
+    boot(guest)
+    return guest
+
+
+def boot(guest: Guest) -> None:
+    guest.start()
+    guest.wait_ready()
+    prepare(guest)
+
+
+@pytest.fixture(scope="module")
+def guest(fleet: Fleet) -> Guest:
+    return make(fleet, "vsocked")
+
+
+def waiting_in(plane: ControlPlane) -> list[object]:
+    """The queue."""
+    found: list[object] = plane.rest.get("/queue").json()["waiting"]
+    return found
+
+
+def wait_nothing_left(plane: ControlPlane) -> None:
+    wait_for(lambda: not plane.grants(), PROMPT, "the grant to return")
+    wait_for(lambda: not plane.session_worker_pids(), PROMPT, "the worker to end")
+
+
+def test_a_program_finds_its_host_by_itself_and_computes(
+    plane: ControlPlane, fleet: Fleet, guest: Guest
+) -> None:
+    program = GuestProgram(guest)
+    assert program.ask("compute") == RIGHT
+    [session] = plane.sessions()
+    told = {"channel": "vsock", "domain_uuid": guest.uuid, "domain_name": guest.name}
+    assert {key: session[key] for key in told} == told
+    program.quit()
+    wait_nothing_left(plane)
+    assert not region_file(guest).exists()
+    assert re.search(r"ok +vsock: the host answers", guest.check("sluice check"))
+    assert "by vhost-user, plugged in" in fleet.vm_says("show", guest.name).stdout
+
+
+def test_of_a_killed_program_nothing_remains(plane: ControlPlane, guest: Guest) -> None:
+    program = GuestProgram(guest)
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    program.signal("KILL")
+    wait_nothing_left(plane)
+
+
+def test_a_killed_worker_is_a_cuda_error(plane: ControlPlane, guest: Guest) -> None:
+    program = GuestProgram(guest)
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    program.say("wait")
+    assert program.is_silent(0.5)
+    [worker] = plane.session_worker_pids()
+    os.kill(worker, signal.SIGKILL)
+    assert is_cuda_error(program.answer(LIMIT))
+    wait_nothing_left(plane)
+
+
+def test_more_than_the_vm_was_given_is_refused(plane: ControlPlane, guest: Guest) -> None:
+    program = GuestProgram(guest, opened=False, SLUICE_GMEM="65")
+    assert is_cuda_error(program.ask("open"))
+    assert f"domain {guest.name} was given 64" in program.errors()
+    assert not plane.grants()
+
+
+def test_a_program_waits_its_turn_and_is_told(plane: ControlPlane, guest: Guest) -> None:
+    plane.rest.put(f"/nodes/{plane.node}/drain").raise_for_status()
+    waiting = GuestProgram(guest, opened=False)
+    waiting.say("open")
+    wait_for(lambda: "sluice: " in waiting.errors(), 20, "a line about the queue")
+    assert waiting.is_silent(0.5)
+    plane.rest.delete(f"/nodes/{plane.node}/drain").raise_for_status()
+    assert waiting.answer() == "open: ok"
+    waiting.quit()
+    wait_nothing_left(plane)
+
+
+def test_a_program_that_dies_waiting_leaves_the_queue(plane: ControlPlane, guest: Guest) -> None:
+    plane.rest.put(f"/nodes/{plane.node}/drain").raise_for_status()
+    waiting = GuestProgram(guest, opened=False)
+    waiting.say("open")
+    wait_for(lambda: waiting_in(plane), 20, "the request")
+    waiting.signal("KILL")
+    wait_for(lambda: not waiting_in(plane), 20, "it to leave")
+    plane.rest.delete(f"/nodes/{plane.node}/drain").raise_for_status()
+
+
+def test_nobody_else_is_heard_at_a_guests_door(plane: ControlPlane, guest: Guest) -> None:
+    """Root of the host apart, nobody gets so far."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
+        stranger.settimeout(10)
+        stranger.connect(str(sockets_of(plane, guest).door))
+        stranger.sendall(bytes(512))
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert sockets_of(plane, guest).folder.stat().st_mode & 0o077 == 0
+
+
+def test_rubbish_is_answered_and_hurts_nobody(plane: ControlPlane, guest: Guest) -> None:
+    program = GuestProgram(guest)
+    send = (
+        "import socket; s = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM); "
+        "s.settimeout(20); s.connect((2, 9960)); s.sendall(bytes({n})); "
+        "print(s.recv(512)[48:].split(b'\\0')[0].decode() if {n} else 'silent')"
+    )
+    said = guest.check('python3 -c "' + send.format(n=600) + '"')
+    assert "a session begins with OpenSession" in said
+    guest.check('python3 -c "' + send.format(n=0) + '"')
+    assert program.ask("compute") == RIGHT
+    program.quit()
+    wait_nothing_left(plane)
+
+
+def test_sessions_and_devices_outlive_the_server(plane: ControlPlane, guest: Guest) -> None:
+    program = GuestProgram(guest)
+    before = backends(plane)
+    plane.stop("server", signal.SIGKILL)
+    plane.start_server()
+    assert program.ask("compute") == RIGHT
+    assert backends(plane) == before
+    second = GuestProgram(guest)
+    assert second.ask("compute") == RIGHT
+    for each in (program, second):
+        each.quit()
+    wait_nothing_left(plane)
+
+
+def test_two_guests_have_each_their_own(plane: ControlPlane, fleet: Fleet, guest: Guest) -> None:
+    other = make(fleet, "vsocked-too", memory_mib=32)
+    programs = [GuestProgram(guest), GuestProgram(other)]
+    found = {s["domain_name"]: s["vgpus"][0]["memory_mib"] for s in plane.sessions()}
+    assert found == {guest.name: 64, other.name: 32}
+    for program in programs:
+        program.quit()
+    wait_nothing_left(plane)
+    fleet.virsh("destroy", other.name)
+
+
+def test_a_guest_destroyed_in_mid_call_leaves_nothing(
+    plane: ControlPlane, fleet: Fleet, guest: Guest
+) -> None:
+    program = GuestProgram(guest)
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    program.say("wait")
+    fleet.virsh("destroy", guest.name)
+    wait_nothing_left(plane)
+    boot(guest)
+    following = GuestProgram(guest)
+    assert following.ask("compute") == RIGHT
+    following.quit()
+    wait_nothing_left(plane)
+
+
+def test_without_its_request_a_guest_is_served_no_more(
+    plane: ControlPlane, fleet: Fleet, guest: Guest
+) -> None:
+    program = GuestProgram(guest)
+    fleet.ask(guest)
+    wait_nothing_left(plane)
+    assert is_cuda_error(program.ask("compute", LIMIT))
+    wait_for(lambda: not has_device(guest), 10, "the device to leave the definition")
+    began = time.monotonic()
+    refused = GuestProgram(guest, opened=False, SLUICE_CHANNEL="vsock")
+    assert is_cuda_error(refused.ask("open", LIMIT))
+    assert time.monotonic() - began < LIMIT
