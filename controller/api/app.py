@@ -26,6 +26,7 @@ from sluice.controller.api.health_routes import health_routes
 from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.metrics_routes import metrics_routes
 from sluice.controller.api.operations import operation_routes
+from sluice.controller.api.reservation_batch import reservation_batch_routes
 from sluice.controller.api.resources import resource_routes
 from sluice.controller.api.share_routes import share_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
@@ -67,6 +68,7 @@ def build_app(
         token_routes(access.tokens),
         enrolment_routes(access.enrolments, desk.pool, access.tokens.wall),
         share_routes(desk),
+        reservation_batch_routes(desk),
         vgpu_routes(desk.pool),
         operation_routes(desk, service),
         attachment_routes(desk, service),
