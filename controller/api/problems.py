@@ -56,6 +56,11 @@ def not_found(kind: str, name: str) -> Problem:
     return Problem(404, f"No such {kind}", f"there is no {kind} {name}; list them at /v1/{kind}s")
 
 
+def store_problem(error: Exception) -> Problem:
+    """What cannot be stored or read now."""
+    return Problem(503, "The store does not work", str(error), headers={"Retry-After": "1"})
+
+
 def document_of(path: str, problem: Problem) -> ProblemDocument:
     """The problem of a request for a path, or of a part of it."""
     return ProblemDocument(
@@ -86,8 +91,7 @@ async def answer_problem(request: Request, error: Exception) -> Any:
 
 async def answer_store_error(request: Request, error: Exception) -> Any:
     """Answers what cannot be stored or read now."""
-    problem = Problem(503, "The store does not work", str(error), headers={"Retry-After": "1"})
-    return problem_answer(request.url.path, problem)
+    return problem_answer(request.url.path, store_problem(error))
 
 
 async def answer_http_error(request: Request, error: Exception) -> Any:

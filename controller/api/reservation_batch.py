@@ -10,17 +10,21 @@ What one item is refused for, or has wrong, is told of that item, by its number,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, ValidationError, WrapValidator
-from pydantic.functional_validators import ModelWrapValidatorHandler
+from pydantic import BaseModel, Field, WrapValidator
 
-from sluice.config.log_ids import request_id
 from sluice.controller.api.authorisation import Operator
+from sluice.controller.api.batches import (
+    AUDIT_KIND,
+    MOST_ITEMS,
+    Malformed,
+    audit_line,
+    or_malformed,
+)
 from sluice.controller.api.operations import carried_out, problem_of
-from sluice.controller.api.problems import Problem, ProblemDocument, document_of, invalid
+from sluice.controller.api.problems import Problem, ProblemDocument, document_of
 from sluice.controller.api.schemas import Name
 from sluice.controller.api.share_routes import (
     ReservationRequest,
@@ -42,7 +46,6 @@ from sluice.controller.pool.reservation_steps import (
 )
 
 PATH = "/v1/reservations:batch"
-MOST_ITEMS = 250  # so that a step of the pool, during which nobody else is heard, is short
 ENDED = "deleted by the operator"
 
 Seen = Annotated[
@@ -72,23 +75,9 @@ class EndItem(BaseModel):
     generation: Seen = None
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """An item that cannot be read."""
-
-    errors: Sequence[Any]
-
-
-def _or_malformed(value: Any, read: ModelWrapValidatorHandler[Any]) -> Any:
-    try:
-        return read(value)
-    except ValidationError as error:
-        return Malformed(error.errors())
-
-
 Item = CreateItem | ResizeItem | EndItem
 # what one has wrong is that one's outcome, so it must not fail the whole
-ItemApart = Annotated[Annotated[Item, Field(discriminator="do")], WrapValidator(_or_malformed)]
+ItemApart = Annotated[Annotated[Item, Field(discriminator="do")], WrapValidator(or_malformed)]
 
 
 class BatchRequest(BaseModel):
@@ -130,14 +119,11 @@ def reservation_batch_routes(desk: GrantDesk) -> APIRouter:
             of_steps = iter(outcomes)
             for place, item in enumerate(items):
                 if isinstance(item, Malformed):
-                    found.append(_malformed(place, item))
+                    found.append(item.problem(place))
                 else:
                     found.append(_told(next(of_steps)))
-                what = f"POST {PATH} items.{place}: {_what(item, found[-1])}, {caller}"
-                name = request_id()
-                operations.note(
-                    "audit.post", caller.id, what + (f", request {name}" if name else "")
-                )
+                line = audit_line(PATH, place, _what(item, found[-1]), caller)
+                operations.note(AUDIT_KIND, caller.id, line)
             return decisions
 
         await carried_out(desk, decide)
@@ -168,12 +154,6 @@ def _step(item: Item) -> ReservationStep:
 
 def _told(outcome: Outcome) -> Reservation | Problem:
     return outcome if isinstance(outcome, Reservation) else problem_of(outcome)
-
-
-def _malformed(place: int, item: Malformed) -> Problem:
-    # the way into the item begins with which kind of item it is, where it could be told
-    errors = [{**error, "loc": error["loc"][1:] or ("do",)} for error in item.errors]
-    return invalid(errors, ("items", place))
 
 
 def _what(item: Item | Malformed, outcome: Reservation | Problem) -> str:
