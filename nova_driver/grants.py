@@ -35,6 +35,7 @@ _ORDER = (Release, Resize, Reserve)
 #: Steps that the controller takes in one call.
 MOST_ITEMS = 250
 NOT_FOUND = 404
+LONGEST_LINE = 250
 
 
 class Grants:
@@ -49,6 +50,7 @@ class Grants:
         self._is_sure = True  # of what is held: no call was left without an answer
         #: What is wrong, by instance; tried again at every pass.
         self.problems: dict[str, str] = {}
+        self._told: set[tuple[str, str]] = set()  # flavors and problems that the event log has
 
     def reconcile(self) -> int:
         """Looks at every instance and every reservation; returns how many steps it took."""
@@ -69,6 +71,8 @@ class Grants:
             actions += self._steps(owner, instance_of(found) if found else None)
         for gone in self.problems.keys() - instances.keys():
             del self.problems[gone]
+        # Nova shows each instance the flavor as it was at its boot: good and bad ones of one name
+        self._told &= {(each.flavor, each.problem) for each in instances.values()}
         done = self._take(actions)
         self._changed_since = latest  # not before: what was not taken is looked at again
         self._end_access(lambda vm: vm not in listed and self._cloud.server(vm) is None)
@@ -152,6 +156,7 @@ class Grants:
         actions = steps(instance, list(self._held.get(owner, {}).values()))
         if instance is not None and instance.problem:
             self._note(owner, instance.problem)
+            self._tell(instance.flavor, instance.problem)
         elif not actions:
             self.problems.pop(owner, None)
         return actions
@@ -249,6 +254,23 @@ class Grants:
             log.warning("instance %s: %s", owner, problem)
         self.problems[owner] = problem
 
+    def _tell(self, flavor: str, problem: str) -> None:
+        """Once for a flavor, however many instances have it: operators read the event log."""
+        if (flavor, problem) in self._told:
+            return
+        body = {
+            "kind": "adapter.openstack.flavor_refused",
+            "subject": _line(flavor),
+            "text": _line(f"{problem}; its instances get no vGPU, and keep what they hold"),
+        }
+        try:
+            self._controller.post("/events", body)
+        except CommandError as error:
+            if error.status == EXIT_UNREACHABLE:
+                raise
+            log.warning("the event log does not take it: %s", error)
+        self._told.add((flavor, problem))
+
     def _differences(self, owner: str, instance: Instance | None) -> list[Difference]:
         subject = f"instance {owner}"
         held = list(self._held.get(owner, {}).values())
@@ -274,6 +296,12 @@ class Grants:
             for each in held
             if each.waiting
         ]
+        why = "a program has vGPUs of one node only; resize the instance, or make room on one node"
+        listed += [
+            Difference(Kind.GRANT, subject, "on one node", ", ".join(each.nodes), why)
+            for each in held
+            if len(each.nodes) > 1
+        ]
         return listed
 
 
@@ -287,6 +315,7 @@ def held_of(reservation: Mapping[str, Any]) -> Held:
         priority=reservation["priority"],
         waiting=reservation["state"] == "waiting",
         generation=reservation["generation"],
+        nodes=tuple(sorted({slot["gpu"].partition(":")[0] for slot in reservation["slots"]})),
     )
 
 
@@ -297,6 +326,11 @@ def enrolment_name(origin: str, instance: str) -> str:
 
 def _owner(action: Action) -> str:
     return action.owner if isinstance(action, Reserve) else action.held.owner
+
+
+def _line(text: str) -> str:
+    """A stranger's text, as the event log takes it."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:LONGEST_LINE]
 
 
 def _verb(action: Action) -> str:

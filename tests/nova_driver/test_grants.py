@@ -178,6 +178,65 @@ def test_a_reservation_that_somebody_ended_is_made_anew(
     assert held(plane) == {uuid: 100}
 
 
+def test_a_flavor_over_several_nodes_is_refused_where_operators_look(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    def events() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = plane.rest.get(
+            "/events", params={"kind": "adapter.openstack.flavor_refused"}
+        ).json()["events"]
+        return found
+
+    wide = {"memory_mib": "100", "compute": "100", "cross_node": "true"}
+    one, two = (nova.put(number, **wide) for number in (1, 2))
+    was = nova.put(3, memory_mib="100", compute="10")
+    grants.reconcile()
+    assert list(held(plane)) == [was]
+    nova.put(3, **wide)  # one that has what it has keeps it
+    grants.reconcile()
+    grants.reconcile_changes()
+    assert list(held(plane)) == [was]
+    assert set(grants.problems) == {one, two, was}
+    [told] = events()
+    assert told["subject"] == "f"
+    assert "on one GPU node so far; leave it out, or give false" in told["text"]
+    nova.put(4, memory_mib="100", compute="10")  # of the same name, as it was before
+    for _ in range(2):
+        grants.reconcile()
+    assert len(events()) == 1
+    [difference] = [d for d in grants.differences() if d.subject == f"instance {one}"]
+    assert "vgpu:cross_node='true'" in difference.found
+    for number in (1, 2, 3):
+        nova.put(number, memory_mib="100", compute="10")
+    assert grants.reconcile_changes() == 2
+    assert grants.problems == {}
+    nova.put(1, **wide)
+    grants.reconcile_changes()
+    assert len(events()) == 1, "said already"
+    nova.put(1, memory_mib="100", compute="10")
+    grants.reconcile()
+    nova.put(1, **wide)
+    grants.reconcile()
+    assert len(events()) == 2, "it was well, and is not any more"
+
+
+def test_vgpus_on_several_nodes_are_a_difference(
+    plane: ControlPlane, nova: FakeNova, grants: Grants, tmp_path: Path
+) -> None:
+    uuid = nova.put(1, memory_mib="100", compute="60", count="2")
+    other = ControlPlane(tmp_path, fake=True, server={"node_name": "node-b"}, pool_of=plane)
+    try:
+        other.start_server()
+        grants.reconcile()
+        [difference] = grants.differences()
+        assert (difference.subject, difference.wanted) == (f"instance {uuid}", "on one node")
+        assert difference.found == f"{plane.node}, node-b"
+        nova.put(1, status="DELETED", memory_mib="100", compute="60", count="2")
+        grants.reconcile()
+    finally:
+        other.close()
+
+
 class Line(httpx.HTTPTransport):
     """The line to the controller: counts changes, and loses answers when it is told to."""
 
