@@ -210,11 +210,7 @@ class Controller:
             403: EXIT_NOT_ALLOWED,
             404: EXIT_NOT_FOUND,
         }.get(answer.status_code, EXIT_REFUSED)
-        try:
-            detail = answer.json()["detail"]
-        except (ValueError, KeyError, TypeError):
-            detail = f"HTTP {answer.status_code} from {self.address}: is that a Sluice controller?"
-        raise CommandError(str(detail), status)
+        raise CommandError(detail_of(answer, self.address), status)
 
     def _answer(self, method: str, path: str, **options: Any) -> httpx.Response:
         """The first answer of a controller that leads; what none was heard by is tried anew."""
@@ -268,6 +264,14 @@ class Controller:
                 raise CommandError(f"{url} names {location}, where the token would be in the clear")
             answer = self._client.request(method, location, **options)
         return answer
+
+
+def detail_of(answer: httpx.Response, address: str) -> str:
+    """Why a controller refuses, in its own words; `address`: who answered, if that is none."""
+    try:
+        return str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code} from {address}: is that a Sluice controller?"
 
 
 def _server_sent(answer: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -93,9 +93,6 @@ def create_flavor(
     count: Annotated[int, typer.Option(help="how many vGPUs")] = 1,
     mode: Annotated[str, typer.Option(help=" or ".join(MODES))] = MODES[0],
     priority: Annotated[int, typer.Option(help="in the pool's queue; higher goes first")] = 0,
-    cross_node: Annotated[
-        bool, typer.Option("--cross-node", help="the vGPUs may be on several GPU nodes")
-    ] = False,
     vcpus: Annotated[int, typer.Option(min=1, help="virtual CPUs")] = 2,
     ram: Annotated[int, typer.Option(min=1, help="memory of the instance, in MiB")] = 4096,
     disk: Annotated[int, typer.Option(min=0, help="root disk, in GiB")] = 20,
@@ -113,7 +110,7 @@ def create_flavor(
     output_format: Output = Format.TABLE,
 ) -> None:
     """Create a flavor whose resources: and vgpu: extra specs belong together."""
-    specs = VgpuSpecs(memory_mib, compute, count, mode, priority, cross_node)
+    specs = VgpuSpecs(memory_mib, compute, count, mode, priority)
     try:
         parse(specs.extra_specs())
     except InvalidSpecs as error:

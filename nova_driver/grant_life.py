@@ -55,6 +55,7 @@ class Instance:
     specs: VgpuSpecs | None = None
     #: Why `specs` cannot be used.
     problem: str = ""
+    flavor: str = ""
 
     @property
     def size(self) -> Size | None:
@@ -75,6 +76,8 @@ class Held:
     priority: int = 0
     waiting: bool = False
     generation: int = 0
+    #: Where its vGPUs are.
+    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,11 @@ def instance_of(server: Mapping[str, Any]) -> Instance:
     """Reads Nova's API, with the flavor embedded."""
     flavor = server.get("flavor") or {}
     specs, problem = None, ""
+    name = str(flavor.get("original_name", "?"))
     try:
         specs = parse(flavor.get("extra_specs") or {})
     except InvalidSpecs as error:
-        problem = f"flavor {flavor.get('original_name', '?')}: {error}"
+        problem = f"flavor {name}: {error}"
     return Instance(
         id=str(server["id"]).lower(),
         project=str(server.get("tenant_id") or ""),
@@ -123,6 +127,7 @@ def instance_of(server: Mapping[str, Any]) -> Instance:
         host=str(server.get("OS-EXT-SRV-ATTR:host") or ""),
         specs=specs,
         problem=problem,
+        flavor=name,
     )
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sluice.cli.rest import EXIT_NOT_FOUND, EXIT_UNREACHABLE, CommandError, Controller
@@ -33,8 +32,10 @@ log = logging.getLogger(__name__)
 
 #: Room is given back before anybody asks for it.
 _ORDER = (Release, Resize, Reserve)
-#: Instances whose steps are taken at a time.
-AT_ONCE = 16
+#: Steps that the controller takes in one call.
+MOST_ITEMS = 250
+NOT_FOUND = 404
+LONGEST_LINE = 250
 
 
 class Grants:
@@ -46,8 +47,10 @@ class Grants:
         self._origin = origin
         self._held: dict[str, dict[str, Held]] = defaultdict(dict)
         self._changed_since = ""
+        self._is_sure = True  # of what is held: no call was left without an answer
         #: What is wrong, by instance; tried again at every pass.
         self.problems: dict[str, str] = {}
+        self._told: set[tuple[str, str]] = set()  # flavors and problems that the event log has
 
     def reconcile(self) -> int:
         """Looks at every instance and every reservation; returns how many steps it took."""
@@ -68,13 +71,16 @@ class Grants:
             actions += self._steps(owner, instance_of(found) if found else None)
         for gone in self.problems.keys() - instances.keys():
             del self.problems[gone]
-        self._changed_since = latest
+        # Nova shows each instance the flavor as it was at its boot: good and bad ones of one name
+        self._told &= {(each.flavor, each.problem) for each in instances.values()}
         done = self._take(actions)
+        self._changed_since = latest  # not before: what was not taken is looked at again
         self._end_access(lambda vm: vm not in listed and self._cloud.server(vm) is None)
         return done
 
     def reconcile_changes(self) -> int:
         """Looks at what has changed since the last pass, and at what has a problem."""
+        self._be_sure()
         actions: list[Action] = []
         seen: set[str] = set()
         latest = self._changed_since
@@ -83,14 +89,15 @@ class Grants:
             latest = max(latest, str(server.get("updated") or ""))
             seen.add(instance.id)
             actions += self._steps(instance.id, instance)
-        self._changed_since = latest
         done = self._take(actions)
+        self._changed_since = latest  # not before: what was not taken is looked at again
         for owner in [owner for owner in self.problems if owner not in seen]:
             done += self.look(owner)
         return done
 
     def look(self, server_id: str) -> int:
         """Looks at one instance."""
+        self._be_sure()
         server = self._cloud.server(server_id)
         return self._take(self._steps(server_id, instance_of(server) if server else None))
 
@@ -125,11 +132,17 @@ class Grants:
 
     # within
 
+    def _be_sure(self) -> None:
+        """What was perhaps done is looked for, before it is asked for once more."""
+        if not self._is_sure:
+            self._renew()
+
     def _renew(self) -> None:
         found = self._controller.every("/reservations", "reservations", origin=self._origin)
         self._held.clear()
         for reservation in found["reservations"]:
             self._remember(reservation)
+        self._is_sure = True
 
     def _remember(self, reservation: Mapping[str, Any]) -> Held:
         held = held_of(reservation)
@@ -143,37 +156,63 @@ class Grants:
         actions = steps(instance, list(self._held.get(owner, {}).values()))
         if instance is not None and instance.problem:
             self._note(owner, instance.problem)
+            self._tell(instance.flavor, instance.problem)
         elif not actions:
             self.problems.pop(owner, None)
         return actions
 
     def _take(self, actions: Iterable[Action]) -> int:
-        by_kind: dict[type[Action], dict[str, list[Action]]] = {kind: {} for kind in _ORDER}
-        for action in actions:
-            by_kind[type(action)].setdefault(_owner(action), []).append(action)
+        """Takes steps, room given back first; returns how many were taken."""
+        ordered = sorted(actions, key=lambda action: _ORDER.index(type(action)))
         done: list[Action] = []
-        with ThreadPoolExecutor(AT_ONCE, "grants") as calls:
-            for instances in by_kind.values():
-                # the controller stores what comes at a time in one go; those of one instance wait
-                for taken in calls.map(self._take_each, instances.values()):
-                    done += taken
+        for begin in range(0, len(ordered), MOST_ITEMS):
+            done += self._take_part(ordered[begin : begin + MOST_ITEMS])
         if gone := {_owner(a) for a in done if isinstance(a, Release) and a.gone}:
             self._end_access(lambda vm: vm in gone)
         return len(done)
 
-    def _take_each(self, actions: Iterable[Action]) -> list[Action]:
-        """Takes steps of one instance, one by one; returns those that were taken."""
-        done = []
-        for action in actions:
-            try:
-                self._carry_out(action)
-                self.problems.pop(_owner(action), None)
-                done.append(action)
-            except CommandError as error:
-                if error.status == EXIT_UNREACHABLE:
-                    raise
+    def _take_part(self, actions: Sequence[Action]) -> list[Action]:
+        """Takes steps in one call; returns those that were taken."""
+        items = [self._item(action) for action in actions]
+        self._is_sure = False
+        try:
+            outcomes = self._controller.post("/reservations:batch", {"items": items})["outcomes"]
+        except CommandError as error:
+            if error.status == EXIT_UNREACHABLE:
+                raise
+            for action in actions:
                 self._note(_owner(action), f"{_verb(action)} refused: {error}")
+            return []
+        self._is_sure = True
+        done: list[Action] = []
+        refused: set[str] = set()
+        for action, outcome in zip(actions, outcomes, strict=True):
+            if self._carried_out(action, outcome):
+                done.append(action)
+            else:
+                refused.add(_owner(action))
+        for owner in {_owner(action) for action in done} - refused:
+            self.problems.pop(owner, None)
         return done
+
+    def _carried_out(self, action: Action, outcome: Mapping[str, Any]) -> bool:
+        """Takes in what became of one; whether it was done."""
+        owner, problem = _owner(action), outcome["problem"]
+        if problem and isinstance(action, Release) and outcome["status"] == NOT_FOUND:
+            self._held[owner].pop(action.held.id, None)
+            return True
+        if problem:
+            self._note(owner, f"{_verb(action)} refused: {problem['detail']}")
+            return False
+        answer = outcome["reservation"]
+        if isinstance(action, Reserve):
+            log.info("instance %s: %s, %s", owner, action.size, answer["state"])
+        elif isinstance(action, Resize):
+            log.info("instance %s: now %s, was %s", owner, action.size, action.held.size)
+        else:
+            log.info("instance %s: given back, %s", owner, action.reason)
+        self._remember(answer)
+        return True
 
     def _end_access(self, is_gone: Callable[[str], bool]) -> None:
         """Withdraws what vendordata gave instances that are no more; their tokens go with it."""
@@ -188,46 +227,49 @@ class Grants:
                     raise
             log.info("instance %s: its access is withdrawn", each["vm"])
 
-    def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Reserve):
-            body = {
-                "owner_kind": "vm",
-                "owner": action.owner,
-                "project": action.project or None,
-                "count": action.size.count,
-                "memory_mib": action.size.memory_mib,
-                "compute_percent": action.size.compute,
-                "priority": action.priority,
-                "wait": True,
-                "origin": self._origin,
-            }
-            answer = self._controller.post("/reservations", body)
-            log.info("instance %s: %s, %s", action.owner, action.size, answer["state"])
-        elif isinstance(action, Resize):
-            body = {
-                "count": action.size.count,
-                "memory_mib": action.size.memory_mib,
-                "compute_percent": action.size.compute,
-            }
-            answer = self._controller.patch(f"/reservations/{action.held.id}", body)
-            log.info(
-                "instance %s: now %s, was %s", action.held.owner, action.size, action.held.size
-            )
-        else:
-            try:
-                answer = self._controller.delete(f"/reservations/{action.held.id}")
-            except CommandError as error:
-                if error.status != EXIT_NOT_FOUND:
-                    raise
-                self._held[action.held.owner].pop(action.held.id, None)
-                return
-            log.info("instance %s: given back, %s", action.held.owner, action.reason)
-        self._remember(answer)
+    def _item(self, action: Action) -> dict[str, Any]:
+        """A step as an item of the controller's REST API."""
+        if isinstance(action, Release):
+            return {"do": "end", "id": action.held.id}
+        sizes = {
+            "count": action.size.count,
+            "memory_mib": action.size.memory_mib,
+            "compute_percent": action.size.compute,
+        }
+        if isinstance(action, Resize):
+            return {"do": "resize", "id": action.held.id, **sizes}
+        return {
+            "do": "create",
+            "owner_kind": "vm",
+            "owner": action.owner,
+            "project": action.project or None,
+            **sizes,
+            "priority": action.priority,
+            "wait": True,
+            "origin": self._origin,
+        }
 
     def _note(self, owner: str, problem: str) -> None:
         if self.problems.get(owner) != problem:
             log.warning("instance %s: %s", owner, problem)
         self.problems[owner] = problem
+
+    def _tell(self, flavor: str, problem: str) -> None:
+        """Once for a flavor, however many instances have it: operators read the event log."""
+        if (flavor, problem) in self._told:
+            return
+        body = {
+            "kind": "adapter.openstack.flavor_refused",
+            "subject": _line(flavor),
+            "text": _line(f"{problem}; its instances get no vGPU, and keep what they hold"),
+        }
+        try:
+            self._controller.post("/events", body)
+        except CommandError as error:
+            if error.status == EXIT_UNREACHABLE:
+                raise
+            log.warning("the event log does not take it: %s", error)
+        self._told.add((flavor, problem))
 
     def _differences(self, owner: str, instance: Instance | None) -> list[Difference]:
         subject = f"instance {owner}"
@@ -254,6 +296,12 @@ class Grants:
             for each in held
             if each.waiting
         ]
+        why = "a program has vGPUs of one node only; resize the instance, or make room on one node"
+        listed += [
+            Difference(Kind.GRANT, subject, "on one node", ", ".join(each.nodes), why)
+            for each in held
+            if len(each.nodes) > 1
+        ]
         return listed
 
 
@@ -267,6 +315,7 @@ def held_of(reservation: Mapping[str, Any]) -> Held:
         priority=reservation["priority"],
         waiting=reservation["state"] == "waiting",
         generation=reservation["generation"],
+        nodes=tuple(sorted({slot["gpu"].partition(":")[0] for slot in reservation["slots"]})),
     )
 
 
@@ -277,6 +326,11 @@ def enrolment_name(origin: str, instance: str) -> str:
 
 def _owner(action: Action) -> str:
     return action.owner if isinstance(action, Reserve) else action.held.owner
+
+
+def _line(text: str) -> str:
+    """A stranger's text, as the event log takes it."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:LONGEST_LINE]
 
 
 def _verb(action: Action) -> str:

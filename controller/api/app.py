@@ -20,12 +20,14 @@ from sluice.controller.api.attachment_routes import attachment_routes
 from sluice.controller.api.authorisation import undeclared
 from sluice.controller.api.description import describe
 from sluice.controller.api.doorway import Doorway
+from sluice.controller.api.enrolment_batch import enrolment_batch_routes
 from sluice.controller.api.enrolment_routes import enrolment_routes
 from sluice.controller.api.event_routes import event_routes
 from sluice.controller.api.health_routes import health_routes
 from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.metrics_routes import metrics_routes
 from sluice.controller.api.operations import operation_routes
+from sluice.controller.api.reservation_batch import reservation_batch_routes
 from sluice.controller.api.resources import resource_routes
 from sluice.controller.api.share_routes import share_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
@@ -66,7 +68,9 @@ def build_app(
         event_routes(desk, access.tokens),
         token_routes(access.tokens),
         enrolment_routes(access.enrolments, desk.pool, access.tokens.wall),
+        enrolment_batch_routes(access.enrolments, desk.pool, access.tokens.wall),
         share_routes(desk),
+        reservation_batch_routes(desk),
         vgpu_routes(desk.pool),
         operation_routes(desk, service),
         attachment_routes(desk, service),

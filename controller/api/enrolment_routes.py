@@ -109,6 +109,73 @@ class Enrolled(BaseModel):
     expires: Time | None
 
 
+async def make_enrolment(
+    book: EnrolmentBook, pool: Pool, body: EnrolmentRequest, caller: Caller
+) -> tuple[Enrolment, str]:
+    """A new enrolment and its secret; raises Problem, StoreError."""
+    role = Role(body.role)
+    if role is Role.NODE and Role.ADMIN not in caller.roles:
+        raise Problem(
+            403,
+            "Not allowed",
+            f"a node's enrolment is for admin, as a node's token is, and {caller.id} is "
+            f"{', '.join(sorted(caller.roles))}; use another token",
+        )
+    project, vm, label = body.project or "", body.vm or "", ""
+    if body.reservation is not None:
+        reservation = _live_reservation(pool, body.reservation)
+        if reservation is None:
+            raise Problem(
+                409,
+                "No such reservation",
+                f"reservation {body.reservation} is not there or has ended; list them at "
+                "/v1/reservations",
+            )
+        if project not in ("", reservation.project):
+            raise Problem(
+                422,
+                "Another's project",
+                f"project is {project}, and reservation {reservation.id} is of "
+                f"{reservation.project}: leave `project` out",
+            )
+        project = reservation.project
+        if reservation.owner_kind is OwnerKind.VM:
+            if vm not in ("", reservation.owner):
+                raise Problem(
+                    422,
+                    "Another's reservation",
+                    f"vm is {vm}, and reservation {reservation.id} is of "
+                    f"{reservation.owner}: leave `vm` out",
+                )
+            vm = reservation.owner
+        elif reservation.owner_kind is OwnerKind.LABEL:
+            label = reservation.owner
+    return await book.create(
+        role,
+        by=caller.id,
+        seconds=body.expires_seconds,
+        name=body.name,
+        project=project,
+        node=body.node or "",
+        vm=vm,
+        label=label,
+        reservation=body.reservation or "",
+        token_seconds=body.token_expires_seconds,
+    )
+
+
+async def withdraw_enrolment_of(book: EnrolmentBook, found: Enrolment, caller: Caller) -> Enrolment:
+    """The enrolment, withdrawn; raises Problem, StoreError."""
+    if found.role is Role.NODE and Role.ADMIN not in caller.roles:
+        raise Problem(403, "Not allowed", "a node's enrolment is withdrawn by an admin")
+    return await book.withdraw(found.id, caller.id)
+
+
+def made_view(enrolment: Enrolment, secret: str, now: float) -> EnrolmentMade:
+    """A new enrolment as JSON."""
+    return EnrolmentMade(**enrolment_view(enrolment, now).model_dump(), secret=secret)
+
+
 def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) -> APIRouter:
     """The handlers, bound to one pool's enrolments; now() is in seconds since the epoch."""
     routes = APIRouter()
@@ -117,10 +184,6 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         if (found := book.enrolments.get(enrolment_id)) is None:
             raise not_found("enrolment", enrolment_id)
         return found
-
-    def live_reservation(reservation_id: str) -> Reservation | None:
-        found = pool.reservations.get(reservation_id)
-        return None if found is None or found.state is ReservationState.ENDED else found
 
     @routes.post(
         "/enrolments",
@@ -132,58 +195,10 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         body: EnrolmentRequest, caller: Operator, response: Response
     ) -> EnrolmentMade:
         """Makes a one-time secret for a new machine; it is in this answer and nowhere else."""
-        role = Role(body.role)
-        if role is Role.NODE and Role.ADMIN not in caller.roles:
-            raise Problem(
-                403,
-                "Not allowed",
-                f"a node's enrolment is for admin, as a node's token is, and {caller.id} is "
-                f"{', '.join(sorted(caller.roles))}; use another token",
-            )
-        project, vm, label = body.project or "", body.vm or "", ""
-        if body.reservation is not None:
-            reservation = live_reservation(body.reservation)
-            if reservation is None:
-                raise Problem(
-                    409,
-                    "No such reservation",
-                    f"reservation {body.reservation} is not there or has ended; list them at "
-                    "/v1/reservations",
-                )
-            if project not in ("", reservation.project):
-                raise Problem(
-                    422,
-                    "Another's project",
-                    f"project is {project}, and reservation {reservation.id} is of "
-                    f"{reservation.project}: leave `project` out",
-                )
-            project = reservation.project
-            if reservation.owner_kind is OwnerKind.VM:
-                if vm not in ("", reservation.owner):
-                    raise Problem(
-                        422,
-                        "Another's reservation",
-                        f"vm is {vm}, and reservation {reservation.id} is of "
-                        f"{reservation.owner}: leave `vm` out",
-                    )
-                vm = reservation.owner
-            elif reservation.owner_kind is OwnerKind.LABEL:
-                label = reservation.owner
-        enrolment, secret = await book.create(
-            role,
-            by=caller.id,
-            seconds=body.expires_seconds,
-            name=body.name,
-            project=project,
-            node=body.node or "",
-            vm=vm,
-            label=label,
-            reservation=body.reservation or "",
-            token_seconds=body.token_expires_seconds,
-        )
+        enrolment, secret = await make_enrolment(book, pool, body, caller)
         set_etag(response, enrolment.generation)
         response.headers["Cache-Control"] = "no-store"
-        return EnrolmentMade(**_view(enrolment, now()).model_dump(), secret=secret)
+        return made_view(enrolment, secret, now())
 
     @routes.get("/enrolments", tags=["enrolments"])
     async def list_enrolments(
@@ -201,14 +216,16 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
 
         wanted = filter(is_wanted, book.enrolments.values())
         shown, marker = page(wanted, lambda e: (e.created, e.id), limit, marker)
-        return EnrolmentList(enrolments=[_view(e, moment) for e in shown], next_marker=marker)
+        return EnrolmentList(
+            enrolments=[enrolment_view(e, moment) for e in shown], next_marker=marker
+        )
 
     @routes.get("/enrolments/{enrolment_id}", tags=["enrolments"], responses=_404)
     async def show_enrolment(enrolment_id: str, _: Operator, response: Response) -> EnrolmentView:
         """One enrolment."""
         found = enrolment_of(enrolment_id)
         set_etag(response, found.generation)
-        return _view(found, now())
+        return enrolment_view(found, now())
 
     @routes.delete(
         "/enrolments/{enrolment_id}",
@@ -221,11 +238,9 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         """Withdraws it: the secret is refused from now on, and its token is revoked."""
         found = enrolment_of(enrolment_id)
         check_generation(if_match, "enrolment", enrolment_id, found.generation)
-        if found.role is Role.NODE and Role.ADMIN not in caller.roles:
-            raise Problem(403, "Not allowed", "a node's enrolment is withdrawn by an admin")
-        found = await book.withdraw(enrolment_id, caller.id)
+        found = await withdraw_enrolment_of(book, found, caller)
         set_etag(response, found.generation)
-        return _view(found, now())
+        return enrolment_view(found, now())
 
     @routes.post(
         "/enrol",
@@ -236,7 +251,7 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
     async def enrol(caller: Annotated[Caller, needs(ENROLMENT)], response: Response) -> Enrolled:
         """Exchanges the enrolment whose secret is shown for a token of the machine's own, once."""
         enrolment = book.enrolments[caller.enrolment]
-        if enrolment.reservation and live_reservation(enrolment.reservation) is None:
+        if enrolment.reservation and _live_reservation(pool, enrolment.reservation) is None:
             raise Problem(
                 409,
                 "Reservation is over",
@@ -262,11 +277,17 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
     return routes
 
 
+def _live_reservation(pool: Pool, reservation_id: str) -> Reservation | None:
+    found = pool.reservations.get(reservation_id)
+    return None if found is None or found.state is ReservationState.ENDED else found
+
+
 def _role(enrolment: Enrolment) -> Literal["tenant", "node"]:
     return "node" if enrolment.role is Role.NODE else "tenant"
 
 
-def _view(enrolment: Enrolment, now: float) -> EnrolmentView:
+def enrolment_view(enrolment: Enrolment, now: float) -> EnrolmentView:
+    """An enrolment as JSON; `now` in seconds since the epoch."""
     return EnrolmentView(
         id=enrolment.id,
         role=_role(enrolment),

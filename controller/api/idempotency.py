@@ -198,9 +198,13 @@ def _without_secrets(body: str) -> str:
         value = json.loads(body)
     except ValueError:
         return ""
+    return json.dumps(_blanked(value))
+
+
+def _blanked(value: Any) -> Any:
     if isinstance(value, dict):
-        value = {k: "" if k in SECRET_FIELDS else v for k, v in value.items()}
-    return json.dumps(value)
+        return {k: "" if k in SECRET_FIELDS else _blanked(v) for k, v in value.items()}
+    return [_blanked(each) for each in value] if isinstance(value, list) else value
 
 
 async def _whole_body(receive: Receive) -> bytes:

@@ -21,7 +21,7 @@ from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, ServerGone
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
-from sluice.controller.pool.impossible import Impossible, Unknown
+from sluice.controller.pool.impossible import Impossible, Outdated, Unknown
 from sluice.controller.pool.model import GpuKey, GpuMode, Grant
 from sluice.controller.store.store import StoreError
 
@@ -59,14 +59,21 @@ class GrantSize(BaseModel):
     compute_percent: int = Field(0, ge=0, le=100)
 
 
+def problem_of(error: Impossible | Unknown | Outdated) -> Problem:
+    """What the pool could not do, as a problem."""
+    if isinstance(error, Unknown):
+        return not_found(error.kind, error.name)
+    if isinstance(error, Outdated):
+        return Problem(412, "Generation has changed", str(error))
+    return Problem(409, "Not possible", str(error))
+
+
 async def carried_out(desk: GrantDesk, decide: Callable[[], Decisions]) -> None:
     """Takes a step; what cannot be is a problem document, what is not stored an error."""
     try:
         stored = await desk.step(decide)
-    except Impossible as error:
-        raise Problem(409, "Not possible", str(error)) from None
-    except Unknown as error:
-        raise not_found(error.kind, error.name) from None
+    except (Impossible, Unknown, Outdated) as error:
+        raise problem_of(error) from None
     if not stored:
         raise StoreError(f"it is done, but not stored yet: {desk.trouble}")
 

@@ -7,6 +7,7 @@ application/problem+json. Every document says what was wanted, what was found, a
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -55,9 +56,14 @@ def not_found(kind: str, name: str) -> Problem:
     return Problem(404, f"No such {kind}", f"there is no {kind} {name}; list them at /v1/{kind}s")
 
 
-def problem_answer(path: str, problem: Problem) -> JSONResponse:
-    """The problem as the answer to a request for a path."""
-    document = ProblemDocument(
+def store_problem(error: Exception) -> Problem:
+    """What cannot be stored or read now."""
+    return Problem(503, "The store does not work", str(error), headers={"Retry-After": "1"})
+
+
+def document_of(path: str, problem: Problem) -> ProblemDocument:
+    """The problem of a request for a path, or of a part of it."""
+    return ProblemDocument(
         title=problem.title,
         status=problem.status,
         detail=problem.detail,
@@ -65,8 +71,12 @@ def problem_answer(path: str, problem: Problem) -> JSONResponse:
         cuda_error=problem.cuda_error,
         request_id=request_id() or None,
     )
+
+
+def problem_answer(path: str, problem: Problem) -> JSONResponse:
+    """The problem as the answer to a request for a path."""
     return JSONResponse(
-        document.model_dump(exclude_none=True),
+        document_of(path, problem).model_dump(exclude_none=True),
         status_code=problem.status,
         media_type="application/problem+json",
         headers=problem.headers,
@@ -81,8 +91,7 @@ async def answer_problem(request: Request, error: Exception) -> Any:
 
 async def answer_store_error(request: Request, error: Exception) -> Any:
     """Answers what cannot be stored or read now."""
-    problem = Problem(503, "The store does not work", str(error), headers={"Retry-After": "1"})
-    return problem_answer(request.url.path, problem)
+    return problem_answer(request.url.path, store_problem(error))
 
 
 async def answer_http_error(request: Request, error: Exception) -> Any:
@@ -101,9 +110,14 @@ async def answer_http_error(request: Request, error: Exception) -> Any:
 async def answer_invalid(request: Request, error: Exception) -> Any:
     """Answers a body or parameter that is not as described."""
     assert isinstance(error, RequestValidationError)
+    return problem_answer(request.url.path, invalid(error.errors()))
+
+
+def invalid(errors: Iterable[Mapping[str, Any]], place: Sequence[str | int] = ()) -> Problem:
+    """What pydantic finds wrong, by the place of each field; `place`: of what was looked at."""
     parts = [
-        f"{'.'.join(str(step) for step in e['loc'])}: {e['msg']} (found {e.get('input')!r:.80})"
-        for e in error.errors()
+        f"{'.'.join(str(step) for step in (*place, *e['loc']))}: {e['msg']} "
+        f"(found {e.get('input')!r:.80})"
+        for e in errors
     ]
-    problem = Problem(422, "Invalid request", "; ".join(parts))
-    return problem_answer(request.url.path, problem)
+    return Problem(422, "Invalid request", "; ".join(parts))

@@ -32,6 +32,7 @@ from sluice.controller.pool.model import (
     ReservationState,
     UsageRecord,
 )
+from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import StoreError
 
 HOUR_SECONDS = 3600
@@ -188,6 +189,57 @@ class WaitingList(BaseModel):
     total: int
 
 
+def refuse_in_trouble(desk: GrantDesk) -> None:
+    """Raises StoreError rather than that there is no room, which nobody looks for then."""
+    if desk.trouble:
+        raise StoreError(f"nothing is reserved for now: {desk.trouble}")
+
+
+def new_reservation(wanted: ReservationRequest) -> Reservation:
+    """The record of what is asked for, as it begins."""
+    return Reservation(
+        id=secrets.token_hex(8),
+        owner_kind=OwnerKind(wanted.owner_kind),
+        owner=wanted.owner,
+        project=wanted.project or DEFAULT_PROJECT,
+        count=wanted.count,
+        memory_mib=wanted.memory_mib,
+        compute_percent=wanted.compute_percent,
+        priority=wanted.priority,
+        node=wanted.node or "",
+        created=time.time(),
+        origin=wanted.origin or "",
+    )
+
+
+def reservation_view(pool: Pool, reservation: Reservation) -> ReservationView:
+    """A reservation as JSON."""
+    grants = pool.grants_of_reservation(reservation)
+    return ReservationView(
+        id=reservation.id,
+        state=reservation.state.value,
+        owner_kind=reservation.owner_kind.value,
+        owner=reservation.owner,
+        project=reservation.project,
+        count=reservation.count,
+        memory_mib=reservation.memory_mib,
+        compute_percent=reservation.compute_percent,
+        priority=reservation.priority,
+        node=reservation.node,
+        slots=[
+            SlotView(gpu=str(s.key), memory_mib=s.memory_mib, compute_percent=s.compute_percent)
+            for s in reservation.slots
+        ],
+        drawn_mib=sum(v.memory_mib + v.overhead_mib for g in grants for v in g.vgpus),
+        grants=[grant.id for grant in grants],
+        created=time_of(reservation.created),
+        ended=time_of(reservation.ended) if reservation.ended is not None else None,
+        reason=reservation.reason,
+        origin=reservation.origin,
+        generation=reservation.generation,
+    )
+
+
 def share_routes(desk: GrantDesk) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
@@ -199,30 +251,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
         return found
 
     def view(reservation: Reservation) -> ReservationView:
-        grants = pool.grants_of_reservation(reservation.id)
-        return ReservationView(
-            id=reservation.id,
-            state=reservation.state.value,
-            owner_kind=reservation.owner_kind.value,
-            owner=reservation.owner,
-            project=reservation.project,
-            count=reservation.count,
-            memory_mib=reservation.memory_mib,
-            compute_percent=reservation.compute_percent,
-            priority=reservation.priority,
-            node=reservation.node,
-            slots=[
-                SlotView(gpu=str(s.key), memory_mib=s.memory_mib, compute_percent=s.compute_percent)
-                for s in reservation.slots
-            ],
-            drawn_mib=sum(v.memory_mib + v.overhead_mib for g in grants for v in g.vgpus),
-            grants=[grant.id for grant in grants],
-            created=time_of(reservation.created),
-            ended=time_of(reservation.ended) if reservation.ended is not None else None,
-            reason=reservation.reason,
-            origin=reservation.origin,
-            generation=reservation.generation,
-        )
+        return reservation_view(pool, reservation)
 
     def quota_view(project: str) -> QuotaView:
         limit = pool.quotas.limits.get(project) or Quota(project, generation=0)
@@ -269,21 +298,8 @@ def share_routes(desk: GrantDesk) -> APIRouter:
     )
     async def create_reservation(body: ReservationRequest, _: Operator) -> ReservationView:
         """Holds room for an owner, or lets it wait for room."""
-        if desk.trouble:  # rather than that there is no room, which nobody looks for now
-            raise StoreError(f"nothing is reserved for now: {desk.trouble}")
-        reservation = Reservation(
-            id=secrets.token_hex(8),
-            owner_kind=OwnerKind(body.owner_kind),
-            owner=body.owner,
-            project=body.project or DEFAULT_PROJECT,
-            count=body.count,
-            memory_mib=body.memory_mib,
-            compute_percent=body.compute_percent,
-            priority=body.priority,
-            node=body.node or "",
-            created=time.time(),
-            origin=body.origin or "",
-        )
+        refuse_in_trouble(desk)
+        reservation = new_reservation(body)
         await carried_out(desk, lambda: operations.reserve(reservation, wait=body.wait))
         return view(reservation)
 

@@ -12,6 +12,7 @@ same secret one gets a token; and that an enrolment which is withdrawn takes its
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Iterable
 from typing import Literal
@@ -20,7 +21,9 @@ from pydantic import BaseModel, ConfigDict
 
 from sluice.controller.auth.tokens import Role, Token, TokenBook, hash_of
 from sluice.controller.pool.model import Document, DocumentRemoved, Event
-from sluice.controller.store.store import Store
+from sluice.controller.store.store import Store, StoreError
+
+log = logging.getLogger("sluice.controller")
 
 COLLECTION = "enrolments"
 PREFIX = "sluice_enrol_"  # so that it is not taken for a token, by people or by us
@@ -166,6 +169,14 @@ class EnrolmentBook:
         event = Event(now, "enrolment.withdrawn", known.id, f"by {by}")
         await self._store.commit([_document(known), event])
         return known
+
+    async def note(self, events: Iterable[Event]) -> None:
+        """Lines of the audit trail for what was done here: done it is, even if they are lost."""
+        lines = list(events)
+        try:
+            await self._store.commit(lines)
+        except StoreError as error:
+            log.error("the audit trail lacks %d line(s): %s", len(lines), error)
 
     def _changed(self, enrolment: Enrolment, **changes: object) -> Enrolment:
         changed = enrolment.model_copy(update={**changes, "generation": enrolment.generation + 1})

@@ -15,3 +15,7 @@ class Unknown(Exception):
         super().__init__(f"there is no {kind} {name}")
         self.kind = kind
         self.name = name
+
+
+class Outdated(Exception):
+    """Something has changed since the caller looked; the message says what to look at again."""

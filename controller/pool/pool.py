@@ -212,14 +212,13 @@ class Pool:
         """An owner's reservations that have not ended, oldest first."""
         return self._books.reservations.owned(kind, name)
 
-    def grants_of_reservation(self, reservation_id: str) -> list[Grant]:
+    def grants_of_reservation(self, reservation: Reservation) -> list[Grant]:
         """The live grants that draw on a reservation."""
-        reservation = self.reservations[reservation_id]
         found = {
             grant.id: grant
             for key in {slot.key for slot in reservation.slots}
             for grant in self._books.live_on_gpu(key)
-            if grant.reservation == reservation_id
+            if grant.reservation == reservation.id
         }
         return list(found.values())
 

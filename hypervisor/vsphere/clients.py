@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Client VMs: what their administrators wish becomes a reservation, an enrolment and guestinfo.
 
-Called by service.py, a VM at a time. It owns what is known of the controller's records of these
-VMs. It promises that a VM that is as wished costs no call, that a wish which cannot be read or held
-changes nothing and is told (`refused`, and once in the event log), and that a VM which wishes
-nothing any more, or is gone, leaves neither reservation nor token behind.
+Called by service.py, for all VMs at a time that have something to be seen to. It owns what is known
+of the controller's records of these VMs. It promises that a VM that is as wished costs no call,
+that a wish which cannot be read or held changes nothing and is told (`refused`, and once in the
+event log), and that a VM which wishes nothing any more, or is gone, leaves neither reservation nor
+token behind.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.config.vsphere import VsphereConfig
+from sluice.hypervisor.vsphere.batched_calls import BatchedCalls
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.enrolments import Enrolments
 from sluice.hypervisor.vsphere.errors import ControllerRefused
@@ -26,6 +28,7 @@ from sluice.hypervisor.vsphere.wishes import Wish, WishError, parse, wanted_text
 log = logging.getLogger("sluice.vsphere")
 
 Write = Callable[[Vm, dict[str, str]], Awaitable[None]]
+Step = Callable[[], Awaitable[None]]
 LONGEST_EVENT = 250
 
 
@@ -35,6 +38,7 @@ class Clients:
     def __init__(self, config: VsphereConfig, line: ControllerLine, write: Write) -> None:
         self._section = config.clients
         self._line = line
+        self._calls = BatchedCalls(line, "reservation")
         self._write = write
         self._origin = config.vcenter.name
         self._info = GuestInfo()
@@ -45,13 +49,12 @@ class Clients:
 
     async def load(self, enrolments: list[dict[str, Any]]) -> None:
         """Takes in what the controller has; what is there twice is given back."""
-        for each in self.enrolments.take(enrolments):
-            await self._line.delete(f"/enrolments/{each['id']}")
+        await self.enrolments.load(enrolments)
         self.reservations = {}
         found = await self._line.every("/reservations", "reservations", origin=self._origin)
         for each in found:
             if each["owner"] in self.reservations:
-                await self._line.delete(f"/reservations/{each['id']}")
+                await self._calls.remove("end", each["id"])
             else:
                 self.reservations[each["owner"]] = each
 
@@ -64,19 +67,26 @@ class Clients:
         """Whether it is chosen."""
         return wanted_text(vm, self._section) is not None
 
-    async def reconcile(self, vm: Vm) -> None:
-        """Brings a VM to what it wishes; raises VsphereError."""
+    async def reconcile(self, vm: Vm) -> Step | None:
+        """Sees to what a VM wishes of the pool, and returns what brings it to its guest, if any.
+
+        Both raise VsphereError. In between, the VM's secret is not made yet: it is good for minutes
+        only, and vCenter may be long at others' reconfigurations.
+        """
         text = wanted_text(vm, self._section)
         if text is None:
             await self.remove(vm.instance_uuid, vm)
-            return
+            return None
         try:
             wish = parse(text, self._section)
-        except WishError as error:
-            await self._refuse(vm, str(error))
-            return
-        try:
             reservation = await self._reserve(vm, wish)
+        except (WishError, ControllerRefused) as refused:
+            await self._refuse(vm, str(refused))
+            return None
+        return lambda: self._bring(vm, wish, reservation)
+
+    async def _bring(self, vm: Vm, wish: Wish, reservation: dict[str, Any] | None) -> None:
+        try:
             secret = await self._enrol(vm, wish, reservation)
         except ControllerRefused as refused:
             await self._refuse(vm, str(refused))
@@ -93,7 +103,7 @@ class Clients:
         had = uuid in self.known
         await self.enrolments.withdraw(uuid)
         if reservation := self.reservations.get(uuid):
-            await self._line.delete(f"/reservations/{reservation['id']}")
+            await self._calls.remove("end", reservation["id"])
             self.reservations.pop(uuid, None)
         if had:
             log.info("VM %s is no client any more", vm.name if vm else uuid)
@@ -118,12 +128,12 @@ class Clients:
                 old and not new for old, new in zip(has, wanted, strict=True)
             )
             if not wish.reserves or anew:
-                await self._line.delete(f"/reservations/{known['id']}")
+                await self._calls.remove("end", known["id"])
                 self.reservations.pop(uuid, None)
                 known = None
             elif has != wanted:
                 size = {"count": wanted[0], "memory_mib": wanted[1], "compute_percent": wanted[2]}
-                known = await self._line.patch(f"/reservations/{known['id']}", size)
+                known = await self._calls.ask("resize", id=known["id"], **size)
                 self.reservations[uuid] = known
         if known is None and wish.reserves:
             body = {
@@ -136,7 +146,7 @@ class Clients:
                 "wait": True,
                 "origin": self._origin,
             }
-            known = self.reservations[uuid] = await self._line.post("/reservations", body)
+            known = self.reservations[uuid] = await self._calls.ask("create", **body)
             log.info("VM %s (%s): reservation %s", vm.name, uuid, known["id"])
         return known
 

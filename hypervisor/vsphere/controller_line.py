@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from sluice.cli.rest import detail_of
 from sluice.config.ini import ConfigError
 from sluice.config.vsphere import ControllerSection, placed
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable
@@ -22,6 +23,7 @@ from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable
 PATIENCE_SECONDS = 30.0
 MOST_WAITS = 60  # of a second or so each, when it asks too often
 PAGE = 1000
+AT_ONCE = 16  # calls; those that come at a time share the controller's writes
 
 
 class ControllerLine:
@@ -45,6 +47,7 @@ class ControllerLine:
         self._client = httpx.AsyncClient(
             timeout=PATIENCE_SECONDS, headers=headers, verify=tls, trust_env=False
         )
+        self._turns = asyncio.Semaphore(AT_ONCE)
         self.calls = 0
 
     async def close(self) -> None:
@@ -89,6 +92,10 @@ class ControllerLine:
             marker = {"marker": part["next_marker"]}
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
+        async with self._turns:
+            return await self._answer(method, path, **options)
+
+    async def _answer(self, method: str, path: str, **options: Any) -> Any:
         trouble = ""
         for _ in range(MOST_WAITS):
             for base in list(self._bases):
@@ -112,7 +119,7 @@ class ControllerLine:
                     trouble = "no controller leads"
                     continue
                 if answer.status_code >= 400:
-                    raise ControllerRefused(_detail(answer), answer.status_code)
+                    raise ControllerRefused(detail_of(answer, self.addresses), answer.status_code)
                 return answer.json() if answer.content else None
             else:
                 raise self._unreachable(trouble)
@@ -125,10 +132,3 @@ class ControllerLine:
 
 def _seconds(text: str) -> float:
     return min(30.0, float(text)) if text.isascii() and text.isdigit() else 1.0
-
-
-def _detail(answer: httpx.Response) -> str:
-    try:
-        return str(answer.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        return f"HTTP {answer.status_code}: is that a Sluice controller?"

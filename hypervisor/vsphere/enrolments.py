@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from sluice.hypervisor.vsphere.batched_calls import BatchedCalls
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.errors import ControllerRefused
 from sluice.hypervisor.vsphere.guestinfo import value_of
@@ -24,12 +25,13 @@ class Enrolments:
 
     def __init__(self, line: ControllerLine, origin: str, role: str) -> None:
         self._line = line
+        self._calls = BatchedCalls(line, "enrolment")
         self._prefix = f"{origin} "
         self._role = role
         self.by_vm: dict[str, Enrolment] = {}
 
     def take(self, listed: list[Enrolment]) -> list[Enrolment]:
-        """Takes in the controller's list; returns what is superfluous, to be withdrawn."""
+        """Takes in the controller's list; returns what is superfluous."""
         self.by_vm, extra = {}, []
         for each in listed:
             if each["role"] != self._role or not each["name"].startswith(self._prefix):
@@ -39,6 +41,11 @@ class Enrolments:
                 extra.append(self.by_vm[uuid])
             self.by_vm[uuid] = each
         return extra
+
+    async def load(self, listed: list[Enrolment]) -> None:
+        """Takes in the controller's list; what is superfluous is withdrawn."""
+        for each in self.take(listed):
+            await self._calls.remove("withdraw", each["id"])
 
     async def current(self, vm: Vm) -> Enrolment | None:
         """The VM's, with its state as it is now: it may have been used or renewed meanwhile."""
@@ -70,7 +77,7 @@ class Enrolments:
     async def make(self, uuid: str, seconds: int, **wish: Any) -> dict[str, str]:
         """A new one, as keys of guestinfo; the secret is kept nowhere else."""
         body = {"role": self._role, "name": self._prefix + uuid, "expires_seconds": seconds, **wish}
-        made = await self._line.post("/enrolments", body)
+        made = await self._calls.ask("create", **body)
         secret = str(made.pop("secret"))
         self.by_vm[uuid] = made
         return {"enrolment": secret, "enrolment_id": str(made["id"])}
@@ -78,5 +85,5 @@ class Enrolments:
     async def withdraw(self, uuid: str) -> None:
         """The VM's is over, and its token revoked."""
         if known := self.by_vm.get(uuid):
-            await self._line.delete(f"/enrolments/{known['id']}")
+            await self._calls.remove("withdraw", known["id"])
             self.by_vm.pop(uuid, None)

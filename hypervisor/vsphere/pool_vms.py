@@ -41,8 +41,7 @@ class PoolVms:
 
     async def load(self, enrolments: list[dict[str, Any]]) -> None:
         """Takes in what the controller has."""
-        for each in self.enrolments.take(enrolments):
-            await self._line.delete(f"/enrolments/{each['id']}")
+        await self.enrolments.load(enrolments)
 
     def is_pool_vm(self, vm: Vm) -> bool:
         """Whether it is to be a node, or was one."""

@@ -15,10 +15,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
+from typing import TypeVar
 
 from sluice.config.vsphere import Credentials, VsphereConfig
-from sluice.hypervisor.vsphere.clients import Clients
+from sluice.hypervisor.vsphere.clients import Clients, Step
 from sluice.hypervisor.vsphere.connection import Vcenter
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.errors import (
@@ -36,7 +37,10 @@ from sluice.hypervisor.vsphere.tags import TagReader
 
 log = logging.getLogger("sluice.vsphere")
 
-AT_ONCE = 8  # VMs that are worked on at a time
+Result = TypeVar("Result")
+
+AT_ONCE = 8  # VMs that vCenter reconfigures for us at a time
+TOLD_AT_ONCE = 64  # VMs whose secrets are made in one go, and then wait for vCenter
 RETRY_SECONDS = 5
 LONGEST_DELAY_SECONDS = 30.0
 LOGIN_DELAY_SECONDS = 300.0  # a wrong password that is tried often locks the account
@@ -62,6 +66,7 @@ class VsphereService:
         self.clients = Clients(config, line, self._write)
         self.pool = PoolVms(config, line, self._write)
         self._stop = asyncio.Event()
+        self._writes = asyncio.Semaphore(AT_ONCE)
         self._vcenter: Vcenter | None = None
         self._inventory: Inventory | None = None
         self._uuids: dict[str, str] = {}  # of VMs by their ids, the gone ones' too until seen to
@@ -195,32 +200,41 @@ class VsphereService:
         gone = known - there
         if self._too_many(len(gone), len(known), "are not in vCenter's inventory"):
             return
-        for uuid in gone:
-            await self._gone(uuid)
+        ended = await asyncio.gather(*(self._gone(uuid) for uuid in gone), return_exceptions=True)
+        for failed in ended:
+            if failed is not None:
+                raise failed
 
     async def _reconcile(self, inventory: Inventory, ids: Iterable[str]) -> None:
-        limit = asyncio.Semaphore(AT_ONCE)
         failed: set[str] = set()
+        told: set[str] = set()  # a controller that does not answer fails a thousand VMs alike
         lost: list[SessionLost] = []
 
-        async def one(vm_id: str) -> None:
-            async with limit:
-                try:
-                    await self._one(inventory, vm_id)
-                except SessionLost as error:
-                    lost.append(error)
-                    failed.add(vm_id)
-                except VsphereError as error:
+        async def attempt(vm_id: str, step: Awaitable[Result]) -> Result | None:
+            try:
+                return await step
+            except SessionLost as error:
+                lost.append(error)
+                failed.add(vm_id)
+            except VsphereError as error:
+                failed.add(vm_id)
+                if str(error) not in told:
+                    told.add(str(error))
                     log.warning("%s", error)
-                    failed.add(vm_id)
-                    if isinstance(error, Unreachable):
-                        self._resync_at = time.monotonic() + RETRY_SECONDS
+                if isinstance(error, Unreachable):
+                    self._resync_at = time.monotonic() + RETRY_SECONDS
+            return None
 
         work = sorted(vm_id for vm_id in ids if self._needs(inventory, vm_id))
         ended = {vm_id for vm_id in work if self._wishes_no_more(inventory.vm(vm_id))}
         if self._too_many(len(ended), len(self.clients.known), "wish nothing any more"):
             work = [vm_id for vm_id in work if vm_id not in ended]
-        await asyncio.gather(*(one(vm_id) for vm_id in work))
+        # all at a time, so that what they ask of the controller is put together there
+        rest = await asyncio.gather(*(attempt(i, self._one(inventory, i)) for i in work))
+        later = [(vm_id, step) for vm_id, step in zip(work, rest, strict=True) if step]
+        while later:
+            part, later = later[:TOLD_AT_ONCE], later[TOLD_AT_ONCE:]
+            await asyncio.gather(*(attempt(vm_id, step()) for vm_id, step in part))
         self._pending = failed
         if lost:
             raise lost[0]
@@ -259,27 +273,30 @@ class VsphereService:
         )
         return True
 
-    async def _one(self, inventory: Inventory, vm_id: str) -> None:
+    async def _one(self, inventory: Inventory, vm_id: str) -> Step | None:
+        """Sees to a VM; returns what is then to be done in its guestinfo, if anything."""
         vm = inventory.vm(vm_id)
         if vm is None:
             uuid = self._uuids.pop(vm_id)
             self._info.forget(vm_id)
             if uuid not in self._uuids.values():  # else it was registered anew, as another id
                 await self._gone(uuid)
-        elif self.pool.is_pool_vm(vm):
-            if vm.instance_uuid in self.clients.known:
-                await self.clients.remove(vm.instance_uuid, None)
-            await self.pool.reconcile(vm, inventory.host(vm.host))
-        else:
-            await self.clients.reconcile(vm)
+            return None
+        if not self.pool.is_pool_vm(vm):
+            return await self.clients.reconcile(vm)
+        if vm.instance_uuid in self.clients.known:
+            await self.clients.remove(vm.instance_uuid, None)
+        host = inventory.host(vm.host)
+        return lambda: self.pool.reconcile(vm, host)
 
     async def _gone(self, uuid: str) -> None:
         await self.clients.remove(uuid, None)
         await self.pool.remove(uuid)
 
     async def _write(self, vm: Vm, values: dict[str, str]) -> None:
-        vcenter, inventory = self._vcenter, self._inventory
-        if vcenter is None or inventory is None:
-            raise SessionLost("there is no session with vCenter now")
-        target = inventory.object(vm.id)
-        await asyncio.to_thread(self._info.write, vcenter, vm, target, values)
+        async with self._writes:
+            vcenter, inventory = self._vcenter, self._inventory
+            if vcenter is None or inventory is None:
+                raise SessionLost("there is no session with vCenter now")
+            target = inventory.object(vm.id)
+            await asyncio.to_thread(self._info.write, vcenter, vm, target, values)

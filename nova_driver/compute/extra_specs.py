@@ -28,9 +28,13 @@ MODE_MEANING = (
     "reserved: held for the instance from its boot on; on-demand: taken from the pool while a "
     "program runs."
 )
-CROSS_NODE_MEANING = "Whether the vGPUs may be on several GPU nodes; vgpu:compute is then 100."
+CROSS_NODE_MEANING = (
+    "Whether a program's vGPUs may be on several GPU nodes. Only false: a program's session, and "
+    "with it all its vGPUs, is on one node so far."
+)
 KEYS = (*NUMBERS, "mode", "cross_node")
-_TRUE, _FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+_TRUE = ("true", "yes", "1", "on")
+FALSE = ("false", "no", "0", "off")
 _SHOWN_CHARACTERS = 60
 
 
@@ -51,7 +55,6 @@ class VgpuSpecs:
     count: int = 1
     mode: str = "reserved"
     priority: int = 0
-    cross_node: bool = False
 
     @property
     def is_reserved(self) -> bool:
@@ -76,7 +79,6 @@ class VgpuSpecs:
             "compute": str(self.compute),
             "mode": self.mode,
             "priority": str(self.priority),
-            "cross_node": "true" if self.cross_node else "false",
         }
         specs = {NAMESPACE + key: value for key, value in ours.items()}
         specs |= {f"resources:{name}": str(amount) for name, amount in self.resources.items()}
@@ -100,15 +102,10 @@ def parse(extra_specs: Mapping[str, str]) -> VgpuSpecs | None:
     mode = ours.get("mode", MODES[0])
     if mode not in MODES:
         problems.append(f"{NAMESPACE}mode={_shown(mode)}: give {' or '.join(MODES)}")
-    cross_node = _truth("cross_node", ours.get("cross_node", "false"), problems)
-    if cross_node and numbers["compute"] != 100:
-        problems.append(
-            f"{NAMESPACE}cross_node needs whole GPUs: give {NAMESPACE}compute=100, or leave "
-            "cross_node out"
-        )
+    _refuse_cross_node(ours.get("cross_node", "false"), problems)
     if problems:
         raise InvalidSpecs(problems)
-    return VgpuSpecs(mode=mode, cross_node=cross_node, **numbers)
+    return VgpuSpecs(mode=mode, **numbers)
 
 
 def _number(key: str, text: str | None, problems: list[str]) -> int:
@@ -124,10 +121,14 @@ def _number(key: str, text: str | None, problems: list[str]) -> int:
     return value
 
 
-def _truth(key: str, text: str, problems: list[str]) -> bool:
-    if text.lower() not in _TRUE + _FALSE:
-        problems.append(f"{NAMESPACE}{key}={_shown(text)}: give true or false")
-    return text.lower() in _TRUE
+def _refuse_cross_node(text: str, problems: list[str]) -> None:
+    if text.lower() in _TRUE:
+        problems.append(
+            f"{NAMESPACE}cross_node={_shown(text)}: the vGPUs of a program are on one GPU node so "
+            "far; leave it out, or give false"
+        )
+    elif text.lower() not in FALSE:
+        problems.append(f"{NAMESPACE}cross_node={_shown(text)}: leave it out, or give false")
 
 
 def _shown(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nova.api.validation.extra_specs import base
 
-from .extra_specs import CROSS_NODE_MEANING, MODE_MEANING, MODES, NAMESPACE, NUMBERS
+from .extra_specs import CROSS_NODE_MEANING, FALSE, MODE_MEANING, MODES, NAMESPACE, NUMBERS
 
 
 def register() -> list[base.ExtraSpecValidator]:
@@ -33,6 +33,6 @@ def register() -> list[base.ExtraSpecValidator]:
         base.ExtraSpecValidator(
             name=f"{NAMESPACE}cross_node",
             description=CROSS_NODE_MEANING,
-            value={"type": bool, "description": CROSS_NODE_MEANING},
+            value={"type": str, "description": CROSS_NODE_MEANING, "enum": list(FALSE)},
         ),
     ]

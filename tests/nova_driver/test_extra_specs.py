@@ -17,13 +17,21 @@ def test_a_flavor_without_our_keys_asks_for_nothing() -> None:
 
 
 def test_defaults() -> None:
-    assert parse(SMALLEST) == VgpuSpecs(1024, 25, 1, "reserved", 0, False)
+    assert parse(SMALLEST) == VgpuSpecs(1024, 25, 1, "reserved", 0)
 
 
 def test_what_is_written_is_read_back() -> None:
-    specs = VgpuSpecs(4096, 100, 2, "reserved", -5, True)
+    specs = VgpuSpecs(4096, 100, 2, "reserved", -5)
     assert parse(specs.extra_specs()) == specs
     assert specs.resources == {"CUSTOM_SLUICE_VGPU_MIB": 8192, "CUSTOM_SLUICE_VGPU_COMPUTE": 200}
+
+
+def test_several_nodes_are_refused_with_whole_gpus_too() -> None:
+    whole = {"vgpu:memory_mib": "1024", "vgpu:compute": "100", "vgpu:count": "2"}
+    assert parse({**whole, "vgpu:cross_node": "false"}) == parse(whole)
+    with pytest.raises(InvalidSpecs, match="on one GPU node so far"):
+        parse({**whole, "vgpu:cross_node": "true"})
+    assert not any("cross_node" in key for key in VgpuSpecs(1024, 100, 2).extra_specs())
 
 
 def test_on_demand_takes_nothing_of_placement() -> None:
@@ -45,8 +53,9 @@ def test_on_demand_takes_nothing_of_placement() -> None:
         ("count", "65", "1 to 64"),
         ("priority", "-1001", "-1000 to 1000"),
         ("mode", "dedicated", "give reserved or on-demand"),
-        ("cross_node", "maybe", "give true or false"),
-        ("cross_node", "true", "give vgpu:compute=100"),
+        ("cross_node", "maybe", "leave it out, or give false"),
+        ("cross_node", "true", "are on one GPU node so far; leave it out, or give false"),
+        ("cross_node", "YES", "are on one GPU node so far"),
         ("memory", "1024", "vgpu:'memory' is unknown: there are count, memory_mib"),
         ("count", "9" * 5000, "give a number"),
         ("mode", "\x1b[2J\n", "'\\x1b[2J\\n'"),

@@ -7,16 +7,18 @@ a cell out, forgetting, a thousand instances) happens at will.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane, running, wait_for
 
 pytest.importorskip("openstack")
 
-from sluice.cli.rest import Controller, Credentials
+from sluice.cli.rest import CommandError, Controller, Credentials
 from sluice.nova_driver.grants import Grants
 
 ORIGIN = "openstack.R1"
@@ -174,6 +176,137 @@ def test_a_reservation_that_somebody_ended_is_made_anew(
     assert grants.reservation_changed(reservation["id"]) == uuid
     assert grants.look(uuid) == 1
     assert held(plane) == {uuid: 100}
+
+
+def test_a_flavor_over_several_nodes_is_refused_where_operators_look(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    def events() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = plane.rest.get(
+            "/events", params={"kind": "adapter.openstack.flavor_refused"}
+        ).json()["events"]
+        return found
+
+    wide = {"memory_mib": "100", "compute": "100", "cross_node": "true"}
+    one, two = (nova.put(number, **wide) for number in (1, 2))
+    was = nova.put(3, memory_mib="100", compute="10")
+    grants.reconcile()
+    assert list(held(plane)) == [was]
+    nova.put(3, **wide)  # one that has what it has keeps it
+    grants.reconcile()
+    grants.reconcile_changes()
+    assert list(held(plane)) == [was]
+    assert set(grants.problems) == {one, two, was}
+    [told] = events()
+    assert told["subject"] == "f"
+    assert "on one GPU node so far; leave it out, or give false" in told["text"]
+    nova.put(4, memory_mib="100", compute="10")  # of the same name, as it was before
+    for _ in range(2):
+        grants.reconcile()
+    assert len(events()) == 1
+    [difference] = [d for d in grants.differences() if d.subject == f"instance {one}"]
+    assert "vgpu:cross_node='true'" in difference.found
+    for number in (1, 2, 3):
+        nova.put(number, memory_mib="100", compute="10")
+    assert grants.reconcile_changes() == 2
+    assert grants.problems == {}
+    nova.put(1, **wide)
+    grants.reconcile_changes()
+    assert len(events()) == 1, "said already"
+    nova.put(1, memory_mib="100", compute="10")
+    grants.reconcile()
+    nova.put(1, **wide)
+    grants.reconcile()
+    assert len(events()) == 2, "it was well, and is not any more"
+
+
+def test_vgpus_on_several_nodes_are_a_difference(
+    plane: ControlPlane, nova: FakeNova, grants: Grants, tmp_path: Path
+) -> None:
+    uuid = nova.put(1, memory_mib="100", compute="60", count="2")
+    other = ControlPlane(tmp_path, fake=True, server={"node_name": "node-b"}, pool_of=plane)
+    try:
+        other.start_server()
+        grants.reconcile()
+        [difference] = grants.differences()
+        assert (difference.subject, difference.wanted) == (f"instance {uuid}", "on one node")
+        assert difference.found == f"{plane.node}, node-b"
+        nova.put(1, status="DELETED", memory_mib="100", compute="60", count="2")
+        grants.reconcile()
+    finally:
+        other.close()
+
+
+class Line(httpx.HTTPTransport):
+    """The line to the controller: counts changes, and loses answers when it is told to."""
+
+    changes = 0
+    loses = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if request.method != "GET":
+            self.changes += 1
+            if self.loses:
+                answer.close()
+                raise httpx.ReadError("the line broke")
+        return answer
+
+
+def by(plane: ControlPlane, nova: FakeNova, line: Line) -> Grants:
+    controller = Controller(f"127.0.0.1:{plane.rest_port}", line, Credentials())
+    return Grants(nova, controller, ORIGIN)  # type: ignore[arg-type]
+
+
+def test_a_thousand_instances_are_four_calls_and_one_that_is_refused_is_one(
+    plane: ControlPlane, nova: FakeNova, grants: Grants, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(1000):
+        nova.put(number, memory_mib="1", compute="1")
+    refused = nova.put(500, memory_mib="16000000", compute="1")
+    line = Line()
+    many = by(plane, nova, line)
+    began = time.monotonic()
+    assert many.reconcile() == 999
+    took = time.monotonic() - began
+    assert line.changes == 4
+    assert list(many.problems) == [refused]
+    assert many.reconcile() == 0
+    for number in range(1000):
+        nova.put(number, status="DELETED", memory_mib="1", compute="1")
+    line.changes = 0
+    began = time.monotonic()
+    assert many.reconcile_changes() == 999
+    assert line.changes == 4
+    gone = time.monotonic() - began
+    with capsys.disabled():
+        print(f"\n1,000 instances: first pass {took:.2f} s, all of them gone {gone:.2f} s")
+
+
+def test_a_lost_answer_makes_nothing_twice(
+    plane: ControlPlane, nova: FakeNova, grants: Grants
+) -> None:
+    line = Line()
+    unlucky = by(plane, nova, line)
+    nova.put(1, memory_mib="100", compute="10")
+    assert unlucky.reconcile() == 1
+    two = nova.put(2, memory_mib="100", compute="10")
+    line.loses = True
+    with pytest.raises(CommandError, match="does not answer"):
+        unlucky.reconcile_changes()
+    line.loses = False
+    assert unlucky.reconcile_changes() == 0, "it was made, and is found"
+    found = plane.rest.get("/reservations").json()["reservations"]
+    assert [each["owner"] for each in found].count(two) == 1
+    # and what never came there is done then
+    three = nova.put(3, memory_mib="100", compute="10")
+    plane.stop("controller")
+    with pytest.raises(CommandError, match="does not answer"):
+        unlucky.reconcile_changes()
+    plane.start_controller()
+    wait_for(lambda: plane.node_state() == "up")
+    assert unlucky.reconcile_changes() == 1
+    assert three in held(plane)
 
 
 def test_access_goes_with_the_instance(plane: ControlPlane, nova: FakeNova, grants: Grants) -> None:

@@ -14,6 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from adapter import Rig
 
+    from sluice.hypervisor.vsphere.model import Vm
+
 pytestmark = pytest.mark.vsphere
 
 VMS = 1000
@@ -36,6 +38,7 @@ async def test_a_thousand_clients(large: Rig, capsys: pytest.CaptureFixture[str]
     from pyVmomi import vim
 
     from sluice.config.vsphere import read_credentials, read_vsphere_config
+    from sluice.hypervisor.vsphere.batched_calls import MOST_ITEMS
     from sluice.hypervisor.vsphere.controller_line import ControllerLine
     from sluice.hypervisor.vsphere.service import VsphereService
 
@@ -78,6 +81,47 @@ async def test_a_thousand_clients(large: Rig, capsys: pytest.CaptureFixture[str]
             f"{resync_calls} calls to read its lists, {quiet} when nothing is due "
             f"({time.monotonic() - began:.1f} s in all)"
         )
-    assert took[0][1] == VMS, "a call for each VM that is new"
+    assert took[0][1] == VMS // MOST_ITEMS, "what is new is asked for in as few calls as it takes"
     assert resync_calls <= 6
     assert quiet == 0
+
+
+async def test_secrets_are_made_when_they_are_about_to_be_told(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are good for minutes, as long as vCenter may take for all: few wait for it at a time."""
+    from pyVmomi import vim
+
+    from sluice.config.vsphere import read_credentials, read_vsphere_config
+    from sluice.hypervisor.vsphere import service as service_module
+    from sluice.hypervisor.vsphere.controller_line import ControllerLine
+
+    monkeypatch.setattr(service_module, "TOLD_AT_ONCE", 3)
+    machines = rig.vcenter.all(vim.VirtualMachine)
+    assert len(machines) == 8
+    for vm in machines:
+        rig.vcenter.set_attribute(vm, "count=1 memory=1 compute=1")
+    config = read_vsphere_config(rig.config)
+    line = ControllerLine(config.controller)
+    service = service_module.VsphereService(config, read_credentials(config.vcenter), line)
+    write, written, untold, calls = service.clients._write, 0, [0], [0]
+
+    async def watched(vm: Vm, values: dict[str, str]) -> None:
+        nonlocal written
+        untold.append(len(service.clients.enrolments.by_vm) - written)
+        await write(vm, values)
+        written += 1
+        calls.append(line.calls)
+
+    service.clients._write = watched
+    task = asyncio.create_task(service.run())
+    while written < len(machines):
+        assert not task.done()
+        await asyncio.sleep(0.05)
+    assert max(untold) == 3
+    lists, reservations, enrolments = 2, 1, 3
+    assert calls[len(machines)] == lists + reservations + enrolments
+    await service.stop()
+    await asyncio.wait_for(task, 60)
+    await line.close()
+    assert [each["state"] for each in rig.enrolments()] == ["open"] * len(machines)

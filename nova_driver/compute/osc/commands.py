@@ -72,7 +72,7 @@ class ShowVgpu(command.ShowOne):  # type: ignore[misc]
         names = COLUMNS + (POOL_COLUMNS if held is not None else ())
         shown = dict(zip(names, _row(server, asked, held), strict=True))
         if isinstance(asked, VgpuSpecs):
-            shown |= {"Priority": asked.priority, "Cross Node": asked.cross_node}
+            shown |= {"Priority": asked.priority}
         else:
             shown["Problem"] = str(asked)
         return tuple(_field(name) for name in shown), tuple(shown.values())
