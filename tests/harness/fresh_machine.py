@@ -85,13 +85,16 @@ class FreshMachine:
         )
         assert self._holder.stdout
         if self._holder.stdout.readline() != "ready\n":
-            raise RuntimeError((self._folder / "holder.err").read_text())
+            self._holder.wait()
+            said = (self._folder / "holder.err").read_text()
+            shutil.rmtree(self._folder)  # with the namespace its mounts are gone
+            raise RuntimeError(f"no fresh machine: {said}")
 
     def _inside(self, *words: str) -> list[str]:
         target = ["nsenter", "--target", str(self._holder.pid), *self._flags]
         return [*target, f"--wd={self.home}", "--", *words]
 
-    def run(self, command: str, variables: Mapping[str, str], *, seconds: float = 120) -> str:
+    def run(self, command: str, variables: Mapping[str, str], *, seconds: float = 300) -> str:
         """Runs a command by bash in the home folder; what it printed, RuntimeError if it failed."""
         done = subprocess.run(
             self._inside("bash", "-o", "pipefail", "-c", command),

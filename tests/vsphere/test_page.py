@@ -34,6 +34,7 @@ pytestmark = pytest.mark.vsphere
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BUNDLE = Path("dist/sluice-guest-x86_64.tar.gz")
+TOLD = {f"guestinfo.sluice.{key}" for key in ("role", "controller", "enrolment")}
 UNITS = "/opt/sluice/systemd"
 PACKAGES = "build-essential cmake ninja-build pkg-config python3-dev python3-venv"
 
@@ -76,10 +77,10 @@ class Vm:
 
     def run(self, command: str, variables: Mapping[str, str]) -> str:
         if "enrol" in command:  # which would wait, but its stand-in sees what it was given once
-            wait_for(lambda: "guestinfo.sluice.enrolment" in self._told(), 30)
+            wait_for(lambda: self._told().keys() >= TOLD, 30, "vCenter to tell the VM")
         told = self._told()
         said = self.machine.run(command, variables)
-        if "guestinfo.sluice.enrolment" in told and "enrol" in command:
+        if "enrol" in command and told.keys() >= TOLD:
             self._rig.vcenter.set_extra(self.vm, guestinfo__sluice__enrolment="")
         return said
 
