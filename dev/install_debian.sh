@@ -5,7 +5,7 @@
 # `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in.
 set -eu
 build="build-essential cmake ninja-build pkg-config git python3-dev python3-venv libgtest-dev etcd-server"
-rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev busybox-static kmod iproute2"
+rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libvirt-dev libxml2-utils busybox-static kmod iproute2 udev"
 packages="dpkg-dev rpm"
 images="$packages mmdebstrap cpio dosfstools"
 case ${1:-build} in
