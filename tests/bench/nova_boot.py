@@ -33,6 +33,7 @@ from tests.openstack.conftest import (  # noqa: E402
     Pool,
     connect,
     make_image,
+    remove_images,
     remove_instances,
     running_stack,
 )
@@ -117,6 +118,7 @@ def measure(rounds: int) -> list[Figure]:
                 print(f"{said}; load {os.getloadavg()[0]:.1f}", flush=True)
         finally:
             remove_instances(cloud)
+            remove_images(cloud)
             adapter.stop()
     return [
         figure

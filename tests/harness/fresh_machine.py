@@ -56,6 +56,9 @@ class FreshMachine:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """`folders` are more that it sees: path on it → folder of this machine."""
+        for place in SHARED:
+            if str(Path(__file__).resolve()).startswith(f"{place}/sluice"):
+                raise RuntimeError(f"{place}/sluice* is not seen in it: move the checkout")
         # not below a test's folder: the sockets of services lie in it
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-machine-"))
         self._folder.chmod(0o755)

@@ -305,10 +305,14 @@ def other(rig: OpenStackRig, pool: Pool, books: Books) -> Iterator[OtherHost]:
 @pytest.fixture(scope="session")
 def image(rig: OpenStackRig, cloud: Any) -> Any:
     """An image whose kernel and initramfs boot in seconds without KVM."""
-    for old in list(cloud.image.images()):
-        if old.name.startswith("rig-"):
-            cloud.image.delete_image(old)
+    remove_images(cloud)
     return make_image(rig, cloud, "rig-guest")
+
+
+def remove_images(cloud: Any, begin: str = "rig-") -> None:
+    for old in list(cloud.image.images()):
+        if old.name.startswith(begin):
+            cloud.image.delete_image(old)
 
 
 def make_image(rig: OpenStackRig, cloud: Any, name: str, **files: Path) -> Any:

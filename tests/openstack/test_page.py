@@ -18,7 +18,7 @@ from cuda_compiler import compiler_environment
 from fresh_machine import FreshMachine
 from walkthrough import Instead, Walkthrough
 
-from .conftest import CHECKOUT, make_image
+from .conftest import CHECKOUT, make_image, remove_images
 
 if TYPE_CHECKING:
     from tests.rigs.openstack.rig import OpenStackRig
@@ -101,9 +101,8 @@ def leftovers(cloud: Any) -> Iterator[None]:
             cloud.compute.wait_for_delete(server, interval=0.5, wait=60)
         if found := cloud.compute.find_flavor("gpu.small"):
             cloud.compute.delete_flavor(found)
-        for image in list(cloud.image.images()):
-            if image.name == "gpu-image" or image.name.startswith("rig-gpu-image"):
-                cloud.image.delete_image(image)
+        for begin in ("gpu-image", "rig-gpu-image"):
+            remove_images(cloud, begin)
 
     remove()
     yield
