@@ -7,14 +7,17 @@ Needs what `make test-openstack` needs (root; Nova, Placement, Glance, Neutron a
 build/openstack, the guest bundle) and starts all of it: a real Nova with our driver on libvirt,
 guests without KVM, the pool with the software GPU. A round boots one instance of each flavor, in
 turn the one first and the other, from the request until Nova says ACTIVE and until the first line
-of the guest's own first process on the console. Both flavors have the same memory and processors.
-An instance, and what it held, is gone before the next one is asked for.
+of the guest's own first process on the console; beside them stands what nova-compute says that its
+driver took, which leaves out the waiting of APIs for a busy machine. Both flavors have the same
+memory and processors. An instance, and what it held, is gone from all books before the next one is
+asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -58,8 +61,8 @@ class Boots:
         plain = cloud.compute.create_flavor(name="rig.plain", ram=256, vcpus=1, disk=0)
         self._flavors = {WITH: pool.make_flavor(rig, "rig.vgpu", SIZE), WITHOUT: plain.id}
 
-    def boot(self, kind: str) -> tuple[float, float]:
-        """Seconds from the request until ACTIVE, and until the guest's sign of life."""
+    def boot(self, kind: str) -> tuple[float, float, float]:
+        """Seconds from the request until ACTIVE, until the guest's sign of life; the driver's."""
         begun = time.perf_counter()
         server = self._cloud.compute.create_server(
             name=kind, flavor_id=self._flavors[kind], image_id=self._image.id, networks="none"
@@ -76,13 +79,23 @@ class Boots:
             if time.perf_counter() - begun > LIMIT_SECONDS:
                 raise TimeoutError(f"{kind}: active after {active} s; {_read(console)[-2000:]}")
             time.sleep(0.05)
+        said = re.compile(rf"{server.id}\] Took ([0-9.]+) seconds to spawn")
+        found = wait_for(lambda: said.search(self._rig.tail("nova-compute", 50_000)), 10, "its log")
         delete(self._cloud, server)
-        wait_for(lambda: not self._held(), 60, "the grant to be given back")
-        return active, alive
+        self.settle()
+        return active, alive, float(found[1])
 
-    def _held(self) -> list[Any]:
-        found = self._pool.rest.get("/reservations").json()["reservations"]
-        return [each for each in found if each["state"] == "held"]
+    def settle(self) -> None:
+        """Waits until nothing is held, and Placement and the pool agree."""
+        check = ("check", "--config", str(self._pool.adapter_conf))
+
+        def agree() -> bool:
+            held = self._pool.rest.get("/reservations").json()["reservations"]
+            if any(each["state"] == "held" for each in held):
+                return False
+            return self._pool.sluice_openstack(*check, rig=self._rig).returncode == 0
+
+        wait_for(agree, LIMIT_SECONDS, "the books to agree")
 
 
 def _read(path: Path) -> str:
@@ -94,17 +107,14 @@ def _read(path: Path) -> str:
 
 def measure(rounds: int) -> list[Figure]:
     """The figures, on an OpenStack that is started for them."""
-    took: dict[str, list[tuple[float, float]]] = {WITH: [], WITHOUT: []}
+    took: dict[str, list[tuple[float, float, float]]] = {WITH: [], WITHOUT: []}
     with running_stack() as (rig, pool):
         cloud = connect(rig)
         remove_instances(cloud)
         adapter = Adapter(rig, pool)
         try:
-            check = ("check", "--config", str(pool.adapter_conf))
-            wait_for(
-                lambda: pool.sluice_openstack(*check, rig=rig).returncode == 0, 180, "Placement"
-            )
             boots = Boots(rig, pool, cloud)
+            boots.settle()
             for kind in (WITH, WITHOUT):  # the image gets to the host with the first
                 boots.boot(kind)
             for number in range(rounds):
@@ -112,7 +122,7 @@ def measure(rounds: int) -> list[Figure]:
                 for kind in order:
                     took[kind].append(boots.boot(kind))
                 said = ", ".join(
-                    f"{kind} {took[kind][-1][0]:.2f} s, alive {took[kind][-1][1]:.2f} s"
+                    "{} {:.2f} s, alive {:.2f} s, driver {:.2f} s".format(kind, *took[kind][-1])
                     for kind in (WITH, WITHOUT)
                 )
                 print(f"{said}; load {os.getloadavg()[0]:.1f}", flush=True)
@@ -122,7 +132,7 @@ def measure(rounds: int) -> list[Figure]:
             adapter.stop()
     return [
         figure
-        for name, which in (("nova_active", 0), ("nova_alive", 1))
+        for which, name in enumerate(("nova_active", "nova_alive", "nova_spawn"))
         for figure in _compare(name, *([each[which] for each in took[k]] for k in (WITH, WITHOUT)))
     ]
 
