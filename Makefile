@@ -29,7 +29,7 @@ test-rigs: build/.rig programs native guest-bundle ## tests with real guests und
 test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_SEED
 	$(PY) -m pytest -q -s -m chaos tests/chaos
 
-test-vsphere: build/.vsphere ## vSphere's part against a simulated vCenter (built here from Go modules), 1,000 client VMs among it
+test-vsphere: build/.vsphere programs native guest-bundle ## vSphere's part against a simulated vCenter (built here from Go modules), 1,000 client VMs among it
 	$(PY) -m pytest -q -m vsphere tests/vsphere
 
 test-openstack: build/.openstack programs native guest-bundle ## instances with vGPUs on a real Keystone, Placement, Glance, Neutron and Nova

@@ -7,6 +7,7 @@ which saves developers half a minute.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 #: Without openstacksdk (the extra `openstack`) the other tests run all the same.
 collect_ignore = (
-    [] if importlib.util.find_spec("openstack") else ["test_instances.py", "test_hosts.py"]
+    []
+    if importlib.util.find_spec("openstack")
+    else ["test_instances.py", "test_hosts.py", "test_page.py"]
 )
 
 
@@ -131,8 +134,8 @@ class OtherHost:
         self.host.kill()
 
 
-@pytest.fixture(scope="session")
-def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
+@contextlib.contextmanager
+def running_stack() -> Iterator[tuple[OpenStackRig, Pool]]:
     """OpenStack with our driver, and the pool that it gives vGPUs of."""
     from tests.rigs.openstack.rig import OpenStackRig, Settings
 
@@ -177,6 +180,12 @@ def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
 
 
 @pytest.fixture(scope="session")
+def stack() -> Iterator[tuple[OpenStackRig, Pool]]:
+    with running_stack() as both:
+        yield both
+
+
+@pytest.fixture(scope="session")
 def driver_installed() -> OpenStackRig:
     """Nova's environment with our driver in it; nothing runs for that."""
     from tests.rigs.openstack.rig import OpenStackRig, Settings
@@ -196,30 +205,58 @@ def pool(stack: tuple[OpenStackRig, Pool]) -> Pool:
     return stack[1]
 
 
-@pytest.fixture(scope="session")
-def adapter(rig: OpenStackRig, pool: Pool) -> Iterator[subprocess.Popen[bytes]]:
+LISTENING = b"listening to Nova's notifications"
+
+
+class Adapter:
     """`sluice openstack serve`."""
-    with (pool.folder / "adapter.out").open("ab") as out:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-W", "ignore", "-m", "sluice.cli", "openstack", "serve"),
-                *("--config", str(pool.adapter_conf)),
-            ],
-            env=pool.environment(rig),
-            stdout=out,
-            stderr=out,
-        )
-    yield process
-    process.terminate()
-    assert process.wait(30) == 0
+
+    def __init__(self, rig: OpenStackRig, pool: Pool) -> None:
+        self._rig, self._pool = rig, pool
+        self.start()
+
+    def start(self) -> None:
+        """Returns when it follows Nova, and a signal ends it in order."""
+        path = self._pool.folder / "adapter.out"
+        with path.open("ab") as out:
+            before = out.tell()
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-W", "ignore", "-m", "sluice.cli", "openstack", "serve"),
+                    *("--config", str(self._pool.adapter_conf)),
+                ],
+                env=self._pool.environment(self._rig),
+                stdout=out,
+                stderr=out,
+            )
+        wait_for(lambda: LISTENING in path.read_bytes()[before:], 60, "the adapter to listen")
+
+    def stop(self) -> None:
+        self._process.terminate()
+        assert self._process.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def adapter(rig: OpenStackRig, pool: Pool) -> Iterator[Adapter]:
+    started = Adapter(rig, pool)
+    yield started
+    started.stop()
 
 
 @pytest.fixture(scope="session")
 def cloud(rig: OpenStackRig) -> Iterator[Any]:
     """openstacksdk's connection as the administrator; no instance is left from an earlier run."""
+    connection = connect(rig)
+    remove_instances(connection)
+    yield connection
+    remove_instances(connection)
+
+
+def connect(rig: OpenStackRig) -> Any:
+    """openstacksdk's connection as the administrator."""
     import openstack
 
-    connection = openstack.connect(
+    return openstack.connect(
         load_envvars=False,
         load_yaml_config=False,
         auth_type="password",
@@ -230,9 +267,6 @@ def cloud(rig: OpenStackRig) -> Iterator[Any]:
         },
         identity_api_version="3",
     )
-    remove_instances(connection)
-    yield connection
-    remove_instances(connection)
 
 
 def remove_instances(cloud: Any) -> None:
@@ -247,7 +281,7 @@ def remove_instances(cloud: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def books(rig: OpenStackRig, pool: Pool, adapter: subprocess.Popen[bytes], cloud: Any) -> Books:
+def books(rig: OpenStackRig, pool: Pool, adapter: Adapter, cloud: Any) -> Books:
     from books import Books
 
     return Books(rig, pool, cloud)
@@ -271,15 +305,24 @@ def other(rig: OpenStackRig, pool: Pool, books: Books) -> Iterator[OtherHost]:
 @pytest.fixture(scope="session")
 def image(rig: OpenStackRig, cloud: Any) -> Any:
     """An image whose kernel and initramfs boot in seconds without KVM."""
+    remove_images(cloud)
+    return make_image(rig, cloud, "rig-guest")
+
+
+def remove_images(cloud: Any, begin: str = "rig-") -> None:
+    for old in list(cloud.image.images()):
+        if old.name.startswith(begin):
+            cloud.image.delete_image(old)
+
+
+def make_image(rig: OpenStackRig, cloud: Any, name: str, **files: Path) -> Any:
+    """An image whose instances run a CUDA program; `files` are guest_image.build's."""
     from tests.rigs.openstack import guest_image
 
-    built = guest_image.build(rig.root / "guest", CHECKOUT / "build/rig/images")
-    for old in list(cloud.image.images()):
-        if old.name.startswith("rig-"):
-            cloud.image.delete_image(old)
+    built = guest_image.build(rig.root / "guest", CHECKOUT / "build/rig/images", **files)
     parts = {
         kind: cloud.image.create_image(
-            name=f"rig-{kind}",
+            name=f"rig-{name}-{kind}",
             filename=str(path),
             disk_format=kind,
             container_format=kind,
@@ -288,7 +331,7 @@ def image(rig: OpenStackRig, cloud: Any) -> Any:
         for kind, path in (("aki", built.kernel), ("ari", built.initramfs))
     }
     return cloud.image.create_image(
-        name="rig-guest",
+        name=name,
         filename=str(built.disk),
         disk_format="ami",
         container_format="ami",

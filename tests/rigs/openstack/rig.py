@@ -60,6 +60,8 @@ class Settings:
     vendordata: str = ""
     #: Where the driver finds the host's sluice-server; empty: the driver's default.
     server_socket: str = ""
+    #: Whether Nova is told to notify.
+    notifications: bool = True
     #: Folders with packages to install into Nova's environment.
     packages: list[Path] = field(default_factory=list)
 
@@ -160,6 +162,10 @@ class OpenStackRig:
     def restart(self, *names: str) -> None:
         """Stops and starts services of Nova, with the configuration as the settings are now."""
         self.configure()
+        self.restart_services(*names)
+
+    def restart_services(self, *names: str) -> None:
+        """The same with the configuration as the files have it."""
         for name in names:
             self.processes.stop(name)
         for name in names:
@@ -223,6 +229,7 @@ class OpenStackRig:
             "compute_host": self.settings.compute_host,
             "vendordata": self.settings.vendordata,
             "server_socket": self.settings.server_socket,
+            "notifications": self.settings.notifications,
         }
         for name, template in CONFIGURATIONS.items():
             path = self.etc / name
