@@ -122,11 +122,17 @@ def _channel_out(
     live = call(lambda: live_document(domain))
     if live is None:
         raise HypervisorError(f"{domain.name()} is off: `virsh` alone does that")
+    if live.vsock is not None and live.vsock.user:
+        raise HypervisorError(
+            f"{live.name}: its vsock device is served by a process of this host, and QEMU neither "
+            "saves nor moves such a device while it runs: shut it down first, or let it have a "
+            "region (`sluice vm attach --channel ivshmem`)"
+        )
+    if not end_sessions and (live.region is not None or live.vsock is not None):
+        _refuse_sessions(live, files)
     if live.region is None:
         yield False
         return
-    if not end_sessions:
-        _refuse_sessions(live, files)
     try:
         _unplug(domain, live, files)
         yield True

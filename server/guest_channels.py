@@ -40,6 +40,10 @@ class GuestChannels:
         await self._regions.remove_region(region_id, reason)
         await self._vsock.remove(region_id, reason)
 
+    def programs(self, region_id: str) -> list[str]:
+        """Who has a session of the domain's or waits for one, a line each."""
+        return self._regions.programs(region_id) + self._vsock.programs(region_id)
+
     async def domain_paused(self, region_id: str) -> None:
         """Silence is no sign of death until the guest is resumed."""
         await self._regions.domain_paused(region_id)

@@ -52,6 +52,8 @@ class Guests:
         files = RegionFiles(
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
+        self._vsock = VsockGuests(desk, section.run_dir, log_dir, section.vsock_backend)
+        channels = GuestChannels(regions, self._vsock)
         self._run_dir: Path = section.run_dir
         self._door = VmDoor(
             section.run_dir,
@@ -60,12 +62,11 @@ class Guests:
             slots=nova.slots,
             prepare=make_regions(section.libvirt_uri, files),
             render=render,
-            sessions=regions.programs,
+            sessions=channels.programs,
             look=lambda uuid: self._hypervisor.look_soon(uuid),
         )
-        self._vsock = VsockGuests(desk, section.run_dir, log_dir, section.vsock_backend)
         self._hypervisor = HypervisorService(
-            GuestChannels(regions, self._vsock),
+            channels,
             uri=section.libvirt_uri,
             files=files,
             host_devices=host_devices,

@@ -39,7 +39,7 @@ from sluice.server.open_session import (
 )
 from sluice.server.peers import PeerGone, peer_of
 from sluice.server.session_desk import SessionDesk
-from sluice.server.sessions import Asker
+from sluice.server.sessions import Asker, Session
 from sluice.server.vsock_backends import BackendError, VsockBackend
 
 log = logging.getLogger("sluice.server")
@@ -117,6 +117,13 @@ class VsockGuests:
         """Every process of the guest is gone."""
         if guest := self._guests.get(uuid):
             await self._end_all(guest, reason)
+
+    def programs(self, uuid: str) -> list[str]:
+        """Who has a session by the domain's device or waits for one, a line each."""
+        guest = self._guests.get(uuid)
+        waiting = len(guest.opening) if guest else 0
+        lines = [f"{s.asker.describe()} has a session" for s in self._sessions_of(uuid)]
+        return lines + ["a program waits for a session by vsock"] * waiting
 
     async def close(self) -> None:
         """The server stops: it listens no more; devices and sessions go on."""
@@ -268,16 +275,18 @@ class VsockGuests:
     async def _end_all(self, guest: _Guest, reason: str) -> None:
         for task in list(guest.opening):
             task.cancel()
-        uuid = guest.owner.uuid
-        ending = [
-            session
-            for session in self._desk.served
-            if session.asker.channel == "vsock" and session.asker.domain_uuid == uuid
-        ]
+        ending = self._sessions_of(guest.owner.uuid)
         for session in ending:
             self._desk.end(session, reason)
         for session in ending:
             await session.gone.wait()
+
+    def _sessions_of(self, uuid: str) -> list[Session]:
+        return [
+            session
+            for session in self._desk.served
+            if session.asker.channel == "vsock" and session.asker.domain_uuid == uuid
+        ]
 
 
 def _where(place: VsockPlace) -> str:

@@ -251,6 +251,15 @@ def test_sessions_and_devices_outlive_the_server(plane: ControlPlane, guest: Gue
     wait_nothing_left(plane)
 
 
+def test_a_move_that_qemu_cannot_make_is_refused_with_the_reason(
+    fleet: Fleet, guest: Guest
+) -> None:
+    done = fleet.vm_says("save", guest.name)
+    assert done.returncode == 1
+    assert "served by a process of this host" in done.stderr
+    assert guest.active
+
+
 def test_two_guests_have_each_their_own(plane: ControlPlane, fleet: Fleet, guest: Guest) -> None:
     other = make(fleet, "vsocked-too", memory_mib=32)
     programs = [GuestProgram(guest), GuestProgram(other)]

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vsock door of a domain, with a stand-in for its device's process: its bookkeeping.
+
+The device itself, guests and sessions are in tests/withstand/test_vsock_guests.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice.hypervisor.ports import RegionOwner, VsockPlace
+from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.vsock_devices import UserSockets
+from sluice.server.open_session import unpack_open_reply
+from sluice.server.vsock_guests import VsockGuests
+
+UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
+OWNER = RegionOwner(UUID, "guest")
+REQUEST = VgpuRequest(memory_mib=64, compute=10, channel="vsock")
+
+#: Listens where the real one does, and connects to the door for whoever connects to it.
+DEVICE = """#!{python}
+import socket, sys
+device, guest = (word.split("=", 1)[1] for word in sys.argv[2:4])
+listening = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+for each, path in zip(listening, (device, guest)):
+    each.bind(path)
+    each.listen(8)
+while True:
+    near, _ = listening[0].accept()
+    far = socket.socket(socket.AF_UNIX)
+    far.connect(guest + "_9960")
+    far.sendall(near.recv(65536))
+    while data := far.recv(65536):
+        near.sendall(data)
+    near.close()
+"""
+
+
+class Desk:
+    """No session ever opens here."""
+
+    served: tuple[Any, ...] = ()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "device-program"
+    path.write_text(DEVICE.format(python=sys.executable))
+    path.chmod(0o755)
+    return path
+
+
+def guests_of(folder: Path, program: Path | str) -> VsockGuests:
+    return VsockGuests(Desk(), folder / "run", folder / "log", str(program))  # type: ignore[arg-type]
+
+
+def sockets_in(folder: Path) -> UserSockets:
+    return UserSockets.of(folder / "run", UUID)
+
+
+async def answer(path: Path, sent: bytes) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        found = await reader.read()
+    writer.close()
+    return found
+
+
+def test_only_its_device_is_heard(tmp_path: Path, program: Path) -> None:
+    async def check() -> None:
+        guests = guests_of(tmp_path, program)
+        await guests.add(OWNER, VsockPlace(), REQUEST)
+        sockets = sockets_in(tmp_path)
+        mode = sockets.door.stat().st_mode
+        assert stat.S_ISSOCK(mode)
+        assert mode & 0o077 == 0
+        status, _, said = unpack_open_reply(await answer(sockets.device, bytes(512)))
+        assert status == 1
+        assert "a session begins with OpenSession" in said
+        assert await answer(sockets.door, b"") == b""
+        await guests.remove(UUID, "it is over")
+        assert not sockets.folder.exists()
+
+    asyncio.run(check())
+
+
+def test_a_device_that_ends_is_started_again_and_one_that_runs_is_found(
+    tmp_path: Path, program: Path
+) -> None:
+    def pid() -> int:
+        return int((sockets_in(tmp_path).folder / "backend").read_text().split()[0])
+
+    async def check() -> None:
+        first = guests_of(tmp_path, program)
+        await first.add(OWNER, VsockPlace(), REQUEST)
+        running = pid()
+        await first.close()
+        second = guests_of(tmp_path, program)
+        await second.add(OWNER, VsockPlace(), REQUEST)
+        assert pid() == running
+        os.kill(running, 9)
+        async with asyncio.timeout(30):
+            while pid() == running or not sockets_in(tmp_path).device.exists():
+                await asyncio.sleep(0.05)
+            while not await answer(sockets_in(tmp_path).device, bytes(512)):
+                await asyncio.sleep(0.05)
+        await second.remove(UUID, "it is over")
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("no-such-program", "is not on this host"), ("/bin/false", "has ended")]
+)
+def test_a_device_without_a_process_is_said(tmp_path: Path, name: str, wanted: str) -> None:
+    async def check() -> None:
+        guests = guests_of(tmp_path, name)
+        with pytest.raises(RuntimeError, match=wanted):
+            await guests.add(OWNER, VsockPlace(), REQUEST)
+        await guests.remove(UUID, "it is over")
+
+    asyncio.run(check())
+
+
+def test_a_kernel_without_vhost_vsock_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.server.vsock_guests.VHOST_VSOCK", tmp_path / "none")
+
+    async def check() -> None:
+        guests = guests_of(tmp_path, "")
+        with pytest.raises(RuntimeError, match="modprobe vhost_vsock"):
+            await guests.add(OWNER, VsockPlace(0x53400001), REQUEST)
+        await guests.close()
+
+    asyncio.run(check())
