@@ -104,14 +104,19 @@ class Fleet:
 
 
 def prepare(guest: Guest) -> None:
-    """Installs the bundle and the programs: a guest's root is gone with each boot."""
+    """Installs the bundle and the programs, and waits until they can be used."""
+    install(guest)
+    wait_usable(guest)
+
+
+def install(guest: Guest) -> None:
+    """The bundle and the programs: a guest's root is gone with each boot."""
     guest.put(BUNDLE, "/root/bundle.tar.gz")
     guest.check(
         "cd /root && tar xzf bundle.tar.gz && sluice-guest/install.sh --no-ldconfig", timeout=120
     )
     guest.put(PROMPTED, "/root/prompted")
     guest.put(SCRIBBLE, "/root/scribble")
-    wait_usable(guest)
 
 
 def wait_usable(guest: Guest) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real guests whose only channel is vsock: sessions, their ends, and who may not come in.
 
-This machine's kernel has no vhost-vsock, so the device is QEMU's vhost-user one with rust-vmm's
-vhost-device-vsock behind it, as on any host without.
+The device is QEMU's vhost-user one with rust-vmm's vhost-device-vsock behind it, as on any host
+whose kernel has no vhost-vsock; the door for those that have it is tried inside a guest.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,12 +32,13 @@ from sluice.hypervisor.domain_document import parse_domain
 from sluice.hypervisor.vsock_devices import UserSockets
 
 from .conftest import doorbell_pid
-from .guests import Fleet, Guest, GuestProgram, Rig, prepare, region_file
+from .guests import Fleet, Guest, GuestProgram, Rig, install, prepare, region_file
 from .prompted import CHECKOUT, ENDLESS, is_cuda_error
 from .traces import LIMIT
 
 BACKEND = CHECKOUT / "build/tools/bin/vhost-device-vsock"
 FIGURES = {"memory_mib": 64, "compute": 10}
+PYTHON = {"PYTHONPATH": str(CHECKOUT / "build/python")}
 RIGHT = "compute: wrong 0 of 1000"
 #: A session that hangs where a closed socket should have ended it.
 PROMPT = 15
@@ -86,7 +88,7 @@ def fleet(guests_rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
     guests.close()
     wait_for(lambda: not backends(plane), LIMIT, "the devices' processes to end")
     folders = plane.folder / "run" / "vsock"
-    wait_for(lambda: not list(folders.iterdir()), LIMIT, "their folders to go")
+    wait_for(lambda: not list(folders.glob("*")), LIMIT, "their folders to go")
 
 
 def sockets_of(plane: ControlPlane, guest: Guest) -> UserSockets:
@@ -299,3 +301,16 @@ def test_without_its_request_a_guest_is_served_no_more(
     refused = GuestProgram(guest, opened=False, SLUICE_CHANNEL="vsock")
     assert is_cuda_error(refused.ask("open", LIMIT))
     assert time.monotonic() - began < LIMIT
+
+
+def test_the_kernels_door_tells_guests_apart_by_their_cid(fleet: Fleet) -> None:
+    """In a guest whose kernel has vhost-vsock; its loopback stands in for a guest of its own."""
+    machine = fleet.boot("with-vhost-vsock")
+    machine.check("modprobe vhost_vsock && modprobe vsock_loopback && test -e /dev/vhost-vsock")
+    install(machine)
+    script = Path(__file__).with_name("vsock_in_kernel.py")
+    said = machine.check(f"{sys.executable} {script} /root/prompted", environment=PYTHON)
+    first, second = said.strip().splitlines()
+    assert "web over vsock wants 1 of 64 MiB for prompted" in first
+    assert "this VM was given no vGPU" in second
+    fleet.virsh("destroy", machine.name)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run in a guest by test_vsock_guests.py: the door that listens in the kernel, asked over loopback.
+
+In a machine without a vsock device of its own, CID 2 is the machine itself, and who connects has
+CID 1. Prints what a client whose CID is a domain's is asked for, and what one hears whose CID is
+nobody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+from sluice.hypervisor.ports import RegionOwner, VsockPlace
+from sluice.hypervisor.request import VgpuRequest
+from sluice.server.open_session import RefusalError, Status
+from sluice.server.vsock_guests import VsockGuests
+
+LOOPBACK = 1
+REQUEST = VgpuRequest(memory_mib=64, compute=10, channel="vsock")
+
+
+class Desk:
+    """Says what it was asked for, as a refusal."""
+
+    served: tuple[Any, ...] = ()
+
+    async def open(self, wish: Any, asker: Any, *_: Any) -> None:
+        raise RefusalError(
+            Status.NO_DEVICE,
+            f"{asker.domain_name} over {asker.channel} wants {wish.vgpu_count} of "
+            f"{wish.gmem_mib} MiB for {wish.program}",
+        )
+
+
+async def _run(program: str) -> None:
+    guests = VsockGuests(Desk(), *3 * ("/tmp",))  # type: ignore[arg-type]
+    for name, cid in (("web", LOOPBACK), ("other", 0x53400001)):
+        owner = RegionOwner(f"00000000-0000-0000-0000-00000000000{cid % 16}", name)
+        await guests.add(owner, VsockPlace(cid), REQUEST)
+        asked = await asyncio.create_subprocess_exec(
+            *("sluice", "run", program),
+            env={**os.environ, "SLUICE_CHANNEL": "vsock"},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await asked.communicate(b"open\nquit\n")
+        print(said.decode().strip())
+        await guests.remove(owner.uuid, "the next one")
+    await guests.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_run(sys.argv[1]))
