@@ -135,8 +135,11 @@ class OtherHost:
 
 
 @contextlib.contextmanager
-def running_stack() -> Iterator[tuple[OpenStackRig, Pool]]:
-    """OpenStack with our driver, and the pool that it gives vGPUs of."""
+def running_stack(*, vendordata: bool = True) -> Iterator[tuple[OpenStackRig, Pool]]:
+    """OpenStack with our driver, and the pool that it gives vGPUs of.
+
+    With `vendordata` Nova asks the controller what to tell each instance.
+    """
     from tests.rigs.openstack.rig import OpenStackRig, Settings
 
     rig = OpenStackRig()
@@ -160,7 +163,7 @@ def running_stack() -> Iterator[tuple[OpenStackRig, Pool]]:
     )
     rig.settings = Settings(
         compute_driver="sluice.LibvirtDriver",
-        vendordata=f"{pool.url}/v1/vendordata",
+        vendordata=f"{pool.url}/v1/vendordata" if vendordata else "",
         server_socket=str(folder / "run" / "vms.sock"),
         packages=[CHECKOUT / "nova_driver"],
     )
