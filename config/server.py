@@ -406,8 +406,11 @@ class NovaSection(Section):
     group: str = Field(
         "nova", description="the group, besides root, that may ask for channels of VMs"
     )
+    channel: Literal["ivshmem", "vsock"] = Field(
+        "ivshmem", description="ivshmem, or vsock where the kernel has vhost-vsock"
+    )
     region_mib: int = Field(
-        256, ge=8, le=1 << 20, description="the size of an instance's channel, a power of two"
+        256, ge=8, le=1 << 20, description="the size of an instance's region, a power of two"
     )
     slots: int = Field(
         4, ge=1, le=64, description="how many processes of an instance at once, 1 to 64"

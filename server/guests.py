@@ -60,6 +60,7 @@ class Guests:
             group=nova.group,
             region_mib=nova.region_mib,
             slots=nova.slots,
+            channel=nova.channel,
             prepare=make_regions(section.libvirt_uri, files),
             render=render,
             sessions=channels.programs,

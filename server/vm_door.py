@@ -26,6 +26,7 @@ from typing import Any
 from sluice.hypervisor.domain_document import REGION_PREFIX
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
 from sluice.server.listener import Listener
 
 log = logging.getLogger("sluice.server")
@@ -41,7 +42,7 @@ _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 _MODES = ("auto", "on-demand")
 _SIZES = ("count", "memory_mib", "compute", "priority")
 
-#: Makes the file of a region for a VM that is not defined or off; blocking.
+#: Makes what the channel of a VM needs, for one that is not defined or off; blocking.
 Prepare = Callable[[str, VgpuRequest], None]
 #: The programs of a VM that use its channel, a line each.
 Sessions = Callable[[str], list[str]]
@@ -61,6 +62,7 @@ class VmDoor:
         group: str,
         region_mib: int,
         slots: int,
+        channel: str = "ivshmem",
         prepare: Prepare,
         render: Render,
         sessions: Sessions,
@@ -68,7 +70,11 @@ class VmDoor:
     ) -> None:
         self._path = run_dir / SOCKET_NAME
         self._group = group
-        self._defaults: dict[str, Any] = {"region_mib": region_mib, "slots": slots}
+        self._defaults: dict[str, Any] = {
+            "region_mib": region_mib,
+            "slots": slots,
+            "channel": channel,
+        }
         self._prepare = prepare
         self._render = render
         self._sessions = sessions
@@ -141,8 +147,8 @@ class VmDoor:
         except BaseException:
             self._expected.pop(uuid, None)
             raise
-        devices, metadata = self._render(REGION_PREFIX + uuid, request)
-        log.info("region %s: prepared for a VM that is to be defined, %s", uuid, request)
+        devices, metadata = self._render(uuid, request)
+        log.info("channel %s: prepared for a VM that is to be defined, %s", uuid, request)
         return {"devices": devices, "metadata": metadata}
 
     def _hook(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -178,6 +184,13 @@ def make_regions(uri: str, files: Any) -> Prepare:
     from sluice.hypervisor.libvirt_host import connected, host_account, is_active
 
     def prepare(uuid: str, request: VgpuRequest) -> None:
+        if not request.has_region:
+            if not VHOST_VSOCK.exists():
+                raise HypervisorError(
+                    f"[nova] channel = vsock, and this host has no {VHOST_VSOCK} "
+                    "(modprobe vhost_vsock)"
+                )
+            return
         with connected(uri) as connection, files.locked():
             account = host_account(connection)
             running = is_active(connection, uuid)
@@ -186,14 +199,16 @@ def make_regions(uri: str, files: Any) -> Prepare:
     return prepare
 
 
-def render(name: str, request: VgpuRequest) -> tuple[list[str], str]:
-    """The region's device, at a place that libvirt chooses, and the metadata."""
-    from sluice.hypervisor.device_xml import region_device, request_metadata
+def render(uuid: str, request: VgpuRequest) -> tuple[list[str], str]:
+    """The channel's device, at a place that libvirt chooses, and the metadata."""
+    from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
 
-    return (
-        [region_device(name, request.region_mib, None)],
-        request_metadata(request, with_namespace=True),
+    device = (
+        region_device(REGION_PREFIX + uuid, request.region_mib, None)
+        if request.has_region
+        else vsock_device(next(cids_for(uuid)), None)
     )
+    return [device], request_metadata(request, with_namespace=True)
 
 
 def _object(line: bytes) -> dict[str, Any]:

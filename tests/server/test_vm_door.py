@@ -14,7 +14,8 @@ import pytest
 
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.request import VgpuRequest
-from sluice.server.vm_door import MOST_BYTES, SOCKET_NAME, VmDoor, render
+from sluice.hypervisor.vsock_devices import cids_for
+from sluice.server.vm_door import MOST_BYTES, SOCKET_NAME, VmDoor, make_regions, render
 
 UUID = "11111111-2222-3333-4444-555555555555"
 RIGHT = {"uuid": UUID, "memory_mib": 1024, "compute": 25}
@@ -163,3 +164,33 @@ async def test_what_the_hook_says_is_logged_and_looked_at(
     answer = await ask(tmp_path, json.dumps({"hook": {"uuid": "x"}}).encode() + b"\n")
     assert "uuid" in answer["error"]
     assert rooms.looked == [UUID]
+
+
+async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms) -> None:
+    door = VmDoor(
+        tmp_path,
+        group="no-such-group",
+        region_mib=64,
+        slots=2,
+        channel="vsock",
+        prepare=rooms.prepare,
+        render=render,
+        sessions=lambda uuid: [],
+        look=rooms.looked.append,
+    )
+    door.open()
+    answer = await prepare(tmp_path)
+    await door.close()
+    [device] = answer["devices"]
+    assert f"<cid auto='no' address='{next(cids_for(UUID))}'/>" in device
+    assert "channel='vsock'" in answer["metadata"]
+
+
+def test_a_compute_host_without_vhost_vsock_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("libvirt")
+    monkeypatch.setattr("sluice.server.vm_door.VHOST_VSOCK", tmp_path / "none")
+    ready = make_regions("test:///default", None)
+    with pytest.raises(HypervisorError, match="modprobe vhost_vsock"):
+        ready(UUID, VgpuRequest(memory_mib=1024, compute=25, channel="vsock"))
