@@ -35,10 +35,17 @@ def host(plane: ControlPlane, tmp_path: Path) -> Iterator[RelayHost]:
         yield without_gpu
 
 
+class Near:
+    """The host with the GPU, as a place for programs."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self.environment = plane.program_environment
+
+
 class Holder:
     """A CUDA program on the host without a GPU; it goes on until it is told to, or killed."""
 
-    def __init__(self, host: RelayHost, **environment: str) -> None:
+    def __init__(self, host: RelayHost | Near, **environment: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(Path(cuda_holder.__file__))],
             env={**host.environment(**environment)},
@@ -243,3 +250,29 @@ def test_under_tls_the_nodes_certificate_is_checked(
             assert done.returncode != 0
             assert "its certificate is not accepted as node-a's" in done.stdout + done.stderr
         wait_for(lambda: not plane.grants(), 5)
+
+
+@pytest.mark.parametrize("relayed", ["the one that gives way", "the one that is urgent"])
+def test_a_relayed_session_gives_way_and_is_given_way(
+    plane: ControlPlane, host: RelayHost, relayed: str
+) -> None:
+    plane.rest.put("/quotas/default", json={"may_preempt": True, "max_priority": 5})
+    whole = {"SLUICE_RATIO": "100"}
+    urgent = {**whole, "SLUICE_PREEMPT": "1", "SLUICE_PRIORITY": "5"}
+    victim_is_relayed = relayed == "the one that gives way"
+    places = (host, Near(plane)) if victim_is_relayed else (Near(plane), host)
+    victim = Holder(places[0], **whole)
+    assert victim.work() == 0
+    [lost] = plane.grants()
+    winner = Holder(places[1], **urgent)
+    assert winner.work() == 0
+    assert victim.work() != 0
+    ended = plane.rest.get(f"/grants/{lost['id']}").json()
+    assert ended["reason"].startswith("preempted: request ")
+    assert "takes the room of priority 0" in victim.kill()
+    [kept] = plane.grants()
+    assert kept["id"] != lost["id"]
+    left = 0 if victim_is_relayed else 1
+    wait_for(lambda: len(host.relays()) == left, 5, "the relay of who gave way to end")
+    winner.kill()
+    wait_for(lambda: not plane.grants() and not host.relays(), 5)
