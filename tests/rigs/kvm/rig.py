@@ -137,8 +137,12 @@ class Guest:
 
     def destroy(self) -> None:
         """Pulls the plug; nothing happens if the guest is off."""
-        if self.active:
-            self.domain.destroy()
+        try:
+            if self.active:
+                self.domain.destroy()
+        except libvirt.libvirtError:
+            if self.active:  # it may have ended by itself meanwhile
+                raise
 
     def restart(self, timeout: float = 60) -> None:
         """Pulls the plug, powers on, waits."""
