@@ -260,6 +260,13 @@ void LibraryCall::answer(int64_t status, Reply& reply) {
   }
 }
 
+// What is checked must be what the library gets: no more of a word than its parameter has.
+void LibraryCall::narrow_values() {
+  for (int i = 0; i < f_.params; ++i)
+    if (f_.param[i].kind == ParamKind::kValue && f_.param[i].bytes < 8)
+      sent_[i] &= (uint64_t{1} << (f_.param[i].bytes * 8)) - 1;
+}
+
 bool LibraryCall::prepare(CUresult* lacking) {
   const auto body = command_.body;
   if (body.size() < size_t{f_.params} * 8)
@@ -267,6 +274,7 @@ bool LibraryCall::prepare(CUresult* lacking) {
   vgpu_ = session_.use_context(command_.header.context);
   if (!vgpu_) return false;
   if (f_.params) std::memcpy(sent_, body.data(), size_t{f_.params} * 8);
+  narrow_values();
   rest_ = body.subspan(size_t{f_.params} * 8);
   for (int i = 0; i < f_.params; ++i)
     if (!read(i)) return false;

@@ -23,6 +23,7 @@ class LibraryCall {
  private:
   static constexpr size_t kScalarRoom = 16;
 
+  void narrow_values();
   bool read(int index);
   bool read_object(int index, const wire::ParamSpec& p);
   bool read_list(int index, const wire::ParamSpec& p, uint64_t n);
@@ -38,7 +39,7 @@ class LibraryCall {
   const Command& command_;
   Libraries::Entry& entry_;
   const wire::FunctionSpec& f_;
-  uint64_t sent_[wire::kMaxLibraryParams];   // as they came
+  uint64_t sent_[wire::kMaxLibraryParams];   // as they came, numbers as wide as they are
   uint64_t words_[wire::kMaxLibraryParams];  // as the function takes them
   std::span<const std::byte> rest_;
   uint64_t main_id_ = 0, minted_id_ = 0;

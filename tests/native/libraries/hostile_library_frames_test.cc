@@ -164,6 +164,22 @@ TEST(HostileLibraryFrames, PointersOfTheClients) {
   });
 }
 
+// The library gets 32 bits of an attribute's number: what is above them must hide no address.
+TEST(HostileLibraryFrames, AddressesBehindAttributesThatAreTooWide) {
+  int attributes = 0;
+  for_each_param([&](const FunctionSpec& f, size_t i, const ParamSpec& p) {
+    if (p.kind != ParamKind::kAttribute || !p.addresses) return;
+    ++attributes;
+    expect_refused(f, name_of(i), [&](ValidFrame& frame, FurnishedRig&) {
+      const auto by = static_cast<size_t>(p.by);
+      ASSERT_EQ(frame.words[by], p.addresses[0]) << f.name;
+      frame.words[by] |= uint64_t{1} << 32;
+      frame.words.back() = 0x7fff12345678;
+    });
+  });
+  EXPECT_GT(attributes, 0);
+}
+
 TEST(HostileLibraryFrames, TextsWithoutAnEnd) {
   for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
     if (p.kind != ParamKind::kString) return;
