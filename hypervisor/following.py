@@ -51,6 +51,7 @@ class Wish:
     put: VgpuRequest | None = None  # the channel that is missing
     take: ShmemDevice | None = None  # the channel that has to go, before another is put
     take_vsock: VsockDevice | None = None  # likewise
+    put_vsock: bool = False  # the vsock device that is to be beside a region
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _wish(side: DomainDocument | None, *, keep_size: bool) -> Wish:
     if region is None:
         return Wish(put=request, take_vsock=ours)
     if keep_size or region.size_bytes == request.region_bytes:
-        return Wish(take_vsock=ours)
+        return Wish(take_vsock=ours, put_vsock=request.vsock and side.vsock is None)
     return Wish(put=request, take=region, take_vsock=ours)
 
 
@@ -140,9 +141,12 @@ def follow(
                     if wish.put.has_region:
                         place = _put(plug, wish.put, files)
                         if wish.put.vsock and side.vsock is None:
-                            _put_vsock(plug, files, VsockHost(vsock.vhost, None), taken, place)
+                            _put_vsock(plug, files, vsock, taken, place)
                     else:
                         _put_vsock(plug, files, vsock, taken, None)
+                elif wish.put_vsock:
+                    plug = _Plug(domain, definition, live, flag)
+                    _put_vsock(plug, files, vsock, taken, None)
             except HypervisorError as error:
                 why = str(error).removeprefix(f"{definition.name}: ")
                 defined_too = definition.region is not None or definition.vsock is not None

@@ -33,6 +33,8 @@ FIRST_CID = 0x53400000
 CIDS = 1 << 20
 #: Where the host listens. No guest knows another one.
 PORT = 9960
+#: Where a guest that has a region, too, wakes its host.
+BELL_PORT = 9961
 VHOST_VSOCK = Path("/dev/vhost-vsock")
 BACKEND = "vhost-device-vsock"
 
@@ -80,6 +82,11 @@ class UserSockets:
     def door(self) -> Path:
         """Where the device connects to when the guest connects to our port."""
         return self.folder / f"guest_{PORT}"
+
+    @property
+    def bell(self) -> Path:
+        """The same for the port of a guest's bell."""
+        return self.folder / f"guest_{BELL_PORT}"
 
 
 def cids_for(uuid: str, taken: frozenset[int] = frozenset()) -> Iterator[int]:

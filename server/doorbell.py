@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sluice.config.native_files import NativeFileMissing
@@ -78,10 +78,10 @@ class Doorbell:
         if self._link:
             self._link.close()
 
-    def tell(self, message: Message) -> None:
-        """Sends a message that needs no answer."""
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Sends a message that needs no answer; copies of the descriptors go with it."""
         if self._link:
-            self._link.send(message)
+            self._link.send(message, descriptors)
 
     async def ask(self, message: Message, expected: str) -> Message:
         """Sends a message and returns its answer; raises DoorbellError."""

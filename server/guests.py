@@ -52,7 +52,9 @@ class Guests:
         files = RegionFiles(
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
-        self._vsock = VsockGuests(desk, section.run_dir, log_dir, section.vsock_backend)
+        self._vsock = VsockGuests(
+            desk, section.run_dir, log_dir, section.vsock_backend, add_bell=regions.add_bell
+        )
         channels = GuestChannels(regions, self._vsock)
         self._run_dir: Path = section.run_dir
         self._door = VmDoor(

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -128,6 +129,12 @@ class Regions:
         waiting = region.opening if region else {}
         lines = {slot: f"a program in slot {slot} waits for a session" for slot in waiting}
         return [line for _, line in sorted({**lines, **sessions}.items())]
+
+    def add_bell(self, region_id: str, connected: socket.socket) -> None:
+        """What a guest says on this connection makes the doorbell look at its region at once."""
+        region = self._regions.get(region_id)
+        if region and self._doorbell:
+            self._doorbell.tell(Message("bell", {"id": region_id}), [connected.fileno()])
 
     # what the doorbell tells
 

@@ -6,7 +6,8 @@ the host's kernel has vhost-vsock, the connection carries the guest's CID, which
 where a process of ours stands in for it (vsock_backends.py), there is a Unix socket for each guest,
 on which nobody but that process is heard. After OpenSession the connection is the worker's, and
 what the guest says besides passes nobody else. It promises that a guest can neither be taken for
-another nor keep others out.
+another nor keep others out. A guest that has a region as well connects to port 9961, for a byte
+there makes the doorbell look at its region at once.
 """
 
 from __future__ import annotations
@@ -17,13 +18,20 @@ import errno
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
-from sluice.hypervisor.vsock_devices import PORT, VHOST_VSOCK, UserSockets, VsockHost
+from sluice.hypervisor.vsock_devices import (
+    BELL_PORT,
+    PORT,
+    VHOST_VSOCK,
+    UserSockets,
+    VsockHost,
+)
 from sluice.server.guest_bounds import bounded
 from sluice.server.listener import Listener
 from sluice.server.open_session import (
@@ -62,7 +70,7 @@ class _Guest:
     owner: RegionOwner
     place: VsockPlace
     request: VgpuRequest
-    listener: Listener | None = None
+    listeners: list[Listener] = field(default_factory=list)
     backend: VsockBackend | None = None
     opening: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -70,14 +78,26 @@ class _Guest:
 class VsockGuests:
     """Every guest of this host that has a vsock device."""
 
-    def __init__(self, desk: SessionDesk, run_dir: Path, log_dir: Path, backend: str) -> None:
-        """`backend` is the program that stands in for vhost-vsock, a path or a name."""
+    def __init__(
+        self,
+        desk: SessionDesk,
+        run_dir: Path,
+        log_dir: Path,
+        backend: str,
+        *,
+        add_bell: Callable[[str, socket.socket], None],
+    ) -> None:
+        """`backend` is the program that stands in for vhost-vsock, a path or a name.
+
+        `add_bell` takes a domain and the connection of its bell, of which it makes a copy.
+        """
+        self._add_bell = add_bell
         self._desk = desk
         self._run_dir = run_dir
         self._log_dir = log_dir
         self._backend = backend
         self._guests: dict[str, _Guest] = {}
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []  # in the kernel
 
     # what the hypervisor part tells
 
@@ -95,7 +115,7 @@ class VsockGuests:
         try:
             if place.cid is not None:
                 self._listen_to_kernel()
-            elif guest.listener is None:
+            elif not guest.listeners:
                 await self._serve_device(guest)
         except (BackendError, OSError) as error:
             # the caller repeats the step at its next look
@@ -106,8 +126,8 @@ class VsockGuests:
         guest = self._guests.pop(uuid, None)
         if guest is None:
             return
-        if guest.listener:
-            await guest.listener.close()
+        for listener in guest.listeners:
+            await listener.close()
         await self._end_all(guest, reason)
         if guest.backend:
             guest.backend.close()
@@ -127,37 +147,43 @@ class VsockGuests:
 
     async def close(self) -> None:
         """The server stops: it listens no more; devices and sessions go on."""
-        if self._listener:
-            await self._listener.close()
-            self._listener = None
-        for guest in self._guests.values():
-            if guest.listener:
-                await guest.listener.close()
+        guests = list(self._guests.values())
+        for listener in self._listeners + [each for guest in guests for each in guest.listeners]:
+            await listener.close()
+        self._listeners.clear()
+        for guest in guests:
             if guest.backend:
                 guest.backend.let_go()
 
     # listening
 
     def _listen_to_kernel(self) -> None:
-        if self._listener:
+        if self._listeners:
             return
         if not VHOST_VSOCK.exists():
             raise OSError(errno.ENODEV, f"this host has no {VHOST_VSOCK} (modprobe vhost_vsock)")
-        listening = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
+        bound = []
         try:
-            listening.bind((socket.VMADDR_CID_ANY, PORT))
-            listening.listen(128)
+            for port in (PORT, BELL_PORT):
+                bound.append(socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM))
+                bound[-1].bind((socket.VMADDR_CID_ANY, port))
+                bound[-1].listen(128)
         except OSError:
-            listening.close()
+            for listening in bound:
+                listening.close()
             raise
-        self._listener = Listener(
-            listening,
-            f"vsock port {PORT}",
-            MOST_CONNECTIONS,
-            self._serve_cid,
-            most_of_address=MOST_OF_GUEST,
-            address_of=lambda peer: f"CID {peer[0]}",
-        )
+        for listening, port, serve in zip(
+            bound, (PORT, BELL_PORT), (self._serve_cid, self._serve_bell_of_cid), strict=True
+        ):
+            listener = Listener(
+                listening,
+                f"vsock port {port}",
+                MOST_CONNECTIONS,
+                serve,
+                most_of_address=MOST_OF_GUEST,
+                address_of=lambda peer: f"CID {peer[0]}",
+            )
+            self._listeners.append(listener)
         log.info("guests with vhost-vsock: port %d", PORT)
 
     async def _serve_device(self, guest: _Guest) -> None:
@@ -171,48 +197,66 @@ class VsockGuests:
         if guest.backend is None:
             guest.backend = VsockBackend(program, sockets, uuid, account, self._log_dir)
         guest.backend.prepare()
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        bound: list[socket.socket] = []
         try:
-            sockets.door.unlink(missing_ok=True)
-            listening.bind(str(sockets.door))
-            sockets.door.chmod(0o600)
-            if account and os.geteuid() == 0:
-                os.chown(sockets.door, *account)
-            listening.listen(128)
+            for path in (sockets.door, sockets.bell):
+                bound.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                path.unlink(missing_ok=True)
+                bound[-1].bind(str(path))
+                path.chmod(0o600)
+                if account and os.geteuid() == 0:
+                    os.chown(path, *account)
+                bound[-1].listen(128)
             await guest.backend.start()
         except BaseException:
-            listening.close()
+            for listening in bound:
+                listening.close()
             raise
 
         async def serve(connected: socket.socket) -> None:
-            await self._serve_device_of(guest, connected)
+            if self._is_of_device(guest, connected):
+                await self._serve(guest, connected)
 
-        name = f"the vsock door of domain {guest.owner.name}"
-        guest.listener = Listener(listening, name, MOST_OF_GUEST, serve)
+        async def serve_bell(connected: socket.socket) -> None:
+            if self._is_of_device(guest, connected):
+                self._add_bell(uuid, connected)
 
-    async def _serve_cid(self, connected: socket.socket) -> None:
+        for listening, what, how in zip(bound, ("door", "bell"), (serve, serve_bell), strict=True):
+            name = f"the vsock {what} of domain {guest.owner.name}"
+            guest.listeners.append(Listener(listening, name, MOST_OF_GUEST, how))
+
+    def _guest_of(self, connected: socket.socket) -> _Guest | None:
         cid = connected.getpeername()[0]
         guest = next((g for g in self._guests.values() if g.place.cid == cid), None)
         if guest is None:
             log.warning("refused CID %s on vsock: no domain with a vGPU has it", cid)
-            refusal = "this VM was given no vGPU; ask for one on its host with `sluice vm attach`"
-            await _refuse(connected, RefusalError(Status.NOT_PERMITTED, refusal))
-            return
-        await self._serve(guest, connected)
+        return guest
 
-    async def _serve_device_of(self, guest: _Guest, connected: socket.socket) -> None:
+    async def _serve_cid(self, connected: socket.socket) -> None:
+        if guest := self._guest_of(connected):
+            await self._serve(guest, connected)
+            return
+        refusal = "this VM was given no vGPU; ask for one on its host with `sluice vm attach`"
+        await _refuse(connected, RefusalError(Status.NOT_PERMITTED, refusal))
+
+    async def _serve_bell_of_cid(self, connected: socket.socket) -> None:
+        if guest := self._guest_of(connected):
+            self._add_bell(guest.owner.uuid, connected)
+
+    def _is_of_device(self, guest: _Guest, connected: socket.socket) -> bool:
+        """Whether the process of the guest's device has connected, and nobody else."""
         try:
             peer = peer_of(connected)
         except PeerGone:
-            return
+            return False
         os.close(peer.pidfd)
-        if guest.backend is None or peer.pid != guest.backend.pid:
-            log.warning(
-                "refused pid %d uid %d at the vsock door of domain %s: it is not its device",
-                *(peer.pid, peer.uid, guest.owner.name),
-            )
-            return
-        await self._serve(guest, connected)
+        if guest.backend is not None and peer.pid == guest.backend.pid:
+            return True
+        log.warning(
+            "refused pid %d uid %d at the vsock door of domain %s: it is not its device",
+            *(peer.pid, peer.uid, guest.owner.name),
+        )
+        return False
 
     # serving
 

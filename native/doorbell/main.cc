@@ -42,6 +42,7 @@ constexpr uint64_t kSilentNs = 30'000'000'000;  // a running slot without a hear
 constexpr uint64_t kReportNs = 20'000'000;  // the least time between two reports of a slot: a guest
                                             // can change its words as fast as it likes
 constexpr uint64_t kBeatNs = 100'000'000;
+constexpr size_t kMostBells = 64;  // of one region, whose programs have one each
 
 struct Slot {
   channel::MappedSlot map;
@@ -54,15 +55,23 @@ struct Slot {
   uint64_t reported = 0;   // when the server last heard that it opens or closed
 };
 
+// A guest's connection on which it says that something is in its region.
+struct Bell {
+  int fd;
+  uint64_t rang;  // when it was last heard
+};
+
 struct Region {
   std::string id, path;
   struct stat file {};
   channel::RegionHeader* header = nullptr;
   std::vector<Slot> slots;
+  std::vector<Bell> bells;
 
   Region() = default;
   Region(const Region&) = delete;
   ~Region() {
+    for (const Bell& bell : bells) close(bell.fd);
     if (header) munmap(header, channel::kPage);
   }
 };
@@ -73,7 +82,10 @@ class Doorbell {
   int run();
 
  private:
-  void handle(const Message& m);
+  void handle(Message& m);
+  void add_bell(Message& m);
+  // Waits for the server, a bell, or so long; takes what the bells said.
+  void wait(uint64_t pause);
   bool watch(const Message& m, std::string* error);
   // True when the slot had something to say.
   bool scan(Region& r, uint32_t index, uint64_t now);
@@ -82,6 +94,7 @@ class Doorbell {
 
   wire::Control control_;
   std::map<std::string, std::unique_ptr<Region>> regions_;
+  std::vector<pollfd> polled_;
 };
 
 std::string hex(const std::byte* data, size_t n) {
@@ -166,7 +179,19 @@ Slot* Doorbell::find(const Message& m, Region** region, uint32_t* index) {
   return &(*region)->slots[slot];
 }
 
-void Doorbell::handle(const Message& m) {
+void Doorbell::add_bell(Message& m) {
+  const auto it = regions_.find(m.text("id"));
+  if (it == regions_.end() || m.descriptors.empty()) return;
+  auto& bells = it->second->bells;
+  if (bells.size() >= kMostBells) {
+    close(bells.front().fd);
+    bells.erase(bells.begin());
+  }
+  bells.push_back({m.descriptors.front(), 0});
+  m.descriptors.erase(m.descriptors.begin());
+}
+
+void Doorbell::handle(Message& m) {
   const auto id = m.text("id");
   if (m.verb == "watch") {
     std::string error;
@@ -174,6 +199,10 @@ void Doorbell::handle(const Message& m) {
       control_.send("watching", {{"id", id}});
     else
       control_.send("error", {{"id", id}, {"message", error}});
+    return;
+  }
+  if (m.verb == "bell") {
+    add_bell(m);
     return;
   }
   if (m.verb == "forget") {
@@ -299,23 +328,44 @@ bool Doorbell::scan(Region& r, uint32_t index, uint64_t now) {
   return active;
 }
 
+void Doorbell::wait(uint64_t pause) {
+  polled_.assign({{control_.listener(), POLLIN, 0}, {control_.connection(), POLLIN, 0}});
+  const uint64_t before = channel::now_ns();
+  // One that rang just now is not listened to for as long as a busy guest is looked at anyway: none
+  // can keep this process from pausing.
+  for (auto& [id, r] : regions_)
+    for (const Bell& bell : r->bells)
+      polled_.push_back({before - bell.rang < kFastNs ? -1 : bell.fd, POLLIN, 0});
+  const timespec t{0, static_cast<long>(pause)};
+  if (ppoll(polled_.data(), polled_.size(), &t, nullptr) <= 0) return;
+  const uint64_t now = channel::now_ns();
+  size_t at = 2;
+  for (auto& [id, r] : regions_)
+    std::erase_if(r->bells, [&](Bell& bell) {
+      if (!polled_[at++].revents) return false;
+      char said[256];
+      const ssize_t n = recv(bell.fd, said, sizeof said, MSG_DONTWAIT);
+      bell.rang = now;
+      if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return false;
+      close(bell.fd);
+      return true;
+    });
+  if (polled_[0].revents) {
+    control_.accept();
+    for (auto& [id, r] : regions_)
+      for (auto& s : r->slots) s.open_reported = s.closed_reported = false;
+  }
+  if (polled_[1].revents) {
+    Message m;
+    if (control_.receive(&m)) handle(m);
+    for (int fd : m.descriptors) close(fd);
+  }
+}
+
 int Doorbell::run() {
   uint64_t pause = kIdleNs, active_at = 0, beat_at = 0;
   for (;;) {
-    pollfd p[2] = {{control_.listener(), POLLIN, 0}, {control_.connection(), POLLIN, 0}};
-    const timespec t{0, static_cast<long>(pause)};
-    if (ppoll(p, 2, &t, nullptr) > 0) {
-      if (p[0].revents) {
-        control_.accept();
-        for (auto& [id, r] : regions_)
-          for (auto& s : r->slots) s.open_reported = s.closed_reported = false;
-      }
-      if (p[1].revents) {
-        Message m;
-        if (control_.receive(&m)) handle(m);
-        for (int fd : m.descriptors) close(fd);
-      }
-    }
+    wait(pause);
     const uint64_t now = channel::now_ns();
     bool used = false;
     for (auto& [id, r] : regions_) {

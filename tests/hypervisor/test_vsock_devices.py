@@ -16,7 +16,7 @@ from sluice.hypervisor.device_xml import request_metadata, vsock_device
 from sluice.hypervisor.domain_document import QEMU_ARG, PciAddress, VsockDevice, parse_domain
 from sluice.hypervisor.domain_life import Known, Life, Step, observe, steps
 from sluice.hypervisor.errors import HypervisorError, InvalidRequest
-from sluice.hypervisor.following import Wish, wishes_of
+from sluice.hypervisor.following import Wish, Wishes, wishes_of
 from sluice.hypervisor.ports import VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import (
@@ -162,6 +162,9 @@ def test_beside_a_region_the_device_is_a_second_way() -> None:
     seen = observe(document, document, paused=False, boot=1)
     assert seen.vsock == VsockPlace(CID)
     assert seen.has_device
+    assert wishes_of(document, document) == Wishes()
+    without = parse_domain(q35(metadata=metadata, devices=region()))
+    assert wishes_of(without, without) == Wishes(Wish(put_vsock=True), Wish(put_vsock=True))
 
 
 def test_sockets_lie_in_a_folder_of_the_domains_own() -> None:

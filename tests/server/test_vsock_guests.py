@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -44,6 +45,19 @@ while True:
 """
 
 
+class Bells:
+    """The connections of guests' bells, as the doorbell would get them."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, socket.socket]] = []
+
+    def append_bell(self, uuid: str, connected: socket.socket) -> None:
+        self.taken.append((uuid, connected.dup()))
+
+
+rung = Bells()
+
+
 class Desk:
     """No session ever opens here."""
 
@@ -59,7 +73,8 @@ def program(tmp_path: Path) -> Path:
 
 
 def guests_of(folder: Path, program: Path | str) -> VsockGuests:
-    return VsockGuests(Desk(), folder / "run", folder / "log", str(program))  # type: ignore[arg-type]
+    run, log = folder / "run", folder / "log"
+    return VsockGuests(Desk(), run, log, str(program), add_bell=rung.append_bell)  # type: ignore[arg-type]
 
 
 def sockets_in(folder: Path) -> UserSockets:
@@ -141,5 +156,30 @@ def test_a_kernel_without_vhost_vsock_is_said(
         with pytest.raises(RuntimeError, match="modprobe vhost_vsock"):
             await guests.add(OWNER, VsockPlace(0x53400001), REQUEST)
         await guests.close()
+
+    asyncio.run(check())
+
+
+def test_a_bell_is_its_guests_and_nobody_elses(tmp_path: Path, program: Path) -> None:
+    """The process of a device connects to the bell as it does to the door."""
+    program.write_text(program.read_text().replace('"_9960"', '"_9961"'))
+
+    async def check() -> None:
+        guests = guests_of(tmp_path, program)
+        await guests.add(OWNER, VsockPlace(), REQUEST)
+        rung.taken.clear()
+        assert await answer(sockets_in(tmp_path).bell, b"") == b""
+        assert not rung.taken
+        _, writer = await asyncio.open_unix_connection(str(sockets_in(tmp_path).device))
+        writer.write(b"x")
+        async with asyncio.timeout(20):
+            while not rung.taken:
+                await asyncio.sleep(0.01)
+        [(uuid, connected)] = rung.taken
+        assert uuid == UUID
+        assert await asyncio.get_running_loop().sock_recv(connected, 8) == b"x"
+        connected.close()
+        writer.close()
+        await guests.remove(UUID, "it is over")
 
     asyncio.run(check())

@@ -112,11 +112,11 @@ def has_device(guest: Guest) -> bool:
     return document.vsock is not None and document.vsock.user
 
 
-def make(fleet: Fleet, name: str, **figures: object) -> Guest:
+def make(fleet: Fleet, name: str, channel: str = "vsock", **figures: object) -> Guest:
     """A guest that got its request by virsh while it was off, and was then started."""
     guest = fleet.rig.define_guest(name, mem_mib=384, vcpus=1)
     fleet.adopt(guest)
-    asked = {**FIGURES, **figures, "channel": "vsock"}
+    asked = {**FIGURES, **figures, "channel": channel}
     written = " ".join(f"{key.replace('_', '-')}='{value}'" for key, value in asked.items())
     fleet.virsh(
         *("metadata", guest.name, "https://sluice.dev/xmlns/libvirt/1", "--config"),
@@ -303,6 +303,44 @@ def test_without_its_request_a_guest_is_served_no_more(
     assert time.monotonic() - began < LIMIT
 
 
+def test_beside_a_region_it_is_the_bell(plane: ControlPlane, fleet: Fleet) -> None:
+    both = make(fleet, "with-both", channel="ivshmem", vsock="yes", region_mib=64)
+    assert has_device(both)
+    program = GuestProgram(both)
+    [session] = plane.sessions()
+    assert session["channel"] == "ivshmem"
+    doorbell = doorbell_pid(plane)
+    bells = len(unix_streams_of(doorbell))
+    assert bells >= 1
+    for _ in range(3):
+        time.sleep(0.3)  # the worker sleeps, and the doorbell looks seldom
+        assert program.ask("compute") == RIGHT
+    program.quit()
+    wait_nothing_left(plane)
+    wait_for(lambda: len(unix_streams_of(doorbell)) < bells, 10, "the bell to go")
+    aside = GuestProgram(both, SLUICE_CHANNEL="vsock")
+    assert [each["channel"] for each in plane.sessions()] == ["vsock"]
+    aside.quit()
+    wait_nothing_left(plane)
+    fleet.virsh("destroy", both.name)
+
+
+def unix_streams_of(pid: int) -> list[str]:
+    """The process's Unix sockets of type SOCK_STREAM."""
+    streams = {
+        line.split()[6]
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]
+        if line.split()[4] == "0001"
+    }
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            name = str(descriptor.readlink())
+            if name.startswith("socket:[") and name[8:-1] in streams:
+                found.append(name)
+    return found
+
+
 def test_the_kernels_door_tells_guests_apart_by_their_cid(fleet: Fleet) -> None:
     """In a guest whose kernel has vhost-vsock; its loopback stands in for a guest of its own."""
     machine = fleet.boot("with-vhost-vsock")
@@ -310,7 +348,8 @@ def test_the_kernels_door_tells_guests_apart_by_their_cid(fleet: Fleet) -> None:
     install(machine)
     script = Path(__file__).with_name("vsock_in_kernel.py")
     said = machine.check(f"{sys.executable} {script} /root/prompted", environment=PYTHON)
-    first, second = said.strip().splitlines()
+    first, second, bells = said.strip().splitlines()
     assert "web over vsock wants 1 of 64 MiB for prompted" in first
     assert "this VM was given no vGPU" in second
+    assert bells == "bells of ['1']"
     fleet.virsh("destroy", machine.name)

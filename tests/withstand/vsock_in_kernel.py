@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.vsock_devices import BELL_PORT
 from sluice.server.open_session import RefusalError, Status
 from sluice.server.vsock_guests import VsockGuests
 
@@ -36,7 +39,12 @@ class Desk:
 
 
 async def _run(program: str) -> None:
-    guests = VsockGuests(Desk(), *3 * ("/tmp",))  # type: ignore[arg-type]
+    rung: list[str] = []
+    guests = VsockGuests(
+        Desk(),  # type: ignore[arg-type]
+        *(Path("/tmp"), Path("/tmp"), ""),
+        add_bell=lambda uuid, _: rung.append(uuid[-1]),
+    )
     for name, cid in (("web", LOOPBACK), ("other", 0x53400001)):
         owner = RegionOwner(f"00000000-0000-0000-0000-00000000000{cid % 16}", name)
         await guests.add(owner, VsockPlace(cid), REQUEST)
@@ -49,8 +57,15 @@ async def _run(program: str) -> None:
         )
         _, said = await asked.communicate(b"open\nquit\n")
         print(said.decode().strip())
+        with socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM) as bell:
+            bell.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(bell, (socket.VMADDR_CID_HOST, BELL_PORT))
+            async with asyncio.timeout(20):
+                while not rung and cid == LOOPBACK:
+                    await asyncio.sleep(0.01)
         await guests.remove(owner.uuid, "the next one")
     await guests.close()
+    print("bells of", rung)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ namespace {
 
 // hypervisor/vsock.py gives these CIDs and names the same port.
 constexpr unsigned kFirstCid = 0x53400000, kLastCid = 0x534fffff;
-constexpr unsigned kPort = 9960;
-constexpr int kConnectSeconds = 5;
+constexpr unsigned kPort = 9960, kBellPort = 9961;
+constexpr timeval kConnectTime{5, 0}, kBellTime{0, 500'000};
 constexpr int kAnswerSeconds = 120;  // a worker may have to be started first
 
 void set_patience(int socket, int seconds) {
@@ -34,19 +34,18 @@ void set_patience(int socket, int seconds) {
   setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
 }
 
-int connect_to_host(std::string* error) {
+int connect_to_host(unsigned port, timeval most, std::string* error) {
   const int s = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (s < 0) {
     *error = std::string("this kernel has no vsock: ") + std::strerror(errno) +
              " (modprobe vmw_vsock_virtio_transport)";
     return -1;
   }
-  const timeval most{kConnectSeconds, 0};
   setsockopt(s, AF_VSOCK, SO_VM_SOCKETS_CONNECT_TIMEOUT, &most, sizeof most);
   sockaddr_vm host{};
   host.svm_family = AF_VSOCK;
   host.svm_cid = VMADDR_CID_HOST;
-  host.svm_port = kPort;
+  host.svm_port = port;
   if (connect(s, reinterpret_cast<sockaddr*>(&host), sizeof host) == 0) return s;
   *error = std::string("the host does not answer on vsock port 9960: ") + std::strerror(errno) +
            "; does sluice-server run there, and has this machine's VM channel='vsock'?";
@@ -70,10 +69,15 @@ bool find_vsock(std::string* why) {
   return false;
 }
 
+int open_bell() {
+  std::string ignored;
+  return find_vsock(&ignored) ? connect_to_host(kBellPort, kBellTime, &ignored) : -1;
+}
+
 std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wishes,
                                     Refusal* refusal) {
   request.channel = wire::ChannelKind::kVsock;
-  const int s = connect_to_host(&refusal->text);
+  const int s = connect_to_host(kPort, kConnectTime, &refusal->text);
   if (s < 0) return nullptr;
   set_patience(s, kAnswerSeconds);
   auto stream = std::make_unique<channel::PlainStream>(s);

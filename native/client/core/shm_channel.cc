@@ -2,6 +2,7 @@
 #include "client/core/shm_channel.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,11 +27,12 @@ constexpr uint64_t kGuestPauseMaxNs = 2'000'000;
 }  // namespace
 
 ShmChannel::ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int worker_pidfd,
-                       int region_fd)
+                       int region_fd, int bell)
     : slot_(std::move(slot)),
       kind_(kind),
       worker_pidfd_(worker_pidfd),
       region_fd_(region_fd),
+      bell_(bell),
       generation_(slot_.header().generation.load()) {
   producer_.attach(slot_.header(), slot_.ring(), slot_.layout().ring_bytes);
 }
@@ -38,6 +40,13 @@ ShmChannel::ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int wor
 ShmChannel::~ShmChannel() {
   if (worker_pidfd_ >= 0) ::close(worker_pidfd_);
   if (region_fd_ >= 0) ::close(region_fd_);
+  if (bell_ >= 0) ::close(bell_);
+}
+
+void ShmChannel::ring() {
+  slot_.header().doorbell.store(1, std::memory_order_seq_cst);
+  // A host that hears too much already looks anyway, and one that is gone is noticed elsewhere.
+  if (bell_ >= 0 && send(bell_, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return;
 }
 
 // After a detach a guest reads zeros from the lost device, so anything but "ready, same generation"
@@ -90,7 +99,7 @@ void ShmChannel::commit(size_t n, bool) {
     h.wake.fetch_add(1, std::memory_order_seq_cst);
     channel::futex_wake(h.wake);
   } else {
-    h.doorbell.store(1, std::memory_order_seq_cst);
+    ring();
   }
 }
 
@@ -136,7 +145,7 @@ void ShmChannel::close() {
   if (shares_futex())
     channel::futex_wake(h.wake, 1);
   else
-    h.doorbell.store(1, std::memory_order_seq_cst);
+    ring();
 }
 
 }  // namespace sluice::client

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel over a mapped slot: shared memory of one host (futexes both ways) or a guest's
-// ivshmem region (no interrupts: the guest rings the doorbell word and polls with growing pauses).
+// ivshmem region (no interrupts: the guest rings the doorbell word and polls with growing pauses;
+// where it has vsock too, a byte there tells the host to look at once).
 #pragma once
 
 #include "channel/ring.h"
@@ -11,8 +12,9 @@ namespace sluice::client {
 class ShmChannel : public Channel {
  public:
   // Takes the mapped slot, whose state is ready. worker_pidfd may be -1 (guests): then only the
-  // slot's state tells of the worker's end.
-  ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int worker_pidfd, int region_fd);
+  // slot's state tells of the worker's end. bell may be -1, too.
+  ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int worker_pidfd, int region_fd,
+             int bell = -1);
   ~ShmChannel() override;
 
   wire::ChannelKind kind() const override { return kind_; }
@@ -44,6 +46,7 @@ class ShmChannel : public Channel {
 
  private:
   bool worker_gone();
+  void ring();      // in a guest
   void tell_end();  // on standard error, if the worker said why
   bool shares_futex() const { return kind_ == wire::ChannelKind::kShm; }
 
@@ -52,6 +55,7 @@ class ShmChannel : public Channel {
   wire::ChannelKind kind_;
   int worker_pidfd_;
   int region_fd_;
+  int bell_;
   uint32_t generation_;
 };
 

@@ -19,7 +19,8 @@ namespace sluice::client {
 inline std::unique_ptr<Channel> channel_over(channel::MappedSlot slot, wire::ChannelKind kind,
                                              int worker_pidfd, int region_fd) {
   if (slot.header().dialect.load() != static_cast<uint32_t>(channel::SlotDialect::kBytes))
-    return std::make_unique<ShmChannel>(std::move(slot), kind, worker_pidfd, region_fd);
+    return std::make_unique<ShmChannel>(std::move(slot), kind, worker_pidfd, region_fd,
+                                        kind == wire::ChannelKind::kIvshmem ? open_bell() : -1);
   const std::span<std::byte> mailbox = slot.mailbox();
   wire::SessionRecord record;
   std::memcpy(&record, mailbox.data() + sizeof(wire::OpenReply), sizeof record);

@@ -6,17 +6,22 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
+// Behind the socket's headers, which it needs.
+#include <linux/sockios.h>
+
 #include <cstring>
 #include <deque>
 #include <filesystem>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "channel/futex.h"
 #include "channel/region.h"
@@ -123,6 +128,39 @@ class DoorbellProcess : public ::testing::Test {
   }
   void say(const std::string& text) {
     ASSERT_EQ(send(server_, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
+  }
+  // Gives the region a bell; what comes back is the guest's end of it.
+  int give_bell(const std::string& id = "vm1") {
+    int ends[2];
+    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const std::string text = "bell\nid=" + id;
+    iovec io{const_cast<char*>(text.data()), text.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
+    msghdr m{};
+    m.msg_iov = &io;
+    m.msg_iovlen = 1;
+    m.msg_control = control;
+    m.msg_controllen = sizeof control;
+    cmsghdr* c = CMSG_FIRSTHDR(&m);
+    c->cmsg_level = SOL_SOCKET;
+    c->cmsg_type = SCM_RIGHTS;
+    c->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(c), &ends[1], sizeof(int));
+    EXPECT_EQ(sendmsg(server_, &m, 0), static_cast<ssize_t>(text.size()));
+    close(ends[1]);
+    return ends[0];
+  }
+  // Whether the other side has closed it within some seconds.
+  static bool hung_up(int bell) {
+    pollfd p{bell, POLLIN, 0};
+    char said;
+    return poll(&p, 1, 4000) == 1 && recv(bell, &said, 1, 0) == 0;
+  }
+  static bool all_heard(int bell) {
+    int unheard = 1;
+    for (int i = 0; i < 4000 && ioctl(bell, SIOCOUTQ, &unheard) == 0 && unheard > 0; ++i)
+      channel::sleep_ns(1'000'000);
+    return unheard == 0;
   }
   // The next message whose verb is `verb`; the others are kept for later questions.
   std::optional<std::string> hear(const std::string& verb, int timeout_ms = 4000) {
@@ -278,6 +316,47 @@ TEST_F(DoorbellProcess, WakesASleepingWorkerWhoseGuestRings) {
     ASSERT_NE(h.wake.load(), seen) << "round " << i;
     EXPECT_EQ(h.doorbell.load(), 0u);
   }
+}
+
+TEST_F(DoorbellProcess, ABellIsHeardForAsLongAsThereIsItsRegion) {
+  watch();
+  const int bell = give_bell(), other = give_bell();
+  auto slot = guest(0);
+  for (int i = 0; i < 20; ++i) {
+    const uint32_t before = slot.map.header().wake.load();
+    slot.map.header().doorbell.store(1);
+    ASSERT_EQ(send(bell, "", 1, MSG_NOSIGNAL), 1);
+    for (int k = 0; k < 4000 && slot.map.header().wake.load() == before; ++k)
+      channel::sleep_ns(1'000'000);
+    EXPECT_NE(slot.map.header().wake.load(), before);
+  }
+  const std::string much(100'000, 'x');
+  ASSERT_EQ(send(bell, much.data(), much.size(), MSG_NOSIGNAL), static_cast<ssize_t>(much.size()));
+  EXPECT_TRUE(all_heard(bell));
+  close(bell);  // as a guest's program that ends does
+  ASSERT_EQ(send(other, "", 1, MSG_NOSIGNAL), 1);
+  EXPECT_TRUE(all_heard(other));
+  watch();  // a server that came back
+  ASSERT_EQ(send(other, "", 1, MSG_NOSIGNAL), 1);
+  EXPECT_TRUE(all_heard(other));
+  say("forget\nid=vm1");
+  EXPECT_TRUE(hung_up(other));
+  close(other);
+  const int nobodys = give_bell("vm2");
+  EXPECT_TRUE(hung_up(nobodys));
+  close(nobodys);
+}
+
+TEST_F(DoorbellProcess, AGuestHasSoManyBellsAndNoMore) {
+  watch();
+  std::vector<int> bells;
+  for (int i = 0; i < 65; ++i) bells.push_back(give_bell());
+  EXPECT_TRUE(hung_up(bells[0]));
+  for (const int bell : {bells[1], bells[64]}) {
+    ASSERT_EQ(send(bell, "", 1, MSG_NOSIGNAL), 1);
+    EXPECT_TRUE(all_heard(bell));
+  }
+  for (const int bell : bells) close(bell);
 }
 
 TEST_F(DoorbellProcess, AGuestThatFlickersIsNotReportedOften) {
