@@ -15,7 +15,12 @@ from dataclasses import dataclass, field, replace
 import libvirt
 
 from sluice.hypervisor import following
-from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
+from sluice.hypervisor.device_xml import (
+    device_again,
+    region_device,
+    request_metadata,
+    vsock_device,
+)
 from sluice.hypervisor.domain_document import DomainDocument, PciAddress
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.libvirt_host import (
@@ -104,8 +109,12 @@ def attach(
             "device: "
             f"start it, or drop the image (virsh managedsave-remove {state.persistent.name})"
         )
-    if not request.has_region:
-        _attach_vsock(state, request, files, outcome, dry_run=dry_run)
+    served = any(
+        side is not None and side.region is not None and side.region.server is not None
+        for side in (state.persistent, state.live)
+    )
+    if not request.has_region or request.has_doorbell or served:
+        _attach_followed(state, request, files, outcome, dry_run=dry_run)
         return outcome
     change = _plan(state, request, outcome, vsock=vsock)
     outcome.documents = [xml for xml in (change.region_xml, change.vsock_xml) if xml is not None]
@@ -157,12 +166,16 @@ def detach(
     return outcome
 
 
-def _attach_vsock(
+def _attach_followed(
     state: _State, request: VgpuRequest, files: RegionFiles, outcome: Outcome, *, dry_run: bool
 ) -> None:
     """The metadata says it all, and is then followed as if virsh had written it."""
     sides = [side for side in (state.persistent, state.live) if side is not None]
     wanted = replace(request, vsock=False)
+    if request.has_doorbell and state.persistent.region is None:
+        server = str(files.server_socket(state.persistent.uuid))
+        name = state.persistent.region_name
+        outcome.documents.append(region_device(name, request.region_mib, None, server))
     if any(side.request != wanted for side in sides):
         outcome.documents.append(request_metadata(wanted, with_namespace=True))
     lacking = following.wishes_of(state.persistent, state.live).any
@@ -172,6 +185,9 @@ def _attach_vsock(
     with files.locked():
         _set_metadata(state, request_metadata(wanted))
     outcome.notes += following.follow(state.domain, files)
+    live = live_document(state.domain)
+    if request.has_doorbell and live is not None and live.region is None:
+        outcome.notes.append("sluice-server plugs the device in once it listens for it")
 
 
 def _plan(state: _State, request: VgpuRequest, outcome: Outcome, *, vsock: bool) -> _Change:
@@ -240,7 +256,7 @@ def _stale_region(state: _State, request: VgpuRequest) -> str | None:
                 f"{name}` "
                 f"before attaching one of {request.region_mib} MiB"
             )
-        return region_device(region.name, region.size_bytes >> 20, region.address)
+        return device_again(region)
     return None
 
 
@@ -293,8 +309,7 @@ def _removals(state: _State) -> list[tuple[str, int]]:
         if document is None:
             continue
         if document.region is not None:
-            region = document.region
-            xml = region_device(region.name, region.size_bytes >> 20, region.address)
+            xml = device_again(document.region)
             found[xml] = found.get(xml, 0) | flag
         device = document.vsock
         if device is not None and device.ours and device.cid is not None:

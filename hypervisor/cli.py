@@ -59,7 +59,11 @@ def attach(
     priority: Annotated[int, typer.Option(help="in the queue; higher goes first")] = 0,
     mode: Mode = "auto",
     channel: Annotated[
-        str, typer.Option(help="ivshmem: shared memory; vsock: a vsock device alone")
+        str,
+        typer.Option(
+            help="ivshmem: shared memory; ivshmem-doorbell: with a register that wakes the host; "
+            "vsock: a vsock device alone"
+        ),
     ] = "ivshmem",
     vsock: Annotated[bool, typer.Option(help="also add a vsock device if the host can")] = True,
     dry_run: DryRun = False,
@@ -255,7 +259,7 @@ def _print_domain(row: dict[str, Any]) -> None:
     print(f"domain   {row['domain']}  {row['uuid']}  ({row['state']}, {row['machine']})")
     if request:
         print("request  " + "  ".join(f"{name}={value}" for name, value in request.items()))
-    if region["mib"] is not None or (request and request["channel"] == "ivshmem"):
+    if region["mib"] is not None or (request and request["channel"] != "vsock"):
         print(f"channel  {region['mib']} MiB at {region['address']}, {_where(region)}")
         print(f"file     {region['file']}{'' if region['present'] else '  (missing)'}")
     for device in row["native_gpus"]:

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import jinja2
 
-from sluice.hypervisor.domain_document import NATIVE_ALIAS, PciAddress
+from sluice.hypervisor.domain_document import (
+    NATIVE_ALIAS,
+    REGION_ALIAS,
+    PciAddress,
+    ShmemDevice,
+)
 from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.request import ELEMENT, NAMESPACE, NAMESPACE_KEY, VgpuRequest
 
@@ -31,10 +36,19 @@ def _environment() -> jinja2.Environment:
     )
 
 
-def region_device(name: str, size_mib: int, place: PciAddress | None) -> str:
-    """The `<shmem>` device of a region of `size_mib` MiB."""
+def region_device(
+    name: str, size_mib: int, place: PciAddress | None, server: str | None = None
+) -> str:
+    """The `<shmem>` device of a region of `size_mib` MiB; `server` is the socket of a doorbell."""
     template = _environment().get_template("region_device.xml.j2")
-    return template.render(name=name, size_mib=size_mib, place=place)
+    return template.render(
+        name=name, size_mib=size_mib, place=place, server=server, alias=REGION_ALIAS
+    )
+
+
+def device_again(region: ShmemDevice) -> str:
+    """The XML of a device as it stands in a domain, as libvirt wants it to take it out."""
+    return region_device(region.name, region.size_bytes >> 20, region.address, region.server)
 
 
 def vsock_device(cid: int, place: PciAddress | None) -> str:

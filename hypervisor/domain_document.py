@@ -11,12 +11,14 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sluice.hypervisor.errors import HypervisorError, InvalidRequest
 from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.request import NAMESPACE, VgpuRequest, parse_request
 
 REGION_PREFIX = "sluice-"
+REGION_ALIAS = "ua-sluice-region"
 NATIVE_ALIAS = "ua-sluice-gpu-"
 VSOCK_ALIAS = "ua-sluice-vsock"
 #: A vhost-user vsock device of ours, and where libvirt keeps QEMU's own arguments.
@@ -43,12 +45,13 @@ class PciAddress:
 
 @dataclass(frozen=True)
 class ShmemDevice:
-    """A `<shmem>` device."""
+    """A `<shmem>` device; one with a doorbell has the socket of its server."""
 
     name: str
     model: str
     size_bytes: int
     address: PciAddress | None
+    server: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class DomainDocument:
     @property
     def region(self) -> ShmemDevice | None:
         """The domain's own channel device."""
-        return next((shmem for shmem in self.shmems if shmem.name == self.region_name), None)
+        return next((shmem for shmem in self.shmems if self._is_own(shmem)), None)
 
     @property
     def foreign_regions(self) -> tuple[str, ...]:
@@ -107,8 +110,13 @@ class DomainDocument:
         return tuple(
             shmem.name
             for shmem in self.shmems
-            if shmem.name.startswith(REGION_PREFIX) and shmem.name != self.region_name
+            if shmem.name.startswith(REGION_PREFIX) and not self._is_own(shmem)
         )
+
+    def _is_own(self, shmem: ShmemDevice) -> bool:
+        """A server gives the memory away: the name of the device says nothing then."""
+        served = shmem.server is None or Path(shmem.server).parent.name == self.uuid
+        return shmem.name == self.region_name and served
 
     @property
     def is_q35(self) -> bool:
@@ -171,11 +179,19 @@ def _request_of(root: ElementTree.Element) -> tuple[VgpuRequest | None, str | No
 
 def _shmem(element: ElementTree.Element) -> ShmemDevice:
     model = element.find("model")
+    server = element.find("server")
+    alias = element.find("alias")
+    size = _size(element.find("size"))
+    if server is not None:
+        noted = alias.get("name", "") if alias is not None else ""
+        mib = noted.removeprefix(f"{REGION_ALIAS}-")
+        size = int(mib) << 20 if re.fullmatch("[0-9]{1,7}", mib) else 0
     return ShmemDevice(
         name=element.get("name", ""),
         model=model.get("type", "") if model is not None else "",
-        size_bytes=_size(element.find("size")),
+        size_bytes=size,
         address=_address(element),
+        server=server.get("path", "") if server is not None else None,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from sluice.hypervisor.domain_document import DomainDocument, VsockDevice
+from sluice.hypervisor.domain_document import DomainDocument, ShmemDevice, VsockDevice
 from sluice.hypervisor.errors import InvalidRequest
 from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.ports import VsockPlace
@@ -112,6 +112,11 @@ def observe(
             "powered off"
         )
         request = _of_size(request, region.size_bytes >> 20)
+    elif request is not None and region is not None and _other_kind(request, region):
+        problems.append(
+            f"{persistent.name}: it runs with another kind of device; channel={request.channel} "
+            "comes with the first start after it was powered off"
+        )
     if region is None and not (by_vsock and vsock is not None):
         request = None
     life = Life.OFF
@@ -139,6 +144,10 @@ def _place_of(device: VsockDevice | None, account: tuple[int, int] | None) -> Vs
     if device is None or (device.cid is None and not device.user):
         return None
     return VsockPlace(device.cid, account if device.user else None)
+
+
+def _other_kind(request: VgpuRequest, region: ShmemDevice) -> bool:
+    return request.has_doorbell != (region.server is not None)
 
 
 def _of_size(request: VgpuRequest, region_mib: int) -> VgpuRequest | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import libvirt
 
-from sluice.hypervisor.device_xml import region_device, vsock_device
+from sluice.hypervisor.device_xml import device_again, region_device, vsock_device
 from sluice.hypervisor.domain_document import (
     DomainDocument,
     PciAddress,
@@ -98,7 +98,10 @@ def _wish(side: DomainDocument | None, *, keep_size: bool) -> Wish:
         ours = None
     if region is None:
         return Wish(put=request, take_vsock=ours)
-    if keep_size or region.size_bytes == request.region_bytes:
+    same = region.size_bytes == request.region_bytes and (
+        (region.server is not None) == request.has_doorbell
+    )
+    if keep_size or same:
         return Wish(take_vsock=ours, put_vsock=request.vsock and side.vsock is None)
     return Wish(put=request, take=region, take_vsock=ours)
 
@@ -131,13 +134,14 @@ def follow(
                 continue
             try:
                 if wish.take is not None:
-                    region = wish.take
-                    xml = region_device(region.name, region.size_bytes >> 20, region.address)
+                    xml = device_again(wish.take)
                     call(lambda xml=xml, flag=flag: domain.detachDeviceFlags(xml, flag))  # type: ignore[misc]
                 if wish.take_vsock is not None:
                     _take_vsock(domain, wish.take_vsock, flag)
                 if wish.put is not None:
                     plug = _Plug(domain, definition, live, flag)
+                    if flag == _LIVE and _waits(wish.put, definition.uuid, files):
+                        continue
                     if wish.put.has_region:
                         place = _put(plug, wish.put, files)
                         if wish.put.vsock and side.vsock is None:
@@ -194,13 +198,22 @@ def _put(plug: _Plug, request: VgpuRequest, files: RegionFiles) -> PciAddress | 
     other = plugged if flag == _CONFIG else definition.region
     place = _same_place(plug, other.address if other is not None else None, frozenset())
     created = files.renew(uuid, size, qemu_account(domain), in_use=live is not None)
+    server = str(files.server_socket(uuid)) if request.has_doorbell else None
     try:
-        plug.attach(region_device(definition.region_name, request.region_mib, place))
+        plug.attach(region_device(definition.region_name, request.region_mib, place, server))
     except HypervisorError:
         if created:
             files.remove(uuid)
         raise
     return place
+
+
+def _waits(request: VgpuRequest, uuid: str, files: RegionFiles) -> bool:
+    """Whether it is too early: a running QEMU asks for its region at once.
+
+    The server listens once it has seen the device in the definition, and looks again then.
+    """
+    return request.has_doorbell and not files.server_socket(uuid).exists()
 
 
 def _put_vsock(

@@ -21,7 +21,7 @@ import libvirt
 
 from sluice.hypervisor import following
 from sluice.hypervisor.channel_devices import RELEASE_SECONDS, SETTLE_SECONDS
-from sluice.hypervisor.device_xml import region_device
+from sluice.hypervisor.device_xml import device_again
 from sluice.hypervisor.domain_document import DomainDocument
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.guest_sessions import sessions_of
@@ -159,7 +159,7 @@ def _unplug(domain: libvirt.virDomain, live: DomainDocument, files: RegionFiles)
     """Until the guest has let the device go."""
     region = live.region
     assert region is not None
-    xml = region_device(region.name, region.size_bytes >> 20, region.address)
+    xml = device_again(region)
     with files.locked():
         call(lambda: domain.detachDeviceFlags(xml, _LIVE))
     deadline = time.monotonic() + RELEASE_SECONDS

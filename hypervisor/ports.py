@@ -31,11 +31,15 @@ class VsockPlace:
 
 @dataclass(frozen=True)
 class RegionOwner:
-    """The domain that a channel belongs to, with its vsock device if it has one."""
+    """The domain that a channel belongs to, with its vsock device if it has one.
+
+    `account` is what its QEMU runs as (uid, gid), None of one that runs as root.
+    """
 
     uuid: str
     name: str
     vsock: VsockPlace | None = None
+    account: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

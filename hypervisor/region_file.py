@@ -38,6 +38,13 @@ class RegionFiles:
         """The region's file."""
         return self.folder / (REGION_PREFIX + uuid)
 
+    def server_socket(self, uuid: str) -> Path:
+        """Where the domain's QEMU is given its region, if the device has a doorbell.
+
+        Its folder is the domain's own, and QEMU's account's.
+        """
+        return self.run_folder / "ivshmem" / uuid / "server"
+
     def check_room(self, uuid: str, size: int) -> None:
         """HypervisorError where a region of `size` bytes does not fit beside the rest."""
         volume = os.statvfs(self.folder)

@@ -42,7 +42,7 @@ def slot_bytes_of(region_bytes: int, slots: int) -> int:
 
 _VSOCK = {"yes": True, "no": False}
 MODES = ("auto", "on-demand", "reserved")
-CHANNELS = ("ivshmem", "vsock")
+CHANNELS = ("ivshmem", "ivshmem-doorbell", "vsock")
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,10 @@ class VgpuRequest:
     `memory_mib` and `compute` (percent) are per vGPU. `region_mib` is the size of the ivshmem
     region, `slots` how many processes of the guest share it. `mode` "reserved" has the controller
     hold this much for the VM whether it is used or not, "on-demand" draws on no reservation, "auto"
-    first on one, if there is any. `channel` "vsock" has no region: the domain's vsock device
-    carries all. Beside a region, `vsock` says that the `<vsock>` device of the domain was put there
-    for this request and goes with it.
+    first on one, if there is any. `channel` "ivshmem-doorbell" is a region whose device has a
+    register that wakes the host; "vsock" has no region: the domain's vsock device carries all.
+    Beside a region, `vsock` says that the `<vsock>` device of the domain was put there for this
+    request and goes with it.
     """
 
     memory_mib: int
@@ -69,7 +70,7 @@ class VgpuRequest:
 
     def __post_init__(self) -> None:
         if self.channel not in CHANNELS:
-            raise InvalidRequest(f"channel={_shown(self.channel)}: give {' or '.join(CHANNELS)}")
+            raise InvalidRequest(f"channel={_shown(self.channel)}: give {', '.join(CHANNELS)}")
         if self.mode not in MODES:
             raise InvalidRequest(f"mode={_shown(self.mode)}: give {', '.join(MODES)}")
         for attribute, (field, low, high, _) in _NUMBERS.items():
@@ -92,7 +93,12 @@ class VgpuRequest:
     @property
     def has_region(self) -> bool:
         """Whether a region is its channel."""
-        return self.channel == "ivshmem"
+        return self.channel != "vsock"
+
+    @property
+    def has_doorbell(self) -> bool:
+        """Whether the region's device is one that a server of ours answers for."""
+        return self.channel == "ivshmem-doorbell"
 
     @property
     def region_bytes(self) -> int:

@@ -251,8 +251,11 @@ class HypervisorService:
                 self._note(seen)
                 if known is None and self._files.ended_since(uuid, seen.boot):
                     restarted = restarted or "the VM ended while no server ran"
-            for step in domain_life.steps(known, seen, guest_restarted=restarted is not None):
+            steps = domain_life.steps(known, seen, guest_restarted=restarted is not None)
+            for step in steps:
                 await self._take(step, uuid, seen, restarted)
+            if Step.ADD in steps and seen is not None and seen.out_of_line:
+                self.look_soon(uuid)  # what runs may have waited for the server to listen
             if seen is None:
                 self._seen.pop(uuid, None)
                 self._released.pop(uuid, None)
@@ -318,7 +321,7 @@ class HypervisorService:
                 size = seen.request.region_bytes
                 await asyncio.to_thread(self._files.ensure, uuid, size, seen.account)
             log.info("channel %s: of domain %s, %s", uuid, seen.name, seen.request)
-            owner = RegionOwner(uuid, seen.name, seen.vsock)
+            owner = RegionOwner(uuid, seen.name, seen.vsock, seen.account)
             await self._regions.add_region(uuid, self._files.path(uuid), owner, seen.request)
         elif step is Step.STOP:
             reason = (

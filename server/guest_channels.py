@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guest's channels, whichever it has: regions.py and vsock_guests.py behind one interface.
+"""A guest's channels: regions.py, ivshmem_doorbells.py and vsock_guests.py behind one interface.
 
 Implements hypervisor.ports.RegionKeeper for the hypervisor part. A domain has a region, a vsock
 device, or both; what it asks for bounds whatever comes over either.
@@ -10,7 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sluice.hypervisor.ports import RegionOwner
+from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import VgpuRequest
+from sluice.server.ivshmem_doorbells import IvshmemDoorbells
 from sluice.server.regions import Regions
 from sluice.server.vsock_guests import VsockGuests
 
@@ -18,9 +20,11 @@ from sluice.server.vsock_guests import VsockGuests
 class GuestChannels:
     """Every channel of this host's guests."""
 
-    def __init__(self, regions: Regions, vsock: VsockGuests) -> None:
+    def __init__(self, regions: Regions, vsock: VsockGuests, files: RegionFiles) -> None:
         self._regions = regions
         self._vsock = vsock
+        self._files = files
+        self._doorbells = IvshmemDoorbells(regions.set_device_bell)
 
     async def add_region(
         self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
@@ -30,6 +34,11 @@ class GuestChannels:
             await self._regions.add_region(region_id, path, owner, request)
         else:
             await self._regions.remove_region(region_id, "its channel is vsock now")
+        door = self._files.server_socket(region_id)
+        if request.has_doorbell:
+            await self._doorbells.add(owner, path, door)
+        else:
+            await self._doorbells.remove(region_id, door)
         if owner.vsock is not None:
             await self._vsock.add(owner, owner.vsock, request)
         else:
@@ -37,6 +46,7 @@ class GuestChannels:
 
     async def remove_region(self, region_id: str, reason: str) -> None:
         """Ends every session of the domain and serves it no more."""
+        await self._doorbells.remove(region_id, self._files.server_socket(region_id))
         await self._regions.remove_region(region_id, reason)
         await self._vsock.remove(region_id, reason)
 
@@ -56,3 +66,8 @@ class GuestChannels:
         """Every process of the guest is gone: its sessions end."""
         await self._vsock.stopped(region_id, reason)
         await self._regions.domain_stopped(region_id, reason)
+
+    async def close(self) -> None:
+        """Closes the doors; guests and their sessions go on."""
+        await self._doorbells.close()
+        await self._vsock.close()

@@ -52,10 +52,10 @@ class Guests:
         files = RegionFiles(
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
-        self._vsock = VsockGuests(
+        vsock = VsockGuests(
             desk, section.run_dir, log_dir, section.vsock_backend, add_bell=regions.add_bell
         )
-        channels = GuestChannels(regions, self._vsock)
+        channels = self._channels = GuestChannels(regions, vsock, files)
         self._run_dir: Path = section.run_dir
         self._door = VmDoor(
             section.run_dir,
@@ -90,4 +90,4 @@ class Guests:
     async def close(self) -> None:
         """Closes the doors; guests and their sessions go on."""
         await self._door.close()
-        await self._vsock.close()
+        await self._channels.close()

@@ -45,6 +45,8 @@ class Region:
     watched: bool = False
     #: The guest is gone and the doorbell has not heard of it: told as soon as it watches again.
     stale: bool = False
+    #: What the guest's device rings, a descriptor of ours: told to each doorbell again.
+    device_bell: int = -1
     opening: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
 
@@ -89,6 +91,7 @@ class Regions:
         await self._end_all(region, reason)
         if self._doorbell:
             self._doorbell.tell(Message("forget", {"id": region_id}))
+        _close(region)
         log.info("region %s of domain %s leaves: %s", region.path, region.owner.name, reason)
 
     async def domain_paused(self, region_id: str) -> None:
@@ -135,6 +138,18 @@ class Regions:
         region = self._regions.get(region_id)
         if region and self._doorbell:
             self._doorbell.tell(Message("bell", {"id": region_id}), [connected.fileno()])
+
+    def set_device_bell(self, region_id: str, descriptor: int) -> None:
+        """The same for the eventfd of the guest's device, of which there is one."""
+        if region := self._regions.get(region_id):
+            _close(region)
+            region.device_bell = os.dup(descriptor)
+            self._tell_device_bell(region)
+
+    def _tell_device_bell(self, region: Region) -> None:
+        if self._doorbell and region.device_bell >= 0:
+            told = Message("bell", {"id": region.id, "device": "yes"})
+            self._doorbell.tell(told, [region.device_bell])
 
     # what the doorbell tells
 
@@ -274,6 +289,7 @@ class Regions:
         try:
             await self._doorbell.ask(Message("watch", fields), "watching")
             region.watched = True
+            self._tell_device_bell(region)
             if region.stale:
                 self._free_slots(region)
         except DoorbellError as error:
@@ -289,6 +305,12 @@ class Regions:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _close(region: Region) -> None:
+    if region.device_bell >= 0:
+        os.close(region.device_bell)
+        region.device_bell = -1
 
 
 def _begin_anew(path: Path) -> None:

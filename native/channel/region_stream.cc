@@ -76,12 +76,14 @@ void ByteConsumer::release(size_t n) {
   head_word_->store(head_, std::memory_order_release);
 }
 
-RegionStream::RegionStream(MappedSlot slot, bool shares_futex, int relay_pidfd, int region_fd)
+RegionStream::RegionStream(MappedSlot slot, bool shares_futex, int relay_pidfd, int region_fd,
+                           Bell bell)
     : Stream(-1),
       slot_(std::move(slot)),
       shares_futex_(shares_futex),
       relay_pidfd_(relay_pidfd),
       region_fd_(region_fd),
+      bell_(std::move(bell)),
       generation_(slot_.header().generation.load()) {
   SlotHeader& h = slot_.header();
   out_.attach(h.tail, h.head, slot_.ring(), slot_.layout().ring_bytes);
@@ -170,6 +172,7 @@ void RegionStream::wake() {
     futex_wake(h.wake);
   } else {
     h.doorbell.store(1, std::memory_order_seq_cst);
+    bell_.ring();
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <atomic>
 
+#include "channel/bell.h"
 #include "channel/region.h"
 #include "channel/stream.h"
 
@@ -60,7 +61,7 @@ class RegionStream : public Stream {
  public:
   // Takes the mapped slot, arena included, whose state is ready. `shares_futex`: both sides are
   // processes of one kernel.
-  RegionStream(MappedSlot slot, bool shares_futex, int relay_pidfd, int region_fd);
+  RegionStream(MappedSlot slot, bool shares_futex, int relay_pidfd, int region_fd, Bell bell = {});
   ~RegionStream() override;
 
   ssize_t read(const iovec* parts, int count) override;
@@ -82,6 +83,7 @@ class RegionStream : public Stream {
   ByteConsumer in_;
   const bool shares_futex_;
   const int relay_pidfd_, region_fd_;
+  Bell bell_;
   const uint32_t generation_;
 };
 

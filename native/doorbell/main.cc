@@ -55,9 +55,11 @@ struct Slot {
   uint64_t reported = 0;   // when the server last heard that it opens or closed
 };
 
-// A guest's connection on which it says that something is in its region.
+// On which a guest says that something is in its region: a connection, or the eventfd of its
+// device's doorbell register.
 struct Bell {
   int fd;
+  bool device;
   uint64_t rang;  // when it was last heard
 };
 
@@ -183,12 +185,18 @@ void Doorbell::add_bell(Message& m) {
   const auto it = regions_.find(m.text("id"));
   if (it == regions_.end() || m.descriptors.empty()) return;
   auto& bells = it->second->bells;
-  if (bells.size() >= kMostBells) {
-    close(bells.front().fd);
-    bells.erase(bells.begin());
+  const bool device = m.text("device") == "yes";
+  auto old = std::find_if(bells.begin(), bells.end(), [](const Bell& b) { return b.device; });
+  // An eventfd does not tell that its guest is gone, but there is one device.
+  if (!device || old == bells.end()) old = bells.size() < kMostBells ? bells.end() : bells.begin();
+  if (old != bells.end()) {
+    close(old->fd);
+    bells.erase(old);
   }
-  bells.push_back({m.descriptors.front(), 0});
+  const int fd = m.descriptors.front();
   m.descriptors.erase(m.descriptors.begin());
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  bells.push_back({fd, device, 0});
 }
 
 void Doorbell::handle(Message& m) {
@@ -344,7 +352,7 @@ void Doorbell::wait(uint64_t pause) {
     std::erase_if(r->bells, [&](Bell& bell) {
       if (!polled_[at++].revents) return false;
       char said[256];
-      const ssize_t n = recv(bell.fd, said, sizeof said, MSG_DONTWAIT);
+      const ssize_t n = read(bell.fd, said, sizeof said);
       bell.rang = now;
       if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return false;
       close(bell.fd);

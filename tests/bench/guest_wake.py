@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a guest's call costs after a pause: over a region, over a region with vsock, over vsock.
+"""What a guest's call costs after a pause: over a region, with each kind of bell, over vsock.
 
     python tests/bench/guest_wake.py [--rounds 51] [--idle-ms 100]
 
 Needs what `make test-rigs` needs, vhost-device-vsock included. A worker to which nothing came for a
 while sleeps; a guest cannot wake it, and the doorbell process finds what the guest has written by
-looking, seldom where it is quiet. A vsock device beside the region tells it at once. The guests
-have no KVM: their numbers compare the ways, and are no guest's of a real host.
+looking, seldom where it is quiet. The register of an ivshmem-doorbell device, or a vsock device
+beside the region, tells it at once. The guests have no KVM: their numbers compare the ways, and are
+no guest's of a real host.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ BACKEND = ROOT / "build/tools/bin/vhost-device-vsock"
 SOURCE = Path(__file__).with_name("idle_call.c")
 WAYS = {
     "region": "region-mib='64'",
+    "region_with_doorbell": "region-mib='64' channel='ivshmem-doorbell'",
     "region_with_vsock": "region-mib='64' vsock='yes'",
     "vsock": "channel='vsock'",
 }
@@ -49,6 +51,8 @@ def boot(fleet: Fleet, name: str, request: str, program: Path) -> Guest:
     )
     wanted = "shmem" if "region" in request else "vhost-user-vsock"
     wait_for(lambda: wanted in guest.domain.XMLDesc(2), 20, "the device")
+    if "ivshmem-doorbell" in request:
+        wait_for((fleet.plane.folder / "run/ivshmem" / guest.uuid / "server").exists, 20, "it")
     if "vsock" in request:
         sockets = fleet.plane.folder / "run" / "vsock" / guest.uuid / "device"
         wait_for(sockets.exists, 20, "its process")

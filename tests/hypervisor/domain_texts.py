@@ -97,6 +97,10 @@ def ours(request: VgpuRequest = REQUEST) -> str:
     return request_metadata(request, with_namespace=True)
 
 
-def region(uuid: str = UUID, size_mib: int = 64, bus: int = 2) -> str:
-    """The channel device of a domain, plugged into a root port."""
-    return region_device(f"sluice-{uuid}", size_mib, PciAddress(bus=bus, slot=0))
+def region(uuid: str = UUID, size_mib: int = 64, bus: int = 2, *, served: str | None = None) -> str:
+    """The channel device of a domain, plugged into a root port.
+
+    `served` is the domain whose server it asks, if it has a doorbell.
+    """
+    server = f"/run/sluice/ivshmem/{served}/server" if served else None
+    return region_device(f"sluice-{uuid}", size_mib, PciAddress(bus=bus, slot=0), server)

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.hypervisor.domain_document import DomainDocument, parse_domain
 from sluice.hypervisor.following import Wish, Wishes, wishes_of
 
-from .domain_texts import OTHER_UUID, REQUEST, ours, q35, region
+from .domain_texts import OTHER_UUID, REQUEST, UUID, ours, q35, region
 
 BAD_TEXT = ours().replace("memory-mib='1024'", "memory-mib='many'")
+
+RINGING = replace(REQUEST, channel="ivshmem-doorbell")
 
 NONE = parse_domain(q35())
 ASKS = parse_domain(q35(metadata=ours()))
@@ -58,3 +62,25 @@ def test_bad_metadata_is_named() -> None:
 def test_what_was_unplugged_comes_back_with_the_next_start_only() -> None:
     assert wishes_of(BOTH, ASKS, may_plug=False) == Wishes()
     assert wishes_of(HAS, HAS, may_plug=False).live.take is not None
+
+
+def test_a_doorbell_is_another_device() -> None:
+    asks, plain, has = (
+        parse_domain(q35(metadata=ours(RINGING), devices=devices))
+        for devices in ("", region(), region(served=UUID))
+    )
+    assert has.region is not None
+    assert has.region.size_bytes == REQUEST.region_bytes
+    assert wishes_of(asks, asks) == Wishes(Wish(put=RINGING), Wish(put=RINGING))
+    assert wishes_of(has, has) == Wishes()
+    # what runs keeps what it has
+    assert wishes_of(plain, plain) == Wishes(config=Wish(put=RINGING, take=plain.region))
+    back = parse_domain(q35(metadata=ours(), devices=region(served=UUID)))
+    assert wishes_of(back, back) == Wishes(config=Wish(put=REQUEST, take=back.region))
+
+
+def test_anothers_server_gives_anothers_memory() -> None:
+    copied = parse_domain(q35(metadata=ours(RINGING), devices=region(served=OTHER_UUID)))
+    assert copied.region is None
+    assert copied.foreign_regions == (f"sluice-{UUID}",)
+    assert wishes_of(copied, copied) == Wishes()

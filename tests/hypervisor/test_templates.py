@@ -12,12 +12,18 @@ import pytest
 
 from sluice.hypervisor.device_xml import (
     TEMPLATES,
+    device_again,
     native_gpu_device,
     region_device,
     request_metadata,
     vsock_device,
 )
-from sluice.hypervisor.domain_document import HostDevice, PciAddress, parse_domain
+from sluice.hypervisor.domain_document import (
+    HostDevice,
+    PciAddress,
+    ShmemDevice,
+    parse_domain,
+)
 from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.vsock_devices import FIRST_CID
 
@@ -45,6 +51,20 @@ def test_both_devices_fit_into_every_machine(
     devices = region_device(f"sluice-{UUID}", 256, place) + vsock_device(FIRST_CID, place)
     done = validate(machine(devices=devices), tmp_path)  # type: ignore[operator]
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("place", [None, PciAddress(bus=2, slot=0)])
+@pytest.mark.parametrize("machine", [q35, pc, microvm])
+def test_a_region_with_a_doorbell_fits_into_every_machine(
+    machine: object, place: PciAddress | None, tmp_path: Path
+) -> None:
+    server = f"/run/sluice/ivshmem/{UUID}/server"
+    text = machine(devices=region_device(f"sluice-{UUID}", 256, place, server))  # type: ignore[operator]
+    done = validate(text, tmp_path)
+    assert done.returncode == 0, done.stderr
+    region = parse_domain(text).region
+    assert region == ShmemDevice(f"sluice-{UUID}", "ivshmem-doorbell", 256 << 20, place, server)
+    assert device_again(region) == region_device(f"sluice-{UUID}", 256, place, server)
 
 
 @pytest.mark.parametrize("rom_bar", [True, False])

@@ -7,7 +7,8 @@ The doorbell is a FakeDoorbell here, and the workers FakeWorkers behind the real
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,16 @@ class FakeDoorbell(Doorbell):
     """Remembers what it was told and asked."""
 
     told: list[Message] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
     connected: bool = True
 
     @property
     def is_connected(self) -> bool:
         return self.connected
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         self.told.append(message)
+        self.descriptors += [os.fstat(each).st_ino for each in descriptors]
 
     async def ask(self, message: Message, expected: str) -> Message:
         self.told.append(message)
@@ -120,6 +123,21 @@ async def test_a_region_is_watched_as_its_domain_asked(host: Host) -> None:
     assert len(host.doorbell.verbs("watch")) == 1, "once is enough"
     host.regions.doorbell_connected()
     await host.until(lambda: len(host.doorbell.verbs("watch")) == 2)
+
+
+async def test_every_doorbell_is_told_of_the_devices_bell(host: Host) -> None:
+    bells = [os.open(host.path, os.O_RDONLY), os.open("/", os.O_RDONLY)]
+    files = [os.fstat(bell).st_ino for bell in bells]
+    for bell in bells:  # the guest was started twice
+        host.regions.set_device_bell(OWNER.uuid, bell)
+        os.close(bell)
+    assert host.doorbell.descriptors == files
+    assert [bell.get("device") for bell in host.doorbell.verbs("bell")] == ["yes", "yes"]
+    host.regions.doorbell_connected()
+    await host.until(lambda: len(host.doorbell.verbs("bell")) == 3)
+    assert host.doorbell.descriptors == [*files, files[-1]]
+    host.regions.set_device_bell("of nobody", 0)
+    assert len(host.doorbell.verbs("bell")) == 3
 
 
 async def test_the_domains_figures_are_the_default(host: Host) -> None:

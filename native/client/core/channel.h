@@ -93,9 +93,9 @@ std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wis
 std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
                                   Refusal* refusal);
 
-// A connection that wakes this guest's host, -1 where there is no vsock device of Sluice's or
-// nobody listens: one byte makes the host look at the region's doorbell words at once.
-int open_bell();
+// A connection on which a byte makes this guest's host look at its region, -1 where there is no
+// vsock device of Sluice's or nobody listens.
+int open_vsock_bell();
 
 // Whether this machine is a guest with a vsock device of Sluice's, whose CID tells; `why` says why
 // not. Nothing is sent: the host of any other guest is not Sluice's to speak to.

@@ -85,6 +85,32 @@ bool start_watcher(const std::string& resource, uint32_t slot, uint32_t generati
   return false;
 }
 
+// The registers of an ivshmem-doorbell device (QEMU, docs/specs/ivshmem-spec), in 32-bit words.
+constexpr size_t kOwnId = 2, kDoorbell = 3;
+// server/ivshmem_doorbells.py is peer 0 of its device, with one vector.
+constexpr uint32_t kHostsVector = 0;
+
+// What the region's device can wake the host with, or its vsock device.
+channel::Bell open_bell(const std::string& resource) {
+  std::string registers = resource;
+  int fd = -1;
+  if (registers.ends_with("/resource2")) {
+    registers.back() = '0';
+    fd = open(registers.c_str(), O_RDWR | O_CLOEXEC);
+  }
+  if (fd >= 0) {
+    void* page = mmap(nullptr, channel::kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ::close(fd);
+    if (page != MAP_FAILED) {
+      auto* word = static_cast<volatile uint32_t*>(page);
+      channel::Bell bell(word, channel::kPage, word + kDoorbell, kHostsVector);
+      // 0 is the host's own: a plain device has no other.
+      if (const uint32_t id = word[kOwnId]; id > 0 && id <= 0xffff) return bell;
+    }
+  }
+  return channel::Bell(open_vsock_bell());
+}
+
 }  // namespace
 
 std::string find_ivshmem(std::string* why) {
@@ -228,7 +254,7 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
     ::close(fd);
     return nullptr;
   }
-  return channel_over(std::move(slot), wire::ChannelKind::kIvshmem, -1, fd);
+  return channel_over(std::move(slot), wire::ChannelKind::kIvshmem, -1, fd, open_bell(resource));
 }
 
 }  // namespace sluice::client

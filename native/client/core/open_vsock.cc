@@ -69,7 +69,7 @@ bool find_vsock(std::string* why) {
   return false;
 }
 
-int open_bell() {
+int open_vsock_bell() {
   std::string ignored;
   return find_vsock(&ignored) ? connect_to_host(kBellPort, kBellTime, &ignored) : -1;
 }

@@ -2,7 +2,6 @@
 #include "client/core/shm_channel.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,12 +26,12 @@ constexpr uint64_t kGuestPauseMaxNs = 2'000'000;
 }  // namespace
 
 ShmChannel::ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int worker_pidfd,
-                       int region_fd, int bell)
+                       int region_fd, channel::Bell bell)
     : slot_(std::move(slot)),
       kind_(kind),
       worker_pidfd_(worker_pidfd),
       region_fd_(region_fd),
-      bell_(bell),
+      bell_(std::move(bell)),
       generation_(slot_.header().generation.load()) {
   producer_.attach(slot_.header(), slot_.ring(), slot_.layout().ring_bytes);
 }
@@ -40,13 +39,11 @@ ShmChannel::ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int wor
 ShmChannel::~ShmChannel() {
   if (worker_pidfd_ >= 0) ::close(worker_pidfd_);
   if (region_fd_ >= 0) ::close(region_fd_);
-  if (bell_ >= 0) ::close(bell_);
 }
 
 void ShmChannel::ring() {
   slot_.header().doorbell.store(1, std::memory_order_seq_cst);
-  // A host that hears too much already looks anyway, and one that is gone is noticed elsewhere.
-  if (bell_ >= 0 && send(bell_, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL) < 0) return;
+  bell_.ring();
 }
 
 // After a detach a guest reads zeros from the lost device, so anything but "ready, same generation"

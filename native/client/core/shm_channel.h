@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The channel over a mapped slot: shared memory of one host (futexes both ways) or a guest's
 // ivshmem region (no interrupts: the guest rings the doorbell word and polls with growing pauses;
-// where it has vsock too, a byte there tells the host to look at once).
+// where it has a bell too, the host looks at once).
 #pragma once
 
+#include "channel/bell.h"
 #include "channel/ring.h"
 #include "client/core/channel.h"
 
@@ -12,9 +13,9 @@ namespace sluice::client {
 class ShmChannel : public Channel {
  public:
   // Takes the mapped slot, whose state is ready. worker_pidfd may be -1 (guests): then only the
-  // slot's state tells of the worker's end. bell may be -1, too.
+  // slot's state tells of the worker's end.
   ShmChannel(channel::MappedSlot slot, wire::ChannelKind kind, int worker_pidfd, int region_fd,
-             int bell = -1);
+             channel::Bell bell = {});
   ~ShmChannel() override;
 
   wire::ChannelKind kind() const override { return kind_; }
@@ -55,7 +56,7 @@ class ShmChannel : public Channel {
   wire::ChannelKind kind_;
   int worker_pidfd_;
   int region_fd_;
-  int bell_;
+  channel::Bell bell_;
   uint32_t generation_;
 };
 

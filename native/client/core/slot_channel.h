@@ -15,12 +15,13 @@
 
 namespace sluice::client {
 
-// Takes the slot and both descriptors (-1: none).
+// Takes the slot, both descriptors (-1: none) and the bell.
 inline std::unique_ptr<Channel> channel_over(channel::MappedSlot slot, wire::ChannelKind kind,
-                                             int worker_pidfd, int region_fd) {
+                                             int worker_pidfd, int region_fd,
+                                             channel::Bell bell = {}) {
   if (slot.header().dialect.load() != static_cast<uint32_t>(channel::SlotDialect::kBytes))
     return std::make_unique<ShmChannel>(std::move(slot), kind, worker_pidfd, region_fd,
-                                        kind == wire::ChannelKind::kIvshmem ? open_bell() : -1);
+                                        std::move(bell));
   const std::span<std::byte> mailbox = slot.mailbox();
   wire::SessionRecord record;
   std::memcpy(&record, mailbox.data() + sizeof(wire::OpenReply), sizeof record);
@@ -30,7 +31,7 @@ inline std::unique_ptr<Channel> channel_over(channel::MappedSlot slot, wire::Cha
   return std::make_unique<StreamChannel>(
       -1,
       std::make_unique<channel::RegionStream>(std::move(slot), shares_futex, worker_pidfd,
-                                              region_fd),
+                                              region_fd, std::move(bell)),
       std::move(reply));
 }
 

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -133,7 +134,12 @@ class DoorbellProcess : public ::testing::Test {
   int give_bell(const std::string& id = "vm1") {
     int ends[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-    const std::string text = "bell\nid=" + id;
+    give("bell\nid=" + id, ends[1]);
+    close(ends[1]);
+    return ends[0];
+  }
+  // Says it, with a copy of the descriptor.
+  void give(const std::string& text, int descriptor) {
     iovec io{const_cast<char*>(text.data()), text.size()};
     alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
     msghdr m{};
@@ -145,10 +151,8 @@ class DoorbellProcess : public ::testing::Test {
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
     c->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(c), &ends[1], sizeof(int));
+    std::memcpy(CMSG_DATA(c), &descriptor, sizeof(int));
     EXPECT_EQ(sendmsg(server_, &m, 0), static_cast<ssize_t>(text.size()));
-    close(ends[1]);
-    return ends[0];
   }
   // Whether the other side has closed it within some seconds.
   static bool hung_up(int bell) {
@@ -345,6 +349,37 @@ TEST_F(DoorbellProcess, ABellIsHeardForAsLongAsThereIsItsRegion) {
   const int nobodys = give_bell("vm2");
   EXPECT_TRUE(hung_up(nobodys));
   close(nobodys);
+}
+
+TEST_F(DoorbellProcess, TheBellOfADeviceIsAnEventfdAndTheNewestOne) {
+  watch();
+  const int first = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+            second = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const auto heard = [](int bell) {
+    pollfd p{bell, POLLIN, 0};
+    for (int i = 0; i < 4000 && poll(&p, 1, 0) == 1; ++i) channel::sleep_ns(1'000'000);
+    return poll(&p, 1, 0) == 0;
+  };
+  give("bell\nid=vm1\ndevice=yes", first);
+  auto slot = guest(0);
+  for (int i = 0; i < 20; ++i) {
+    const uint32_t before = slot.map.header().wake.load();
+    slot.map.header().doorbell.store(1);
+    ASSERT_EQ(eventfd_write(first, 1), 0);
+    for (int k = 0; k < 4000 && slot.map.header().wake.load() == before; ++k)
+      channel::sleep_ns(1'000'000);
+    EXPECT_NE(slot.map.header().wake.load(), before);
+    EXPECT_TRUE(heard(first));
+  }
+  give("bell\nid=vm1\ndevice=yes", second);
+  ASSERT_EQ(eventfd_write(second, 1), 0);
+  EXPECT_TRUE(heard(second));
+  ASSERT_EQ(eventfd_write(first, 1), 0);
+  channel::sleep_ns(50'000'000);
+  pollfd p{first, POLLIN, 0};
+  EXPECT_EQ(poll(&p, 1, 0), 1);  // of a guest that is gone
+  close(first);
+  close(second);
 }
 
 TEST_F(DoorbellProcess, AGuestHasSoManyBellsAndNoMore) {
