@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/stream.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -19,6 +21,13 @@ bool Stream::writable() const {
 }
 
 void Stream::finish() { shutdown(socket_, SHUT_WR); }
+
+bool unheard_of(int socket, uint32_t milliseconds) {
+  tcp_info info{};
+  socklen_t n = sizeof info;
+  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return false;
+  return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > milliseconds;
+}
 
 bool send_parts(int socket, iovec* parts, int count) {
   while (count > 0) {

@@ -52,4 +52,10 @@ class PlainStream : public Stream {
 // sendmsg() until everything is sent. Changes `parts`.
 bool send_parts(int socket, iovec* parts, int count);
 
+// Whether the machine at the other end of a TCP connection has acknowledged nothing for so long,
+// though something was sent: it, or the way to it, is gone. Keep-alive asks only where nothing is
+// under way, and the kernel itself sends such bytes again for a quarter of an hour. One whose
+// process does not read still acknowledges.
+bool unheard_of(int socket, uint32_t milliseconds);
+
 }  // namespace sluice::channel

@@ -32,6 +32,7 @@ using worker::log_error;
 using worker::log_info;
 
 constexpr int kLookMs = 5'000;  // how often it looks whether the node still answers
+constexpr uint32_t kUnheardMs = 60'000;
 constexpr size_t kMostCa = 1 << 20;
 constexpr uint32_t kNotReady = 802, kDeinitialized = 4, kUnknown = 999;  // CUresult
 
@@ -229,7 +230,7 @@ int Relay::run() {
     }
     if (pump_ && client_pidfd_ >= 0 && p[2].revents)
       pump_->end("the client process ended", kDeinitialized);
-    if (pump_ && unheard_of(socket_))
+    if (pump_ && channel::unheard_of(socket_, kUnheardMs))
       pump_->end("node " + node_ + " has not answered for a minute: the connection is given up",
                  kUnknown);
   }

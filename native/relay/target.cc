@@ -17,7 +17,6 @@ namespace {
 
 constexpr int kConnectSeconds = 10;
 constexpr int kOpenSeconds = 120;  // a worker may have to be started first
-constexpr uint32_t kUnheardMs = 60'000;
 
 std::unique_ptr<channel::Stream> secure(int socket, const Target& target, std::string* error) {
   if (!target.tls) return std::make_unique<channel::PlainStream>(socket);
@@ -57,13 +56,6 @@ bool connect_to(const Target& target, Connected* connected, channel::Opened* ope
   stream.reset();
   ::close(s);
   return false;
-}
-
-bool unheard_of(int socket) {
-  tcp_info info{};
-  socklen_t n = sizeof info;
-  if (getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &n) != 0) return false;
-  return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > kUnheardMs;
 }
 
 }  // namespace sluice::relay

@@ -30,8 +30,4 @@ struct Connected {
 // False: `opened` says why.
 bool connect_to(const Target& target, Connected* connected, channel::Opened* opened);
 
-// Whether the node has left bytes unacknowledged for so long that it must be gone. Keep-alive,
-// which dial() sets, asks only where nothing is under way.
-bool unheard_of(int socket);
-
 }  // namespace sluice::relay

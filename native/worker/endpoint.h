@@ -31,6 +31,8 @@ class Endpoint {
   virtual bool empty() = 0;
   // The client closed its session in good order, or its watcher says that it died.
   virtual bool closed() = 0;
+  // Its machine, or the way to it, is gone. Asked now and then by the control thread.
+  virtual bool lost() const { return false; }
   // Whether nobody leads from now on, so that a frame that comes has to wake a sleeper: set before
   // the last look at an empty channel.
   virtual void set_sleeping(bool sleeping) = 0;

@@ -31,6 +31,8 @@
 namespace sluice::worker {
 namespace {
 
+constexpr int kLookMs = 10'000;  // how often it looks whether a client's machine still answers
+
 struct Options {
   std::string id;
   int control = -1;
@@ -341,7 +343,7 @@ int Worker::run() {
     pollfd p[3] = {{control_.listener(), POLLIN, 0},
                    {control_.connection(), POLLIN, 0},
                    {client_pidfd_, POLLIN, 0}};
-    if (poll(p, 3, -1) < 0) {
+    if (poll(p, 3, session_ ? kLookMs : -1) < 0) {
       if (errno == EINTR) continue;
       log_error(std::string("poll: ") + std::strerror(errno));
       return 1;
@@ -359,6 +361,9 @@ int Worker::run() {
     }
     if (client_pidfd_ >= 0 && p[2].revents && executor_)
       executor_->end("the client process ended", CUDA_ERROR_DEINITIALIZED);
+    if (executor_ && session_->endpoint().lost())
+      executor_->end("the client's machine has not answered for three minutes",
+                     CUDA_ERROR_DEINITIALIZED);
   }
 }
 

@@ -24,6 +24,7 @@ constexpr size_t kReadBytes = 256 << 10;
 constexpr size_t kBulk = 256 << 10;  // frames with data for the GPU that deserve pinned memory
 constexpr size_t kMostReason = 480;  // of what the client's user is told at the end
 constexpr size_t kReadInBulk = 4 << 10;
+constexpr uint32_t kUnheardMs = 180'000;  // as long as keep-alive takes
 
 class TcpEndpoint : public Endpoint {
  public:
@@ -70,6 +71,7 @@ class TcpEndpoint : public Endpoint {
     pollfd p{socket_, POLLIN, 0};
     return poll(&p, 1, 0) <= 0;
   }
+  bool lost() const override { return channel::unheard_of(socket_, kUnheardMs); }
   bool closed() override { return gone_.load(std::memory_order_relaxed); }
   // One sleeper is told when the client sends something, once; a leader waits in recv() itself.
   void set_sleeping(bool sleeping) override {

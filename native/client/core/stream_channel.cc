@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,8 @@ namespace {
 constexpr size_t kSendWhen = 48 << 10;  // gathered bytes that are sent without waiting for more
 constexpr auto kGather = std::chrono::microseconds(40);
 constexpr size_t kReadBytes = 64 << 10;
+constexpr auto kLookEvery = std::chrono::seconds(5);
+constexpr uint32_t kUnheardMs = 60'000;
 }  // namespace
 
 StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream,
@@ -33,6 +36,8 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   flusher_ = std::thread([this] { flush_when_idle(); });
+  watched_ = socket_ >= 0;
+  if (watched_) watcher_ = std::thread([this] { watch(); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
@@ -43,6 +48,12 @@ StreamChannel::~StreamChannel() {
   }
   send_pending_.notify_all();
   flusher_.join();
+  {
+    std::lock_guard lock(watch_mutex_);
+    watched_ = false;
+  }
+  watch_over_.notify_all();
+  if (watcher_.joinable()) watcher_.join();
   if (socket_ >= 0) ::close(socket_);
 }
 
@@ -96,6 +107,12 @@ void StreamChannel::flush_when_idle() {
     lock.lock();
     if (out_used_ > 0) send_all();
   }
+}
+
+void StreamChannel::watch() {
+  std::unique_lock lock(watch_mutex_);
+  while (!watch_over_.wait_for(lock, kLookEvery, [this] { return !watched_; }))
+    if (channel::unheard_of(socket_, kUnheardMs)) shutdown(socket_, SHUT_RDWR);
 }
 
 bool StreamChannel::read_exact(std::byte* to, size_t n) {

@@ -62,6 +62,7 @@ class StreamChannel : public Channel {
   void ended();  // nothing more comes; called by the thread that reads
   bool read_exact(std::byte* to, size_t n);
   void flush_when_idle();
+  void watch();
 
   int socket_;
   std::unique_ptr<channel::Stream> stream_;
@@ -83,6 +84,11 @@ class StreamChannel : public Channel {
   std::vector<std::byte> in_;
   size_t in_begin_ = 0, in_end_ = 0;
   std::thread flusher_;
+  // Ends what waits for a host that is gone without a word.
+  std::mutex watch_mutex_;
+  std::condition_variable watch_over_;
+  bool watched_ = false;
+  std::thread watcher_;
 };
 
 }  // namespace sluice::client
