@@ -9,7 +9,6 @@ in the file is used without a restart.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
@@ -17,6 +16,18 @@ import grpc
 from sluice.config.server import TlsSection
 
 log = logging.getLogger("sluice.server")
+
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # a network that swallows everything tells nobody, and the kernel sends again ever more seldom
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 0),
+)
 
 
 class ControllerLine:
@@ -45,11 +56,11 @@ class ControllerLine:
             except OSError as error:
                 log.warning("%s: cannot be read (%s)", self._token_file, error.strerror)
 
-    def channel(self, target: str, options: Sequence[tuple[str, int]]) -> grpc.aio.Channel:
+    def channel(self, target: str) -> grpc.aio.Channel:
         """A line to a controller."""
         if self._credentials:
-            return grpc.aio.secure_channel(target, self._credentials, options=options)
-        return grpc.aio.insecure_channel(target, options=options)
+            return grpc.aio.secure_channel(target, self._credentials, options=OPTIONS)
+        return grpc.aio.insecure_channel(target, options=OPTIONS)
 
     def _read_token(self, path: Path) -> None:
         self.metadata = (("authorization", f"Bearer {path.read_text().strip()}"),)

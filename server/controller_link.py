@@ -37,12 +37,6 @@ COMPLAIN_EVERY_SECONDS = 30.0
 MOST_ENDED_EARLY = 256  # orders to end something that was not here are remembered
 SILENT_BEATS = 4
 LEADER_KEY = "sluice-leader"  # in the trailing metadata of a controller that does not lead
-CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.min_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.enable_retries", 0),
-)
 
 
 class ServerSide(Protocol):
@@ -186,7 +180,7 @@ class ControllerLink:
 
     def _stub_of(self, target: str) -> pool_pb2_grpc.PoolAsyncStub:
         if target not in self._channels:
-            self._channels[target] = self._line.channel(target, CHANNEL_OPTIONS)
+            self._channels[target] = self._line.channel(target)
         return pool_pb2_grpc.PoolStub(self._channels[target])
 
     async def close(self) -> None:

@@ -112,7 +112,10 @@ void StreamChannel::flush_when_idle() {
 void StreamChannel::watch() {
   std::unique_lock lock(watch_mutex_);
   while (!watch_over_.wait_for(lock, kLookEvery, [this] { return !watched_; }))
-    if (channel::unheard_of(socket_, kUnheardMs)) shutdown(socket_, SHUT_RDWR);
+    if (channel::unheard_of(socket_, kUnheardMs)) {
+      say_ended("its node has acknowledged nothing for a minute: it, or the way there, is gone");
+      shutdown(socket_, SHUT_RDWR);
+    }
 }
 
 bool StreamChannel::read_exact(std::byte* to, size_t n) {

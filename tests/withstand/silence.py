@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is left of sessions when the network swallows everything. Run by test_silent_network.py.
+
+    unshare --net python silence.py FOLDER [--until-workers-end]
+
+In a network of its own, whose loopback is taken down: what is sent is lost and nobody is told, as
+with a cable pulled somewhere between two switches. Prints a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+
+import cuda_holder  # noqa: E402
+from control_plane import running, wait_for  # noqa: E402
+from relay_host import relay_host  # noqa: E402
+
+MOST_SECONDS = 150.0
+WORKERS_SECONDS = 240.0
+
+
+def link(state: str) -> None:
+    """Takes the loopback up or down."""
+    subprocess.run(["ip", "link", "set", "lo", state], check=True)
+
+
+class Program:
+    """A CUDA program that works when it is told to."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        command = [sys.executable, str(Path(cuda_holder.__file__))]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
+        assert self.process.stdout
+        assert self.process.stdout.readline() == "ready\n"
+
+    def say(self) -> None:
+        """Have it work."""
+        assert self.process.stdin
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds: float) -> int:
+        """The CUresult, -1 where none comes."""
+        assert self.process.stdout
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            return -1
+        return int(self.process.stdout.readline())
+
+    def end(self) -> str:
+        """Ends it; what it said on standard error."""
+        self.process.kill()
+        return self.process.communicate()[1]
+
+
+def alive(workers: list[int]) -> list[int]:
+    """Those that have not ended: the pool cannot be asked while the network is down."""
+    found = []
+    for pid in workers:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            found.append(pid)
+    return found
+
+
+def measure(folder: Path, *, until_workers_end: bool) -> dict[str, Any]:
+    """Seconds from the silence to each end, and what was said of it."""
+    link("up")
+    found: dict[str, Any] = {}
+    with running(folder) as plane, relay_host(plane, folder / "b") as host:
+        programs = {
+            "tcp": Program(plane.program_environment(SLUICE_CHANNEL="tcp")),
+            "relay": Program(host.environment()),
+        }
+        for program in programs.values():
+            program.say()
+            assert program.answer(20) == 0
+        if until_workers_end:
+            before = set(plane.session_worker_pids())
+            programs["answer"] = Program(plane.program_environment(SLUICE_CHANNEL="tcp"))
+            [slow] = set(plane.session_worker_pids()) - before
+            os.kill(slow, signal.SIGSTOP)
+            programs["answer"].say()
+            time.sleep(1)  # it has what it is asked for, and answers into the void
+        workers = plane.session_worker_pids()
+        [relay] = host.relays()
+        link("down")
+        began = time.monotonic()
+        if until_workers_end:
+            os.kill(slow, signal.SIGCONT)
+        for name in ("tcp", "relay"):
+            programs[name].say()
+        for name, program in programs.items():
+            result = program.answer(began + MOST_SECONDS - time.monotonic())
+            found[name] = {"result": result, "seconds": time.monotonic() - began}
+        wait_for(lambda: not Path(f"/proc/{relay['pid']}").exists(), 15, "the relay to end")
+        if until_workers_end:
+            left = began + WORKERS_SECONDS - time.monotonic()
+            wait_for(lambda: not alive(workers), left, "the workers to end")
+            found["workers_seconds"] = time.monotonic() - began
+        link("up")
+        began = time.monotonic()
+        wait_for(lambda: plane.node_state() == "up", 60, "the servers to find their controller")
+        found["node_up_seconds"] = time.monotonic() - began
+        for name, program in programs.items():
+            program.say()
+            found[name]["later"] = program.answer(20)
+            found[name]["said"] = program.end()
+        if until_workers_end:
+            wait_for(lambda: not plane.grants(), 60, "the grants to return")
+        logs = (plane.folder / "log" / "session").glob("*.log")
+        found["logs"] = [log.read_text().splitlines()[-1] for log in logs]
+    return found
+
+
+if __name__ == "__main__":
+    told = measure(Path(sys.argv[1]), until_workers_end="--until-workers-end" in sys.argv)
+    print(json.dumps(told))
