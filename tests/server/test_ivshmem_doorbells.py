@@ -43,8 +43,8 @@ class Host:
 
 
 @pytest.fixture
-async def host(tmp_path: Path) -> AsyncIterator[Host]:
-    made = Host(tmp_path)
+async def host(short_path: Path) -> AsyncIterator[Host]:
+    made = Host(short_path)
     await made.add()
     yield made
     await made.doorbells.remove(UUID, made.door)

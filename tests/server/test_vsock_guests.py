@@ -65,8 +65,8 @@ class Desk:
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "device-program"
+def program(short_path: Path) -> Path:
+    path = short_path / "device-program"
     path.write_text(DEVICE.format(python=sys.executable))
     path.chmod(0o755)
     return path
@@ -90,11 +90,11 @@ async def answer(path: Path, sent: bytes) -> bytes:
     return found
 
 
-def test_only_its_device_is_heard(tmp_path: Path, program: Path) -> None:
+def test_only_its_device_is_heard(short_path: Path, program: Path) -> None:
     async def check() -> None:
-        guests = guests_of(tmp_path, program)
+        guests = guests_of(short_path, program)
         await guests.add(OWNER, VsockPlace(), REQUEST)
-        sockets = sockets_in(tmp_path)
+        sockets = sockets_in(short_path)
         mode = sockets.door.stat().st_mode
         assert stat.S_ISSOCK(mode)
         assert mode & 0o077 == 0
@@ -109,24 +109,24 @@ def test_only_its_device_is_heard(tmp_path: Path, program: Path) -> None:
 
 
 def test_a_device_that_ends_is_started_again_and_one_that_runs_is_found(
-    tmp_path: Path, program: Path
+    short_path: Path, program: Path
 ) -> None:
     def pid() -> int:
-        return int((sockets_in(tmp_path).folder / "backend").read_text().split()[0])
+        return int((sockets_in(short_path).folder / "backend").read_text().split()[0])
 
     async def check() -> None:
-        first = guests_of(tmp_path, program)
+        first = guests_of(short_path, program)
         await first.add(OWNER, VsockPlace(), REQUEST)
         running = pid()
         await first.close()
-        second = guests_of(tmp_path, program)
+        second = guests_of(short_path, program)
         await second.add(OWNER, VsockPlace(), REQUEST)
         assert pid() == running
         os.kill(running, 9)
         async with asyncio.timeout(30):
-            while pid() == running or not sockets_in(tmp_path).device.exists():
+            while pid() == running or not sockets_in(short_path).device.exists():
                 await asyncio.sleep(0.05)
-            while not await answer(sockets_in(tmp_path).device, bytes(512)):
+            while not await answer(sockets_in(short_path).device, bytes(512)):
                 await asyncio.sleep(0.05)
         await second.remove(UUID, "it is over")
 
@@ -136,9 +136,9 @@ def test_a_device_that_ends_is_started_again_and_one_that_runs_is_found(
 @pytest.mark.parametrize(
     ("name", "wanted"), [("no-such-program", "is not on this host"), ("/bin/false", "has ended")]
 )
-def test_a_device_without_a_process_is_said(tmp_path: Path, name: str, wanted: str) -> None:
+def test_a_device_without_a_process_is_said(short_path: Path, name: str, wanted: str) -> None:
     async def check() -> None:
-        guests = guests_of(tmp_path, name)
+        guests = guests_of(short_path, name)
         with pytest.raises(RuntimeError, match=wanted):
             await guests.add(OWNER, VsockPlace(), REQUEST)
         await guests.remove(UUID, "it is over")
@@ -147,12 +147,12 @@ def test_a_device_without_a_process_is_said(tmp_path: Path, name: str, wanted: s
 
 
 def test_a_kernel_without_vhost_vsock_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.server.vsock_guests.VHOST_VSOCK", tmp_path / "none")
+    monkeypatch.setattr("sluice.server.vsock_guests.VHOST_VSOCK", short_path / "none")
 
     async def check() -> None:
-        guests = guests_of(tmp_path, "")
+        guests = guests_of(short_path, "")
         with pytest.raises(RuntimeError, match="modprobe vhost_vsock"):
             await guests.add(OWNER, VsockPlace(0x53400001), REQUEST)
         await guests.close()
@@ -160,17 +160,17 @@ def test_a_kernel_without_vhost_vsock_is_said(
     asyncio.run(check())
 
 
-def test_a_bell_is_its_guests_and_nobody_elses(tmp_path: Path, program: Path) -> None:
+def test_a_bell_is_its_guests_and_nobody_elses(short_path: Path, program: Path) -> None:
     """The process of a device connects to the bell as it does to the door."""
     program.write_text(program.read_text().replace('"_9960"', '"_9961"'))
 
     async def check() -> None:
-        guests = guests_of(tmp_path, program)
+        guests = guests_of(short_path, program)
         await guests.add(OWNER, VsockPlace(), REQUEST)
         rung.taken.clear()
-        assert await answer(sockets_in(tmp_path).bell, b"") == b""
+        assert await answer(sockets_in(short_path).bell, b"") == b""
         assert not rung.taken
-        _, writer = await asyncio.open_unix_connection(str(sockets_in(tmp_path).device))
+        _, writer = await asyncio.open_unix_connection(str(sockets_in(short_path).device))
         writer.write(b"x")
         async with asyncio.timeout(20):
             while not rung.taken:
