@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 #: Longer than every heartbeat, expiry and silence that these tests configure, and than the
 #: doorbell's 30 s.
 PAUSE_SECONDS = float(
-    os.environ.get("SLUICE_WITHSTAND_PAUSE", "120" if os.environ.get("SLUICE_LONG") else "45")
+    os.environ.get("SLUICE_WITHSTAND_PAUSE", "120" if os.environ.get("SLUICE_LONG") else "35")
 )
 
 
