@@ -34,6 +34,9 @@ _HEADER = struct.Struct(
 #: An uncached mapping reads a hundred times slower than this.
 _SLOWEST_BYTES_PER_SECOND = 200e6
 _TIMED_BYTES = 1 << 20
+#: The registers of an ivshmem device (QEMU, docs/specs/ivshmem-spec).
+_REGISTER_BYTES = 256
+_OWN_ID = 8
 
 
 def check_channels(settings: dict[str, Value], pci_devices: Path = PCI_DEVICES) -> list[Finding]:
@@ -174,9 +177,27 @@ def _check_contents(resource: Path, region: mmap.mmap, size: int) -> Finding:
             "use another channel (SLUICE_CHANNEL=tcp), or a guest kernel that maps prefetchable "
             "memory cached",
         )
+    bell = ", its doorbell wakes the host" if _has_doorbell(resource) else ""
     return ok(
-        "ivshmem", f"{resource}: {size >> 20} MiB, {slots} slots, reads at {speed / 1e9:.1f} GB/s"
+        "ivshmem",
+        f"{resource}: {size >> 20} MiB, {slots} slots, reads at {speed / 1e9:.1f} GB/s{bell}",
     )
+
+
+def _has_doorbell(resource: Path) -> bool:
+    """Whether the device's registers may be used and say that it is one of several peers."""
+    try:
+        descriptor = os.open(resource.with_name("resource0"), os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(descriptor, _REGISTER_BYTES, access=mmap.ACCESS_READ) as registers:
+            own_id = int.from_bytes(registers[_OWN_ID : _OWN_ID + 4], "little")
+            return 0 < own_id <= 0xFFFF
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _best_speed(region: mmap.mmap, length: int) -> float:

@@ -50,6 +50,25 @@ def test_a_formatted_region_is_good_and_says_its_size(tmp_path: Path) -> None:
     assert "4 MiB, 4 slots" in found.text
 
 
+@pytest.mark.parametrize(
+    ("registers", "rings"),
+    [
+        (None, False),  # nobody may use them
+        (bytes(256), False),  # a plain device is peer 0
+        (bytes(8) + (1).to_bytes(4, "little") + bytes(244), True),
+        (b"\xff" * 256, False),  # a device that is gone
+        (bytes(16), False),
+    ],
+)
+def test_a_doorbell_is_said(registers: bytes | None, rings: bool, tmp_path: Path) -> None:
+    place = device(tmp_path, region_bytes())
+    if registers is not None:
+        (place / "resource0").write_bytes(registers)
+    found = check_regions(tmp_path)
+    assert found.verdict is Verdict.OK
+    assert ("its doorbell wakes the host" in found.text) is rings
+
+
 def test_the_layout_is_the_native_headers() -> None:
     from .conftest import CHECKOUT
 

@@ -113,6 +113,7 @@ def test_a_guest_rings_its_host(guests_plane: ControlPlane, guest: Guest) -> Non
     assert program.ask("compute") == RIGHT
     [session] = guests_plane.sessions()
     assert session["channel"] == "ivshmem"
+    assert "its doorbell wakes the host" in guest.check("sluice check")
     assert rings(guests_plane, program)
     program.quit()
     wait_nothing_left(guests_plane)
