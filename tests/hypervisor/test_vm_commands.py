@@ -163,6 +163,32 @@ def test_off_it_may_change_its_size_and_is_plugged_at_the_next_start(
     assert running_size(guest) == 64 << 20
 
 
+def test_off_it_may_get_a_doorbell_and_lose_it_again(
+    vm: VmCommand, make_guest: Callable[..., Guest]
+) -> None:
+    guest = make_guest()
+    doorbell = ("--region-mib", "32", "--channel", "ivshmem-doorbell")
+    before = guest.domain.XMLDesc()
+    shown = vm.attach(guest.name, *doorbell, "--dry-run").out
+    assert "<model type='ivshmem-doorbell'/>" in shown
+    assert "channel='ivshmem-doorbell'" in shown
+    assert guest.domain.XMLDesc() == before
+    assert "from the next start" in vm.attach(guest.name, *doorbell).out
+    region = persistent_document(guest.domain).region
+    assert region is not None
+    assert region.server == str(vm.files.server_socket(guest.uuid))
+    assert region.size_bytes == region_path(guest).stat().st_size == 32 << 20
+    assert "already attached" in vm.attach(guest.name, *doorbell).out
+    assert vm.attach(guest.name, "--region-mib", "64").code == 0
+    plain = persistent_document(guest.domain).region
+    assert plain is not None
+    assert (plain.server, plain.size_bytes, plain.address) == (None, 64 << 20, region.address)
+    assert vm.attach(guest.name, *doorbell).code == 0
+    assert vm("detach", guest.name).code == 0
+    assert persistent_document(guest.domain).region is None
+    assert not region_path(guest).exists()
+
+
 def running_size(guest: Guest) -> int:
     return int(guest.check(READY).split()[3])
 
