@@ -12,6 +12,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "channel/end_reason.h"
 #include "channel/futex.h"
@@ -90,6 +91,13 @@ struct Rig {
   std::string reason;
 };
 
+// Whoever looks for leaks finds them here.
+Rig& made(Rig* rig) {
+  static auto* all = new std::vector<Rig*>;
+  all->push_back(rig);
+  return *rig;
+}
+
 void echo(int node) {
   std::vector<char> buffer(100'000);
   for (ssize_t n; (n = recv(node, buffer.data(), buffer.size(), 0)) > 0;)
@@ -103,7 +111,7 @@ void echo(int node) {
 class Relayed : public ::testing::TestWithParam<bool> {};
 
 TEST_P(Relayed, BytesComeOutAsTheyWentInManyTimesRoundTheRings) {
-  auto& rig = *new Rig(GetParam());
+  auto& rig = made(new Rig(GetParam()));
   std::thread(echo, rig.node).detach();
   constexpr uint64_t kAll = 12 << 20;  // the rings have 256 KiB
   std::thread writer([&] {
@@ -132,7 +140,7 @@ TEST_P(Relayed, BytesComeOutAsTheyWentInManyTimesRoundTheRings) {
 }
 
 TEST_P(Relayed, SmallQuestionsAreAnsweredAfterLongPausesToo) {
-  auto& rig = *new Rig(GetParam());
+  auto& rig = made(new Rig(GetParam()));
   std::thread(echo, rig.node).detach();
   std::vector<std::byte> data(24, std::byte{5});
   for (const auto pause : {0ms, 1ms, 30ms, 0ms, 250ms}) {
@@ -149,7 +157,7 @@ INSTANTIATE_TEST_SUITE_P(Futex, Relayed, ::testing::Bool(), [](const auto& with)
 });
 
 TEST(Relay, WhatTheNodeSaysLastIsReadBeforeItsEnd) {
-  auto& rig = *new Rig;
+  auto& rig = made(new Rig);
   rig.node_sends("last words");
   shutdown(rig.node, SHUT_RDWR);
   std::vector<std::byte> words(10);
@@ -165,7 +173,7 @@ TEST(Relay, WhatTheNodeSaysLastIsReadBeforeItsEnd) {
 }
 
 TEST(Relay, AClientThatClosesHasAllThatItSentCarriedFirst) {
-  auto& rig = *new Rig;
+  auto& rig = made(new Rig);
   ASSERT_TRUE(rig.write(std::vector<std::byte>(200'000, std::byte{3})));
   rig.client->finish();
   size_t got = 0;
@@ -178,7 +186,7 @@ TEST(Relay, AClientThatClosesHasAllThatItSentCarriedFirst) {
 }
 
 TEST(Relay, TheServersEndReachesAClientThatWaitsAndOneThatWrites) {
-  auto& rig = *new Rig;
+  auto& rig = made(new Rig);
   std::thread server([&] {
     std::this_thread::sleep_for(20ms);
     rig.pump->end("the domain was destroyed", 802);
@@ -195,7 +203,7 @@ TEST(Relay, TheServersEndReachesAClientThatWaitsAndOneThatWrites) {
 }
 
 TEST(Relay, AClientThatReadsNothingHoldsUpOnlyItself) {
-  auto& rig = *new Rig;
+  auto& rig = made(new Rig);
   std::thread([&] {
     const std::string much(1 << 20, 'x');
     for (int i = 0; i < 64; ++i)
@@ -215,7 +223,7 @@ struct Damage {
 class Hostile : public ::testing::TestWithParam<Damage> {};
 
 TEST_P(Hostile, CountersThatNoClientWritesEndTheSession) {
-  auto& rig = *new Rig;
+  auto& rig = made(new Rig);
   ASSERT_TRUE(rig.write(std::vector<std::byte>(1000, std::byte{1})));
   std::vector<char> taken(1000);
   ASSERT_EQ(recv(rig.node, taken.data(), taken.size(), MSG_WAITALL), 1000);
