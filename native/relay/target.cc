@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "relay/target.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "client/core/dial.h"
@@ -28,11 +24,6 @@ std::unique_ptr<channel::Stream> secure(int socket, const Target& target, std::s
   return tls::open_stream(socket, session, error);
 }
 
-void set_patience(int socket, int seconds) {
-  const timeval most{seconds, 0};
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
-}
-
 }  // namespace
 
 bool connect_to(const Target& target, Connected* connected, channel::Opened* opened) {
@@ -46,9 +37,9 @@ bool connect_to(const Target& target, Connected* connected, channel::Opened* ope
   }
   auto stream = secure(s, target, error);
   if (!stream) *error = "the data port of " + target.describe() + ": " + *error;
-  set_patience(s, kOpenSeconds);
+  client::set_patience(s, kOpenSeconds);
   if (stream && channel::open_over(stream.get(), target.request, target.describe(), opened)) {
-    set_patience(s, 0);
+    client::set_patience(s, 0);
     connected->socket = s;
     connected->stream = std::move(stream);
     return true;

@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,6 +49,11 @@ void settle(int s) {
 }
 
 }  // namespace
+
+void set_patience(int socket, int seconds) {
+  const timeval most{seconds, 0};
+  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
+}
 
 int dial(const std::string& host, const std::string& port, tls::Deadline deadline,
          std::string* error) {

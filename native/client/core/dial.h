@@ -13,4 +13,7 @@ namespace sluice::client {
 int dial(const std::string& host, const std::string& port, tls::Deadline deadline,
          std::string* error);
 
+// How long a read of the socket waits at most; 0: for ever.
+void set_patience(int socket, int seconds);
+
 }  // namespace sluice::client

@@ -2,7 +2,6 @@
 // Opening a session over the network: ask the controllers for a ticket (controller_request.h),
 // connect to the server that it names, under TLS if it says so, and present the one-time key.
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -31,11 +30,6 @@ std::unique_ptr<channel::Stream> secure(int socket, const Ticket& ticket, const 
   tls::Session session;
   if (!client || !client->take_session(&session, error)) return nullptr;
   return tls::open_stream(socket, session, error);
-}
-
-void set_patience(int socket, int seconds) {
-  const timeval most{seconds, 0};
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
 }
 
 }  // namespace

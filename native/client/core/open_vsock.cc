@@ -17,6 +17,7 @@
 
 #include "channel/opening.h"
 #include "client/core/channel.h"
+#include "client/core/dial.h"
 #include "client/core/stream_channel.h"
 
 namespace sluice::client {
@@ -28,11 +29,6 @@ constexpr unsigned kFirstCid = 0x53400000, kLastCid = 0x534fffff;
 constexpr unsigned kPort = 9960, kBellPort = 9961;
 constexpr timeval kConnectTime{5, 0}, kBellTime{0, 500'000};
 constexpr int kAnswerSeconds = 120;  // a worker may have to be started first
-
-void set_patience(int socket, int seconds) {
-  const timeval most{seconds, 0};
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &most, sizeof most);
-}
 
 int connect_to_host(unsigned port, timeval most, std::string* error) {
   const int s = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0);
