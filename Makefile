@@ -90,7 +90,6 @@ build/.base: pyproject.toml dev/install_debian.sh dev/promtool.sh
 build/.rig: build/.base dev/vhost_device_vsock.sh
 	dev/install_debian.sh rig
 	dev/vhost_device_vsock.sh build/tools
-	$(PY) dev/install_requirements.py libvirt
 	@touch $@
 
 build/.packages: build/.base

@@ -4,8 +4,8 @@
 # `install_debian.sh build` for the build and the tests without guests, `rig` for guests under libvirt too,
 # `packages` for the guest's deb and rpm, `images` for roots of distributions to install them in.
 set -eu
-build="build-essential cmake ninja-build pkg-config git python3-dev python3-venv libgtest-dev etcd-server libvirt-clients libxml2-utils"
-rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu libvirt-dev busybox-static kmod iproute2 udev"
+build="build-essential cmake ninja-build pkg-config git python3-dev python3-venv libgtest-dev etcd-server libvirt-clients libvirt-dev libxml2-utils"
+rig="qemu-system-x86 qemu-utils libvirt-daemon libvirt-daemon-driver-qemu busybox-static kmod iproute2 udev"
 packages="dpkg-dev rpm"
 images="$packages mmdebstrap cpio dosfstools"
 case ${1:-build} in

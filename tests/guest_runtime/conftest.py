@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,15 +12,10 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT))
+from tests.rigs.kvm.rig import Guest as Guest
+from tests.rigs.kvm.rig import Rig as Rig
 
-#: Without libvirt-python (the extra `libvirt`) the other tests run all the same.
-if importlib.util.find_spec("libvirt") is not None:
-    from tests.rigs.kvm.rig import Guest as Guest
-    from tests.rigs.kvm.rig import Rig as Rig
-else:
-    collect_ignore = ["test_bundle.py", "test_guest_sessions.py"]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 Compile = Callable[..., Path]
 

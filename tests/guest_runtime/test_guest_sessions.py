@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-from .conftest import CHECKOUT, Guest, Rig, install_bundle
-
-sys.path.insert(0, str(CHECKOUT / "tests/harness"))
-
 from control_plane import ControlPlane, native_worker
 from folders import let_everybody_in
+
+from .conftest import CHECKOUT, Guest, Rig, install_bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm]
 

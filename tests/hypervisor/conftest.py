@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -14,27 +13,10 @@ from pathlib import Path
 import pytest
 
 from sluice.hypervisor.region_file import RegionFiles
+from tests.rigs.kvm.rig import Guest as Guest
+from tests.rigs.kvm.rig import Rig as Rig
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT))
-
-#: Without libvirt-python (the extra `libvirt`) the other tests run all the same.
-if importlib.util.find_spec("libvirt") is not None:
-    from tests.rigs.kvm.rig import Guest as Guest
-    from tests.rigs.kvm.rig import Rig as Rig
-else:
-    collect_ignore = [
-        "test_following.py",
-        "test_vsock_devices.py",
-        "test_virsh_alone.py",
-        "test_native_gpu.py",
-        "test_native_life.py",
-        "test_native_vfio.py",
-        "test_service.py",
-        "test_vm_commands.py",
-        "test_vm_life.py",
-        "test_hook_in_libvirt.py",
-    ]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import socket
@@ -14,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from sluice.hypervisor.hook_commands import FILE, hook_text
 from sluice.hypervisor.region_file import RegionFiles
 
 from .conftest import CHECKOUT
 from .domain_texts import OTHER_UUID, UUID, ours, q35, region
-
-if importlib.util.find_spec("libvirt") is None:
-    pytest.skip("libvirt-python is not installed", allow_module_level=True)
-
-from sluice.hypervisor.hook_commands import FILE, hook_text
 
 FULL = q35(metadata=ours(), devices=region())
 MIB = 1 << 20

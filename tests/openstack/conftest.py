@@ -24,7 +24,6 @@ from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from doorbells import end_doorbell
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(CHECKOUT))
 
 if TYPE_CHECKING:
     from books import Books

@@ -189,7 +189,6 @@ async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms)
 def test_a_compute_host_without_vhost_vsock_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("libvirt")
     monkeypatch.setattr("sluice.server.vm_door.VHOST_VSOCK", tmp_path / "none")
     ready = make_regions("test:///default", None)
     with pytest.raises(HypervisorError, match="modprobe vhost_vsock"):

@@ -19,12 +19,9 @@ import pytest
 from control_plane import ControlPlane, wait_for
 
 from sluice.hypervisor.request import NAMESPACE
+from tests.rigs.kvm.rig import Guest, Rig
 
 from .prompted import CHECKOUT, PATIENCE, PROMPTED, SCRIBBLE
-
-sys.path.insert(0, str(CHECKOUT))
-
-from tests.rigs.kvm.rig import Guest, Rig
 
 BUNDLE = Path(
     os.environ.get("SLUICE_GUEST_BUNDLE", CHECKOUT / "dist" / "sluice-guest-x86_64.tar.gz")

@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
-
-if importlib.util.find_spec("libvirt") is None:
-    pytest.skip("libvirt-python is not installed", allow_module_level=True)
-
 from control_plane import ControlPlane, wait_for
 
 from .conftest import PAUSE_SECONDS, doorbell_pid

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -12,10 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-if importlib.util.find_spec("libvirt") is None:
-    pytest.skip("libvirt-python is not installed", allow_module_level=True)
-
 from control_plane import ControlPlane, wait_for
 
 from sluice.hypervisor.domain_document import DomainDocument, parse_domain

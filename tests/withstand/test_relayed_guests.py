@@ -3,16 +3,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
-
-if importlib.util.find_spec("libvirt") is None:
-    pytest.skip("libvirt-python is not installed", allow_module_level=True)
-
 from control_plane import ControlPlane, wait_for
 from folders import let_everybody_in
 from relay_host import RelayHost

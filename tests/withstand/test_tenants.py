@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-if importlib.util.find_spec("libvirt") is None:
-    pytest.skip("libvirt-python is not installed", allow_module_level=True)
-
 from control_plane import ControlPlane, wait_for
 
 from .guests import Fleet, Guest, GuestProgram, Rig, prepare

@@ -8,7 +8,6 @@ whose kernel has no vhost-vsock; the door for those that have it is tried inside
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -19,12 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-if importlib.util.find_spec("libvirt") is None:
-    pytest.skip("libvirt-python is not installed", allow_module_level=True)
-
 import libvirt
+import pytest
 from control_plane import ControlPlane, wait_for
 from folders import let_everybody_in
 
