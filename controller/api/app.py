@@ -63,7 +63,7 @@ def build_app(
         docs_url=None,
         redoc_url=None,
     )
-    for routes in (
+    routers = [
         resource_routes(desk, service),
         event_routes(desk, access.tokens),
         token_routes(access.tokens),
@@ -76,13 +76,16 @@ def build_app(
         attachment_routes(desk, service),
         health_routes(desk, service),
         tcp_session_routes(desk, service, key_seconds),
-    ):
-        app.include_router(routes, prefix="/v1")
+    ]
     if openstack is not None and keystone is not None:
         wall = access.tokens.wall
-        routes = vendordata_routes(openstack, desk.pool, access.enrolments, wall)
+        routers.append(vendordata_routes(openstack, desk.pool, access.enrolments, wall))
+    for routes in routers:
         app.include_router(routes, prefix="/v1")
-    app.include_router(metrics_routes(desk))
+    metrics = metrics_routes(desk)
+    app.include_router(metrics)
+    if forgotten := undeclared([*routers, metrics]):
+        raise RuntimeError(f"routes that declare no role: {'; '.join(forgotten)}")
     app.add_exception_handler(problems.Problem, problems.answer_problem)
     app.add_exception_handler(StoreError, problems.answer_store_error)
     app.add_exception_handler(HTTPException, problems.answer_http_error)
@@ -97,6 +100,4 @@ def build_app(
         keystone=keystone,
     )
     describe(app)
-    if forgotten := undeclared(app.openapi()):
-        raise RuntimeError(f"routes that declare no role: {'; '.join(forgotten)}")
     return app

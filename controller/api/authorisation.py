@@ -8,10 +8,13 @@ so a forgotten declaration cannot open a door.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
-from fastapi import Request, Security
+from fastapi import APIRouter, Request, Security
+from fastapi.dependencies.models import Dependant
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from starlette.routing import Route
 
 from sluice.controller.api.problems import Problem
 from sluice.controller.auth.access import CLIENT, Caller
@@ -61,11 +64,17 @@ OperatorOrTenant = Annotated[Caller, needs(Role.OPERATOR, Role.TENANT)]
 Client = Annotated[Caller, needs(Role.OPERATOR, Role.TENANT, CLIENT)]
 
 
-def undeclared(document: dict[str, Any]) -> list[str]:
-    """The operations of an OpenAPI document that declare no role."""
+def undeclared(routers: Iterable[APIRouter]) -> list[str]:
+    """The routes of these routers that declare no role."""
     return [
-        f"{method.upper()} {path}"
-        for path, operations in document["paths"].items()
-        for method, operation in operations.items()
-        if not any(each.get("bearer") for each in operation.get("security", ()))
+        f"{'/'.join(sorted(route.methods or ()))} {route.path}"
+        for router in routers
+        for route in router.routes
+        if isinstance(route, Route) and not _declares(getattr(route, "dependant", None))
     ]
+
+
+def _declares(dependant: Dependant | None) -> bool:
+    return dependant is not None and any(
+        each.call is caller_of or _declares(each) for each in dependant.dependencies
+    )

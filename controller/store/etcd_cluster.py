@@ -9,7 +9,7 @@ knows the client library (etcd3aio, loaded only where [store] kind = etcd).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -101,13 +101,16 @@ class EtcdCluster:
         answer = await self._ask(lambda: self._client.kv.get(key, timeout=CALL_SECONDS))
         return answer.kvs[0] if answer.kvs else None
 
-    async def get_range(self, first: str, end: str) -> list[tuple[str, str]]:
+    async def get_range(self, first: str, end: str) -> list[tuple[str, bytes]]:
         """Every key from first up to end, in order, with its value, as of one moment."""
-        found: list[tuple[str, str]] = []
-        start, revision = first, 0
-        while True:
-            answer = await self._ask(
-                lambda start=start, revision=revision: self._client.kv.get(  # type: ignore[misc]
+        return [entry async for page in self.pages(first, end) for entry in page]
+
+    async def pages(self, first: str, end: str) -> AsyncGenerator[list[tuple[str, bytes]]]:
+        """The same a page at a time; the next one is under way while the caller reads one."""
+
+        async def read(start: str | bytes, revision: int) -> Any:
+            return await self._ask(
+                lambda: self._client.kv.get(
                     start,
                     range_end=end,
                     revision=revision,
@@ -115,11 +118,18 @@ class EtcdCluster:
                     timeout=CALL_SECONDS * 5,
                 )
             )
-            revision = revision or answer.header.revision
-            found += [(kv.key.decode(), kv.value.decode()) for kv in answer.kvs]
-            if not answer.more:
-                return found
-            start = found[-1][0] + "\0"
+
+        following = asyncio.create_task(read(first, 0))
+        try:
+            more, revision = True, 0
+            while more:
+                answer = await following
+                revision, more = revision or answer.header.revision, answer.more
+                if more:
+                    following = asyncio.create_task(read(answer.kvs[-1].key + b"\0", revision))
+                yield [(kv.key.decode(), kv.value) for kv in answer.kvs]
+        finally:
+            following.cancel()
 
     async def revision(self, key: str) -> int:
         """The cluster's revision now."""

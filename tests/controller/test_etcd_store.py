@@ -27,7 +27,7 @@ from sluice.controller.pool.model import (
     UsageRecord,
 )
 from sluice.controller.pool.pool import Snapshot
-from sluice.controller.store import etcd
+from sluice.controller.store import etcd, etcd_cluster
 from sluice.controller.store.etcd import EtcdStore
 from sluice.controller.store.etcd_cluster import EtcdCluster, UnreachableError
 from sluice.controller.store.records import GPUS
@@ -165,6 +165,28 @@ async def test_a_large_commit_cut_off_by_a_crash_is_finished_or_never_was(
     journal = f"{section.prefix}journal/"
     assert await cluster.get_range(journal, journal + "~") == []
     await handed_over(again)
+
+
+async def test_pages_show_one_moment_and_can_be_left(
+    cluster: EtcdCluster, section: StoreSection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_cluster, "PAGE_KEYS", 3)
+    base = f"{section.prefix}many/"
+    await cluster.transaction([], [cluster.put(f"{base}{n}", str(n)) for n in range(8)])
+    found = []
+    async for page in cluster.pages(base, base + "~"):
+        assert len(page) <= 3
+        found += page
+        later = [cluster.put(f"{base}{len(found)}+", "later"), cluster.delete(f"{base}7")]
+        await cluster.transaction([], later)
+    assert found == [(f"{base}{n}", str(n).encode()) for n in range(8)]
+    before = asyncio.all_tasks()
+    pages = cluster.pages(base, base + "~")
+    assert len(await anext(pages)) == 3
+    await pages.aclose()
+    async with asyncio.timeout(5):
+        while asyncio.all_tasks() != before:
+            await asyncio.sleep(0)
 
 
 async def test_a_deposed_leader_stores_nothing(cluster: EtcdCluster, section: StoreSection) -> None:

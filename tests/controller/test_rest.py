@@ -6,14 +6,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
 import yaml
+from fastapi import APIRouter, Depends
 
 from sluice.config.controller import AuthSection
 from sluice.controller.api.app import build_app
+from sluice.controller.api.authorisation import Viewer, undeclared
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
@@ -135,3 +137,25 @@ async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
     finally:
         ticking.cancel()
         await store.close()
+
+
+async def looks_up(_: Viewer) -> str:
+    return "what a viewer may see"
+
+
+def test_a_route_without_a_role_is_found() -> None:
+    routes = APIRouter()
+
+    @routes.get("/open")
+    async def show_open() -> None: ...
+
+    @routes.delete("/open/{name}")
+    async def delete_open(name: str) -> None: ...
+
+    @routes.get("/guarded")
+    async def show_guarded(_: Viewer) -> None: ...
+
+    @routes.get("/guarded-within")
+    async def show_guarded_within(_: Annotated[str, Depends(looks_up)]) -> None: ...
+
+    assert undeclared([routes]) == ["GET /open", "DELETE /open/{name}"]
