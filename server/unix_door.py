@@ -29,6 +29,7 @@ from sluice.server.open_session import (
     parse_open_session,
 )
 from sluice.server.packets import receive
+from sluice.server.peer_waits import unless_gone
 from sluice.server.peers import Peer, PeerGone, peer_of, user_domain
 from sluice.server.session_desk import SessionDesk
 from sluice.server.sessions import Asker, Session
@@ -171,7 +172,7 @@ class UnixDoor:
 
             opening = asyncio.create_task(self._desk.open(wish, asker, fields, memory, tell))
             try:
-                session = await _unless_gone(opening, peer.pidfd)
+                session = await unless_gone(opening, peer.pidfd)
             except PeerGone:
                 log.info("pid %d ended before its session was open", peer.pid)
                 return None
@@ -185,30 +186,6 @@ class UnixDoor:
             return session
         finally:
             os.close(memory)
-
-
-async def _unless_gone(opening: asyncio.Task[Session], pidfd: int) -> Session:
-    """Waits for the session; cancels its opening when the process ends. Raises PeerGone."""
-    loop = asyncio.get_running_loop()
-    gone = loop.create_future()
-
-    def process_ended() -> None:
-        loop.remove_reader(watch)
-        gone.set_result(None)
-
-    watch = os.dup(pidfd)  # the session watches the same process with a descriptor of its own
-    loop.add_reader(watch, process_ended)
-    try:
-        await asyncio.wait([opening, gone], return_when=asyncio.FIRST_COMPLETED)
-        if opening.done():
-            return opening.result()
-        raise PeerGone("the process ended")
-    finally:
-        loop.remove_reader(watch)
-        os.close(watch)
-        if not opening.done():
-            opening.cancel()
-            await asyncio.wait([opening])
 
 
 async def _until_closed(connected: socket.socket) -> None:

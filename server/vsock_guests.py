@@ -21,7 +21,6 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
@@ -45,6 +44,7 @@ from sluice.server.open_session import (
     pack_open_reply,
     parse_open_session,
 )
+from sluice.server.peer_waits import unless_gone
 from sluice.server.peers import PeerGone, peer_of
 from sluice.server.session_desk import SessionDesk
 from sluice.server.sessions import Asker, Session
@@ -57,10 +57,6 @@ MOST_CONNECTIONS = 4096
 #: Of one guest: its programs that wait for a grant have one each.
 MOST_OF_GUEST = 256
 _HEADER_BYTES = 16
-
-
-class _Gone(Exception):
-    """The guest's program closed its connection, or its guest is no more."""
 
 
 @dataclass(slots=True)
@@ -272,7 +268,7 @@ class VsockGuests:
             await _refuse(connected, refusal)
         except TimeoutError:
             log.info("domain %s connected by vsock and sent no OpenSession", guest.owner.name)
-        except (_Gone, OSError, EOFError) as error:
+        except (PeerGone, OSError, EOFError) as error:
             log.info("domain %s left its vsock connection (%s)", guest.owner.name, error)
         finally:
             guest.opening.discard(task)
@@ -303,7 +299,7 @@ class VsockGuests:
         opening = asyncio.create_task(
             self._desk.open(wish, asker, {"slot": "0"}, connected.fileno(), tell)
         )
-        await _unless_closed(opening, connected)
+        await unless_gone(opening, connected.fileno(), lambda: _has_closed(connected))
 
     async def _hold(self, connected: socket.socket, wish: OpenSession, asker: Asker) -> None:
         part = self._desk.part_of(wish, asker)
@@ -312,7 +308,8 @@ class VsockGuests:
         self._desk.holds.begin(part)
         _say(connected, pack_open_reply(Status.NOT_READY, 0, "the job is held"))
         try:
-            await _unless_closed(asyncio.get_running_loop().create_future(), connected)
+            never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            await unless_gone(never, connected.fileno(), lambda: _has_closed(connected))
         finally:
             self._desk.holds.end(part)
 
@@ -355,38 +352,14 @@ async def _read(connected: socket.socket, size: int) -> bytes:
     return found
 
 
-async def _unless_closed(work: asyncio.Future[Any], connected: socket.socket) -> None:
-    """Waits for the work; cancels it and raises _Gone when the guest closes the connection."""
-    loop = asyncio.get_running_loop()
-    closed = loop.create_future()
-
-    def look() -> None:
-        with contextlib.suppress(BlockingIOError, InterruptedError):
-            try:
-                if connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    # too early to be anything but the worker's, once there is one
-                    loop.remove_reader(watch)
-                    return
-            except ConnectionError:
-                pass
-            loop.remove_reader(watch)
-            if not closed.done():
-                closed.set_result(None)
-
-    watch = os.dup(connected.fileno())  # the connection may be in another hand by the end
-    loop.add_reader(watch, look)
+def _has_closed(connected: socket.socket) -> bool | None:
+    """Whether the guest has; False once it has sent something, which is for its worker."""
     try:
-        await asyncio.wait([work, closed], return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-            return
-        raise _Gone("it closed before its session was open")
-    finally:
-        loop.remove_reader(watch)
-        os.close(watch)
-        if not work.done():
-            work.cancel()
-            await asyncio.wait([work])
+        return not connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except ConnectionError:
+        return True
 
 
 def _say(connected: socket.socket, reply: bytes) -> None:
