@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,12 +28,11 @@ from statistics import median
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
-from control_plane import ControlPlane, wait_for  # noqa: E402
+from control_plane import running, wait_for  # noqa: E402
 from figure import Figure, as_lines, print_table  # noqa: E402
 
 from tests.rigs.kvm.rig import Guest, Rig  # noqa: E402
-from tests.withstand.conftest import doorbell_pid  # noqa: E402
-from tests.withstand.guests import BUNDLE, Fleet, region_file  # noqa: E402
+from tests.withstand.guests import BUNDLE, Fleet, region_file, serving  # noqa: E402
 
 USABLE = "until sluice check >/dev/null 2>&1; do :; done"
 FIGURES = {"memory_mib": 64, "compute": 10, "region_mib": 64}
@@ -105,40 +103,41 @@ def prepare(guest: Guest, folder: Path) -> None:
     )
 
 
+Rounds = tuple[list[dict[str, float]], list[float], float]
+
+
+def rounds_of(fleet: Fleet, folder: Path, rounds: int) -> Rounds:
+    """Each call's stages, the seconds to each `sluice check` that is content, and of one alone."""
+    try:
+        guest = fleet.boot("bench")
+        prepare(guest, folder)
+        calls, checks = [], []
+        for number in range(rounds):
+            took = Round(fleet, guest, number).run()
+            print(", ".join(f"{stage} {took[stage]:.2f}" for stage in STAGES) + " s")
+            calls.append(took)
+            take_out(fleet, guest)
+        for _ in range(rounds):
+            checks.append(by_check(fleet, guest))
+            take_out(fleet, guest)
+        fleet.ask(guest, **FIGURES)
+        guest.check(USABLE, timeout=LIMIT_SECONDS)
+        begun = time.perf_counter()
+        for _ in range(5):
+            guest.check(USABLE)
+        check = (time.perf_counter() - begun) / 5
+        return calls, checks, check
+    finally:
+        fleet.close()
+
+
 def measure(rounds: int) -> list[Figure]:
     """The figures, on a guest of its own."""
-    with Rig("bench-guest") as rig, tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        Path(folder).chmod(0o755)
-        plane = ControlPlane(
-            Path(folder),
-            server={"enable_kvm": "true", "libvirt_uri": rig.uri, "region_dir": "/dev/shm"},
-        )
-        fleet = Fleet(rig, plane)
-        try:
-            plane.start_controller()
-            plane.start_server()
-            guest = fleet.boot("bench")
-            prepare(guest, Path(folder))
-            calls, checks = [], []
-            for number in range(rounds):
-                took = Round(fleet, guest, number).run()
-                print(", ".join(f"{stage} {took[stage]:.2f}" for stage in STAGES) + " s")
-                calls.append(took)
-                take_out(fleet, guest)
-            for _ in range(rounds):
-                checks.append(by_check(fleet, guest))
-                take_out(fleet, guest)
-            fleet.ask(guest, **FIGURES)
-            guest.check(USABLE, timeout=LIMIT_SECONDS)
-            begun = time.perf_counter()
-            for _ in range(5):
-                guest.check(USABLE)
-            check = (time.perf_counter() - begun) / 5
-        finally:
-            fleet.close()
-            doorbell = doorbell_pid(plane)
-            plane.close()
-            os.kill(doorbell, signal.SIGTERM)
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as name, Rig("bench-guest") as rig:
+        folder = Path(name)
+        folder.chmod(0o755)
+        with running(folder, server=serving(rig)) as plane:
+            calls, checks, check = rounds_of(Fleet(rig, plane), folder, rounds)
     print(f"sluice check: {', '.join(f'{seconds:.2f}' for seconds in checks)} s")
     wanted = "at most 2 s"
     middles = {stage: median(took[stage] for took in calls) for stage in STAGES}

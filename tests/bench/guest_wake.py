@@ -14,22 +14,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
-from control_plane import ControlPlane, wait_for  # noqa: E402
+from control_plane import running, wait_for  # noqa: E402
 from figure import Figure, as_lines, print_table  # noqa: E402
 
 from sluice.hypervisor.request import NAMESPACE  # noqa: E402
 from tests.rigs.kvm.rig import Guest, Rig  # noqa: E402
-from tests.withstand.conftest import doorbell_pid  # noqa: E402
-from tests.withstand.guests import BUNDLE, Fleet  # noqa: E402
+from tests.withstand.guests import BUNDLE, Fleet, serving  # noqa: E402
 
 BACKEND = ROOT / "build/tools/bin/vhost-device-vsock"
 SOURCE = Path(__file__).with_name("idle_call.c")
@@ -70,37 +68,26 @@ def boot(fleet: Fleet, name: str, request: str, program: Path) -> Guest:
 
 def measure(rounds: int, idle_ms: int) -> list[Figure]:
     """The figures, a guest for each way."""
-    folder = Path("/run") / f"sluice-bench-{os.getpid()}"
-    folder.mkdir(mode=0o755)
-    program = folder / "idle_call"
-    command = ["gcc", "-O2", "-Wall", "-Wextra", "-o", str(program), str(SOURCE), "-ldl"]
-    subprocess.run(command, check=True)
     figures: list[Figure] = []
-    with Rig("bench-wake") as rig:
-        plane = ControlPlane(
-            folder,
-            server={
-                "enable_kvm": "true",
-                "libvirt_uri": rig.uri,
-                "region_dir": "/dev/shm",
-                "vsock_backend": BACKEND,
-            },
-        )
-        fleet = Fleet(rig, plane)
-        try:
-            plane.start_controller()
-            plane.start_server()
-            guests = {name: boot(fleet, name, how, program) for name, how in WAYS.items()}
-            for name, guest in guests.items():
-                words = f"sluice run /root/idle_call {rounds} {idle_ms}"
-                cold, warm = map(float, guest.check(words, timeout=300).split())
-                figures.append(Figure(f"{name}_idle_call_us", cold, "us", warm, cold / warm))
-        finally:
-            fleet.close()
-            doorbell = doorbell_pid(plane)
-            plane.close()
-            os.kill(doorbell, signal.SIGTERM)
-            shutil.rmtree(folder, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="sluice-bench-", dir="/run") as name,
+        Rig("bench-wake") as rig,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        program = folder / "idle_call"
+        command = ["gcc", "-O2", "-Wall", "-Wextra", "-o", str(program), str(SOURCE), "-ldl"]
+        subprocess.run(command, check=True)
+        with running(folder, server=serving(rig, vsock_backend=BACKEND)) as plane:
+            fleet = Fleet(rig, plane)
+            try:
+                guests = {way: boot(fleet, way, how, program) for way, how in WAYS.items()}
+                for way, guest in guests.items():
+                    words = f"sluice run /root/idle_call {rounds} {idle_ms}"
+                    cold, warm = map(float, guest.check(words, timeout=300).split())
+                    figures.append(Figure(f"{way}_idle_call_us", cold, "us", warm, cold / warm))
+            finally:
+                fleet.close()
     return figures
 
 

@@ -7,7 +7,6 @@ workers; close() ends all and says whether anything was left.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from doorbells import end_doorbell
 from free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -132,19 +132,7 @@ class Pool:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        self._end_doorbell()
-
-    def _end_doorbell(self) -> None:
-        """It outlives servers on purpose, and this pool has no other to come."""
-        control = str(self.folder / "run" / "doorbell.sock").encode()
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if control in words and b"sluice-doorbell" in words[0]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+        end_doorbell(self.folder / "run")
 
     def __enter__(self) -> Pool:
         self.start()

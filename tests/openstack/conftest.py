@@ -129,7 +129,6 @@ class OtherHost:
     def close(self) -> None:
         """Ends what runs."""
         self.server.close()
-        end_doorbell(self.server.folder / "run")
         self.host.kill()
 
 
@@ -176,7 +175,6 @@ def running_stack(*, vendordata: bool = True) -> Iterator[tuple[OpenStackRig, Po
         yield rig, pool
     finally:
         pool.close()
-        end_doorbell(folder / "run")
         if not ran:
             rig.stop()
 

@@ -8,22 +8,19 @@ Where the native part or nvcc's programs are missing the tests are skipped, and 
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from control_plane import ControlPlane, native_worker, running
+from doorbells import doorbells_of
 from folders import let_everybody_in
 
 from sluice.config.native_files import NativeFileMissing, find_native
 
 from . import traces
+from .guests import BUNDLE, Rig, serving
 from .prompted import Prompted, build_programs
-
-if TYPE_CHECKING:
-    from .guests import Rig
 
 #: Longer than every heartbeat, expiry and silence that these tests configure, and than the
 #: doorbell's 30 s.
@@ -55,8 +52,6 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 @pytest.fixture(scope="module")
 def guests_rig() -> Iterator[Rig]:
     """A libvirt of our own, for guests that have the bundle."""
-    from .guests import BUNDLE, Rig
-
     if os.geteuid() != 0:
         pytest.skip("the KVM rig needs root")
     if not BUNDLE.exists():
@@ -72,40 +67,14 @@ def guests_plane(
     """Serves guests; gives up a silent one after ten seconds, a silent node after three."""
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    running = ControlPlane(
-        folder,
-        server={
-            "enable_kvm": "true",
-            "libvirt_uri": guests_rig.uri,
-            "region_dir": "/dev/shm",
-            "silent_seconds": 10,
-        },
-    )
-    try:
-        running.start_controller()
-        running.start_server()
-        yield running
-    finally:
-        # it outlives servers by design, and this one has no next server
-        doorbell = doorbell_pid(running)
-        running.close()
-        os.kill(doorbell, signal.SIGTERM)
+    with running(folder, server=serving(guests_rig, silent_seconds=10)) as control_plane:
+        yield control_plane
 
 
 def doorbell_pid(plane: ControlPlane) -> int:
     """The doorbell process of this control plane's run folder."""
-    found = []
-    for process in os.scandir("/proc"):
-        if not process.name.isdigit():
-            continue
-        try:
-            words = Path(process.path, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0].endswith(b"sluice-doorbell") and str(plane.folder).encode() in words[2]:
-            found.append(int(process.name))
-    assert len(found) == 1, found
-    return found[0]
+    [pid] = doorbells_of(plane.folder / "run")
+    return pid
 
 
 @pytest.fixture

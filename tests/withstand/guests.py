@@ -31,6 +31,16 @@ FREE, READY = 0, 3
 STATE = 128  # of a slot's header (native/channel/slot.h)
 
 
+def serving(rig: Rig, **settings: object) -> dict[str, object]:
+    """The settings of a server for the guests of this libvirt."""
+    return {
+        "enable_kvm": "true",
+        "libvirt_uri": rig.uri,
+        "region_dir": rig.shm,
+        **settings,
+    }
+
+
 class Fleet:
     """The guests of a test or a module."""
 

@@ -7,9 +7,7 @@ out by none of it unless that was asked for, and none of it leaves a session or 
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -20,12 +18,11 @@ import pytest
 if shutil.which("qemu-img") is None:
     pytest.skip("qemu-img is not installed", allow_module_level=True)
 
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, running, wait_for
 
 from sluice.hypervisor.libvirt_host import live_document, persistent_document
 
 from .alone import boot_alone, generation, take_channel
-from .conftest import doorbell_pid
 from .guests import (
     FREE,
     SLOTS,
@@ -34,6 +31,7 @@ from .guests import (
     GuestProgram,
     Rig,
     region_file,
+    serving,
     slot_states,
 )
 from .prompted import is_cuda_error
@@ -176,26 +174,13 @@ def test_back_before_the_channel_there_is_none(
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Fleet]:
     """Another host: its libvirt, its /dev/shm, its server."""
-    with Rig("tests-withstand-b", own_shm=True) as rig:
-        plane = ControlPlane(
-            tmp_path,
-            server={
-                "enable_kvm": "true",
-                "libvirt_uri": rig.uri,
-                "region_dir": rig.shm,
-                "silent_seconds": 10,
-            },
-        )
+    with (
+        Rig("tests-withstand-b", own_shm=True) as rig,
+        running(tmp_path, server=serving(rig, silent_seconds=10)) as plane,
+    ):
         fleet = Fleet(rig, plane)
-        try:
-            plane.start_controller()
-            plane.start_server()
-            yield fleet
-        finally:
-            fleet.close()
-            doorbell = doorbell_pid(plane)
-            plane.close()
-            os.kill(doorbell, signal.SIGTERM)
+        yield fleet
+        fleet.close()
 
 
 def test_it_migrates_and_has_a_channel_there(

@@ -8,12 +8,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, running, wait_for
 from folders import let_everybody_in
-from relay_host import RelayHost
+from relay_host import RelayHost, relay_host
 
-from .conftest import doorbell_pid
-from .guests import FREE, SLOTS, Fleet, Guest, GuestProgram, Rig, prepare, slot_states
+from .guests import FREE, SLOTS, Fleet, Guest, GuestProgram, Rig, prepare, serving, slot_states
 from .prompted import ENDLESS, is_cuda_error
 from .traces import LIMIT
 
@@ -26,13 +25,8 @@ def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Con
     """The controller, and the host with the GPU; it knows of no libvirt."""
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    running = ControlPlane(folder)
-    try:
-        running.start_controller()
-        running.start_server()
-        yield running
-    finally:
-        running.close()
+    with running(folder) as control_plane:
+        yield control_plane
 
 
 @pytest.fixture(scope="module")
@@ -42,16 +36,8 @@ def host(
     """The guests' host: libvirt, and a server without a GPU."""
     folder = tmp_path_factory.mktemp("guests")
     let_everybody_in(folder)
-    running = RelayHost(
-        plane, folder, enable_kvm="true", libvirt_uri=guests_rig.uri, region_dir="/dev/shm"
-    )
-    try:
-        running.start()
-        yield running
-    finally:
-        doorbell = doorbell_pid(running)
-        running.close()
-        os.kill(doorbell, signal.SIGTERM)
+    with relay_host(plane, folder, **serving(guests_rig)) as joined:
+        yield joined
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import libvirt
 import pytest
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, running, wait_for
 from folders import let_everybody_in
 
 from sluice.hypervisor.domain_document import parse_domain
 from sluice.hypervisor.vsock_devices import UserSockets
 
 from .conftest import doorbell_pid
-from .guests import Fleet, Guest, GuestProgram, Rig, install, prepare, region_file
+from .guests import Fleet, Guest, GuestProgram, Rig, install, prepare, region_file, serving
 from .prompted import CHECKOUT, ENDLESS, is_cuda_error
 from .traces import LIMIT
 
@@ -57,23 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def plane(guests_rig: Rig, built: None, folder: Path) -> Iterator[ControlPlane]:
-    running = ControlPlane(
-        folder,
-        server={
-            "enable_kvm": "true",
-            "libvirt_uri": guests_rig.uri,
-            "region_dir": "/dev/shm",
-            "vsock_backend": BACKEND,
-        },
-    )
-    try:
-        running.start_controller()
-        running.start_server()
-        yield running
-    finally:
-        doorbell = doorbell_pid(running)
-        running.close()
-        os.kill(doorbell, signal.SIGTERM)
+    with running(folder, server=serving(guests_rig, vsock_backend=BACKEND)) as control_plane:
+        yield control_plane
 
 
 @pytest.fixture(scope="module")
