@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real sessions of a real guest, over ivshmem to a real server and worker: they work, and they end.
 
+All the other ways in which a guest or its programs end are in tests/withstand/test_guests.py.
+
 Nothing of the stack is replaced: `sluice vm attach`, the bundle, controller, server, doorbell,
 worker and the software GPU. Skipped where the native part or the test programs are not built.
 """
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from control_plane import ControlPlane, native_worker
+from control_plane import ControlPlane, native_worker, running
 from folders import let_everybody_in
 
 from .conftest import CHECKOUT, Guest, Rig, install_bundle
@@ -48,59 +50,25 @@ def plane(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contro
     # Socket paths are short, and workers of another account have to reach the folder.
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    running = ControlPlane(
-        folder,
-        server={"enable_kvm": "true", "libvirt_uri": rig.uri, "region_dir": "/dev/shm"},
-    )
-    try:
-        running.start_controller()
-        running.start_server()
-        yield running
-    finally:
-        running.close()
-
-
-class Guests:
-    """Guests with the bundle installed and a vGPU of 1024 MiB attached while they run."""
-
-    def __init__(self, rig: Rig, plane: ControlPlane, bundle: Path) -> None:
-        self._rig, self._plane, self._bundle = rig, plane, bundle
-        self._made: list[Guest] = []
-
-    def make(self, name: str) -> Guest:
-        guest = self._rig.define_guest(name, mem_mib=384, vcpus=1)
-        self._made.append(guest)
-        guest.start()
-        guest.wait_ready()
-        prepare(guest, self._bundle)
-        figures = ("--memory-mib", "1024", "--compute", "50")
-        assert vm(self._rig, self._plane, "attach", name, *figures) == 0
-        wait_usable(guest)
-        return guest
-
-    def close(self) -> None:
-        defined = {domain.UUIDString() for domain in self._rig.connection.listAllDomains()}
-        for guest in self._made:
-            if guest.uuid in defined:
-                guest.undefine()
-        regions = [Path(f"/dev/shm/sluice-{guest.uuid}") for guest in self._made]
-        until(lambda: not any(region.exists() for region in regions), say=lambda: regions)
-
-
-@pytest.fixture
-def make_guest(rig: Rig, plane: ControlPlane, bundle: Path) -> Iterator[Callable[[str], Guest]]:
-    """A guest of a test's own, for a test that ends it."""
-    guests = Guests(rig, plane, bundle)
-    yield guests.make
-    guests.close()
+    server = {"enable_kvm": "true", "libvirt_uri": rig.uri, "region_dir": rig.shm}
+    with running(folder, server=server) as control_plane:
+        yield control_plane
 
 
 @pytest.fixture(scope="module")
 def guest(rig: Rig, plane: ControlPlane, bundle: Path) -> Iterator[Guest]:
-    """One guest for the tests that leave it as they found it."""
-    guests = Guests(rig, plane, bundle)
-    yield guests.make("shared")
-    guests.close()
+    """With the bundle installed and a vGPU of 1024 MiB attached while it runs."""
+    guest = rig.define_guest("shared", mem_mib=384, vcpus=1)
+    guest.start()
+    guest.wait_ready()
+    install_bundle(guest, bundle, "--no-ldconfig")
+    guest.write("/root/hold.py", HOLD.encode())
+    assert vm(rig, plane, "attach", guest.name, "--memory-mib", "1024", "--compute", "50") == 0
+    until(lambda: guest.run("sluice check")[0] == 0, 60, lambda: guest.run("sluice check")[1])
+    yield guest
+    guest.undefine()
+    region = Path(f"/dev/shm/sluice-{guest.uuid}")
+    until(lambda: not region.exists(), say=lambda: region)
 
 
 def vm(rig: Rig, plane: ControlPlane, *words: str) -> int:
@@ -112,16 +80,6 @@ def vm(rig: Rig, plane: ControlPlane, *words: str) -> int:
     )
     command = [sys.executable, "-m", "sluice.hypervisor.cli", *words]
     return subprocess.run(command, env=environment, check=False).returncode
-
-
-def prepare(guest: Guest, bundle: Path) -> None:
-    """The root of a guest is gone with each boot, the bundle with it."""
-    install_bundle(guest, bundle, "--no-ldconfig")
-    guest.write("/root/hold.py", HOLD.encode())
-
-
-def wait_usable(guest: Guest) -> None:
-    until(lambda: guest.run("sluice check")[0] == 0, 60, lambda: guest.run("sluice check")[1])
 
 
 def until(
@@ -169,78 +127,14 @@ def test_a_killed_program_gives_everything_back(plane: ControlPlane, guest: Gues
     assert_nothing_is_left(plane)
 
 
-def test_a_destroyed_guest_gives_everything_back_and_starts_again(
-    plane: ControlPlane, make_guest: Callable[..., Guest], bundle: Path
-) -> None:
-    guest = make_guest("destroyed")
-    hold(guest, plane)
-    guest.destroy()
-    assert_nothing_is_left(plane)
-    guest.start()
-    guest.wait_ready()
-    prepare(guest, bundle)
-    wait_usable(guest)
-    hold(guest, plane)
-
-
-def test_a_rebooted_guest_gives_everything_back(
-    plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
-    guest = make_guest("rebooted")
-    hold(guest, plane)
-    guest.spawn("busybox reboot -f")
-    assert_nothing_is_left(plane)
-
-
-def test_an_undefined_guest_leaves_no_region(
-    plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
-    guest = make_guest("undefined")
-    hold(guest, plane)
-    guest.undefine()
-    assert_nothing_is_left(plane)
-    until(lambda: not Path(f"/dev/shm/sluice-{guest.uuid}").exists())
-
-
-def test_a_detached_guest_gets_an_error_and_not_a_hang(
-    rig: Rig, plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
-    guest = make_guest("detached")
-    hold(guest, plane)
-    assert vm(rig, plane, "detach", "detached") == 0
-    assert_nothing_is_left(plane)
-    until(lambda: guest.run("pgrep -f hold.py")[0] != 0, 15)
-
-
-def test_a_paused_guest_keeps_its_session(plane: ControlPlane, guest: Guest) -> None:
-    pid = hold(guest, plane)
-    guest.pause()
-    time.sleep(8)
-    assert len(plane.sessions()) == 1
-    guest.resume()
-    time.sleep(1)
-    assert guest.run("pgrep -f hold.py")[0] == 0
-    assert len(plane.sessions()) == 1
-    guest.check(f"kill -9 -- -{pid}")
-    assert_nothing_is_left(plane)
-
-
-def test_two_guests_at_once_and_the_end_of_one_is_not_the_others(
-    plane: ControlPlane, make_guest: Callable[..., Guest]
-) -> None:
-    one, other = make_guest("one"), make_guest("other")
-    hold(one, plane)
-    hold(other, plane)
-    domains = {session["domain_name"] for session in plane.sessions()}
-    assert domains == {"one", "other"}
-    one.destroy()
-    until(lambda: len(plane.sessions()) == 1, say=plane.sessions)
-    assert plane.sessions()[0]["domain_name"] == "other"
-    assert other.run("pgrep -f hold.py")[0] == 0
-
-
 def test_a_guest_cannot_take_more_than_its_domain_has(plane: ControlPlane, guest: Guest) -> None:
     code, out, err = guest.run("SLUICE_GMEM=2048 sluice run python3 /root/hold.py", 30)
     assert code != 0
     assert "2048" in out + err
+    assert_nothing_is_left(plane)
+
+
+def test_rebooted_it_gives_everything_back(plane: ControlPlane, guest: Guest) -> None:
+    hold(guest, plane)
+    guest.spawn("busybox reboot -f")
     assert_nothing_is_left(plane)
