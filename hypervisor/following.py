@@ -138,6 +138,8 @@ def follow(
                     call(lambda xml=xml, flag=flag: domain.detachDeviceFlags(xml, flag))  # type: ignore[misc]
                 if wish.take_vsock is not None:
                     _take_vsock(domain, wish.take_vsock, flag)
+                if flag == _CONFIG:
+                    definition = persistent_document(domain)  # the place taken away is free
                 if wish.put is not None:
                     plug = _Plug(domain, definition, live, flag)
                     if flag == _LIVE and _waits(wish.put, definition.uuid, files):

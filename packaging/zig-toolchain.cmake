@@ -17,6 +17,10 @@ endif()
 list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES SLUICE_PYTHON)
 
 set(_sluice_target x86_64-linux-gnu.2.28)
+execute_process(
+  COMMAND ${SLUICE_PYTHON} -m ziglang version
+  OUTPUT_VARIABLE _zig_version OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+set(SLUICE_COMPILER_IDENTITY zig-${_zig_version}-${_sluice_target})
 foreach(_language C CXX)
   string(TOLOWER ${_language} _tool)
   if(_language STREQUAL "CXX")

@@ -182,7 +182,7 @@ def test_off_it_may_get_a_doorbell_and_lose_it_again(
     assert vm.attach(guest.name, "--region-mib", "64").code == 0
     plain = persistent_document(guest.domain).region
     assert plain is not None
-    assert (plain.server, plain.size_bytes) == (None, 64 << 20)
+    assert (plain.server, plain.size_bytes, plain.address) == (None, 64 << 20, region.address)
     assert vm.attach(guest.name, *doorbell).code == 0
     assert vm("detach", guest.name).code == 0
     assert persistent_document(guest.domain).region is None
