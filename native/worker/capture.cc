@@ -79,6 +79,24 @@ void end(Session& s, const Command& c, Reply& reply) {
   if (!graph->existing) s.graphs.take(m.graph, &gone);
 }
 
+// What the next node of a capture comes after; the driver's, until the stream's next call.
+struct Frontier {
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* data = nullptr;  // null where no edge has any
+  size_t count = 0;
+};
+
+CUresult frontier_of(Session& s, CUstream stream, CUgraph expected, Frontier* found) {
+  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+  CUgraph graph = nullptr;
+  // Asking for the edges' data is an error only where some has any and it is not asked for.
+  const CUresult result = s.driver.cuStreamGetCaptureInfo_v3(
+      stream, &status, nullptr, &graph, &found->nodes, &found->data, &found->count);
+  if (result != CUDA_SUCCESS) return result;
+  const bool same = status == CU_STREAM_CAPTURE_STATUS_ACTIVE && graph == expected;
+  return same ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+}
+
 void info(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::CaptureInfo>();
@@ -86,20 +104,11 @@ void info(Session& s, const Command& c, Reply& reply) {
   const GraphRef graph = find_graph(s, m.graph, "CaptureInfo");
   CUstream stream;
   if (!graph || !s.stream(m.stream, c.header.context, &stream)) return;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  CUgraph driver_graph = nullptr;
-  const CUgraphNode* nodes = nullptr;
-  const CUgraphEdgeData* data = nullptr;
-  size_t count = 0;
-  // Asking for the edges' data is an error only where some has any and it is not asked for.
-  reply.status = s.driver.cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &driver_graph, &nodes,
-                                                    &data, &count);
+  Frontier frontier;
+  reply.status = frontier_of(s, stream, graph->handle, &frontier);
   if (reply.status != CUDA_SUCCESS) return;
-  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || driver_graph != graph->handle) {
-    reply.status = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    return;
-  }
   std::vector<wire::GraphEdge> all;
+  const auto [nodes, data, count] = frontier;
   for (size_t i = 0; i < count; ++i)
     all.push_back({graph->ordinal_of(nodes[i]), 0, data ? edge_bits(data[i]) : 0});
   put_list(s, all, m.first, reply);
@@ -112,18 +121,10 @@ void add_node(Session& s, const Command& c, Reply& reply) {
   const GraphRef graph = find_graph(s, m.graph, "CaptureNode");
   CUstream stream;
   if (!graph || !s.stream(m.stream, c.header.context, &stream)) return;
-  CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
-  CUgraph driver_graph = nullptr;
-  const CUgraphNode* nodes = nullptr;
-  const CUgraphEdgeData* data = nullptr;
-  size_t count = 0;
-  reply.status = s.driver.cuStreamGetCaptureInfo_v3(stream, &status, nullptr, &driver_graph, &nodes,
-                                                    &data, &count);
+  Frontier frontier;
+  reply.status = frontier_of(s, stream, graph->handle, &frontier);
   if (reply.status != CUDA_SUCCESS) return;
-  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE || driver_graph != graph->handle) {
-    reply.status = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    return;
-  }
+  const auto [nodes, data, count] = frontier;
   const std::vector<CUgraphNode> after(nodes, nodes + count);  // which the driver may move
   std::vector<CUgraphEdgeData> edges(count);
   if (data) edges.assign(data, data + count);

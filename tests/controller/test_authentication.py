@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from control_plane import PYTHON_PATH, ControlPlane, wait_for
+from control_plane import PYTHON_PATH, ControlPlane, guarded, wait_for
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -24,17 +24,8 @@ from sluice.rpc import pool_pb2_grpc
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A controller that wants tokens of everybody, and a server that has one."""
-    folder = tmp_path_factory.mktemp("tokens")
-    token_file = folder / "node.token"
-    plane = ControlPlane(folder, fake=True, auth={"required": "yes"}, token_file=token_file)
-    try:
-        plane.start_controller()
-        plane.rest = plane.rest_as(plane.first_token())
-        token_file.write_text(made(plane, role="node", node=plane.node)["secret"] + "\n")
-        plane.start_server()
+    with guarded(tmp_path_factory.mktemp("tokens")) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 def made(plane: ControlPlane, **wish: Any) -> dict[str, Any]:

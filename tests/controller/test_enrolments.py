@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, guarded, wait_for
 
 VM = "5026a1b2-0000-4000-8000-00000000000a"
 
@@ -19,19 +19,8 @@ VM = "5026a1b2-0000-4000-8000-00000000000a"
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A controller that wants tokens of everybody, and a server."""
-    folder = tmp_path_factory.mktemp("enrolments")
-    token_file = folder / "node.token"
-    auth = {"required": "yes", "requests_per_second": 0}
-    plane = ControlPlane(folder, fake=True, auth=auth, token_file=token_file)
-    try:
-        plane.start_controller()
-        plane.rest = plane.rest_as(plane.first_token())
-        node = plane.rest.post("/tokens", json={"role": "node", "node": plane.node})
-        token_file.write_text(node.json()["secret"])
-        plane.start_server()
+    with guarded(tmp_path_factory.mktemp("enrolments"), requests_per_second=0) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, wait_for
+from control_plane import ControlPlane, guarded, wait_for
 
 from sluice.guest_runtime.configuration import read_file
 from sluice.guest_runtime.enrol import enrol
@@ -131,19 +131,8 @@ def instance(tmp_path: Path, metadata: Metadata) -> Instance:
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    folder = tmp_path_factory.mktemp("openstack")
-    token_file = folder / "node.token"
-    auth = {"required": "yes", "requests_per_second": 0}
-    plane = ControlPlane(folder, fake=True, auth=auth, token_file=token_file)
-    try:
-        plane.start_controller()
-        plane.rest = plane.rest_as(plane.first_token())
-        node = plane.rest.post("/tokens", json={"role": "node", "node": plane.node})
-        token_file.write_text(node.json()["secret"])
-        plane.start_server()
+    with guarded(tmp_path_factory.mktemp("openstack"), requests_per_second=0) as plane:
         yield plane
-    finally:
-        plane.close()
 
 
 @pytest.fixture(scope="module")

@@ -377,3 +377,23 @@ def running(folder: Path, **options: Any) -> Iterator[ControlPlane]:
         yield plane
     finally:
         plane.close()
+
+
+@contextlib.contextmanager
+def guarded(folder: Path, **auth: Any) -> Iterator[ControlPlane]:
+    """A controller that wants tokens of everybody (ours is the first, an admin's), and a server.
+
+    `auth` are further settings of its section; what runs on the server's workers is not real.
+    """
+    token_file = folder / "node.token"
+    settings = {"required": "yes", **auth}
+    plane = ControlPlane(folder, fake=True, auth=settings, token_file=token_file)
+    try:
+        plane.start_controller()
+        plane.rest = plane.rest_as(plane.first_token())
+        node = plane.rest.post("/tokens", json={"role": "node", "node": plane.node})
+        token_file.write_text(node.json()["secret"] + "\n")
+        plane.start_server()
+        yield plane
+    finally:
+        plane.close()
