@@ -20,13 +20,20 @@ from sluice.config.controller import StoreSection
 from sluice.controller.store.store import RecordError, StoreError
 
 CALL_SECONDS = 2.0
-PAGE_KEYS = 1000
+#: Of a page of keys: gRPC takes 4 MiB, and the next page may have larger values than this one.
+PAGE_BYTES = 2_500_000
+FIRST_PAGE_KEYS = 1000
+PAGE_MOST_KEYS = 10_000
 
 T = TypeVar("T")
 
 
 class UnreachableError(StoreError):
     """No answer came: what was asked may have happened or not."""
+
+
+class AnswerTooLargeError(StoreError):
+    """The answer was more than gRPC takes."""
 
 
 class EtcdCluster:
@@ -106,30 +113,43 @@ class EtcdCluster:
         return [entry async for page in self.pages(first, end) for entry in page]
 
     async def pages(self, first: str, end: str) -> AsyncGenerator[list[tuple[str, bytes]]]:
-        """The same a page at a time; the next one is under way while the caller reads one."""
+        """The same a page at a time; the next one is under way while the caller reads one.
 
-        async def read(start: str | bytes, revision: int) -> Any:
-            return await self._ask(
-                lambda: self._client.kv.get(
-                    start,
-                    range_end=end,
-                    revision=revision,
-                    limit=PAGE_KEYS,
-                    timeout=CALL_SECONDS * 5,
-                )
-            )
-
-        following = asyncio.create_task(read(first, 0))
+        For each page etcd counts all the keys that are left, so pages are as large as an answer
+        may be.
+        """
+        following = asyncio.create_task(self._page(first, end, 0, FIRST_PAGE_KEYS))
         try:
             more, revision = True, 0
             while more:
                 answer = await following
                 revision, more = revision or answer.header.revision, answer.more
                 if more:
-                    following = asyncio.create_task(read(answer.kvs[-1].key + b"\0", revision))
+                    keys = len(answer.kvs) * PAGE_BYTES // answer.ByteSize()
+                    start = answer.kvs[-1].key + b"\0"
+                    following = asyncio.create_task(self._page(start, end, revision, keys))
                 yield [(kv.key.decode(), kv.value) for kv in answer.kvs]
         finally:
             following.cancel()
+
+    async def _page(self, start: str | bytes, end: str, revision: int, keys: int) -> Any:
+        """At most so many keys; fewer where gRPC does not take an answer that large."""
+        limit = max(1, min(keys, PAGE_MOST_KEYS))
+        while True:
+            try:
+                return await self._ask(
+                    lambda limit=limit: self._client.kv.get(  # type: ignore[misc]
+                        start,
+                        range_end=end,
+                        revision=revision,
+                        limit=limit,
+                        timeout=CALL_SECONDS * 5,
+                    )
+                )
+            except AnswerTooLargeError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 4)
 
     async def revision(self, key: str) -> int:
         """The cluster's revision now."""
@@ -223,6 +243,8 @@ class EtcdCluster:
             )
         if "user name is empty" in text or "auth" in text:
             return self._not_logged_in(text)
+        if "larger than max" in text:
+            return AnswerTooLargeError(f"{self.name}: {text}")
         if code is grpc.StatusCode.INVALID_ARGUMENT:
             return RecordError(f"{self.name}: {text}")
         if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):

@@ -170,7 +170,8 @@ async def test_a_large_commit_cut_off_by_a_crash_is_finished_or_never_was(
 async def test_pages_show_one_moment_and_can_be_left(
     cluster: EtcdCluster, section: StoreSection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(etcd_cluster, "PAGE_KEYS", 3)
+    monkeypatch.setattr(etcd_cluster, "FIRST_PAGE_KEYS", 3)
+    monkeypatch.setattr(etcd_cluster, "PAGE_MOST_KEYS", 3)
     base = f"{section.prefix}many/"
     await cluster.transaction([], [cluster.put(f"{base}{n}", str(n)) for n in range(8)])
     found = []
@@ -187,6 +188,22 @@ async def test_pages_show_one_moment_and_can_be_left(
     async with asyncio.timeout(5):
         while asyncio.all_tasks() != before:
             await asyncio.sleep(0)
+
+
+async def test_pages_of_large_values_are_shorter(
+    cluster: EtcdCluster, section: StoreSection
+) -> None:
+    base = f"{section.prefix}large/"
+    values = ["x" * size for size in (*[10] * 100, *[1_000_000] * 12, *[10] * 100)]
+    for n, value in enumerate(values):
+        await cluster.transaction([], [cluster.put(f"{base}{n:03}", value)])
+    lengths = []
+    found = []
+    async for page in cluster.pages(base, base + "~"):
+        lengths.append(len(page))
+        found += page
+    assert [value.decode() for _, value in found] == values
+    assert len(lengths) > 4, "gRPC takes 4 MiB"
 
 
 async def test_a_deposed_leader_stores_nothing(cluster: EtcdCluster, section: StoreSection) -> None:
