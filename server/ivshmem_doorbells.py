@@ -2,11 +2,15 @@
 """Gives guests' QEMU their regions where the device is ivshmem-doorbell, with a bell beside it.
 
 Called by guest_channels for domains that ask for one. QEMU connects to its domain's socket once,
-when the device is made, and gets the region's file and two eventfds (QEMU, docs/specs/ivshmem-spec,
+when the device is made, and gets the region's file and an eventfd (QEMU, docs/specs/ivshmem-spec,
 "The server"): this host is peer 0, the guest peer 1. What the guest writes to its doorbell register
-comes out of the host's eventfd, which the doorbell process listens to. Who may enter the folder of
-the socket, the account of QEMU, may map the region as well: the socket gives away nothing more. A
-guest that runs needs nothing of this again, so the server may come and go.
+comes out of that eventfd, which the doorbell process listens to. Who may enter the folder of the
+socket, the account of QEMU, may map the region as well: the socket gives away nothing more. A guest
+that runs needs nothing of this again, so the server may come and go.
+
+The guest gets no eventfd of its own, which would interrupt it: nobody would write to it, and QEMU
+(7.2 and later, hw/misc/ivshmem.c) goes on watching its number when the device was unplugged. It
+reads what it has freed, and dies with the VM, once another file has that number.
 """
 
 from __future__ import annotations
@@ -74,20 +78,19 @@ class IvshmemDoorbells:
         except OSError as error:
             log.error("domain %s gets no region: %s: %s", owner.name, path, error.strerror)
             return
-        to_host, to_guest = os.eventfd(0), os.eventfd(0)
+        to_host = os.eventfd(0)
         try:
             _say(connected, PROTOCOL_VERSION)
             _say(connected, GUEST)
             _say(connected, MEMORY, memory)
             _say(connected, HOST, to_host)
-            _say(connected, GUEST, to_guest)
             self._add_bell(owner.uuid, to_host)
         except OSError as error:
             log.warning("domain %s took no region: %s", owner.name, error.strerror)
             return
         finally:
-            for descriptor in (memory, to_host, to_guest):
-                os.close(descriptor)
+            os.close(memory)
+            os.close(to_host)
         log.info("domain %s: its device has the region and a doorbell", owner.name)
         # it has nothing to say
         while await asyncio.get_running_loop().sock_recv(connected, 64):

@@ -73,8 +73,9 @@ def guests_plane(
 
 def doorbell_pid(plane: ControlPlane) -> int:
     """The doorbell process of this control plane's run folder."""
-    [pid] = doorbells_of(plane.folder / "run")
-    return pid
+    found = doorbells_of(plane.folder / "run")
+    assert len(found) == 1, found
+    return found[0]
 
 
 @pytest.fixture
