@@ -138,7 +138,7 @@ def follow(
                     call(lambda xml=xml, flag=flag: domain.detachDeviceFlags(xml, flag))  # type: ignore[misc]
                 if wish.take_vsock is not None:
                     _take_vsock(domain, wish.take_vsock, flag)
-                if flag == _CONFIG:
+                if flag == _CONFIG and (wish.take is not None or wish.take_vsock is not None):
                     definition = persistent_document(domain)  # the place taken away is free
                 if wish.put is not None:
                     plug = _Plug(domain, definition, live, flag)

@@ -139,16 +139,9 @@ class UnixDoor:
             return
         self._desk.holds.begin(part)
         _reply(connected, Status.NOT_READY, 0, "the job is held")
-        loop = asyncio.get_running_loop()
-        gone = loop.create_future()
-        loop.add_reader(peer.pidfd, _wake, gone)
-        closed = asyncio.create_task(_until_closed(connected))
-        try:
-            await asyncio.wait([closed, gone], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            # a server that stops gets here too, and does not say that the launcher has ended
-            loop.remove_reader(peer.pidfd)
-            closed.cancel()
+        with contextlib.suppress(PeerGone):
+            await unless_gone(asyncio.create_task(_until_closed(connected)), peer.pidfd)
+        # a server that stops does not get here, and does not say that the launcher has ended
         self._desk.holds.end(part)
 
     async def _open(

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Security
 from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
-from starlette.routing import Route
 
 from sluice.controller.api.problems import Problem
 from sluice.controller.auth.access import CLIENT, Caller
@@ -65,16 +65,16 @@ Client = Annotated[Caller, needs(Role.OPERATOR, Role.TENANT, CLIENT)]
 
 
 def undeclared(routers: Iterable[APIRouter]) -> list[str]:
-    """The routes of these routers that declare no role."""
+    """The routes of these routers that declare no role, or of which that cannot be seen."""
     return [
         f"{'/'.join(sorted(route.methods or ()))} {route.path}"
+        if isinstance(route, APIRoute)
+        else repr(route)
         for router in routers
         for route in router.routes
-        if isinstance(route, Route) and not _declares(getattr(route, "dependant", None))
+        if not (isinstance(route, APIRoute) and _declares(route.dependant))
     ]
 
 
-def _declares(dependant: Dependant | None) -> bool:
-    return dependant is not None and any(
-        each.call is caller_of or _declares(each) for each in dependant.dependencies
-    )
+def _declares(dependant: Dependant) -> bool:
+    return any(each.call is caller_of or _declares(each) for each in dependant.dependencies)

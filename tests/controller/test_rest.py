@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import httpx
 import pytest
 import yaml
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, FastAPI
 
 from sluice.config.controller import AuthSection
 from sluice.controller.api.app import build_app
@@ -159,3 +159,6 @@ def test_a_route_without_a_role_is_found() -> None:
     async def show_guarded_within(_: Annotated[str, Depends(looks_up)]) -> None: ...
 
     assert undeclared([routes]) == ["GET /open", "DELETE /open/{name}"]
+    within = APIRouter()
+    within.mount("/whatever", FastAPI())
+    assert len(undeclared([within])) == 1, "what cannot be seen is not let in"

@@ -20,6 +20,8 @@ import pytest
 from control_plane import ControlPlane, native_worker, running
 from folders import let_everybody_in
 
+from tests.withstand.guests import serving
+
 from .conftest import CHECKOUT, Guest, Rig, install_bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm]
@@ -50,8 +52,7 @@ def plane(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Contro
     # Socket paths are short, and workers of another account have to reach the folder.
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    server = {"enable_kvm": "true", "libvirt_uri": rig.uri, "region_dir": rig.shm}
-    with running(folder, server=server) as control_plane:
+    with running(folder, server=serving(rig)) as control_plane:
         yield control_plane
 
 

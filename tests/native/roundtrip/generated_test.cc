@@ -6,8 +6,8 @@
 namespace sluice::test {
 namespace {
 
-constexpr int kRounds =
-    400;  // few random arguments of some functions are allowed, and one has to be
+// Few random arguments of some functions are allowed, and one has to be.
+constexpr int kRounds = 400;
 
 // The text below is made by native/codegen.
 #include "tests/generated_roundtrip.inc"
