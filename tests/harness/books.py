@@ -46,7 +46,7 @@ class Books:
         """What all say now."""
         defined, channel = self._libvirt(server_id)
         return Entry(
-            self._cloud.compute.get_server(server_id).status if self._exists(server_id) else "GONE",
+            self._status(server_id),
             self._allocated(server_id),
             tuple(
                 (r["count"], r["memory_mib"], r["compute_percent"])
@@ -62,7 +62,7 @@ class Books:
         wait_for(
             lambda: self.entry(server_id) == expected,
             seconds,
-            f"expected {expected}, found {self.entry(server_id)}",
+            lambda: f"expected {expected}, found {self.entry(server_id)}",
         )
         if expected.status not in ("VERIFY_RESIZE",):
             wait_for(lambda: not self.differences(), seconds, "a still `sluice openstack check`")
@@ -82,9 +82,13 @@ class Books:
         found = self._pool.rest.get("/reservations").json()["reservations"]
         return [r for r in found if (r["owner_kind"], r["owner"]) == ("vm", server_id)]
 
-    def _exists(self, server_id: str) -> bool:
+    def _status(self, server_id: str) -> str:
+        """Nova's, from one answer: an instance may go between two."""
         answer = self._cloud.compute.get(f"/servers/{server_id}")
-        return bool(answer.status_code == 200)
+        if answer.status_code == 404:
+            return "GONE"
+        answer.raise_for_status()
+        return str(answer.json()["server"]["status"])
 
     def _allocated(self, server_id: str) -> tuple[int, int]:
         found = self._cloud.placement.get(f"/allocations/{server_id}").json()["allocations"]

@@ -35,14 +35,20 @@ HARNESS = Path(__file__).resolve().parent
 PYTHON_PATH = HARNESS.parent.parent / "build" / "python"
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 10.0, message: str = "") -> Any:
-    """Returns what() once it is true; fails the test when that takes too long."""
+def wait_for(
+    what: Callable[[], Any], seconds: float = 10.0, message: str | Callable[[], str] = ""
+) -> Any:
+    """Returns what() once it is true; fails the test when that takes too long.
+
+    A message that is to tell how things stand at the end is a function.
+    """
     deadline = time.monotonic() + seconds
     while True:
         if result := what():
             return result
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds} s: {message or what}")
+            said = message() if callable(message) else message
+            pytest.fail(f"not within {seconds} s: {said or what}")
         time.sleep(0.02)
 
 
