@@ -64,8 +64,7 @@ class OpenStackService:
                 self._reservations.add(event.subject)
                 self._work.set()
             if not event.kind:
-                self._everything_due = 0.0  # events may have been missed
-                self._work.set()
+                self._everything_soon()  # events may have been missed
             self._inventory_soon()
 
     async def _follow_nova(self) -> None:
@@ -95,6 +94,10 @@ class OpenStackService:
 
     def _hint(self, server: str) -> None:
         self._instances.add(server)
+        self._work.set()
+
+    def _everything_soon(self) -> None:
+        self._everything_due = 0.0
         self._work.set()
 
     def _inventory_soon(self) -> None:
@@ -131,10 +134,12 @@ class OpenStackService:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _pass(self, now: float) -> None:
-        """Whatever is due; what fails stays due."""
+        """Whatever is due; what fails stays due.
+
+        A mark is taken away before its work begins: what changes meanwhile is due again.
+        """
         section, grants = self._section, self._sides.grants
         if self._inventory_due is not None and now >= self._inventory_due:
-            # cleared before it is asked: what changes meanwhile is due again
             due, self._inventory_due = self._inventory_due, None
             try:
                 for each in await asyncio.to_thread(self._sides.mend_provider):
@@ -143,15 +148,23 @@ class OpenStackService:
                 self._inventory_due = due
                 raise
         if now >= self._everything_due:
-            await asyncio.to_thread(grants.reconcile)
             self._everything_due = now + section.full_reconcile_seconds
+            try:
+                await asyncio.to_thread(grants.reconcile)
+            except BaseException:
+                self._everything_due = 0.0
+                raise
             self._changes_due = now + section.reconcile_seconds
             self.ready.set()
         while self._reservations:
-            name = next(iter(self._reservations))
-            if owner := await asyncio.to_thread(grants.reservation_changed, name):
+            name = self._reservations.pop()
+            try:
+                owner = await asyncio.to_thread(grants.reservation_changed, name)
+            except BaseException:
+                self._reservations.add(name)
+                raise
+            if owner:
                 self._instances.add(owner)
-            self._reservations.discard(name)
         while self._instances:
             server = self._instances.pop()
             try:

@@ -151,7 +151,12 @@ def running_stack(*, vendordata: bool = True) -> Iterator[tuple[OpenStackRig, Po
             "libvirt_uri": rig.libvirt.uri,
             "region_dir": "/dev/shm",
         },
-        openstack={"vendordata": "true", "users": "nova", "guest_address": "pool.example:9123"},
+        openstack={
+            "vendordata": "true",
+            "users": "nova",
+            "guest_address": "pool.example:9123",
+            "reservation_wait_seconds": "4",  # however busy the machine is; Nova waits 5
+        },
         environment=rig.credentials(),
     )
     pool.adapter_conf.write_text(
