@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 AT_ONCE = 8  # VMs that vCenter reconfigures for us at a time
 TOLD_AT_ONCE = 64  # VMs whose secrets are made in one go, and then wait for vCenter
 RETRY_SECONDS = 5
+CANCEL_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 30.0
 LOGIN_DELAY_SECONDS = 300.0  # a wrong password that is tried often locks the account
 FEW, MOST_PERCENT = 10, 50  # of known VMs that may vanish at once
@@ -102,9 +103,11 @@ class VsphereService:
     async def stop(self) -> None:
         """Ends run(), and the wait that it may be in."""
         self._stop.set()
-        if inventory := self._inventory:
+        # until the session is over: a wait may be on its way to vCenter, which knows none to end
+        while inventory := self._inventory:
             with contextlib.suppress(Exception):
                 await asyncio.to_thread(inventory.cancel)
+            await asyncio.sleep(CANCEL_SECONDS)
 
     # a session
 
@@ -146,6 +149,8 @@ class VsphereService:
             return set()
 
     async def _wait(self, inventory: Inventory, tags_at: float | None) -> set[str]:
+        if self._stop.is_set():
+            return set()
         until = time.monotonic() + self._config.vcenter.poll_seconds
         until = min(until, self._resync_at, *(() if tags_at is None else (tags_at,)))
         seconds = max(1, round(until - time.monotonic()))

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import signal
 import ssl
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +129,42 @@ def test_a_wrong_password_is_told_and_not_hammered(rig: Rig) -> None:
     tried = rig.sluice("connect")
     assert tried.returncode == 2
     assert "wr0ng-s3cret" not in tried.stderr
+
+
+async def test_a_stop_is_heard_by_a_wait_that_is_only_on_its_way(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sluice.config.vsphere import read_credentials, read_vsphere_config
+    from sluice.hypervisor.vsphere.controller_line import ControllerLine
+    from sluice.hypervisor.vsphere.inventory import Inventory
+    from sluice.hypervisor.vsphere.service import VsphereService
+
+    on_its_way, go_on, cancelled = (threading.Event() for _ in range(3))
+    wait, cancel = Inventory.wait, Inventory.cancel
+
+    def late_wait(self: Inventory, seconds: int) -> set[str]:
+        if self.vm_ids:  # the first one reads everything, and waits for nothing
+            on_its_way.set()
+            assert go_on.wait(30)
+        return wait(self, seconds)
+
+    def seen_cancel(self: Inventory) -> None:
+        cancel(self)
+        cancelled.set()
+
+    monkeypatch.setattr(Inventory, "wait", late_wait)
+    monkeypatch.setattr(Inventory, "cancel", seen_cancel)
+    rig.configure(vcenter={"poll_seconds": 120})
+    config = read_vsphere_config(rig.config)
+    line = ControllerLine(config.controller)
+    service = VsphereService(config, read_credentials(config.vcenter), line)
+    running = asyncio.create_task(service.run())
+    assert await asyncio.to_thread(on_its_way.wait, 30)
+    stopping = asyncio.create_task(service.stop())
+    assert await asyncio.to_thread(cancelled.wait, 30)
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(running, stopping), 60)
+    await line.close()
 
 
 def test_vms_that_vanish_all_at_once_are_not_taken_for_gone(rig: Rig, tmp_path: Path) -> None:
