@@ -303,8 +303,11 @@ def other(rig: OpenStackRig, pool: Pool, books: Books) -> Iterator[OtherHost]:
         yield other
     finally:
         books.libvirts.pop(other.NAME, None)
-        other.close()
-        rig.openstack("compute", "service", "set", "--disable", other.NAME, "nova-compute")
+        try:
+            # while it runs: Nova asks the host, and waits a minute for one that is gone
+            rig.openstack("compute", "service", "set", "--disable", other.NAME, "nova-compute")
+        finally:
+            other.close()
 
 
 @pytest.fixture(scope="session")
