@@ -23,13 +23,38 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 OPEN_BYTES = 512
 REGION_PAGE = 4096
 HOLD_JOB = 2
+
+
+class Ending:
+    """SIGTERM ends this process at once, or after what must not be left half done."""
+
+    def __init__(self) -> None:
+        self._is_due = False
+        self._must_wait = False
+        signal.signal(signal.SIGTERM, self._take)
+
+    def _take(self, *_: object) -> None:
+        self._is_due = True
+        if not self._must_wait:
+            sys.exit(0)
+
+    @contextlib.contextmanager
+    def waits(self) -> Iterator[None]:
+        """Until the block is left."""
+        self._must_wait = True
+        try:
+            yield
+        finally:
+            self._must_wait = False
+            if self._is_due:
+                sys.exit(0)
 
 
 class StaticWorker:
@@ -222,18 +247,25 @@ def refusal(message: str) -> bytes:
 class StaticServer:
     """Hands each client a session of its own."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, ending: Ending) -> None:
         self.args = args
-        self.warm = StaticWorker(args)
+        self.ending = ending
+        self.warm: StaticWorker | None = None
         self.workers: list[StaticWorker] = []
         self.shared = SharedThings()
         self.jobs = StaticJobs()
         self.relays: list[StaticRelay] = []
         self.selector = selectors.DefaultSelector()
 
+    def warm_up(self) -> None:
+        """Starts a worker, which is known before this process can end."""
+        with self.ending.waits():
+            self.warm = StaticWorker(self.args)
+
     def take(self) -> StaticWorker:
         """The warm worker; the next one starts warming."""
         worker = self.warm
+        assert worker
         worker.wait_ready()
         self.workers = [w for w in self.workers if w.process.poll() is None] + [worker]
         return worker
@@ -303,7 +335,7 @@ class StaticServer:
             connection.send(refusal(str(error)))
             worker.process.kill()
             self.jobs.leave(worker)
-            self.warm = StaticWorker(self.args)
+            self.warm_up()
             return
         self.follow(worker, f"user {uid}")
         worker_pidfd = os.pidfd_open(worker.process.pid)
@@ -314,7 +346,7 @@ class StaticServer:
         )
         for fd in (memory, pidfd, worker_pidfd):
             os.close(fd)
-        self.warm = StaticWorker(self.args)
+        self.warm_up()
 
     def serve_relay(self, connection: socket.socket) -> None:
         """One client on this host, as if the GPU were elsewhere."""
@@ -340,7 +372,7 @@ class StaticServer:
         worker = self.take()
         self.start(worker, "tcp", [("socket", connection.fileno())], request, "network")
         self.follow(worker, "network")
-        self.warm = StaticWorker(self.args)
+        self.warm_up()
 
     def serve_http(self, connection: socket.socket) -> None:
         """The one answer of the controller that a TCP client needs."""
@@ -429,14 +461,16 @@ def main() -> None:
     args = parser.parse_args()
     if args.libraries is None:
         args.libraries = "" if "softgpu" in args.driver else found_libraries()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    ending = Ending()
     with tempfile.TemporaryDirectory() as run_dir:
         args.run_dir = run_dir
-        server = StaticServer(args)
+        server = StaticServer(args, ending)
         try:
+            server.warm_up()
             server.run()
         finally:
-            server.warm.process.kill()
+            if server.warm:
+                server.warm.process.kill()
 
 
 if __name__ == "__main__":
