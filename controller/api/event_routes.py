@@ -101,6 +101,10 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
             next_marker=make_marker((shown[-1].number,)) if len(found) > limit else None,
         )
 
+    async def _latest() -> int:
+        newest = await store.find_events(EventQuery(1))
+        return newest[0].number if newest else 0
+
     @routes.get("/events", tags=["events"])
     async def list_events(
         caller: ViewerOrTenant,
@@ -171,12 +175,15 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
             valid = token is None or token.state(tokens.wall()) == "valid"
             return valid and not desk.stepped_down.is_set()
 
+        # known before the headers go: whoever has them, and lists then, misses nothing
+        begin = await _latest() if since is None else since
+
         async def lines() -> AsyncIterator[str]:
             nonlocal streams
             streams += 1
             try:
                 yield f"retry: {RECONNECT_MILLISECONDS}\n\n"
-                after = await _latest() if since is None else since
+                after = begin
                 if gap := await _gap(after):
                     yield gap
                 last = time.monotonic()
@@ -194,10 +201,6 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
                         await asyncio.sleep(POLL_SECONDS)
             finally:
                 streams -= 1
-
-        async def _latest() -> int:
-            newest = await store.find_events(EventQuery(1))
-            return newest[0].number if newest else 0
 
         async def _gap(after: int) -> str:
             oldest = await store.find_events(EventQuery(1, oldest_first=True))

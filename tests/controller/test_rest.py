@@ -22,7 +22,7 @@ from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService, ServerLink
 from sluice.controller.pool.decisions import Granted
-from sluice.controller.pool.model import Gpu, Node
+from sluice.controller.pool.model import Event, Gpu, Node
 from sluice.controller.pool.pool import Pool
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore
@@ -137,6 +137,42 @@ async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
     finally:
         ticking.cancel()
         await store.close()
+
+
+async def test_a_stream_has_begun_when_its_headers_come(tmp_path: Path) -> None:
+    """Who follows the log connects, lists what there is, and misses nothing in between."""
+    store = SqliteStore(tmp_path / "store.db")
+    await store.load()
+    desk = GrantDesk(Pool(SystemClock(), lambda: "0"), store)
+    app = build_app(desk, PoolService(desk, 5), 60, operator_access(store))
+    seen = bytearray()
+    found = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await found.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200
+            await store.commit([Event(1.0, "adapter.test.told", "it", "after the headers")])
+        seen.extend(message.get("body", b""))
+        if b"after the headers" in seen:
+            found.set()
+
+    scope: dict[str, Any] = {
+        "type": "http",
+        "method": "GET",
+        "path": "/v1/events/stream",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+    }
+    try:
+        await asyncio.wait_for(app(scope, receive, send), 20)
+    finally:
+        await store.close()
+    assert found.is_set()
 
 
 async def looks_up(_: Viewer) -> str:
