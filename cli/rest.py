@@ -8,6 +8,7 @@ controllers it speaks to the one that leads, which the others name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import ssl
@@ -172,15 +173,11 @@ class Controller:
     def events(self, since: int | None, **parameters: Any) -> Iterator[dict[str, Any]]:
         """Follows the event log; a line that breaks is taken up where it ended."""
         while True:
-            where = {} if since is None else {"since": since}
-            try:
-                for base in self._bases:
-                    with self._client.stream(
-                        "GET",
-                        f"{base}/v1/events/stream",
-                        params={**parameters, **where},
-                        timeout=STREAM_SILENT_SECONDS,
-                        follow_redirects=True,
+            for base in self._bases:
+                where = {} if since is None else {"since": since}
+                try:
+                    with self._stream(
+                        f"{base}/v1/events/stream", {**parameters, **where}
                     ) as answer:
                         if answer.status_code >= 400:
                             answer.read()
@@ -190,8 +187,10 @@ class Controller:
                         for event in _server_sent(answer):
                             since = event.get("number", since)
                             yield event
-            except httpx.TransportError as error:
-                print(f"sluice: the stream broke ({error}); connecting anew", file=sys.stderr)
+                except httpx.TransportError as error:
+                    print(f"sluice: the stream broke ({error}); connecting anew", file=sys.stderr)
+                except httpx.InvalidURL as error:
+                    raise CommandError(f"{base} is no address of a controller ({error})") from None
             # without a place to resume at, what happens meanwhile is missed: ask for the place
             if since is None:
                 newest = self.get("/events", limit=1)["events"]
@@ -256,14 +255,37 @@ class Controller:
         # by hand: a redirect to the leader takes method, body and credentials along
         answer = self._client.request(method, url, **options)
         for _ in range(MOST_REDIRECTS):
-            if answer.status_code != 307 or "location" not in answer.headers:
+            if not (leader := leader_of(url, answer)):
                 break
             options.pop("params", None)  # the address has them
-            location = answer.headers["location"]
-            if url.startswith("https:") and not location.startswith("https:"):
-                raise CommandError(f"{url} names {location}, where the token would be in the clear")
-            answer = self._client.request(method, location, **options)
+            answer = self._client.request(method, leader, **options)
         return answer
+
+    @contextlib.contextmanager
+    def _stream(self, url: str, parameters: dict[str, Any]) -> Iterator[httpx.Response]:
+        """An answer that is read as it comes; of the leader's, if it is named."""
+        options: dict[str, Any] = {"params": parameters, "timeout": STREAM_SILENT_SECONDS}
+        with contextlib.ExitStack() as open_streams:
+            answer = open_streams.enter_context(self._client.stream("GET", url, **options))
+            for _ in range(MOST_REDIRECTS):
+                if not (leader := leader_of(url, answer)):
+                    break
+                options["params"] = None  # the address has them
+                open_streams.close()
+                answer = open_streams.enter_context(self._client.stream("GET", leader, **options))
+            yield answer
+
+
+def leader_of(url: str, answer: httpx.Response) -> str:
+    """Whom a controller names that does not lead itself; empty if it has answered.
+
+    Raises CommandError where the caller's token would leave TLS. Clients follow by hand, as they
+    drop the token on the way to another host.
+    """
+    leader: str = answer.headers.get("location", "") if answer.status_code == 307 else ""
+    if leader and url.startswith("https:") and not leader.startswith("https:"):
+        raise CommandError(f"{url} names {leader}, where the token would be in the clear")
+    return leader
 
 
 def detail_of(answer: httpx.Response, address: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from sluice.cli.rest import detail_of
+from sluice.cli.rest import CommandError, detail_of, leader_of
 from sluice.config.ini import ConfigError
 from sluice.config.vsphere import ControllerSection, placed
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable
@@ -102,13 +102,11 @@ class ControllerLine:
                 self.calls += 1
                 try:
                     answer = await self._client.request(method, base + path, **options)
-                    if answer.status_code == 307:  # it follows: the leader is elsewhere
-                        where = answer.headers["location"]
-                        if base.startswith("https:") and not where.startswith("https:"):
-                            raise Unreachable(f"{base} names {where}, which is in the clear")
-                        options.pop("params", None)  # the address has them
-                        answer = await self._client.request(method, where, **options)
-                except (httpx.HTTPError, httpx.InvalidURL, KeyError) as error:
+                    if leader := leader_of(base, answer):
+                        # the address has the parameters; the next base is to be told them again
+                        asked = {**options, "params": None}
+                        answer = await self._client.request(method, leader, **asked)
+                except (httpx.HTTPError, httpx.InvalidURL, CommandError) as error:
                     trouble = str(error) or type(error).__name__
                     if method != "GET" and not isinstance(error, httpx.ConnectError):
                         raise self._unreachable(trouble) from None  # it may have been done

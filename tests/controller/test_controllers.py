@@ -5,6 +5,8 @@ costs seconds and not one grant; who does not lead says who does."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -20,6 +22,7 @@ import pytest
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from controllers import Controllers, SimulatedServer, controllers
 
+from sluice.cli.rest import Credentials
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
@@ -29,11 +32,16 @@ CALLERS = 16
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Iterator[Controllers]:
-    with etcd_members.etcd_members(tmp_path / "etcd") as members:
-        store = {"kind": "etcd", "endpoints": members.endpoints[0], "lease_seconds": 2}
-        with controllers(tmp_path, 2, store) as several:
-            yield several
+def members_of_one(tmp_path: Path) -> Iterator[etcd_members.EtcdMembers]:
+    with etcd_members.etcd_members(tmp_path / "etcd") as one:
+        yield one
+
+
+@pytest.fixture
+def two(tmp_path: Path, members_of_one: etcd_members.EtcdMembers) -> Iterator[Controllers]:
+    store = {"kind": "etcd", "endpoints": members_of_one.endpoints[0], "lease_seconds": 2}
+    with controllers(tmp_path, 2, store) as several:
+        yield several
 
 
 @pytest.fixture
@@ -75,6 +83,41 @@ def test_a_follower_refers_to_the_leader(two: Controllers) -> None:
     two.signal(leader, signal.SIGKILL)
     done = cli(two.addresses)  # waits for the election
     assert done.returncode == 0, done.stderr
+
+
+async def test_a_stream_is_the_leaders_whoever_is_asked_for_it(
+    tmp_path: Path, members_of_one: etcd_members.EtcdMembers
+) -> None:
+    """With the caller's token, which HTTP clients leave behind on the way to another host."""
+    store = {"kind": "etcd", "endpoints": members_of_one.endpoints[0], "lease_seconds": 2}
+    with controllers(tmp_path, 2, store, auth={"required": "yes"}) as pair:
+        token_file = tmp_path / "token"
+        token_file.write_text(pair.first_token())
+        token_file.chmod(0o600)
+        credentials = Credentials(token_file=token_file)
+        follower = pair.rest[1 - pair.leader()]
+        asked = ["127.0.0.1:1", follower]  # the first is away
+        followed = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sluice.cli", "events", "--follow", "--since", "0"),
+            *("-o", "json", "--controller", ",".join(asked)),
+            env={
+                **os.environ,
+                "PYTHONPATH": str(PYTHON_PATH),
+                "SLUICE_TOKEN": credentials.token(),
+            },
+            stdout=subprocess.PIPE,
+        )
+        assert followed.stdout
+        try:
+            assert await asyncio.wait_for(followed.stdout.readline(), 20)
+        finally:
+            followed.kill()
+            await followed.wait()
+        if importlib.util.find_spec("openstack"):
+            from sluice.nova_driver.pool_events import PoolEvent, follow
+
+            async with asyncio.timeout(20), contextlib.aclosing(follow(asked, credentials)) as told:
+                assert await anext(told) == PoolEvent()  # it has connected
 
 
 def test_a_leader_that_is_stopped_hands_over_at_once(two: Controllers) -> None:

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import pytest
 from control_plane import ControlPlane, running
 
@@ -92,3 +93,25 @@ async def test_who_waits_behind_a_call_without_an_answer_fails_unsent(
     assert line.calls == 1
     plane.start_controller()
     assert (await calls.ask("create", **wish("after")))["owner"] == "after"
+
+
+async def test_a_leader_that_goes_takes_no_part_of_the_question_with_it(
+    line: ControllerLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its origin a list would be everybody's, and an adapter ends what is no VM's."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host == "follower":
+            where = str(request.url.copy_with(host="leader"))
+            return httpx.Response(307, headers={"location": where})
+        if request.url.host == "leader":
+            raise httpx.ConnectError("it has just gone", request=request)
+        asked.append(str(request.url))
+        return httpx.Response(200, json={"reservations": []})
+
+    client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
+    monkeypatch.setattr(line, "_client", client)
+    monkeypatch.setattr(line, "_bases", ["http://follower/v1", "http://successor/v1"])
+    assert await line.every("/reservations", "reservations", origin="mine") == []
+    assert asked == ["http://successor/v1/reservations?limit=1000&origin=mine"]

@@ -40,10 +40,10 @@ def build_option_parser(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     )
     parser.add_argument(
         "--os-vgpu-controller",
-        metavar="<host:port>",
+        metavar="<host:port[,...]>",
         dest="vgpu_controller",
         default=utils.env("SLUICE_CONTROLLER"),
-        help="The pool's controller, to show what is held (Env: SLUICE_CONTROLLER; its token: "
+        help="The pool's controllers, to show what is held (Env: SLUICE_CONTROLLER; their token: "
         "SLUICE_TOKEN)",
     )
     parser.add_argument(

@@ -15,18 +15,19 @@ SECONDS = 15.0
 
 
 class PoolLine:
-    """One controller, or none."""
+    """One controller, several with commas between their addresses, or none."""
 
-    def __init__(self, address: str, ca: str = "", token: str = "") -> None:
+    def __init__(self, addresses: str, ca: str = "", token: str = "") -> None:
         scheme = "https" if ca else "http"
-        self._base = address if not address or "://" in address else f"{scheme}://{address}"
+        named = [address.strip() for address in addresses.split(",") if address.strip()]
+        self._bases = [each if "://" in each else f"{scheme}://{each}" for each in named]
         self._verify: str | bool = ca or True
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
     @property
     def is_named(self) -> bool:
         """Whether there is a controller to ask."""
-        return bool(self._base)
+        return bool(self._bases)
 
     def need(self) -> None:
         """Raises CommandError where no controller is named."""
@@ -55,20 +56,34 @@ class PoolLine:
         return found
 
     def _get(self, path: str, parameters: dict[str, str]) -> Any:
+        """What the first says that answers for the pool: one leads, and the others name it."""
         self.need()
-        try:
-            answer = requests.get(
-                f"{self._base}/v1{path}",
-                params=parameters,
-                headers=self._headers,
-                verify=self._verify,
-                timeout=SECONDS,
-            )
-            body = answer.json()
-        except (requests.RequestException, ValueError) as error:
-            raise exceptions.CommandError(
-                f"the controller at {self._base} does not answer: {type(error).__name__}"
-            ) from None
-        if answer.status_code >= 400:
-            raise exceptions.CommandError(f"the controller: {body.get('detail', answer.reason)}")
-        return body
+        trouble = ""
+        for base in self._bases:
+            try:
+                answer = self._ask(f"{base}/v1{path}", parameters)
+                body = answer.json()
+            except (requests.RequestException, ValueError) as error:
+                trouble = f"the controller at {base} does not answer: {type(error).__name__}"
+                continue
+            if answer.status_code < 400:
+                return body
+            trouble = f"the controller: {body.get('detail', answer.reason)}"
+            if answer.status_code != 503:
+                break
+        raise exceptions.CommandError(trouble)
+
+    def _ask(self, url: str, parameters: dict[str, str]) -> requests.Response:
+        ways: dict[str, Any] = {
+            "headers": self._headers,
+            "verify": self._verify,
+            "timeout": SECONDS,
+            "allow_redirects": False,  # which would leave the token behind
+        }
+        answer = requests.get(url, params=parameters, **ways)
+        leader = answer.headers.get("location", "") if answer.status_code == 307 else ""
+        if not leader:
+            return answer
+        if url.startswith("https:") and not leader.startswith("https:"):
+            raise exceptions.CommandError(f"{url} names {leader}, where the token would be seen")
+        return requests.get(leader, **ways)
