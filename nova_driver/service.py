@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TypeVar
+from collections.abc import Awaitable, Callable
 
 from sluice.cli.rest import CommandError, Credentials
 from sluice.nova_driver.cloud import CloudError
@@ -23,7 +23,6 @@ from sluice.nova_driver.synchronising import Sides
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
-Result = TypeVar("Result")
 
 
 class OpenStackService:
@@ -156,23 +155,24 @@ class OpenStackService:
                 raise
             self._changes_due = now + section.reconcile_seconds
             self.ready.set()
-        while self._reservations:
-            name = self._reservations.pop()
-            try:
-                owner = await asyncio.to_thread(grants.reservation_changed, name)
-            except BaseException:
-                self._reservations.add(name)
-                raise
-            if owner:
-                self._instances.add(owner)
-        while self._instances:
-            server = self._instances.pop()
-            try:
-                await asyncio.to_thread(grants.look, server)
-            except BaseException:
-                self._instances.add(server)
-                raise
+        await _work_off(self._reservations, self._look_at_reservation)
+        await _work_off(self._instances, lambda server: asyncio.to_thread(grants.look, server))
         if now >= self._changes_due:
             await asyncio.to_thread(grants.reconcile_changes)
             self._changes_due = now + section.reconcile_seconds
             self._inventory_soon()  # compute hosts may have joined
+
+    async def _look_at_reservation(self, name: str) -> None:
+        if owner := await asyncio.to_thread(self._sides.grants.reservation_changed, name):
+            self._instances.add(owner)
+
+
+async def _work_off(marks: set[str], look: Callable[[str], Awaitable[object]]) -> None:
+    """Looks at each, those that are marked meanwhile too; one whose look fails stays marked."""
+    while marks:
+        mark = marks.pop()
+        try:
+            await look(mark)
+        except BaseException:
+            marks.add(mark)
+            raise

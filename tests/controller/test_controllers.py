@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -23,6 +22,7 @@ from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from controllers import Controllers, SimulatedServer, controllers
 
 from sluice.cli.rest import Credentials
+from sluice.nova_driver.pool_events import PoolEvent, follow
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
@@ -113,11 +113,8 @@ async def test_a_stream_is_the_leaders_whoever_is_asked_for_it(
         finally:
             followed.kill()
             await followed.wait()
-        if importlib.util.find_spec("openstack"):
-            from sluice.nova_driver.pool_events import PoolEvent, follow
-
-            async with asyncio.timeout(20), contextlib.aclosing(follow(asked, credentials)) as told:
-                assert await anext(told) == PoolEvent()  # it has connected
+        async with asyncio.timeout(20), contextlib.aclosing(follow(asked, credentials)) as told:
+            assert await anext(told) == PoolEvent()  # it has connected
 
 
 def test_a_leader_that_is_stopped_hands_over_at_once(two: Controllers) -> None:

@@ -129,10 +129,12 @@ def followed(lines: Iterator[str], count: int) -> list[dict[str, Any]]:
 def test_a_stream_is_the_log_as_it_is_stored(plane: ControlPlane) -> None:
     with plane.rest.stream("GET", "/events/stream", params={"kind": "grant."}) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
-        # from now on, as the answer says by its headers
+        # from now on: the answer's headers say that it has begun
         others = plane.rest_as(plane.first_token())
         made = others.post("/sessions", json=SMALL).json()
-        [seen] = followed(stream.iter_lines(), 1)
+        lines = stream.iter_lines()
+        assert next(lines).startswith("retry: ")
+        [seen] = followed(lines, 1)
     assert (seen["kind"], seen["subject"]) == ("grant.made", made["grant_id"])
     others.delete(f"/grants/{made['grant_id']}")
 

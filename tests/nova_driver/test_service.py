@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -78,7 +78,7 @@ class Rig:
             grants=self.grants,
             mend_provider=lambda: [],
         )
-        self._service = OpenStackService(cast(Sides, sides))
+        self.service = OpenStackService(cast(Sides, sides))
 
     async def _follow(self, _: Sequence[str], __: Credentials) -> AsyncIterator[PoolEvent]:
         while True:
@@ -94,71 +94,44 @@ class Rig:
         async with asyncio.timeout(SECONDS):
             return await self.grants.begun.get()
 
-    async def run(self, test: Callable[[], Any]) -> None:
-        task = asyncio.create_task(self._service.run())
-        try:
-            await test()
-        finally:
-            task.cancel()
-            self.grants.go_on()
-            await asyncio.gather(task, return_exceptions=True)
+
+@pytest.fixture
+async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    made = Rig(monkeypatch)
+    task = asyncio.create_task(made.service.run())
+    yield made
+    task.cancel()
+    made.grants.go_on()
+    await asyncio.gather(task, return_exceptions=True)
 
 
-def test_events_that_were_missed_while_everything_is_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        rig = Rig(monkeypatch)
-
-        async def test() -> None:
-            assert await rig.begun() == "everything"
-            await rig.tell(PoolEvent())  # the stream broke and is there again
-            rig.grants.go_on()
-            assert await rig.begun() == "everything"
-            rig.grants.go_on()
-
-        await rig.run(test)
-
-    asyncio.run(main())
+async def test_events_that_were_missed_while_everything_is_looked_at(rig: Rig) -> None:
+    assert await rig.begun() == "everything"
+    await rig.tell(PoolEvent())  # the stream broke and is there again
+    rig.grants.go_on()
+    assert await rig.begun() == "everything"
+    rig.grants.go_on()
 
 
-def test_a_reservation_that_changes_again_while_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def main() -> None:
-        rig = Rig(monkeypatch)
-        changed = PoolEvent("reservation.resized", "r-1")
-
-        async def test() -> None:
-            assert await rig.begun() == "everything"
-            rig.grants.go_on()
-            await rig.tell(changed)
-            assert await rig.begun() == "r-1"
-            await rig.tell(changed)
-            rig.grants.go_on()
-            assert await rig.begun() == "r-1"
-            rig.grants.go_on()
-
-        await rig.run(test)
-
-    asyncio.run(main())
+async def test_a_reservation_that_changes_again_while_it_is_asked_for(rig: Rig) -> None:
+    changed = PoolEvent("reservation.resized", "r-1")
+    assert await rig.begun() == "everything"
+    rig.grants.go_on()
+    await rig.tell(changed)
+    assert await rig.begun() == "r-1"
+    await rig.tell(changed)
+    rig.grants.go_on()
+    assert await rig.begun() == "r-1"
+    rig.grants.go_on()
 
 
-def test_what_failed_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        rig = Rig(monkeypatch)
-
-        async def test() -> None:
-            assert await rig.begun() == "everything"
-            rig.grants.go_on(CloudError("Nova is away"))
-            assert await rig.begun() == "everything"
-            rig.grants.go_on()
-            await rig.tell(PoolEvent("reservation.resized", "r-1"))
-            assert await rig.begun() == "r-1"
-            rig.grants.go_on(CloudError("Nova is away"))
-            assert await rig.begun() == "r-1"
-            rig.grants.go_on()
-
-        await rig.run(test)
-
-    asyncio.run(main())
+async def test_what_failed_is_looked_at_again(rig: Rig) -> None:
+    assert await rig.begun() == "everything"
+    rig.grants.go_on(CloudError("Nova is away"))
+    assert await rig.begun() == "everything"
+    rig.grants.go_on()
+    await rig.tell(PoolEvent("reservation.resized", "r-1"))
+    assert await rig.begun() == "r-1"
+    rig.grants.go_on(CloudError("Nova is away"))
+    assert await rig.begun() == "r-1"
+    rig.grants.go_on()

@@ -18,6 +18,10 @@ from typing import Any
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from vcenter import PASSWORD, USER, Vcenter
 
+from sluice.config.vsphere import read_credentials, read_vsphere_config
+from sluice.hypervisor.vsphere.controller_line import ControllerLine
+from sluice.hypervisor.vsphere.service import VsphereService
+
 
 class Rig:
     """Controller, server, vCenter and adapter; close() ends them."""
@@ -76,6 +80,12 @@ class Rig:
         self.config.write_text("\n".join(lines) + "\n")
 
     # the adapter
+
+    def service(self) -> tuple[VsphereService, ControllerLine]:
+        """The adapter as it is configured now, to be run within the test, and its line."""
+        config = read_vsphere_config(self.config)
+        line = ControllerLine(config.controller)
+        return VsphereService(config, read_credentials(config.vcenter), line), line
 
     def start(self, *arguments: str) -> None:
         """Starts sluice-vsphere."""

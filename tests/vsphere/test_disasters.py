@@ -134,10 +134,7 @@ def test_a_wrong_password_is_told_and_not_hammered(rig: Rig) -> None:
 async def test_a_stop_is_heard_by_a_wait_that_is_only_on_its_way(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sluice.config.vsphere import read_credentials, read_vsphere_config
-    from sluice.hypervisor.vsphere.controller_line import ControllerLine
     from sluice.hypervisor.vsphere.inventory import Inventory
-    from sluice.hypervisor.vsphere.service import VsphereService
 
     on_its_way, go_on, cancelled = (threading.Event() for _ in range(3))
     wait, cancel = Inventory.wait, Inventory.cancel
@@ -155,9 +152,7 @@ async def test_a_stop_is_heard_by_a_wait_that_is_only_on_its_way(
     monkeypatch.setattr(Inventory, "wait", late_wait)
     monkeypatch.setattr(Inventory, "cancel", seen_cancel)
     rig.configure(vcenter={"poll_seconds": 120})
-    config = read_vsphere_config(rig.config)
-    line = ControllerLine(config.controller)
-    service = VsphereService(config, read_credentials(config.vcenter), line)
+    service, line = rig.service()
     running = asyncio.create_task(service.run())
     assert await asyncio.to_thread(on_its_way.wait, 30)
     stopping = asyncio.create_task(service.stop())

@@ -37,17 +37,12 @@ def large(tmp_path: Path) -> Iterator[Rig]:
 async def test_a_thousand_clients(large: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     from pyVmomi import vim
 
-    from sluice.config.vsphere import read_credentials, read_vsphere_config
     from sluice.hypervisor.vsphere.batched_calls import MOST_ITEMS
-    from sluice.hypervisor.vsphere.controller_line import ControllerLine
-    from sluice.hypervisor.vsphere.service import VsphereService
 
     for vm in large.vcenter.all(vim.VirtualMachine):
         large.vcenter.set_attribute(vm, "count=1 memory=1 compute=1")
     large.configure(vcenter={"poll_seconds": 1}, clients={"memory_mib": 1, "compute_percent": 1})
-    config = read_vsphere_config(large.config)
-    line = ControllerLine(config.controller)
-    service = VsphereService(config, read_credentials(config.vcenter), line)
+    service, line = large.service()
     took: list[tuple[float, int]] = []
     look = service._reconcile
 
@@ -92,18 +87,14 @@ async def test_secrets_are_made_when_they_are_about_to_be_told(
     """They are good for minutes, as long as vCenter may take for all: few wait for it at a time."""
     from pyVmomi import vim
 
-    from sluice.config.vsphere import read_credentials, read_vsphere_config
     from sluice.hypervisor.vsphere import service as service_module
-    from sluice.hypervisor.vsphere.controller_line import ControllerLine
 
     monkeypatch.setattr(service_module, "TOLD_AT_ONCE", 3)
     machines = rig.vcenter.all(vim.VirtualMachine)
     assert len(machines) == 8
     for vm in machines:
         rig.vcenter.set_attribute(vm, "count=1 memory=1 compute=1")
-    config = read_vsphere_config(rig.config)
-    line = ControllerLine(config.controller)
-    service = service_module.VsphereService(config, read_credentials(config.vcenter), line)
+    service, line = rig.service()
     write, written, untold, calls = service.clients._write, 0, [0], [0]
 
     async def watched(vm: Vm, values: dict[str, str]) -> None:
