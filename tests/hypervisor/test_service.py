@@ -175,8 +175,9 @@ async def test_libvirt_may_be_restarted_and_no_guest_is_thought_dead(
     async with serving(rig, regions, files) as service:
         await do(channel_devices.attach, running.domain, REQUEST, files)
         await regions.told("add", running.uuid)
-        await do(rig.restart_daemon)
+        await do(rig.stop_daemon)
         await until(lambda: not service.connected.is_set())
+        await do(rig.restart_daemon)
         await until(service.connected.is_set)
         assert regions.calls == []
         await do(running.pause)
