@@ -93,6 +93,8 @@ class DomainDocument:
     request: VgpuRequest | None = None
     problem: str | None = None
     host_devices: tuple[HostDevice, ...] = ()
+    #: libvirt's number of this run; -1 of what does not run.
+    number: int = -1
 
     @property
     def region_name(self) -> str:
@@ -157,6 +159,7 @@ def parse_domain(xml: str) -> DomainDocument:
             for element in devices.findall("hostdev")
             if (found := _host_device(element)) is not None
         ),
+        number=int(root.get("id", "-1")),
     )
 
 

@@ -100,9 +100,8 @@ def persistent_document(domain: libvirt.virDomain) -> DomainDocument:
 
 def live_document(domain: libvirt.virDomain) -> DomainDocument | None:
     """What runs now, or None where the domain is off."""
-    if not domain.isActive():
-        return None
-    return parse_domain(call(lambda: domain.XMLDesc(0)))
+    document = parse_domain(call(lambda: domain.XMLDesc(0)))
+    return document if document.number != -1 else None
 
 
 def qemu_account(domain: libvirt.virDomain) -> tuple[int, int] | None:

@@ -119,7 +119,7 @@ def _channel_out(
     domain: libvirt.virDomain, files: RegionFiles, *, end_sessions: bool
 ) -> Iterator[bool]:
     """Takes the channel out of what runs; a domain that still runs here at the end has it again."""
-    live = call(lambda: live_document(domain))
+    live = live_document(domain)
     if live is None:
         raise HypervisorError(f"{domain.name()} is off: `virsh` alone does that")
     if live.vsock is not None and live.vsock.user:
@@ -205,10 +205,8 @@ def _end_if_stuck(domain: libvirt.virDomain, over: threading.Event) -> None:
 def _back(domain: libvirt.virDomain, files: RegionFiles) -> Sequence[str]:
     """A domain that moved away or was saved needs nothing here."""
     try:
-        if not domain.isActive():
-            return ()
         live = live_document(domain)
-    except (libvirt.libvirtError, HypervisorError):
+    except HypervisorError:
         return ()
     if live is None or live.region is not None:
         return ()
@@ -218,7 +216,7 @@ def _back(domain: libvirt.virDomain, files: RegionFiles) -> Sequence[str]:
 def _await_channel(domain: libvirt.virDomain, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     while True:
-        live = call(lambda: live_document(domain))
+        live = live_document(domain)
         if live is None or live.request is None or live.region is not None:
             return live is None or live.region is not None
         if time.monotonic() > deadline:

@@ -287,5 +287,5 @@ def _live(domain: libvirt.virDomain) -> DomainDocument | None:
     """What runs now; None also where the domain went meanwhile."""
     try:
         return live_document(domain)
-    except (libvirt.libvirtError, HypervisorError):
+    except HypervisorError:
         return None

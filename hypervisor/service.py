@@ -26,6 +26,7 @@ from sluice.hypervisor.domain_document import DomainDocument
 from sluice.hypervisor.domain_life import Known, Life, Observed, Step
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.event_loop import bind_running_loop
+from sluice.hypervisor.guest_restarts import GuestRestarts
 from sluice.hypervisor.libvirt_host import (
     DEFAULT_URI,
     libvirt_identity,
@@ -116,8 +117,8 @@ class HypervisorService:
         self._reconcile_seconds = reconcile_seconds
         self._reconnect_seconds = reconnect_seconds
         self._known: dict[str, Known] = {}
-        #: Domains to look at, with why their guest restarted where an event said so.
-        self._hints: dict[str, str | None] = {}
+        self._hints: set[str] = set()  # domains to look at
+        self._restarts = GuestRestarts()
         self._changed = asyncio.Event()
         self._lost = False
         self._reported: dict[str, tuple[str, ...]] = {}
@@ -199,9 +200,9 @@ class HypervisorService:
             # A stop comes as several events; the one that says why is not the first.
             await asyncio.sleep(_BURST_SECONDS)
             self._changed.clear()
-            hints, self._hints = self._hints, {}
-            for uuid, restarted in hints.items():
-                await self._look(connection, uuid, restarted)
+            hints, self._hints = self._hints, set()
+            for uuid in sorted(hints):
+                await self._look(connection, uuid)
             if loop.time() >= due:
                 rounds += 1
                 await self._reconcile(connection, whole=rounds % _WHOLE_EVERY == 0)
@@ -223,7 +224,7 @@ class HypervisorService:
             due = {uuid for uuid, seen in present.items() if self._glances.get(uuid) != seen}
             due |= (regions - set(present)) | set(self._reported) | self._failed
         for uuid in sorted(due):
-            await self._look(connection, uuid, None)
+            await self._look(connection, uuid)
         self._glances = present
         if self._host_devices:
             self._host_devices.all_seen()
@@ -231,10 +232,12 @@ class HypervisorService:
             del self._reported[uuid]
         self._failed &= set(present) | regions
 
-    async def _look(self, connection: libvirt.virConnect, uuid: str, restarted: str | None) -> None:
+    async def _look(self, connection: libvirt.virConnect, uuid: str) -> None:
         """Brings one domain's region in line with libvirt; its failure disturbs no other."""
         moment = self._host_devices.moment() if self._host_devices else 0
         self._failed.add(uuid)
+        told = self._restarts.take(uuid)
+        restarted = told.why
         try:
             seen, refused = await asyncio.to_thread(self._observe, connection, uuid)
             self._tell_devices(moment, uuid, seen)
@@ -254,6 +257,8 @@ class HypervisorService:
             steps = domain_life.steps(known, seen, guest_restarted=restarted is not None)
             for step in steps:
                 await self._take(step, uuid, seen, restarted)
+                if step is Step.STOP:
+                    restarted = None  # whatever fails now, it is told once
             if Step.ADD in steps and seen is not None and seen.out_of_line:
                 self.look_soon(uuid)  # what runs may have waited for the server to listen
             if seen is None:
@@ -268,6 +273,8 @@ class HypervisorService:
                 self._known[uuid] = Known(seen.name, seen.request, seen.life, seen.boot, seen.vsock)
                 if known is None or known.boot != seen.boot:
                     await asyncio.to_thread(self._files.note_run, uuid, seen.boot)
+            if seen is None or seen.life is Life.OFF:
+                self._restarts.seen_off(uuid)
             self._failed.discard(uuid)
         except libvirt.libvirtError as error:
             if not connection.isAlive():
@@ -278,6 +285,9 @@ class HypervisorService:
         except Exception:
             # The server's side failed: the next look repeats the step.
             log.exception("domain %s: its region could not be brought in line", uuid)
+        finally:
+            if uuid in self._failed:
+                self._restarts.give_back(uuid, restarted, started=told.started)
 
     def _observe(
         self, connection: libvirt.virConnect, uuid: str
@@ -351,7 +361,7 @@ class HypervisorService:
 
     def look_soon(self, uuid: str) -> None:
         """Looks at a domain now: something about it may have changed."""
-        self._hints.setdefault(uuid, None)
+        self._hints.add(uuid)
         self._changed.set()
 
     def _report(self, seen: Observed) -> None:
@@ -388,28 +398,31 @@ class HypervisorService:
     def _on_lifecycle(
         self, _: libvirt.virConnect, domain: libvirt.virDomain, event: int, detail: int, __: Any
     ) -> None:
-        if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
-            self._hint(domain, _STOPPED.get(detail, "the VM stopped"))
-        else:
-            self._hint(domain, _RESTARTED.get((event, detail)))
+        uuid, why = domain.UUIDString(), _RESTARTED.get((event, detail))
+        if event == libvirt.VIR_DOMAIN_EVENT_STARTED:
+            self._restarts.started(uuid, why)
+        elif event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+            known = self._known.get(uuid)
+            off = known is not None and known.life is Life.OFF
+            self._restarts.stopped(uuid, _STOPPED.get(detail, "the VM stopped"), known_off=off)
+        elif why:
+            self._restarts.restarted(uuid, why)
+        self.look_soon(uuid)
 
     def _on_reboot(self, _: libvirt.virConnect, domain: libvirt.virDomain, __: Any) -> None:
-        self._hint(domain, "the VM rebooted")
+        uuid = domain.UUIDString()
+        self._restarts.reset(uuid, "the VM rebooted")
+        self.look_soon(uuid)
 
     def _on_change(self, _: libvirt.virConnect, domain: libvirt.virDomain, *__: Any) -> None:
-        self._hint(domain, None)
+        self.look_soon(domain.UUIDString())
 
     def _on_removed(self, _: libvirt.virConnect, domain: libvirt.virDomain, *__: Any) -> None:
         self._released[domain.UUIDString()] = time.monotonic()
-        self._hint(domain, None)
+        self.look_soon(domain.UUIDString())
 
     def _on_close(self, _: libvirt.virConnect, reason: int, __: Any) -> None:
         self._lost = True
-        self._changed.set()
-
-    def _hint(self, domain: libvirt.virDomain, restarted: str | None) -> None:
-        uuid = domain.UUIDString()
-        self._hints[uuid] = restarted or self._hints.get(uuid)
         self._changed.set()
 
 
@@ -440,7 +453,7 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
             live,
             paused=state in _PAUSED,
             crashed=state == libvirt.VIR_DOMAIN_CRASHED,
-            boot=domain.ID(),
+            boot=live.number if live else -1,
             defined=defined,
             account=qemu_account(domain) if _has_channel(persistent, live) else None,
             went_off=(

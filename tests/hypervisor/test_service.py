@@ -30,7 +30,7 @@ class FakeRegions:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, ...]] = []
-        self.broken = False
+        self.broken = self.deaf = False
 
     async def add_region(
         self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
@@ -51,6 +51,9 @@ class FakeRegions:
         self.calls.append(("resumed", region_id))
 
     async def domain_stopped(self, region_id: str, reason: str) -> None:
+        if self.deaf:
+            self.deaf = False
+            raise RuntimeError("the session desk does not answer")
         self.calls.append(("stopped", region_id, reason))
 
     async def told(self, *expected: str, within: float = 60) -> tuple[str, ...]:
@@ -83,7 +86,7 @@ async def serving(
     )
     task = asyncio.create_task(service.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await service.connected.wait()
         yield service
     finally:
@@ -117,7 +120,7 @@ async def test_a_whole_life(
         assert (await regions.told("stopped", uuid))[2] == "the VM was destroyed"
         await do(running.start)
         await do(running.wait_ready)
-        running.spawn("busybox reboot -f")
+        await do(running.reboot)
         assert (await regions.told("stopped", uuid))[2] == "the VM rebooted"
         await do(running.wait_ready)
         await do(channel_devices.detach, running.domain, files)
@@ -237,6 +240,18 @@ async def test_metadata_that_turns_bad_is_reported_and_what_runs_goes_on(
     async with serving(rig, regions, files) as service:
         assert regions.calls == []
         assert service.problems
+
+
+async def test_a_restart_whose_telling_failed_is_told_again(
+    rig: Rig, regions: FakeRegions, files: RegionFiles, running: Guest
+) -> None:
+    async with serving(rig, regions, files, reconcile_seconds=0.3):
+        await do(channel_devices.attach, running.domain, REQUEST, files)
+        await regions.told("add", running.uuid)
+        regions.deaf = True
+        await do(running.domain.reset)
+        assert (await regions.told("stopped", running.uuid))[2] == "the VM rebooted"
+        await do(running.wait_ready)
 
 
 async def test_a_server_that_fails_is_asked_again(
