@@ -69,9 +69,9 @@ class PoolVms:
         was_on = value_of(vm, "host")
         if was_on and was_on != vm.host:
             await self._leave(vm.instance_uuid, vm, f"it moved from {was_on} to {vm.host}")
-            known = None
+            return  # what was written brings the next look, which may let it join anew
         if reasons:
-            if known or value_of(vm, "enrolment"):
+            if known or value_of(vm, "role") == "node":
                 await self._leave(vm.instance_uuid, vm, ", ".join(reasons))
             return
         secret: dict[str, str] = {}

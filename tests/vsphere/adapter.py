@@ -104,7 +104,7 @@ class Rig:
         """Stops it; its exit status."""
         assert self.adapter
         self.adapter.send_signal(number)
-        status = self.adapter.wait(20)
+        status = self.adapter.wait(60)
         self.adapter = None
         return status
 
@@ -117,8 +117,13 @@ class Rig:
         wait_for(lambda: self.log().count(text) >= times, seconds, f"{text!r} in the log")
 
     def wait_quiet(self) -> None:
-        """Until a second passes in which nothing is asked of vCenter but to wait."""
-        wait_for(lambda: not self.calls_within(1.0).keys() - {"WaitForUpdatesEx"}, 60)
+        """Until it only waits for vCenter: a whole pass, between two waits, asked nothing."""
+
+        def quiet() -> bool:
+            calls = self.calls_within(5.0)  # of waits of two seconds
+            return calls.keys() == {"WaitForUpdatesEx"} and calls["WaitForUpdatesEx"] >= 2
+
+        wait_for(quiet, 120, "it to be quiet")
 
     def calls_within(self, seconds: float) -> dict[str, int]:
         """What is asked of vCenter in so many seconds."""

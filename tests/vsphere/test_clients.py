@@ -32,7 +32,7 @@ def test_an_attribute_becomes_a_reservation_that_the_guest_draws_on(rig: Rig) ->
     rig.start()
     rig.wait_log("connected to vCenter")
     rig.vcenter.set_attribute(vm, "count=1 memory=32 compute=2 mode=reserved")
-    wait_for(lambda: "enrolment" in told(rig, vm), 30)
+    wait_for(lambda: "enrolment" in told(rig, vm))
     reservation = rig.reservations()[uuid(vm)]
     sizes = (reservation["count"], reservation["memory_mib"], reservation["compute_percent"])
     assert sizes == (1, 32, 2)
@@ -51,12 +51,12 @@ def test_an_attribute_becomes_a_reservation_that_the_guest_draws_on(rig: Rig) ->
     rig.vcenter.set_extra(vm, guestinfo__sluice__enrolment="")
     # changes follow
     rig.vcenter.set_attribute(vm, "count=2, memory=32MiB, compute=3%")
-    wait_for(lambda: rig.reservations()[uuid(vm)]["count"] == 2, 30)
-    wait_for(lambda: json.loads(told(rig, vm)["settings"])["count"] == 2, 30)
+    wait_for(lambda: rig.reservations()[uuid(vm)]["count"] == 2)
+    wait_for(lambda: json.loads(told(rig, vm)["settings"])["count"] == 2)
     assert guest.get("/whoami").status_code == 200
     # removal follows
     rig.vcenter.set_attribute(vm, "")
-    wait_for(lambda: not rig.reservations() and not told(rig, vm), 30)
+    wait_for(lambda: not rig.reservations() and not told(rig, vm))
     assert guest.get("/whoami").status_code == 401
     assert rig.stop() == 0
     assert token["secret"] not in rig.log()
@@ -85,7 +85,7 @@ def test_a_wish_that_cannot_be_is_told_and_changes_nothing(
     rig = shared_rig
     vm = rig.vcenter.vm("DC0_C0_RP0_VM1")
     rig.vcenter.set_attribute(vm, text)
-    wait_for(lambda: any(field in each["text"] for each in rig.events(uuid(vm))), 30)
+    wait_for(lambda: any(field in each["text"] for each in rig.events(uuid(vm))))
     assert uuid(vm) not in rig.reservations()
     assert not told(rig, vm)
     assert rig.adapter
@@ -97,13 +97,13 @@ def test_what_it_has_stays_while_a_wish_cannot_be_read(shared_rig: Rig) -> None:
     rig = shared_rig
     vm = rig.vcenter.vm("DC0_C0_RP0_VM2")
     rig.vcenter.set_attribute(vm, "count=2")
-    wait_for(lambda: uuid(vm) in rig.reservations(), 30)
+    wait_for(lambda: uuid(vm) in rig.reservations())
     rig.vcenter.set_attribute(vm, "count=two")
-    wait_for(lambda: any("count=two" in e["text"] for e in rig.events(uuid(vm))), 30)
+    wait_for(lambda: any("count=two" in e["text"] for e in rig.events(uuid(vm))))
     assert rig.reservations()[uuid(vm)]["count"] == 2
     rig.vcenter.set_attribute(vm, "count=1")
-    wait_for(lambda: rig.reservations()[uuid(vm)]["count"] == 1, 30)
-    wait_for(lambda: any("is met now" in e["text"] for e in rig.events(uuid(vm))), 30)
+    wait_for(lambda: rig.reservations()[uuid(vm)]["count"] == 1)
+    wait_for(lambda: any("is met now" in e["text"] for e in rig.events(uuid(vm))))
 
 
 def test_a_deleted_vm_leaves_nothing(shared_rig: Rig) -> None:
@@ -111,31 +111,31 @@ def test_a_deleted_vm_leaves_nothing(shared_rig: Rig) -> None:
     vm = rig.vcenter.vm("DC0_C0_RP0_VM3")
     name = uuid(vm)
     rig.vcenter.set_attribute(vm, "default")
-    wait_for(lambda: "enrolment" in told(rig, vm), 30)
+    wait_for(lambda: "enrolment" in told(rig, vm))
     rig.vcenter.destroy(vm)
-    wait_for(lambda: name not in rig.reservations(), 30)
-    wait_for(lambda: name not in {each["vm"] for each in rig.enrolments()}, 30)
+    wait_for(lambda: name not in rig.reservations())
+    wait_for(lambda: name not in {each["vm"] for each in rig.enrolments()})
 
 
 def test_a_secret_does_not_outlast_a_powered_off_vm(shared_rig: Rig) -> None:
     rig = shared_rig
     vm = rig.vcenter.vm("DC0_H0_VM0")
     rig.vcenter.set_attribute(vm, "mode=on-demand")
-    wait_for(lambda: "enrolment" in told(rig, vm), 30)
+    wait_for(lambda: "enrolment" in told(rig, vm))
     assert uuid(vm) not in rig.reservations()
     first = told(rig, vm)["enrolment"]
     rig.vcenter.power(vm, on=False)
-    wait_for(lambda: "enrolment" not in told(rig, vm), 30)
+    wait_for(lambda: "enrolment" not in told(rig, vm))
     assert rig.plane.rest_as(first).post("/enrol").status_code == 401
     rig.vcenter.power(vm, on=True)
-    wait_for(lambda: told(rig, vm).get("enrolment", first) != first, 30)
+    wait_for(lambda: told(rig, vm).get("enrolment", first) != first)
 
 
 def test_what_a_guest_does_to_its_keys_gives_it_nothing(shared_rig: Rig) -> None:
     rig = shared_rig
     vm = rig.vcenter.vm("DC0_H0_VM1")
     rig.vcenter.set_attribute(vm, "count=1")
-    wait_for(lambda: "enrolment" in told(rig, vm), 30)
+    wait_for(lambda: "enrolment" in told(rig, vm))
     assert rig.plane.rest_as(told(rig, vm)["enrolment"]).post("/enrol").status_code == 201
     for _ in range(30):  # it sets its keys back as fast as it can
         rig.vcenter.set_extra(
@@ -158,8 +158,8 @@ def test_it_catches_up_on_what_happened_while_it_was_away(rig: Rig) -> None:
     for vm in vms[:3]:
         rig.vcenter.set_attribute(vm, "count=1")
     rig.start()
-    wait_for(lambda: len(rig.reservations()) == 3, 60)
-    wait_for(lambda: all("enrolment" in told(rig, vm) for vm in vms[:3]), 30)
+    wait_for(lambda: len(rig.reservations()) == 3)
+    wait_for(lambda: all("enrolment" in told(rig, vm) for vm in vms[:3]))
     rig.stop(signal.SIGKILL)
     gone = uuid(vms[0])
     rig.vcenter.destroy(vms[0])
@@ -168,9 +168,9 @@ def test_it_catches_up_on_what_happened_while_it_was_away(rig: Rig) -> None:
     rig.vcenter.set_attribute(vms[3], "count=1")
     rig.start()
     kept = {uuid(vms[1]), uuid(vms[3])}
-    wait_for(lambda: rig.reservations().keys() == kept, 60)
-    wait_for(lambda: rig.reservations()[uuid(vms[1])]["count"] == 2, 30)
-    wait_for(lambda: not told(rig, vms[2]), 30)
+    wait_for(lambda: rig.reservations().keys() == kept)
+    wait_for(lambda: rig.reservations()[uuid(vms[1])]["count"] == 2)
+    wait_for(lambda: not told(rig, vms[2]))
     assert gone not in {each["vm"] for each in rig.enrolments()}
 
 
@@ -181,10 +181,10 @@ def test_tags_folders_and_resource_pools_choose_too(rig: Rig) -> None:
     rig.vcenter.wait(folder.MoveIntoFolder_Task([second]))
     rig.configure(clients={"category": "Sluice", "folder": "DC0/vm/ai"})
     rig.start()
-    wait_for(lambda: uuid(second) in rig.reservations(), 60)
+    wait_for(lambda: uuid(second) in rig.reservations())
     rig.vcenter.tag(first, "count=2 memory=20")
-    wait_for(lambda: uuid(first) in rig.reservations(), 30)
+    wait_for(lambda: uuid(first) in rig.reservations())
     assert rig.reservations()[uuid(first)]["count"] == 2
     assert rig.reservations()[uuid(second)]["memory_mib"] == 16
     rig.vcenter.wait(datacenter_folder.MoveIntoFolder_Task([second]))
-    wait_for(lambda: rig.reservations().keys() == {uuid(first)}, 30)
+    wait_for(lambda: rig.reservations().keys() == {uuid(first)})

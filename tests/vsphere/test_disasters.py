@@ -32,12 +32,12 @@ def test_a_restart_of_the_vcenter_is_survived(shared_rig: Rig) -> None:
     rig = shared_rig
     vm = rig.vcenter.vm("DC0_C0_RP0_VM0")
     rig.vcenter.set_attribute(vm, "count=1")
-    wait_for(lambda: counts(rig).get(uuid(vm)) == 1, 30)
+    wait_for(lambda: counts(rig).get(uuid(vm)) == 1)
     connected = rig.log().count("connected to vCenter")
     rig.vcenter.restart(1500)
     vm = rig.vcenter.vm("DC0_C0_RP0_VM0")
     rig.vcenter.set_attribute(vm, "count=2")
-    wait_for(lambda: counts(rig).get(uuid(vm)) == 2, 60)
+    wait_for(lambda: counts(rig).get(uuid(vm)) == 2)
     assert rig.log().count("connected to vCenter") > connected
     assert len(counts(rig)) == 1, "nothing was given up meanwhile, nor made twice"
 
@@ -50,7 +50,7 @@ def test_an_expired_session_is_survived(shared_rig: Rig) -> None:
         vm = rig.vcenter.vm("DC0_C0_RP0_VM1")
         rig.vcenter.set_attribute(vm, f"count={count}")
         name = uuid(vm)
-        wait_for(lambda n=name, c=count: counts(rig).get(n) == c, 60)  # type: ignore[misc]
+        wait_for(lambda n=name, c=count: counts(rig).get(n) == c)  # type: ignore[misc]
     assert "is over; logging in anew" in rig.log()
 
 
@@ -61,7 +61,7 @@ def test_a_controller_that_restarts_is_waited_for(shared_rig: Rig) -> None:
     rig.vcenter.set_attribute(vm, "count=1")
     rig.wait_log("does not answer")
     rig.plane.start_controller()
-    wait_for(lambda: counts(rig).get(uuid(vm)) == 1, 60)
+    wait_for(lambda: counts(rig).get(uuid(vm)) == 1)
 
 
 def test_after_a_burst_the_last_word_holds_and_then_it_is_quiet(shared_rig: Rig) -> None:
@@ -74,9 +74,9 @@ def test_after_a_burst_the_last_word_holds_and_then_it_is_quiet(shared_rig: Rig)
         rig.vcenter.power(vm, on=False)
         rig.vcenter.power(vm, on=True)
     wanted = {uuid(vm): 1 + (14 + number) % 5 for number, vm in enumerate(vms)}
-    wait_for(lambda: wanted.items() <= counts(rig).items(), 60)
+    wait_for(lambda: wanted.items() <= counts(rig).items())
     written = [f"guestinfo.sluice.{key}" for key in ("settings", "enrolment")]
-    wait_for(lambda: all(rig.vcenter.extra(vm).get(key) for vm in vms for key in written), 60)
+    wait_for(lambda: all(rig.vcenter.extra(vm).get(key) for vm in vms for key in written))
     # nothing changes: nothing is asked but the one wait
     rig.wait_quiet()
     calls = rig.calls_within(3 * 2.5)
@@ -172,7 +172,7 @@ def test_vms_that_vanish_all_at_once_are_not_taken_for_gone(rig: Rig, tmp_path: 
     assert len(rig.reservations()) == 12
     rig.stop()
     rig.start("--accept-removals")
-    wait_for(lambda: not rig.reservations(), 30)
+    wait_for(lambda: not rig.reservations())
 
 
 def test_a_controller_that_is_asked_too_often_is_given_time(tmp_path: Path) -> None:
@@ -185,6 +185,6 @@ def test_a_controller_that_is_asked_too_often_is_given_time(tmp_path: Path) -> N
         rig.start()
         keys = ["guestinfo.sluice.enrolment"]
         vms = [rig.vcenter.vm(f"DC0_C0_RP0_VM{number}") for number in range(4)]
-        wait_for(lambda: all(rig.vcenter.extra(vm).get(k) for vm in vms for k in keys), 60)
+        wait_for(lambda: all(rig.vcenter.extra(vm).get(k) for vm in vms for k in keys))
     finally:
         rig.close()

@@ -160,7 +160,7 @@ def test_a_guest_gets_its_own_token_and_its_settings(
     rig, guest = shared_rig, Guest(tmp_path / "guest", tool)
     vm = rig.vcenter.vm(f"DC0_C0_RP0_VM{len(tool) % 4}")
     rig.vcenter.set_attribute(vm, "count=1 memory=32 compute=2 mode=reserved")
-    wait_for(lambda: "guestinfo.sluice.enrolment" in mirror(rig, vm, guest), 30)
+    wait_for(lambda: "guestinfo.sluice.enrolment" in mirror(rig, vm, guest))
     done = guest.enrol("--wait", "5")
     assert done.returncode == 0, done.stderr
     token_file = guest.dir / "token"
@@ -181,7 +181,7 @@ def test_a_guest_gets_its_own_token_and_its_settings(
     # what the guest cleared, and what its administrator changes
     rig.vcenter.set_extra(vm, guestinfo__sluice__enrolment="")
     rig.vcenter.set_attribute(vm, "count=2 memory=32 compute=2")
-    wait_for(lambda: '"count": 2' in mirror(rig, vm, guest)["guestinfo.sluice.settings"], 30)
+    wait_for(lambda: '"count": 2' in mirror(rig, vm, guest)["guestinfo.sluice.settings"])
     token = token_file.read_text()
     assert guest.enrol().returncode == 0
     assert token_file.read_text() == token
@@ -189,12 +189,12 @@ def test_a_guest_gets_its_own_token_and_its_settings(
     # its operator renews it
     renewed = rig.sluice("client", "renew", vm.name)
     assert renewed.returncode == 0, renewed.stderr
-    wait_for(lambda: "guestinfo.sluice.enrolment" in mirror(rig, vm, guest), 30)
+    wait_for(lambda: "guestinfo.sluice.enrolment" in mirror(rig, vm, guest))
     assert client.get("/whoami").status_code == 401
     assert guest.enrol().returncode == 0
     assert token_file.read_text() != token
     # and it is a client no more
     rig.vcenter.set_attribute(vm, "")
-    wait_for(lambda: "guestinfo.sluice.role" not in mirror(rig, vm, guest), 30)
+    wait_for(lambda: "guestinfo.sluice.role" not in mirror(rig, vm, guest))
     assert guest.enrol().returncode == 3
     assert not token_file.exists()

@@ -77,7 +77,7 @@ class Vm:
 
     def run(self, command: str, variables: Mapping[str, str]) -> str:
         if "enrol" in command:  # which would wait, but its stand-in sees what it was given once
-            wait_for(lambda: self._told().keys() >= TOLD, 30, "vCenter to tell the VM")
+            wait_for(lambda: self._told().keys() >= TOLD, message="vCenter to tell the VM")
         told = self._told()
         said = self.machine.run(command, variables)
         if "enrol" in command and told.keys() >= TOLD:
@@ -110,8 +110,7 @@ def start_server(pool: Rig, machine: FreshMachine) -> str:
         lambda: any(
             node["state"] == "up" for node in pool.plane.rest.get("/nodes").json()["nodes"]
         ),
-        60,
-        "the VM to be a node",
+        message="the VM to be a node",
     )
     return ""
 
@@ -128,7 +127,7 @@ def test_vspheres_page(
 
     def start_service() -> str:
         host.start_units("sluice-vsphere")
-        wait_for(lambda: "connected to vCenter" in host.journal("sluice-vsphere"), 30)
+        wait_for(lambda: "connected to vCenter" in host.journal("sluice-vsphere"))
         make_fit(pool, node.vm)
         return ""
 

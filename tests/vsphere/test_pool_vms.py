@@ -34,7 +34,7 @@ def make_fit(rig: Rig, vm: Any, *, dynamic: bool = False, mmio_gb: int = 128) ->
 
 def enrolled(rig: Rig, vm: Any) -> tuple[str, httpx.Client]:
     """Its node's name and the node's client, once it has enrolled as its guest would."""
-    found = wait_for(lambda: whole(told(rig, vm)), 30)
+    found = wait_for(lambda: whole(told(rig, vm)))
     assert found["role"] == "node"
     token = rig.plane.rest_as(found["enrolment"]).post("/enrol").json()
     assert token["role"] == "node"
@@ -50,7 +50,7 @@ def whole(found: dict[str, str]) -> dict[str, str]:
 
 def leave(rig: Rig, node: str, client: httpx.Client, *why: str) -> None:
     """Waits until the node has left for one of these reasons."""
-    wait_for(lambda: client.get("/whoami").status_code == 401, 30)
+    wait_for(lambda: client.get("/whoami").status_code == 401)
 
     def is_told() -> bool:
         newest = rig.events(node)[:1]
@@ -60,7 +60,7 @@ def leave(rig: Rig, node: str, client: httpx.Client, *why: str) -> None:
             for reason in why
         )
 
-    wait_for(is_told, 30)
+    wait_for(is_told)
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -81,7 +81,7 @@ def test_it_joins_when_it_is_fit_and_leaves_when_it_is_powered_off(
     assert client.get("/whoami").json()["node"] == node
     rig.vcenter.power(vm, on=False)
     leave(rig, node, client, "power")
-    wait_for(lambda: told(rig, vm).get("drained") == node, 30)
+    wait_for(lambda: told(rig, vm).get("drained") == node)
     # and comes back with another token
     rig.vcenter.power(vm, on=True)
     again, client = enrolled(rig, vm)
@@ -134,9 +134,14 @@ def test_a_node_that_is_there_is_drained_first(rig: Rig) -> None:
     rig.plane.start_server()
     assert not rig.plane.rest.get(f"/nodes/{node}").json()["drained"]
     rig.vcenter.power(vm, on=False)
-    wait_for(lambda: rig.plane.rest.get(f"/nodes/{node}").json()["drained"], 30)
+    wait_for(lambda: rig.plane.rest.get(f"/nodes/{node}").json()["drained"])
     kinds = [event["kind"] for event in rig.events(node)]
     assert "node.drained" in kinds
     rig.vcenter.power(vm, on=True)
+    _, client = enrolled(rig, vm)
+    assert not rig.plane.rest.get(f"/nodes/{node}").json()["drained"]
+    # the same where it only moves
+    rig.vcenter.migrate(vm)
+    leave(rig, node, client, "moved")
     enrolled(rig, vm)
     assert not rig.plane.rest.get(f"/nodes/{node}").json()["drained"]

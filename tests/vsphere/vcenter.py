@@ -80,23 +80,23 @@ class Vcenter:
     def close(self) -> None:
         """Ends the process."""
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
 
     # what a vCenter does by itself
 
     def expire_sessions(self) -> None:
         """Nobody is logged in any more, the administrator excepted, who logs in anew."""
-        httpx.post(f"{self._control}/expire")
+        httpx.post(f"{self._control}/expire", timeout=60)
         self._log_in()
 
     def restart(self, milliseconds: int = 500) -> None:
         """It goes away, sessions and connections with it, and comes back with its inventory."""
-        httpx.post(f"{self._control}/restart", params={"milliseconds": milliseconds}, timeout=30)
+        httpx.post(f"{self._control}/restart", params={"milliseconds": milliseconds}, timeout=60)
         self._log_in()
 
     def calls(self, *, anew: bool = False) -> dict[str, int]:
         """How often each method was called by anybody; with anew, counting starts over."""
-        answer = httpx.request("POST" if anew else "GET", f"{self._control}/calls")
+        answer = httpx.request("POST" if anew else "GET", f"{self._control}/calls", timeout=60)
         found: dict[str, int] = answer.json()
         return found
 
