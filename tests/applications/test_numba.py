@@ -53,6 +53,6 @@ def test_numba_computes_on_a_vgpu(applications_python: Path, tmp_path: Path, cha
         counted = re.search(r"sluice: (\d+) asynchronous commands, (\d+) round trips", done.stderr)
         assert counted
         assert int(counted[1]) > 2
-        wait_for(lambda: not plane.grants(), 5)
+        wait_for(lambda: not plane.grants())
         [session] = plane.sessions("ended")
         assert session["channel"] == channel

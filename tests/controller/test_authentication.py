@@ -80,7 +80,7 @@ def test_a_wrong_token_is_refused(plane: ControlPlane, token: str) -> None:
 
 def test_an_expired_token_is_refused(plane: ControlPlane) -> None:
     client = as_role(plane, role="viewer", expires_seconds=1)
-    wait_for(lambda: client.get("/pool").status_code == 401, 5)
+    wait_for(lambda: client.get("/pool").status_code == 401)
     assert "expired" in client.get("/pool").json()["detail"]
 
 
@@ -318,7 +318,7 @@ def test_a_real_server_with_anothers_token_stays_out(plane: ControlPlane, tmp_pa
     conf.write_text(text)
     try:
         twin.start_server(joined=False)
-        wait_for(lambda: "speaks for no other" in twin.log("server"), 10)
+        wait_for(lambda: "speaks for no other" in twin.log("server"))
         assert plane.rest.get("/nodes/twin").status_code == 404
     finally:
         twin.close()

@@ -61,7 +61,7 @@ def three(tmp_path: Path, members: etcd_members.EtcdMembers) -> Iterator[Control
 def test_a_follower_refers_to_the_leader(two: Controllers) -> None:
     leader = two.leader()
     follower = 1 - leader
-    wait_for(lambda: two.part(follower).get("leader") == two.rest[leader], 10)
+    wait_for(lambda: two.part(follower).get("leader") == two.rest[leader])
     answer = httpx.delete(f"http://{two.rest[follower]}/v1/grants/a%2Fb?reason=x+y")
     assert answer.status_code == 307
     assert answer.headers["location"] == (f"http://{two.rest[leader]}/v1/grants/a%2Fb?reason=x+y")
@@ -119,12 +119,12 @@ async def test_a_stream_is_the_leaders_whoever_is_asked_for_it(
 
 def test_a_leader_that_is_stopped_hands_over_at_once(two: Controllers) -> None:
     leader = two.leader()
-    wait_for(lambda: two.part(1 - leader).get("leader"), 10)
+    wait_for(lambda: two.part(1 - leader).get("leader"))
     two.signal(leader, signal.SIGTERM)
     assert two.leader() == 1 - leader
     assert "leading: " in two.log(1 - leader)
     two.start_one(leader)
-    wait_for(lambda: two.part(leader).get("leader") == two.rest[1 - leader], 10)
+    wait_for(lambda: two.part(leader).get("leader") == two.rest[1 - leader])
 
 
 async def under_load(
@@ -284,7 +284,7 @@ def test_a_real_server_and_its_sessions_survive_the_leader(
 
     try:
         plane.start_server(joined=False)
-        wait_for(lambda: nodes().get(plane.node) == "up", 20, "the node to join")
+        wait_for(lambda: nodes().get(plane.node) == "up", message="the node to join")
         held = plane.client(gmem_mib=64, program="survivor")
         [before] = three.grants()
         three.signal(three.leader(), signal.SIGKILL)
@@ -296,6 +296,6 @@ def test_a_real_server_and_its_sessions_survive_the_leader(
         assert held.process.poll() is None
         held.kill()
         second.kill()
-        wait_for(lambda: not three.grants(), 10, "the grants to return")
+        wait_for(lambda: not three.grants(), message="the grants to return")
     finally:
         plane.close()

@@ -116,7 +116,7 @@ def test_it_is_over_in_time(plane: ControlPlane, operator: httpx.Client) -> None
     enrolment = made(operator, project="amber", expires_seconds=10)
     machine = plane.rest_as(enrolment["secret"])
     state = f"/enrolments/{enrolment['id']}"
-    wait_for(lambda: operator.get(state).json()["state"] == "expired", 30)
+    wait_for(lambda: operator.get(state).json()["state"] == "expired")
     refused = machine.post("/enrol")
     assert refused.status_code == 401
     assert "is expired" in refused.json()["detail"]

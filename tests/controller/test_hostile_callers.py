@@ -56,7 +56,7 @@ def test_a_caller_that_hangs_up_gives_its_grant_back(plane: ControlPlane) -> Non
         call: Any = stub.RequestGrant(request)
         assert next(call).WhichOneof("answer") == "waiting"
         call.cancel()
-    wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 0, 5)
+    wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 0)
     assert len(plane.grants()) == before
 
 
@@ -71,7 +71,7 @@ def test_a_node_that_takes_anothers_name_replaces_its_stream(plane: ControlPlane
         assert list(first) == [], "the older stream ends"
         assert plane.rest.get("/nodes/twin").json()["state"] == "up"
         second.cancel()
-    wait_for(lambda: plane.rest.get("/nodes/twin").json()["state"] == "away", 5)
+    wait_for(lambda: plane.rest.get("/nodes/twin").json()["state"] == "away")
 
 
 def _held(report: rpc.NodeReport) -> Iterator[rpc.NodeReport]:

@@ -372,7 +372,7 @@ def test_it_waits_for_a_reservation_and_for_the_service(
 
 
 def _later(instance: Instance, plane: ControlPlane, reservation: str) -> None:
-    wait_for(lambda: len(instance.metadata.asked) >= 3, 30, "it to ask again")
+    wait_for(lambda: len(instance.metadata.asked) >= 3, message="it to ask again")
     instance.metadata.says(told(plane, reservation))
 
 

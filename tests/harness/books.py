@@ -57,7 +57,7 @@ class Books:
             channel,
         )
 
-    def agree(self, server_id: str, expected: Entry, seconds: float = 30) -> None:
+    def agree(self, server_id: str, expected: Entry, seconds: float = 180) -> None:
         """Waits until all books say what is expected, and `sluice openstack check` nothing."""
         wait_for(
             lambda: self.entry(server_id) == expected,

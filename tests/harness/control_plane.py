@@ -36,10 +36,11 @@ PYTHON_PATH = HARNESS.parent.parent / "build" / "python"
 
 
 def wait_for(
-    what: Callable[[], Any], seconds: float = 10.0, message: str | Callable[[], str] = ""
+    what: Callable[[], Any], seconds: float = 60.0, message: str | Callable[[], str] = ""
 ) -> Any:
     """Returns what() once it is true; fails the test when that takes too long.
 
+    The bound is for a machine that stands still at times: what is waited for is there at once.
     A message that is to tell how things stand at the end is a function.
     """
     deadline = time.monotonic() + seconds
@@ -211,13 +212,13 @@ class ControlPlane:
 
     def start_controller(self) -> None:
         self.controller = self._run("controller")
-        wait_for(self._rest_answers, 60, "the controller's REST")
+        wait_for(self._rest_answers, message="the controller's REST")
 
     def start_server(self, joined: bool = True) -> None:
         self.server = self._run("server")
-        wait_for(self._server_listens, 60, message="the server's socket")
+        wait_for(self._server_listens, message="the server's socket")
         if joined:
-            wait_for(lambda: self.node_state() == "up", 60, "the node to join")
+            wait_for(lambda: self.node_state() == "up", message="the node to join")
 
     def _run(self, service: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{service}.out").open("ab") as out:
@@ -238,7 +239,7 @@ class ControlPlane:
         process: subprocess.Popen[bytes] | None = getattr(self, service)
         assert process
         process.send_signal(number)
-        process.wait(10)
+        process.wait(60)
 
     def close(self) -> None:
         for client in self.clients:

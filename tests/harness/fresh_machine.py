@@ -3,7 +3,8 @@
 
 A FreshMachine is a mount namespace with an /etc of its own and with folders of its own where Sluice
 is installed and keeps its state, so that commands of a page run with the paths that the page shows,
-and leave nothing. With `alone` it has a network of its own, too, which is a loopback: nobody else
+and leave nothing. The checkout and its Python can be reached by every user of it, wherever they
+lie on this machine. With `alone` it has a network of its own, too, which is a loopback: nobody else
 uses its ports. There is no systemd in it: start_units does what `systemctl start` does with a unit,
 without the confinement. It owns its processes and ends them.
 """
@@ -15,12 +16,15 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 #: Folders of which a page writes entries: what others have there is seen, and left alone.
 SHARED = ("/opt", "/run", "/usr/local/bin", "/var/lib", "/var/log")
 #: systemd's folders of a service: setting → (where they lie, variable).
@@ -30,11 +34,11 @@ FOLDERS = {
     "LogsDirectory": ("/var/log", "LOGS_DIRECTORY"),
 }
 _SHADOW = """
-shadow() {
+shadow() {  # a folder, what is to be seen in its place, and which of its entries are not
   mkdir -p "$2"
   for each in "$1"/* "$1"/.[!.]*; do
     name=${each##*/}
-    case $name in sluice*) continue ;; esac
+    case $name in $3) continue ;; esac
     if [ -L "$each" ]; then cp -P "$each" "$2/$name"
     elif [ -d "$each" ]; then mkdir "$2/$name"; mount --rbind "$each" "$2/$name"
     elif [ -e "$each" ]; then : >"$2/$name"; mount --bind "$each" "$2/$name"
@@ -43,6 +47,13 @@ shadow() {
   mount --rbind "$2" "$1"
 }
 """
+
+
+def _closed() -> list[Path]:
+    """The folders above the checkout and its Python that only their owner may pass."""
+    below = {CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)}
+    above = {folder for path in below for folder in (path, *path.parents)}
+    return sorted(folder for folder in above if not folder.stat().st_mode & stat.S_IXOTH)
 
 
 class FreshMachine:
@@ -57,7 +68,7 @@ class FreshMachine:
     ) -> None:
         """`folders` are more that it sees: path on it → folder of this machine."""
         for place in SHARED:
-            if str(Path(__file__).resolve()).startswith(f"{place}/sluice"):
+            if str(CHECKOUT).startswith(f"{place}/sluice"):
                 raise RuntimeError(f"{place}/sluice* is not seen in it: move the checkout")
         # not below a test's folder: the sockets of services lie in it
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-machine-"))
@@ -73,7 +84,8 @@ class FreshMachine:
         script = ["set -e", _SHADOW, f"cd {self._folder}", "cp -a /etc etc"]
         script += ["rm -rf etc/sluice etc/systemd/system/sluice*"]
         script += ["mount --bind etc /etc"]
-        script += [f"shadow {place} {self._folder}{place}" for place in SHARED]
+        script += [f"shadow {place} {self._folder}{place} ''" for place in _closed()]
+        script += [f"shadow {place} {self._folder}{place} 'sluice*'" for place in SHARED]
         for place, folder in (folders or {}).items():
             script.append(f"mkdir -p {place}; mount --rbind {shlex.quote(str(folder))} {place}")
         script += ["ip link set lo up"] if alone else []
@@ -173,14 +185,13 @@ class FreshMachine:
                         found.append(int(folder.name))
             return [pid for pid in found if pid != self._holder.pid]
 
-        for pid in living():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 5
-        while living() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        for pid in (*living(), self._holder.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 60)):
+            for pid in living():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            deadline = time.monotonic() + seconds
+            while living() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        self._holder.kill()
         self._holder.wait()
         shutil.rmtree(self._folder)

@@ -18,19 +18,15 @@ def boot(cloud: Any, image: Any, name: str, flavor: str) -> Any:
 
 
 def wait_console(cloud: Any, server: Any, text: str, times: int = 1, seconds: float = 120) -> str:
-    """The console, when the text stands there so often."""
+    """The console's whole lines, when the text stands in them so often."""
     deadline = time.monotonic() + seconds
     while True:
         shown = str(cloud.compute.get_server_console_output(server)["output"])
+        shown = shown[: shown.rfind("\n") + 1]
         if shown.count(text) >= times:
             return shown
         assert time.monotonic() < deadline, f"no {text!r} on the console: {shown[-2000:]}"
         time.sleep(0.5)
-
-
-def wait_status(cloud: Any, server: Any, status: str) -> None:
-    """Waits for a status; an error of the instance is the test's."""
-    cloud.compute.wait_for_server(server, status=status, interval=0.3, wait=BOOT_SECONDS)
 
 
 def wait_settled(cloud: Any, server: Any, status: str, seconds: float = BOOT_SECONDS) -> None:
@@ -48,4 +44,4 @@ def wait_settled(cloud: Any, server: Any, status: str, seconds: float = BOOT_SEC
 def delete(cloud: Any, server: Any) -> None:
     """Deletes it, and waits until it is no more."""
     cloud.compute.delete_server(server)
-    cloud.compute.wait_for_delete(server, interval=0.5, wait=60)
+    cloud.compute.wait_for_delete(server, interval=0.5, wait=BOOT_SECONDS)

@@ -45,7 +45,7 @@ class JobProcess:
 
     def errors(self) -> str:
         """Everything that it said on standard error, once it has ended."""
-        return self.process.communicate(timeout=10)[1]
+        return self.process.communicate(timeout=60)[1]
 
     def kill(self) -> None:
         """As by the kernel."""
@@ -56,7 +56,7 @@ class JobProcess:
         """In good order."""
         if self.process.poll() is None:
             self.do("quit")
-        return self.process.wait(10)
+        return self.process.wait(60)
 
 
 def main() -> None:

@@ -73,7 +73,7 @@ class RelayHost:
                 stderr=out,
                 env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
             )
-        wait_for(self.is_up, 60, "the host without a GPU to join")
+        wait_for(self.is_up, message="the host without a GPU to join")
 
     def is_up(self) -> bool:
         """Whether the server listens and its node is up."""
@@ -85,7 +85,7 @@ class RelayHost:
         """Ends the server; relays go on."""
         assert self.server
         self.server.send_signal(number)
-        self.server.wait(10)
+        self.server.wait(60)
         self.socket_path.unlink(missing_ok=True)
 
     def relays(self) -> list[dict[str, Any]]:

@@ -8,12 +8,13 @@ our libraries.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import TracebackType
+
+from free_ports import free_port
 
 from sluice.config.native_files import find_native
 
@@ -63,18 +64,14 @@ class StaticPool:
         command += ["--visible-devices", ",".join(map(gpu_uuid, range(gpus)))]
         self.http_port = 0
         if tcp:
-            with (
-                socket.create_server(("127.0.0.1", 0)) as one,
-                socket.create_server(("127.0.0.1", 0)) as other,
-            ):
-                self.http_port, tcp_port = one.getsockname()[1], other.getsockname()[1]
-            command += ["--http-port", str(self.http_port), "--tcp-port", str(tcp_port)]
+            self.http_port = free_port()
+            command += ["--http-port", str(self.http_port), "--tcp-port", str(free_port())]
         self.process = subprocess.Popen(
             command, env={**os.environ, "SLUICE_SOFTGPU_COUNT": str(gpus)}
         )
 
     def __enter__(self) -> StaticPool:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not self.socket.exists():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the static server did not start; see {self.log}")
@@ -88,7 +85,7 @@ class StaticPool:
         where: TracebackType | None,
     ) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(60)
 
     def environment(self, **more: str) -> dict[str, str]:
         """The variables of a program that is to find this server and our libraries."""

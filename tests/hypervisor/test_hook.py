@@ -32,8 +32,8 @@ class Host:
         self.shm.mkdir()
         self.region = self.shm / f"sluice-{UUID}"
         self.hook = folder / "50-sluice"
-        text = hook_text(str(self.run))
-        self.hook.write_text(text.replace('"/dev/shm"', repr(str(self.shm))))
+        text = hook_text(str(self.run)).replace('"/dev/shm"', repr(str(self.shm)))
+        self.hook.write_text(text.replace("SECONDS = 2\n", "SECONDS = 60\n"))
         self.hook.chmod(0o755)
 
     def call(self, operation: str, sub: str, document: str = FULL) -> None:
@@ -43,7 +43,7 @@ class Host:
             input=document.encode(),
             capture_output=True,
             check=False,
-            timeout=20,
+            timeout=120,
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -58,7 +58,7 @@ def door(host: Host) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(host.run / "vms.sock"))
     listening.listen(8)
-    listening.settimeout(10)
+    listening.settimeout(60)
     return listening
 
 

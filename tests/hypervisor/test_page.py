@@ -66,7 +66,7 @@ def start_pool(host: FreshMachine) -> str:
         except RuntimeError:
             return False
 
-    wait_for(has_gpu, 60, "a GPU in the pool")
+    wait_for(has_gpu, message="a GPU in the pool")
     return ""
 
 

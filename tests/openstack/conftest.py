@@ -111,7 +111,8 @@ class OtherHost:
         if self.server.server:
             self.server.stop("server", signal.SIGKILL)
         for pid in self.server.worker_pids():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         end_doorbell(self.server.folder / "run")
         self.host.kill()
         self._is_fenced = self._declare("--down")
@@ -155,7 +156,7 @@ def running_stack(*, vendordata: bool = True) -> Iterator[tuple[OpenStackRig, Po
             "vendordata": "true",
             "users": "nova",
             "guest_address": "pool.example:9123",
-            "reservation_wait_seconds": "4",  # however busy the machine is; Nova waits 5
+            "reservation_wait_seconds": "10",  # however busy the machine is; Nova waits 30
         },
         environment=rig.credentials(),
     )
@@ -234,11 +235,11 @@ class Adapter:
                 stdout=out,
                 stderr=out,
             )
-        wait_for(lambda: LISTENING in path.read_bytes()[before:], 60, "the adapter to listen")
+        wait_for(lambda: LISTENING in path.read_bytes()[before:], message="the adapter to listen")
 
     def stop(self) -> None:
         self._process.terminate()
-        assert self._process.wait(30) == 0
+        assert self._process.wait(60) == 0
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import etcd_members
 import pytest
+from control_plane import wait_for
 from controllers import controllers
 
 if TYPE_CHECKING:
@@ -20,9 +21,11 @@ def test_whoever_is_named_the_leader_answers(
     rig: OpenStackRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with etcd_members.etcd_members(tmp_path / "etcd") as members:
-        store = {"kind": "etcd", "endpoints": members.endpoints[0], "lease_seconds": 2}
+        store = {"kind": "etcd", "endpoints": members.endpoints[0]}
         with controllers(tmp_path, 2, store, auth={"required": "yes"}) as pair:
-            follower = pair.rest[1 - pair.leader()]
+            other = 1 - pair.leader()
+            wait_for(lambda: pair.part(other).get("leader"), message="the follower to know")
+            follower = pair.rest[other]
             words = ("vgpu", "quota", "--os-vgpu-controller", f"127.0.0.1:1,{follower}")
             with pytest.raises(RuntimeError, match="token"):
                 rig.openstack(*words)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from books import Books, Entry
 from control_plane import wait_for
-from instances import boot, delete, wait_console, wait_settled, wait_status
+from instances import boot, delete, wait_console, wait_settled
 
 if TYPE_CHECKING:
     from conftest import OtherHost, Pool
@@ -60,10 +60,10 @@ def test_a_cold_migration_takes_the_grant_along(
     books.agree(server.id, RUNNING)
     [reservation] = books.reservations(server.id)
     cloud.compute.migrate_server(server)
-    wait_status(cloud, server, "VERIFY_RESIZE")
+    wait_settled(cloud, server, "VERIFY_RESIZE")
     assert host_of(cloud, server) == SECOND
     cloud.compute.confirm_server_resize(server)
-    wait_status(cloud, server, "ACTIVE")
+    wait_settled(cloud, server, "ACTIVE")
     books.agree(server.id, RUNNING)
     assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
     # its programs draw on what is held for it, on whichever host's GPU that is
@@ -77,7 +77,7 @@ def test_a_cold_migration_takes_the_grant_along(
     at_home = grant["node"] == other.server.node
     assert latest["channel"] == ("ivshmem" if at_home else "relay")
     # what the first host had of it is no more
-    wait_for(lambda: not Path(f"/dev/shm/sluice-{server.id}").exists(), 30, "the region to go")
+    wait_for(lambda: not Path(f"/dev/shm/sluice-{server.id}").exists(), message="the region to go")
     delete(cloud, server)
     books.agree(server.id, GONE)
 
@@ -106,8 +106,8 @@ def test_a_live_migration_is_refused_with_its_reason(
                 said.append(str(shown.get("message")))
         return any("channel to the GPU pool" in text for text in said)
 
-    wait_for(refused, 60, "the reason in the instance's actions")
-    wait_status(cloud, server, "ACTIVE")
+    wait_for(refused, message="the reason in the instance's actions")
+    wait_settled(cloud, server, "ACTIVE")
     assert host_of(cloud, server) == FIRST
     books.agree(server.id, RUNNING)
     delete(cloud, server)
@@ -125,18 +125,18 @@ def test_an_evacuated_instance_keeps_its_grant(
     wait_for(lambda: host_of(cloud, server) == FIRST, 120, "the instance to be rebuilt")
     # from API 2.95 on it is its owner who starts it
     wait_settled(cloud, server, "SHUTOFF")
-    books.agree(server.id, replace(RUNNING, status="SHUTOFF"), seconds=60)
+    books.agree(server.id, replace(RUNNING, status="SHUTOFF"))
     cloud.compute.start_server(server)
     wait_settled(cloud, server, "ACTIVE")
-    books.agree(server.id, RUNNING, seconds=60)
+    books.agree(server.id, RUNNING)
     assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
     assert Path(f"/dev/shm/sluice-{server.id}").exists()
 
     # the dead host comes back: what it had of the instance goes, and nothing else
     other.start()
     assert host_of(cloud, server) == FIRST
-    wait_for(lambda: not books.definitions(server.id)[1:], 60, "one definition of the instance")
-    books.agree(server.id, RUNNING, seconds=60)
+    wait_for(lambda: not books.definitions(server.id)[1:], message="one definition of the instance")
+    books.agree(server.id, RUNNING)
     assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
     assert host_of(cloud, server) == FIRST
     delete(cloud, server)
@@ -150,8 +150,8 @@ def test_a_host_that_never_comes_back_holds_its_grants_until_nova_says_otherwise
     books.agree(server.id, RUNNING)
     other.die()
     held = Entry("ACTIVE", (1024, 25), (SIZE,), None, False)
-    books.agree(server.id, held, seconds=60)
+    books.agree(server.id, held)
     delete(cloud, server)
-    books.agree(server.id, GONE, seconds=60)
+    books.agree(server.id, GONE)
     other.start()
-    books.agree(server.id, GONE, seconds=60)
+    books.agree(server.id, GONE)

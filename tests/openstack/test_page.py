@@ -18,7 +18,7 @@ from cuda_compiler import compiler_environment
 from fresh_machine import FreshMachine
 from walkthrough import Instead, Walkthrough
 
-from .conftest import CHECKOUT, make_image, remove_images
+from .conftest import CHECKOUT, LISTENING, make_image, remove_images
 
 if TYPE_CHECKING:
     from tests.rigs.openstack.rig import OpenStackRig
@@ -114,6 +114,10 @@ def test_openstacks_page(
 ) -> None:
     def start_adapter() -> str:
         machine.start_units("sluice-openstack")
+        wait_for(
+            lambda: LISTENING.decode() in machine.journal("sluice-openstack"),
+            message=lambda: f"the adapter to listen: {machine.journal('sluice-openstack')}",
+        )
 
         def is_quiet() -> bool:
             try:
@@ -121,7 +125,7 @@ def test_openstacks_page(
             except RuntimeError:
                 return False
 
-        wait_for(is_quiet, 60, "a quiet `sluice openstack check`")
+        wait_for(is_quiet, message="a quiet `sluice openstack check`")
         return ""
 
     def restart_nova() -> str:
@@ -178,7 +182,7 @@ def test_openstacks_page(
         instead,
     )
     assert "job1" in printed[-1]
-    wait_for(lambda: not held(pool), 30, "all to be given back")
+    wait_for(lambda: not held(pool), message="all to be given back")
 
 
 def held(pool: Pool) -> list[dict[str, Any]]:

@@ -70,7 +70,7 @@ def test_an_instance_gets_a_secret_of_its_own(
         name="told", flavor_id=flavor, image_id=image.id, networks="none"
     )
     server = cloud.compute.wait_for_server(server, interval=0.3, wait=180)
-    [reservation] = books.reservations(server.id)
+    [reservation] = wait_for(lambda: books.reservations(server.id), message="its reservation")
 
     # Nova has asked while it made the config drive, and was told
     enrolments = pool.rest.get("/enrolments").json()["enrolments"]
@@ -101,6 +101,5 @@ def test_an_instance_gets_a_secret_of_its_own(
     cloud.compute.wait_for_delete(server, interval=0.5, wait=60)
     wait_for(
         lambda: pool.rest.get("/sessions", headers=its_own).status_code == 401,
-        30,
-        "the deleted instance's token to be refused",
+        message="the deleted instance's token to be refused",
     )

@@ -70,7 +70,7 @@ class Copies:
         """In good order."""
         assert self.process.stdin
         self.process.stdin.close()
-        assert self.process.wait(10) == 0
+        assert self.process.wait(60) == 0
 
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])

@@ -122,7 +122,7 @@ def test_a_program_waits_with_a_line_that_tells_its_position(plane: ControlPlane
         )
         for _ in range(2)
     ]
-    wait_for(lambda: plane.rest.get("/queue").json()["total"] == 2, 30)
+    wait_for(lambda: plane.rest.get("/queue").json()["total"] == 2)
     by_line = {}
     for process in waiting:
         assert process.stderr
@@ -138,10 +138,10 @@ def test_a_program_waits_with_a_line_that_tells_its_position(plane: ControlPlane
     assert behind.stderr
     while "position 1 of 1" not in (line := behind.stderr.readline()):
         assert "position 2 of 2" in line, line
-    ahead.communicate("quit\n", timeout=30)
+    ahead.communicate("quit\n", timeout=60)
     assert behind.stdout
     assert behind.stdout.readline() == "ready\n"
-    behind.communicate("quit\n", timeout=30)
+    behind.communicate("quit\n", timeout=60)
 
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
@@ -221,7 +221,7 @@ def test_memory_is_resized_while_nothing_of_the_job_runs(plane: ControlPlane, mi
     assert first.do("info").split()[1] == "256"
     assert first.do("alloc 300") == OUT_OF_MEMORY
     first.quit()
-    wait_for(lambda: not plane.sessions(), 30)
+    wait_for(lambda: not plane.sessions())
     [grant] = plane.grants()
     done = sluice(plane, "grant", "resize", grant["id"], "--memory", str(mib))
     assert done.returncode == 0, done.stderr
@@ -246,7 +246,7 @@ def test_usage_is_what_the_grants_lasted_times_what_they_held(plane: ControlPlan
     for program in programs:
         assert program.do("alloc 8") == "0"
         program.quit()
-    wait_for(lambda: not plane.grants(), 30)
+    wait_for(lambda: not plane.grants())
     by_hand: dict[str, list[float]] = {}
     for grant in plane.rest.get("/grants", params={"state": "all"}).json()["grants"]:
         begin, end = (datetime.fromisoformat(grant[key]) for key in ("created", "ended"))

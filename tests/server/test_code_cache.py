@@ -172,14 +172,14 @@ def test_a_module_travels_once(tmp_path: Path) -> None:
             return int(sent[1])
 
         assert run() > len(content)
-        wait_for(mine.exists, 5)
+        wait_for(mine.exists)
         assert mine.read_bytes() == content
         os.utime(mine, (1000, 1000))
         assert run() < 60_000
-        wait_for(lambda: mine.stat().st_mtime > 1000, 5, "its use was noted")
+        wait_for(lambda: mine.stat().st_mtime > 1000, message="its use was noted")
         mine.write_bytes(content[:-1] + b"\1")
         assert run() > len(content), "a damaged file is as good as none"
-        wait_for(lambda: mine.exists() and mine.read_bytes() == content, 5)
+        wait_for(lambda: mine.exists() and mine.read_bytes() == content)
         mine.rename(cache / "shared" / mine.name)
         assert run() < 60_000
         assert "damaged" in plane.log("server")

@@ -138,7 +138,7 @@ time.sleep(1000)
     assert report.text == "its checks did not end within 3 s (after memory)"
     for pid in (tmp_path / "pids").read_text().split():
         state = Path(f"/proc/{pid}/stat")
-        wait_for(lambda s=state: not s.exists() or ") Z" in s.read_text(), 5, f"{pid} to end")
+        wait_for(lambda s=state: not s.exists() or ") Z" in s.read_text(), message=f"{pid} to end")
 
 
 async def test_the_checks_see_one_gpu_and_no_more_of_the_environment_than_they_need(
@@ -367,8 +367,7 @@ def test_what_a_server_reports_of_its_gpu(tmp_path: Path, cupy: str, health: str
         waits = plane.client(wait_seconds=30)
         [gpu] = wait_for(
             lambda: [g for g in plane.rest.get("/gpus").json()["gpus"] if g["health"] == health],
-            30,
-            f"its GPU to be {health}",
+            message=f"its GPU to be {health}",
         )
         assert why in (gpu["fault"] or gpu["note"])
         assert time.monotonic() - begun < 25

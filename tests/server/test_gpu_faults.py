@@ -44,7 +44,7 @@ class Faults:
         return result
 
     def until(self, uuid: str, health: str) -> dict[str, Any]:
-        wait_for(lambda: self.gpu(uuid)["health"] == health, 15, f"{uuid} to be {health}")
+        wait_for(lambda: self.gpu(uuid)["health"] == health, message=f"{uuid} to be {health}")
         return self.gpu(uuid)
 
     def client(self, **wish: Any) -> tuple[Client, str]:
@@ -58,7 +58,7 @@ class Faults:
         def found() -> list[dict[str, Any]]:
             return [s for s in self.plane.sessions("ended") if s["id"] == client.session_id]
 
-        result: dict[str, Any] = wait_for(found, 15, "the session to end")[0]
+        result: dict[str, Any] = wait_for(found, message="the session to end")[0]
         return result
 
     def events(self, kind: str) -> list[dict[str, Any]]:
@@ -99,7 +99,7 @@ def start(tmp_path: Path, driver: Path) -> Iterator[Callable[..., Faults]]:
         )
         plane = context.__enter__()
         planes.append(context)
-        wait_for(lambda: "watching GPUs" in plane.log("server"), 10, "the watch to begin")
+        wait_for(lambda: "watching GPUs" in plane.log("server"), message="the watch to begin")
         return Faults(plane, script)
 
     yield begin
@@ -174,8 +174,8 @@ def test_the_victims_standard_error_names_the_cause(
     [grant] = pool.plane.grants()
     gpu = grant["vgpus"][0]["gpu"].rpartition(":")[2]
     pool.say(f"xid {GPUS.index(gpu)} 79")
-    wait_for(lambda: not pool.plane.grants(), 15, "the session to end")
-    output, errors = program.communicate("go\n", timeout=30)
+    wait_for(lambda: not pool.plane.grants(), message="the session to end")
+    output, errors = program.communicate("go\n", timeout=60)
     assert output == "802\n"
     cause = f"GPU {gpu} has failed: XID 79, the GPU has fallen off the bus"
     assert f"sluice: the session was ended by the pool: {cause}; every further" in errors
@@ -187,7 +187,7 @@ def test_an_applications_own_error_condemns_no_card(start: Callable[..., Faults]
     client, gpu = pool.client()
     for number in (13, 31, 43, 45, 68, 9999):
         pool.say(f"xid {GPUS.index(gpu)} {number}")
-    wait_for(lambda: "XID 9999, not in Sluice's catalogue" in pool.plane.log("server"), 15)
+    wait_for(lambda: "XID 9999, not in Sluice's catalogue" in pool.plane.log("server"))
     assert pool.gpu(gpu)["health"] == "ok"
     assert [session["id"] for session in pool.plane.sessions()] == [client.session_id]
     log = pool.plane.rest.get(f"/sessions/{client.session_id}/log").text
@@ -203,7 +203,7 @@ def test_a_worn_card_takes_nothing_new_and_ends_nothing(start: Callable[..., Fau
     assert "rows of memory are to be remapped" in pool.until(gpu, "held")["held"]
     assert client.session_id in [session["id"] for session in pool.plane.sessions()]
     client.kill()
-    wait_for(lambda: not pool.plane.grants(), 10)
+    wait_for(lambda: not pool.plane.grants())
     _, other = pool.client()
     assert other != gpu
     assert pool.plane.client(**WHOLE).first["status"] != 0, "the worn card takes nothing new"
@@ -227,7 +227,7 @@ def test_a_card_that_is_still_lost_is_at_fault_again_when_cleared(
     pool.say("lost 0")
     pool.until(GPUS[0], "fault")
     assert pool.plane.rest.delete(f"/gpus/{GPUS[0]}/fault").status_code == 202
-    wait_for(lambda: len(pool.events("gpu.fault")) == 2, 15, "the second fault")
+    wait_for(lambda: len(pool.events("gpu.fault")) == 2, message="the second fault")
     pool.say("back 0")
     assert pool.plane.rest.delete(f"/gpus/{GPUS[0]}/fault").status_code == 202
     pool.until(GPUS[0], "ok")
@@ -254,9 +254,9 @@ def test_sessions_of_a_card_that_failed_while_the_controller_was_away_are_not_ke
     client, gpu = pool.client()
     pool.plane.stop("controller")
     pool.say(f"xid {GPUS.index(gpu)} 119")
-    wait_for(lambda: not pool.plane.session_worker_pids(), 15, "the worker to end")
+    wait_for(lambda: not pool.plane.session_worker_pids(), message="the worker to end")
     pool.plane.start_controller()
-    wait_for(lambda: pool.plane.node_state() == "up", 20)
+    wait_for(lambda: pool.plane.node_state() == "up")
     assert pool.until(gpu, "fault")
     assert pool.ended(client)
     assert pool.plane.grants() == []

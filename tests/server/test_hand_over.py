@@ -43,21 +43,21 @@ def test_nothing_of_ours_holds_a_gpu_that_left_the_pool(plane: ControlPlane, to:
     if plane.fake:
         pytest.skip("needs the built worker")
     client = plane.client(gmem_mib=256)
-    wait_for(lambda: len(holders(plane)) == 2, 60, "the session's worker and a warm one")
+    wait_for(lambda: len(holders(plane)) == 2, message="the session's worker and a warm one")
     assert switch(plane, to).json()["mode"] == "draining"
     assert len(holders(plane)) == 2, "what runs goes on"
     client.kill()
-    wait_for(lambda: mode(plane) == to, 30, "the GPU to leave the pool")
+    wait_for(lambda: mode(plane) == to, message="the GPU to leave the pool")
     assert holders(plane) == []
     refused = plane.client(gmem_mib=256)
     assert refused.first["status"] != 0
     plane.stop("server", signal.SIGKILL)
     plane.start_server()
-    wait_for(lambda: holders(plane) == [], 60, "a server that restarted to let it go")
+    wait_for(lambda: holders(plane) == [], message="a server that restarted to let it go")
     assert mode(plane) == to
     switch(plane, "pooled")
-    wait_for(lambda: mode(plane) == "pooled", 30)
-    wait_for(lambda: len(holders(plane)) == 1, 60, "a warm worker")
+    wait_for(lambda: mode(plane) == "pooled")
+    wait_for(lambda: len(holders(plane)) == 1, message="a warm worker")
     assert plane.client(gmem_mib=256).first["status"] == 0
 
 
@@ -66,7 +66,7 @@ def test_preempting_ends_what_runs_there_first(plane: ControlPlane) -> None:
         pytest.skip("needs the built worker")
     plane.client(gmem_mib=256)
     switch(plane, "native", preempt=True)
-    wait_for(lambda: mode(plane) == "native", 30, "the GPU to leave the pool")
+    wait_for(lambda: mode(plane) == "native", message="the GPU to leave the pool")
     assert holders(plane) == []
     [session] = plane.sessions("ended")
     assert "out of the pool" in session["reason"]
@@ -81,4 +81,4 @@ def test_a_cancelled_switch_has_its_warm_workers_back(plane: ControlPlane) -> No
     plane.rest.delete(f"/gpus/{gpu['id']}/switch")
     assert mode(plane) == "pooled"
     client.kill()
-    wait_for(lambda: len(holders(plane)) == 1, 60, "a warm worker")
+    wait_for(lambda: len(holders(plane)) == 1, message="a warm worker")

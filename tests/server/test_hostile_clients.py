@@ -110,7 +110,7 @@ def test_descriptors_that_a_client_sends_are_closed(plane: ControlPlane) -> None
         with plane.connect_unix() as connected, socket.socket() as extra:
             socket.send_fds(connected, [b"rubbish"], [extra.fileno()] * 5)
             receive_reply(connected)
-    wait_for(lambda: held() <= before + 2, 5, "the descriptors to be closed")
+    wait_for(lambda: held() <= before + 2, message="the descriptors to be closed")
 
 
 def test_rubbish_on_the_data_port_is_refused_and_the_next_client_served(
@@ -141,7 +141,7 @@ def test_rubbish_on_the_data_port_is_refused_and_the_next_client_served(
 def test_running_out_of_connections_pauses_and_recovers(plane: ControlPlane) -> None:
     # one address alone has not enough places
     silent = [plane.connect_data(f"127.0.1.{number % 6 + 1}") for number in range(300)]
-    wait_for(lambda: "takes no connection" in plane.log("server"), 5)
+    wait_for(lambda: "takes no connection" in plane.log("server"))
     assert plane.client().first["status"] == 0, "local clients have a door of their own"
     assert plane.log("server").count("takes no connection") < 20, "it does not spin"
     for connected in silent:
@@ -152,4 +152,4 @@ def test_running_out_of_connections_pauses_and_recovers(plane: ControlPlane) -> 
             connected.sendall(pack_open_session(key="wrong"))
             return unpack_open_reply(read_stream(connected, 512).ljust(512, b"\0"))[0] == 800
 
-    wait_for(served, 10)
+    wait_for(served)

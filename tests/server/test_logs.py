@@ -80,7 +80,7 @@ def test_the_next_session_of_a_gpu_does_not_carry_the_ids_of_the_last(plane: Con
     ids = []
     for _ in range(3):
         client = plane.client(gmem_mib=128)
-        wait_for(lambda: len(plane.worker_pids()) == 2, 30, "the next worker to wait")
+        wait_for(lambda: len(plane.worker_pids()) == 2, message="the next worker to wait")
         client.kill()
         wait_for(lambda c=client: said(about(plane, "server", session_id=c.session_id), "ended: "))  # type: ignore[misc]
         found = about(plane, "server", session_id=client.session_id)

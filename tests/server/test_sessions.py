@@ -31,15 +31,15 @@ def test_a_client_gets_its_session_and_everything_returns_when_it_is_killed(
     assert session["client_pid"] == client.process.pid
     [worker] = plane.session_worker_pids()
     client.kill()
-    wait_for(lambda: not plane.grants(), 5, "the grant to return")
-    wait_for(lambda: worker not in plane.worker_pids(), 5, "the worker to end")
+    wait_for(lambda: not plane.grants(), message="the grant to return")
+    wait_for(lambda: worker not in plane.worker_pids(), message="the worker to end")
 
 
 def test_kill_of_the_worker_returns_the_grant_and_leaves_no_files(plane: ControlPlane) -> None:
     client = plane.client(gmem_mib=512)
     [worker] = plane.session_worker_pids()
     os.kill(worker, signal.SIGKILL)
-    wait_for(lambda: not plane.grants(), 5, "the grant to return")
+    wait_for(lambda: not plane.grants(), message="the grant to return")
     [session] = plane.sessions("ended")
     assert "killed or crashed" in session["reason"]
     names = {path.stem for path in (plane.folder / "run" / "workers").iterdir()}
@@ -54,8 +54,8 @@ def test_a_worker_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
         client = plane.client()
         [worker] = plane.session_worker_pids()
         plane.rest.delete(f"/grants/{plane.grants()[0]['id']}")
-        wait_for(lambda: worker not in plane.worker_pids(), 5, "the worker to be killed")
-        wait_for(lambda: not plane.grants(), 5)
+        wait_for(lambda: worker not in plane.worker_pids(), message="the worker to be killed")
+        wait_for(lambda: not plane.grants())
         assert client.process.poll() is None
 
 
@@ -66,7 +66,7 @@ def test_a_worker_that_refuses_its_session_costs_the_client_an_error_and_no_gran
         client = plane.client()
         assert client.first["status"] == 304
         assert "FakeWorker was told to be broken" in client.first["message"]
-        wait_for(lambda: not plane.grants(), 5)
+        wait_for(lambda: not plane.grants())
 
 
 def test_more_memory_than_any_gpu_has_is_refused_at_once_and_logged(plane: ControlPlane) -> None:
@@ -97,7 +97,7 @@ def test_a_waiting_client_that_is_killed_leaves_the_queue(plane: ControlPlane) -
     waiting = plane.client(ratio_percent=100, wait_seconds=-1)
     assert plane.rest.get("/pool").json()["waiting"] == 1
     waiting.kill()
-    wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 0, 5)
+    wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 0)
     assert len(plane.grants()) == 1
 
 
@@ -145,12 +145,12 @@ def test_exec_of_another_program_ends_the_session_of_the_first(plane: ControlPla
         assert process.stdout
         first, second = (json.loads(process.stdout.readline()) for _ in range(2))
         assert (first["status"], second["status"]) == (0, 0)
-        wait_for(lambda: len(plane.grants()) == 1, 5, "the first grant to return")
+        wait_for(lambda: len(plane.grants()) == 1, message="the first grant to return")
         assert plane.sessions()[0]["id"] == f"{second['session_id']:016x}"
     finally:
         process.kill()
         process.wait()
-    wait_for(lambda: not plane.grants(), 5)
+    wait_for(lambda: not plane.grants())
 
 
 def test_a_session_has_a_cgroup_that_goes_with_it(plane: ControlPlane) -> None:
@@ -163,4 +163,4 @@ def test_a_session_has_a_cgroup_that_goes_with_it(plane: ControlPlane) -> None:
     assert (parent / record["id"] / "pids.max").read_text() == "1024\n"
     assert str(record["pid"]) in (parent / record["id"] / "cgroup.procs").read_text().split()
     client.kill()
-    wait_for(lambda: not (parent / record["id"]).exists(), 5)
+    wait_for(lambda: not (parent / record["id"]).exists())

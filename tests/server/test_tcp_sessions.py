@@ -35,20 +35,20 @@ def test_a_ticket_opens_one_session_and_closing_it_returns_everything(
     assert (session["state"], session["host"]) == ("opening", "elsewhere")
     connected, status, session_id = open_with(plane, got["key"])
     assert (status, session_id) == (0, got["session_id"])
-    wait_for(lambda: plane.sessions()[0]["state"] == "running", 5)
+    wait_for(lambda: plane.sessions()[0]["state"] == "running")
     again, status, message = open_with(plane, got["key"])
     assert status == 800
     assert "used before" in message
     again.close()
     assert len(plane.grants()) == 1
     connected.close()
-    wait_for(lambda: not plane.grants(), 5)
+    wait_for(lambda: not plane.grants())
 
 
 def test_a_key_that_nobody_uses_expires_and_its_grant_returns(tmp_path: Path) -> None:
     with running(tmp_path, pool={"key_seconds": 1}) as plane:
         got = ticket(plane)
-        wait_for(lambda: not plane.grants(), 5)
+        wait_for(lambda: not plane.grants())
         _, status, message = open_with(plane, got["key"])
         assert status == 800
         assert "expired" in message
@@ -65,13 +65,13 @@ def test_an_unused_key_survives_the_controllers_restart(plane: ControlPlane) -> 
     connected, status, _ = open_with(plane, got["key"])
     assert status == 0
     connected.close()
-    wait_for(lambda: not plane.grants(), 5)
+    wait_for(lambda: not plane.grants())
 
 
 def test_the_operator_ends_a_grant_whose_client_has_not_come(plane: ControlPlane) -> None:
     got = ticket(plane)
     assert plane.rest.delete(f"/grants/{got['grant_id']}").status_code == 202
-    wait_for(lambda: not plane.grants(), 5)
+    wait_for(lambda: not plane.grants())
     assert open_with(plane, got["key"])[1] == 800
 
 
@@ -90,10 +90,10 @@ def test_a_session_waits_for_room_and_a_hang_up_leaves_the_queue(plane: ControlP
             b"POST /v1/sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
-        wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 1, 5)
-    wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 0, 5, "the queue to be left")
+        wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 1)
+    wait_for(lambda: plane.rest.get("/pool").json()["waiting"] == 0, message="the queue to be left")
     first.kill()
-    wait_for(lambda: not plane.grants(), 5)
+    wait_for(lambda: not plane.grants())
     got = ticket(plane, ratio_percent=100, wait_seconds=5)
     assert open_with(plane, got["key"])[1] == 0
 

@@ -84,11 +84,11 @@ def test_a_pool_outlives_its_process_only_where_it_is_open(tmp_path: Path, progr
             assert importer.stdin
             assert importer.stdout.readline() == "ready 41\n"
             exporter.kill()
-            exporter.wait(10)
+            exporter.wait(60)
             importer.stdin.write("go on\n")
             importer.stdin.flush()
             assert importer.stdout.readline() == "refused 1 kept 41\n"
-            assert importer.wait(10) == 0
+            assert importer.wait(60) == 0
         finally:
             for partner in partners:
                 partner.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures: an impatient control plane, CUDA programs on it, and what was there before.
+"""Fixtures: a control plane, CUDA programs on it, and what was there before.
 
 Everything is real: controller, server, doorbell, workers on the software GPU, client libraries.
 Where the native part or nvcc's programs are missing the tests are skipped, and say so.
@@ -22,11 +22,15 @@ from . import traces
 from .guests import BUNDLE, Rig, serving
 from .prompted import Prompted, build_programs
 
-#: Longer than every heartbeat, expiry and silence that these tests configure, and than the
-#: doorbell's 30 s.
+#: Longer than every heartbeat and silence of an application that these tests configure, and than
+#: the doorbell's 30 s.
 PAUSE_SECONDS = float(
     os.environ.get("SLUICE_WITHSTAND_PAUSE", "120" if os.environ.get("SLUICE_LONG") else "35")
 )
+
+
+#: A component that is restarted here is back before its node is given up, however slow the machine.
+PATIENT = {"node_timeout_seconds": 60}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -44,8 +48,8 @@ def built() -> None:
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A controller that expires a silent node after 3 s, and a server that has joined it."""
-    with running(tmp_path) as control_plane:
+    """A controller, and a server that has joined it."""
+    with running(tmp_path, pool=PATIENT) as control_plane:
         yield control_plane
 
 
@@ -64,10 +68,11 @@ def guests_rig() -> Iterator[Rig]:
 def guests_plane(
     guests_rig: Rig, built: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    """Serves guests; gives up a silent one after ten seconds, a silent node after three."""
+    """Serves guests; gives up a silent one after ten seconds."""
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    with running(folder, server=serving(guests_rig, silent_seconds=10)) as control_plane:
+    settings = serving(guests_rig, silent_seconds=10)
+    with running(folder, server=settings, pool=PATIENT) as control_plane:
         yield control_plane
 
 

@@ -70,7 +70,7 @@ class Fleet:
     def virsh(self, *words: str) -> None:
         """`virsh …` on the rig's libvirt."""
         command = ["virsh", "-q", "-c", self.rig.uri, *words]
-        subprocess.run(command, check=True, timeout=30)
+        subprocess.run(command, check=True, timeout=300)
 
     def ask(self, guest: Guest, **attributes: object) -> None:
         """The guest's metadata, as a user of virsh sets it; no attribute: none."""
@@ -128,7 +128,7 @@ def install(guest: Guest) -> None:
 
 def wait_usable(guest: Guest) -> None:
     """Until `sluice check` is content."""
-    wait_for(lambda: guest.run("sluice check")[0] == 0, 60, f"{guest.name}: sluice check")
+    wait_for(lambda: guest.run("sluice check")[0] == 0, message=f"{guest.name}: sluice check")
 
 
 def region_file(guest: Guest) -> Path:

@@ -8,6 +8,7 @@ are awaited with generous bounds, since no test is about speed.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import select
@@ -41,12 +42,15 @@ def build_programs() -> None:
     build: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = build
     spec.loader.exec_module(build)
-    failures = build.build([SOURCES / "prompted.cu"], BUILT)
-    assert not failures, "\n".join(failures)
-    source = SOURCES / "scribble.c"
-    if not SCRIBBLE.exists() or SCRIBBLE.stat().st_mtime < source.stat().st_mtime:
-        command = ["gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(SCRIBBLE), str(source)]
-        subprocess.run(command, check=True)
+    BUILT.mkdir(parents=True, exist_ok=True)
+    with (BUILT / ".lock").open("w") as lock:  # another run of the tests builds them, too
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        failures = build.build([SOURCES / "prompted.cu"], BUILT)
+        assert not failures, "\n".join(failures)
+        source = SOURCES / "scribble.c"
+        if not SCRIBBLE.exists() or SCRIBBLE.stat().st_mtime < source.stat().st_mtime:
+            words = ["gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(SCRIBBLE), str(source)]
+            subprocess.run(words, check=True)
 
 
 def client_environment(plane: ControlPlane, channel: str, **more: str) -> dict[str, str]:
@@ -115,7 +119,7 @@ class Prompted:
     def errors(self) -> str:
         """All that it wrote on standard error; waits for its end."""
         try:
-            _, text = self.process.communicate(timeout=30)
+            _, text = self.process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             _, text = self.process.communicate()

@@ -109,21 +109,21 @@ def measure(folder: Path, *, until_workers_end: bool) -> dict[str, Any]:
         for name, program in programs.items():
             result = program.answer(began + MOST_SECONDS - time.monotonic())
             found[name] = {"result": result, "seconds": time.monotonic() - began}
-        wait_for(lambda: not Path(f"/proc/{relay['pid']}").exists(), 15, "the relay to end")
+        wait_for(lambda: not Path(f"/proc/{relay['pid']}").exists(), message="the relay to end")
         if until_workers_end:
             left = began + WORKERS_SECONDS - time.monotonic()
             wait_for(lambda: not alive(workers), left, "the workers to end")
             found["workers_seconds"] = time.monotonic() - began
         link("up")
         began = time.monotonic()
-        wait_for(lambda: plane.node_state() == "up", 60, "the servers to find their controller")
+        wait_for(lambda: plane.node_state() == "up", message="the servers to find their controller")
         found["node_up_seconds"] = time.monotonic() - began
         for name, program in programs.items():
             program.say()
             found[name]["later"] = program.answer(20)
             found[name]["said"] = program.end()
         if until_workers_end:
-            wait_for(lambda: not plane.grants(), 60, "the grants to return")
+            wait_for(lambda: not plane.grants(), message="the grants to return")
         logs = (plane.folder / "log" / "session").glob("*.log")
         found["logs"] = [log.read_text().splitlines()[-1] for log in logs]
     return found

@@ -53,9 +53,9 @@ def guest(fleet: Fleet) -> Guest:
         *("metadata", made.name, "https://sluice.dev/xmlns/libvirt/1", "--config"),
         *("--key", "sluice", "--set", f"<vgpu {written} channel='ivshmem-doorbell'/>"),
     )
-    wait_for(lambda: has_doorbell(made), 10, "the device in the definition")
+    wait_for(lambda: has_doorbell(made), LIMIT, "the device in the definition")
     door = fleet.plane.folder / "run" / "ivshmem" / made.uuid / "server"
-    wait_for(door.exists, 10, "its server")
+    wait_for(door.exists, LIMIT, "its server")
     made.start()
     made.wait_ready()
     prepare(made)
@@ -81,11 +81,11 @@ def rings(plane: ControlPlane, program: GuestProgram) -> bool:
     os.kill(doorbell, signal.SIGSTOP)
     try:
         program.say("compute")
-        wait_for(lambda: any(bells_of(doorbell).values()), 20, "the bell")
+        wait_for(lambda: any(bells_of(doorbell).values()), message="the bell")
     finally:
         os.kill(doorbell, signal.SIGCONT)
     assert program.answer(LIMIT) == RIGHT
-    wait_for(lambda: not any(bells_of(doorbell).values()), 5, "it to be heard")
+    wait_for(lambda: not any(bells_of(doorbell).values()), LIMIT, "it to be heard")
     return True
 
 
@@ -118,7 +118,9 @@ def test_the_bell_outlives_server_and_doorbell(guests_plane: ControlPlane, guest
     program = GuestProgram(guest)
     before = doorbell_pid(guests_plane)
     os.kill(before, signal.SIGKILL)
-    wait_for(lambda: has_another_doorbell(guests_plane, before), 20, "the bell in a new doorbell")
+    wait_for(
+        lambda: has_another_doorbell(guests_plane, before), message="the bell in a new doorbell"
+    )
     assert rings(guests_plane, program)
     guests_plane.stop("server", signal.SIGKILL)
     guests_plane.start_server()
@@ -149,7 +151,7 @@ def test_it_comes_and_goes_while_the_guest_runs(guests_plane: ControlPlane, flee
 
     def plug_in() -> None:
         assert fleet.vm("attach", running.name, *figures, "--channel", "ivshmem-doorbell") == 0
-        wait_for(lambda: has_doorbell(running), 20, "the device")
+        wait_for(lambda: has_doorbell(running), message="the device")
 
     plug_in()
     time.sleep(1.5)  # and QEMU survives it: it would watch an eventfd of the device for ever
@@ -165,5 +167,5 @@ def test_it_comes_and_goes_while_the_guest_runs(guests_plane: ControlPlane, flee
     assert document(running).region is None
     inactive = 2
     assert parse_domain(running.domain.XMLDesc(inactive)).region is None
-    wait_for(lambda: bells_of(doorbell_pid(guests_plane)) == before, 20, "the bell to go")
+    wait_for(lambda: bells_of(doorbell_pid(guests_plane)) == before, message="the bell to go")
     fleet.virsh("destroy", running.name)

@@ -19,6 +19,7 @@ if shutil.which("qemu-img") is None:
     pytest.skip("qemu-img is not installed", allow_module_level=True)
 
 from control_plane import ControlPlane, running, wait_for
+from free_ports import free_port
 
 from sluice.hypervisor.libvirt_host import live_document, persistent_document
 
@@ -35,7 +36,7 @@ from .guests import (
     slot_states,
 )
 from .prompted import is_cuda_error
-from .traces import LIMIT, Traces
+from .traces import LIMIT, Traces, shared_files
 
 pytestmark = [pytest.mark.vm, pytest.mark.slow]
 RIGHT = "compute: wrong 0 of 1000"
@@ -65,6 +66,11 @@ def mover(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Guest:
 def plugged(guest: Guest) -> bool:
     live = live_document(guest.domain)
     return live is not None and live.region is not None
+
+
+def maps_region(guest: Guest) -> bool:
+    """Whether its QEMU has the channel's memory still: that is freed after the device is out."""
+    return f"/dev/shm/{region_file(guest).name}" in shared_files(guest.qemu_pid)
 
 
 def works(guest: Guest) -> None:
@@ -129,6 +135,7 @@ def test_with_virsh_alone_it_is_unplugged_saved_and_plugged_in_again(
     # what docs/libvirt.md tells a user of virsh
     fleet.virsh("detach-device-alias", mover.name, "ua-sluice-region", "--live")
     wait_for(lambda: not plugged(mover), LIMIT, "the channel to be out")
+    wait_for(lambda: not maps_region(mover), LIMIT, "QEMU to let its memory go")
     fleet.virsh("managedsave", mover.name)
     fleet.virsh("start", mover.name)
     wait_for(lambda: plugged(mover), LIMIT, "the channel to be back")
@@ -192,7 +199,8 @@ def test_it_migrates_and_has_a_channel_there(
     assert refused.returncode != 0
     assert "ivshmem" in refused.stderr
     program = GuestProgram(mover)
-    words = ("migrate", mover.name, there, "--unsafe", "--migrate-uri", "tcp://127.0.0.1:49321")
+    incoming = f"tcp://127.0.0.1:{free_port()}"
+    words = ("migrate", mover.name, there, "--unsafe", "--migrate-uri", incoming)
     kept = fleet.vm_says(*words)
     assert kept.returncode == 1
     assert "has a session" in kept.stderr

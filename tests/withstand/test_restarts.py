@@ -63,7 +63,7 @@ def test_a_session_survives_the_controllers_restart(
     assert application.ask("wait") == "wait: ok"
     assert application.ask("compute") == "compute: wrong 0 of 1000", "while no controller runs"
     plane.start_controller()
-    wait_for(lambda: plane.node_state() == "up", 30, "the server to return by itself")
+    wait_for(lambda: plane.node_state() == "up", message="the server to return by itself")
     assert plane.grants() == before
     assert [s["id"] for s in plane.sessions()] == list(traces.sessions)
     assert application.ask(f"turned {ROUNDS}") == "turned: right"
@@ -98,7 +98,7 @@ def test_without_a_controller_the_first_call_says_so_after_a_bounded_wait(
     application.say("quit")
     assert "cannot reach the controller" in application.errors()
     plane.start_controller()
-    wait_for(lambda: plane.node_state() == "up", 30)
+    wait_for(lambda: plane.node_state() == "up")
     assert start("shm").ask("compute") == "compute: wrong 0 of 1000"
 
 

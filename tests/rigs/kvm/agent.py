@@ -34,7 +34,7 @@ class Finished:
     err: str
 
 
-def call(domain: libvirt.virDomain, command: str, timeout: int = 10, **arguments: Any) -> Any:
+def call(domain: libvirt.virDomain, command: str, timeout: int = 60, **arguments: Any) -> Any:
     """One guest agent command; libvirtError where the agent does not answer."""
     request: dict[str, Any] = {"execute": command}
     if arguments:
@@ -94,7 +94,7 @@ class GuestProcess:
 
     def signal(self, number: int) -> None:
         """Sends a signal to every process of the command."""
-        GuestProcess(self._domain, f"kill -{number} -- -{self.pid}", {}).wait(10)
+        GuestProcess(self._domain, f"kill -{number} -- -{self.pid}", {}).wait(60)
 
     def kill(self) -> None:
         self.signal(9)

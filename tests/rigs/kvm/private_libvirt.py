@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 import uuid as uuids
@@ -106,7 +107,7 @@ class PrivateLibvirt:
             )
         self._pid_file.write_text(str(process.pid))
         deadline = time.monotonic() + timeout
-        while not self.socket.exists():
+        while not self._answers():
             if process.poll() is not None or time.monotonic() > deadline:
                 said = (self.root / "libvirtd.out").read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"libvirtd below {self.root} did not start: {said}")
@@ -121,8 +122,8 @@ class PrivateLibvirt:
         deadline = time.monotonic() + timeout
         while self._is_ours(pid):
             if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                break
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             _reap(pid)
             time.sleep(0.02)
         self._pid_file.unlink(missing_ok=True)
@@ -143,6 +144,11 @@ class PrivateLibvirt:
         self.socket.unlink(missing_ok=True)
         for region in self.shm.iterdir() if self.shm != Path("/dev/shm") else ():
             region.unlink()
+
+    def _answers(self) -> bool:
+        """Whether somebody listens: between bind and listen the socket is there and refuses."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+            return asking.connect_ex(str(self.socket)) == 0
 
     def _is_ours(self, pid: int) -> bool:
         """Whether that process is the daemon of this folder, and no later one of its number."""

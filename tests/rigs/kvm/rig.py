@@ -9,6 +9,7 @@ folders do not disturb each other.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shlex
@@ -56,6 +57,11 @@ class Guest:
     @property
     def active(self) -> bool:
         return bool(self.domain.isActive())
+
+    @property
+    def qemu_pid(self) -> int:
+        """The process that runs it."""
+        return int((self._rig.root / "run" / "qemu" / f"{self.name}.pid").read_text())
 
     def start(self) -> None:
         """Powers on; returns at once, see :meth:`wait_ready`."""
@@ -137,12 +143,12 @@ class Guest:
 
     def destroy(self) -> None:
         """Pulls the plug; nothing happens if the guest is off."""
-        try:
-            if self.active:
-                self.domain.destroy()
-        except libvirt.libvirtError:
-            if self.active:  # it may have ended by itself meanwhile
-                raise
+        _power_off(self.domain)
+
+    def reboot(self) -> None:
+        """The guest's kernel starts anew without a shutdown; returns before it does."""
+        with contextlib.suppress(libvirt.libvirtError):  # the agent may not live to answer
+            self.spawn("sleep 0.2; exec busybox reboot -f")
 
     def restart(self, timeout: float = 60) -> None:
         """Pulls the plug, powers on, waits."""
@@ -163,6 +169,15 @@ class Guest:
             return self.console.read_text(errors="replace")[-characters:]
         except FileNotFoundError:
             return "(no console output)"
+
+
+def _power_off(domain: libvirt.virDomain) -> None:
+    try:
+        if domain.isActive():
+            domain.destroy()
+    except libvirt.libvirtError:
+        if domain.isActive():  # it may have ended by itself meanwhile
+            raise
 
 
 class Rig:
@@ -349,8 +364,7 @@ class Rig:
         for domain in self.connection.listAllDomains():
             # A guest of a rig may have had a vGPU, and no server may be there to clean up.
             region = self.shm / f"sluice-{domain.UUIDString()}"
-            if domain.isActive():
-                domain.destroy()
+            _power_off(domain)
             try:
                 domain.undefineFlags(
                     libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE

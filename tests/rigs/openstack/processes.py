@@ -102,7 +102,7 @@ class Processes:
             pid, began = (int(word) for word in self._file(name).read_text().split())
         except (FileNotFoundError, ValueError):
             return None
-        return pid if _began(pid) == began else None
+        return pid if began != -1 and _began(pid) == began else None
 
     def _signal(self, pid: int, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

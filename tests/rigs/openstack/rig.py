@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import httpx
 import jinja2
 
+from tests.harness.free_ports import free_port
 from tests.rigs.kvm.private_libvirt import PrivateLibvirt
 
 from .processes import Processes
@@ -199,10 +199,7 @@ class OpenStackRig:
         if path.exists():
             found: dict[str, int] = json.loads(path.read_text())
             return found
-        sockets = [socket.create_server((HOST, 0)) for _ in PORTS]
-        ports = {name: s.getsockname()[1] for name, s in zip(PORTS, sockets, strict=True)}
-        for each in sockets:
-            each.close()
+        ports = {name: free_port() for name in PORTS}
         path.write_text(json.dumps(ports))
         return ports
 

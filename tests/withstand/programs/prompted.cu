@@ -98,7 +98,8 @@ void turned(const char* word, uint64_t rounds) {
 }
 
 void flood(const char* word, uint64_t launches) {
-  for (uint64_t i = 0; i < launches; ++i) add_one<<<1, 1>>>(device.counter);
+  for (uint64_t i = 0; i < launches && cudaPeekAtLastError() == cudaSuccess; ++i)
+    add_one<<<1, 1>>>(device.counter);
   if (!failed(word, cudaGetLastError())) std::printf("%s: ok\n", word);
 }
 
