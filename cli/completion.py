@@ -23,13 +23,17 @@ from sluice.cli.rest import CommandError
 NAME = "sluice"
 VARIABLE = "_SLUICE_COMPLETE"  # as typer calls it for that name
 
+PATIENCE_SECONDS = 1.0  # a shell waits for it
+
 Complete = Callable[[str], list[str]]
 
 
 def _names(path: str, key: str, field: str = "id", **filters: str) -> Complete:
     def complete(incomplete: str) -> list[str]:
         with contextlib.suppress(CommandError, KeyError):
-            found = controller(None, patience_seconds=1.0).get(path, limit=200, **filters)[key]
+            found = controller(None, patience_seconds=PATIENCE_SECONDS).get(
+                path, limit=200, **filters
+            )[key]
             return [name for each in found if (name := str(each[field])).startswith(incomplete)]
         return []
 

@@ -12,6 +12,7 @@ same secret one gets a token; and that an enrolment which is withdrawn takes its
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Iterable
@@ -81,6 +82,7 @@ class EnrolmentBook:
         ]
         self.enrolments = {each.id: each for each in sorted(found, key=lambda e: e.created)}
         self._by_hash = {each.hash: each.id for each in found}
+        self._in_use: dict[str, asyncio.Event] = {}  # tokens being stored, by enrolment
 
     def find(self, secret: str) -> Enrolment | None:
         """The enrolment with this secret, open or not."""
@@ -140,6 +142,7 @@ class EnrolmentBook:
         token_id = self._tokens.new_id()
         used = self._changed(before, used=now, token_id=token_id)
         event = Event(now, "enrolment.used", used.id, f"token {token_id} for {_whose(used)}")
+        over = self._in_use[used.id] = asyncio.Event()
         try:
             return await self._tokens.create(
                 used.role,
@@ -157,6 +160,9 @@ class EnrolmentBook:
             if self.enrolments.get(enrolment_id) is used:
                 self.enrolments[enrolment_id] = before
             raise
+        finally:
+            del self._in_use[enrolment_id]
+            over.set()
 
     async def withdraw(self, enrolment_id: str, by: str) -> Enrolment:
         """It is not used any more, and its token is revoked; raises StoreError."""
@@ -164,6 +170,8 @@ class EnrolmentBook:
         now = self._tokens.wall()
         if known.withdrawn is None:
             known = self._changed(known, withdrawn=now)
+        if in_use := self._in_use.get(enrolment_id):
+            await in_use.wait()  # whatever token comes of it ends with the others
         if known.token_id in self._tokens.tokens:
             await self._tokens.revoke(known.token_id, f"{by}, with enrolment {known.id}")
         event = Event(now, "enrolment.withdrawn", known.id, f"by {by}")

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,38 @@ import httpx
 import pytest
 from control_plane import ControlPlane, guarded, wait_for
 
+from sluice.controller.auth.enrolments import EnrolmentBook
+from sluice.controller.auth.tokens import TokenBook
+from sluice.controller.pool.model import Change
+
 VM = "5026a1b2-0000-4000-8000-00000000000a"
+
+
+class HeldStore:
+    """Keeps nothing; a commit is done when it is let."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def commit(self, changes: Sequence[Change]) -> None:
+        await self.goes_on.wait()
+
+
+async def test_withdrawn_while_its_token_is_stored_it_takes_that_along() -> None:
+    store = HeldStore()
+    tokens = TokenBook(store)  # type: ignore[arg-type]
+    book = EnrolmentBook(store, tokens)  # type: ignore[arg-type]
+    enrolment, _ = await book.create("node", by="a test", seconds=60, node="n1")
+    store.goes_on.clear()
+    using = asyncio.create_task(book.use(enrolment.id))
+    await asyncio.sleep(0)
+    withdrawing = asyncio.create_task(book.withdraw(enrolment.id, "a test"))
+    await asyncio.sleep(0)
+    store.goes_on.set()
+    token, _ = await using
+    assert (await withdrawing).state(0) == "withdrawn"
+    assert tokens.tokens[token.id].state(0) == "revoked"
 
 
 @pytest.fixture(scope="module")

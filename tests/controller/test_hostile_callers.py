@@ -76,4 +76,4 @@ def test_a_node_that_takes_anothers_name_replaces_its_stream(plane: ControlPlane
 
 def _held(report: rpc.NodeReport) -> Iterator[rpc.NodeReport]:
     yield report
-    threading.Event().wait(20)
+    threading.Event().wait(60)

@@ -63,7 +63,7 @@ def holding(name: str) -> rpc.NativeHolding:
 
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    plane = ControlPlane(tmp_path, fake=True, pool={"node_timeout_seconds": 60})
+    plane = ControlPlane(tmp_path, fake=True)
     try:
         plane.start_controller()
         yield plane

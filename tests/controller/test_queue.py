@@ -45,6 +45,7 @@ def expected_order(rows: list[tuple[int, int, int, int | None]], ageing: float) 
     return [f"r{number}" for number, _ in sorted(enumerate(rows), key=place)]
 
 
+@settings(deadline=None)
 @given(REQUESTS, st.sampled_from([0.0, 10.0]))
 def test_order_positions_and_deadlines_agree_with_a_plain_list(
     rows: list[tuple[int, int, int, int | None]], ageing: float
@@ -66,6 +67,7 @@ def test_order_positions_and_deadlines_agree_with_a_plain_list(
     assert list(queue.walk()) == []
 
 
+@settings(deadline=None)
 @given(REQUESTS, st.sets(st.integers(0, 3)), st.integers(0, 9))
 def test_a_walk_visits_what_could_fit_in_order(
     rows: list[tuple[int, int, int, int | None]], fitting: set[int], room: int
@@ -145,6 +147,7 @@ class Step:
 
 
 @settings(max_examples=60, deadline=None)
+@settings(deadline=None)
 @given(st.lists(st.one_of(Step.ask, Step.release), max_size=40), st.sampled_from([0.0, 30.0]))
 def test_nobody_who_waits_could_have_had_what_a_later_one_got(
     steps: list[tuple[object, ...]], ageing: float

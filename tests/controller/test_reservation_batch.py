@@ -186,9 +186,11 @@ def test_a_controller_that_is_killed_has_stored_all_of_it_or_nothing(tmp_path: P
                     plane.rest_as(plane.first_token()).post(PATH, json=body, headers=key)
                 done.set()
 
-            threading.Thread(target=ask).start()
+            asking = threading.Thread(target=ask)
+            asking.start()
             answered.wait(0.03 * turn)  # before it comes, while it is taken, once it is answered
             plane.stop("controller", signal.SIGKILL)
+            asking.join()  # it asks nobody who comes later
             plane.start_controller()
             there = {each["owner"] for each in listed(rest)} - expected
             assert there in (set(), set(owners)), f"{len(there)} of {MOST}"

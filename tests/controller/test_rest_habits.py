@@ -127,7 +127,7 @@ def followed(lines: Iterator[str], count: int) -> list[dict[str, Any]]:
 
 
 def test_a_stream_is_the_log_as_it_is_stored(plane: ControlPlane) -> None:
-    with plane.rest.stream("GET", "/events/stream", params={"kind": "grant."}) as stream:
+    with plane.rest.stream("GET", "/events/stream", params={"kind": "grant.made"}) as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
         # from now on: the answer's headers say that it has begun
         others = plane.rest_as(plane.first_token())

@@ -147,7 +147,8 @@ class ControlPlane:
                 "grpc_port": self.grpc_port,
                 "store": folder / "controller.db",
             },
-            pool={"heartbeat_seconds": 1, "node_timeout_seconds": 3, **(pool or {})},
+            # so long that nobody is given up who restarts, or stands still with the machine
+            pool={"heartbeat_seconds": 1, "node_timeout_seconds": 60, **(pool or {})},
             auth={"local": "operator", **(auth or {})},
             tls=tls or {},
             openstack=openstack or {},

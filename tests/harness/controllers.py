@@ -125,6 +125,18 @@ class Controllers:
 
         return int(wait_for(leading, seconds, "a leader")[0])
 
+    def both(self) -> tuple[int, int]:
+        """Of two: the leader and its follower, once both know that."""
+        found: list[int] = []
+
+        def settled() -> bool:
+            leader = self.leader()
+            found[:] = leader, 1 - leader
+            return self.part(1 - leader).get("leader") == self.rest[leader]
+
+        wait_for(settled, 120, "a leader and a follower")
+        return found[0], found[1]
+
     def signal(self, number: int, what: signal.Signals) -> None:
         """Kills, pauses or continues one."""
         process = self.processes[number]
@@ -135,12 +147,18 @@ class Controllers:
             self.processes[number] = None
 
     def get(self, path: str, **parameters: Any) -> Any:
-        """A GET to whoever leads."""
-        address = self.rest[self.leader()]
+        """A GET to whoever leads; to the next one where that ends in between."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        answer = httpx.get(
-            f"http://{address}/v1{path}", params=parameters, headers=headers, timeout=15
-        )
+
+        def answered() -> httpx.Response | None:
+            url = f"http://{self.rest[self.leader()]}/v1{path}"
+            try:
+                answer = httpx.get(url, params=parameters, headers=headers, timeout=60)
+            except httpx.TransportError:
+                return None
+            return None if answer.status_code in (307, 503) else answer
+
+        answer = wait_for(answered, 300, "a leader's answer")
         answer.raise_for_status()
         return answer.json()
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.nova_driver.compute.extra_specs import KEYS, InvalidSpecs, VgpuSpecs, parse
@@ -75,6 +75,7 @@ def test_every_problem_is_told_at_once() -> None:
     assert len(caught.value.problems) == 4  # both sizes are missing besides
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.one_of(st.sampled_from([f"vgpu:{key}" for key in KEYS]), st.text(max_size=20)),

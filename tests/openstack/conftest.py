@@ -152,6 +152,7 @@ def running_stack(*, vendordata: bool = True) -> Iterator[tuple[OpenStackRig, Po
             "libvirt_uri": rig.libvirt.uri,
             "region_dir": "/dev/shm",
         },
+        pool={"node_timeout_seconds": 10},  # a host that is gone is given up
         openstack={
             "vendordata": "true",
             "users": "nova",

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import etcd_members
 import pytest
-from control_plane import wait_for
 from controllers import controllers
 
 if TYPE_CHECKING:
@@ -23,9 +22,7 @@ def test_whoever_is_named_the_leader_answers(
     with etcd_members.etcd_members(tmp_path / "etcd") as members:
         store = {"kind": "etcd", "endpoints": members.endpoints[0]}
         with controllers(tmp_path, 2, store, auth={"required": "yes"}) as pair:
-            other = 1 - pair.leader()
-            wait_for(lambda: pair.part(other).get("leader"), message="the follower to know")
-            follower = pair.rest[other]
+            follower = pair.rest[pair.both()[1]]
             words = ("vgpu", "quota", "--os-vgpu-controller", f"127.0.0.1:1,{follower}")
             with pytest.raises(RuntimeError, match="token"):
                 rig.openstack(*words)

@@ -104,17 +104,16 @@ def test_the_server_may_start_first(unstarted: ControlPlane) -> None:
     assert unstarted.client().first["status"] == 0
 
 
-def test_a_silent_node_is_lost_and_its_session_adopted_when_it_returns(
-    plane: ControlPlane,
-) -> None:
-    plane.client()
-    assert plane.server
-    plane.server.send_signal(signal.SIGSTOP)
-    wait_for(lambda: plane.node_state() == "lost")
-    assert plane.grants() == []
-    plane.server.send_signal(signal.SIGCONT)
-    wait_for(lambda: len(plane.grants()) == 1, message="the session to be adopted")
-    assert plane.node_state() == "up"
+def test_a_silent_node_is_lost_and_its_session_adopted_when_it_returns(tmp_path: Path) -> None:
+    with running(tmp_path, pool={"node_timeout_seconds": 3}) as plane:
+        plane.client()
+        assert plane.server
+        plane.server.send_signal(signal.SIGSTOP)
+        wait_for(lambda: plane.node_state() == "lost")
+        assert plane.grants() == []
+        plane.server.send_signal(signal.SIGCONT)
+        wait_for(lambda: len(plane.grants()) == 1, message="the session to be adopted")
+        assert plane.node_state() == "up"
 
 
 def test_a_grant_ended_while_its_server_was_away_ends_when_it_returns(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.config.vsphere import ClientsSection
@@ -49,6 +49,7 @@ def test_a_text_is_a_wish(text: str, wish: tuple[Any, ...]) -> None:
     assert (found.count, found.memory, found.compute, found.mode, found.project) == wish
 
 
+@settings(deadline=None)
 @given(
     st.one_of(
         st.text(max_size=250),

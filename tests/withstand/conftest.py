@@ -29,10 +29,6 @@ PAUSE_SECONDS = float(
 )
 
 
-#: A component that is restarted here is back before its node is given up, however slow the machine.
-PATIENT = {"node_timeout_seconds": 60}
-
-
 @pytest.fixture(scope="session", autouse=True)
 def built() -> None:
     """Real parts or none: a FakeWorker would prove nothing here."""
@@ -49,7 +45,7 @@ def built() -> None:
 @pytest.fixture
 def plane(tmp_path: Path) -> Iterator[ControlPlane]:
     """A controller, and a server that has joined it."""
-    with running(tmp_path, pool=PATIENT) as control_plane:
+    with running(tmp_path) as control_plane:
         yield control_plane
 
 
@@ -71,8 +67,7 @@ def guests_plane(
     """Serves guests; gives up a silent one after ten seconds."""
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    settings = serving(guests_rig, silent_seconds=10)
-    with running(folder, server=settings, pool=PATIENT) as control_plane:
+    with running(folder, server=serving(guests_rig, silent_seconds=10)) as control_plane:
         yield control_plane
 
 

@@ -28,6 +28,7 @@ from relay_host import relay_host  # noqa: E402
 
 MOST_SECONDS = 150.0
 WORKERS_SECONDS = 240.0
+POOL = {"node_timeout_seconds": 3}  # the node is lost meanwhile
 
 
 def link(state: str) -> None:
@@ -83,14 +84,14 @@ def measure(folder: Path, *, until_workers_end: bool) -> dict[str, Any]:
     """Seconds from the silence to each end, and what was said of it."""
     link("up")
     found: dict[str, Any] = {}
-    with running(folder) as plane, relay_host(plane, folder / "b") as host:
+    with running(folder, pool=POOL) as plane, relay_host(plane, folder / "b") as host:
         programs = {
             "tcp": Program(plane.program_environment(SLUICE_CHANNEL="tcp")),
             "relay": Program(host.environment()),
         }
         for program in programs.values():
             program.say()
-            assert program.answer(20) == 0
+            assert program.answer(60) == 0
         if until_workers_end:
             before = set(plane.session_worker_pids())
             programs["answer"] = Program(plane.program_environment(SLUICE_CHANNEL="tcp"))
@@ -120,7 +121,7 @@ def measure(folder: Path, *, until_workers_end: bool) -> dict[str, Any]:
         found["node_up_seconds"] = time.monotonic() - began
         for name, program in programs.items():
             program.say()
-            found[name]["later"] = program.answer(20)
+            found[name]["later"] = program.answer(60)
             found[name]["said"] = program.end()
         if until_workers_end:
             wait_for(lambda: not plane.grants(), message="the grants to return")
