@@ -2,11 +2,11 @@
 """sluice-vsphere: follows one vCenter for ever, and keeps the controller true to it.
 
 Started by __main__.py. One session and one wait for changes at a time; whatever changed is looked
-at again, VM by VM, against what the controller is known to have. What fails is tried again; what
-happened while either side was away is caught up by comparing everything once. It promises that when
-nothing changes there are no calls but that one wait (and the resync of `[controller]
-resync_seconds`), and that VMs which seem to vanish all at once are believed to be gone only if an
-operator says so.
+at again, VM by VM, against what the controller is known to have. What fails is tried again, and
+what the controller refuses, since pools change; what happened while either side was away is caught
+up by comparing everything once. It promises that when nothing changes and every wish is met there
+are no calls but that one wait (and the resync of `[controller] resync_seconds`), and that VMs which
+seem to vanish all at once are believed to be gone only if an operator says so.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ Result = TypeVar("Result")
 AT_ONCE = 8  # VMs that vCenter reconfigures for us at a time
 TOLD_AT_ONCE = 64  # VMs whose secrets are made in one go, and then wait for vCenter
 RETRY_SECONDS = 5
+REFUSED_SECONDS = 30.0  # a wish that the pool cannot meet now
 CANCEL_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 30.0
 LOGIN_DELAY_SECONDS = 300.0  # a wrong password that is tried often locks the account
@@ -73,6 +74,7 @@ class VsphereService:
         self._uuids: dict[str, str] = {}  # of VMs by their ids, the gone ones' too until seen to
         self._pending: set[str] = set()
         self._resync_at = 0.0
+        self._ask_again_at = 0.0
         self.passes = 0
 
     async def run(self) -> None:
@@ -153,6 +155,8 @@ class VsphereService:
             return set()
         until = time.monotonic() + self._config.vcenter.poll_seconds
         until = min(until, self._resync_at, *(() if tags_at is None else (tags_at,)))
+        if self.clients.refused:
+            until = min(until, self._ask_again_at)
         seconds = max(1, round(until - time.monotonic()))
         if self._pending:
             seconds = min(seconds, RETRY_SECONDS)
@@ -186,7 +190,15 @@ class VsphereService:
         if hosts:
             changed |= {vm.id for vm in inventory.vms() if vm.host in hosts}
         self.passes += 1
-        await self._reconcile(inventory, changed | self._pending)
+        await self._reconcile(inventory, changed | self._pending | self._refused())
+
+    def _refused(self) -> set[str]:
+        """The VMs whose wishes were refused, when it is time to ask again."""
+        refused, now = self.clients.refused, time.monotonic()
+        if refused and now < self._ask_again_at:
+            return set()
+        self._ask_again_at = now + REFUSED_SECONDS
+        return {vm_id for vm_id, uuid in self._uuids.items() if uuid in refused}
 
     async def _resync(self, inventory: Inventory) -> None:
         """Reads the controller's lists; what belongs to no VM that is there goes."""

@@ -26,12 +26,20 @@ from sluice.hypervisor.vsphere.service import VsphereService
 class Rig:
     """Controller, server, vCenter and adapter; close() ends them."""
 
-    def __init__(self, folder: Path, *, rate: int = 0, fake: bool = True, **vcenter: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rate: int = 0,
+        fake: bool = True,
+        pool: dict[str, Any] | None = None,
+        **vcenter: Any,
+    ) -> None:
         """With `fake` sessions end at a FakeWorker, and nothing native is needed."""
         self.folder = folder
         node_token = folder / "node.token"
         auth = {"required": "yes", "requests_per_second": rate}
-        self.plane = ControlPlane(folder, fake=fake, auth=auth, token_file=node_token)
+        self.plane = ControlPlane(folder, fake=fake, auth=auth, token_file=node_token, pool=pool)
         self.adapter: subprocess.Popen[bytes] | None = None
         self.vcenter = Vcenter(folder / "vcenter", **vcenter)
         self.plane.start_controller()

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import signal
 import ssl
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +131,45 @@ def test_a_wrong_password_is_told_and_not_hammered(rig: Rig) -> None:
     tried = rig.sluice("connect")
     assert tried.returncode == 2
     assert "wr0ng-s3cret" not in tried.stderr
+
+
+@contextlib.asynccontextmanager
+async def serving(rig: Rig) -> AsyncIterator[None]:
+    """The adapter, within the test."""
+    service, line = rig.service()
+    running = asyncio.create_task(service.run())
+    try:
+        yield
+    finally:
+        await service.stop()
+        await running
+        await line.close()
+
+
+async def test_a_wish_that_the_pool_cannot_meet_is_met_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from adapter import Rig
+
+    from sluice.hypervisor.vsphere import service
+
+    monkeypatch.setattr(service, "REFUSED_SECONDS", 0.5)
+    rig = Rig(tmp_path, pool={"node_timeout_seconds": 2})
+    try:
+        rig.plane.stop("server")
+        vm = rig.vcenter.vm("DC0_H0_VM0")
+        rig.vcenter.set_attribute(vm, "count=1")
+        node = f"/nodes/{rig.plane.node}"
+        wait_for(lambda: rig.plane.rest.get(node).json()["state"] == "lost")
+        async with serving(rig):
+            kind = "adapter.vsphere.client_refused"
+            await asyncio.to_thread(
+                wait_for, lambda: kind in {each["kind"] for each in rig.events(uuid(vm))}
+            )
+            await asyncio.to_thread(rig.plane.start_server)  # and nothing of the VM changes
+            await asyncio.to_thread(wait_for, lambda: counts(rig).get(uuid(vm)) == 1)
+    finally:
+        rig.close()
 
 
 async def test_a_stop_is_heard_by_a_wait_that_is_only_on_its_way(
