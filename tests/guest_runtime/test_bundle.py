@@ -58,7 +58,7 @@ def format_region(path: Path) -> None:
 
 def channel_ready(guest: Guest) -> str:
     """Group, mode and size of the channel's file, once udev has been there."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         code, out, _ = guest.run(f"stat -c '%G %a %s' {RESOURCE}")
         if code == 0 and out.startswith("sluice"):

@@ -9,6 +9,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from sluice.guest_runtime.channels import (
     REGION_MAGIC,
@@ -159,8 +160,8 @@ def test_a_missing_socket_is_a_note_where_the_region_serves(tmp_path: Path) -> N
 
 
 def test_by_tcp_the_controller_has_to_listen(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()  # nobody else's afterwards
+    with socket.create_server(("127.0.0.1", port)):
         chosen = settings(SLUICE_CHANNEL="tcp", SLUICE_CONTROLLER=f"127.0.0.1:{port}")
         assert [r.verdict for r in check_channels(chosen, tmp_path)] == [Verdict.OK]
         several = settings(

@@ -62,8 +62,8 @@ class Metadata:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def says(self, document: Any, status: int = 200) -> None:
-        self.status = status
         self.body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        self.status = status  # last: who asks in between gets no new status with an old body
 
     def close(self) -> None:
         self._server.shutdown()

@@ -55,8 +55,8 @@ def test_two_tenants_by_metadata_alone(plane: ControlPlane, fleet: Fleet) -> Non
     owner, other = fleet.boot("owner"), fleet.boot("other")
     fleet.ask(owner, memory_mib=64, compute=100, count=len(gpus), mode="reserved", **CHANNEL)
     fleet.ask(other, memory_mib=64, compute=10, **CHANNEL)
-    wait_for(lambda: bool(reservations(plane, owner)), LIMIT, "the owner's reservation")
-    assert reservations(plane, owner)[0]["state"] == "held"
+    held = ["held"]
+    wait_for(lambda: [r["state"] for r in reservations(plane, owner)] == held, LIMIT, "it to hold")
     for guest in (owner, other):
         prepare(guest)
         wait_for(
