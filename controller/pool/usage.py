@@ -65,17 +65,19 @@ class UsageMeters:
 
     def up_to_now(self) -> list[UsageRecord]:
         """Every project's newest records, counted up to now; nothing is changed by that."""
-        return [r for m in self._meters.values() for r in self._counted(m)]
+        now = self._clock.monotonic()
+        return [r for m in self._meters.values() for r in self._counted(m, now)]
 
     def _count(self, meter: _Meter) -> list[UsageRecord]:
-        records = self._counted(meter)
+        now = self._clock.monotonic()
+        records = self._counted(meter, now)
         meter.record = records[-1]
-        meter.since = self._clock.monotonic()
+        meter.since = now
         return records
 
-    def _counted(self, meter: _Meter) -> list[UsageRecord]:
+    def _counted(self, meter: _Meter, now: float) -> list[UsageRecord]:
         wall = self._clock.wall()
-        left = max(0.0, self._clock.monotonic() - meter.since)
+        left = max(0.0, now - meter.since)
         if meter.rate == NOTHING:
             left = 0.0
         newest = meter.record

@@ -243,8 +243,13 @@ void Doorbell::handle(Message& m) {
     std::memcpy(reply.message, text.data(), std::min(text.size(), sizeof reply.message - 1));
     std::memcpy(slot->map.mailbox().data(), &reply, sizeof reply);
     uint32_t expected = static_cast<uint32_t>(SlotState::kOpening);
-    if (m.verb == "refuse")
-      h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kRefused));
+    if (m.verb == "refuse" &&
+        h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kRefused))) {
+      // Its next client may have opened it before the next look, which would see no change.
+      slot->last = SlotState::kRefused;
+      slot->since = channel::now_ns();
+      slot->open_reported = false;
+    }
   } else if (m.verb == "release") {
     // A guest that wrote over its region gets it back whole, or its next client would not find it.
     const auto bytes = static_cast<size_t>(region->file.st_size);

@@ -119,6 +119,7 @@ void Pump::up() {
         hot_.store(false, std::memory_order_seq_cst);
         leave_reading();
       }
+      bytes_in_.fetch_add(bytes, std::memory_order_relaxed);
       if (!stream_->write(parts, n)) {
         // The node's last words may be there still: they are read first.
         hot_.store(false, std::memory_order_seq_cst);
@@ -127,7 +128,6 @@ void Pump::up() {
         return finish("the connection to " + node_ + " was lost", kUnknown);
       }
       in_.release(bytes);
-      bytes_in_.fetch_add(bytes, std::memory_order_relaxed);
       idle_since = 0;
       hot_.store(true, std::memory_order_relaxed);
       continue;
@@ -184,11 +184,12 @@ bool Pump::carry_back(iovec parts[2], int n, bool discards, size_t* count) {
       finish("the client closed its session", 0);
     return false;
   }
+  // Counted first: who has had the bytes may ask at once how many there were.
+  bytes_out_.fetch_add(static_cast<size_t>(got), std::memory_order_relaxed);
   if (!discards) {
     back_.commit(static_cast<size_t>(got));
     wake_reader();
   }
-  bytes_out_.fetch_add(static_cast<size_t>(got), std::memory_order_relaxed);
   *count = static_cast<size_t>(got);
   return true;
 }
