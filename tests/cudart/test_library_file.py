@@ -97,5 +97,6 @@ def test_a_launch_costs_little(
     )
     direct, by_symbol, by_stub = map(float, result.stdout.split())
     print(f"driver {direct} ns, by symbol +{by_symbol} ns, by nvcc's stub +{by_stub} ns")
-    assert by_symbol < 60
-    assert by_stub < 60
+    # a walk over the table, or a few system calls, would be more on any machine
+    assert by_symbol < 500
+    assert by_stub < 500

@@ -124,7 +124,7 @@ def test_a_card_that_falls_off_the_bus_leaves_the_pool_until_it_is_cleared(
     assert pool.gpu(well)["health"] == "ok"
     log = pool.plane.rest.get(f"/sessions/{victim.session_id}/log").text
     assert f"GPU {sick} reported XID 79" in log
-    [event] = pool.events("gpu.fault")
+    [event] = wait_for(lambda: pool.events("gpu.fault"))  # stored after it is known
     assert event["subject"] == f"node-a:{sick}"
     position = pool.plane.rest.get("/queue").json()["waiting"]
     assert len(position) == 1, "the sick card's room is nobody's"
@@ -142,7 +142,7 @@ def test_a_card_that_falls_off_the_bus_leaves_the_pool_until_it_is_cleared(
     assert pool.until(sick, "ok")["fault"] == ""
     _, again = pool.client()
     assert again == sick
-    [event] = pool.events("gpu.well")
+    [event] = wait_for(lambda: pool.events("gpu.well"))
     assert event["subject"] == f"node-a:{sick}"
 
 

@@ -29,6 +29,12 @@ def holders(plane: ControlPlane) -> list[int]:
     return found
 
 
+def is_held_by_workers(plane: ControlPlane, count: int) -> bool:
+    """Whether so many workers, and nobody else, hold it; the one that looked at it has gone."""
+    workers = {record["pid"] for record in plane.worker_records() if record["devices"]}
+    return len(workers) == count and set(holders(plane)) == workers
+
+
 def switch(plane: ControlPlane, to: str, **options: object) -> httpx.Response:
     [gpu] = plane.rest.get("/gpus").json()["gpus"]
     return plane.rest.put(f"/gpus/{gpu['id']}/switch", json={"to": to, **options})
@@ -43,7 +49,7 @@ def test_nothing_of_ours_holds_a_gpu_that_left_the_pool(plane: ControlPlane, to:
     if plane.fake:
         pytest.skip("needs the built worker")
     client = plane.client(gmem_mib=256)
-    wait_for(lambda: len(holders(plane)) == 2, message="the session's worker and a warm one")
+    wait_for(lambda: is_held_by_workers(plane, 2), message="the session's worker and a warm one")
     assert switch(plane, to).json()["mode"] == "draining"
     assert len(holders(plane)) == 2, "what runs goes on"
     client.kill()
@@ -57,7 +63,7 @@ def test_nothing_of_ours_holds_a_gpu_that_left_the_pool(plane: ControlPlane, to:
     assert mode(plane) == to
     switch(plane, "pooled")
     wait_for(lambda: mode(plane) == "pooled")
-    wait_for(lambda: len(holders(plane)) == 1, message="a warm worker")
+    wait_for(lambda: is_held_by_workers(plane, 1), message="a warm worker")
     assert plane.client(gmem_mib=256).first["status"] == 0
 
 
@@ -81,4 +87,4 @@ def test_a_cancelled_switch_has_its_warm_workers_back(plane: ControlPlane) -> No
     plane.rest.delete(f"/gpus/{gpu['id']}/switch")
     assert mode(plane) == "pooled"
     client.kill()
-    wait_for(lambda: len(holders(plane)) == 1, message="a warm worker")
+    wait_for(lambda: is_held_by_workers(plane, 1), message="a warm worker")

@@ -240,7 +240,8 @@ def test_there_is_metrics_for_who_has_the_token_and_nothing_else(tmp_path: Path)
         wrong = {"Authorization": "Bearer open sesam"}
         assert httpx.get(f"{url}/metrics", headers=wrong).status_code == 401
         right = {"Authorization": "Bearer open sesame"}
-        assert scrape(url, "open sesame").value("sluice_server_controller_connected") == 1
+        connected = "sluice_server_controller_connected"
+        wait_for(lambda: scrape(url, "open sesame").value(connected) == 1)
         assert httpx.get(f"{url}/v1/nodes", headers=right).status_code == 404
         assert httpx.post(f"{url}/metrics", headers=right).status_code == 405
 

@@ -330,7 +330,7 @@ def test_what_broke_off_is_asked_again_and_granted_once(
                     if lose and lost == "answer" and len(plane.sessions("all")) > before:
                         # a request whose client leaves before it is answered is taken back, which
                         # is another story: all of the answer comes here, and is lost here
-                        upstream.settimeout(1.0)
+                        upstream.settimeout(5.0)
                         with contextlib.suppress(TimeoutError):
                             while upstream.recv(65536):
                                 pass

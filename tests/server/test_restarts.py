@@ -131,8 +131,10 @@ def test_a_grant_ended_while_its_server_was_away_ends_when_it_returns(
 
 
 def test_a_stopped_server_leaves_no_warm_worker_and_no_files(plane: ControlPlane) -> None:
-    [warm] = wait_for(plane.worker_pids)
+    # the one that waits; the one that looked at the GPUs has gone
+    wait_for(lambda: [bool(r["devices"]) for r in plane.worker_records()] == [True])
     [record] = plane.worker_records()
+    warm = record["pid"]
     plane.stop("server")
     assert not Path(f"/proc/{warm}").exists()
     assert list((plane.folder / "run" / "workers").iterdir()) == []

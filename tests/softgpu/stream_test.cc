@@ -80,6 +80,7 @@ TEST_F(Streams, EventsOrderStreamsAndTellTheTime) {
   CHECK_CU(cuEventCreate(&end, CU_EVENT_DEFAULT));
   EXPECT_EQ(CUDA_SUCCESS, cuEventQuery(start));  // never recorded
   CHECK_CU(cuEventRecord(start, a));
+  CHECK_CU(cuEventSynchronize(start));
   close(a);
   CHECK_CU(cuEventRecord(end, a));
   CHECK_CU(cuStreamWaitEvent(b, end, 0));
@@ -95,7 +96,7 @@ TEST_F(Streams, EventsOrderStreamsAndTellTheTime) {
   CHECK_CU(cuEventSynchronize(end));
   CHECK_CU(cuEventElapsedTime_v2(&ms, start, end));
   EXPECT_GE(ms, 25.0f);
-  EXPECT_LT(ms, 5000.0f);
+  EXPECT_LT(ms, 60000.0f);
   CHECK_CU(cuEventDestroy_v2(start));
   EXPECT_EQ(CUDA_ERROR_INVALID_HANDLE, cuEventQuery(start));
 }
@@ -166,11 +167,11 @@ TEST_F(Streams, FreeWaitsForRunningKernels) {
   CUdeviceptr p = 0;
   CHECK_CU(cuMemAlloc_v2(&p, 64));
   CHECK_CU(launch(f, 1, 1, 0, nullptr, address(0), p));
+  auto start = std::chrono::steady_clock::now();
   std::thread opener([this] {
     std::this_thread::sleep_for(30ms);
     open();
   });
-  auto start = std::chrono::steady_clock::now();
   CHECK_CU(cuMemFree_v2(p));
   EXPECT_GE(std::chrono::steady_clock::now() - start, 25ms);
   opener.join();

@@ -6,16 +6,15 @@ Used by test_guest*.py. A Fleet owns its guests and takes them, and their region
 
 from __future__ import annotations
 
-import mmap
 import os
 import shlex
-import struct
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import region_slots
 from control_plane import ControlPlane, wait_for
 
 from sluice.hypervisor.request import NAMESPACE
@@ -27,8 +26,6 @@ BUNDLE = Path(
     os.environ.get("SLUICE_GUEST_BUNDLE", CHECKOUT / "dist" / "sluice-guest-x86_64.tar.gz")
 )
 REGION_MIB, SLOTS = 64, 4
-FREE, READY = 0, 3
-STATE = 128  # of a slot's header (native/channel/slot.h)
 
 
 def serving(rig: Rig, **settings: object) -> dict[str, object]:
@@ -137,14 +134,7 @@ def region_file(guest: Guest) -> Path:
 
 def slot_states(guest: Guest) -> list[int]:
     """The state word of each slot, read from the region's file on the host."""
-    size = region_file(guest).stat().st_size
-    slot_bytes = (size - mmap.PAGESIZE) // SLOTS // mmap.PAGESIZE * mmap.PAGESIZE
-    with region_file(guest).open("rb") as file:
-        states = []
-        for slot in range(SLOTS):
-            file.seek(mmap.PAGESIZE + slot * slot_bytes + STATE)
-            states.append(struct.unpack("<I", file.read(4))[0])
-        return states
+    return region_slots.slot_states(region_file(guest), SLOTS)
 
 
 class GuestProgram:

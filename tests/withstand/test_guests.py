@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 from control_plane import ControlPlane, wait_for
+from region_slots import FREE
 
 from .conftest import PAUSE_SECONDS, doorbell_pid
 from .guests import (
-    FREE,
     REGION_MIB,
     SLOTS,
     Fleet,

@@ -20,12 +20,12 @@ if shutil.which("qemu-img") is None:
 
 from control_plane import ControlPlane, running, wait_for
 from free_ports import free_port
+from region_slots import FREE
 
 from sluice.hypervisor.libvirt_host import live_document, persistent_document
 
 from .alone import boot_alone, generation, take_channel
 from .guests import (
-    FREE,
     SLOTS,
     Fleet,
     Guest,

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 import pytest
 from control_plane import ControlPlane, running, wait_for
 from folders import let_everybody_in
+from region_slots import FREE
 from relay_host import RelayHost, relay_host
 
-from .guests import FREE, SLOTS, Fleet, Guest, GuestProgram, Rig, prepare, serving, slot_states
+from .guests import SLOTS, Fleet, Guest, GuestProgram, Rig, prepare, serving, slot_states
 from .prompted import ENDLESS, is_cuda_error
 from .traces import LIMIT
 

@@ -171,7 +171,7 @@ TEST_F(Graphs, UserObjectsEndWithTheLastGraph) {
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_EQ(ended, 0);
   ASSERT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
-  for (int i = 0; i < 2000 && ended == 0; ++i)
+  for (int i = 0; i < 60'000 && ended == 0; ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(ended, 1);
   EXPECT_EQ(cuUserObjectRetain(object, 1), CUDA_ERROR_INVALID_VALUE);
