@@ -257,7 +257,7 @@ TEST_F(Ring, NoWakeUpIsLost) {
     slot.sleeping.store(0);
   }
   client_thread.join();
-  EXPECT_GT(sleeps, kRounds / 100);
+  EXPECT_GT(sleeps, kRounds / 1000);  // few where both threads have one core
 }
 
 }  // namespace
