@@ -147,7 +147,6 @@ class Step:
 
 
 @settings(max_examples=60, deadline=None)
-@settings(deadline=None)
 @given(st.lists(st.one_of(Step.ask, Step.release), max_size=40), st.sampled_from([0.0, 30.0]))
 def test_nobody_who_waits_could_have_had_what_a_later_one_got(
     steps: list[tuple[object, ...]], ageing: float

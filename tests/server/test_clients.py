@@ -126,7 +126,7 @@ def test_a_program_waits_with_a_line_that_tells_its_position(plane: ControlPlane
     by_line = {}
     for process in waiting:
         assert process.stderr
-        while not (line := process.stderr.readline()).rstrip().endswith("of 2"):
+        while " of 2 in the queue" not in (line := process.stderr.readline()):
             assert "position 1 of 1" in line, "the first was told so until the other came"
         assert line.startswith("sluice: waiting for 1 vGPU of 256 MiB and 100 %: position ")
         assert process.stderr.readline() == line, "the same is said again after a while"
