@@ -3,7 +3,7 @@
 
 None that the kernel gives to outgoing connections: one of those could take it before its server
 does. Each is given once on this machine while the process that asked for it lives, however many
-tests run: a lock on a file of that name says so.
+tests run: a lock on one file says so.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 
 FIRST, LAST = 20_000, 32_000  # below net.ipv4.ip_local_port_range
 
-LOCKS = Path(tempfile.gettempdir()) / f"sluice-test-ports-{os.getuid()}"
+LOCKS = Path(tempfile.gettempdir()) / f"sluice-test-ports-{os.getuid()}.lock"
 
 _left: list[int] = []
+_locks: list[int] = []  # the descriptor of LOCKS, never closed: the kernel would drop the locks
 
 
 def free_port() -> int:
@@ -39,12 +40,11 @@ def free_port() -> int:
 
 
 def _take(port: int) -> bool:
-    """Whether no other process has it; the kernel gives it back when this one ends."""
-    LOCKS.mkdir(mode=0o700, exist_ok=True)
-    lock = os.open(LOCKS / str(port), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    """Whether no other process has it: a lock on the byte of that number, until this one ends."""
+    if not _locks:
+        _locks.append(os.open(LOCKS, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
+        fcntl.lockf(_locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except (BlockingIOError, PermissionError):
         return False
     return True

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
+from open_files import open_descriptors
 
 from sluice.server.packets import Message
 from sluice.server.sharing import MOST_PER_SESSION, Sharing
@@ -29,10 +29,6 @@ class ToldWorker:
         return message.verb, count
 
 
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.fixture
 def sharing() -> Iterator[Sharing]:
     made, before = Sharing(), open_descriptors()
@@ -40,7 +36,7 @@ def sharing() -> Iterator[Sharing]:
     for session in ("a", "b", "c"):
         made.leave(session)
     assert len(made) == 0
-    assert open_descriptors() == before, "descriptors stay open"
+    assert open_descriptors() <= before, "descriptors stay open"
 
 
 def join(sharing: Sharing, session: str, *domains: str) -> ToldWorker:
