@@ -34,8 +34,8 @@ FOLDERS = {
     "LogsDirectory": ("/var/log", "LOGS_DIRECTORY"),
 }
 _SHADOW = """
-shadow() {  # a folder, what is to be seen in its place, and which of its entries are not
-  mkdir -p "$2"
+shadow() {  # a folder, a new one to be seen in its place, and which of its entries are not
+  mkdir -p "${2%/*}"; mkdir "$2"
   for each in "$1"/* "$1"/.[!.]*; do
     name=${each##*/}
     case $name in $3) continue ;; esac
@@ -84,7 +84,9 @@ class FreshMachine:
         script = ["set -e", _SHADOW, f"cd {self._folder}", "cp -a /etc etc"]
         script += ["rm -rf etc/sluice etc/systemd/system/sluice*"]
         script += ["mount --bind etc /etc"]
-        script += [f"shadow {place} {self._folder}{place} ''" for place in _closed()]
+        # each in a folder of its own: one may lie in another, where its place is the real one
+        for number, place in enumerate(_closed()):
+            script.append(f"shadow {place} {self._folder}/closed-{number} ''")
         script += [f"shadow {place} {self._folder}{place} 'sluice*'" for place in SHARED]
         for place, folder in (folders or {}).items():
             script.append(f"mkdir -p {place}; mount --rbind {shlex.quote(str(folder))} {place}")
