@@ -2,9 +2,10 @@
 """Group commit: commits that arrive while one is being written share the next write.
 
 Used by every store, which gives the function that writes. It promises that commits are written in
-the order in which they were made, that none is acknowledged before its write returned, and that a
-commit that the store cannot hold fails alone: what shared its write is written without it. While
-many commit, a group waits a moment for more: a write costs the processor the most by being one.
+the order in which they were made, that none is acknowledged before its write returned, one of
+nothing not before those that came before it, and that a commit that the store cannot hold fails
+alone: what shared its write is written without it. While many commit, a group waits a moment for
+more: a write costs the processor the most by being one.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class GroupCommit:
     def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
         """Returns a future that is done when the changes are stored, or has a StoreError."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if not changes:
+        if not changes and self._flush is None:
             done.set_result(None)
             return done
         self._waiting.append((changes, done))
@@ -69,13 +70,15 @@ class GroupCommit:
         else:
             count = len(self._waiting)
         group, self._waiting = self._waiting[:count], self._waiting[count:]
-        self._in_company = len(group) > 1
+        self._in_company = sum(bool(changes) for changes, _ in group) > 1
         return group
 
     async def _write_group(self, group: list[Member]) -> None:
-        self.groups += 1
+        changes = [change for changes, _ in group for change in changes]
+        self.groups += bool(changes)
         try:
-            await self._write([change for changes, _ in group for change in changes])
+            if changes:
+                await self._write(changes)
         except RecordError as error:
             if len(group) > 1:
                 for member in group:

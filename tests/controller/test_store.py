@@ -20,9 +20,10 @@ from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.desk import GrantDesk
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
-from sluice.controller.pool.model import Event, Gpu, GrantState, Node, Vgpu
+from sluice.controller.pool.model import Change, Event, Gpu, GrantState, Node, Vgpu
 from sluice.controller.pool.pool import Snapshot
 from sluice.controller.store import maintenance, sqlite, sqlite_file
+from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.sqlite import SqliteStore
 from sluice.controller.store.store import RecordError, StoreError
 
@@ -51,6 +52,29 @@ async def test_everything_committed_is_loaded_again(tmp_path: Path, bench: PoolB
     assert events[0].kind == "grant.ended"
     assert [e.kind for e in await again.events(1, first.grant.id)] == ["grant.ended"]
     await again.close()
+
+
+async def test_a_commit_of_nothing_is_done_after_those_before_it() -> None:
+    goes_on = asyncio.Event()
+    written: list[Change] = []
+
+    async def write(changes: list[Change]) -> None:
+        await goes_on.wait()
+        written.extend(changes)
+
+    commits = GroupCommit(write, 100)
+    assert commits.commit([]).done()
+    event = Event(0.0, "k", "s", "t")
+    first = commits.commit([event])
+    await asyncio.sleep(0)
+    nothing = commits.commit([])
+    await asyncio.sleep(0.01)
+    assert not nothing.done()
+    goes_on.set()
+    await nothing
+    assert first.done()
+    assert written == [event]
+    assert commits.groups == 1
 
 
 async def test_commits_that_come_together_share_one_transaction(tmp_path: Path) -> None:

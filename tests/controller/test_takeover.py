@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from pool_bench import PoolBench
 
 from sluice.controller.desk import GrantDesk
@@ -24,6 +25,7 @@ from sluice.controller.pool.model import (
     Vgpu,
 )
 from sluice.controller.pool.pool import NODE_LOST, ReportedSession, Snapshot
+from sluice.controller.store.group_commit import GroupCommit
 from sluice.rpc import pool_pb2 as rpc
 
 GPU = GpuKey("a", "a-gpu0")
@@ -150,6 +152,33 @@ async def first_answer(asked: AsyncIterator[Waiting | Granted | Refused]) -> Gra
         if isinstance(answer, Granted | Refused):
             return answer
     raise AssertionError
+
+
+async def test_a_request_asked_again_while_its_grant_is_stored_is_answered_then_and_keeps_it(
+    bench: PoolBench,
+) -> None:
+    bench.node("a", 8000)
+    goes_on = asyncio.Event()
+
+    async def write(_: list[Change]) -> None:
+        await goes_on.wait()
+
+    store = GroupCommit(write, 100)
+    desk = GrantDesk(bench.pool, store)  # type: ignore[arg-type]
+    request = GrantRequest("x", wait_seconds=-1)
+    lost = asyncio.create_task(first_answer(desk.request(request)))
+    await asyncio.sleep(0.01)
+    assert bench.pool.node_of_request("x"), "decided, and not stored"
+    again = asyncio.create_task(first_answer(desk.request(request)))
+    await asyncio.sleep(0.01)
+    assert not again.done(), "nobody is told of what is not stored"
+    goes_on.set()
+    answer = await again
+    await store.drain()
+    assert isinstance(answer, Granted)
+    assert bench.pool.grants[answer.grant.id].state is GrantState.LIVE
+    with pytest.raises(asyncio.CancelledError):
+        await lost
 
 
 async def test_a_request_asked_again_while_its_first_answer_was_stored_is_not_refused(

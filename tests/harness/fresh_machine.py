@@ -85,8 +85,8 @@ class FreshMachine:
         script += ["rm -rf etc/sluice etc/systemd/system/sluice*"]
         script += ["mount --bind etc /etc"]
         # each in a folder of its own: one may lie in another, where its place is the real one
-        for number, place in enumerate(_closed()):
-            script.append(f"shadow {place} {self._folder}/closed-{number} ''")
+        for number, closed in enumerate(_closed()):
+            script.append(f"shadow {closed} {self._folder}/closed-{number} ''")
         script += [f"shadow {place} {self._folder}{place} 'sluice*'" for place in SHARED]
         for place, folder in (folders or {}).items():
             script.append(f"mkdir -p {place}; mount --rbind {shlex.quote(str(folder))} {place}")
