@@ -4,16 +4,23 @@
 Called once by each service's main. Screen lines go to standard error; file lines to
 log_dir/<service>.log; as text, or as one JSON object each, with the ids that are bound
 (config.log_ids). A log folder that cannot be written is an error on the screen, never the end of
-the service.
+the service. Neither fills a disk: the file is rotated at a size and so many old ones are kept, the
+screen (which is the journal's) gets so many lines a second. What peers cause is limited before it
+gets here (config.peer_lines).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
+import os
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
 
 from sluice.config.log_ids import bound_ids
 from sluice.config.sections import LogSection
@@ -21,6 +28,9 @@ from sluice.config.sections import LogSection
 WITH_TIME = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOOK_EVERY_SECONDS = 1.0
 WITHOUT_TIME = "%(levelname)s %(name)s: %(message)s"
+#: Of the screen: what the services of a large pool write when they begin fits into the burst.
+SCREEN_LINES_PER_SECOND = 200.0
+SCREEN_BURST_LINES = 5000.0
 LIBRARIES = ("asyncio", "grpc", "uvicorn")  # which warn, and would print it as they like
 
 # what no line of ours shows is not looked up for each line (Python's Logging HOWTO, "Optimization")
@@ -50,17 +60,81 @@ class _Lines(logging.Formatter):
         return f"{self.second_text},{record.msecs:03.0f}"
 
 
-class _LogFile(logging.handlers.WatchedFileHandler):
-    """Reopened when logrotate has moved it away; that is looked for once a second, not per line."""
+class LogFile(logging.handlers.WatchedFileHandler):
+    """Rotated at `most_bytes`, of which `kept` old ones stay beside it: FILE.1 is the youngest.
 
-    looked = 0.0
+    Reopened also when logrotate has moved it away. Its size and that are looked for once a second,
+    not per line; in between lines are counted.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        most_bytes: int,
+        kept: int,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`most_bytes` 0: it is never rotated. Raises OSError."""
+        self._most_bytes = most_bytes
+        self._kept = kept
+        self._monotonic = monotonic
+        self._looked = -LOOK_EVERY_SECONDS
+        self._bytes = 0
+        super().__init__(path)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's line; its size is noted."""
+        line = super().format(record)
+        self._bytes += len(line) + 1
+        return line
 
     def reopenIfNeeded(self) -> None:  # noqa: N802
         """Called before each line."""
-        now = time.monotonic()
-        if now - self.looked >= LOOK_EVERY_SECONDS:
-            self.looked = now
+        now = self._monotonic()
+        if now - self._looked >= LOOK_EVERY_SECONDS:
+            self._looked = now
             super().reopenIfNeeded()
+            if self.stream:
+                self._bytes = os.fstat(self.stream.fileno()).st_size
+        if self._most_bytes and self._bytes >= self._most_bytes:
+            self._rotate()
+
+    def _rotate(self) -> None:
+        self._bytes = 0
+        with contextlib.suppress(OSError):  # it goes on in the same file, and tries again
+            for number in range(self._kept, 0, -1):
+                younger = f"{self.baseFilename}.{number - 1}" if number > 1 else self.baseFilename
+                if Path(younger).exists():
+                    Path(younger).replace(f"{self.baseFilename}.{number}")
+            if not self._kept:
+                Path(self.baseFilename).unlink(missing_ok=True)
+            super().reopenIfNeeded()
+
+
+class Screen(logging.StreamHandler[TextIO]):
+    """Writes so many lines a second, and says how many it left out."""
+
+    def __init__(self, stream: TextIO, monotonic: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._monotonic = monotonic
+        self._room = SCREEN_BURST_LINES
+        self._then = monotonic()
+        self._left_out = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called for each line."""
+        now = self._monotonic()
+        more = (now - self._then) * SCREEN_LINES_PER_SECOND
+        self._room, self._then = min(SCREEN_BURST_LINES, self._room + more), now
+        if self._room < 1:
+            self._left_out += 1
+            return
+        self._room -= 1
+        if self._left_out:
+            text = f"{self._left_out:,} lines before this one are left out here"
+            self._left_out = 0
+            super().emit(logging.LogRecord("sluice", logging.WARNING, "", 0, text, None, None))
+        super().emit(record)
 
 
 class JsonLines(logging.Formatter):
@@ -98,13 +172,14 @@ def set_up_logging(section: LogSection, service: str) -> None:
     )
     handlers: list[logging.Handler] = []
     if section.log_to_screen:
-        screen = logging.StreamHandler(sys.stderr)
+        screen = Screen(sys.stderr)
         screen.setLevel(section.log_level)
         handlers.append(screen)
     if section.log_to_file:
         try:
             section.log_dir.mkdir(parents=True, exist_ok=True)
-            file = _LogFile(section.log_dir / f"{service}.log")
+            path = section.log_dir / f"{service}.log"
+            file = LogFile(path, section.log_file_mib << 20, section.log_files_kept)
         except OSError as error:
             print(
                 f"sluice: {section.log_dir}/{service}.log cannot be written ({error.strerror}); "

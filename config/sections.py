@@ -89,3 +89,9 @@ class LogSection(Section):
         default_factory=lambda: Path(os.environ.get("LOGS_DIRECTORY", "/var/log/sluice")),
         description="the folder of the log files",
     )
+    log_file_mib: int = Field(
+        64, ge=0, description="MiB after which a service's log file is rotated (0: never)"
+    )
+    log_files_kept: int = Field(
+        4, ge=0, le=100, description="how many rotated log files are kept beside it, 0 to 100"
+    )

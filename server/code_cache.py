@@ -14,14 +14,12 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
-import logging
 import os
 import re
 from pathlib import Path
 
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.server.sessions import Asker
-
-log = logging.getLogger("sluice.server")
 
 SHARED = "shared"
 NAME = re.compile(r"[0-9a-f]{64}")
@@ -87,7 +85,8 @@ class CodeCache:
     def damaged(self, project: str, name: str) -> None:
         """Removes an image that a worker found to be something else."""
         if NAME.fullmatch(name):
-            log.warning("the code image %s of %s was damaged and is removed", name, project)
+            text = "the code image %s of %s was damaged and is removed"
+            PEERS.warning("code: damaged", project, text, name, project)
             (self._folder / project / name).unlink(missing_ok=True)
 
     async def settled(self) -> None:
@@ -100,7 +99,8 @@ class CodeCache:
             async with self._one_at_a_time:
                 await asyncio.to_thread(self._store, project, descriptor)
         except OSError as error:
-            log.warning("a code image of %s cannot be kept: %s", project, error)
+            text = "a code image of %s cannot be kept: %s"
+            PEERS.warning("code: not kept", project, text, project, error)
         finally:
             os.close(descriptor)
 

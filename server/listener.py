@@ -2,36 +2,36 @@
 """Accepts connections and runs one task for each; what the Unix socket and the data port share.
 
 Used by unix_door, tcp_door and vm_door. It owns the listening socket and the tasks. It promises
-never to spin: where no more descriptors or tasks are to be had it pauses, and says so once per
-pause; and that no peer (an address, where the door tells them apart) takes the others' places.
+never to spin: where no more descriptors or tasks are to be had it pauses, and says so; and that
+no owner (an address, a user, a guest, where the door tells them apart) takes the others' places.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import logging
+import contextlib
 import socket
-import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-log = logging.getLogger("sluice.server")
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.config.places import Places, owner_of_address
 
 ACCEPTS_AT_ONCE = 32
 PAUSE_SECONDS = 0.5
-COMPLAIN_EVERY_SECONDS = 10.0
 
 Serve = Callable[[socket.socket], Awaitable[None]]
+#: Whose a connection is, by it and by what accept() says of its other end; raises OSError.
+OwnerOf = Callable[[socket.socket, Any], str]
 
 
 class Listener:
     """A listening socket whose connections are served by `serve`, each in a task of its own.
 
-    `most` are served at a time, of one address no more than `most_of_address`: others of it are
-    closed unread. `address_of` reads it from what accept() says, where that is no IP address.
+    `most` are served at a time, of one owner no more than `most_of_owner` and than are still free:
+    others of it are told by `turn_away`, which must not block, and closed unread. `privileged` may
+    have the last `kept` places.
     """
 
     def __init__(
@@ -41,17 +41,21 @@ class Listener:
         most: int,
         serve: Serve,
         *,
-        most_of_address: int | None = None,
-        address_of: Callable[[Any], str] | None = None,
+        most_of_owner: int | None = None,
+        owner_of: OwnerOf | None = None,
+        turn_away: Callable[[socket.socket, str], None] | None = None,
+        privileged: str = "",
+        kept: int = 0,
     ) -> None:
-        self._address_of = address_of or _owner_of
+        self._places = Places(most, most_of_owner, kept=kept)
+        self._tells_apart = most_of_owner is not None
+        self._owner_of = owner_of or _by_address
+        self._turn_away = turn_away
+        self._privileged = privileged
         listening.setblocking(False)
         self._socket = listening
         self._name = name
         self._most = most
-        self._most_of_address = most_of_address
-        self._served: Counter[str] = Counter()  # by address
-        self._complained = -COMPLAIN_EVERY_SECONDS
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -72,7 +76,8 @@ class Listener:
             self._loop.add_reader(self._socket, self._accept)
 
     def _pause(self, why: str) -> None:
-        log.error("%s takes no connection for %g s: %s", self._name, PAUSE_SECONDS, why)
+        text = "%s takes no connection for %g s: %s"
+        PEERS.error("a door is full", self._name, text, self._name, PAUSE_SECONDS, why)
         self._loop.remove_reader(self._socket)
         self._loop.call_later(PAUSE_SECONDS, self._resume)
 
@@ -88,40 +93,47 @@ class Listener:
             except OSError as error:
                 self._pause(str(error.strerror))
                 return
-            address = self._address_of(peer) if self._most_of_address else ""
-            if self._most_of_address and self._served[address] >= self._most_of_address:
+            try:
+                owner = self._owner_of(connected, peer) if self._tells_apart else ""
+            except OSError:  # it has left again
                 connected.close()
-                self._complain(address)
                 continue
             connected.setblocking(False)
-            self._served[address] += 1
-            task = asyncio.create_task(self._run(connected))
+            if self._places.take(owner, privileged=bool(owner) and owner == self._privileged):
+                self._refuse(connected, owner)
+                continue
+            task = asyncio.create_task(self._run(connected, owner))
             self._tasks.add(task)
-            task.add_done_callback(partial(self._done, address))
+            task.add_done_callback(partial(self._done, owner))
 
-    def _done(self, address: str, task: asyncio.Task[None]) -> None:
+    def _done(self, owner: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._served[address] -= 1
-        if not self._served[address]:
-            del self._served[address]
+        self._places.give_back(owner)
 
-    def _complain(self, address: str) -> None:
-        if time.monotonic() - self._complained >= COMPLAIN_EVERY_SECONDS:
-            self._complained = time.monotonic()
-            most = self._most_of_address
-            log.warning("%s: %s has %s places already, and gets no more", self._name, address, most)
+    def _refuse(self, connected: socket.socket, owner: str) -> None:
+        why = (
+            f"{owner} has {self._places.of(owner)} of the {self._most} places of {self._name}, "
+            "and gets no more"
+        )
+        with connected, contextlib.suppress(OSError):
+            if self._turn_away:
+                self._turn_away(connected, why)
+        PEERS.warning("no place at a door", owner, "%s", why)
 
-    async def _run(self, connected: socket.socket) -> None:
+    async def _run(self, connected: socket.socket, owner: str) -> None:
         try:
             with connected:
                 await self._serve(connected)
         except Exception:
-            log.exception("%s: serving a connection failed", self._name)
+            text = "%s: serving a connection failed"
+            PEERS.exception("serving a connection failed", owner or self._name, text, self._name)
 
 
-def _owner_of(peer: tuple[str, Any]) -> str:
-    """The address, and of IPv6 the network of 64 bits that a single machine has."""
-    address = ipaddress.ip_address(peer[0].partition("%")[0])
-    if address.version == 4 or address.ipv4_mapped:
-        return str(address)
-    return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
+def _by_address(_: socket.socket, peer: tuple[str, Any]) -> str:
+    return owner_of_address(peer[0])
+
+
+def uid_of(connected: socket.socket, _: Any = None) -> str:
+    """Whose a connection to a Unix socket is: the user who connected, as the kernel says."""
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return f"uid {int.from_bytes(credentials[4:8], 'little')}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 
+from sluice.config import peer_lines
 from sluice.config.metric_families import Family, FamilyCollector, Samples, exposition
 from sluice.config.version import own_version
 from sluice.server import gpu_figures
@@ -53,6 +54,7 @@ FAMILIES = (
         "1 if the controller has welcomed this server, 0 while it cannot be reached.",
     ),
     Family("sluice_server_nvml_silent", "gauge", "1 while NVML does not answer what it was asked."),
+    peer_lines.FAMILY,
 )
 
 
@@ -122,6 +124,7 @@ class ServerMetrics:
         connected = 1 if self._controller.is_connected else 0
         samples.add("sluice_server_controller_connected", connected)
         samples.add("sluice_server_nvml_silent", 1 if self._reader.silent else 0)
+        peer_lines.SERVER.fill(samples)
 
     def _fill_readings(self, samples: Samples) -> None:
         for uuid, readings in self._readings.items():

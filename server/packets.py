@@ -3,7 +3,8 @@
 
 Used by server.worker and server.doorbell. A PacketLink owns its socket; it is driven by the event
 loop, never blocks, and calls back for each message and once when the other side is gone. One packet
-is one message: the verb, then key=value lines. Unknown keys are kept and ignored by callers.
+is one message: the verb, then key=value lines. Unknown keys are kept and ignored by callers. What
+waits for a side that does not read is bounded where the caller says so: it is then as good as gone.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ def decode(packet: bytes) -> Message:
     return Message(verb.strip(), fields)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The most that waits for a side that does not read."""
+
+    messages: int
+    descriptors: int
+
+
 class PacketLink:
     """A connected SOCK_SEQPACKET socket."""
 
@@ -70,14 +79,22 @@ class PacketLink:
         on_message: Callable[[Message], None],
         on_gone: Callable[[], None],
         on_descriptors: Callable[[Message, list[int]], None] | None = None,
+        most_unsent: Unsent | None = None,
     ) -> None:
-        """on_descriptors gets the messages that came with descriptors, and owns those."""
+        """on_descriptors gets the messages that came with descriptors, and owns those.
+
+        When `most_unsent` waits to be read and there is more to send, the link is closed, as if the
+        other side had gone; `does_not_read` then says so.
+        """
         connected.setblocking(False)
         self._socket = connected
         self._on_message = on_message
         self._on_gone = on_gone
         self._on_descriptors = on_descriptors
         self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._unsent_descriptors = 0
+        self._most_unsent = most_unsent
+        self.does_not_read = False
         self._loop = asyncio.get_running_loop()
         self._open = True
         self._loop.add_reader(connected, self._readable)
@@ -94,8 +111,21 @@ class PacketLink:
         packet = message.encode()
         if not self._unsent and self._try(packet, descriptors):
             return
+        if self._most_unsent and not self._has_room(len(descriptors)):
+            # not at once: whoever sends may be in the middle of something
+            self.does_not_read = True
+            self._loop.call_soon(self._gone)
+            return
+        self._unsent_descriptors += len(descriptors)
         self._unsent.append((packet, tuple(os.dup(d) for d in descriptors)))
         self._loop.add_writer(self._socket, self._writable)
+
+    def _has_room(self, descriptors: int) -> bool:
+        assert self._most_unsent
+        return (
+            len(self._unsent) < self._most_unsent.messages
+            and self._unsent_descriptors + descriptors <= self._most_unsent.descriptors
+        )
 
     def read_now(self) -> None:
         """Takes what has arrived already, without waiting for the event loop to say so."""
@@ -136,6 +166,7 @@ class PacketLink:
             if not self._try(packet, descriptors):
                 return
             self._unsent.popleft()
+            self._unsent_descriptors -= len(descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)
         self._loop.remove_writer(self._socket)
@@ -143,7 +174,7 @@ class PacketLink:
     def _readable(self) -> None:
         # bounded, so that one chatty peer does not keep the loop from the others
         for _ in range(64):
-            if not self._open:
+            if not self._open or self.does_not_read:
                 return
             try:
                 packet, descriptors = receive(self._socket)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
 from sluice.server.doorbell import Doorbell, DoorbellError
@@ -167,7 +168,8 @@ class Regions:
             return
         slot = message.number("slot", -1)
         if not 0 <= slot < region.request.slots:
-            log.warning("the doorbell spoke of slot %d of region %s", slot, region.id)
+            text = "the doorbell spoke of slot %d of region %s"
+            PEERS.warning("region: no such slot", region.owner.name, text, slot, region.id)
         elif message.verb == "open":
             self._open(region, slot, message.get("request"))
         elif message.verb == "closed":
@@ -241,9 +243,9 @@ class Regions:
             finally:
                 os.close(descriptor)
         except RefusalError as refusal:
-            log.warning(
-                "refused slot %d of domain %s: %s", slot, region.owner.name, refusal.message
-            )
+            text = "refused slot %d of domain %s: %s"
+            name = region.owner.name
+            PEERS.warning("region: refused", name, text, slot, name, refusal.message)
             self._tell(region, "refuse", slot, status=refusal.status, message=refusal.message)
 
     async def _hold(self, part: JobPart, tell: Callable[[str], None]) -> None:

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from sluice.config import log_ids
+from sluice.config.peer_lines import OFTEN
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.accounts import Accounts
 from sluice.server.code_cache import CodeCache, project_of
@@ -41,8 +43,6 @@ from sluice.server.sharing import Sharing
 from sluice.server.warm_workers import WarmWorkers
 from sluice.server.worker import WorkerError
 from sluice.server.worker_process import WorkerStarter
-
-log = logging.getLogger("sluice.server")
 
 
 class SessionDesk:
@@ -101,13 +101,17 @@ class SessionDesk:
         """
         request_id = log_ids.new_request_id()
         with log_ids.bound(request_id=request_id):
-            log.info("open: %s asks for %s", asker.describe(), _wanted(wish))
+            who, text = asker.describe(), "open: %s asks for %s"
+            PEERS.info("open", asker.owner, text, who, _wanted(wish), often=OFTEN)
             try:
                 return await self._open(request_id, wish, asker, channel_fields, descriptor, tell)
             except RefusalError as refusal:
                 self.figures.refused(refusal.status)
-                log.warning(
-                    "refused: %s: %s (status %d)", asker.describe(), refusal.message, refusal.status
+                PEERS.warning(
+                    "open: refused",
+                    asker.owner,
+                    "refused: %s: %s (status %d)",
+                    *(who, refusal.message, refusal.status),
                 )
                 raise
 

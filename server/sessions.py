@@ -40,6 +40,15 @@ class Asker:
     relay: str = ""  # the node beside it, whose server relays it; empty: none does
     groups: tuple[int, ...] = ()  # of a local process, its own first
 
+    @property
+    def owner(self) -> str:
+        """Whose doing it is, for what is bounded by that: a guest, a node, an address or a user."""
+        if self.domain_name:
+            return f"domain {self.domain_name}"
+        if self.channel == "tcp":
+            return f"node {self.relay}" if self.relay else self.host
+        return f"uid {self.uid}"
+
     def describe(self) -> str:
         """In words, for logs."""
         if self.channel == "ivshmem":

@@ -10,16 +10,14 @@ session's domain shared, nothing else.
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.server.packets import Message
-
-log = logging.getLogger("sluice.server")
 
 #: A shared allocation or a session's events take one descriptor each.
 MOST_PER_SESSION = 1024
@@ -155,7 +153,9 @@ class Sharing:
     ) -> None:
         request = {"request": message.get("request", "0")}
         if refusal:
-            log.info("session %s: `%s` was refused: %s", party.session_id, message.verb, refusal)
+            text = "session %s: `%s` was refused: %s"
+            session_id = party.session_id
+            PEERS.info("sharing refused", session_id, text, session_id, message.verb, refusal)
             party.worker.tell(Message("refused", {**request, "message": refusal}))
         else:
             party.worker.tell(Message(verb, {**request, **(fields or {})}), descriptors)

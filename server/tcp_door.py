@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.config.log_ids import bound
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
@@ -135,7 +136,7 @@ class TcpDoor:
             "the data port",
             MOST_CONNECTIONS,
             self._serve,
-            most_of_address=MOST_OF_ADDRESS,
+            most_of_owner=MOST_OF_ADDRESS,
         )
         tls = " with TLS" if self._tls else ""
         log.info("data port: %s:%d%s", self._address, self.port, tls)
@@ -208,28 +209,34 @@ class TcpDoor:
                 wish = await _read_open(line)
                 rest = line.rest()
         except TimeoutError:
-            log.info("%s connected to the data port and sent no OpenSession", host)
+            text = "%s connected to the data port and sent no OpenSession"
+            PEERS.info("data port: silent", host, text, host)
             return
         except DataTlsError as error:
-            log.error("no client is let in on the data port: %s", error)
+            text = "no client is let in on the data port: %s"
+            PEERS.error("data port: certificate", host, text, error)
             return
         except NotTls:
-            log.warning("refused %s on the data port: no TLS", host)
+            PEERS.warning("data port: no TLS", host, "refused %s on the data port: no TLS", host)
             await _refuse(connected, line, NO_TLS)
             return
         except ssl.SSLError as error:
-            log.warning("no TLS with %s on the data port: %s", host, error)
+            text = "no TLS with %s on the data port: %s"
+            PEERS.warning("data port: handshake", host, text, host, error)
             return
         except (OSError, EOFError) as error:
-            log.info("%s connected to the data port and left (%s)", host, error)
+            text = "%s connected to the data port and left (%s)"
+            PEERS.info("data port: gone", host, text, host, error)
             return
         except BadOpen as refusal:
-            log.warning("refused %s on the data port: %s", host, refusal.message)
+            text = "refused %s on the data port: %s"
+            PEERS.warning("data port: rubbish", host, text, host, refusal.message)
             await _refuse(connected, line, refusal)
             return
         expected = self._use_key(wish.key)
         if expected is None:
-            log.warning("refused %s on the data port: unknown, used or expired key", host)
+            text = "refused %s on the data port: unknown, used or expired key"
+            PEERS.warning("data port: no key", host, text, host)
             await _refuse(
                 connected,
                 line,

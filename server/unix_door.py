@@ -4,6 +4,7 @@
 Started by server.service. One task serves one connection: it reads OpenSession, has the session
 opened, and passes the memfd and the worker's pidfd to the client. Anything wrong is answered with
 an OpenReply. The client's death is learned from its pidfd, also while it still waits for a grant.
+A session keeps its connection's place, and a user has only some of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from sluice.server.listener import Listener
+from sluice.config.peer_lines import OFTEN
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.server.listener import Listener, uid_of
 from sluice.server.open_session import (
     BadOpen,
     Channel,
@@ -38,6 +41,10 @@ log = logging.getLogger("sluice.server")
 
 FIRST_FRAME_SECONDS = 5.0
 MOST_CONNECTIONS = 4096
+#: Of one user: sessions, and what waits for one.
+MOST_OF_USER = 1024
+#: That nobody but root gets.
+KEPT_FOR_ROOT = 64
 #: The header page and a slot's control words, lanes, marks and largest ring (channel/slot.h).
 SLOT_OVERHEAD_MIB = 8
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -67,7 +74,17 @@ class UnixDoor:
         except OSError:
             listener.close()
             raise
-        self._listener = Listener(listener, str(self._path), MOST_CONNECTIONS, self._serve)
+        self._listener = Listener(
+            listener,
+            str(self._path),
+            MOST_CONNECTIONS,
+            self._serve,
+            most_of_owner=MOST_OF_USER,
+            owner_of=uid_of,
+            turn_away=_turn_away,
+            privileged="uid 0",
+            kept=KEPT_FOR_ROOT,
+        )
         log.info("local clients: %s", self._path)
 
     async def close(self) -> None:
@@ -81,7 +98,8 @@ class UnixDoor:
         try:
             peer = peer_of(connected)
         except PeerGone as error:
-            log.info("a local client was not served: %s", error)
+            text = "a local client was not served: %s"
+            PEERS.info("Unix socket: gone", uid_of(connected), text, error)
             return
         try:
             await self._serve_peer(connected, peer)
@@ -100,10 +118,16 @@ class UnixDoor:
                     f"channel {wish.channel} was asked for on the Unix socket, which carries shm",
                 )
         except TimeoutError:
-            log.info("pid %d connected and sent nothing", peer.pid)
+            text = "pid %d connected and sent nothing"
+            PEERS.info("Unix socket: silent", f"uid {peer.uid}", text, peer.pid)
             return
         except RefusalError as refusal:
-            log.warning("refused pid %d uid %d: %s", peer.pid, peer.uid, refusal.message)
+            PEERS.warning(
+                "Unix socket: rubbish",
+                f"uid {peer.uid}",
+                "refused pid %d uid %d: %s",
+                *(peer.pid, peer.uid, refusal.message),
+            )
             _reply(connected, refusal.status, 0, refusal.message)
             return
         if wish.holds_job:
@@ -167,7 +191,8 @@ class UnixDoor:
             try:
                 session = await unless_gone(opening, peer.pidfd)
             except PeerGone:
-                log.info("pid %d ended before its session was open", peer.pid)
+                text = "pid %d ended before its session was open"
+                PEERS.info("Unix socket: gone", f"uid {peer.uid}", text, peer.pid, often=OFTEN)
                 return None
             except RefusalError as refusal:
                 _reply(connected, refusal.status, 0, refusal.message)
@@ -179,6 +204,10 @@ class UnixDoor:
             return session
         finally:
             os.close(memory)
+
+
+def _turn_away(connected: socket.socket, why: str) -> None:
+    _reply(connected, Status.SYSTEM_NOT_READY, 0, f"{why}; end some of its programs")
 
 
 async def _until_closed(connected: socket.socket) -> None:
@@ -230,6 +259,7 @@ def _reply(
         )
     except OSError as error:
         # a full socket buffer included: this client does not read
-        log.info("a local client cannot be answered: %s", error)
+        text = "a local client cannot be answered: %s"
+        PEERS.info("Unix socket: no answer", uid_of(connected), text, error)
         return False
     return True

@@ -23,17 +23,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sluice.config.peer_lines import OFTEN
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.hypervisor.domain_document import REGION_PREFIX
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
-from sluice.server.listener import Listener
+from sluice.server.listener import Listener, uid_of
 
 log = logging.getLogger("sluice.server")
 
 SOCKET_NAME = "vms.sock"
 MOST_BYTES = 64 << 10
 MOST_CONNECTIONS = 256
+#: Of one user: Nova's, whose compute service asks for one VM after another.
+MOST_OF_USER = 64
 REQUEST_SECONDS = 5.0
 #: So long a region may be without its domain, which is being defined.
 DEFINE_SECONDS = 120.0
@@ -98,7 +102,14 @@ class VmDoor:
             raise
         finally:
             os.umask(before)
-        self._listener = Listener(listening, str(self._path), MOST_CONNECTIONS, self._serve)
+        self._listener = Listener(
+            listening,
+            str(self._path),
+            MOST_CONNECTIONS,
+            self._serve,
+            most_of_owner=MOST_OF_USER,
+            owner_of=uid_of,
+        )
         log.info("definers of VMs: %s", self._path)
 
     async def close(self) -> None:
@@ -128,11 +139,13 @@ class VmDoor:
         try:
             answer = await self._answer(line)
         except (ValueError, HypervisorError, OSError) as error:
-            log.warning("%s: refused: %s", self._path.name, error)
+            text = "%s: refused: %s"
+            PEERS.warning("VMs' socket", uid_of(connected), text, self._path.name, error)
             answer = {"error": str(error)}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TimeoutError):
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
+            said = loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
+            await asyncio.wait_for(said, REQUEST_SECONDS)
 
     async def _answer(self, line: bytes) -> dict[str, Any]:
         asked = _object(line)
@@ -155,7 +168,8 @@ class VmDoor:
         """What libvirt does with a VM, for the log; whatever it is, the VM is looked at."""
         uuid = _uuid(said)
         words = " ".join(str(said.get(part, ""))[:80] for part in ("operation", "sub", "extra"))
-        log.info("libvirt: domain %s (%s): %s", ascii(str(said.get("name"))[:80]), uuid, words)
+        text, name = "libvirt: domain %s (%s): %s", ascii(str(said.get("name"))[:80])
+        PEERS.info("libvirt's hook", "libvirt", text, name, uuid, words, often=OFTEN)
         self._look(uuid)
         return {}
 

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sluice.config.peer_lines import OFTEN
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import (
@@ -176,8 +178,8 @@ class VsockGuests:
                 f"vsock port {port}",
                 MOST_CONNECTIONS,
                 serve,
-                most_of_address=MOST_OF_GUEST,
-                address_of=lambda peer: f"CID {peer[0]}",
+                most_of_owner=MOST_OF_GUEST,
+                owner_of=lambda _, peer: f"CID {peer[0]}",
             )
             self._listeners.append(listener)
         log.info("guests with vhost-vsock: port %d", PORT)
@@ -225,7 +227,8 @@ class VsockGuests:
         cid = connected.getpeername()[0]
         guest = next((g for g in self._guests.values() if g.place.cid == cid), None)
         if guest is None:
-            log.warning("refused CID %s on vsock: no domain with a vGPU has it", cid)
+            text = "refused CID %s on vsock: no domain with a vGPU has it"
+            PEERS.warning("vsock: no vGPU", f"CID {cid}", text, cid)
         return guest
 
     async def _serve_cid(self, connected: socket.socket) -> None:
@@ -248,7 +251,9 @@ class VsockGuests:
         os.close(peer.pidfd)
         if guest.backend is not None and peer.pid == guest.backend.pid:
             return True
-        log.warning(
+        PEERS.warning(
+            "vsock: not its device",
+            f"uid {peer.uid}",
             "refused pid %d uid %d at the vsock door of domain %s: it is not its device",
             *(peer.pid, peer.uid, guest.owner.name),
         )
@@ -264,12 +269,16 @@ class VsockGuests:
             await self._open(guest, connected)
         except RefusalError as refusal:
             name = guest.owner.name
-            log.warning("refused domain %s on vsock: %s", name, refusal.message)
+            text = "refused domain %s on vsock: %s"
+            PEERS.warning("vsock: refused", name, text, name, refusal.message)
             await _refuse(connected, refusal)
         except TimeoutError:
-            log.info("domain %s connected by vsock and sent no OpenSession", guest.owner.name)
+            name = guest.owner.name
+            text = "domain %s connected by vsock and sent no OpenSession"
+            PEERS.info("vsock: silent", name, text, name)
         except (PeerGone, OSError, EOFError) as error:
-            log.info("domain %s left its vsock connection (%s)", guest.owner.name, error)
+            name, text = guest.owner.name, "domain %s left its vsock connection (%s)"
+            PEERS.info("vsock: gone", name, text, name, error, often=OFTEN)
         finally:
             guest.opening.discard(task)
 
@@ -367,7 +376,7 @@ def _say(connected: socket.socket, reply: bytes) -> None:
     try:
         sent = connected.send(reply, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError as error:
-        log.info("a guest cannot be answered on vsock: %s", error)
+        PEERS.info("vsock: no answer", "a guest", "a guest cannot be answered on vsock: %s", error)
         sent = 0
     if sent < len(reply):
         with contextlib.suppress(OSError):

@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sluice.server.packets import Message, PacketLink
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.server.packets import Message, PacketLink, Unsent
 from sluice.server.worker_process import WorkerFiles, WorkerRecord, reap
 
 log = logging.getLogger("sluice.server")
@@ -26,6 +27,12 @@ log = logging.getLogger("sluice.server")
 END_SECONDS = 2.0
 ANSWER_SECONDS = 20.0
 SHARING_VERBS = ("share", "unshare", "fetch")
+#: What a worker has not read yet, besides what its socket holds: an honest one waits for no more
+#: answers than its session has threads, and hears of the end of all that it has opened at once.
+MOST_UNREAD = Unsent(messages=8192, descriptors=512)
+#: What an adopted worker offers again before its session is known, with some room
+#: (sharing.MOST_PER_SESSION).
+MOST_BEFORE = 2048
 
 
 class WorkerError(Exception):
@@ -92,7 +99,9 @@ class Worker:
         except OSError:
             control.close()
             raise
-        self._link = PacketLink(control, self._take, self._link_gone, self._take_descriptors)
+        self._link = PacketLink(
+            control, self._take, self._link_gone, self._take_descriptors, MOST_UNREAD
+        )
 
     async def wait_ready(self, seconds: float) -> None:
         """Waits until the worker's driver is initialised; raises WorkerError."""
@@ -213,8 +222,12 @@ class Worker:
     def _take_sharing(self, message: Message) -> None:
         if self._on_sharing:
             self._on_sharing(message)
-        else:  # it offers again what it shares before it is known whose session it has
+        elif len(self._sharing_before) < MOST_BEFORE:
+            # it offers again what it shares before it is known whose session it has
             self._sharing_before.append(message)
+        else:
+            message.close_descriptors()
+            self._stop(f"it said more than {MOST_BEFORE} things before it had a session")
 
     def _take(self, message: Message) -> None:
         if message.verb in SHARING_VERBS:
@@ -242,8 +255,17 @@ class Worker:
     def _link_gone(self) -> None:
         # its exit, which the pidfd shows, is what counts; a worker that lives but closed its
         # control socket cannot be told anything any more
-        if not self.exited and self._kill_timer is None:
+        if self._link and self._link.does_not_read:
+            self._stop("it asked on and on, and read none of the server's answers")
+        elif not self.exited and self._kill_timer is None:
             self._kill_timer = self._loop.call_later(END_SECONDS, self.kill)
+
+    def _stop(self, why: str) -> None:
+        """It does what no worker of ours does: it is ended at once, with its session."""
+        text = "worker %s is ended: %s"
+        PEERS.warning("worker: ended for what it did", self.id, text, self.id, why)
+        self.end_reason = self.end_reason or f"its worker was ended: {why}"
+        self.kill()
 
     def _process_ended(self) -> None:
         self._loop.remove_reader(self._pidfd)

@@ -11,7 +11,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CollectorRegistry
 
-from sluice.config.metric_families import exposition
+from sluice.config import peer_lines
+from sluice.config.metric_families import FamilyCollector, exposition
 from sluice.controller.api.authorisation import Viewer
 from sluice.controller.desk import GrantDesk
 from sluice.controller.metrics.collector import PoolFigures
@@ -23,6 +24,7 @@ def registry_of(desk: GrantDesk) -> CollectorRegistry:
     registry.register(desk.meters.standing.registry)
     registry.register(desk.meters.registry)
     registry.register(PoolFigures(desk).collector())
+    registry.register(FamilyCollector((peer_lines.FAMILY,), peer_lines.CONTROLLER.fill))
     return registry
 
 

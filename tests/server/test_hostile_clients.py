@@ -139,8 +139,12 @@ def test_rubbish_on_the_data_port_is_refused_and_the_next_client_served(
 
 
 def test_running_out_of_connections_pauses_and_recovers(plane: ControlPlane) -> None:
-    # one address alone has not enough places
-    silent = [plane.connect_data(f"127.0.1.{number % 6 + 1}") for number in range(300)]
+    # twenty addresses that take all they get have not enough places
+    silent = [plane.connect_data(f"127.0.1.{number % 20 + 1}") for number in range(400)]
+    with plane.connect_data("127.0.3.1") as connected:
+        connected.sendall(pack_open_session(key="wrong"))
+        assert unpack_open_reply(read_stream(connected, 512))[0] == 800, "another still has one"
+    silent += [plane.connect_data(f"127.0.2.{number + 1}") for number in range(150)]
     wait_for(lambda: "takes no connection" in plane.log("server"))
     assert plane.client().first["status"] == 0, "local clients have a door of their own"
     assert plane.log("server").count("takes no connection") < 20, "it does not spin"
@@ -153,3 +157,23 @@ def test_running_out_of_connections_pauses_and_recovers(plane: ControlPlane) -> 
             return unpack_open_reply(read_stream(connected, 512).ljust(512, b"\0"))[0] == 800
 
     wait_for(served)
+
+
+def test_keyless_tries_and_rubbish_do_not_fill_the_log(plane: ControlPlane) -> None:
+    def size() -> int:
+        return (plane.folder / "log" / "server.log").stat().st_size
+
+    for number in range(2):  # what is written of each kind is written by the first round
+        for _ in range(40):
+            with plane.connect_data("127.0.4.1") as connected:
+                connected.sendall(pack_open_session(key="wrong"))
+                assert unpack_open_reply(read_stream(connected, 512))[0] == 800
+            with plane.connect_unix() as connected:
+                connected.send(b"rubbish")
+                receive_reply(connected)
+        if number == 0:
+            before = size()
+    written = plane.log("server").count("127.0.4.1 on the data port: unknown")
+    assert 0 < written <= 5
+    assert plane.log("server").count("refused pid") <= 25, "of each of this module's minutes"
+    assert size() - before < 2000, "80 more tries are a line or two"

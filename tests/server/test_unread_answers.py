@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker that asks and never reads: what waits for it here is bounded, and it is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from sluice.server.packets import Message, PacketLink, Unsent
+from sluice.server.worker import MOST_BEFORE, MOST_UNREAD, Worker
+from sluice.server.worker_process import WorkerFiles, WorkerRecord
+
+
+def descriptors_here() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_waits_for_a_side_that_does_not_read_is_bounded() -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        gone: list[bool] = []
+        link = PacketLink(
+            ours, lambda _: None, lambda: gone.append(True), most_unsent=Unsent(100, 10)
+        )
+        before = descriptors_here()
+        most = 0
+        for _ in range(5000):
+            link.send(Message("fetched"), [theirs.fileno()])
+            most = max(most, descriptors_here() - before)
+        assert most == 10
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert gone == [True]
+        assert link.does_not_read
+        assert not link.is_open
+        assert descriptors_here() == before - 1, "all are closed, and the link's own"
+        theirs.close()
+
+    asyncio.run(run())
+
+
+def test_a_side_that_reads_late_gets_everything() -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setblocking(False)
+        link = PacketLink(ours, lambda _: None, lambda: None, most_unsent=Unsent(5000, 10))
+        for number in range(4000):
+            link.send(Message("gone", {"key": str(number)}))
+        for number in range(4000):
+            packet = await asyncio.get_running_loop().sock_recv(theirs, 1000)
+            assert packet == f"gone\nkey={number}".encode()
+        assert link.is_open
+        link.close()
+        theirs.close()
+
+    asyncio.run(run())
+
+
+class Standing:
+    """A worker's process, and our end of what it says."""
+
+    def __init__(self, folder: Path) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        files = WorkerFiles(folder)
+        record = WorkerRecord("w1", self.process.pid, 0, "none", [], "w1.log")
+        self.worker = Worker(record, os.pidfd_open(self.process.pid), files)
+        path = files.socket_path("w1")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listening.bind(str(path))
+        self.listening.listen(1)
+        self.worker.connect()
+        self.side, _ = self.listening.accept()
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.worker.on_exit = lambda _, reason: self.ended.set_result(reason)
+
+    def close(self) -> None:
+        self.side.close()
+        self.listening.close()
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.returncode = 0  # the worker's exit was reaped by the worker
+
+
+def test_a_worker_that_asks_and_never_reads_is_ended_with_a_reason(tmp_path: Path) -> None:
+    async def run() -> None:
+        standing = Standing(tmp_path)
+        asked = 0
+
+        def answer(message: Message) -> None:
+            nonlocal asked
+            asked += 1
+            standing.worker.tell(Message("fetched"), [standing.side.fileno()])
+
+        standing.worker.follow_sharing(answer)
+        before = descriptors_here()
+        most = 0
+        standing.side.setblocking(False)
+        while not standing.ended.done():
+            try:
+                standing.side.send(b"fetch\nkey=x")
+            except BlockingIOError:
+                pass
+            except OSError:
+                break
+            await asyncio.sleep(0)
+            most = max(most, descriptors_here() - before)
+        reason = await standing.ended
+        assert "read none of the server's answers" in reason
+        assert 0 < most <= MOST_UNREAD.descriptors
+        standing.close()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_floods_before_it_has_a_session_is_ended(tmp_path: Path) -> None:
+    async def run() -> None:
+        standing = Standing(tmp_path)
+        standing.side.setblocking(False)
+        while not standing.ended.done():
+            try:
+                standing.side.send(b"share\nkey=x")
+            except BlockingIOError:
+                pass
+            except OSError:
+                break
+            await asyncio.sleep(0)
+            assert len(standing.worker._sharing_before) <= MOST_BEFORE
+        assert "before it had a session" in await standing.ended
+        standing.close()
+
+    asyncio.run(run())
