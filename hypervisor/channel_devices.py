@@ -213,7 +213,9 @@ def _apply(state: _State, change: _Change, files: RegionFiles, outcome: Outcome)
     if stale_xml is not None:
         call(lambda: domain.detachDeviceFlags(stale_xml, libvirt.VIR_DOMAIN_AFFECT_CONFIG))
         files.remove(uuid)
-    created = files.ensure(uuid, change.request.region_bytes, qemu_account(domain))
+    created = files.ensure(
+        uuid, change.request.region_bytes, qemu_account(domain), in_use=state.live is not None
+    )
     if region_xml is not None:
         try:
             call(lambda: domain.attachDeviceFlags(region_xml, change.region_flags))

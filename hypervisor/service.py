@@ -328,8 +328,7 @@ class HypervisorService:
             self._known.pop(uuid, None)
         elif step is Step.ADD:
             if seen.request.has_region:
-                size = seen.request.region_bytes
-                await asyncio.to_thread(self._files.ensure, uuid, size, seen.account)
+                await asyncio.to_thread(self._ensure_file, seen, seen.request.region_bytes)
             log.info("channel %s: of domain %s, %s", uuid, seen.name, seen.request)
             owner = RegionOwner(uuid, seen.name, seen.vsock, seen.account)
             await self._regions.add_region(uuid, self._files.path(uuid), owner, seen.request)
@@ -383,6 +382,11 @@ class HypervisorService:
     def _tell_machines(self) -> None:
         if self._machines is not None:
             self._machines.machines_seen(list(self._seen.values()))
+
+    def _ensure_file(self, seen: Observed, size: int) -> None:
+        """Blocking, for as long as a new file's memory takes to clear."""
+        with self._files.locked():
+            self._files.ensure(seen.uuid, size, seen.account, in_use=seen.boot != -1)
 
     def _remove_file(self, connection: libvirt.virConnect, uuid: str) -> None:
         """Deletes the file unless an attach has put the device in meanwhile."""

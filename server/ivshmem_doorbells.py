@@ -24,7 +24,9 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.ports import RegionOwner
+from sluice.hypervisor.region_file import open_region
 from sluice.server.listener import Listener
 
 log = logging.getLogger("sluice.server")
@@ -74,9 +76,9 @@ class IvshmemDoorbells:
     async def _serve(self, owner: RegionOwner, path: Path, connected: socket.socket) -> None:
         """Until QEMU ends: it takes a connection that ends for nothing in particular."""
         try:
-            memory = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            log.error("domain %s gets no region: %s: %s", owner.name, path, error.strerror)
+            memory = open_region(path, owner.account)
+        except (OSError, HypervisorError) as error:
+            log.error("domain %s gets no region: %s", owner.name, error)
             return
         to_host = os.eventfd(0)
         try:

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.ports import RegionOwner
+from sluice.hypervisor.region_file import open_region
 from sluice.hypervisor.request import VgpuRequest
 from sluice.server.doorbell import Doorbell, DoorbellError
 from sluice.server.guest_bounds import bounded
@@ -109,7 +111,7 @@ class Regions:
     async def domain_stopped(self, region_id: str, reason: str) -> None:
         """Every process of the guest is gone: its sessions end, its slots become free."""
         if region := self._regions.get(region_id):
-            _begin_anew(region.path)
+            _begin_anew(region)
             self._free_slots(region)
             await self._end_all(region, reason)
 
@@ -225,8 +227,8 @@ class Regions:
             if part := self._desk.part_of(wish, asker) if wish.holds_job else None:
                 await self._hold(part, tell)
             try:
-                descriptor = os.open(region.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError as error:
+                descriptor = open_region(region.path, region.owner.account)
+            except (OSError, HypervisorError) as error:
                 raise RefusalError(
                     Status.OPERATING_SYSTEM,
                     f"the region of domain {region.owner.name} cannot be opened: {error}; attach "
@@ -315,13 +317,14 @@ def _close(region: Region) -> None:
         region.device_bell = -1
 
 
-def _begin_anew(path: Path) -> None:
+def _begin_anew(region: Region) -> None:
     """Takes the region's mark away: with the next release the doorbell writes the header anew.
 
     Its generation is another one then, and who came back from a snapshot sees that.
     """
-    with contextlib.suppress(OSError):  # without its file there is nothing to begin anew
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    # without its file there is nothing to begin anew
+    with contextlib.suppress(OSError, HypervisorError):
+        descriptor = open_region(region.path, region.owner.account, os.O_WRONLY)
         try:
             os.pwrite(descriptor, bytes(_MARK_BYTES), 0)
         finally:
