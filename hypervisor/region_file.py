@@ -92,7 +92,7 @@ class RegionFiles:
     def server_socket(self, uuid: str) -> Path:
         """Where the domain's QEMU is given its region, if the device has a doorbell.
 
-        Its folder is the domain's own, and QEMU's account's.
+        Its folder is the domain's own.
         """
         return self.run_folder / "ivshmem" / uuid / "server"
 

@@ -4,9 +4,9 @@
 Called by guest_channels for domains that ask for one. QEMU connects to its domain's socket once,
 when the device is made, and gets the region's file and an eventfd (QEMU, docs/specs/ivshmem-spec,
 "The server"): this host is peer 0, the guest peer 1. What the guest writes to its doorbell register
-comes out of that eventfd, which the doorbell process listens to. Who may enter the folder of the
-socket, the account of QEMU, may map the region as well: the socket gives away nothing more. A guest
-that runs needs nothing of this again, so the server may come and go.
+comes out of that eventfd, which the doorbell process listens to. Who may connect to the socket, the
+account of QEMU, may map the region as well: the socket gives away nothing more. A guest that runs
+needs nothing of this again, so the server may come and go.
 
 The guest gets no eventfd of its own, which would interrupt it: nobody would write to it, and QEMU
 (7.2 and later, hw/misc/ivshmem.c) goes on watching its number when the device was unplugged. It
@@ -27,6 +27,7 @@ from pathlib import Path
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.region_file import open_region
+from sluice.server.foreign_folders import given_socket, own_folder
 from sluice.server.listener import Listener
 
 log = logging.getLogger("sluice.server")
@@ -52,7 +53,10 @@ class IvshmemDoorbells:
         """Listens at `door` for QEMU, which gets the file at `path`; raises OSError."""
         if owner.uuid in self._listeners:
             return
-        listening = _listen(door, owner.account)
+        # nobody but us puts anything beside the door: QEMU only has to reach it
+        own_folder(door.parent.parent, 0o755)
+        own_folder(door.parent, 0o711 if owner.account else 0o700)
+        listening = given_socket(door, owner.account, MOST_CONNECTIONS)
 
         async def serve(connected: socket.socket) -> None:
             await self._serve(owner, path, connected)
@@ -97,25 +101,6 @@ class IvshmemDoorbells:
         # it has nothing to say
         while await asyncio.get_running_loop().sock_recv(connected, 64):
             await asyncio.sleep(1)
-
-
-def _listen(door: Path, account: tuple[int, int] | None) -> socket.socket:
-    folder = door.parent
-    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    door.unlink(missing_ok=True)
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listening.bind(str(door))
-        door.chmod(0o600)
-        if account and os.geteuid() == 0:
-            os.chown(folder, *account)
-            os.chown(door, *account)
-        listening.listen(MOST_CONNECTIONS)
-    except BaseException:
-        listening.close()
-        raise
-    return listening
 
 
 def _say(connected: socket.socket, number: int, *descriptors: int) -> None:

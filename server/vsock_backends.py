@@ -4,7 +4,8 @@
 Started by vsock_guests for domains whose host has no vhost-vsock. Each runs as QEMU's account in a
 folder that only this account may enter, and turns what its guest says to our port into connections
 to a Unix socket there: so the socket says which guest it is. They outlive the server, since a guest
-cannot be given another one while it runs; the next server finds them by the record in the folder.
+cannot be given another one while it runs; the next server finds them by a record in a folder that
+QEMU's account cannot write, since it says which process will be killed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,11 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from sluice.hypervisor.vsock_devices import UserSockets, cids_for
+from sluice.server.foreign_folders import given_folder, own_folder
 from sluice.server.peers import PeerGone, open_process, start_time_of
-from sluice.server.worker_process import reap
 
 log = logging.getLogger("sluice.server")
 
+#: In the run folder: a file per domain, with the pid and start time of its process.
+RECORDS = "vsock-backends"
 START_SECONDS = 10.0
 #: Before one that ended by itself is started again.
 AGAIN_SECONDS = 1.0
@@ -51,6 +55,8 @@ class VsockBackend:
         sockets: UserSockets,
         uuid: str,
         account: tuple[int, int] | None,
+        *,
+        run_dir: Path,
         log_dir: Path,
     ) -> None:
         self._program = program
@@ -58,6 +64,7 @@ class VsockBackend:
         self._uuid = uuid
         self._account = account
         self._log = log_dir / "vsock" / f"{uuid}.log"
+        self._record = run_dir / RECORDS / uuid
         self._running: _Running | None = None
         self._again: asyncio.TimerHandle | None = None
         #: Told of what went wrong when it could not be started again.
@@ -72,11 +79,9 @@ class VsockBackend:
         """Makes the folder; raises BackendError."""
         folder = self._sockets.folder
         try:
-            folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if self._account and os.geteuid() == 0:
-                os.chown(folder, *self._account)
-            folder.parent.chmod(0o755)
+            own_folder(self._record.parent)
+            own_folder(folder.parent, 0o755)
+            given_folder(folder, self._account)
         except OSError as error:
             raise BackendError(f"{folder}: {error.strerror}") from error
 
@@ -96,31 +101,55 @@ class VsockBackend:
 
     def close(self) -> None:
         """Ends it and removes its folder."""
-        running = self._running
-        if running:
+        if self._running:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(running.pidfd, signal.SIGKILL)
+                signal.pidfd_send_signal(self._running.pidfd, signal.SIGKILL)
+            _collect(self._running.pidfd, 0)
         self.let_go()
-        if running:
-            _collect(running.pid)
+        self._record.unlink(missing_ok=True)
         shutil.rmtree(self._sockets.folder, ignore_errors=True)
-
-    @property
-    def _record(self) -> Path:
-        return self._sockets.folder / "backend"
 
     def _find(self) -> bool:
         try:
-            pid, started = (int(word) for word in self._record.read_text().split())
+            try:
+                text = self._record.read_text()
+            except FileNotFoundError:
+                text = self._record_of_0_1()
+                if text:
+                    self._write_record(text)
+            pid, started = (int(word) for word in text.split())
             self._follow(pid, open_process(pid, started))
         except (OSError, ValueError, PeerGone):
             return False
         log.info("vsock of domain %s: process %d goes on", self._uuid, pid)
         return True
 
+    def _record_of_0_1(self) -> str:
+        """What 0.1.0's server left in the folder that QEMU's account may write; raises OSError.
+
+        That account can move a record of another domain here, but make none that root owns.
+        """
+        path = self._sockets.folder / "backend"
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+            if not ours or found.st_nlink != 1 or found.st_mode & 0o022:
+                log.warning("%s is not what a server wrote, and counts for nothing", path)
+                return ""
+            text = os.read(descriptor, 64).decode(errors="replace")
+        finally:
+            os.close(descriptor)
+        pid = int(text.partition(" ")[0])
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return text if f"--uds-path={self._sockets.guest}".encode() in arguments else ""
+
+    def _write_record(self, text: str) -> None:
+        scratch = self._record.with_suffix(".tmp")
+        scratch.write_text(text)
+        scratch.rename(self._record)
+
     async def _start(self) -> None:
-        for socket in (self._sockets.device, self._sockets.guest):
-            socket.unlink(missing_ok=True)
         command = [
             self._program,
             f"--guest-cid={next(cids_for(self._uuid))}",
@@ -128,9 +157,11 @@ class VsockBackend:
             f"--uds-path={self._sockets.guest}",
         ]
         try:
+            for socket in (self._sockets.device, self._sockets.guest):
+                socket.unlink(missing_ok=True)
             pid = await asyncio.to_thread(self._spawn, command)
             self._follow(pid, os.pidfd_open(pid))
-            self._record.write_text(f"{pid} {start_time_of(pid)}\n")
+            self._write_record(f"{pid} {start_time_of(pid)}\n")
         except (OSError, PeerGone) as error:
             raise BackendError(f"{self._program} cannot be started: {error}") from error
         await self._wait_ready()
@@ -172,8 +203,8 @@ class VsockBackend:
         running = self._running
         if running is None:
             return
+        _collect(running.pidfd, os.WNOHANG)
         self.let_go()
-        reap(running.pid)
         log.warning(
             "vsock of domain %s: process %d has ended; its log is %s",
             self._uuid,
@@ -193,7 +224,7 @@ class VsockBackend:
             self._again = loop.call_later(later, lambda: loop.create_task(self._restart()))
 
 
-def _collect(pid: int) -> None:
-    """Waits for a child that was just killed; does nothing about another's."""
+def _collect(pidfd: int, options: int) -> None:
+    """Waits for a child that has ended or was just killed; does nothing about another's."""
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | options)

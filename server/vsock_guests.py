@@ -33,6 +33,7 @@ from sluice.hypervisor.vsock_devices import (
     UserSockets,
     VsockHost,
 )
+from sluice.server.foreign_folders import given_socket
 from sluice.server.guest_bounds import bounded
 from sluice.server.listener import Listener
 from sluice.server.open_session import (
@@ -193,18 +194,14 @@ class VsockGuests:
         uuid, account = guest.owner.uuid, guest.place.account
         sockets = UserSockets.of(self._run_dir, uuid)
         if guest.backend is None:
-            guest.backend = VsockBackend(program, sockets, uuid, account, self._log_dir)
+            guest.backend = VsockBackend(
+                program, sockets, uuid, account, run_dir=self._run_dir, log_dir=self._log_dir
+            )
         guest.backend.prepare()
         bound: list[socket.socket] = []
         try:
             for path in (sockets.door, sockets.bell):
-                bound.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
-                path.unlink(missing_ok=True)
-                bound[-1].bind(str(path))
-                path.chmod(0o600)
-                if account and os.geteuid() == 0:
-                    os.chown(path, *account)
-                bound[-1].listen(128)
+                bound.append(given_socket(path, account, 128))
             await guest.backend.start()
         except BaseException:
             for listening in bound:

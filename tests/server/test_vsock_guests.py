@@ -20,6 +20,7 @@ from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import UserSockets
 from sluice.server.open_session import unpack_open_reply
+from sluice.server.vsock_backends import RECORDS
 from sluice.server.vsock_guests import VsockGuests
 
 UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
@@ -81,6 +82,10 @@ def sockets_in(folder: Path) -> UserSockets:
     return UserSockets.of(folder / "run", UUID)
 
 
+def record_in(folder: Path) -> Path:
+    return folder / "run" / RECORDS / UUID
+
+
 async def answer(path: Path, sent: bytes) -> bytes:
     reader, writer = await asyncio.open_unix_connection(str(path))
     writer.write(sent)
@@ -112,7 +117,7 @@ def test_a_device_that_ends_is_started_again_and_one_that_runs_is_found(
     short_path: Path, program: Path
 ) -> None:
     def pid() -> int:
-        return int((sockets_in(short_path).folder / "backend").read_text().split()[0])
+        return int(record_in(short_path).read_text().split()[0])
 
     async def check() -> None:
         first = guests_of(short_path, program)
