@@ -10,7 +10,7 @@ JOBS ?= 2
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu bench lint format sanitize native programs python guest-bundle guest-packages docs clean
+.PHONY: help demo test test-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu bench lint format sanitize native programs python guest-bundle guest-packages release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,6 +70,9 @@ guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
 
 guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest-*.rpm, of the guest bundle (make guest-bundle first)
 	$(PY) packaging/guest_packages.py
+
+release-data: programs native guest-bundle ## what later versions are held against, into tests/compatibility/VERSION: before a release is tagged
+	PYTHONPATH=$(CURDIR)/build/python:$(CURDIR)/tests/harness $(PY) -m tests.compatibility.recording.record
 
 docs: native ## docs/api-coverage.md from the registry, docs/cli.md from the commands
 	$(PY) dev/cli_reference.py
