@@ -8,11 +8,17 @@
 #include <gtest/gtest.h>
 #include <linux/capability.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/ipc.h>
 #include <sys/mman.h>
+#include <sys/msg.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -21,6 +27,7 @@
 #include <cerrno>
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace sluice::worker {
 namespace {
@@ -90,6 +97,110 @@ TEST_P(Confined, OtherProcessesAreOutOfReach) {
   EXPECT_EQ(ask([=] { return result(syscall(SYS_pidfd_getfd, 0, 0, 0)); }), EPERM);
   EXPECT_EQ(ask([] { return result(kill(getpid(), 0)); }), 0) << "its own signals are its own";
   EXPECT_EQ(ask([] { return result(raise(0)); }), 0);
+}
+
+// A signal of its choice to a process of its choice, which the kernel sends for it.
+TEST_P(Confined, NoFileSendsSignalsToOthers) {
+  const pid_t parent = getpid();
+  const auto on_pipe = [](const std::function<long(int)>& f) {
+    return [=] {
+      int ends[2];
+      if (pipe(ends) != 0) return errno;
+      return result(f(ends[0]));
+    };
+  };
+  EXPECT_EQ(ask(on_pipe([=](int fd) { return fcntl(fd, F_SETOWN, parent); })), EPERM);
+  EXPECT_EQ(ask(on_pipe([=](int fd) {
+              const f_owner_ex owner{F_OWNER_PID, parent};
+              return fcntl(fd, F_SETOWN_EX, &owner);
+            })),
+            EPERM);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return fcntl(fd, F_SETSIG, SIGKILL); })), EPERM);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return fcntl(fd, F_SETFL, O_ASYNC | O_NONBLOCK); })), EPERM);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return fcntl(fd, F_SETLEASE, F_RDLCK); })), EPERM);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return fcntl(fd, F_NOTIFY, DN_ACCESS); })), EPERM);
+  EXPECT_EQ(ask(on_pipe([](int fd) {
+              int on = 1;
+              return ioctl(fd, FIOASYNC, &on);
+            })),
+            EPERM);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return ioctl(fd, TIOCSTI, "x"); })), EPERM);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return fcntl(fd, F_SETFL, O_NONBLOCK); })), 0);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return fcntl(fd, F_SETFD, FD_CLOEXEC); })), 0);
+  EXPECT_EQ(ask(on_pipe([](int fd) { return fcntl(fd, F_DUPFD_CLOEXEC, 3) < 0 ? -1 : 0; })), 0);
+}
+
+struct SchedAttr {  // sched_setattr(2), which older headers lack
+  uint32_t size = 48, policy = 0;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t runtime = 0, deadline = 0, period = 0;
+};
+
+// What these change of a process, and whether it is another's.
+TEST_P(Confined, OthersLimitsAndPlacesAreTheirs) {
+  struct Question {
+    const char* what;
+    std::function<long(pid_t)> ask;
+  };
+  const std::vector<Question> questions = {
+      {"prlimit",
+       [](pid_t pid) {
+         rlimit now{};
+         const long e = syscall(SYS_prlimit64, pid, RLIMIT_NOFILE, nullptr, &now);
+         return e != 0 ? e : syscall(SYS_prlimit64, pid, RLIMIT_NOFILE, &now, nullptr);
+       }},
+      {"setpriority", [](pid_t pid) { return syscall(SYS_setpriority, PRIO_PROCESS, pid, 19); }},
+      {"sched_setscheduler",
+       [](pid_t pid) {
+         const sched_param none{};
+         return syscall(SYS_sched_setscheduler, pid, SCHED_BATCH, &none);
+       }},
+      {"sched_setparam",
+       [](pid_t pid) {
+         const sched_param none{};
+         return syscall(SYS_sched_setparam, pid, &none);
+       }},
+      {"sched_setattr",
+       [](pid_t pid) {
+         SchedAttr attributes;
+         return syscall(SYS_sched_setattr, pid, &attributes, 0);
+       }},
+      {"sched_setaffinity",
+       [](pid_t pid) {
+         cpu_set_t set;
+         CPU_ZERO(&set);
+         if (sched_getaffinity(0, sizeof set, &set) != 0) return -1L;
+         return syscall(SYS_sched_setaffinity, pid, sizeof set, &set);
+       }},
+      {"ioprio_set", [](pid_t pid) { return syscall(SYS_ioprio_set, 1, pid, 0x4007); }},
+  };
+  const pid_t parent = getpid();
+  for (const Question& q : questions) {
+    SCOPED_TRACE(q.what);
+    EXPECT_EQ(ask([&] { return result(q.ask(parent)); }), EPERM);
+    EXPECT_EQ(ask([&] { return result(q.ask(0)); }), 0) << "its own thread's are its own";
+    EXPECT_EQ(ask([&] { return result(q.ask(getpid())); }), 0) << "and its own process's";
+  }
+  for (int all : {PRIO_PGRP, PRIO_USER})
+    EXPECT_EQ(ask([=] { return result(syscall(SYS_setpriority, all, 0, 19)); }), EPERM);
+  for (int all : {2, 3})
+    EXPECT_EQ(ask([=] { return result(syscall(SYS_ioprio_set, all, 0, 0x4007)); }), EPERM);
+}
+
+TEST_P(Confined, NothingIsSharedByNameOrNumber) {
+  const pid_t parent = getpid();
+  EXPECT_EQ(ask([] { return result(shmget(42, 4096, IPC_CREAT | 0600)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(shmctl(0, IPC_RMID, nullptr)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(msgget(42, IPC_CREAT | 0600)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(semget(42, 1, IPC_CREAT | 0600)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(SYS_mq_open, "x", O_RDONLY)); }), EPERM);
+  EXPECT_EQ(ask([=] { return result(syscall(434, parent, 0)); }), EPERM) << "pidfd_open";
+  EXPECT_EQ(ask([] { return result(syscall(440, -1, nullptr, 0, 0, 0)); }), EPERM);
+  EXPECT_EQ(ask([] { return result(syscall(448, -1, 0)); }), EPERM) << "process_mrelease";
+  EXPECT_EQ(ask([=] { return result(prctl(62, 2, parent, 0, 0)); }), EPERM) << "PR_SCHED_CORE";
+  EXPECT_EQ(ask([] { return result(prctl(PR_SET_NAME, "worker")); }), 0);
 }
 
 TEST_P(Confined, NoNamespacesMountsModulesOrRings) {
@@ -168,6 +279,10 @@ TEST(SoftwareGpu, NeedsNoDevicesFilesOrSockets) {
 TEST(NvidiaDriver, KeepsItsDevices) {
   EXPECT_EQ(confined(false, [] { return result(open("/dev/null", O_RDWR)); }), 0);
   EXPECT_EQ(confined(false, [] { return result(ioctl(-1, FIONREAD, nullptr)); }), EBADF);
+  EXPECT_EQ(confined(false, [] { return result(ioctl(-1, _IOWR('F', 0x2a, int), nullptr)); }),
+            EBADF);
+  EXPECT_EQ(confined(false, [] { return result(ioctl(-1, FIOSETOWN, nullptr)); }), EPERM);
+  EXPECT_EQ(confined(false, [] { return result(ioctl(-1, SIOCSPGRP, nullptr)); }), EPERM);
 }
 
 TEST(Privileges, AreGoneForGood) {
