@@ -28,6 +28,15 @@ class ControllerSection(Section):
     advertise_addr: str | None = Field(
         None, description="the address that others are told, if it is not bind_addr"
     )
+    rest_connections: int = Field(
+        4096, ge=16, le=60_000, description="how many connections REST serves at a time"
+    )
+    rest_connections_of_address: int = Field(
+        1024,
+        ge=4,
+        le=60_000,
+        description="how many of them one address may have, such as a proxy's",
+    )
     store: Path = Field(
         Path("/var/lib/sluice/controller.db"), description="the path of the SQLite store"
     )

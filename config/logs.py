@@ -23,10 +23,13 @@ from pathlib import Path
 from typing import TextIO
 
 from sluice.config.log_ids import bound_ids
+from sluice.config.peer_lines import CONTROLLER, SERVER, PeerLines
 from sluice.config.sections import LogSection
 
 WITH_TIME = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 LOOK_EVERY_SECONDS = 1.0
+#: So many times the lines of a single peer's kind: they are not told apart by peer.
+OF_LIBRARIES = 4
 WITHOUT_TIME = "%(levelname)s %(name)s: %(message)s"
 #: Of the screen: what the services of a large pool write when they begin fits into the burst.
 SCREEN_LINES_PER_SECOND = 200.0
@@ -163,6 +166,26 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class OfLibraries(logging.Handler):
+    """Passes on some of what libraries warn of, which is mostly what peers did; sums up the rest.
+
+    A kind is a logger and a level: a library's text may have a peer's words in it.
+    """
+
+    def __init__(self, peers: PeerLines, handlers: list[logging.Handler]) -> None:
+        super().__init__()
+        self._peers = peers
+        self._handlers = list(handlers)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called for each line."""
+        kind = f"{record.name}: {record.levelname}"
+        if self._peers.admits(kind, record.name, record.levelno, OF_LIBRARIES):
+            for handler in self._handlers:
+                if record.levelno >= handler.level:
+                    handler.handle(record)
+
+
 def set_up_logging(section: LogSection, service: str) -> None:
     """Directs the logger "sluice" to screen and file as the section says."""
     formatter = (
@@ -193,8 +216,11 @@ def set_up_logging(section: LogSection, service: str) -> None:
         handler.setFormatter(formatter)
     lowest = min((handler.level for handler in handlers), default=logging.CRITICAL)
     _direct("sluice", handlers, lowest)
+    peers = {"server": SERVER, "controller": CONTROLLER}.get(service) or PeerLines(
+        logging.getLogger(f"sluice.{service}")
+    )
     for name in LIBRARIES:
-        _direct(name, handlers, max(lowest, logging.WARNING))
+        _direct(name, [OfLibraries(peers, handlers)], max(lowest, logging.WARNING))
 
 
 def _direct(name: str, handlers: list[logging.Handler], level: int) -> None:

@@ -151,7 +151,7 @@ class PeerLines:
 
     def exception(self, kind: str, peer: str, text: str, *args: object) -> None:
         """The same as an error, with the exception that is being handled."""
-        if self._admits(logging.ERROR, kind, peer, 1):
+        if self.admits(kind, peer, logging.ERROR):
             self._log.error("%s", _one_line(text, args), exc_info=True)
 
     def sum_up(self) -> None:
@@ -168,10 +168,11 @@ class PeerLines:
     def _tell(
         self, level: int, kind: str, peer: str, text: str, args: Iterable[object], often: int
     ) -> None:
-        if self._admits(level, kind, peer, often):
+        if self.admits(kind, peer, level, often):
             self._log.log(level, "%s", _one_line(text, tuple(args)))
 
-    def _admits(self, level: int, kind: str, peer: str, often: int) -> bool:
+    def admits(self, kind: str, peer: str, level: int = logging.INFO, often: int = 1) -> bool:
+        """Whether a line may be written by other means; else it is counted here."""
         self.sum_up()
         admitted = self._windows.admits(kind, peer[:64], level, often)
         if not admitted and self._timer is None:

@@ -14,15 +14,16 @@ import asyncio
 import contextlib
 import logging
 import random
-import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import grpc
-import uvicorn
 
 from sluice.config.controller import ControllerConfig, OpenStackSection
+from sluice.config.descriptors import allow_many
+from sluice.config.http_door import Bounds, Door
+from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.controller import garbage
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
@@ -51,7 +52,17 @@ GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # a server has one stream of its own and one for each client that waits
+    ("grpc.max_concurrent_streams", 8192),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # strangers connect and call nothing; a server's stream is a call
+    ("grpc.max_connection_idle_ms", 60_000),
+    # one that vanished is noticed by this
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 30_000),
 )
+#: Descriptors that no connection gets: the store's, files, sockets to Keystone and etcd.
+KEPT_DESCRIPTORS = 128
 # the store's thread asks a busy event loop for the interpreter; a commit waits for it a few times
 SWITCH_SECONDS = 0.0005
 AFTER_TROUBLE_SECONDS = 1.0
@@ -74,11 +85,11 @@ class DoorError(Exception):
     """A port cannot be opened; the message says which and what to do."""
 
 
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the controller's own main."""
-        yield
+def connections_within(descriptors: int, wanted: int) -> tuple[int, int]:
+    """How many connections REST and gRPC may have, so that some descriptors are always left."""
+    there_are = max(64, descriptors - KEPT_DESCRIPTORS)
+    rest = min(wanted, there_are * 3 // 4)
+    return rest, there_are - rest
 
 
 class Controller:
@@ -95,6 +106,10 @@ class Controller:
         self._keystone: KeystoneTokens | None = None
         self.rest_port = 0
         self.grpc_port = 0
+        doors = config.controller
+        rest, nodes = connections_within(allow_many(), doors.rest_connections)
+        self._rest_bounds = Bounds(rest, min(doors.rest_connections_of_address, rest))
+        self._grpc_connections = nodes
 
     @property
     def desk(self) -> GrantDesk:
@@ -111,7 +126,8 @@ class Controller:
                 self._keystone = KeystoneTokens(ask_cloud(section.cloud), section.users)
             except OSError as error:
                 raise DoorError(f"[openstack] vendordata: {error}") from None
-        self._grpc = grpc.aio.server(options=GRPC_OPTIONS)
+        most = ("grpc.max_allowed_incoming_connections", self._grpc_connections)
+        self._grpc = grpc.aio.server(options=(*GRPC_OPTIONS, most))
         self._garbage = asyncio.create_task(garbage.tend())
         if self._config.store.kind == "etcd":
             await self._start_as_candidate()
@@ -306,28 +322,15 @@ class Controller:
         doors = self._config.controller
         self._warn_of_open_doors()
         host = f"[{doors.bind_addr}]" if ":" in doors.bind_addr else doors.bind_addr
-        rest = socket.socket(socket.AF_INET6 if ":" in doors.bind_addr else socket.AF_INET)
-        rest.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._rest = Door("REST", self._rest_app, self._rest_bounds, PEERS, **self._rest_tls)
         try:
-            rest.bind((doors.bind_addr, doors.rest_port))
+            self.rest_port = self._rest.listen(doors.bind_addr, doors.rest_port)
         except OSError as error:
             raise DoorError(
                 f"REST cannot listen on {host}:{doors.rest_port} ({error.strerror}); set "
                 "[controller] bind_addr and rest_port, or end what uses the port"
             ) from None
-        self.rest_port = rest.getsockname()[1]
-        self._uvicorn = _Uvicorn(
-            uvicorn.Config(
-                self._rest_app,
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                proxy_headers=False,  # nobody is believed about where it calls from
-                server_header=False,
-                **self._rest_tls,
-            )
-        )
-        self._tasks.append(asyncio.create_task(self._uvicorn.serve(sockets=[rest])))
+        self._tasks.append(asyncio.create_task(self._rest.run_until_closed()))
 
     def _warn_of_open_doors(self) -> None:
         if is_loopback(self._config.controller.bind_addr):
@@ -359,8 +362,8 @@ class Controller:
     async def stop(self) -> None:
         """Closes the doors, then the store; grants stay in it, and another may lead at once."""
         self._garbage.cancel()
-        self._uvicorn.should_exit = True
-        self._uvicorn.force_exit = True
+        self._rest.should_exit = True
+        self._rest.force_exit = True
         for task in self._tasks[1:]:
             task.cancel()  # a leader resigns, so that its streams are told where to go
         await self._grpc.stop(0.2)

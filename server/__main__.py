@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import resource
 import signal
 import sys
 from pathlib import Path
 
+from sluice.config.descriptors import allow_many
 from sluice.config.ini import ConfigError
 from sluice.config.logs import set_up_logging
 from sluice.config.server import ServerConfig, read_server_config
@@ -60,9 +60,7 @@ def main() -> int:
     if arguments.check:
         return check(config)
     set_up_logging(config.log, "server")
-    # a session holds about five descriptors, and the usual soft limit is 1024
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    allow_many()  # a session holds about five descriptors
     return asyncio.run(serve(config))
 
 

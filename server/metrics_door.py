@@ -3,40 +3,31 @@
 
 Started by server.service where [metrics] listen names an address. It speaks TLS where the node has
 a certificate, wants a bearer token where one is configured, and promises that a scraper, however
-slow or many, costs the server no more than a few connections.
+slow or many, costs the server no more than a few connections (config.http_door).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import ipaddress
 import logging
-import socket
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
+from sluice.config.http_door import Bounds, Door
+from sluice.config.peer_lines import SERVER as PEERS
 from sluice.config.sections import split_address
 from sluice.config.server import MetricsSection, TlsSection
 
 log = logging.getLogger("sluice.server")
 
-MOST_CONNECTIONS = 16
+BOUNDS = Bounds(connections=16, of_address=8)
 KEEP_ALIVE_SECONDS = 75  # longer than most scrape intervals
 TEXT = "text/plain; charset=utf-8"
 
 Scrape = Callable[[str], Awaitable[tuple[bytes, str]]]
-
-
-class _Uvicorn(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leaves signals to the server's own main."""
-        yield
 
 
 class MetricsDoor:
@@ -55,31 +46,17 @@ class MetricsDoor:
     def open(self) -> None:
         """Begins to listen; raises OSError."""
         host, port = split_address(self._address)
-        listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind((host, port))
-            self._uvicorn = _Uvicorn(
-                uvicorn.Config(
-                    self._answer,
-                    interface="asgi3",
-                    log_config=None,
-                    access_log=False,
-                    lifespan="off",
-                    proxy_headers=False,
-                    server_header=False,
-                    limit_concurrency=MOST_CONNECTIONS,
-                    timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                    ssl_certfile=self._tls.cert_file,
-                    ssl_keyfile=self._tls.key_file,
-                )
-            )
-            self._uvicorn.config.load()
-        except BaseException:
-            listening.close()
-            raise
-        self.port = listening.getsockname()[1]
-        self._serving = asyncio.create_task(self._uvicorn.serve(sockets=[listening]))
+        self._door = Door(
+            "metrics",
+            self._answer,
+            BOUNDS,
+            PEERS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            ssl_certfile=self._tls.cert_file,
+            ssl_keyfile=self._tls.key_file,
+        )
+        self.port = self._door.listen(host, port)
+        self._serving = asyncio.create_task(self._door.run_until_closed())
         log.info("metrics: %s:%d", host, self.port)
         if not _is_loopback(host) and not (self._token and self._tls.cert_file):
             log.warning(
@@ -93,8 +70,8 @@ class MetricsDoor:
     async def close(self) -> None:
         """Stops listening."""
         if self._serving:
-            self._uvicorn.should_exit = True
-            self._uvicorn.force_exit = True
+            self._door.should_exit = True
+            self._door.force_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
             self._serving = None
 

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from sluice.config import peer_lines
-from sluice.config.logs import SCREEN_BURST_LINES, SCREEN_LINES_PER_SECOND, LogFile, Screen
+from sluice.config.logs import (
+    OF_LIBRARIES,
+    SCREEN_BURST_LINES,
+    SCREEN_LINES_PER_SECOND,
+    LogFile,
+    OfLibraries,
+    Screen,
+)
 from sluice.config.metric_families import Samples
 from sluice.config.peer_lines import PeerLines
 
@@ -181,3 +188,16 @@ def test_the_screen_has_a_rate(clock: Clock) -> None:
     told = stream.getvalue().splitlines()[int(SCREEN_BURST_LINES) :]
     assert told[0] == "500 lines before this one are left out here"
     assert len(told) == SCREEN_LINES_PER_SECOND + 1
+
+
+def test_what_libraries_say_of_peers_is_limited_too(
+    lines: PeerLines, kept: Kept, clock: Clock
+) -> None:
+    handler = OfLibraries(lines, [kept])
+    for _ in range(1000):
+        record = logging.LogRecord("uvicorn.error", logging.WARNING, "", 0, "Bad %s", ("x",), None)
+        handler.handle(record)
+    assert kept.lines == ["Bad x"] * peer_lines.MOST_OF_PEER * OF_LIBRARIES
+    clock.seconds += peer_lines.WINDOW_SECONDS
+    lines.sum_up()
+    assert "980 more of this kind" in kept.lines[-1]
