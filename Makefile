@@ -7,6 +7,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 BUILD := build/native
 JOBS ?= 2
+DEMO_JOBS ?= $(shell nproc)
+ifneq ($(words $(CURDIR)),1)
+$(error The path "$(CURDIR)" has spaces, with which make and several tools do not work: move the checkout to one without)
+endif
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
@@ -15,8 +19,8 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-demo: build/.rig programs native guest-bundle ## the main job, in a guest and on the host, with a table at its end
-	$(PY) tests/demo/demo.py
+demo: ## the main job, in a guest and on the host, with a table at its end (as root; GUEST=no: only the host's part)
+	@JOBS=$(DEMO_JOBS) $(PYTHON) tests/demo/prepare.py $(if $(filter no,$(GUEST)),--without-guest)
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
@@ -56,7 +60,7 @@ sanitize: build/.base ## the native tests under AddressSanitizer and UndefinedBe
 	dev/sanitize.sh thread
 
 native: build/.base ## everything in C++, into build/native
-	cmake -S native -B $(BUILD) -G Ninja -DSLUICE_PYTHON=$(CURDIR)/$(PY) >/dev/null
+	cmake -S native -B $(BUILD) -G Ninja -DSLUICE_PYTHON=$(CURDIR)/$(PY) -DSLUICE_TESTS=ON >/dev/null
 	cmake --build $(BUILD) -j $(JOBS)
 
 programs: build/.base ## the CUDA test programs (nvcc comes as a wheel)

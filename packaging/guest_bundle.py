@@ -5,6 +5,8 @@ Called by `make guest-bundle`. Owns build/guest (the native client libraries for
 zig), build/guest-static (the static runtime, by the system's compiler) and the file in dist. It
 refuses to pack libraries that would not load on an old guest or that export other names than
 NVIDIA's. The same sources, and for the static runtime the same compiler, give the same bytes.
+With --built it compiles nothing and packs the parts of a build for this machine that a CUDA program
+needs (`make demo`, whose guest has this machine's system).
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import library_rules
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PARTS = CHECKOUT / "packaging" / "guest"
@@ -29,6 +30,8 @@ NAME = "sluice-guest-x86_64"
 AUDIT = "libsluice-audit.so"
 PROGRAMS = ("sluice-watch",)
 STATIC_RUNTIME = "libcudart_static.a"
+#: The libraries of a bundle of another build, without NVIDIA's libraries that lie above the driver.
+DRIVER_LIBRARIES = ("libcuda.so.1", "libcudart.so.13", "libnvidia-ml.so.1")
 
 
 def build(folder: Path, jobs: int) -> None:
@@ -91,14 +94,38 @@ def client_libraries(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def contents(folder: Path, static: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file of the bundle: name → (mode, content)."""
+def native_files(folder: Path, static: Path) -> dict[str, tuple[int, bytes]]:
+    """What was compiled for the oldest glibc, by its name in the bundle."""
     files: dict[str, tuple[int, bytes]] = {}
     for name in (*client_libraries(folder), AUDIT):
         files[f"lib/{name}"] = (0o755, built_file(folder, name).read_bytes())
     files[f"lib/{STATIC_RUNTIME}"] = (0o644, built_file(static, STATIC_RUNTIME).read_bytes())
     for name in PROGRAMS:
         files[f"bin/{name}"] = (0o755, built_file(folder, name).read_bytes())
+    return files
+
+
+def files_of_this_machine(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """The same out of a build for this machine, as little as a CUDA program needs."""
+    files: dict[str, tuple[int, bytes]] = {}
+    for name in (*DRIVER_LIBRARIES, AUDIT):
+        files[f"lib/{name}"] = (0o755, stripped(built_file(folder, name)))
+    for name in PROGRAMS:
+        files[f"bin/{name}"] = (0o755, stripped(built_file(folder, name)))
+    return files
+
+
+def stripped(path: Path) -> bytes:
+    """A library or program without what only a debugger reads."""
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / path.name
+        subprocess.run(["strip", "-o", str(copy), str(path)], check=True)
+        return copy.read_bytes()
+
+
+def contents(native: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes]]:
+    """Every file of the bundle: name → (mode, content)."""
+    files = dict(native)
     for name in ("sluice", "sluice-run"):
         files[f"bin/{name}"] = (0o755, (PARTS / name).read_bytes())
     for name in ("sluice-pci-setup", "sluice-loader"):
@@ -160,10 +187,18 @@ def main() -> None:
     parser.add_argument("--build", type=Path, default=CHECKOUT / "build" / "guest")
     parser.add_argument("--dist", type=Path, default=CHECKOUT / "dist")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--built", type=Path, help="pack what was built there, for this machine")
     arguments = parser.parse_args()
+    target = arguments.dist / f"{NAME}.tar.gz"
+    if arguments.built:
+        pack(contents(files_of_this_machine(arguments.built)), target)
+        print(f"{target} ({target.stat().st_size / 1e6:.1f} MB), for this machine's system")
+        return
     build(arguments.build, arguments.jobs)
     static = arguments.build.with_name(arguments.build.name + "-static")
     build_static_runtime(static, arguments.jobs)
+    import library_rules  # needs pyelftools, which packing alone does without
+
     libraries = client_libraries(arguments.build)
     wrong = [
         line
@@ -173,8 +208,7 @@ def main() -> None:
     wrong += library_rules.archive_violations(built_file(static, STATIC_RUNTIME))
     if wrong:
         sys.exit("guest bundle: " + "\n".join(wrong))
-    target = arguments.dist / f"{NAME}.tar.gz"
-    pack(contents(arguments.build, static), target)
+    pack(contents(native_files(arguments.build, static)), target)
     print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
 
 

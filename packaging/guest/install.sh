@@ -62,7 +62,9 @@ cp -R "$here/lib" "$here/bin" "$here/libexec" "$here/python" "$here/VERSION" "$n
 chmod -R u=rwX,go=rX "$new"
 for folder in lib bin libexec; do
   chmod 755 "$new/$folder"/*
-  [ $folder != lib ] || chmod 644 "$new/lib"/*.a
+  for archive in "$new/$folder"/*.a; do
+    [ ! -e "$archive" ] || chmod 644 "$archive"
+  done
   mv -f "$new/$folder"/* "$root$prefix/$folder/"
 done
 rm -rf "$root$prefix/python"

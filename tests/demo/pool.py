@@ -20,8 +20,11 @@ from typing import Any
 
 from doorbells import end_doorbell
 from free_ports import free_port
+from short_folder import LONGEST_SOCKET_PATH, ShortFolder
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Below run_dir: the relays' and workers' sockets have the longest names.
+LONGEST_SOCKET_NAME = len("/workers/") + 40
 
 
 class Pool:
@@ -32,12 +35,18 @@ class Pool:
     ) -> None:
         self.folder = folder
         self.rest = f"127.0.0.1:{free_port()}"
-        self.socket = folder / "run" / "server.sock"
+        run = folder / "run"
+        self._short: ShortFolder | None = None
+        if len(os.fsencode(run)) + LONGEST_SOCKET_NAME > LONGEST_SOCKET_PATH:
+            self._short = ShortFolder(run)
+            run = self._short.path
+        self._run = run
+        self.socket = run / "server.sock"
         grpc, data = free_port(), free_port()
-        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run").mkdir(parents=True, exist_ok=True)
         rest_port = self.rest.rpartition(":")[2]
         settings: dict[str, object] = {
-            "run_dir": folder / "run",
+            "run_dir": run,
             "listen_port": data,
             "node_name": "demo-node",
             "enable_kvm": str(bool(libvirt_uri)).lower(),
@@ -132,7 +141,9 @@ class Pool:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        end_doorbell(self.folder / "run")
+        end_doorbell(self._run)
+        if self._short is not None:
+            self._short.close()
 
     def __enter__(self) -> Pool:
         self.start()

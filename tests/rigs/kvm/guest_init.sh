@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # First process of a rig guest: the host's root by 9p, read-only, under a tmpfs overlay; then udev and the
-# guest agent. Words of the kernel command line: rig_agent=PATH and rig_modules=PATH (host paths).
+# guest agent. Words of the kernel command line: rig_agent=, rig_modules= and rig_checkout=PATH (host paths).
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev 2>/dev/null
@@ -13,6 +13,7 @@ for word in $(cat /proc/cmdline); do
   case $word in
     rig_agent=*) agent=${word#*=} ;;
     rig_modules=*) modules=${word#*=} ;;
+    rig_checkout=*) checkout=${word#*=} ;;
     rig_host=*) name=${word#*=} ;;
   esac
 done
@@ -33,6 +34,12 @@ mount --rbind /fresh /newroot/host
 mount -t tmpfs tmpfs /newroot/run
 mount -t tmpfs -o mode=1777 tmpfs /newroot/tmp
 [ -n "$modules" ] && mount --bind "/ro$modules" /newroot/lib/modules
+# What is covered above is the guest's own: a checkout that lies there is bound in again, and the agent has another name.
+case $checkout in
+  /tmp/* | /run/*) mkdir -p "/newroot$checkout" && mount --bind "/ro$checkout" "/newroot$checkout" ;;
+esac
+: >/newroot/run/rig-agent
+mount --bind "/ro$agent" /newroot/run/rig-agent || echo "rig: no agent at $agent"
 echo "rig: root at $(cut -d' ' -f1 /proc/uptime)"
 
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb
@@ -49,6 +56,6 @@ done
 echo "rig: agent on ${port:-nothing} at $(cut -d' ' -f1 /proc/uptime)"
 # An agent that dies is started again: a test may have filled the guest's memory.
 while :; do
-  chroot /newroot "$agent" -m virtio-serial -p "$port" -t /run -l /run/qga.log
+  chroot /newroot /run/rig-agent -m virtio-serial -p "$port" -t /run -l /run/qga.log
   sleep 0.2
 done

@@ -11,6 +11,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,3 +211,9 @@ def _unpack(package: str, cache: Path, progress: Progress) -> Path:
     archive.unlink()
     partial.rename(target)
     return target
+
+
+if (
+    __name__ == "__main__"
+):  # `python -m tests.rigs.kvm.images FOLDER`: fetched before a rig needs it
+    prepare(Path(sys.argv[1]), lambda line: print(line, flush=True))

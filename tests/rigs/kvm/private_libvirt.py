@@ -8,6 +8,7 @@ namespace by the socket's real path, so nobody needs nsenter.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -16,6 +17,8 @@ import subprocess
 import time
 import uuid as uuids
 from pathlib import Path
+
+from tests.harness.short_folder import LONGEST_SOCKET_PATH, ShortFolder
 
 _BINDS = (
     ("etc", "/etc/libvirt"),
@@ -60,14 +63,11 @@ class PrivateLibvirt:
         self.shm = root / "shm" if own_shm else Path("/dev/shm")
         self.socket = root / "run/libvirt-sock"
         self._pid_file = root / "libvirtd.pid"
-        if len(str(self.socket)) > 107:
-            raise ValueError(
-                f"{self.socket}: longer than a Unix socket's path may be; choose a shorter folder"
-            )
+        self._short: ShortFolder | None = None
 
     @property
     def uri(self) -> str:
-        return f"qemu:///system?socket={self.socket}"
+        return f"qemu:///system?socket={self._reachable()}"
 
     def running(self) -> bool:
         pid = self._pid()
@@ -148,7 +148,17 @@ class PrivateLibvirt:
     def _answers(self) -> bool:
         """Whether somebody listens: between bind and listen the socket is there and refuses."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-            return asking.connect_ex(str(self.socket)) == 0
+            return asking.connect_ex(str(self._reachable())) == 0
+
+    def _reachable(self) -> Path:
+        """The socket by a path that is short enough for an address."""
+        if len(os.fsencode(self.socket)) <= LONGEST_SOCKET_PATH:
+            return self.socket
+        if self._short is None:
+            # until this process ends: a server may come back to a daemon that was started again
+            self._short = ShortFolder(self.socket.parent)
+            atexit.register(self._short.close)
+        return self._short.path / self.socket.name
 
     def _is_ours(self, pid: int) -> bool:
         """Whether that process is the daemon of this folder, and no later one of its number."""

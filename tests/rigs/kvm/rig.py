@@ -323,7 +323,7 @@ class Rig:
             raise RuntimeError("the rig is not started")
         words = (
             f"{_KERNEL_WORDS} rig_host={name} rig_agent={self._images.agent} "
-            f"rig_modules={self._images.modules}"
+            f"rig_modules={self._images.modules} rig_checkout={CHECKOUT}"
         )
         if machine == "microvm":  # without KVM it has no timer to measure the TSC by
             words += " tsc_early_khz=2500000"
