@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What most files include of the standard library: precompiled where SLUICE_PRECOMPILE says so (CMakeLists.txt), and
-// included by nothing else. A file includes what it uses itself, as other builds compile it without this.
+// What most files include of the standard library: precompiled where SLUICE_PRECOMPILE says so
+// (CMakeLists.txt), and included by nothing else. A file includes what it uses itself, as other
+// builds compile it without this.
 #pragma once
 #include <algorithm>
 #include <array>
