@@ -5,4 +5,4 @@ Also copied into the guest bundle, so everything here is the standard library of
 imports nothing else of Sluice.
 """
 
-VERSION = "0.1.0"
+VERSION = "0.2.0.dev0"

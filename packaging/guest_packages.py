@@ -16,6 +16,7 @@ import argparse
 import gzip
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,12 @@ def lay_tree(bundle: Path, tree: Path, kind: str) -> str:
         for path in tree.rglob("*"):
             if path.is_dir() and not path.is_symlink():
                 path.chmod(0o755)
-        return (source / "VERSION").read_text().strip()
+        return package_version((source / "VERSION").read_text().strip())
+
+
+def package_version(version: str) -> str:
+    """A version as dpkg and rpm order it: 0.2.0.dev0 is 0.2.0~dev0, which is before 0.2.0."""
+    return re.sub(r"\.?(dev|a|b|rc)(\d+)$", r"~\1\2", version)
 
 
 def placed(path: Path) -> str:

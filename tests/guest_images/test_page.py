@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane
@@ -55,9 +58,9 @@ def test_the_bundle(guest: Root, packages: Packages, plane: ControlPlane) -> Non
 
 def test_the_names_of_the_files_are_those_that_are_made(packages: Packages) -> None:
     page = PAGE.read_text()
-    for path in (packages.deb, packages.rpm):
-        assert path.name in page
-    folder = CHECKOUT / "packaging" / "images"
-    for recipe in folder.iterdir():
-        assert packages.deb.name in recipe.read_text() or packages.rpm.name in recipe.read_text()
+    named = re.findall(r"sluice-guest[_-][^\s/`\")]+\.(?:deb|rpm)", page)
+    assert {Path(name).suffix for name in named} == {".deb", ".rpm"}
+    for name in named:
+        assert any(fnmatch(path.name, name) for path in (packages.deb, packages.rpm)), name
+    for recipe in (CHECKOUT / "packaging" / "images").iterdir():
         assert recipe.name in page

@@ -37,7 +37,7 @@ clouds:
 CHECK = "OS_CLIENT_CONFIG_FILE=/etc/sluice/clouds.yaml sluice openstack check"
 CUSTOMIZE = (
     'virt-customize -a "$IMAGE" --copy-in vector_add:/usr/local/bin \\\n'
-    '  --copy-in "$SOURCE/dist/sluice-guest_0.1.0-1_amd64.deb:/tmp" '
+    '  --copy-in "$(echo "$SOURCE"/dist/sluice-guest_*_amd64.deb):/tmp" '
     '--run-command "dpkg -i /tmp/sluice-guest_*.deb"'
 )
 UPLOAD = 'openstack --os-cloud "$CLOUD" image create --disk-format qcow2 --file "$IMAGE" gpu-image'
