@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenReply and the session's record as clients of release 0.1.0 and later read them.
+"""OpenSession, OpenReply and the session's record as clients of release 0.1.0 and later read them.
 
 The offsets are written down here on purpose (see slots.py). A newer worker's record may be longer,
 and its devices' too; what an old client reads must lie where it looks.
@@ -10,6 +10,12 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+OPEN_SESSION = struct.Struct("<16xIHHIIIIiiIIQII64s64s128s64sII64s")
+OPEN_SESSION_FIELDS = (
+    *("magic", "protocol_major", "protocol_minor", "vgpu_count", "gmem_mib", "ratio_percent"),
+    *("flags", "priority", "wait_seconds", "pid", "uid", "start_time", "cuda_version", "channel"),
+    *("key", "host", "program", "job_token", "job_processes", "chosen_count", "chosen_places"),
+)
 OPEN_REPLY = struct.Struct("<IHHIIIIQ480s")
 RECORD = struct.Struct("<6I32sII")
 DEVICE = struct.Struct("<QQQII16s16s128s32s192iiiQ8QQQ16x64s")
@@ -26,6 +32,15 @@ MAY_GROW = {"record_bytes", "device_bytes", "attribute_count"}
 #: The software GPU's own, which another version of it may say otherwise, and what is the machine's:
 #: attribute 16 is the number of multiprocessors, the software GPU's are the machine's cores.
 ITS_OWN = {"driver_version", "driver_name", "heartbeat_seconds", "attribute 16"}
+
+
+def read_request(request: bytes) -> dict[str, Any]:
+    """The fields of an OpenSession by their names, texts as such."""
+    values = (
+        value.split(b"\0", 1)[0].decode() if isinstance(value, bytes) else value
+        for value in OPEN_SESSION.unpack_from(request)
+    )
+    return dict(zip(OPEN_SESSION_FIELDS, values, strict=True))
 
 
 def read_opening(opening: bytes) -> dict[str, Any]:

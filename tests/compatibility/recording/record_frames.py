@@ -13,7 +13,6 @@ import contextlib
 import json
 import lzma
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from .. import slots, workers
 from ..slots import Slot, format_region
 from ..streams import mailbox_opening, memory_file, read_opening, receive_exactly
 from ..workers import REGION_BYTES, Host
+from .stand_ins import stand_in_libraries, vsock_preload
 from .taps import Recording, SlotTap, StreamTap, ended, runs_of
 
 HERE = Path(__file__).resolve().parent.parent
@@ -78,18 +78,6 @@ class Tape:
     def __init__(self) -> None:
         self.request = self.opening = b""
         self.recording = Recording()
-
-
-def stand_in_library(folder: Path) -> str:
-    """A folder with what stands in for cuBLAS on the node."""
-    made = folder / "libraries"
-    made.mkdir()
-    library = made / "libcublas.so.13"
-    source = ROOT / "tests" / "server" / "fake_cublas.c"
-    options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcublas.so.13"]
-    subprocess.run(["cc", *options, "-o", library, source], check=True)
-    shutil.copy(library, made / "libcublasLt.so.13")
-    return str(made)
 
 
 def command_of(program: tuple[str, ...]) -> list[str]:
@@ -212,15 +200,12 @@ def record_tcp(host: Host, folder: Path, program: tuple[str, ...], tape: Tape) -
 
 def record_vsock(host: Host, folder: Path, program: tuple[str, ...], tape: Tape) -> None:
     """Over vsock: the client's own code, with a Unix socket in the place of its device."""
-    shim = folder / "vsock_to_unix.so.preloaded"
-    source = HERE / "vsock_to_unix.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True)
     with socket.socket(socket.AF_UNIX) as door, host.worker() as worker:
         door.settimeout(SECONDS)
         door.bind(str(folder / "v"))
         door.listen(4)
         said = {"SLUICE_CHANNEL": "vsock", "SLUICE_TEST_VSOCK": str(folder / "v")}
-        said["LD_PRELOAD"] = str(shim)
+        said["LD_PRELOAD"] = vsock_preload(folder)
         with client(folder, program, **said), accepted(door) as connection:
             tape.request = receive_exactly(connection, 512)
             record_stream(worker, "vsock", connection, tape)
@@ -296,7 +281,7 @@ def record_all(out: Path, only: str = "") -> None:
             tape = Tape()
             with tempfile.TemporaryDirectory(prefix="rec-") as scratch:
                 folder = Path(scratch)
-                libraries = stand_in_library(folder) if program[0] == "library_calls" else ""
+                libraries = stand_in_libraries(folder) if program[0] == "library_calls" else ""
                 began = time.monotonic()
                 globals()[f"record_{channel}"](Host(folder, libraries), folder, program, tape)
             steps = tape.recording.steps

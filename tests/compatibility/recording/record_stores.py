@@ -262,7 +262,8 @@ def dump_sqlite(path: Path) -> str:
 
 def dump_etcd(members: EtcdMembers) -> str:
     """Every key of the pool, base64, but those of a lease, which are the leader's own."""
-    answer = etcd_call(members, "range", key=PREFIX.encode(), range_end=b"/sluice0")
+    first, end = (base64.b64encode(key).decode() for key in (b"/sluice/", b"/sluice0"))
+    answer = etcd_call(members, "range", {"key": first, "range_end": end})
     lines = [
         json.dumps({"key": each["key"], "value": each.get("value", "")})
         for each in answer["kvs"]
@@ -271,9 +272,8 @@ def dump_etcd(members: EtcdMembers) -> str:
     return "\n".join([*lines, ""])
 
 
-def etcd_call(members: EtcdMembers, verb: str, **fields: bytes) -> Any:
-    """A call of etcd's JSON gateway."""
-    body = {name: base64.b64encode(value).decode() for name, value in fields.items()}
+def etcd_call(members: EtcdMembers, verb: str, body: dict[str, Any]) -> Any:
+    """A call of etcd's JSON gateway, where keys and values are base64."""
     answer = httpx.post(f"http://{members.endpoints[0]}/v3/kv/{verb}", json=body, timeout=30)
     answer.raise_for_status()
     return answer.json()
