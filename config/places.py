@@ -51,9 +51,13 @@ class Places:
         """Takes one; or says why there is none."""
         if full := self.full_for(owner, privileged=privileged):
             return full
+        self.put(owner)
+        return None
+
+    def put(self, owner: str) -> None:
+        """One that the owner has already, however many there are."""
         self._taken[owner] += 1
         self._all += 1
-        return None
 
     def full_for(self, owner: str, *, privileged: bool = False) -> Full | None:
         """Why the owner would get none now; None: it would get one."""

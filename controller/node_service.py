@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 import grpc
 
 from sluice.config.log_ids import request_id
+from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.version import own_version
 from sluice.controller.announcing import answers_for_relay
 from sluice.controller.desk import GrantDesk
@@ -39,6 +40,9 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
 log = logging.getLogger("sluice.controller")
+
+#: What waits for a server that reports and does not read: a pool's worth of orders, and more.
+MOST_UNREAD_ORDERS = 20_000
 
 
 class ServerSilent(Exception):
@@ -320,11 +324,16 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         try:
             async for report in reports:
                 kind = report.WhichOneof("report")
+                if link.orders.qsize() >= MOST_UNREAD_ORDERS:
+                    text = "%s reports on and does not read its orders; closing its stream"
+                    PEERS.warning("gRPC: orders unread", node or peer, text, node or peer)
+                    return
                 if kind == "inventory":
                     node = report.inventory.node
                     await self._register(report.inventory, link)
                 elif not node:
-                    log.warning("%s sent %s before its inventory; closing its stream", peer, kind)
+                    text = "%s sent %s before its inventory; closing its stream"
+                    PEERS.warning("gRPC: no inventory", peer, text, peer, kind)
                     return
                 else:
                     self._desk.pool.seen(node)
@@ -334,7 +343,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         except DeposedError:
             log.info("the stream of %s ends: this controller no longer leads", node or peer)
         except Exception:
-            log.exception("the stream of %s ended with an error", node or peer)
+            text = "the stream of %s ended with an error"
+            PEERS.exception("gRPC: a stream failed", node or peer, text, node or peer)
         finally:
             link.close()
             if node and self.links.get(node) is link:
@@ -345,7 +355,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
     async def _register(self, inventory: rpc.Inventory, link: ServerLink) -> None:
         name = inventory.node
         if (older := self.links.get(name)) and older is not link:
-            log.warning("node %s opened a second stream; the first is closed", name)
+            text = "node %s opened a second stream; the first is closed"
+            PEERS.warning("gRPC: second stream", name, text, name)
             older.close()
         link.hands_over = inventory.hands_over
         self.links[name] = link
@@ -447,8 +458,10 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         found = session or grant
         if found is None or found.node == node:
             return True
-        log.warning(
+        PEERS.warning(
+            "gRPC: another's session",
+            node,
             "node %s reported session %s of grant %s, which are of node %s; not believed",
-            node, session_id, grant_id, found.node,
-        )  # fmt: skip
+            *(node, session_id, grant_id, found.node),
+        )
         return False

@@ -293,7 +293,7 @@ class Controller:
         office = self._front.serving
         if office is None:
             return None
-        return Guarded(office.access, office.desk.pool, office.desk.store)
+        return Guarded(office.access, office.desk.pool)
 
     async def _open_grpc(self) -> None:
         doors, tls = self._config.controller, self._config.tls

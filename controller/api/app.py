@@ -96,7 +96,6 @@ def build_app(
         Doorway,
         access=access,
         buckets=Buckets(requests_per_second),
-        store=desk.store,
         keystone=keystone,
     )
     describe(app)

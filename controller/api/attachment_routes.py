@@ -125,14 +125,14 @@ def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     @routes.get("/gpus/{gpu_id}/attachment", tags=["gpus"], responses=_CHANGED)
     async def show_attachment(gpu_id: str, _: Viewer) -> AttachmentView:
         """The VM that holds the GPU."""
-        return attachment_view(pool, record_of(gpu_key(pool, gpu_id)))
+        return attachment_view(pool, record_of(gpu_key(pool.gpus, gpu_id)))
 
     @routes.put("/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=_CHANGED)
     async def attach_gpu(
         gpu_id: str, body: AttachRequest, _: Operator, if_match: IfMatch = None
     ) -> AttachmentView:
         """Gives a native GPU to a VM of its own node; again for the same VM does no harm."""
-        key = gpu_key(pool, gpu_id)
+        key = gpu_key(pool.gpus, gpu_id)
         known = pool.attachments.get(key)
         check_generation(if_match, "attachment", gpu_id, known.generation if known else 0)
         try:
@@ -156,7 +156,7 @@ def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         if_match: IfMatch = None,
     ) -> AttachmentView:
         """Takes a GPU back from its VM; it stays native, for another VM or for the pool."""
-        key = gpu_key(pool, gpu_id)
+        key = gpu_key(pool.gpus, gpu_id)
         found = record_of(key)
         check_generation(if_match, "attachment", gpu_id, found.generation)
         if forget:

@@ -3,15 +3,14 @@
 
 Put before the application by app.py, as plain ASGI, so that nothing of a request is parsed before
 its caller is known. What changes something is stored in the audit trail before its answer goes out.
-Refusals of callers without a valid token are logged and not stored: otherwise anybody could push
-the trail's older lines out of the store.
+Refusals of callers without a valid token are logged and not stored, those of one that has one only
+so often: otherwise they could push the trail's older lines out of the store. A caller has so many
+requests under way at a time.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -19,14 +18,13 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
 from sluice.config.log_ids import request_id
-from sluice.controller.api.problems import Problem, problem_answer
+from sluice.config.peer_lines import CONTROLLER as PEERS
+from sluice.config.places import Places, owner_of_address
+from sluice.controller.api.problems import Problem, no_place, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
+from sluice.controller.auth.audit import DENIED
 from sluice.controller.auth.buckets import Buckets
-from sluice.controller.auth.keystone import KeystoneTokens
-from sluice.controller.pool.model import Event
-from sluice.controller.store.store import Store, StoreError
-
-log = logging.getLogger("sluice.controller")
+from sluice.controller.auth.keystone import KeystoneBusy, KeystoneTokens
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -38,8 +36,11 @@ FOR_NOVA = "/v1/vendordata"  # the one path where Keystone's tokens count
 READS = {"GET", "HEAD", "OPTIONS"}
 BODY_MOST_BYTES = 1 << 20
 TOO_LARGE = f"a body has at most {BODY_MOST_BYTES} bytes"
-COMPLAIN_EVERY_SECONDS = 10.0
 UNANSWERED = 499
+#: Requests under way, those that wait for a grant and event streams among them.
+MOST_UNDER_WAY = 4096
+MOST_OF_CALLER = 1024
+KEPT_FOR_OPERATORS = 64
 
 
 class Doorway:
@@ -50,15 +51,13 @@ class Doorway:
         app: App,
         access: Access,
         buckets: Buckets,
-        store: Store,
         keystone: KeystoneTokens | None = None,
     ) -> None:
         self._app = app
         self._keystone = keystone
         self._access = access
         self._buckets = buckets
-        self._store = store
-        self._last_complaint = -COMPLAIN_EVERY_SECONDS
+        self.under_way = Places(MOST_UNDER_WAY, MOST_OF_CALLER, kept=KEPT_FOR_OPERATORS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lets a request through, or answers it."""
@@ -68,22 +67,28 @@ class Doorway:
         headers = Headers(scope=scope)
         address = scope["client"][0] if scope.get("client") else ""
         try:
-            self._slow_down(f"address {address}")
+            self._slow_down(f"address {owner_of_address(address)}")
             caller = await self._authenticate(scope, headers, address)
             if caller and caller.id not in ("local", "anyone"):
                 self._slow_down(f"token {caller.id}")
             length = headers.get("content-length", "0")
             if not length.isdecimal() or int(length) > BODY_MOST_BYTES:
                 raise _too_large()
+            owner = caller.owner if caller else f"address {owner_of_address(address)}"
+            privileged = caller is not None and caller.is_operator
+            if full := self.under_way.take(owner, privileged=privileged):
+                what = f"{self.under_way.of(owner)} requests under way"
+                raise no_place(full, "too-many-requests-under-way", owner, what, "wait for some")
         except Problem as problem:
             await problem_answer(scope["path"], problem)(scope, receive, send)
             return
         scope.setdefault("state", {})["caller"] = caller
         receive = _bounded(receive)
-        if caller is None:
-            await self._app(scope, receive, send)
-        else:
-            await self._recorded(caller, scope, receive, send)
+        with self.under_way.held(owner):
+            if caller is None:
+                await self._app(scope, receive, send)
+            else:
+                await self._recorded(caller, scope, receive, send)
 
     def _slow_down(self, name: str) -> None:
         if wait := self._buckets.take(name):
@@ -91,7 +96,9 @@ class Doorway:
                 429,
                 "Too many requests",
                 f"{name} asks too often; wait {wait:.2g} s ([auth] requests_per_second)",
-                headers={"Retry-After": str(math.ceil(wait))},
+                # a connection that goes on asking costs more than its answers
+                headers={"Retry-After": str(math.ceil(wait)), "Connection": "close"},
+                kind="too-many-requests",
             )
 
     async def _authenticate(self, scope: Scope, headers: Headers, address: str) -> Caller | None:
@@ -105,15 +112,23 @@ class Doorway:
             if scheme.lower() != "bearer" or not secret.strip():
                 raise Denied("Authorization is not `Bearer TOKEN`")
             return self._access.by_token(secret.strip(), address)
+        except KeystoneBusy as busy:
+            PEERS.warning("REST: Keystone is busy", address, "refused %s: %s", address, busy)
+            raise Problem(
+                429 if busy.of_address else 503,
+                "Keystone is busy",
+                str(busy),
+                headers={"Retry-After": "2"},
+                kind="keystone-busy",
+            ) from None
         except Denied as denied:
             if given is None and scope["path"] in PUBLIC:
                 return None
             what = f"{scope['method']} {_path(scope)} from {address}: {denied}{_request()}"
             if denied.subject:
-                await self._write("audit.denied", denied.subject, what)
-            elif time.monotonic() - self._last_complaint > COMPLAIN_EVERY_SECONDS:
-                self._last_complaint = time.monotonic()
-                log.warning("refused %s", what)
+                await self._access.audit.refused(DENIED, denied.subject, what)
+            else:
+                PEERS.warning("REST: no token", address, "refused %s", what)
             error = ' error="invalid_token"' if given is not None else ""
             raise Problem(
                 401,
@@ -129,9 +144,10 @@ class Doorway:
             nonlocal status
             status = code
             if method not in READS or code == 403:
-                kind = "audit.denied" if code == 403 else f"audit.{method.lower()}"
+                kind = DENIED if code == 403 else f"audit.{method.lower()}"
                 what = f"{method} {_path(scope)}: {code}, {caller}{_request()}"
-                await self._write(kind, caller.id, what)
+                audit = self._access.audit
+                await (audit.refused if code >= 400 else audit.changed)(kind, caller.id, what)
 
         async def send_recorded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -143,13 +159,6 @@ class Doorway:
         finally:
             if not status:  # the caller is gone, or the handler failed; what it did is not undone
                 await note(UNANSWERED)
-
-    async def _write(self, kind: str, subject: str, text: str) -> None:
-        log.info("%s %s: %s", kind, subject, text)
-        try:
-            await self._store.commit([Event(self._access.tokens.wall(), kind, subject, text)])
-        except StoreError as error:
-            log.error("the audit trail lacks a line (%s): %s %s", error, kind, text)
 
 
 def _bounded(receive: Receive) -> Receive:

@@ -18,10 +18,12 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
 
+from sluice.config.places import Places
 from sluice.controller.api.authorisation import Admin, Operator, ViewerOrTenant
 from sluice.controller.api.pages import Limit, Marker, Page, make_marker, read_marker
-from sluice.controller.api.problems import Problem, ProblemDocument
+from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import TokenBook
@@ -35,7 +37,11 @@ KEEP_ALIVE_SECONDS = 15.0
 RECONNECT_MILLISECONDS = 1000
 READ_AT_ONCE = 500
 MOST_STREAMS = 200
+MOST_OF_CALLER = 20
+KEPT_FOR_OPERATORS = 20
 DEFAULT_EVENTS = 100
+#: Of the log that are looked at for one page: most may be others' and not shown.
+MOST_LOOKED_AT = 20_000
 NUMBER_MOST = 2**63 - 1
 
 Number = Annotated[int, Query(ge=0, le=NUMBER_MOST)]
@@ -60,8 +66,21 @@ class EventRequest(BaseModel):
     text: Line
 
 
+class _Stream(StreamingResponse):
+    """Gives its place back when it ends, be it before its first line."""
+
+    def __init__(self, lines: AsyncIterator[str], places: Places, owner: str) -> None:
+        headers = {"Cache-Control": "no-store"}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        self._held = places.held(owner)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
 class EventList(Page):
-    """Events, newest first."""
+    """Events, newest first; a page may hold less than was asked for where many are not shown."""
 
     events: list[EventView]
 
@@ -70,7 +89,7 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
     store, pool = desk.store, desk.pool
-    streams = 0
+    streams = Places(MOST_STREAMS, MOST_OF_CALLER, kept=KEPT_FOR_OPERATORS)
 
     def visible_to(caller: Caller) -> Visible:
         def visible(event: Event) -> bool:
@@ -89,16 +108,22 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
     ) -> EventList:
         before = _before(marker)
         found: list[NumberedEvent] = []
+        at_once, looked_at = max(limit + 1, READ_AT_ONCE), 0
         while len(found) <= limit:
-            some = await store.find_events(replace(query, limit=limit + 1, before=before))
+            some = await store.find_events(replace(query, limit=at_once, before=before))
             found += [each for each in some if visible(each.event)]
-            if len(some) <= limit:
+            if len(some) < at_once:
+                before = None
                 break
             before = some[-1].number
+            looked_at += len(some)
+            if looked_at >= MOST_LOOKED_AT:
+                break
         shown = found[:limit]
+        last = shown[-1].number if len(found) > limit else before
         return EventList(
             events=[_view(each) for each in shown],
-            next_marker=make_marker((shown[-1].number,)) if len(found) > limit else None,
+            next_marker=make_marker((last,)) if last is not None else None,
         )
 
     async def _latest() -> int:
@@ -146,6 +171,7 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
                 "description": "events as they are stored; `gap` says that older ones are gone",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             },
+            429: {"model": ProblemDocument},
             503: {"model": ProblemDocument},
         },
     )
@@ -161,9 +187,6 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
         last_event_id: Annotated[str | None, Header(description="the same as since")] = None,
     ) -> StreamingResponse:
         """Follows the event log, without end."""
-        nonlocal streams
-        if streams >= MOST_STREAMS:
-            raise Problem(503, "Too many streams", f"{MOST_STREAMS} clients follow the log already")
         if last_event_id and last_event_id.isascii() and last_event_id.isdecimal():
             since = min(int(last_event_id), NUMBER_MOST)
         subjects = () if subject is None else (subject,)
@@ -175,32 +198,39 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
             valid = token is None or token.state(tokens.wall()) == "valid"
             return valid and not desk.stepped_down.is_set()
 
-        # known before the headers go: whoever has them, and lists then, misses nothing
-        begin = await _latest() if since is None else since
+        owner = caller.owner
+        if full := streams.take(owner, privileged=caller.is_operator):
+            what = f"{streams.of(owner) or MOST_STREAMS} event streams"
+            raise no_place(full, "too-many-streams", owner, what, "end one of them")
+        try:
+            # known before the headers go: whoever has them, and lists then, misses nothing
+            begin = await _latest() if since is None else since
+        except BaseException:
+            streams.give_back(owner)
+            raise
 
         async def lines() -> AsyncIterator[str]:
-            nonlocal streams
-            streams += 1
-            try:
-                yield f"retry: {RECONNECT_MILLISECONDS}\n\n"
-                after = begin
-                if gap := await _gap(after):
-                    yield gap
-                last = time.monotonic()
-                while goes_on() and not await request.is_disconnected():
+            yield f"retry: {RECONNECT_MILLISECONDS}\n\n"
+            after = begin
+            if gap := await _gap(after):
+                yield gap
+            last = time.monotonic()
+            while goes_on() and not await request.is_disconnected():
+                newest, some = await _latest(), []
+                if newest > after:
                     some = await store.find_events(replace(query, after=after))
-                    for each in some:
-                        after = each.number
-                        if visible(each.event):
-                            yield f"id: {after}\ndata: {_view(each).model_dump_json()}\n\n"
-                            last = time.monotonic()
-                    if time.monotonic() - last > KEEP_ALIVE_SECONDS:
-                        yield ": still here\n\n"
+                for each in some:
+                    after = each.number
+                    if visible(each.event):
+                        yield f"id: {after}\ndata: {_view(each).model_dump_json()}\n\n"
                         last = time.monotonic()
-                    if len(some) < READ_AT_ONCE:
-                        await asyncio.sleep(POLL_SECONDS)
-            finally:
-                streams -= 1
+                if time.monotonic() - last > KEEP_ALIVE_SECONDS:
+                    yield ": still here\n\n"
+                    last = time.monotonic()
+                if len(some) < READ_AT_ONCE:
+                    # what is not asked for is passed over once, not at each look
+                    after = max(after, newest)
+                    await asyncio.sleep(POLL_SECONDS)
 
         async def _gap(after: int) -> str:
             oldest = await store.find_events(EventQuery(1, oldest_first=True))
@@ -208,9 +238,7 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
                 return f'event: gap\ndata: {{"after": {after}, "next": {oldest[0].number}}}\n\n'
             return ""
 
-        return StreamingResponse(
-            lines(), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-        )
+        return _Stream(lines(), streams, owner)
 
     return routes
 

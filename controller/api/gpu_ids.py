@@ -5,19 +5,20 @@ beginning of either.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sluice.controller.api.problems import Problem, not_found
 from sluice.controller.pool.model import GpuKey
-from sluice.controller.pool.pool import Pool
 
 LEAST_CHARACTERS = 8  # of a UUID's beginning
 
 
-def gpu_key(pool: Pool, gpu_id: str) -> GpuKey:
-    """The GPU of that name; a problem document if there is none, or more than one."""
+def gpu_key(known: Collection[GpuKey], gpu_id: str) -> GpuKey:
+    """The one of these GPUs with that name; a problem document if there is none, or several."""
     node, _, uuid = gpu_id.rpartition(":")
-    if (key := GpuKey(node, uuid)) in pool.gpus:
+    if (key := GpuKey(node, uuid)) in known:
         return key
-    there = [key for key in pool.gpus if node in ("", key.node)]
+    there = [key for key in known if node in ("", key.node)]
     found = [key for key in there if key.uuid == uuid]
     if not found and len(uuid) >= LEAST_CHARACTERS:
         found = [key for key in there if key.uuid.startswith(uuid)]

@@ -31,7 +31,7 @@ def health_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     pool = desk.pool
 
     async def order(gpu_id: str, *, clear: bool) -> schemas.GpuView:
-        key = gpu_key(pool, gpu_id)
+        key = gpu_key(pool.gpus, gpu_id)
         link = service.links.get(key.node)
         error = (
             await link.order_gpu(key.uuid, clear=clear, timeout=ORDER_SECONDS)
@@ -41,7 +41,7 @@ def health_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         if error:
             what = "Not cleared" if clear else "Not checked"
             raise Problem(409, what, f"GPU {key}: {error}")
-        return schemas.gpu_view(pool, pool.gpus[gpu_key(pool, gpu_id)])
+        return schemas.gpu_view(pool, pool.gpus[gpu_key(pool.gpus, gpu_id)])
 
     @routes.delete("/gpus/{gpu_id}/fault", tags=["gpus"], status_code=202, responses=_REFUSED)
     async def clear_fault(gpu_id: str, _: Operator) -> schemas.GpuView:

@@ -84,7 +84,7 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     pool, operations = desk.pool, desk.pool.operations
 
     def key_of(gpu_id: str) -> GpuKey:
-        return gpu_key(pool, gpu_id)
+        return gpu_key(pool.gpus, gpu_id)
 
     def view(key: GpuKey) -> SwitchView:
         switch = pool.switches.get(key)

@@ -17,6 +17,9 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from sluice.config.log_ids import request_id
+from sluice.config.places import Full
+
+KINDS = "urn:sluice:problem:"
 
 
 class ProblemDocument(BaseModel):
@@ -42,8 +45,11 @@ class Problem(Exception):
         *,
         cuda_error: int | None = None,
         headers: dict[str, str] | None = None,
+        kind: str = "",
     ) -> None:
+        """`kind` is what callers may decide by; without one the status says all."""
         super().__init__(detail)
+        self.type = f"{KINDS}{kind}" if kind else "about:blank"
         self.status = status
         self.title = title
         self.detail = detail
@@ -56,6 +62,19 @@ def not_found(kind: str, name: str) -> Problem:
     return Problem(404, f"No such {kind}", f"there is no {kind} {name}; list them at /v1/{kind}s")
 
 
+def no_place(full: Full, kind: str, owner: str, what: str, do: str) -> Problem:
+    """A caller has as many of something as it may have (429), or all are taken (503)."""
+    of_owner = full is Full.OWNER
+    detail = f"{owner} has {what} already" if of_owner else f"all {what} are taken"
+    return Problem(
+        429 if of_owner else 503,
+        "Too many",
+        f"{detail}; {do}",
+        headers={"Retry-After": "10"},
+        kind=kind,
+    )
+
+
 def store_problem(error: Exception) -> Problem:
     """What cannot be stored or read now."""
     return Problem(503, "The store does not work", str(error), headers={"Retry-After": "1"})
@@ -64,6 +83,7 @@ def store_problem(error: Exception) -> Problem:
 def document_of(path: str, problem: Problem) -> ProblemDocument:
     """The problem of a request for a path, or of a part of it."""
     return ProblemDocument(
+        type=problem.type,
         title=problem.title,
         status=problem.status,
         detail=problem.detail,

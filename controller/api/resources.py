@@ -145,7 +145,7 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     )
     async def show_gpu(gpu_id: str, _: Viewer) -> schemas.GpuView:
         """One GPU, by node:uuid, by a UUID that only one node has, or by its beginning."""
-        return schemas.gpu_view(pool, pool.gpus[gpu_key(pool, gpu_id)])
+        return schemas.gpu_view(pool, pool.gpus[gpu_key(pool.gpus, gpu_id)])
 
     @routes.get("/grants", tags=["grants"])
     async def list_grants(

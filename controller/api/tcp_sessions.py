@@ -16,9 +16,10 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request
 
 from sluice.config.job_token import job_of
+from sluice.config.places import Places
 from sluice.controller.announcing import NODE_TRIES, announce
 from sluice.controller.api.authorisation import Client
-from sluice.controller.api.problems import Problem, ProblemDocument
+from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
@@ -31,11 +32,15 @@ from sluice.controller.store.store import StoreError
 
 HANGUP_POLL_SECONDS = 1.0
 HUNG_UP = "the client hung up"
+#: Jobs that launchers hold over REST, each by a connection.
+MOST_HOLDS = 2048
+MOST_HOLDS_OF_CALLER = 512
 
 
 def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) -> APIRouter:
     """The handler, bound to one pool."""
     routes = APIRouter()
+    holds = Places(MOST_HOLDS, MOST_HOLDS_OF_CALLER)
     waits: dict[tuple[str, str], GrantRequest] = {}  # by caller and Idempotency-Key
 
     @routes.post(
@@ -153,7 +158,15 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             line_seconds=desk.line_seconds,
         )
 
-    @routes.post("/holds", tags=["sessions"], responses={422: {"model": ProblemDocument}})
+    @routes.post(
+        "/holds",
+        tags=["sessions"],
+        responses={
+            422: {"model": ProblemDocument},
+            429: {"model": ProblemDocument},
+            503: {"model": ProblemDocument},
+        },
+    )
     async def hold_job(body: HoldRequest, request: Request, caller: Client) -> None:
         """Keeps a job's grant between its sessions until the client closes the connection.
 
@@ -161,12 +174,16 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
         """
         peer = request.client.host if request.client else ""
         key = JobKey(_job_name(body.job), _domain(caller, peer))
+        if full := holds.take(caller.owner):
+            what = f"{holds.of(caller.owner) or MOST_HOLDS} jobs held"
+            raise no_place(full, "too-many-holds", caller.owner, what, "end one of them")
         holder = f"request {secrets.token_hex(8)}"
-        desk.pool.job_held(key, holder)
-        # a controller that stops is no end of the job: its launcher asks the next one
-        while not await request.is_disconnected():
-            await asyncio.sleep(HANGUP_POLL_SECONDS)
-        await desk.step(lambda: desk.pool.job_released(key, holder))
+        with holds.held(caller.owner):
+            desk.pool.job_held(key, holder)
+            # a controller that stops is no end of the job: its launcher asks the next one
+            while not await request.is_disconnected():
+                await asyncio.sleep(HANGUP_POLL_SECONDS)
+            await desk.step(lambda: desk.pool.job_released(key, holder))
 
     return routes
 

@@ -17,7 +17,7 @@ from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
-from sluice.controller.pool.model import Grant, GrantState, SessionState
+from sluice.controller.pool.model import GpuKey, Grant, GrantState, SessionState
 from sluice.controller.pool.pool import Pool
 
 _404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
@@ -80,6 +80,14 @@ def vgpu_routes(pool: Pool) -> APIRouter:
             )
         return found
 
+    def gpus_of(project: str) -> set[GpuKey]:
+        return {
+            key
+            for grant in pool.grants.values()
+            if grant.state is GrantState.LIVE and grant.project == project
+            for key, _ in grant.placed()
+        }
+
     @routes.get("/vgpus", tags=["vgpus"], responses=_WHICH)
     async def list_vgpus(
         caller: ViewerOrTenant,
@@ -90,7 +98,9 @@ def vgpu_routes(pool: Pool) -> APIRouter:
         marker: Marker = None,
     ) -> VgpuList:
         """The vGPUs that are granted now."""
-        on = str(gpu_key(pool, gpu)) if gpu is not None else None
+        # a tenant hears of no GPU that it has nothing on, be it by an error
+        known = pool.gpus if caller.project is None else gpus_of(caller.project)
+        on = str(gpu_key(known, gpu)) if gpu is not None else None
         wanted = [
             vgpu
             for grant in pool.grants.values()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sluice.config.controller import AuthSection
+from sluice.config.places import owner_of_address
+from sluice.controller.auth.audit import AuditTrail
 from sluice.controller.auth.enrolments import PREFIX, EnrolmentBook
 from sluice.controller.auth.tokens import Role, TokenBook
 
@@ -62,6 +64,20 @@ class Caller:
         name = f" ({self.name})" if self.name else ""
         return f"{self.id}{name} from {self.address or 'nowhere'}"
 
+    @property
+    def owner(self) -> str:
+        """By whom what it takes is bounded: its project, itself, or its address without a token."""
+        if self.project is not None:
+            return f"project {self.project}"
+        if self.id in ("local", "anyone"):
+            return f"address {owner_of_address(self.address)}"
+        return f"token {self.id}"
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether places that are kept are for it."""
+        return Role.OPERATOR in self.roles
+
     def sees(self, project: str) -> bool:
         """Whether things of this project are shown to it."""
         return self.project is None or self.project == project
@@ -79,6 +95,7 @@ class Access:
         loopback_only: bool,
     ) -> None:
         self.tokens = tokens
+        self.audit = AuditTrail(tokens.store, tokens.wall)
         self.enrolments = enrolments
         self._open_to_all = section.required == "no"
         self._open_to_local = section.required == "no" or (

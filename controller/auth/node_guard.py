@@ -8,7 +8,7 @@ CA, whose common name is its node's name, or a node token in its metadata; where
 
 from __future__ import annotations
 
-import logging
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,17 +16,16 @@ from typing import Any
 
 import grpc
 
+from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.controller.auth.access import Access, Caller, Denied
+from sluice.controller.auth.audit import DENIED
 from sluice.controller.call_ids import name_call
-from sluice.controller.pool.model import Event
 from sluice.controller.pool.pool import Pool
-from sluice.controller.store.store import Store, StoreError
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
-log = logging.getLogger("sluice.controller")
-
 METADATA_KEY = "authorization"
+FIRST_REPORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ class Guarded:
 
     access: Access
     pool: Pool
-    store: Store
 
 
 class NodeGuard(pool_pb2_grpc.PoolServicer):
@@ -57,7 +55,14 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
         if guarded:
             caller = await self._caller(guarded, context)
             # the first report is looked at here, as only here a refusal can be told
-            first = await anext(aiter(request_iterator), None)
+            try:
+                reports = aiter(request_iterator)
+                first = await asyncio.wait_for(anext(reports, None), FIRST_REPORT_SECONDS)
+            except TimeoutError:
+                await context.abort(
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    f"no inventory came within {FIRST_REPORT_SECONDS:g} s; send it first",
+                )
             if first is None:
                 return
             if first.HasField("inventory"):
@@ -110,6 +115,8 @@ class NodeGuard(pool_pb2_grpc.PoolServicer):
             what = f"gRPC from {address}: {denied}"
             if denied.subject:
                 await _audit(guarded, denied.subject, what)
+            else:
+                PEERS.warning("gRPC: no token", address, "refused %s", what)
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
                 f"{denied}; a server's is named by [controller] token_file in server.conf",
@@ -138,7 +145,8 @@ async def _own_reports(
     yield first
     async for report in others:
         if report.HasField("inventory") and caller.node not in ("", report.inventory.node):
-            log.warning("%s reported node %s; its stream is closed", caller, report.inventory.node)
+            text = "%s reported node %s; its stream is closed"
+            PEERS.warning("gRPC: another's node", caller.id, text, caller, report.inventory.node)
             return
         yield report
 
@@ -159,9 +167,4 @@ def _address(peer: str) -> str:
 
 
 async def _audit(guarded: Guarded, subject: str, text: str) -> None:
-    log.warning("audit.denied %s: %s", subject, text)
-    try:
-        now = guarded.access.tokens.wall()
-        await guarded.store.commit([Event(now, "audit.denied", subject, text)])
-    except StoreError as error:
-        log.error("the audit trail lacks a line (%s): %s", error, text)
+    await guarded.access.audit.refused(DENIED, subject, text)

@@ -75,7 +75,7 @@ class TokenBook:
         documents: Iterable[Document] = (),
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._store = store
+        self.store = store
         self.wall = wall
         tokens = [
             Token.model_validate_json(document.value)
@@ -149,7 +149,7 @@ class TokenBook:
 
     async def _put(self, token: Token, kind: str, text: str, along: Sequence[Change] = ()) -> None:
         document = Document(COLLECTION, token.id, token.model_dump_json())
-        await self._store.commit([document, Event(self.wall(), kind, token.id, text), *along])
+        await self.store.commit([document, Event(self.wall(), kind, token.id, text), *along])
 
 
 def hash_of(secret: str) -> str:
