@@ -19,19 +19,15 @@ from pathlib import Path
 import pytest
 from control_plane import native_worker
 from fake_controller_link import FakeControllerLink
+from guest_host import GuestHost, guest_host
 from region_slots import FREE, slot_states
 
-from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
-from sluice.config.server import ServerConfig
+from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.doorbell import Doorbell
-from sluice.server.gpus import Driver
 from sluice.server.regions import Regions
 from sluice.server.session_desk import SessionDesk
-from sluice.server.warm_workers import WarmWorkers
-from sluice.server.worker_process import WorkerFiles, WorkerStarter
 
 PROGRAMS = Path(__file__).resolve().parent.parent.parent / "build" / "programs"
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
@@ -55,10 +51,23 @@ class Guest:
     """A region and what runs for it; programs are started as a guest's processes would be."""
 
     path: Path
-    regions: Regions
-    desk: SessionDesk
-    controller: FakeControllerLink
-    doorbell_pid: int
+    host: GuestHost
+
+    @property
+    def regions(self) -> Regions:
+        return self.host.regions
+
+    @property
+    def desk(self) -> SessionDesk:
+        return self.host.desk
+
+    @property
+    def controller(self) -> FakeControllerLink:
+        return self.host.controller
+
+    @property
+    def doorbell_pid(self) -> int:
+        return self.host.doorbell.pid
 
     async def start(self, program: str, **environment: str) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
@@ -75,43 +84,13 @@ class Guest:
         )
 
     async def quiet(self) -> None:
-        """Waits until no session is left."""
-        async with asyncio.timeout(60):
-            for session in list(self.desk.sessions.values()):
-                await session.gone.wait()
-        assert self.desk.sessions == {}
+        await self.host.quiet()
 
 
 @pytest.fixture
 async def guest(tmp_path: Path) -> AsyncIterator[Guest]:
-    starter = WorkerStarter(ServerConfig(), WorkerFiles(tmp_path / "run"))
-    log = tmp_path / "log"
-    driver = Driver(str(find_native(SOFTGPU)), software=True)
-    workers = WarmWorkers(starter, driver, log, per_gpu=0, start_seconds=10)
-    [gpu] = await workers.see_devices()
-    controller = FakeControllerLink(gpu.uuid)
-    desk = SessionDesk("node-a", controller, workers, starter, log)
-    regions = Regions(desk, silent_seconds=300)
-    doorbell = Doorbell(
-        starter, tmp_path / "run", log, regions.doorbell_said, regions.doorbell_connected
-    )
-    regions.use_doorbell(doorbell)
-    running = asyncio.create_task(doorbell.run())
-    async with asyncio.timeout(60):
-        while not doorbell.is_connected:
-            await asyncio.sleep(0.01)
-    path = Path("/dev/shm") / f"sluice-test-{os.getpid()}"
-    with path.open("wb") as file:
-        file.truncate(REQUEST.region_bytes)
-    try:
-        await regions.add_region(OWNER.uuid, path, OWNER, REQUEST)
-        yield Guest(path, regions, desk, controller, doorbell.pid)
-        await regions.remove_region(OWNER.uuid, "the test is over")
-    finally:
-        running.cancel()
-        doorbell.close()
-        os.kill(doorbell.pid, signal.SIGKILL)
-        path.unlink()
+    async with guest_host(tmp_path) as host, host.region(OWNER, REQUEST) as path:
+        yield Guest(path, host)
 
 
 async def test_a_program_runs_over_the_region(guest: Guest) -> None:

@@ -25,14 +25,15 @@ from . import record_domains, record_frames, record_stores
 HERE = Path(__file__).resolve().parent.parent
 ROOT = HERE.parent.parent
 API = ROOT / "native" / "api"
+PROTO = ROOT / "controller" / "proto" / "pool.proto"
 BUNDLE = ROOT / "dist" / "sluice-guest-x86_64.tar.gz"
 
 
 def record_ids(out: Path) -> None:
-    """The numbers of functions."""
+    """The numbers of functions, and of fields between servers and controllers."""
     out.mkdir(parents=True, exist_ok=True)
-    for name in ("ids.lock", "library_ids.lock"):
-        shutil.copy(API / name, out / name)
+    for path in (API / "ids.lock", API / "library_ids.lock", PROTO):
+        shutil.copy(path, out / path.name)
 
 
 def record_rest(out: Path) -> None:

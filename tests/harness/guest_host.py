@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What serves guests on a host, in this process: regions with the real doorbell, real workers.
+
+Used by tests without a VM, whose programs run on this host and map a region's file as a guest maps
+its PCI BAR. `async with guest_host(folder) as host:` owns the doorbell; the controller is a fake
+that grants everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fake_controller_link import FakeControllerLink
+
+from sluice.config.native_files import SOFTGPU, find_native
+from sluice.config.server import ServerConfig
+from sluice.hypervisor.ports import RegionOwner
+from sluice.hypervisor.request import VgpuRequest
+from sluice.server.doorbell import Doorbell
+from sluice.server.gpus import Driver
+from sluice.server.regions import Regions
+from sluice.server.session_desk import SessionDesk
+from sluice.server.warm_workers import WarmWorkers
+from sluice.server.worker_process import WorkerFiles, WorkerStarter
+
+
+@dataclass
+class GuestHost:
+    """The parts of a server that guests come to."""
+
+    folder: Path
+    regions: Regions
+    desk: SessionDesk
+    controller: FakeControllerLink
+    doorbell: Doorbell
+
+    @asynccontextmanager
+    async def region(self, owner: RegionOwner, request: VgpuRequest) -> AsyncIterator[Path]:
+        """The region of a guest, for as long as the guest lives."""
+        path = Path("/dev/shm") / f"sluice-test-{os.getpid()}"
+        with path.open("wb") as file:
+            file.truncate(request.region_bytes)
+        try:
+            await self.regions.add_region(owner.uuid, path, owner, request)
+            yield path
+            await self.regions.remove_region(owner.uuid, "the test is over")
+        finally:
+            path.unlink()
+
+    async def quiet(self) -> None:
+        """Waits until no session is left."""
+        async with asyncio.timeout(60):
+            for session in list(self.desk.sessions.values()):
+                await session.gone.wait()
+        assert self.desk.sessions == {}
+
+
+@asynccontextmanager
+async def guest_host(folder: Path) -> AsyncIterator[GuestHost]:
+    """A host whose guests are served."""
+    starter = WorkerStarter(ServerConfig(), WorkerFiles(folder / "run"))
+    log = folder / "log"
+    driver = Driver(str(find_native(SOFTGPU)), software=True)
+    workers = WarmWorkers(starter, driver, log, per_gpu=0, start_seconds=10)
+    [gpu] = await workers.see_devices()
+    controller = FakeControllerLink(gpu.uuid)
+    desk = SessionDesk("node-a", controller, workers, starter, log)
+    regions = Regions(desk, silent_seconds=300)
+    doorbell = Doorbell(
+        starter, folder / "run", log, regions.doorbell_said, regions.doorbell_connected
+    )
+    regions.use_doorbell(doorbell)
+    running = asyncio.create_task(doorbell.run())
+    async with asyncio.timeout(60):
+        while not doorbell.is_connected:
+            await asyncio.sleep(0.01)
+    try:
+        yield GuestHost(folder, regions, desk, controller, doorbell)
+    finally:
+        running.cancel()
+        doorbell.close()
+        os.kill(doorbell.pid, signal.SIGKILL)
