@@ -62,6 +62,32 @@ def _absolute(value: list[str]) -> list[str]:
 Folders = Annotated[list[str], BeforeValidator(_split), AfterValidator(_absolute)]
 
 
+def _uids(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    words = [word.strip() for word in value.split("-")]
+    if len(words) != 2 or not all(word.isdecimal() for word in words):
+        raise ValueError("is no range of user ids")
+    return int(words[0]), int(words[1])
+
+
+def _worker_uids(value: tuple[int, int] | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    first, last = value
+    if first > last or first < 1000 or last > 2**32 - 2:
+        raise ValueError("does not go upwards from at least 1000 to at most 4294967294")
+    if first <= 65535 and last >= 65534:
+        raise ValueError("holds 65534 or 65535, which are nobody's")
+    return value
+
+
+#: The first and the last.
+WorkerUids = Annotated[tuple[int, int] | None, BeforeValidator(_uids), AfterValidator(_worker_uids)]
+
+
 class ControllerSection(Section):
     """[controller]: where the controller is."""
 
@@ -257,7 +283,18 @@ class ServerSection(Section):
     code_cache_mib: int = Field(
         4096, ge=0, description="MiB of code that are kept at most (0: none)"
     )
-    worker_user: str = Field("sluice-worker", description="the account that workers run as")
+    worker_user: str = Field(
+        "sluice-worker",
+        description="the account whose group workers have; without worker_uids they run as it",
+    )
+    worker_uids: WorkerUids = Field(
+        (2100000000, 2100065535),
+        description="a range of user ids, as 2100000000-2100065535, of which each grant's workers "
+        "get one (empty: all run as worker_user)",
+    )
+    worker_uid_for: Literal["job", "project"] = Field(
+        "job", description="job or project: whose workers share a user id"
+    )
     worker_sandbox: bool = Field(True, description="true or false: workers confine themselves")
     charge_libraries: bool = Field(
         True, description="true or false: what NVIDIA's libraries take is a vGPU's memory"

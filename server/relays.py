@@ -131,6 +131,9 @@ class Relays:
 
     def adopt(self, session: Session) -> None:
         """Takes over a session that an earlier server opened."""
+        record = session.worker.record
+        if record.uid is not None:
+            self._starter.users.adopt(record.id, f"relay {record.id}", record.uid)
         self._follow(session)
         session.log.write(f"adopted: {session.asker.describe()}, relay {session.worker.id}")
         if session.asker.channel == "shm" and session.asker.pidfd < 0:
@@ -218,5 +221,6 @@ class Relays:
         self._clean(worker)
 
     def _clean(self, worker: Worker) -> None:
+        self._starter.users.leave(worker.id)
         if self._starter.cgroups:
             self._starter.cgroups.remove(worker.id)

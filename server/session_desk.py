@@ -43,6 +43,7 @@ from sluice.server.sharing import Sharing
 from sluice.server.warm_workers import WarmWorkers
 from sluice.server.worker import WorkerError
 from sluice.server.worker_process import WorkerStarter
+from sluice.server.worker_users import NoUserLeftError
 
 
 class SessionDesk:
@@ -208,6 +209,7 @@ class SessionDesk:
             project=project,
         )
         ledger = self._join_ledger(session)
+        becomes = self._join_user(session)
         worker.record.log = str(session.log.path)
         worker.record.session = session.to_record()
         self._starter.files.write(worker.record)
@@ -227,6 +229,7 @@ class SessionDesk:
             "channel": asker.channel,
             "vgpus": str(len(places)),
             "request": wish.raw.hex(),
+            **becomes,
             **channel_fields,
         }
         if ledger:
@@ -274,6 +277,10 @@ class SessionDesk:
         self.figures.begin(session, status)
         if session.part:
             self.ledgers.adopt(session.grant_id, session.ledger_slot, session.worker.take_ledger())
+        record = session.worker.record
+        if record.uid is not None:
+            users = self._starter.users
+            users.adopt(record.id, users.key_of(session.grant_id, session.project), record.uid)
         self._follow(session)
         session.log.write(f"adopted: {session.asker.describe()}, worker {session.worker.id}")
         if session.asker.channel == "shm" and session.asker.pidfd < 0:
@@ -388,6 +395,21 @@ class SessionDesk:
             raise RefusalError(Status.OPERATING_SYSTEM, f"session {session.id}: {error}") from error
         return [("ledger", page)]
 
+    def _join_user(self, session: Session) -> dict[str, str]:
+        """What the worker is told of the user that it becomes with its session."""
+        users, record = self._starter.users, session.worker.record
+        if not record.waits_for_user:
+            return {}
+        try:
+            user = users.join(record.id, users.key_of(session.grant_id, session.project))
+        except NoUserLeftError as error:
+            self.ledgers.leave(session.grant_id, session.ledger_slot)
+            session.worker.end("there is no user for it", grace=0)
+            close_descriptor(session.asker.pidfd)
+            raise RefusalError(Status.OPERATING_SYSTEM, f"session {session.id}: {error}") from error
+        record.uid = user.uid if user else None
+        return users.told(user, len(session.vgpus))
+
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
         session.worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
@@ -429,6 +451,7 @@ class SessionDesk:
         self.figures.end(session.id)
         self.sharing.leave(session.id)
         self.ledgers.leave(session.grant_id, session.ledger_slot)
+        self._starter.users.leave(session.worker.id)
         self._unwatch_client(session)
         close_descriptor(session.asker.pidfd)
         session.asker.pidfd = -1

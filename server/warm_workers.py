@@ -114,6 +114,8 @@ class WarmWorkers:
             return False
         if record.libraries != self._starter.libraries:
             return False
+        if record.waits_for_user != bool(self._starter.users.ids):
+            return False  # it is of another configuration, or release
         warm = self._warm.setdefault(record.devices[0], [])
         if len(warm) >= self._per_gpu:
             return False

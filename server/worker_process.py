@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import os
-import pwd
 import shutil
 import socket
 import subprocess
@@ -26,11 +25,13 @@ from sluice.config.native_files import find_native
 from sluice.config.server import ServerConfig
 from sluice.server.cgroups import SessionCgroups
 from sluice.server.peers import PeerGone, open_process, start_time_of
+from sluice.server.worker_users import NoUserLeftError, User, worker_users
 
 log = logging.getLogger("sluice.server")
 
 SYSTEMD_RUNS = Path("/run/systemd/system")
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER", "TZ")
+KEPT_PREFIXES = ("SLUICE_", "NCCL_", "ASAN_", "UBSAN_", "TSAN_")
 
 
 @dataclass(slots=True)
@@ -45,6 +46,9 @@ class WorkerRecord:
     log: str
     session: dict[str, Any] = field(default_factory=dict)
     libraries: list[str] = field(default_factory=list)
+    #: Whether it waits for its session to learn which user it becomes, and which that was.
+    waits_for_user: bool = False
+    uid: int | None = None
 
 
 class WorkerFiles:
@@ -100,7 +104,12 @@ class WorkerStarter:
             if self._systemd
             else SessionCgroups(section.session_memory_mib, section.session_pids)
         )
-        self._account = _account(section.worker_user)
+        first, last = section.worker_uids or (0, -1)
+        self.users = worker_users(
+            range(first, last + 1),
+            section.worker_user,
+            per_project=section.worker_uid_for == "project",
+        )
 
     def start(
         self, worker_id: str, driver: str, devices: Sequence[str], log_path: Path
@@ -119,14 +128,33 @@ class WorkerStarter:
         record = WorkerRecord(
             worker_id, 0, 0, driver, list(devices), str(log_path), libraries=self.libraries
         )
+        if self.users.ids:
+            record.waits_for_user = True
+            options += ["--confine", "session"]
+        elif shared := self.users.shared:
+            options += _become(shared)
         return record, self._start("sluice-worker", record, self.files, options)
 
     def start_relay(
         self, relay_id: str, files: WorkerFiles, log_path: Path
     ) -> tuple[WorkerRecord, int]:
-        """Starts a relay; returns its record and pidfd. Raises OSError or NativeFileMissing."""
+        """Starts a relay; returns its record and pidfd. Raises OSError or NativeFileMissing.
+
+        Whoever owns it has it leave `users` when its process has ended.
+        """
         record = WorkerRecord(relay_id, 0, 0, "", [], str(log_path))
-        return record, self._start("sluice-relay", record, files, [])
+        try:
+            user = self.users.join(relay_id, f"relay {relay_id}")
+        except NoUserLeftError as error:
+            raise OSError(str(error)) from error
+        if user and user.own:
+            record.uid = user.uid
+        try:
+            options = _become(user) if user else []
+            return record, self._start("sluice-relay", record, files, options)
+        except BaseException:
+            self.users.leave(relay_id)
+            raise
 
     def _start(
         self, name: str, record: WorkerRecord, files: WorkerFiles, options: Sequence[str]
@@ -140,8 +168,6 @@ class WorkerStarter:
             listener.listen(4)
             command = [str(program), "--id", worker_id, "--control", str(listener.fileno())]
             command += options
-            if self._account:
-                command += ["--uid", str(self._account[0]), "--gid", str(self._account[1])]
             command += ["--sandbox", "on" if self._config.server.worker_sandbox else "off"]
             try:
                 pid = self._spawn(worker_id, command, log_path, (listener.fileno(),))
@@ -202,22 +228,9 @@ def _environment() -> dict[str, str]:
     return {
         key: value
         for key, value in os.environ.items()
-        if key in KEPT_VARIABLES or key.startswith(("SLUICE_", "ASAN_", "UBSAN_", "TSAN_"))
+        if key in KEPT_VARIABLES or key.startswith(KEPT_PREFIXES)
     }
 
 
-def _account(user: str) -> tuple[int, int] | None:
-    if os.geteuid() != 0:
-        log.info("not root: workers run as uid %d", os.geteuid())
-        return None
-    try:
-        entry = pwd.getpwnam(user)
-    except KeyError:
-        log.warning(
-            "there is no account %s: workers run as root; create it with `useradd --system "
-            "--no-create-home --shell /usr/sbin/nologin %s`",
-            user,
-            user,
-        )
-        return None
-    return entry.pw_uid, entry.pw_gid
+def _become(user: User) -> list[str]:
+    return ["--uid", str(user.uid), "--gid", str(user.gid)]

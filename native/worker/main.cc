@@ -41,6 +41,7 @@ struct Options {
   std::string visible;
   std::string cgroup;
   uint32_t uid = 0, gid = 0;
+  bool waits = false;  // for its session, which says whom it becomes
   bool sandbox = true;
   bool meter = true;  // what libraries take is charged to the session
 };
@@ -53,6 +54,8 @@ class Worker {
 
  private:
   bool prepare(std::string* error);
+  bool confine(uint32_t uid, uint32_t gid, std::string* error);
+  bool become(const wire::Message& message, std::string* error);
   void announce();
   void handle(wire::Message& message);
   void start_session(wire::Message& message);
@@ -137,6 +140,23 @@ bool Worker::prepare(std::string* error) {
   return true;
 }
 
+bool Worker::confine(uint32_t uid, uint32_t gid, std::string* error) {
+  const bool software = gpus_[0].name.find("software GPU") != std::string::npos;
+  return drop_privileges(uid, gid, error) &&
+         (!options_.sandbox || restrict_system_calls(software, error));
+}
+
+// The user of its grant, before anything of the client's is looked at.
+bool Worker::become(const wire::Message& m, std::string* error) {
+  constexpr uint64_t kLast = 0xfffffffe;
+  uint64_t uid = 0, gid = 0;
+  if (!m.number("uid", 1, kLast, &uid) || !m.number("gid", 1, kLast, &gid)) {
+    *error = "this worker waits for its user, and the message has no uid or gid";
+    return false;
+  }
+  return confine(static_cast<uint32_t>(uid), static_cast<uint32_t>(gid), error);
+}
+
 void Worker::announce() {
   std::map<std::string, std::string> v;
   for (size_t i = 0; i < gpus_.size(); ++i) {
@@ -200,7 +220,14 @@ void Worker::start_session(wire::Message& m) {
     control_.send("error", {{"message", why}});
   };
   if (session_) return refuse("this worker has a session already");
+  std::string error;
+  if (options_.waits && !become(m, &error)) {
+    refuse(error);
+    _exit(1);
+  }
+  options_.waits = false;
   SessionPlan plan{m.text("id"), m.text("grant"), m.text("channel"), {}};
+  m.number("grant_vgpus", 1, wire::kMaxDevices, &plan.grant_vgpus);
   uint64_t vgpus = 0, slot = 0, slots = 1, region_bytes = 0;
   if (plan.id.empty() || !m.number("vgpus", 1, wire::kMaxDevices, &vgpus))
     return refuse("the message has no id, or no vgpus from 1 to 64");
@@ -230,7 +257,6 @@ void Worker::start_session(wire::Message& m) {
      : name == "ledger"      ? ledger
                              : pidfd) = fd;
   }
-  std::string error;
   std::unique_ptr<Endpoint> endpoint;
   if ((plan.channel == "tcp" || plan.channel == "vsock") && socket >= 0) {
     std::unique_ptr<channel::Stream> stream;
@@ -333,9 +359,7 @@ int Worker::run() {
     }
     return 1;
   }
-  const bool software = gpus_[0].name.find("software GPU") != std::string::npos;
-  if (!drop_privileges(options_.uid, options_.gid, &error) ||
-      (options_.sandbox && !restrict_system_calls(software, &error))) {
+  if (!options_.waits && !confine(options_.uid, options_.gid, &error)) {
     log_error(error);
     return 1;
   }
@@ -398,6 +422,8 @@ bool parse(int argc, char** argv, Options* o) {
       o->uid = static_cast<uint32_t>(std::atol(value));
     else if (name == "--gid")
       o->gid = static_cast<uint32_t>(std::atol(value));
+    else if (name == "--confine")
+      o->waits = std::strcmp(value, "session") == 0;
     else if (name == "--sandbox")
       o->sandbox = std::strcmp(value, "off") != 0;
     else if (name == "--meter")
@@ -410,8 +436,9 @@ bool parse(int argc, char** argv, Options* o) {
   if (o->control >= 0 && !o->driver.empty() && argc % 2 == 1) return true;
   std::fprintf(stderr,
                "usage: sluice-worker --id ID --control FD --driver PATH [--libraries "
-               "DIR:DIR...] [--visible-devices UUID,...] [--uid N --gid N] [--cgroup PATH] "
-               "[--sandbox on|off] [--meter on|off]\nStarted by sluice-server; docs/protocol.md "
+               "DIR:DIR...] [--visible-devices UUID,...] [--uid N --gid N | --confine session] "
+               "[--cgroup PATH] [--sandbox on|off] [--meter on|off]\nStarted by sluice-server; "
+               "docs/protocol.md "
                "says how.\n");
   return false;
 }

@@ -93,6 +93,7 @@ struct SessionPlan {
     uint32_t grant_index = 0;
   };
   std::vector<VgpuPlan> vgpus;
+  uint64_t grant_vgpus = 0;  // 0: the workers of other grants are this user, too
 };
 
 class Session;

@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--visible-devices", default="")
     parser.add_argument("--uid", type=int)
     parser.add_argument("--gid", type=int)
+    parser.add_argument("--confine", choices=["session", "ready"])
     parser.add_argument("--sandbox", choices=["on", "off"])
     FakeWorker(parser.parse_args()).run()
 

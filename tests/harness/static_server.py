@@ -14,6 +14,7 @@ import argparse
 import array
 import contextlib
 import importlib.util
+import itertools
 import os
 import secrets
 import selectors
@@ -30,6 +31,7 @@ from typing import Any
 OPEN_BYTES = 512
 REGION_PAGE = 4096
 HOLD_JOB = 2
+STARTED = itertools.count()
 
 
 class Ending:
@@ -73,7 +75,8 @@ class StaticWorker:
         if args.visible_devices:
             command += ["--visible-devices", args.visible_devices]
         if args.uid:
-            command += ["--uid", str(args.uid), "--gid", str(args.uid)]
+            uid = args.uid + (next(STARTED) if args.own_users else 0)
+            command += ["--uid", str(uid), "--gid", str(args.uid)]
         with contextlib.ExitStack() as files:
             self.process = subprocess.Popen(
                 command,
@@ -299,6 +302,8 @@ class StaticServer:
                 "grant": job.replace(token, token[:8]),
                 "ledger_slot": self.jobs.slots[worker][1],
             }
+        if args.own_users:
+            fields["grant_vgpus"] = args.vgpus
         fields |= {
             "channel": channel,
             "vgpus": len(places),
@@ -455,6 +460,9 @@ def main() -> None:
     parser.add_argument("--arena-mib", type=int, default=1024)
     parser.add_argument("--sandbox", default="on")
     parser.add_argument("--uid", type=int, default=0)
+    parser.add_argument(
+        "--own-users", action="store_true", help="each worker is a user of its own, from --uid up"
+    )
     parser.add_argument("--log", default="")
     parser.add_argument("--tcp-port", type=int, default=0)
     parser.add_argument("--http-port", type=int, default=0)

@@ -94,7 +94,9 @@ int ncclGetUniqueId(Id* id) {
   return 0;
 }
 int ncclCommInitRank(Comm** comm, int ranks, Id id, int rank) {
-  note("init %d/%d id %d", rank, ranks, id.bytes[0]);
+  const char* files = getenv("NCCL_SHM_DISABLE");
+  note("init %d/%d id %d files %s", rank, ranks, id.bytes[0],
+       files && *files == '1' ? "no" : "yes");
   return begin(comm, ranks, id, rank);
 }
 int ncclCommInitRankConfig(Comm** comm, int ranks, Id id, int rank, Config* config) {

@@ -140,7 +140,7 @@ def test_an_ended_grant_is_a_cuda_error_for_its_program(plane: ControlPlane, cha
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start workers under another account")
 def test_workers_run_under_their_own_account(tmp_path: Path) -> None:
-    with running(tmp_path, server={"worker_user": "nobody"}) as plane:
+    with running(tmp_path, server={"worker_user": "nobody", "worker_uids": ""}) as plane:
         client = plane.client()
         assert client.first["status"] == 0, client.first
         [worker] = plane.session_worker_pids()

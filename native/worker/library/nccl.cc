@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -175,9 +176,25 @@ bool Making::has_function() const {
   return false;
 }
 
+// Workers of other grants are other users, who cannot open what NCCL's ranks on one host leave for
+// one another in /dev/shm, and it takes that for a failure of the system. A communicator of more
+// ranks than the grant has vGPUs has such ranks: NCCL is told before it first asks. Between GPUs
+// that reach one another it needs no files. What the operator has set counts.
+void keep_ranks_apart(const Session& s, int32_t ranks) {
+  const uint64_t own = s.plan.grant_vgpus;
+  if (own == 0 || ranks < 0 || static_cast<uint64_t>(ranks) <= own) return;
+  static std::once_flag once;
+  std::call_once(once, [] {
+    setenv("NCCL_SHM_DISABLE", "1", 0);
+    setenv("NCCL_PXN_DISABLE", "1", 0);  // a rank that works for others does so through a file
+    log_info("NCCL makes no files in /dev/shm: ranks of other grants take part");
+  });
+}
+
 int64_t Making::issue() {
   if (!session_.use_context(context_)) return kInternalError;
   const Nccl& n = Nccl::get();
+  keep_ranks_apart(session_, m_.ranks);
   void* config = m_.config_bytes ? config_.data() : nullptr;
   made_ = place();
   switch (m_.how) {
