@@ -14,7 +14,7 @@ endif
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu bench lint format sanitize native programs python guest-bundle guest-packages release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu bench lint format sanitize native programs python guest-bundle guest-packages release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,9 +26,16 @@ test: build/.base programs native lint ## unit tests and tests with real process
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
 	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images" tests
 
-test-rigs: build/.rig programs native guest-bundle ## tests with real guests under libvirt, and what the system must withstand
-	$(PY) -m pytest -q -m "vm or cluster" tests
-	$(MAKE) test-chaos
+test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
+
+test-guests: build/.rig programs native guest-bundle
+	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "vm or cluster" tests
+
+# What the rigs install and compile, together, as much of it waits for the network: first what shares apt and the venv.
+prepare-rigs: build/.base
+	for what in rig packages images; do dev/install_debian.sh $$what; done
+	$(PY) dev/install_requirements.py vsphere openstack
+	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images guest-bundle
 
 test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAOS_SECONDS (60 in CI, twice; 600; 3600), SLUICE_CHAOS_SEED
 	$(PY) -m pytest -q -s -m chaos tests/chaos
@@ -60,17 +67,17 @@ sanitize: build/.base ## the native tests under AddressSanitizer and UndefinedBe
 	dev/sanitize.sh thread
 
 native: build/.base ## everything in C++, into build/native
-	cmake -S native -B $(BUILD) -G Ninja -DSLUICE_PYTHON=$(CURDIR)/$(PY) -DSLUICE_TESTS=ON >/dev/null
-	cmake --build $(BUILD) -j $(JOBS)
+	flock build/.native.lock cmake -S native -B $(BUILD) -G Ninja -DSLUICE_PYTHON=$(CURDIR)/$(PY) -DSLUICE_TESTS=ON >/dev/null
+	flock build/.native.lock cmake --build $(BUILD) -j $(JOBS)
 
 programs: build/.base ## the CUDA test programs (nvcc comes as a wheel)
-	$(PY) tests/programs/build.py
+	flock build/.programs.lock $(PY) tests/programs/build.py
 
 python: build/.base ## build/python: the package sluice of this checkout, gRPC code generated
 	@$(PY) dev/python_layout.py
 
 guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
-	$(PY) packaging/guest_bundle.py
+	flock build/.bundle.lock $(PY) packaging/guest_bundle.py
 
 guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest-*.rpm, of the guest bundle (make guest-bundle first)
 	$(PY) packaging/guest_packages.py

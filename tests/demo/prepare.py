@@ -138,11 +138,24 @@ def steps(checkout: Path, *, guest: bool, jobs: int) -> list[Step]:
             "native part (client libraries, worker, software GPU)",
             (
                 (
-                    *("cmake", "-S", "native", "-B", native, "-G", "Ninja"),
+                    *(
+                        "flock",
+                        "build/.native.lock",
+                        "cmake",
+                        "-S",
+                        "native",
+                        "-B",
+                        native,
+                        "-G",
+                        "Ninja",
+                    ),
                     f"-DSLUICE_PYTHON={python}",
                     *(("-DSLUICE_TESTS=OFF",) if without_tests else ()),
                 ),
-                ("cmake", "--build", native, "-j", str(jobs), "--target", "sluice_demo"),
+                (
+                    *("flock", "build/.native.lock", "cmake", "--build", native),
+                    *("-j", str(jobs), "--target", "sluice_demo"),
+                ),
             ),
             "the log's first `error:` says what the compiler missed. `Killed` means that memory is "
             f"short: make demo DEMO_JOBS=1. Left over from another compiler: rm -rf {native}",
@@ -150,7 +163,12 @@ def steps(checkout: Path, *, guest: bool, jobs: int) -> list[Step]:
         Step(
             "programs",
             "CUDA programs (NVIDIA's compiler comes from PyPI)",
-            ((python, "tests/demo/build_programs.py", str(jobs)),),
+            (
+                (
+                    *("flock", "build/.programs.lock", python, "tests/demo/build_programs.py"),
+                    str(jobs),
+                ),
+            ),
             f"{network}; a compiler that came in part: rm -rf {checkout}/build/cuda13",
         ),
     ]
@@ -254,8 +272,12 @@ def wait(process: subprocess.Popen[bytes], log: Path, say: Callable[[str], None]
         try:
             return process.wait(PROGRESS_EVERY)
         except subprocess.TimeoutExpired:
-            counted = COUNTED.findall(log.read_text(errors="replace"))
-            say("  " + (f"{counted[-1][0]} of {counted[-1][1]} files" if counted else "goes on"))
+            text = log.read_text(errors="replace")
+            counted = COUNTED.findall(text)
+            if counted:
+                say(f"  {counted[-1][0]} of {counted[-1][1]} files")
+            else:
+                say(f"  goes on: {text.splitlines()[-1][:90]}")
 
 
 def failure(step: Step, what: str, log: Path) -> str:

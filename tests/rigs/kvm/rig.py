@@ -191,7 +191,8 @@ class Rig:
         own_shm: bool = False,
     ) -> None:
         base = Path(os.environ.get("SLUICE_RIG", CHECKOUT / "build/rig"))
-        self.root = base / name
+        worker = os.environ.get("PYTEST_XDIST_WORKER")  # each has its own beside the other's
+        self.root = base / (f"{name}-{worker}" if worker else name)
         self.progress = progress
         self._images_folder = base / "images"
         self._daemon = PrivateLibvirt(self.root, own_shm=own_shm)

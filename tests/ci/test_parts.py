@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What .ci/run makes of its parts: order, budgets, failures, the table."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def ci() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("ci_parts", CHECKOUT / ".ci" / "parts.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ci_parts"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def plan(ci: ModuleType, folder: Path, *stages: dict[str, str], total: float = 100) -> object:
+    lines = [f"total_minutes = {total}"]
+    for stage in stages:
+        lines.append("[[stage]]\nparts = [")
+        for name, command in stage.items():
+            lines.append(f"  {{ name = {name!r}, command = {command!r}, minutes = 10 }},")
+        lines.append("]")
+    path = folder / "budgets.toml"
+    path.write_text("\n".join(lines))
+    return ci.read_plan(path)
+
+
+def test_the_projects_own_budgets_hold_and_the_tests_come_first(ci: ModuleType) -> None:
+    found = ci.read_plan(CHECKOUT / ".ci" / "budgets.toml")
+    assert [part.command for part in found.stages[0]] == [("make", "test")]
+    assert found.total_minutes <= 45
+
+
+def test_every_target_is_one_of_the_makefile(ci: ModuleType) -> None:
+    targets = [
+        line.split(":")[0]
+        for line in (CHECKOUT / "Makefile").read_text().splitlines()
+        if not line.startswith(("\t", "#", "."))
+    ]
+    for stage in ci.read_plan(CHECKOUT / ".ci" / "budgets.toml").stages:
+        for part in stage:
+            assert part.command[0] == "make"
+            assert part.command[1] in targets, part
+
+
+def test_parts_that_come_to_more_than_the_whole_are_refused(ci: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="come to 20 of 15 minutes"):
+        plan(ci, tmp_path, {"a": "true"}, {"b": "true"}, total=15)
+    plan(ci, tmp_path, {"a": "true", "b": "true"}, total=15)  # beside one another
+
+
+def test_output_comes_through_and_is_kept(
+    ci: ModuleType, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    commands = plan(ci, tmp_path, {"one": "echo 7 passed"}, {"two": "echo a", "three": "echo b"})
+    outcomes, good = ci.run_plan(commands, tmp_path / "logs")
+    assert good
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0]
+    assert (tmp_path / "logs" / "two.log").read_text() == "a\n"
+    assert b"7 passed\n" in capfdbinary.readouterr().out
+
+
+def test_nothing_runs_behind_a_failure_and_the_table_says_so(
+    ci: ModuleType, tmp_path: Path
+) -> None:
+    after = tmp_path / "after"
+    commands = plan(ci, tmp_path, {"bad": "false", "beside": "true"}, {"behind": f"touch {after}"})
+    outcomes, good = ci.run_plan(commands, tmp_path / "logs")
+    assert not good
+    assert not after.exists()
+    shown = ci.table(outcomes, 1, 100).splitlines()
+    assert "FAILED (status 1)" in shown[1]
+    assert shown[2].endswith("passed")
+    assert shown[3].endswith("not run")
+
+
+def test_a_part_over_its_budget_is_named_and_fails_nothing(ci: ModuleType) -> None:
+    part = ci.Part("slow", ("true",), 1)
+    line = ci.table([ci.Outcome(part, 0, 61.0, 1.5)], 61, 45).splitlines()[1]
+    assert line.endswith("passed, over its budget")
+    assert "1:01" in line
+
+
+def test_a_part_can_be_chosen_by_its_name(ci: ModuleType, tmp_path: Path) -> None:
+    commands = plan(ci, tmp_path, {"one": "true"}, {"two": "true"})
+    assert [[part.name for part in stage] for stage in ci.choose(commands, ["two"]).stages] == [
+        ["two"]
+    ]
+    with pytest.raises(ValueError, match="no part three: there are one, two"):
+        ci.choose(commands, ["three"])
