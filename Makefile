@@ -7,6 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 BUILD := build/native
 JOBS ?= 2
+TEST_JOBS ?= 3 # files of tests beside one another: they wait more than they compute
 DEMO_JOBS ?= $(shell nproc)
 ifneq ($(words $(CURDIR)),1)
 $(error The path "$(CURDIR)" has spaces, with which make and several tools do not work: move the checkout to one without)
@@ -24,7 +25,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
@@ -33,7 +34,8 @@ test-guests: build/.rig programs native guest-bundle
 
 # What the rigs install and compile, together, as much of it waits for the network: first what shares apt and the venv.
 prepare-rigs: build/.base
-	for what in rig packages images; do dev/install_debian.sh $$what; done
+	dev/install_debian.sh rig
+	dev/install_debian.sh images
 	$(PY) dev/install_requirements.py vsphere openstack
 	$(MAKE) -j 3 build/.rig build/.vsphere build/.openstack build/.images guest-bundle
 
