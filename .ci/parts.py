@@ -33,6 +33,8 @@ class Part:
     name: str
     command: tuple[str, ...]
     minutes: float
+    lane: str
+    """Parts of a stage in the same lane run one after the other, lanes beside one another."""
 
 
 @dataclass
@@ -60,11 +62,16 @@ class Plan:
 
 
 def read_plan(path: Path) -> Plan:
-    """Raises ValueError where the budgets of the stages' longest parts exceed the whole's."""
+    """Raises ValueError where the budgets of the stages' longest lanes exceed the whole's."""
     data = tomllib.loads(path.read_text())
     stages = [
         [
-            Part(part["name"], tuple(shlex.split(part["command"])), part["minutes"])
+            Part(
+                part["name"],
+                tuple(shlex.split(part["command"])),
+                part["minutes"],
+                part.get("lane", part["name"]),
+            )
             for part in stage["parts"]
         ]
         for stage in data["stage"]
@@ -72,10 +79,20 @@ def read_plan(path: Path) -> Plan:
     names = [part.name for stage in stages for part in stage]
     if len(set(names)) != len(names):
         raise ValueError(f"{path}: a name is there twice: {', '.join(names)}")
-    needed = sum(max(part.minutes for part in stage) for stage in stages)
+    needed = sum(
+        max(sum(part.minutes for part in lane) for lane in lanes(stage)) for stage in stages
+    )
     if needed > data["total_minutes"]:
         raise ValueError(f"{path}: the parts come to {needed:g} of {data['total_minutes']} minutes")
     return Plan(stages, data["total_minutes"])
+
+
+def lanes(stage: list[Part]) -> list[list[Part]]:
+    """A stage's parts by their lanes."""
+    found: dict[str, list[Part]] = {}
+    for part in stage:
+        found.setdefault(part.lane, []).append(part)
+    return list(found.values())
 
 
 def choose(plan: Plan, names: list[str]) -> Plan:
@@ -129,14 +146,15 @@ def run_stage(stage: list[Part], logs: Path) -> list[Outcome]:
     print(f"== {' beside '.join(part.name for part in stage)}", flush=True)
     lock = threading.Lock()
 
-    def run(outcome: Outcome) -> None:
-        run_part(outcome.part, outcome, logs, shown=False)
-        with lock:
-            print(f"== {outcome.part.name}, after {minutes(outcome.seconds)}", flush=True)
-            sys.stdout.buffer.write((logs / f"{outcome.part.name}.log").read_bytes())
-            sys.stdout.buffer.flush()
+    def run(lane: list[Part]) -> None:
+        for outcome in (each for each in outcomes if each.part in lane):
+            run_part(outcome.part, outcome, logs, shown=False)
+            with lock:
+                print(f"== {outcome.part.name}, after {minutes(outcome.seconds)}", flush=True)
+                sys.stdout.buffer.write((logs / f"{outcome.part.name}.log").read_bytes())
+                sys.stdout.buffer.flush()
 
-    threads = [threading.Thread(target=run, args=(outcome,)) for outcome in outcomes]
+    threads = [threading.Thread(target=run, args=(lane,)) for lane in lanes(stage)]
     for thread in threads:
         thread.start()
     for thread in threads:

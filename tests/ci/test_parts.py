@@ -60,6 +60,23 @@ def test_parts_that_come_to_more_than_the_whole_are_refused(ci: ModuleType, tmp_
     plan(ci, tmp_path, {"a": "true", "b": "true"}, total=15)  # beside one another
 
 
+def test_parts_of_a_lane_follow_one_another(ci: ModuleType, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    path = tmp_path / "budgets.toml"
+    path.write_text(
+        "total_minutes = 20\n[[stage]]\nparts = [\n"
+        f"{{name = 'a', command = 'touch {first}', minutes = 10, lane = 'x'}},\n"
+        f"{{name = 'b', command = 'mv {first} {second}', minutes = 10, lane = 'x'}},\n"
+        "{name = 'c', command = 'true', minutes = 20}]\n"
+    )
+    found = ci.read_plan(path)
+    assert ci.run_plan(found, tmp_path / "logs")[1]
+    assert second.exists()
+    path.write_text(path.read_text().replace("= 20\n", "= 19\n"))
+    with pytest.raises(ValueError, match="come to 20 of 19"):
+        ci.read_plan(path)
+
+
 def test_output_comes_through_and_is_kept(
     ci: ModuleType, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
@@ -86,7 +103,7 @@ def test_nothing_runs_behind_a_failure_and_the_table_says_so(
 
 
 def test_a_part_over_its_budget_is_named_and_fails_nothing(ci: ModuleType) -> None:
-    part = ci.Part("slow", ("true",), 1)
+    part = ci.Part("slow", ("true",), 1, "slow")
     line = ci.table([ci.Outcome(part, 0, 61.0, 1.5)], 61, 45).splitlines()[1]
     assert line.endswith("passed, over its budget")
     assert "1:01" in line

@@ -195,6 +195,8 @@ def main() -> int:
     rows: list[Row] = []
     try:
         return run_all(options.without_guest, rows)
+    except KeyboardInterrupt:
+        return 130  # guest, server and controller are ended
     except (RuntimeError, OSError) as error:
         rig = Path(os.environ.get("SLUICE_RIG", ROOT / "build" / "rig")) / "demo"
         print(

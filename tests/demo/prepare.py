@@ -266,11 +266,21 @@ def ended(command: tuple[str, ...], code: int) -> str:
     return f"{Path(command[0]).name} {' '.join(command[1:3])} {how}"
 
 
+def wait_for_end(process: subprocess.Popen[bytes], seconds: float | None = None) -> int:
+    """Its exit status; an interrupt from the keyboard is the command's too, which tidies up."""
+    try:
+        return process.wait(seconds)
+    except KeyboardInterrupt:
+        with contextlib.suppress(KeyboardInterrupt):  # a second one is for who does not wait
+            process.wait()
+        raise
+
+
 def wait(process: subprocess.Popen[bytes], log: Path, say: Callable[[str], None]) -> int:
     """Waits for a command and says how far it is; its exit status."""
     while True:
         try:
-            return process.wait(PROGRESS_EVERY)
+            return wait_for_end(process, PROGRESS_EVERY)
         except subprocess.TimeoutExpired:
             text = log.read_text(errors="replace")
             counted = COUNTED.findall(text)
@@ -329,7 +339,7 @@ def main() -> int:
         command = [str(CHECKOUT / ".venv" / "bin" / "python"), "tests/demo/demo.py"]
         command += [] if guest else ["--without-guest"]
         demo = dict(environment(CHECKOUT), SLUICE_DEMO_BEGAN=str(began))
-        return subprocess.run(command, cwd=CHECKOUT, env=demo, check=False).returncode
+        return wait_for_end(subprocess.Popen(command, cwd=CHECKOUT, env=demo))
     except StepFailed as failed:
         print(f"\n{failed}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -100,6 +101,31 @@ def test_a_long_step_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monk
     script = f'echo "[12/240] Building"; while [ ! -e {go_on} ]; do sleep 0.02; done'
     prepare.run_step(step(("sh", "-c", script)), tmp_path, tmp_path / "log", say)
     assert any("12 of 240 files" in line for line in said)
+
+
+def test_an_interrupted_step_may_tidy_up(tmp_path: Path) -> None:
+    script = "trap 'sleep 0.5; touch tidied; exit 1' INT; touch began; while :; do sleep 0.02; done"
+    program = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(CHECKOUT / "tests" / "demo")!r})
+import prepare
+here = Path.cwd()
+step = prepare.Step("one", "one", (("bash", "-c", {script!r}),), "")
+prepare.run_step(step, here, here / "log", print)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        start_new_session=True,
+        stderr=subprocess.DEVNULL,
+    )
+    while not (tmp_path / "began").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait()
+    assert (tmp_path / "tidied").exists()
 
 
 def test_the_callers_pool_is_not_the_demos(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
