@@ -210,7 +210,8 @@ def python_commands(checkout: Path, python: str) -> tuple[tuple[str, ...], ...]:
     base = checkout / "build" / ".base"  # its environment has more
     commands: list[tuple[str, ...]] = []
     if not os.access(python, os.X_OK):
-        commands.append((sys.executable, "-m", "venv", str(checkout / ".venv")))
+        # one whose Python this user cannot run, or is gone, is made anew
+        commands.append((sys.executable, "-m", "venv", "--clear", str(checkout / ".venv")))
     elif any(
         made.exists() and made.stat().st_mtime >= project.stat().st_mtime for made in (stamp, base)
     ):
