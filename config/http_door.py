@@ -4,10 +4,12 @@
 Used by the controller for REST and by the server for /metrics. Connections are counted where they
 are accepted, in all and by address (config.places), TLS handshakes that never end among them, so
 that descriptors are left for everything else. A connection has so long to shake hands, to send its
-request's headers and to send its body, and one that does not read its answer is given up. Who is
-too slow gets 408, who finds no place 503. One sweep a second looks at the connections' deadlines;
-a request costs no timer. It promises that a connection's place is free as soon as its socket is
-closed, whoever closes it.
+request's headers and to send its body, and one that does not read its answer is given up, also
+where all such answers together take too much memory. When all places are taken, the connection that
+has waited longest for its request's headers makes room: an honest one sends them at once. Who is
+too slow gets 408, who finds no place 503; an address has so many TLS handshakes a second. One sweep
+a second looks at the connections' deadlines; a request costs no timer. It promises that a
+connection's place is free as soon as its socket is closed, whoever closes it.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sluice.config.buckets import Buckets
 from sluice.config.peer_lines import PeerLines
 from sluice.config.places import Full, Places, owner_of_address
 
@@ -34,8 +37,12 @@ HEADER_SECONDS = 10.0
 BODY_SECONDS = 30.0
 #: In which a peer reads 48 KiB of its answer, or what is left of it.
 READ_SECONDS = 60.0
-#: Refused connections that are closed in one turn of the event loop.
+#: Refused connections that are closed, and others that make room, in one turn of the event loop.
 REFUSALS_AT_ONCE = 64
+#: Of answers that are written and not read, of all connections.
+MOST_UNREAD_BYTES = 256 << 20
+#: Of one address: a shake costs the event loop a millisecond or two.
+HANDSHAKES_PER_SECOND = 50.0
 KEEP_ALIVE_SECONDS = 5
 NEVER = float("inf")
 TOO_SLOW = "urn:sluice:problem:request-too-slow"
@@ -74,8 +81,22 @@ class Accepted(socket.socket):
 class GuardedSocket(socket.socket):
     """A listening socket that hands out no more connections than there are places."""
 
-    def guard(self, name: str, bounds: Bounds, peers: PeerLines, now: Clock, *, tls: bool) -> None:
-        """Begins to count; to be called once, before anything is accepted."""
+    def guard(
+        self,
+        name: str,
+        bounds: Bounds,
+        peers: PeerLines,
+        now: Clock,
+        make_room: Callable[[], bool],
+        *,
+        tls: bool,
+    ) -> None:
+        """Begins to count; to be called once, before anything is accepted.
+
+        make_room() ends a connection whose request is still waited for; False: there is none.
+        """
+        self._make_room = make_room
+        self._handshakes = Buckets(HANDSHAKES_PER_SECOND if tls else 0, now)
         self._name = name
         self._peers = peers
         self._now = now
@@ -88,9 +109,15 @@ class GuardedSocket(socket.socket):
         for _ in range(REFUSALS_AT_ONCE):
             plain, peer = super().accept()
             owner = owner_of_address(str(peer[0]))
-            if full := self.places.take(owner):
+            if self._handshakes.take(owner):
+                self._close(plain, owner, "handshakes", f"{owner} connects too often")
+                continue
+            full = self.places.full_for(owner)
+            # its place is free a moment later
+            if full and not (full is Full.ALL and (self._drop_one() or self._make_room())):
                 self._refuse(plain, owner, full)
                 continue
+            self.places.put(owner)
             kind = (plain.family, plain.type, plain.proto)
             connected = Accepted(*kind, fileno=plain.detach())
             connected.owner, connected.places = owner, self.places
@@ -120,6 +147,23 @@ class GuardedSocket(socket.socket):
                 )
                 with contextlib.suppress(OSError):
                     connected.shutdown(socket.SHUT_RDWR)  # its transport sees the end
+
+    def _drop_one(self) -> bool:
+        """Ends the handshake that is waited for longest, if half of its time is over."""
+        for descriptor, connected in self._accepted.items():
+            if self._now() - connected.opened < HANDSHAKE_SECONDS / 2:
+                return False
+            del self._accepted[descriptor]
+            if connected.fileno() == descriptor:
+                with contextlib.suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+                return True
+            return False
+        return False
+
+    def _close(self, connected: socket.socket, owner: str, kind: str, why: str) -> None:
+        connected.close()
+        self._peers.warning(f"{self._name}: {kind}", owner, "%s: %s", self._name, why)
 
     def _refuse(self, connected: socket.socket, owner: str, full: Full) -> None:
         of = self.places.of(owner)
@@ -158,6 +202,7 @@ class GuardedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Called once."""
         self._door.protocols.discard(self)
+        self._door.waiting.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -185,6 +230,15 @@ class GuardedProtocol(H11Protocol):
         super().resume_writing()
         self._read_by = NEVER
 
+    @property
+    def unread_bytes(self) -> int:
+        """What was written and is still here."""
+        return self.transport.get_write_buffer_size()
+
+    def end(self) -> None:
+        """Ends the connection, with whatever is still to be read of it."""
+        self.transport.abort()
+
     def sweep(self, now: float) -> None:
         """Ends what is too slow."""
         if self.transport.is_closing():
@@ -200,6 +254,9 @@ class GuardedProtocol(H11Protocol):
         """Sets the deadline anew when the request got on: not with each of its bytes."""
         theirs = self.conn.their_state
         phase = (theirs, self.cycle)
+        if self.transport.is_closing():
+            self._door.waiting.pop(self, None)
+            return
         if phase[0] is self._phase[0] and phase[1] is self._phase[1]:
             return
         self._phase = phase
@@ -208,7 +265,10 @@ class GuardedProtocol(H11Protocol):
             idle = self.timeout_keep_alive if self.cycle else 0
             self._deadline = now + idle + HEADER_SECONDS
             self._begun = False
-        elif theirs is h11.SEND_BODY:
+            self._door.waiting[self] = None
+            return
+        self._door.waiting.pop(self, None)
+        if theirs is h11.SEND_BODY:
             self._deadline = now + BODY_SECONDS
         else:
             self._deadline = NEVER  # the request is whole; its answer takes what it takes
@@ -252,6 +312,8 @@ class Door(uvicorn.Server):
         self.peers = peers
         self.now = now
         self.protocols: set[GuardedProtocol] = set()
+        #: Those whose request's headers are waited for, the longest first.
+        self.waiting: dict[GuardedProtocol, None] = {}
         self._bounds = bounds
         self._next_sweep = 0.0
         defaults = {"timeout_keep_alive": KEEP_ALIVE_SECONDS}
@@ -282,7 +344,8 @@ class Door(uvicorn.Server):
             self.listening.close()
             raise
         tls = self.config.ssl is not None
-        self.listening.guard(self.name, self._bounds, self.peers, self.now, tls=tls)
+        guard = self.listening.guard
+        guard(self.name, self._bounds, self.peers, self.now, self._make_room, tls=tls)
         self.listening.listen(128)
         found: int = self.listening.getsockname()[1]
         return found
@@ -302,8 +365,34 @@ class Door(uvicorn.Server):
         """Ends what is too slow."""
         self.listening.sweep()
         now = self.now()
+        unread = 0
         for protocol in list(self.protocols):
             protocol.sweep(now)
+            unread += protocol.unread_bytes
+        if unread > MOST_UNREAD_BYTES:
+            self._drop_unread(unread)
+
+    def _make_room(self) -> bool:
+        """Ends the connection that has sent nothing whole for longest."""
+        while self.waiting:
+            protocol = next(iter(self.waiting))
+            del self.waiting[protocol]
+            if not protocol.transport.is_closing():
+                self.peers.info(f"{self.name}: made room", self.name, "%s is full", self.name)
+                protocol.end()
+                return True
+        return False
+
+    def _drop_unread(self, unread: int) -> None:
+        """Those with the longest answers lose them."""
+        for protocol in sorted(self.protocols, key=lambda each: -each.unread_bytes):
+            if unread <= MOST_UNREAD_BYTES:
+                return
+            unread -= protocol.unread_bytes
+            text = "%s: unread answers take more than %d MiB"
+            name, mib = self.name, MOST_UNREAD_BYTES >> 20
+            self.peers.warning(f"{name}: unread answers", name, text, name, mib)
+            protocol.end()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

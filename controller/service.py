@@ -61,6 +61,7 @@ GRPC_OPTIONS = (
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 30_000),
 )
+MOST_GRPC_CONNECTIONS = 4096  # a server has one
 #: Descriptors that no connection gets: the store's, files, sockets to Keystone and etcd.
 KEPT_DESCRIPTORS = 128
 # the store's thread asks a busy event loop for the interpreter; a commit waits for it a few times
@@ -89,7 +90,7 @@ def connections_within(descriptors: int, wanted: int) -> tuple[int, int]:
     """How many connections REST and gRPC may have, so that some descriptors are always left."""
     there_are = max(64, descriptors - KEPT_DESCRIPTORS)
     rest = min(wanted, there_are * 3 // 4)
-    return rest, there_are - rest
+    return rest, min(MOST_GRPC_CONNECTIONS, there_are - rest)
 
 
 class Controller:

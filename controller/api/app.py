@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from sluice.config.buckets import Buckets
 from sluice.config.controller import OpenStackSection
 from sluice.config.version import own_version
 from sluice.controller.api import problems
@@ -35,7 +36,6 @@ from sluice.controller.api.token_routes import token_routes
 from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.auth.access import Access
-from sluice.controller.auth.buckets import Buckets
 from sluice.controller.auth.keystone import KeystoneTokens
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
@@ -59,7 +59,7 @@ def build_app(
         title="Sluice controller",
         version=own_version(),
         description="The GPU pool: nodes, GPUs, grants and sessions. Memory is in MiB.",
-        openapi_url="/v1/openapi.json",
+        openapi_url=None,  # describe() has a route for it
         docs_url=None,
         redoc_url=None,
     )

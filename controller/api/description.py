@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The OpenAPI document: FastAPI's, with what this API answers to every request added.
 
-Used by app.py. Errors are problem documents of type application/problem+json, whoever raises them;
-FastAPI by itself would describe its own validation errors, which nobody gets here.
+Used by app.py. Anybody may read it, without a token, so its text is made once. Errors are problem
+documents of type application/problem+json, whoever raises them; FastAPI by itself would describe
+its own validation errors, which nobody gets here.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from sluice.controller.api.problems import ProblemDocument
 
+PATH = "/v1/openapi.json"
 EVERYWHERE = {
     "401": "no token, or not a valid one",
     "403": "not for the caller's role",
@@ -46,7 +50,20 @@ def describe(app: FastAPI) -> None:
             )
         return app.openapi_schema
 
+    made: list[bytes] = []
+    making = asyncio.Lock()
+
+    def make() -> bytes:
+        return json.dumps(document(), ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def show(_: Request) -> Response:
+        async with making:
+            if not made:  # in a thread: it takes half a second
+                made.append(await asyncio.to_thread(make))
+        return Response(made[0], media_type="application/json")
+
     app.openapi = document  # type: ignore[method-assign]
+    app.add_route(PATH, show, include_in_schema=False)
 
 
 def _complete(document: dict[str, Any]) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 
+from sluice.config.buckets import Buckets
 from sluice.config.log_ids import request_id
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.places import Places, owner_of_address
 from sluice.controller.api.problems import Problem, no_place, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.audit import DENIED
-from sluice.controller.auth.buckets import Buckets
 from sluice.controller.auth.keystone import KeystoneBusy, KeystoneTokens
 
 Scope = MutableMapping[str, Any]
@@ -31,7 +31,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PUBLIC = {"/v1/openapi.json"}
+PUBLIC = {"/v1/openapi.json"}  # description.PATH: what stands here is cheap to answer
 FOR_NOVA = "/v1/vendordata"  # the one path where Keystone's tokens count
 READS = {"GET", "HEAD", "OPTIONS"}
 BODY_MOST_BYTES = 1 << 20

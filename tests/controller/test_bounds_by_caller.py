@@ -522,3 +522,21 @@ async def test_a_server_that_says_nothing_is_not_waited_for(
     context: Any = Context()
     with pytest.raises(Aborted, match="DEADLINE_EXCEEDED"):
         await anext(guard.Register(silent(), context))
+
+
+async def test_what_anybody_may_read_is_made_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = 0
+    dumps = json.dumps
+
+    def counted(*args: Any, **more: Any) -> str:
+        nonlocal made
+        made += 1
+        return dumps(*args, **more)
+
+    monkeypatch.setattr(json, "dumps", counted)
+    answers = [await place.ask("one", "GET", "/openapi.json") for _ in range(20)]
+    assert made <= 1
+    assert {answer.status_code for answer in answers} == {200}
+    assert answers[0].json()["paths"]["/v1/events"]

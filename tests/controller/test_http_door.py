@@ -67,6 +67,9 @@ class FakeTransport:
     def abort(self) -> None:
         self.closing = self.aborted = True
 
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
     def pause_reading(self) -> None:
         self.paused = True
 
@@ -91,7 +94,8 @@ class Line:
         peers = PeerLines(logging.getLogger("test.door"), self.clock)
         self.door = Door("the door", app, bounds, peers, self.clock)
         self.door.listening = GuardedSocket()
-        self.door.listening.guard("the door", bounds, peers, self.clock, tls=False)
+        guard = self.door.listening.guard
+        guard("the door", bounds, peers, self.clock, self.door._make_room, tls=False)
         make: Any = self.door.config.http_protocol_class
         self.protocol: GuardedProtocol = make(
             config=self.door.config, server_state=self.door.server_state, app_state={}
@@ -265,10 +269,10 @@ def test_what_is_left_of_an_answer_is_not_waited_for_without_end() -> None:
 class Served:
     """A door on a free port of 127.0.0.1."""
 
-    def __init__(self, bounds: Bounds, **options: Any) -> None:
+    def __init__(self, bounds: Bounds, app: Any = hello, **options: Any) -> None:
         self.clock = Clock()
         self.peers = PeerLines(logging.getLogger("test.door"), self.clock)
-        self.door = Door("the door", hello, bounds, self.peers, self.clock, **options)
+        self.door = Door("the door", app, bounds, self.peers, self.clock, **options)
         self.port = self.door.listen("127.0.0.1", 0)
         self.task = asyncio.create_task(self.door.run_until_closed())
 
@@ -340,6 +344,82 @@ def test_places_come_back_however_a_connection_ends() -> None:
         served.clock.seconds += 100
         await served.until(lambda: served.places == 0)
         slow.close()
+        await served.close()
+
+    run(test)
+
+
+def test_when_all_are_taken_the_oldest_half_sent_request_makes_room() -> None:
+    async def test() -> None:
+        served = Served(Bounds(8, 8))
+        half = [await served.connected(f"127.0.2.{number}") for number in range(8)]
+        for _, writer in half:
+            writer.write(HALF)
+        await served.until(lambda: len(served.door.waiting) == 8)
+        for number in range(20):
+            assert b"hello" in await served.asked(f"127.0.3.{number}")
+            await served.until(lambda: served.places <= 7)
+        left = [reader for reader, _ in half if not reader.at_eof()]
+        assert len(left) == 7, "what is answered at once takes one place after another"
+        assert served.peers.counts["the door: made room"] == 1
+        for _, writer in half:
+            writer.close()
+        await served.close()
+
+    run(test)
+
+
+def test_requests_that_are_answered_make_no_room() -> None:
+    release: list[asyncio.Event] = []
+
+    async def wait(scope: Any, receive: Any, send: Any) -> None:
+        await release[0].wait()
+        await hello(scope, receive, send)
+
+    async def test() -> None:
+        release.append(asyncio.Event())
+        served = Served(Bounds(4, 4), app=wait)
+        asked = [asyncio.create_task(served.asked(f"127.0.2.{number}")) for number in range(4)]
+        await served.until(lambda: len(served.door.server_state.tasks) == 4)
+        answer = await served.asked("127.0.3.1")
+        assert answer == b"" or b"urn:sluice:problem:too-many-connections" in answer
+        release[0].set()
+        assert all(b"hello" in answer for answer in await asyncio.gather(*asked))
+        await served.close()
+
+    run(test)
+
+
+def test_answers_that_nobody_reads_have_a_size_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_door, "MOST_UNREAD_BYTES", 1000)
+
+    async def test() -> None:
+        line = Line()
+        others = [Line(), Line()]
+        for number, each in enumerate((line, *others)):
+            each.transport.written = b"x" * (400 + number)
+            line.door.protocols.add(each.protocol)
+        line.door.sweep()
+        ended = [each.transport.aborted for each in (line, *others)]
+        assert ended == [False, False, True], "the largest goes, and no more than need be"
+
+    run(test)
+
+
+def test_an_address_has_so_many_tls_handshakes_a_second(tmp_path: Path) -> None:
+    ca = PoolCa(tmp_path)
+    pair = ca.issue("controller", "127.0.0.1")
+
+    async def test() -> None:
+        served = Served(Bounds(600, 600), ssl_certfile=str(pair.cert), ssl_keyfile=str(pair.key))
+        burst = int(http_door.HANDSHAKES_PER_SECOND * 2)
+        lines = [await served.connected("127.0.0.2") for _ in range(burst + 20)]
+        await served.until(lambda: served.peers.counts["the door: handshakes"] == 20)
+        assert served.door.listening.places.of("127.0.0.2") == burst
+        other = await served.connected("127.0.0.3")
+        await served.until(lambda: served.door.listening.places.of("127.0.0.3") == 1)
+        for _, writer in (*lines, other):
+            writer.close()
         await served.close()
 
     run(test)

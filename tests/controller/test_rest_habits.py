@@ -15,7 +15,7 @@ import httpx
 import pytest
 from control_plane import ControlPlane, running, wait_for
 
-from sluice.controller.auth.buckets import Buckets
+from sluice.config.buckets import Buckets
 
 SMALL = {"gmem_mib": 1, "ratio_percent": 1}
 
