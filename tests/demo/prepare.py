@@ -288,7 +288,7 @@ def wait(process: subprocess.Popen[bytes], log: Path, say: Callable[[str], None]
             if counted:
                 say(f"  {counted[-1][0]} of {counted[-1][1]} files")
             else:
-                say(f"  goes on: {text.splitlines()[-1][:90]}")
+                say("  goes on: " + text.replace(f"{CHECKOUT}/", "").splitlines()[-1][:90])
 
 
 def failure(step: Step, what: str, log: Path) -> str:
