@@ -9,11 +9,9 @@ the native part or the programs are not built.
 from __future__ import annotations
 
 import asyncio
-import lzma
 import os
 import subprocess
 import sys
-import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -34,6 +32,7 @@ from tests.demo.programs import PROGRAMS, Program, Run, load_programs, run_on_ho
 from .recording.record_frames import BROAD, NARROW
 from .recording.stand_ins import has_compiler, stand_in_libraries, vsock_preload
 from .releases import HERE, NAMES, RELEASES
+from .unpacked import unpacked
 
 LIBRARY_CALLS = HERE / "library_calls.py"
 ALL = {program.name: program for program in load_programs(milestone_only=False)}
@@ -61,15 +60,10 @@ def names(recorded: tuple[tuple[str, ...], ...]) -> list[str]:
 @pytest.fixture(scope="module", params=RELEASES, ids=NAMES)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A release's guest bundle, unpacked."""
-    folder = tmp_path_factory.mktemp("bundle")
-    with (
-        lzma.open(request.param / "guest-bundle.tar.xz") as packed,
-        tarfile.open(fileobj=packed) as archive,
-    ):
-        archive.extractall(folder, filter="tar")
-    unpacked = folder / "sluice-guest"
-    assert (unpacked / "VERSION").read_text().strip() == request.param.name
-    return unpacked
+    archive = request.param / "guest-bundle.tar.xz"
+    bundle = unpacked(archive, tmp_path_factory.mktemp("bundle"))
+    assert (bundle / "VERSION").read_text().strip() == request.param.name
+    return bundle
 
 
 @pytest.fixture(scope="module")

@@ -215,13 +215,16 @@ class ControlPlane:
         self.controller = self._run("controller")
         wait_for(self._rest_answers, message="the controller's REST")
 
-    def start_server(self, joined: bool = True) -> None:
-        self.server = self._run("server")
+    def start_server(self, joined: bool = True, environment: dict[str, str] | None = None) -> None:
+        """With `environment` it is another one, such as an older release's."""
+        self.server = self._run("server", environment)
         wait_for(self._server_listens, message="the server's socket")
         if joined:
             wait_for(lambda: self.node_state() == "up", message="the node to join")
 
-    def _run(self, service: str) -> subprocess.Popen[bytes]:
+    def _run(
+        self, service: str, environment: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{service}.out").open("ab") as out:
             return subprocess.Popen(
                 [
@@ -233,7 +236,7 @@ class ControlPlane:
                 ],
                 stdout=out,
                 stderr=out,
-                env=self._environment,
+                env={**self._environment, **(environment or {})},
             )
 
     def stop(self, service: str, number: signal.Signals = signal.SIGTERM) -> None:

@@ -63,15 +63,15 @@ class RelayHost:
         (folder / "server.conf").write_text("\n".join(lines) + "\n")
         self.server: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> None:
-        """Starts the server and waits until it has joined."""
+    def start(self, environment: dict[str, str] | None = None) -> None:
+        """Starts the server (with `environment`: another one) and waits until it has joined."""
         settings = str(self.folder / "server.conf")
         with (self.folder / "server.out").open("ab") as out:
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "sluice.server", "--config", settings],
                 stdout=out,
                 stderr=out,
-                env={**os.environ, "PYTHONPATH": str(PYTHON_PATH)},
+                env={**os.environ, "PYTHONPATH": str(PYTHON_PATH), **(environment or {})},
             )
         wait_for(self.is_up, message="the host without a GPU to join")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from sluice.guest_runtime import VERSION
 
 from ..rest_document import rest_document
-from . import record_domains, record_frames, record_stores
+from . import record_domains, record_frames, record_node, record_stores
 
 HERE = Path(__file__).resolve().parent.parent
 ROOT = HERE.parent.parent
@@ -69,6 +69,7 @@ def main() -> None:
         "ids": lambda: record_ids(out),
         "rest": lambda: record_rest(out),
         "bundle": lambda: record_bundle(out),
+        "node": lambda: record_node.record_node(out),
         "domains": lambda: record_domains.record_domains(out / "domains"),
         "stores": lambda: record_stores.record_stores(out / "stores"),
         "frames": lambda: record_frames.record_all(out / "frames"),

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node of a release is upgraded while its programs go on: today's server adopts what it runs.
+
+The controller is today's already, as the order of an upgrade wants it (docs/deployment.md): so a
+release's server also has to be understood by it. Skipped where the native part is not built.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cuda_holder
+import pytest
+from control_plane import ControlPlane, native_worker, wait_for
+from relay_host import RelayHost
+
+from .releases import NAMES, RELEASES
+from .unpacked import unpacked
+
+pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
+
+
+@dataclass(frozen=True)
+class Release:
+    """What a node and a guest of a release have."""
+
+    node: Path
+    bundle: Path
+
+    @property
+    def server(self) -> dict[str, str]:
+        """The variables of its server."""
+        return {
+            "PYTHONPATH": str(self.node / "python"),
+            "SLUICE_NATIVE_DIR": str(self.node / "native"),
+        }
+
+
+@pytest.fixture(scope="module", params=RELEASES, ids=NAMES)
+def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Release:
+    node = unpacked(request.param / "node.tar.xz", tmp_path_factory.mktemp("node"))
+    bundle = unpacked(request.param / "guest-bundle.tar.xz", tmp_path_factory.mktemp("bundle"))
+    for parent in (node, *list(node.parents)[:3]):  # workers have an account of their own
+        parent.chmod(0o755)
+    return Release(node, bundle)
+
+
+@pytest.fixture
+def plane(short_path: Path, release: Release) -> Iterator[ControlPlane]:
+    """Today's controller and the release's server."""
+    short_path.chmod(0o755)
+    plane = ControlPlane(short_path)
+    try:
+        plane.start_controller()
+        plane.start_server(environment=release.server)
+        yield plane
+    finally:
+        plane.close()
+
+
+class Holder:
+    """A program that computes when it is told to, with a release's libraries or today's."""
+
+    def __init__(self, environment: dict[str, str], libraries: Path | None = None) -> None:
+        own = {"LD_LIBRARY_PATH": str(libraries)} if libraries else {}
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(cuda_holder.__file__))],
+            env={**environment, "SLUICE_GMEM": "64", **own},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout
+        line = self.process.stdout.readline()
+        assert line == "ready\n", line + self.process.communicate(timeout=60)[1]
+
+    def work(self) -> int:
+        """The CUresult of an allocation, a fill and a wait."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        answered, _, _ = select.select([self.process.stdout], [], [], 15)
+        assert answered, "the program hangs"
+        return int(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def upgrade(plane: ControlPlane) -> None:
+    """The release's server goes, and today's comes."""
+    plane.stop("server", signal.SIGTERM)
+    plane.start_server()
+
+
+def test_programs_go_on_while_their_node_is_upgraded(plane: ControlPlane, release: Release) -> None:
+    def holder(channel: str, libraries: Path | None = None) -> Holder:
+        return Holder(plane.program_environment(SLUICE_CHANNEL=channel), libraries)
+
+    olds = {channel: holder(channel, release.bundle / "lib") for channel in ("shm", "tcp")}
+    assert [old.work() for old in olds.values()] == [0, 0]
+    workers = plane.session_worker_pids()
+    for worker in workers:
+        assert Path(f"/proc/{worker}/exe").readlink().is_relative_to(release.node)
+    before = {grant["id"]: grant for grant in plane.grants()}
+    upgrade(plane)
+    assert "adopted 2 session" in plane.log("server")
+    assert [old.work() for old in olds.values()] == [0, 0], "after the upgrade"
+    assert sorted(plane.session_worker_pids()) == sorted(workers)
+    for after in plane.grants():
+        for key in ("node", "vgpus", "created", "state"):
+            assert after[key] == before[after["id"]][key]
+
+    # beside them, what is new
+    fresh = holder("shm")
+    assert fresh.work() == 0
+    fresh.end()
+    wait_for(lambda: len(plane.grants()) == 2, message="the new program's grant to return")
+
+    # one is ended by the operator, one ends by itself
+    channels = {each["grant_id"]: each["channel"] for each in plane.sessions()}
+    [of_shm] = [grant for grant in before if channels[grant] == "shm"]
+    assert plane.rest.delete(f"/grants/{of_shm}").status_code == 202
+    wait_for(lambda: len(plane.grants()) == 1, message="the grant to end")
+    assert olds["shm"].work() != 0
+    assert olds["tcp"].work() == 0
+    for old in olds.values():
+        old.end()
+    wait_for(lambda: not plane.grants(), message="the old program's grant to return")
+    wait_for(lambda: not set(workers) & set(plane.worker_pids()), message="old workers to end")
+
+
+def test_a_relay_of_a_release_is_adopted_too(plane: ControlPlane, release: Release) -> None:
+    far = RelayHost(plane, plane.folder / "b")
+    try:
+        far.start(release.server)
+        holder = Holder(far.environment(), release.bundle / "lib")
+        assert holder.work() == 0
+        [relay] = far.relays()
+        upgrade(plane)
+        assert holder.work() == 0, "after the node with the GPU was upgraded"
+        far.stop()
+        far.start()
+        assert "adopted 1 session" in far.log()
+        assert holder.work() == 0, "after the host without a GPU was upgraded"
+        assert [each["pid"] for each in far.relays()] == [relay["pid"]]
+        holder.end()
+        wait_for(lambda: not plane.grants(), message="the grant to return")
+        wait_for(lambda: not far.relays(), message="the relay to end")
+    finally:
+        far.close()
