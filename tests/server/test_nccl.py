@@ -31,11 +31,27 @@ def usable() -> bool:
 
 
 @pytest.mark.skipif(not usable(), reason="the native part is not built, or there is no C compiler")
-@pytest.mark.parametrize(("channel", "whose"), [("shm", "job"), ("tcp", "job"), ("shm", "project")])
-def test_groups_and_communicators(tmp_path: Path, channel: str, whose: str) -> None:
+@pytest.mark.parametrize(
+    ("channel", "whose", "operator"),
+    [
+        ("shm", "job", {}),
+        ("tcp", "job", {}),
+        ("shm", "project", {}),
+        ("shm", "job", {"NCCL_SHM_DISABLE": "0"}),
+    ],
+    ids=["shm", "tcp", "of one project", "as the operator says"],
+)
+def test_groups_and_communicators(
+    tmp_path: Path, channel: str, whose: str, operator: dict[str, str]
+) -> None:
+    apart = whose == "job" and not operator and os.geteuid() == 0
     with (
         tempfile.TemporaryDirectory() as libraries,
-        running(tmp_path, server={"cuda_libraries": libraries, "worker_uid_for": whose}) as plane,
+        running(
+            tmp_path,
+            server={"cuda_libraries": libraries, "worker_uid_for": whose},
+            environment=operator,
+        ) as plane,
     ):
         Path(libraries).chmod(0o755)  # the worker has an account of its own
         made = f"{libraries}/libnccl.so.2"
@@ -49,7 +65,7 @@ def test_groups_and_communicators(tmp_path: Path, channel: str, whose: str) -> N
                 "SLUICE_SERVER_SOCKET": str(plane.socket_path),
                 "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
                 "SLUICE_CHANNEL": channel,
-                "RANKS": "are apart" if whose == "job" and os.geteuid() == 0 else "share a user",
+                "RANKS": "are apart" if apart else "share a user",
             },
             capture_output=True,
             text=True,
