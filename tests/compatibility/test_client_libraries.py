@@ -12,6 +12,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -67,15 +68,14 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """What stands in for NVIDIA's on the node; a worker has an account of its own."""
+def libraries() -> Iterator[str]:
+    """What stands in for NVIDIA's on the node, where workers' users can read it."""
     if not has_compiler():
-        return ""
-    folder = tmp_path_factory.mktemp("libraries")
-    made = stand_in_libraries(folder)
-    for parent in (folder, *list(folder.parents)[:2]):
-        parent.chmod(0o755)
-    return made
+        yield ""
+        return
+    with tempfile.TemporaryDirectory(prefix="sluice-") as folder:
+        Path(folder).chmod(0o755)
+        yield stand_in_libraries(Path(folder))
 
 
 @pytest.fixture(scope="module")
