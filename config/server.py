@@ -308,8 +308,10 @@ class ServerSection(Section):
     worker_start_seconds: float = Field(
         60.0, gt=0, le=600, description="how many seconds a worker may take to be ready"
     )
-    session_memory_mib: int = Field(
-        0, ge=0, description="MiB of host memory of one session's cgroup (0: no limit)"
+    session_memory_mib: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="MiB of host memory of one session's cgroup (0: no limit), or auto: far more "
+        "than any needs",
     )
     session_pids: int = Field(
         1024, ge=0, description="how many threads one session's cgroup may hold (0: no limit)"

@@ -22,8 +22,7 @@ GROUP = "sluice"
 class SessionCgroups:
     """Makes, fills and removes one cgroup per worker."""
 
-    def __init__(self, memory_mib: int, pids: int, root: Path = ROOT) -> None:
-        self._memory_bytes = memory_mib << 20
+    def __init__(self, pids: int, root: Path = ROOT) -> None:
         self._pids = pids
         self._parents: dict[str, Path] = {}  # what it limits → parent folder
         self._version = 2 if (root / "cgroup.controllers").exists() else 1
@@ -38,9 +37,9 @@ class SessionCgroups:
                 error.strerror,
             )
 
-    def add(self, worker_id: str, pid: int) -> None:
-        """Puts a process and its threads into a cgroup of their own."""
-        limits = {"memory": self._memory_bytes, "pids": self._pids}
+    def add(self, worker_id: str, pid: int, memory_mib: int) -> None:
+        """Puts a process and its threads into a cgroup of their own (0 MiB: without a limit)."""
+        limits = {"memory": memory_mib << 20, "pids": self._pids}
         for kind, parent in self._parents.items():
             group = parent / worker_id
             try:

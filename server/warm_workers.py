@@ -166,7 +166,9 @@ class WarmWorkers:
         worker_id = secrets.token_hex(6)
         log_path = self._log_dir / "worker" / f"{worker_id}.log"
         try:
-            record, pidfd = self._starter.start(worker_id, self._driver.path, gpus, log_path)
+            record, pidfd = self._starter.start(
+                worker_id, self._driver.path, gpus, log_path, software=self._driver.software
+            )
         except (OSError, NativeFileMissing) as error:
             raise WorkerError(f"no worker can be started: {error}") from error
         worker = Worker(record, pidfd, self._starter.files)

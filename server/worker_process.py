@@ -25,6 +25,7 @@ from sluice.config.native_files import find_native
 from sluice.config.server import ServerConfig
 from sluice.server.cgroups import SessionCgroups
 from sluice.server.peers import PeerGone, open_process, start_time_of
+from sluice.server.session_memory import session_memory_mib
 from sluice.server.worker_users import NoUserLeftError, User, worker_users
 
 log = logging.getLogger("sluice.server")
@@ -99,11 +100,7 @@ class WorkerStarter:
         self.libraries = [str(folder) for folder in libraries]
         self._systemd = SYSTEMD_RUNS.is_dir() and shutil.which("systemd-run") is not None
         section = config.server
-        self.cgroups = (
-            None
-            if self._systemd
-            else SessionCgroups(section.session_memory_mib, section.session_pids)
-        )
+        self.cgroups = None if self._systemd else SessionCgroups(section.session_pids)
         first, last = section.worker_uids or (0, -1)
         self.users = worker_users(
             range(first, last + 1),
@@ -112,10 +109,17 @@ class WorkerStarter:
         )
 
     def start(
-        self, worker_id: str, driver: str, devices: Sequence[str], log_path: Path
+        self,
+        worker_id: str,
+        driver: str,
+        devices: Sequence[str],
+        log_path: Path,
+        *,
+        software: bool = False,
     ) -> tuple[WorkerRecord, int]:
         """Starts a worker that sees these GPUs (none named: all); returns its record and pidfd.
 
+        `software`: the driver's GPUs have their memory in the host's.
         Raises OSError or NativeFileMissing.
         """
         options = ["--driver", driver]
@@ -133,7 +137,8 @@ class WorkerStarter:
             options += ["--confine", "session"]
         elif shared := self.users.shared:
             options += _become(shared)
-        return record, self._start("sluice-worker", record, self.files, options)
+        memory = self.memory_mib(len(devices), software=software)
+        return record, self._start("sluice-worker", record, self.files, options, memory)
 
     def start_relay(
         self, relay_id: str, files: WorkerFiles, log_path: Path
@@ -150,14 +155,27 @@ class WorkerStarter:
         if user and user.own:
             record.uid = user.uid
         try:
+            memory = self.memory_mib(1, software=False)
             options = _become(user) if user else []
-            return record, self._start("sluice-relay", record, files, options)
+            return record, self._start("sluice-relay", record, files, options, memory)
         except BaseException:
             self.users.leave(relay_id)
             raise
 
+    def memory_mib(self, gpus: int, *, software: bool) -> int:
+        """MiB of host memory of a worker that sees so many GPUs (0: no limit)."""
+        section = self._config.server
+        if section.session_memory_mib != "auto":
+            return section.session_memory_mib
+        return session_memory_mib(arena_mib=section.arena_mib, gpus=gpus, software=software)
+
     def _start(
-        self, name: str, record: WorkerRecord, files: WorkerFiles, options: Sequence[str]
+        self,
+        name: str,
+        record: WorkerRecord,
+        files: WorkerFiles,
+        options: Sequence[str],
+        memory_mib: int,
     ) -> int:
         """Starts a process that listens on a control socket; completes and writes its record."""
         program = find_native(name)
@@ -170,7 +188,7 @@ class WorkerStarter:
             command += options
             command += ["--sandbox", "on" if self._config.server.worker_sandbox else "off"]
             try:
-                pid = self._spawn(worker_id, command, log_path, (listener.fileno(),))
+                pid = self._spawn(worker_id, command, log_path, (listener.fileno(),), memory_mib)
             except OSError:
                 socket_path.unlink(missing_ok=True)
                 raise
@@ -182,7 +200,7 @@ class WorkerStarter:
             raise OSError(f"{program} ended at once; its log is {log_path}") from error
         files.write(record)
         if self.cgroups:
-            self.cgroups.add(worker_id, pid)
+            self.cgroups.add(worker_id, pid, memory_mib)
         return pidfd
 
     def start_doorbell(self, socket_path: Path, log_path: Path) -> int:
@@ -191,18 +209,24 @@ class WorkerStarter:
         return self._spawn("doorbell", [str(program), "--control", str(socket_path)], log_path, ())
 
     def _spawn(
-        self, name: str, command: list[str], log_path: Path, descriptors: tuple[int, ...]
+        self,
+        name: str,
+        command: list[str],
+        log_path: Path,
+        descriptors: tuple[int, ...],
+        memory_mib: int = 0,
     ) -> int:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         if self._systemd:
             section = self._config.server
             scope = ["systemd-run", "--scope", "--quiet", "--collect", f"--unit=sluice-{name}"]
-            if section.session_memory_mib:
-                scope += ["-p", f"MemoryMax={section.session_memory_mib}M"]
+            if memory_mib:
+                scope += ["-p", f"MemoryMax={memory_mib}M"]
             if section.session_pids:
                 scope += ["-p", f"TasksMax={section.session_pids}"]
             command = [*scope, "--", *command]  # it execs the command: the pid stays
-        with log_path.open("ab") as log_file:
+        # what a session does is nobody's but its owner's and the operator's
+        with open(log_path, "ab", opener=_open_privately) as log_file:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -216,6 +240,10 @@ class WorkerStarter:
         # reaped by whoever holds its pidfd; this object must not try to
         process.returncode = 0
         return process.pid
+
+
+def _open_privately(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o640)
 
 
 def reap(pid: int) -> None:

@@ -34,7 +34,8 @@ using worker::log_info;
 constexpr int kLookMs = 5'000;  // how often it looks whether the node still answers
 constexpr uint32_t kUnheardMs = 60'000;
 constexpr size_t kMostCa = 1 << 20;
-constexpr uint32_t kNotReady = 802, kDeinitialized = 4, kUnknown = 999;  // CUresult
+constexpr uint32_t kOutOfMemory = 2, kNotReady = 802, kDeinitialized = 4,
+                   kUnknown = 999;  // CUresult
 
 struct Options {
   std::string id;
@@ -97,8 +98,8 @@ void Relay::ended(const std::string& reason) {
   auto v = figures();
   v["reason"] = reason;
   v["state"] = "ended";
-  log_info("session ended: " + reason + "; bytes_in=" + v["bytes_in"] +
-           " bytes_out=" + v["bytes_out"]);
+  worker::log_last("session ended: " + reason + "; bytes_in=" + v["bytes_in"] +
+                   " bytes_out=" + v["bytes_out"]);
   control_.send("ended", v);
   _exit(0);
 }
@@ -180,7 +181,9 @@ void Relay::start_session(wire::Message& m) {
   log_info("session started over " + channel_ + ", relayed to " + target.describe() +
            (target.tls ? " under TLS" : ""));
   control_.send("started", {{"id", session_}});
-  pump_->start();
+  if (!pump_->start())
+    pump_->end("the relay can start no thread: the limit of threads (session_pids) is reached",
+               kOutOfMemory);
 }
 
 void Relay::handle(wire::Message& m) {
@@ -220,6 +223,7 @@ int Relay::run() {
       log_error(std::string("poll: ") + std::strerror(errno));
       return 1;
     }
+    worker::log_settle();
     if (p[0].revents) {
       control_.accept();
       if (!pump_) control_.send("ready", {{"devices", "0"}});

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "relay/pump.h"
 
-#include <sys/prctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "channel/end_reason.h"
 #include "channel/futex.h"
+#include "channel/thread.h"
 
 namespace sluice::relay {
 
@@ -68,15 +67,9 @@ bool Pump::open(std::span<const std::byte> reply, std::string* error) {
   return false;
 }
 
-void Pump::start() {
-  std::thread([this] {
-    prctl(PR_SET_NAME, "up");
-    up();
-  }).detach();
-  std::thread([this] {
-    prctl(PR_SET_NAME, "down");
-    down();
-  }).detach();
+bool Pump::start() {
+  return channel::start_detached("down", [this] { down(); }) &&
+         channel::start_detached("up", [this] { up(); });
 }
 
 bool Pump::ready() const {

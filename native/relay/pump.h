@@ -26,7 +26,8 @@ class Pump {
   // The opening reply goes into the mailbox and the slot is ready; false with `error`: the client
   // went away meanwhile.
   bool open(std::span<const std::byte> reply, std::string* error);
-  void start();
+  // False: there are no threads to be had.
+  [[nodiscard]] bool start();
 
   // The client's calls return `error` from now on, its user is told the reason, and ended() is
   // called. Where the client has closed its slot, what it sent before is carried first.

@@ -26,6 +26,8 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 16);
 
 inline constexpr uint16_t kNoLane = 0xffff;
+// Lanes of a network channel; a slot has channel::kLaneCount. A lane has one command under way.
+inline constexpr uint16_t kStreamLanes = 256;
 // Beside the status of a reply: kernels have printed something, to be fetched with kReadOutput.
 inline constexpr uint32_t kOutputWaiting = 1u << 31;
 // The answer goes on: the rest is fetched on the same lane with kReplyRest.

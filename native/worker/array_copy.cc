@@ -39,18 +39,20 @@ bool find_array(Session& s, uint64_t id, uint64_t x, uint64_t y, uint64_t z, uin
 // One piece whose host side lies in one registration.
 CUresult piece(Session& s, CUstream stream, CUarray array, const HostCopy& c) {
   CUDA_MEMCPY3D p{};
+  // Of one row no distance to the next was checked.
+  const uint64_t pitch = c.rows == 1 ? c.width : c.pitch;
   p.WidthInBytes = c.width, p.Height = c.rows, p.Depth = 1;
   if (c.to_array) {
     p.srcMemoryType = CU_MEMORYTYPE_HOST;
     p.srcHost = reinterpret_cast<const void*>(c.host);
-    p.srcPitch = c.pitch, p.srcHeight = c.rows;
+    p.srcPitch = pitch, p.srcHeight = c.rows;
     p.dstMemoryType = CU_MEMORYTYPE_ARRAY;
     p.dstArray = array;
     p.dstXInBytes = c.x, p.dstY = c.y, p.dstZ = c.z;
   } else {
     p.dstMemoryType = CU_MEMORYTYPE_HOST;
     p.dstHost = reinterpret_cast<void*>(c.host);
-    p.dstPitch = c.pitch, p.dstHeight = c.rows;
+    p.dstPitch = pitch, p.dstHeight = c.rows;
     p.srcMemoryType = CU_MEMORYTYPE_ARRAY;
     p.srcArray = array;
     p.srcXInBytes = c.x, p.srcY = c.y, p.srcZ = c.z;
@@ -161,7 +163,8 @@ void from_array(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_NOT_SUPPORTED;
     return;
   }
-  std::byte* to = bounce(s, bytes);
+  reply.held = s.bounces.take(bytes);
+  std::byte* const to = reply.held.get();
   if (!to) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;
@@ -178,13 +181,22 @@ bool find_memory(Session& s, uint64_t address, uint64_t pitch, uint64_t height, 
   uint64_t all_rows = 0;
   const uint64_t last = span_of(pitch, width, rows);
   uint64_t before = 0;
-  const bool counted = last != 0 && slices > 0 && (slices == 1 || height >= rows) &&
-                       !__builtin_mul_overflow(height, slices - 1, &all_rows) &&
-                       !__builtin_mul_overflow(all_rows, pitch, &before) &&
-                       before <= ~uint64_t{0} - last;
+  const bool counted =
+      last != 0 && slices > 0 && (slices == 1 || (height >= rows && pitch >= width)) &&
+      !__builtin_mul_overflow(height, slices - 1, &all_rows) &&
+      !__builtin_mul_overflow(all_rows, pitch, &before) && before <= ~uint64_t{0} - last;
   if (counted && s.device_range(address, before + last)) return true;
   s.reject("a copy names device memory that the session does not have");
   return false;
+}
+
+// What the driver is told beside an address: of one row, or one slice, the distance to the next was
+// not checked, as nothing lies there; the driver multiplies it all the same.
+uint64_t pitch_of(uint64_t pitch, const wire::SluiceCopyArrays& m) {
+  return m.rows == 1 && m.slices == 1 ? m.width : pitch;
+}
+uint64_t height_of(uint64_t height, const wire::SluiceCopyArrays& m) {
+  return m.slices == 1 ? m.rows : height;
 }
 
 void between(Session& s, const Command& c, Reply& reply) {
@@ -211,7 +223,8 @@ void between(Session& s, const Command& c, Reply& reply) {
   } else {
     if (!find_memory(s, m.toAddress, m.toPitch, m.toHeight, m.width, m.rows, m.slices)) return;
     p.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-    p.dstDevice = m.toAddress, p.dstPitch = m.toPitch, p.dstHeight = m.toHeight;
+    p.dstDevice = m.toAddress;
+    p.dstPitch = pitch_of(m.toPitch, m), p.dstHeight = height_of(m.toHeight, m);
   }
   if (m.fromArray) {
     if (!find_array(s, m.fromArray, m.fromX, m.fromY, m.fromZ, m.width, m.rows, m.slices, &o) ||
@@ -224,7 +237,8 @@ void between(Session& s, const Command& c, Reply& reply) {
     if (!find_memory(s, m.fromAddress, m.fromPitch, m.fromHeight, m.width, m.rows, m.slices))
       return;
     p.srcMemoryType = CU_MEMORYTYPE_DEVICE;
-    p.srcDevice = m.fromAddress, p.srcPitch = m.fromPitch, p.srcHeight = m.fromHeight;
+    p.srcDevice = m.fromAddress;
+    p.srcPitch = pitch_of(m.fromPitch, m), p.srcHeight = height_of(m.fromHeight, m);
   }
   reply.status = call(s.driver.cuMemcpy3DAsync_v2, &p, stream);
   // Pinned memory may be named as the device's.

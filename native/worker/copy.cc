@@ -210,26 +210,6 @@ void to_device(Session& s, const Command& c, Reply& reply) {
     reply.status = s.driver.cuStreamSynchronize(stream);
 }
 
-}  // namespace
-
-std::byte* bounce(Session& s, size_t bytes) {
-  struct Bounce {
-    void* at = nullptr;
-    size_t bytes = 0;
-  };
-  static thread_local Bounce b;
-  if (b.bytes >= bytes) return static_cast<std::byte*>(b.at);
-  if (b.at) s.driver.cuMemFreeHost(b.at);
-  b = {};
-  const size_t want = std::max<size_t>(bytes, 64 << 10);
-  if (s.driver.cuMemHostAlloc(&b.at, want, CU_MEMHOSTALLOC_PORTABLE) != CUDA_SUCCESS)
-    return nullptr;
-  b.bytes = want;
-  return static_cast<std::byte*>(b.at);
-}
-
-namespace {
-
 void to_host(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& copy = d.fixed<wire::CopyToHost>();
@@ -254,7 +234,8 @@ void to_host(Session& s, const Command& c, Reply& reply) {
   if (copy.width > limit || copy.rows > limit || copy.width * copy.rows > limit)
     return s.reject("CopyToHost asks for more than a reply holds");
   const size_t bytes = copy.width * copy.rows;
-  std::byte* to = bounce(s, bytes);
+  reply.held = s.bounces.take(bytes);
+  std::byte* const to = reply.held.get();
   if (!to) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;

@@ -13,8 +13,4 @@ uint64_t span_of(uint64_t pitch, uint64_t width, uint64_t rows);
 // memory. The driver takes no copy that runs from one registration into the next.
 uint64_t registered_from(Session& s, uint64_t host);
 
-// Pinned memory of this thread, through which data for a reply passes: the driver copies into it at
-// bus speed. nullptr: there is none. Until the thread's next call.
-std::byte* bounce(Session& s, size_t bytes);
-
 }  // namespace sluice::worker

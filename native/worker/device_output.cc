@@ -3,14 +3,15 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
-#include <thread>
 
+#include "channel/thread.h"
 #include "worker/log.h"
 
 namespace sluice::worker {
@@ -18,7 +19,18 @@ namespace sluice::worker {
 namespace {
 constexpr size_t kKept = 16 << 20;  // of a client that never synchronises
 constexpr uint32_t kContainerMagic = 0xba55ed50;
+
+// What is said when the process aborts stands in a pipe that ends with it.
+std::atomic<int> g_errors{-1};
+void write_last_words(int) {
+  char buffer[4096];
+  for (ssize_t n; (n = read(g_errors, buffer, sizeof buffer)) > 0;)
+    if (write(log_descriptor(), buffer, static_cast<size_t>(n)) < 0) return;
+}
 }  // namespace
+
+// A sanitizer's, where there is one: its reports go to the log by themselves.
+extern "C" __attribute__((weak)) void __sanitizer_set_report_fd(void* descriptor);
 
 DeviceOutput& DeviceOutput::instance() {
   static DeviceOutput* output = new DeviceOutput;  // its thread lives as long as the process
@@ -55,29 +67,49 @@ void DeviceOutput::expect(std::span<const std::byte> image) {
   };
   const bool asserts = calls("__assertfail");
   if (out_.pipe < 0 || (!asserts && !calls("vprintf"))) return;
-  if (asserts) {
-    std::lock_guard lock(mutex_);
-    if (err_.pipe < 0 && replace(err_, STDERR_FILENO)) {
-      const char one = 0;
-      if (write(wake_[1], &one, 1) < 0) log_error("waking the reader of standard error");
-    }
-  }
-  if (!expected_.exchange(true)) std::thread([this] { keep_flowing(); }).detach();
+  std::lock_guard lock(mutex_);
+  if (!take_errors()) return log_error("what kernels print cannot be read: no thread, or no pipe");
+  drain();  // what was said before is the log's alone
+  asserts_ |= asserts;
+  expected_ = true;
 }
 
-void DeviceOutput::drain(Source& source, bool log) {
+bool DeviceOutput::take_errors(std::string* error) {
+  std::lock_guard lock(mutex_);
+  if (take_errors()) return true;
+  *error = "standard error cannot be read: no thread can be started, or no pipe made";
+  return false;
+}
+
+bool DeviceOutput::take_errors() {
+  if (!flows_) flows_ = channel::start_detached("output", [this] { keep_flowing(); });
+  if (!flows_ || err_.pipe >= 0) return flows_;
+  if (!replace(err_, STDERR_FILENO)) return false;
+  g_errors = err_.pipe.load();
+  struct sigaction last {};
+  last.sa_handler = write_last_words;
+  last.sa_flags = static_cast<int>(SA_RESETHAND);
+  sigaction(SIGABRT, &last, nullptr);
+  if (__sanitizer_set_report_fd)
+    __sanitizer_set_report_fd(reinterpret_cast<void*>(static_cast<intptr_t>(log_descriptor())));
+  const char one = 0;
+  if (write(wake_[1], &one, 1) < 0) log_error("waking the reader of standard error");
+  return true;
+}
+
+void DeviceOutput::drain(Source& source, bool keep, bool log) {
   if (source.pipe < 0) return;
   char buffer[16384];
   for (ssize_t n; (n = read(source.pipe, buffer, sizeof buffer)) > 0;) {
     const std::string_view piece(buffer, static_cast<size_t>(n));
-    if (source.text.size() < kKept) source.text += piece;
+    if (keep && source.text.size() < kKept) source.text += piece;
     if (log) log_text(piece);
   }
 }
 
 void DeviceOutput::drain() {
-  drain(out_, false);
-  drain(err_, true);
+  drain(out_, true, false);
+  drain(err_, asserts_, true);
 }
 
 void DeviceOutput::keep_flowing() {

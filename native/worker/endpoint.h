@@ -33,6 +33,8 @@ class Endpoint {
   virtual bool closed() = 0;
   // Its machine, or the way to it, is gone. Asked now and then by the control thread.
   virtual bool lost() const { return false; }
+  // A connection whose hang-up (POLLRDHUP) says that the client sends nothing more; -1: none.
+  virtual int connection() const { return -1; }
   // Whether nobody leads from now on, so that a frame that comes has to wake a sleeper: set before
   // the last look at an empty channel.
   virtual void set_sleeping(bool sleeping) = 0;
@@ -48,6 +50,8 @@ class Endpoint {
 
   virtual void reply(uint16_t lane, uint32_t sequence, uint32_t status,
                      std::span<const std::byte> head, std::span<const std::byte> body) = 0;
+  // Lanes that there are; those of commands are held against it.
+  virtual uint32_t lane_count() const = 0;
   // Largest body of a reply.
   virtual size_t reply_limit() const = 0;
   // Why the session is about to be ended, for the client's user: before publish_error(…, true).

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/executor.h"
 
-#include <sys/prctl.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "channel/futex.h"
+#include "channel/thread.h"
 #include "worker/device_output.h"
 #include "worker/log.h"
 
@@ -19,36 +18,32 @@ namespace {
 // How long a leader looks at an empty channel before it sleeps. Longer than the pause between the
 // launches of a busy program.
 constexpr uint64_t kSpinNs = 60'000;
-// More than any channel has lanes: when all of those wait, one thread still takes what ends their
-// waiting.
-constexpr int kMaxThreads = 272;
+// More than any channel has lanes, each with one command: when all of those wait, one thread still
+// takes what ends their waiting.
+constexpr int kMaxThreads = wire::kStreamLanes + 16;
 }  // namespace
 
 Executor::Executor(Session& session, std::function<void(const std::string&)> ended)
-    : session_(session), endpoint_(session.endpoint()), ended_(std::move(ended)) {
+    : session_(session),
+      endpoint_(session.endpoint()),
+      ended_(std::move(ended)),
+      lanes_(std::make_unique<std::atomic<bool>[]>(endpoint_.lane_count())) {
   endpoint_.place_for_bulk = [this] {
     bulk_ = session_.bulk.take();
     return bulk_ ? bulk_->at : nullptr;
   };
 }
 
-void Executor::start() {
-  add_thread();
-  std::thread([this] {
-    prctl(PR_SET_NAME, "watchdog");
-    watch();
-  }).detach();
+bool Executor::start() {
+  return channel::start_detached("watchdog", [this] { watch(); }) && add_thread();
 }
 
-void Executor::add_thread() {
-  if (threads_.fetch_add(1) >= kMaxThreads) {
-    threads_.fetch_sub(1);
-    return;
-  }
-  std::thread([this] {
-    prctl(PR_SET_NAME, "lane");
-    thread_main();
-  }).detach();
+bool Executor::add_thread() {
+  if (threads_.fetch_add(1) < kMaxThreads &&
+      channel::start_detached("lane", [this] { thread_main(); }))
+    return true;
+  threads_.fetch_sub(1);
+  return false;
 }
 
 void Executor::end(const std::string& reason, uint32_t error) {
@@ -142,15 +137,16 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
         CUDA_ERROR_UNKNOWN);
     return false;
   }
+  if (wants_answer && !take_lane(command.header.lane)) return false;
   session_.commands.fetch_add(1, std::memory_order_relaxed);
   Reply reply;
   if (h->may_block && wants_answer &&
-      !(endpoint_.parking_is_dear() && h->done && h->done(session_, command))) {
+      !(endpoint_.parking_is_dear() && h->done && h->done(session_, command)) &&
+      others_can_lead()) {
     // Others must be able to pass: a producer that appends from now on wakes somebody. The baton
     // goes first: who is woken while it is still held goes back to sleep, and nobody wakes him
     // again.
     *parked = true;
-    if (idle_.load() == 0) add_thread();
     baton_.store(false, std::memory_order_seq_cst);
     endpoint_.set_sleeping(true);
     if (endpoint_.unannounced()) endpoint_.wake_one();
@@ -164,6 +160,27 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   return true;
 }
 
+bool Executor::take_lane(uint16_t lane) {
+  if (lane >= endpoint_.lane_count()) {
+    end("bad command: it names the lane " + std::to_string(lane) + " of " +
+            std::to_string(endpoint_.lane_count()),
+        CUDA_ERROR_UNKNOWN);
+    return false;
+  }
+  if (!lanes_[lane].exchange(true, std::memory_order_acquire)) return true;
+  end("bad command: the lane " + std::to_string(lane) + " waits for another answer already",
+      CUDA_ERROR_UNKNOWN);
+  return false;
+}
+
+bool Executor::others_can_lead() {
+  if (idle_.load() > 0 || add_thread()) return true;
+  log_error(
+      "no thread can be started (session_pids, or memory): commands wait for one that waits for "
+      "the GPU");
+  return false;
+}
+
 void Executor::finish(const Command& command, const Handler& handler, Reply& reply) {
   if (command.answered()) {
     session_.round_trips.fetch_add(1, std::memory_order_relaxed);
@@ -174,11 +191,19 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     const size_t limit = endpoint_.reply_limit();
     std::span<const std::byte> body = reply.body;
     if (reply.borrowed.empty() && body.size() > limit) {
-      flags |= wire::kMoreFollows;
-      session_.keep_rest(command.header.lane, limit, body.subspan(limit));
-      body = body.first(limit);
+      if (session_.keep_rest(command.header.lane, limit, body.subspan(limit))) {
+        flags |= wire::kMoreFollows;
+        body = body.first(limit);
+      } else {
+        log_error(std::string(handler.name) + ": its answer of " + std::to_string(body.size()) +
+                  " bytes finds no room beside those that the client has not fetched");
+        reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+        body = {};
+      }
     }
     session_.replied.fetch_add(body.size() + reply.borrowed.size(), std::memory_order_relaxed);
+    // Before the answer: who has it uses the lane again.
+    lanes_[command.header.lane].store(false, std::memory_order_release);
     endpoint_.reply(command.header.lane, command.header.sequence,
                     static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed);
   } else if (is_capture_error(reply.status)) {

@@ -9,10 +9,7 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "worker/dispatch.h"
 
@@ -24,7 +21,8 @@ class Executor {
   // process exits).
   Executor(Session& session, std::function<void(const std::string&)> ended);
 
-  void start();
+  // False: there are no threads to be had.
+  [[nodiscard]] bool start();
   // From another thread: ends the session as if the channel had.
   void end(const std::string& reason, uint32_t error);
 
@@ -33,8 +31,13 @@ class Executor {
   void lead(std::byte* frame);
   // False: the session is over.
   bool run(std::byte* frame, BulkFrame* bulk, bool* parked);
+  // The lane exists and has no other command under way. False: the session is over.
+  bool take_lane(uint16_t lane);
   void finish(const Command& command, const Handler& handler, Reply& reply);
-  void add_thread();
+  // False: there are none to be had, or as many as there may be.
+  bool add_thread();
+  // Whether there is a thread to take the lead while this one waits.
+  bool others_can_lead();
   void watch();
 
   Session& session_;
@@ -47,7 +50,8 @@ class Executor {
   std::atomic<bool> over_{false};
   std::atomic<uint32_t> watch_word_{0};
   std::atomic<bool> watching_{false};
-  std::mutex threads_mutex_;
+  // Which lanes have a command under way: the client may use one again when it has the answer.
+  std::unique_ptr<std::atomic<bool>[]> lanes_;
 };
 
 }  // namespace sluice::worker

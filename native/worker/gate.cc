@@ -28,7 +28,8 @@ void Gate::collect(bool wait_for_oldest) {
     float ms = 0;
     if (done == CUDA_SUCCESS &&
         driver_.cuEventElapsedTime_v2(&ms, i.begin, i.end) == CUDA_SUCCESS) {
-      busy_ms_ += static_cast<double>(ms);
+      busy_ms_.store(busy_ms_.load(std::memory_order_relaxed) + static_cast<double>(ms),
+                     std::memory_order_relaxed);
       adapt(ms);
     }
     lead_ -= i.launches;
@@ -40,7 +41,7 @@ void Gate::collect(bool wait_for_oldest) {
 
 void Gate::pass() {
   if (held_.load(std::memory_order_relaxed)) {
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(held_mutex_);
     released_.wait(lock, [this] { return !held_; });
   }
   if (until_mark_ == 0) {
@@ -93,15 +94,10 @@ void Gate::hold() { held_ = true; }
 
 void Gate::release() {
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(held_mutex_);
     held_ = false;
   }
   released_.notify_all();
-}
-
-double Gate::gpu_busy_ms() {
-  std::lock_guard lock(mutex_);
-  return busy_ms_;
 }
 
 }  // namespace sluice::worker

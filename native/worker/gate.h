@@ -30,7 +30,7 @@ class Gate {
   void hold();
   void release();
   bool held() const { return held_.load(std::memory_order_relaxed); }
-  double gpu_busy_ms();
+  double gpu_busy_ms() const { return busy_ms_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr uint32_t kLead = 1024;  // launches
@@ -52,8 +52,9 @@ class Gate {
 
   const Driver& driver_;
   std::atomic<bool> held_{false};
-  std::mutex mutex_;
+  std::mutex held_mutex_;  // of released_ alone: release() waits for nobody who waits for the GPU
   std::condition_variable released_;
+  std::mutex mutex_;  // what follows
   std::deque<Interval> under_way_;
   std::deque<CUevent> spare_;
   CUevent begin_ = nullptr;
@@ -61,8 +62,8 @@ class Gate {
   uint32_t batch_ = kMinBatch;
   uint32_t until_mark_ = 0;  // launches that may still come before the next
   uint32_t since_mark_ = 0;
-  uint64_t lead_ = 0;  // launches of the intervals under way
-  double busy_ms_ = 0;
+  uint64_t lead_ = 0;               // launches of the intervals under way
+  std::atomic<double> busy_ms_{0};  // read without the lock
 };
 
 }  // namespace sluice::worker

@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "channel/futex.h"
 #include "tls/record_stream.h"
 #include "wire/control.h"
 #include "worker/device_output.h"
@@ -32,6 +33,11 @@ namespace sluice::worker {
 namespace {
 
 constexpr int kLookMs = 10'000;  // how often it looks whether a client's machine still answers
+// How long after the client's last byte what came before may take: it has gone, as its work will.
+constexpr int kLastWorkMs = 2'000;
+// How long the last words of a process may take. What keeps them from being said keeps nothing
+// else.
+constexpr unsigned kLastWordsSeconds = 5;
 
 struct Options {
   std::string id;
@@ -61,6 +67,7 @@ class Worker {
   void start_session(wire::Message& message);
   void meet_again();
   std::map<std::string, std::string> figures();
+  void watch_connection(pollfd* polled);
   void ended(const std::string& reason);
 
   Options options_;
@@ -72,6 +79,7 @@ class Worker {
   std::unique_ptr<Executor> executor_;
   int client_pidfd_ = -1;
   bool ready_ = false;
+  uint64_t closed_at_ = 0;  // when the client was seen to send nothing more
 };
 
 // The stream of a connection on which the server has shaken hands.
@@ -188,10 +196,13 @@ std::map<std::string, std::string> Worker::figures() {
     const std::string key = "vgpu." + std::to_string(i) + ".";
     v[key + "device"] = uuid_text(g.gpu->uuid);
     v[key + "memory_mib"] = std::to_string(g.memory_bytes >> 20);
-    std::lock_guard lock(g.mutex);
-    v[key + "used_mib"] =
-        std::to_string((g.mapped_bytes + g.library_bytes + g.code_bytes + (1 << 20) - 1) >> 20);
-    v[key + "library_mib"] = std::to_string((g.library_bytes + (1 << 20) - 1) >> 20);
+    // Whoever holds it may be waiting for the GPU, and this thread must not: then it is as it was.
+    if (std::unique_lock lock(g.mutex, std::try_to_lock); lock) {
+      g.shown_used = g.mapped_bytes + g.library_bytes + g.code_bytes;
+      g.shown_library = g.library_bytes;
+    }
+    v[key + "used_mib"] = std::to_string((g.shown_used + (1 << 20) - 1) >> 20);
+    v[key + "library_mib"] = std::to_string((g.shown_library + (1 << 20) - 1) >> 20);
     busy += g.gate->gpu_busy_ms();
     held |= g.gate->held();
   }
@@ -203,10 +214,12 @@ std::map<std::string, std::string> Worker::figures() {
 // The process exits here, from whichever thread learned of the end: the driver's objects go with
 // it, which is the point.
 void Worker::ended(const std::string& reason) {
+  signal(SIGALRM, [](int) { _exit(0); });
+  alarm(kLastWordsSeconds);
   auto v = figures();
   v["reason"] = reason;
   v["state"] = "ended";
-  log_info("session ended: " + reason + "; commands=" + v["commands"] +
+  log_last("session ended: " + reason + "; commands=" + v["commands"] +
            " round_trips=" + v["round_trips"] + " bytes_in=" + v["bytes_in"] +
            " bytes_out=" + v["bytes_out"] + " gpu_busy_ms=" + v["gpu_busy_ms"]);
   control_.send("ended", v);
@@ -299,13 +312,15 @@ void Worker::start_session(wire::Message& m) {
   meter_session(session_.get());
   client_pidfd_ = pidfd;
   executor_ = std::make_unique<Executor>(*session_, [this](const std::string& r) { ended(r); });
-  executor_->start();
   std::string what;
   for (const auto& v : plan.vgpus)
     what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) +
             "% of " + v.device;
   log_info("session started over " + plan.channel + ":" + what);
   control_.send("started", {{"id", plan.id}});
+  if (!DeviceOutput::instance().take_errors(&error) || !executor_->start())
+    executor_->end("the worker can start no thread: the limit of threads (session_pids) is reached",
+                   CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 // A new server has to be told what the last one knew.
@@ -347,6 +362,16 @@ void Worker::handle(wire::Message& m) {
   control_.send("error", {{"message", "unknown verb: " + m.verb}});
 }
 
+// The threads that take commands learn of an end when they come to it, which may be behind commands
+// that wait for the GPU without end.
+void Worker::watch_connection(pollfd* polled) {
+  if (!executor_) return;
+  const bool closed = polled->revents || (closed_at_ == 0 && session_->endpoint().closed());
+  if (closed && closed_at_ == 0) closed_at_ = channel::now_ns();
+  if (closed_at_ && channel::now_ns() - closed_at_ >= kLastWorkMs * 1'000'000ull)
+    executor_->end("the client closed its session", CUDA_ERROR_DEINITIALIZED);
+}
+
 int Worker::run() {
   std::string error;
   // Connections that come while the driver loads wait in the listener's queue.
@@ -364,10 +389,13 @@ int Worker::run() {
     return 1;
   }
   for (;;) {
-    pollfd p[3] = {{control_.listener(), POLLIN, 0},
+    // Once it hangs up a connection says so for ever.
+    const int client = session_ && closed_at_ == 0 ? session_->endpoint().connection() : -1;
+    pollfd p[4] = {{control_.listener(), POLLIN, 0},
                    {control_.connection(), POLLIN, 0},
-                   {client_pidfd_, POLLIN, 0}};
-    if (poll(p, 3, session_ ? kLookMs : -1) < 0) {
+                   {client_pidfd_, POLLIN, 0},
+                   {client, POLLRDHUP, 0}};
+    if (poll(p, 4, !session_ ? -1 : closed_at_ ? kLastWorkMs / 4 : kLookMs) < 0) {
       if (errno == EINTR) continue;
       log_error(std::string("poll: ") + std::strerror(errno));
       return 1;
@@ -383,6 +411,8 @@ int Worker::run() {
       wire::Message m;
       if (control_.receive(&m)) handle(m);
     }
+    log_settle();
+    watch_connection(&p[3]);
     if (client_pidfd_ >= 0 && p[2].revents && executor_)
       executor_->end("the client process ended", CUDA_ERROR_DEINITIALIZED);
     if (executor_ && session_->endpoint().lost())

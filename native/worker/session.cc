@@ -37,7 +37,7 @@ std::string uuid_text(const CUuuid& u) {
 }
 
 Session::Session(const Driver& d, std::unique_ptr<Endpoint> endpoint, SessionPlan p)
-    : driver(d), bulk(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {
+    : driver(d), bulk(d), bounces(d), plan(std::move(p)), endpoint_(std::move(endpoint)) {
   events_of_others = std::make_unique<SharedEvents>(*this);
 }
 
@@ -288,9 +288,17 @@ bool Session::arena_range(uint64_t address, uint64_t bytes) {
   return at < arena.size() && bytes <= arena.size() - at;
 }
 
-void Session::keep_rest(uint16_t lane, uint64_t from, std::span<const std::byte> rest) {
+bool Session::keep_rest(uint16_t lane, uint64_t from, std::span<const std::byte> rest) {
   std::lock_guard lock(answers_mutex_);
+  // The lane's last answer, if its client never wanted all of it.
+  if (const auto old = answers_.find(lane); old != answers_.end()) {
+    rest_bytes_ -= old->second.bytes.size();
+    answers_.erase(old);
+  }
+  if (rest.size() > kMostRests - rest_bytes_) return false;
+  rest_bytes_ += rest.size();
   answers_[lane] = {from, {rest.begin(), rest.end()}};
+  return true;
 }
 
 bool Session::take_rest(uint16_t lane, uint64_t from, size_t most, std::vector<std::byte>* piece,
@@ -304,7 +312,10 @@ bool Session::take_rest(uint16_t lane, uint64_t from, size_t most, std::vector<s
   piece->assign(at, at + static_cast<ptrdiff_t>(n));
   rest.sent += n;
   *more = rest.sent < rest.bytes.size();
-  if (!*more) answers_.erase(it);
+  if (!*more) {
+    rest_bytes_ -= rest.bytes.size();
+    answers_.erase(it);
+  }
   return true;
 }
 

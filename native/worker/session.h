@@ -20,6 +20,7 @@
 #include "wire/commands.h"
 #include "wire/session_record.h"
 #include "worker/arena_view.h"
+#include "worker/bounce.h"
 #include "worker/bulk.h"
 #include "worker/code_cache.h"
 #include "worker/driver.h"
@@ -73,6 +74,8 @@ struct Vgpu {
   uint64_t opened_bytes = 0;               // other sessions' memory that this one has opened
   // What others may open: mappings by address, allocations by id.
   std::map<uint64_t, wire::ShareKey> exported;
+  // As the server was told last.
+  std::atomic<uint64_t> shown_used{0}, shown_library{0};
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
   wire::ArrayCharges array_charges;  // what they come to is in mapped_bytes
   std::unique_ptr<Gate> gate;
@@ -131,6 +134,7 @@ struct Reply {
   CUresult status = CUDA_SUCCESS;
   std::vector<std::byte> body;
   std::span<const std::byte> borrowed;  // sent behind `body`; valid until the reply is sent
+  std::shared_ptr<std::byte> held;      // where it lies, if it is a piece of Session::bounces
   bool more = false;                    // the rest is fetched later
   template <class T>
   void put(const T& value) {
@@ -226,6 +230,7 @@ class Session {
 
   const Driver& driver;
   BulkFrames bulk;
+  Bounces bounces;
   const SessionPlan plan;
   Endpoint& endpoint() { return *endpoint_; }
   std::vector<std::unique_ptr<Vgpu>> vgpus;
@@ -284,9 +289,10 @@ class Session {
   uint64_t blob_bytes = 0;
 
   // What of an answer an endpoint did not carry at once, by lane, until the lane has fetched it.
-  // `from`: how much of the answer has gone out. Copies, because nothing keeps a client from
-  // giving one lane two commands at a time.
-  void keep_rest(uint16_t lane, uint64_t from, std::span<const std::byte> rest);
+  // `from`: how much of the answer has gone out. False: what others have not fetched leaves no
+  // room for it.
+  static constexpr size_t kMostRests = 64 << 20;  // sixteen of the longest answer
+  [[nodiscard]] bool keep_rest(uint16_t lane, uint64_t from, std::span<const std::byte> rest);
   // The next piece; false when nothing of that lane is left to be sent from there on.
   bool take_rest(uint16_t lane, uint64_t from, size_t most, std::vector<std::byte>* piece,
                  bool* more);
@@ -324,6 +330,7 @@ class Session {
     size_t sent = 0;
   };
   std::map<uint16_t, Rest> answers_;
+  size_t rest_bytes_ = 0;  // of all of them
   std::mutex globals_mutex_;
   struct Global {
     uint64_t bytes, code;

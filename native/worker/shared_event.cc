@@ -107,14 +107,19 @@ void SharedEvents::destroy(const SharedEventObject& event) {
   if (event.region == own_.get()) free_.push_back(event.index);
 }
 
+// The lock is never held while the broker waits for the server: the thread that hears its answer
+// takes it too (gone()).
 CUresult SharedEvents::share(const SharedEventObject& event, wire::SharedEvent* shared) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (event.region != own_.get()) return CUDA_ERROR_INVALID_HANDLE;
   if (!offered_) {
     if (!s_.broker) return CUDA_ERROR_NOT_SUPPORTED;
     std::string why;
     const SharedThing thing{"events", "", EventRegion::kBytes, own_fd_};
-    if (!s_.broker->share(own_key_, thing, &why)) {
+    lock.unlock();
+    const bool taken = s_.broker->share(own_key_, thing, &why);
+    lock.lock();
+    if (!taken && !offered_) {
       log_error("events cannot be shared with other processes: " + why);
       return CUDA_ERROR_OPERATING_SYSTEM;
     }
@@ -125,7 +130,7 @@ CUresult SharedEvents::share(const SharedEventObject& event, wire::SharedEvent* 
 }
 
 CUresult SharedEvents::open(const wire::SharedEvent& shared, SharedEventObject* event) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (shared.index >= EventRegion::kEvents) return CUDA_ERROR_INVALID_VALUE;
   event->index = static_cast<uint32_t>(shared.index);
   const bool own = offered_ && own_key_ == shared.key;
@@ -136,17 +141,20 @@ CUresult SharedEvents::open(const wire::SharedEvent& shared, SharedEventObject* 
   if (!s_.broker) return CUDA_ERROR_NOT_SUPPORTED;
   SharedThing thing;
   std::string why;
+  lock.unlock();
   if (!s_.broker->fetch(shared.key, "events", &thing, &why)) {
     log_error("an event of another process cannot be opened: " + why);
     return CUDA_ERROR_INVALID_VALUE;
   }
-  CUresult e;
-  auto region = EventRegion::make(s_.driver, thing.fd, &e);
+  CUresult e = CUDA_SUCCESS;
+  lock.lock();
+  // Another thread may have opened it meanwhile.
+  auto& region = others_[shared.key];
+  if (!region) region = EventRegion::make(s_.driver, thing.fd, &e);
   ::close(thing.fd);
-  if (!region) return e;
   event->region = region.get();
-  others_.emplace(shared.key, std::move(region));
-  return CUDA_SUCCESS;
+  if (!region) others_.erase(shared.key);
+  return e;
 }
 
 void SharedEvents::gone(const std::string& key) {

@@ -67,6 +67,7 @@ class ShmEndpoint : public Endpoint {
     if (lane.waiting.load(std::memory_order_seq_cst) && lane.waiting.exchange(0))
       channel::futex_wake(lane.sequence, 1 << 20);
   }
+  uint32_t lane_count() const override { return channel::kLaneCount; }
   size_t reply_limit() const override { return channel::kLaneBytes - 16; }
 
   void say_why(const std::string& reason) override { channel::write_end_reason(slot_, reason); }

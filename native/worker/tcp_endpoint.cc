@@ -71,6 +71,7 @@ class TcpEndpoint : public Endpoint {
     pollfd p{socket_, POLLIN, 0};
     return poll(&p, 1, 0) <= 0;
   }
+  int connection() const override { return socket_; }
   bool lost() const override { return channel::unheard_of(socket_, kUnheardMs); }
   bool closed() override { return gone_.load(std::memory_order_relaxed); }
   // One sleeper is told when the client sends something, once; a leader waits in recv() itself.
@@ -107,6 +108,7 @@ class TcpEndpoint : public Endpoint {
     std::lock_guard lock(send_mutex_);
     stream_->write(parts, 4);
   }
+  uint32_t lane_count() const override { return wire::kStreamLanes; }
   size_t reply_limit() const override { return wire::kMaxReplyBytes - 64; }
 
   void say_why(const std::string& reason) override { why_ = reason.substr(0, kMostReason); }

@@ -163,6 +163,11 @@ def test_a_session_has_a_cgroup_that_goes_with_it(plane: ControlPlane) -> None:
     client = plane.client()
     [record] = [r for r in plane.worker_records() if r["session"]]
     assert (parent / record["id"] / "pids.max").read_text() == "1024\n"
+    kind = "memory/sluice" if parent.parent.name == "pids" else "sluice"
+    limit = "memory.limit_in_bytes" if parent.parent.name == "pids" else "memory.max"
+    memory = Path("/sys/fs/cgroup") / kind / record["id"] / limit
+    host = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert int(memory.read_text()) <= host * 3 // 4, "a session has a bound by default"
     assert str(record["pid"]) in (parent / record["id"] / "cgroup.procs").read_text().split()
     client.kill()
     wait_for(lambda: not (parent / record["id"]).exists())

@@ -5,6 +5,7 @@
 #include <ctime>
 #include <thread>
 
+#include "../native/channel/no_threads.h"
 #include "gpu.h"
 
 namespace sluice::softgpu_test {
@@ -45,6 +46,26 @@ TEST_F(Streams, AWaitingStreamDelaysNoOther) {
   open();
   CHECK_CU(cuStreamSynchronize(held));
   EXPECT_EQ(CUDA_SUCCESS, cuStreamQuery(held));
+}
+
+// At the process's limit of threads: who waits for the work does it, and so does the stream's end.
+TEST_F(Streams, DoWithoutThreadsWhereThereAreNone) {
+  uint32_t* const words = flag_;
+  {
+    const test::NoThreads none;
+    CUstream waited = stream(CU_STREAM_NON_BLOCKING), ended = stream(CU_STREAM_NON_BLOCKING);
+    CHECK_CU(cuStreamWriteValue32_v2(waited, address(1), 7, 0));
+    CHECK_CU(cuStreamSynchronize(waited));
+    EXPECT_EQ(7u, words[1]);
+    CHECK_CU(cuStreamWriteValue32_v2(ended, address(2), 8, 0));
+    CHECK_CU(cuStreamDestroy_v2(ended));
+    CHECK_CU(cuCtxSynchronize());
+    EXPECT_EQ(8u, words[2]);
+  }
+  CUstream later = stream(CU_STREAM_NON_BLOCKING);
+  CHECK_CU(cuStreamWriteValue32_v2(later, address(3), 9, 0));
+  CHECK_CU(cuStreamSynchronize(later));
+  EXPECT_EQ(9u, words[3]);
 }
 
 TEST_F(Streams, TheLegacyStreamWaitsForBlockingStreamsAndHoldsThemUp) {

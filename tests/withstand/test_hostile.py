@@ -5,21 +5,28 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from control_plane import ControlPlane, read_stream, wait_for
+from control_plane import ControlPlane, read_stream, running, wait_for
 
 from sluice.server.open_session import Channel, pack_open_session, unpack_open_reply
 
 from .hostile_session import NO_LANE, HostileSession
-from .prompted import Prompted
+from .prompted import ENDLESS, Prompted
 from .traces import LIMIT, Traces
 
 Start = Callable[..., Prompted]
 ROUNDS = 1_000_000
+#: Launches that are more than the gate lets through and less than the channel holds.
+FLOOD = 20_000
+DEVICE_IDLE, ARENA_REGISTER = 8, 9
+ARENA_ADDRESS, ARENA_CHUNK = 0x680000000000, 32 << 20
 #: The frames of native/wire/frame.h, and the API functions behind them; the former go deeper.
 CONTROL_FUNCTIONS, API_FUNCTIONS = range(4, 36), range(64, 700)
 
@@ -105,6 +112,52 @@ def test_random_commands_in_valid_frames_end_that_session_alone(
                 plane, hostile.id, traces, f"{len(sent)} random commands, the last {sent[-1]}"
             )
             hostile.close()
+
+
+def test_a_command_that_fails_without_end_fills_no_disk(plane: ControlPlane, start: Start) -> None:
+    with unaffected(plane, start):
+        hostile = HostileSession(plane)
+        # the same piece of the arena each time: known already, so that all but one of them fail
+        body = struct.pack("<QQ", ARENA_ADDRESS, min(ARENA_CHUNK, hostile.arena_bytes))
+        sent = hostile.send_often(ARENA_REGISTER, NO_LANE, body, 3.0)
+        log = plane.folder / "log" / "session" / f"{hostile.id}.log"
+        print(f"{sent} commands, {log.stat().st_size} bytes of log")
+        assert sent > 1000
+        assert log.stat().st_size < 100_000
+        hostile.close()
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+def test_who_dies_behind_a_kernel_without_end_gives_everything_back(
+    plane: ControlPlane, start: Start, seen: Callable[..., Traces], channel: str
+) -> None:
+    """The worker's threads wait for the GPU then, and none of them hears of the end."""
+    application = start(channel)
+    traces = seen()
+    assert application.ask(f"launch {ENDLESS}") == "launch: ok"
+    application.say(f"flood {FLOOD}")
+    assert application.is_silent(3.0)
+    began = time.monotonic()
+    application.signal(signal.SIGKILL)
+    traces.wait_gone(f"death behind {FLOOD} launches over {channel}", began)
+    [ended] = plane.sessions("ended")
+    assert "killed or crashed" not in ended["reason"]
+
+
+def test_a_session_at_its_limit_of_threads_goes_on_or_ends_with_a_reason(tmp_path: Path) -> None:
+    with running(tmp_path, server={"session_pids": "12"}) as plane:
+        if "without memory and thread limits" in plane.log("server"):
+            pytest.skip("no writable cgroup hierarchy on this machine")
+        hostile = HostileSession(plane)
+        source = random.Random(1)
+        for lane in range(64):
+            hostile.send_frame(source, DEVICE_IDLE, lane, bytes(8))
+        time.sleep(1)
+        assert plane.server
+        assert plane.server.poll() is None
+        [session] = plane.sessions() or plane.sessions("ended")
+        assert "killed or crashed" not in str(session.get("reason"))
+        hostile.close()
 
 
 @pytest.mark.parametrize("seed", range(3))

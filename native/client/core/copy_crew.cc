@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/copy_crew.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -11,6 +8,7 @@
 #include <thread>
 
 #include "channel/futex.h"
+#include "channel/thread.h"
 
 namespace sluice::client {
 
@@ -21,12 +19,12 @@ constexpr uint64_t kSpinNs = 300'000;   // the time of a piece on the bus and so
 
 class Crew {
  public:
-  explicit Crew(unsigned helpers) : helpers_(helpers) {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (unsigned i = 0; i < helpers; ++i) std::thread([this, i] { help(i + 1); }).detach();
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  // As many helpers as there are threads to be had.
+  explicit Crew(unsigned helpers) {
+    while (helpers_ < helpers && channel::start_detached(
+                                     "sluice-copy", [this, index = helpers_ + 1] { help(index); },
+                                     channel::Signals::kBlocked))
+      ++helpers_;
   }
 
   void copy(std::byte* to, const std::byte* from, size_t bytes) {
@@ -62,7 +60,7 @@ class Crew {
     }
   }
 
-  const unsigned helpers_;
+  unsigned helpers_ = 0;  // set before the first round
   std::byte* to_ = nullptr;
   const std::byte* from_ = nullptr;
   size_t bytes_ = 0, share_ = 0;

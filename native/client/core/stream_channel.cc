@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/stream_channel.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "client/core/end_notice.h"
+#include "client/core/log.h"
 
 namespace sluice::client {
 
@@ -31,14 +31,15 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
       lanes_(kLanes),
       in_(kReadBytes) {
   out_.resize(kSendWhen + wire::kMaxFrameBytes);
-  // The application's signals are its own: this thread takes none.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  flusher_ = std::thread([this] { flush_when_idle(); });
   watched_ = socket_ >= 0;
-  if (watched_) watcher_ = std::thread([this] { watch(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  constexpr auto kQuiet = channel::Signals::kBlocked;
+  flushes_ = flusher_.start("sluice-flush", [this] { flush_when_idle(); }, kQuiet);
+  const bool watches = !watched_ || watcher_.start("sluice-watch", [this] { watch(); }, kQuiet);
+  if (!flushes_ || !watches)
+    log_line(LogLevel::kError,
+             "no thread can be started for the session's connection (the limit of processes and "
+             "threads is reached: ulimit -u, or pids.max of the cgroup): it is slower, and a host "
+             "that goes away is noticed late");
 }
 
 StreamChannel::~StreamChannel() {
@@ -53,7 +54,7 @@ StreamChannel::~StreamChannel() {
     watched_ = false;
   }
   watch_over_.notify_all();
-  if (watcher_.joinable()) watcher_.join();
+  watcher_.join();
   if (socket_ >= 0) ::close(socket_);
 }
 
@@ -70,7 +71,7 @@ void StreamChannel::commit(size_t n, bool answered) {
   const bool first = out_used_ == 0;
   out_used_ += n;
   bytes_out += n;
-  if (answered || out_used_ >= kSendWhen) {
+  if (answered || out_used_ >= kSendWhen || !flushes_) {
     send_all();
     send_mutex_.unlock();
   } else {

@@ -6,10 +6,10 @@
 
 #include <condition_variable>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "channel/stream.h"
+#include "channel/thread.h"
 #include "client/core/channel.h"
 
 namespace sluice::client {
@@ -44,7 +44,7 @@ class StreamChannel : public Channel {
   std::span<const std::byte> open_reply() override { return open_reply_; }
 
  private:
-  static constexpr uint32_t kLanes = 256;
+  static constexpr uint32_t kLanes = wire::kStreamLanes;
   struct LaneState {
     uint32_t sequence = 0;
     uint32_t status = 0;
@@ -72,6 +72,7 @@ class StreamChannel : public Channel {
   std::vector<std::byte> out_;
   size_t out_used_ = 0;
   bool closing_ = false;
+  bool flushes_ = false;  // set before the first command
   std::atomic<uint32_t> sticky_{0};
   std::atomic<bool> gone_{false};
   std::atomic<bool> all_read_{false};  // the worker says nothing more: its last words were read
@@ -83,12 +84,12 @@ class StreamChannel : public Channel {
   std::vector<LaneState> lanes_;
   std::vector<std::byte> in_;
   size_t in_begin_ = 0, in_end_ = 0;
-  std::thread flusher_;
+  channel::Thread flusher_;  // without one everything is sent at once
   // Ends what waits for a host that is gone without a word.
   std::mutex watch_mutex_;
   std::condition_variable watch_over_;
   bool watched_ = false;
-  std::thread watcher_;
+  channel::Thread watcher_;
 };
 
 }  // namespace sluice::client

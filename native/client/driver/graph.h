@@ -159,6 +159,8 @@ CUresult after_launch(Session* s, GraphExec* exec, Stream* stream);
 
 // Has the thread for host functions run `call` when its node comes to it (host_function.cc).
 void expect_call(Session* s, Device* device, const HostCall& call);
+// False: there is no thread for them, as the log says.
+bool host_functions_run();
 // The same thread runs a function that waits for nothing.
 void run_soon(Session* s, Device* device, std::function<void()> run);
 

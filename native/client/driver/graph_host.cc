@@ -95,6 +95,7 @@ Graph* graph_of_capture(Session* s, Stream* stream) {
 uint64_t make_call_key() { return g_next_key++; }
 
 std::shared_ptr<Handshake> make_handshake(Session* s) {
+  if (!host_functions_run()) return nullptr;
   std::lock_guard lock(g_mutex);
   // A node that has run took `done` back last. Of the worker's words nobody here sees that: they
   // are used again once nothing at all is under way.

@@ -2,18 +2,16 @@
 // Host functions and stream callbacks (rule 4): the stream writes a mark, a thread here runs the
 // function, its answer lets the stream go on. Where no page is shared the stream is drained and the
 // function runs on the calling thread.
-#include <pthread.h>
-#include <signal.h>
-
 #include <condition_variable>
 #include <deque>
 #include <functional>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <vector>
 
 #include "channel/futex.h"
+#include "channel/thread.h"
+#include "client/core/log.h"
 #include "client/driver/graph.h"
 
 using namespace sluice::client;
@@ -60,18 +58,25 @@ class Runner {
   void add(Pending p) {
     std::lock_guard lock(mutex_);
     pending_.push_back(std::move(p));
-    if (!started_) start();
+    start();
     wanted_.notify_one();
+  }
+  // Whether there is a thread to run functions on; says so where there is none.
+  bool ready() {
+    std::lock_guard lock(mutex_);
+    return start();
   }
 
  private:
-  void start() {
-    started_ = true;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    std::thread([this] { loop(); }).detach();
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  bool start() {
+    if (started_) return true;
+    started_ = sluice::channel::start_detached(
+        "sluice-callback", [this] { loop(); }, sluice::channel::Signals::kBlocked);
+    if (!started_)
+      log_once(LogLevel::kError,
+               "no thread can be started for host functions: the limit of processes and threads "
+               "is reached (ulimit -u, or pids.max of the cgroup), or memory is");
+    return started_;
   }
 
   void loop() {
@@ -151,6 +156,7 @@ CUresult enqueue(CUstream handle, CUhostFn function, void* data,
     run(CUDA_SUCCESS);
     return CUDA_SUCCESS;
   }
+  if (!runner().ready()) return CUDA_ERROR_OUT_OF_MEMORY;
   Pending p{s, stream->device, s->marks().take(), s->marks().take(), 0, std::move(run), nullptr};
   if (p.ready_mark == wire::kNoMark || p.done_mark == wire::kNoMark) {
     s->marks().give_back(p.ready_mark);
@@ -169,6 +175,8 @@ CUresult enqueue(CUstream handle, CUhostFn function, void* data,
 }
 
 }  // namespace
+
+bool sluice::client::host_functions_run() { return runner().ready(); }
 
 void sluice::client::expect_call(Session* s, Device* device, const HostCall& call) {
   device->host_functions.fetch_add(1);

@@ -8,6 +8,7 @@
 #include <deque>
 #include <thread>
 
+#include "channel/thread.h"
 #include "softgpu/interp/launch_state.h"
 #include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/library.h"
@@ -56,7 +57,9 @@ class BlockPool {
   void start_threads() {
     if (started_) return;
     started_ = true;
-    for (unsigned i = 0; i < helpers_; ++i) std::thread([this] { help(); }).detach();
+    // A launch's own thread does what nobody helps with.
+    for (unsigned i = 0; i < helpers_; ++i)
+      if (!channel::start_detached("", [this] { help(); })) return;
   }
 
   void help() {

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include "channel/thread.h"
+
 namespace sluice::softgpu {
 namespace {
 
@@ -45,8 +47,7 @@ Point Stream::push(Operation operation, std::vector<Point> after) {
   uint64_t sequence = ++submitted_;
   queue_.push_back({std::move(operation), std::move(after), sequence});
   if (!started_) {
-    started_ = true;
-    std::thread(thread_main, shared_from_this()).detach();
+    start_thread();
   } else if (!busy_) {
     work_.notify_one();
   }
@@ -69,9 +70,17 @@ void Stream::finish() {
   if (!queue_.empty()) work_.notify_one();
 }
 
+// Where there is no thread to be had, whoever waits for the work does it, or a later one is found.
+void Stream::start_thread() {
+  started_ = channel::start_detached("", [self = shared_from_this()] { self->run(); });
+}
+
 void Stream::close() {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   closed_ = true;
+  // Work that nobody will wait for any more.
+  if (!started_ && !queue_.empty()) start_thread();
+  while (!started_ && !busy_ && !queue_.empty()) execute_front(lock);
   work_.notify_one();
 }
 
@@ -110,8 +119,6 @@ void Stream::wait(uint64_t sequence) {
 }
 
 // The thread holds the stream alive until it is closed and empty.
-void Stream::thread_main(std::shared_ptr<Stream> self) { self->run(); }
-
 void Stream::run() {
   std::unique_lock lock(mutex_);
   for (;;) {

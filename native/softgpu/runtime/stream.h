@@ -87,7 +87,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   };
   void run();
   void execute_front(std::unique_lock<std::mutex>& lock);
-  static void thread_main(std::shared_ptr<Stream> self);
+  void start_thread();
 
   Context& context_;
   const unsigned flags_;

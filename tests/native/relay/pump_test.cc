@@ -44,7 +44,7 @@ struct Rig {
     header = &watched.header();
     EXPECT_EQ(header->dialect.load(), static_cast<uint32_t>(channel::SlotDialect::kBytes));
     client = std::make_unique<channel::RegionStream>(slot.map(true), shares_futex, -1, -1);
-    pump->start();
+    EXPECT_TRUE(pump->start());
     // In a guest the doorbell process turns the word that the client sets into a wake-up.
     if (!shares_futex) std::thread([this] { ring_for_guest(); }).detach();
   }

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <set>
 
 #include "tests/native/libraries/fake_libraries.h"
 #include "tests/native/libraries/library_frames.h"
 #include "tests/native/roundtrip/valid_frames.h"
+#include "wire/generated.h"
 
 namespace sluice::test {
 namespace {
@@ -113,16 +115,66 @@ TEST(HostileFrames, ReplyRest) {
   }
   for (const uint64_t from : {uint64_t{0}, uint64_t{39}, uint64_t{41}, ~uint64_t{0}}) {
     FurnishedRig rig;
-    rig.session().keep_rest(3, 40, rest);
+    ASSERT_TRUE(rig.session().keep_rest(3, 40, rest));
     EXPECT_FALSE(ask(rig, from, &answer)) << from;
   }
   FurnishedRig rig;
-  rig.session().keep_rest(3, 40, rest);
+  ASSERT_TRUE(rig.session().keep_rest(3, 40, rest));
   EXPECT_TRUE(ask(rig, 40, &answer));
   EXPECT_EQ(answer.body, std::vector<std::byte>(kReplyLimit, std::byte{7}));
   EXPECT_TRUE(ask(rig, 40 + kReplyLimit, &answer));
   EXPECT_EQ(answer.body, std::vector<std::byte>(60, std::byte{7}));
   EXPECT_FALSE(ask(rig, 40, &answer)) << "it was given already";
+}
+
+TEST(HostileFrames, AnswersThatNobodyFetchesAreBounded) {
+  FurnishedRig rig;
+  const std::vector<std::byte> rest(wire::kMaxAnswer);
+  uint16_t kept = 0;
+  while (kept < 64 && rig.session().keep_rest(kept, 0, rest)) ++kept;
+  EXPECT_EQ(kept, worker::Session::kMostRests / wire::kMaxAnswer);
+  EXPECT_TRUE(rig.session().keep_rest(0, 0, rest)) << "a lane's next answer takes its place";
+  std::vector<std::byte> piece;
+  bool more = true;
+  for (uint64_t from = 0; more; from += piece.size())
+    ASSERT_TRUE(rig.session().take_rest(0, from, kReplyLimit, &piece, &more));
+  EXPECT_TRUE(rig.session().keep_rest(kept, 0, rest)) << "what was fetched makes room";
+}
+
+// Of one row or one slice nothing lies at the next, so the client may say what it likes; the driver
+// is told what was checked.
+TEST(HostileFrames, DistancesThatNothingLiesAt) {
+  const auto change = [](uint64_t rows, uint64_t slices, uint64_t pitch, uint64_t height) {
+    return [=](FurnishedRig&, ValidFrame& f) {
+      auto* m = reinterpret_cast<wire::SluiceCopyArrays*>(f.words.data());
+      m->rows = rows, m->slices = slices;
+      m->toPitch = m->fromPitch = pitch;
+      m->toHeight = m->fromHeight = height;
+    };
+  };
+  for (size_t i = 0, n = frame_count(); i < n; ++i) {
+    const ValidFrame good = frame_at(i);
+    if (good.function != wire::kSluiceCopyArrays) continue;
+    for (const uint64_t distance : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 40, ~uint64_t{0}})
+      for (const uint64_t rows : {1, 4}) {
+        const Outcome o =
+            send_changed(i, change(rows, 1, rows == 1 ? distance : uint64_t{256}, distance));
+        EXPECT_TRUE(o.accepted) << good.name << ", " << distance << ": " << o.reason;
+        EXPECT_TRUE(o.violations.empty()) << good.name << ", " << distance << o.violations[0];
+      }
+    // Slices that lie in one another, and an empty box.
+    for (const auto& [rows, slices, pitch, height] : {std::array<uint64_t, 4>{4, 2, 256, 0},
+                                                      {1, 2, 0, 4},
+                                                      {1, 2, 63, 4},
+                                                      {4, 2, 256, 3},
+                                                      {0, 1, 256, 4},
+                                                      {4, 0, 256, 4},
+                                                      {4, 2, 1ull << 33, 1ull << 33}})
+      expect_refused(send_changed(i, change(rows, slices, pitch, height)),
+                     good.name + " of " + std::to_string(rows) + " rows, " +
+                         std::to_string(slices) + " slices, " + std::to_string(pitch) +
+                         " bytes apart, " + std::to_string(height) + " high");
+  }
 }
 
 TEST(HostileFrames, CutShort) {

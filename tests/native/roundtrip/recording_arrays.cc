@@ -77,6 +77,14 @@ void Recording::install_arrays() {
     const char* f = "cuMemcpy3DAsync_v2";
     check(f, stream);
     if (p->WidthInBytes * p->Height * p->Depth > kMostStored) return status;
+    // Of memory a driver may use both, also where there is but one row or slice.
+    const auto apart = [&](CUmemorytype type, uint64_t pitch, uint64_t height) {
+      return type == CU_MEMORYTYPE_ARRAY || (pitch >= p->WidthInBytes && pitch <= kMostStored &&
+                                             height >= p->Height && height <= kMostStored);
+    };
+    if (!apart(p->srcMemoryType, p->srcPitch, p->srcHeight) ||
+        !apart(p->dstMemoryType, p->dstPitch, p->dstHeight))
+      return violation(f, "a distance of rows or slices that makes no sense"), status;
     // One row of each end, or nullptr after a violation.
     std::vector<std::byte> between(p->WidthInBytes);
     const auto in_array = [&](CUarray a, uint64_t x, uint64_t y, uint64_t z) -> std::byte* {

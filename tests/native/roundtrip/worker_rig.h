@@ -36,6 +36,7 @@ class RigEndpoint : public worker::Endpoint {
   void wake_one() override {}
   void reply(uint16_t, uint32_t, uint32_t, std::span<const std::byte>,
              std::span<const std::byte>) override {}
+  uint32_t lane_count() const override { return 64; }
   size_t reply_limit() const override { return kReplyLimit; }
   void publish_error(uint32_t, bool) override {}
   bool publish_record(std::span<const std::byte> all, std::string*) override {

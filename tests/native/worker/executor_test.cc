@@ -16,6 +16,7 @@
 #include "client/core/shm_channel.h"
 #include "client/core/stream_channel.h"
 #include "relay/pump.h"
+#include "tests/native/channel/no_threads.h"
 #include "tests/native/channel/shared_slot.h"
 #include "tests/native/worker/fake_driver.h"
 
@@ -68,7 +69,7 @@ class Rig {
                                            "node", [](const std::string&) {});
       const std::vector<std::byte> reply(600);
       EXPECT_TRUE(pump->open(reply, &error)) << error;
-      pump->start();
+      EXPECT_TRUE(pump->start());
       channel = std::make_unique<client::StreamChannel>(
           -1,
           std::make_unique<channel::RegionStream>(slot.map(true), kind == Kind::kRelayed, -1, -1),
@@ -168,7 +169,7 @@ class Execution : public ::testing::TestWithParam<Kind> {
 
 TEST_P(Execution, EveryProducersCommandsRunOnceAndInItsOrder) {
   Rig& rig = make();
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   constexpr unsigned kProducers = 4, kEach = 20'000;
   std::vector<std::thread> threads;
   for (unsigned p = 0; p < kProducers; ++p) {
@@ -188,7 +189,7 @@ TEST_P(Execution, EveryProducersCommandsRunOnceAndInItsOrder) {
 
 TEST_P(Execution, WhatWasPostedBeforeACallHasRunWhenItAnswers) {
   Rig& rig = make();
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   for (unsigned i = 1; i <= 2000; ++i) {
     rig.post_fill(i);
     uint32_t status = 1;
@@ -208,7 +209,7 @@ TEST_P(Execution, AWaitingCallStopsNobodyElse) {
     release.wait();
     return CUDA_SUCCESS;
   };
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   std::atomic<bool> answered{false};
   std::thread waiter([&] {
     EXPECT_TRUE(rig.wait_idle(0));
@@ -246,7 +247,7 @@ TEST_P(Execution, CallsThatNeedOneAnotherAllReturn) {
                ? CUDA_SUCCESS
                : CUDA_ERROR_TIMEOUT;
   };
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   std::vector<std::thread> threads;
   std::atomic<int> good{0};
   for (uint16_t i = 0; i < kCalls; ++i) threads.emplace_back([&, i] { good += rig.wait_idle(i); });
@@ -261,7 +262,7 @@ TEST_P(Execution, ManyThreadsCallAndPostForAWhile) {
     if (turn.fetch_add(1) % 8 == 0) std::this_thread::sleep_for(300us);
     return CUDA_SUCCESS;
   };
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   std::vector<std::thread> threads;
   std::atomic<unsigned> failures{0};
   for (uint16_t t = 0; t < 6; ++t) {
@@ -280,7 +281,7 @@ TEST_P(Execution, ManyThreadsCallAndPostForAWhile) {
 
 TEST_P(Execution, AnErrorNobodyWaitsForPoisonsTheSession) {
   Rig& rig = make();
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   rig.driver.fill_status = CUDA_ERROR_INVALID_VALUE;
   rig.post_fill(1);
   ASSERT_TRUE(rig.driver.wait_fills(1));
@@ -291,7 +292,7 @@ TEST_P(Execution, AnErrorNobodyWaitsForPoisonsTheSession) {
 
 TEST_P(Execution, TheWatchdogTellsOfAContextThatDied) {
   Rig& rig = make();
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   rig.driver.stream_status = CUDA_ERROR_ILLEGAL_ADDRESS;
   rig.post_fill(1);
   for (int i = 1; i < 2000 && rig.channel->sticky_error() == 0; ++i) {
@@ -317,7 +318,7 @@ TEST_P(Execution, BadCommandsEndTheSessionWithAReason) {
         Case{"cut short", wire::kFillDevice, wire::kNoLane, "FillDevice is cut short"},
         Case{"closes", wire::kClose, wire::kNoLane, "closed its session"}}) {
     Rig& rig = make();
-    rig.executor->start();
+    ASSERT_TRUE(rig.executor->start());
     rig.send(c.function, c.lane, 1, nullptr, 0);
     ASSERT_TRUE(rig.ended.wait()) << c.name;
     EXPECT_NE(rig.reason.find(c.reason), std::string::npos) << c.name << ": " << rig.reason;
@@ -334,7 +335,7 @@ TEST_P(Execution, AWaitingCallComesBackWhenTheSessionEnds) {
     never.wait(60s);
     return CUDA_SUCCESS;
   };
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   std::atomic<int> result{-1};
   std::thread waiter([&] { result = rig.wait_idle(0); });
   ASSERT_TRUE(entered.wait());
@@ -346,9 +347,67 @@ TEST_P(Execution, AWaitingCallComesBackWhenTheSessionEnds) {
   never.give();
 }
 
+// Each lane that there is waits for one answer; what asks for more means harm.
+TEST_P(Execution, LanesAreThoseThatThereAreAndHaveOneCommandEach) {
+  for (const bool beyond : {true, false}) {
+    Rig& rig = make();
+    Signal &entered = keep<Signal>(), &never = keep<Signal>();
+    rig.driver.on_synchronize = [&] {
+      entered.give();
+      never.wait(60s);
+      return CUDA_SUCCESS;
+    };
+    ASSERT_TRUE(rig.executor->start());
+    const auto lanes = static_cast<uint16_t>(rig.channel->lane_count());
+    const wire::DeviceIdle idle{0, 0};
+    if (!beyond) {
+      rig.send(wire::kDeviceIdle, 0, 1, &idle, sizeof idle);
+      ASSERT_TRUE(entered.wait());
+    }
+    rig.send(wire::kPing, beyond ? lanes : 0, 2, nullptr, 0);
+    ASSERT_TRUE(rig.ended.wait());
+    const std::string reason = beyond ? "names the lane " + std::to_string(lanes)
+                                      : "the lane 0 waits for another answer already";
+    EXPECT_NE(rig.reason.find(reason), std::string::npos) << rig.reason;
+    never.give();
+  }
+}
+
+// At its limit of threads: commands wait for one another, and nothing ends.
+TEST_P(Execution, WithoutAnotherThreadCommandsWaitForOneAnother) {
+  Rig& rig = make();
+  Signal &entered = keep<Signal>(), &release = keep<Signal>();
+  rig.driver.on_synchronize = [&] {
+    entered.give();
+    release.wait();
+    return CUDA_SUCCESS;
+  };
+  ASSERT_TRUE(rig.executor->start());
+  uint32_t status = 1;
+  ASSERT_TRUE(rig.exchange(wire::kPing, 2, 1, &status));
+  const NoThreads none;
+  const wire::DeviceIdle idle{0, 0};
+  rig.send(wire::kDeviceIdle, 0, 1, &idle, sizeof idle);
+  ASSERT_TRUE(entered.wait());
+  rig.post_fill(1);
+  rig.send(wire::kPing, 1, 1, nullptr, 0);
+  release.give();
+  client::Reply reply;
+  EXPECT_TRUE(rig.channel->wait(0, 1, &reply));
+  EXPECT_EQ(reply.status, 0u);
+  EXPECT_TRUE(rig.channel->wait(1, 1, &reply));
+  EXPECT_EQ(rig.driver.fill_count(), 1u);
+}
+
+TEST_P(Execution, WithoutAnyThreadASessionDoesNotStart) {
+  Rig& rig = make();
+  const NoThreads none;
+  EXPECT_FALSE(rig.executor->start());
+}
+
 TEST_P(Execution, TheClientsGoodByeEndsTheSession) {
   Rig& rig = make();
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   rig.post_fill(1);
   rig.channel->close();
   ASSERT_TRUE(rig.ended.wait());
@@ -369,7 +428,7 @@ INSTANTIATE_TEST_SUITE_P(Channels, Execution,
 // to sleep again before the announcement came. It must not cost the next frame its own.
 TEST(Executor, ALateAnnouncementDoesNotSilenceTheNextFrame) {
   auto& rig = keep<Rig>(Kind::kShm);
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   const auto map = rig.slot.map();
   auto& h = map.header();
   const auto asleep = [&] {
@@ -391,7 +450,7 @@ TEST(Executor, ALateAnnouncementDoesNotSilenceTheNextFrame) {
 TEST(BrokenRing, EndsTheSessionWithAReason) {
   for (uint64_t tail : {uint64_t{8}, uint64_t{1} << 40, ~uint64_t{0}}) {
     Rig& rig = keep<Rig>(Kind::kShm);
-    rig.executor->start();
+    ASSERT_TRUE(rig.executor->start());
     const channel::MappedSlot map = rig.slot.map();
     auto& h = map.header();
     h.tail = tail;
@@ -415,7 +474,7 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
         Case{wire::kMaxFrameBytes + 8, "no valid frame"}, Case{~0u, "no valid frame"},
         Case{64, "connection to the client was lost"}}) {
     Rig& rig = keep<Rig>(Kind::kTcp);
-    rig.executor->start();
+    ASSERT_TRUE(rig.executor->start());
     const wire::FrameHeader h{c.size, wire::kPing, 0, 1, 1};
     ASSERT_EQ(::send(rig.client_socket, &h, sizeof h, 0), static_cast<ssize_t>(sizeof h));
     ASSERT_EQ(shutdown(rig.client_socket, SHUT_WR), 0);
@@ -424,14 +483,28 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
   }
 }
 
+// A program at its limit of threads has a connection without the client's own ones.
+TEST(ClientWithoutThreads, SendsAndIsAnswered) {
+  Rig* rig;
+  {
+    const NoThreads none;
+    rig = &keep<Rig>(Kind::kTcp);
+  }
+  ASSERT_TRUE(rig->executor->start());
+  rig->post_fill(1);
+  ASSERT_TRUE(rig->driver.wait_fills(1)) << "sent though nobody waits for it";
+  uint32_t status = 1;
+  EXPECT_TRUE(rig->exchange(wire::kPing, 0, 1, &status));
+}
+
 // A client that sends and never reads fills the socket; the server's word still ends the session.
 TEST(DeafClient, CanBeEnded) {
   Rig& rig = keep<Rig>(Kind::kTcp);
-  rig.executor->start();
+  ASSERT_TRUE(rig.executor->start());
   std::thread([&rig] {
-    const wire::FrameHeader h{sizeof h, wire::kPing, 0, 1, 1};
-    while (::send(rig.client_socket, &h, sizeof h, MSG_NOSIGNAL) > 0) {
-    }
+    wire::FrameHeader h{sizeof h, wire::kPing, 0, 1, 1};
+    while (::send(rig.client_socket, &h, sizeof h, MSG_NOSIGNAL) > 0)
+      h.lane = static_cast<uint16_t>((h.lane + 1) % wire::kStreamLanes);
   }).detach();
   uint64_t before = ~uint64_t{0};
   for (int same = 0; same < 5;) {  // until the worker stands still

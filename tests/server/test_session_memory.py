@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bound on a session's host memory: one by default, above what work needs, below the host's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane
+
+from sluice.config.server import ServerConfig, ServerSection
+from sluice.server.session_memory import session_memory_mib
+from sluice.server.worker_process import WorkerFiles, WorkerStarter
+
+#: What PyTorch 2.11 took on an H200 with every library in use and every kernel loaded at once.
+MEASURED_MIB = 8035
+NODE_MIB = 2_000_000
+
+
+def test_there_is_a_bound_by_default() -> None:
+    assert ServerSection().session_memory_mib == "auto"
+    assert session_memory_mib(arena_mib=256, gpus=1, software=False) > 0
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_it_is_twice_what_pytorch_takes_and_the_arena_besides(gpus: int) -> None:
+    given = session_memory_mib(arena_mib=4096, gpus=gpus, software=False, host_mib=NODE_MIB)
+    assert given >= MEASURED_MIB * (gpus + 1) + 4096
+    assert given < NODE_MIB // 4
+
+
+def test_no_session_may_take_all_of_a_small_host() -> None:
+    assert session_memory_mib(arena_mib=256, gpus=8, software=False, host_mib=16384) == 12288
+    assert session_memory_mib(arena_mib=256, gpus=1, software=True, host_mib=16384) == 12288
+    assert session_memory_mib(arena_mib=256, gpus=0, software=False, host_mib=16384) == 12288
+
+
+@pytest.mark.parametrize(("given", "limit"), [(0, 0), (777, 777)])
+def test_a_figure_of_the_operators_counts_and_0_is_none(
+    tmp_path: Path, given: int, limit: int
+) -> None:
+    config = ServerConfig(server=ServerSection(session_memory_mib=given))
+    starter = WorkerStarter(config, WorkerFiles(tmp_path))
+    assert starter.memory_mib(1, software=True) == limit
+
+
+def test_a_sessions_log_is_not_for_everybody(plane: ControlPlane) -> None:
+    client = plane.client()
+    log = plane.folder / "log" / "session" / f"{client.session_id}.log"
+    assert log.stat().st_mode & 0o777 == 0o640
+    client.kill()
