@@ -35,6 +35,9 @@ class Endpoint {
   virtual bool lost() const { return false; }
   // A connection whose hang-up (POLLRDHUP) says that the client sends nothing more; -1: none.
   virtual int connection() const { return -1; }
+  // While nobody takes frames: takes some of what waits in the connection, so that an end behind it
+  // is seen. May wait for the rest of a piece that has begun.
+  virtual void read_ahead() {}
   // Whether nobody leads from now on, so that a frame that comes has to wake a sleeper: set before
   // the last look at an empty channel.
   virtual void set_sleeping(bool sleeping) = 0;

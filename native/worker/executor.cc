@@ -18,6 +18,8 @@ namespace {
 // How long a leader looks at an empty channel before it sleeps. Longer than the pause between the
 // launches of a busy program.
 constexpr uint64_t kSpinNs = 60'000;
+// Nobody has taken a command for so long while the GPU worked: all may be waiting for it.
+constexpr uint64_t kStandingNs = 1'000'000'000;
 // More than any channel has lanes, each with one command: when all of those wait, one thread still
 // takes what ends their waiting.
 constexpr int kMaxThreads = wire::kStreamLanes + 16;
@@ -236,8 +238,13 @@ void Executor::watch() {
       continue;
     }
     uint64_t last = session_.activity.load(), pause = 10'000'000;
+    uint64_t taken = session_.commands.load(), taken_at = now_ns();
     for (;;) {
       channel::sleep_ns(pause);
+      if (const uint64_t all = session_.commands.load(); all != taken)
+        taken = all, taken_at = now_ns();
+      else if (now_ns() - taken_at > kStandingNs)
+        endpoint_.read_ahead();
       bool busy = false;
       {
         // Asking a stream that captures would break its capture.

@@ -24,6 +24,7 @@ constexpr size_t kReadBytes = 256 << 10;
 constexpr size_t kBulk = 256 << 10;  // frames with data for the GPU that deserve pinned memory
 constexpr size_t kMostReason = 480;  // of what the client's user is told at the end
 constexpr size_t kReadInBulk = 4 << 10;
+constexpr size_t kMostAhead = 16 << 20;   // more than a client's kernel keeps for it
 constexpr uint32_t kUnheardMs = 180'000;  // as long as keep-alive takes
 
 class TcpEndpoint : public Endpoint {
@@ -67,7 +68,7 @@ class TcpEndpoint : public Endpoint {
     return got;
   }
   bool empty() override {
-    if (buffered_.load(std::memory_order_relaxed)) return false;
+    if (unannounced()) return false;
     pollfd p{socket_, POLLIN, 0};
     return poll(&p, 1, 0) <= 0;
   }
@@ -80,7 +81,23 @@ class TcpEndpoint : public Endpoint {
     e.data.fd = socket_;
     epoll_ctl(epoll_, EPOLL_CTL_MOD, socket_, &e);
   }
-  bool unannounced() override { return buffered_.load(std::memory_order_relaxed); }
+  bool unannounced() override {
+    return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed);
+  }
+  // A client that died with a full connection has bytes in its kernel yet, and its end behind them.
+  void read_ahead() override {
+    std::unique_lock lock(read_mutex_, std::try_to_lock);
+    while (lock && spill_.size() < kMostAhead && stream_->readable()) {
+      const size_t before = spill_.size();
+      spill_.resize(before + kReadBytes);
+      const iovec part{spill_.data() + before, kReadBytes};
+      const ssize_t got = stream_->read(&part, 1);
+      spill_.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
+      ahead_ = !spill_.empty();
+      if (got <= 0) return;  // whoever takes frames comes to it
+      received_.fetch_add(static_cast<size_t>(got), std::memory_order_relaxed);
+    }
+  }
   bool parking_is_dear() const override { return true; }
   uint32_t wake_count() override { return 0; }
   void sleep(uint32_t) override {
@@ -158,6 +175,19 @@ class TcpEndpoint : public Endpoint {
         n -= take;
         continue;
       }
+      std::lock_guard lock(read_mutex_);
+      if (!spill_.empty()) {
+        in_.swap(spill_);
+        spill_.clear();
+        ahead_ = false;
+        begin_ = 0;
+        end_ = in_.size();
+        continue;
+      }
+      if (in_.size() != kReadBytes) {
+        in_ = std::vector<std::byte>(kReadBytes);
+        spill_.shrink_to_fit();
+      }
       // What is large goes straight to its place, and little of the next is read with it.
       const size_t direct = n >= kBulk / 4 ? n : 0;
       iovec parts[2] = {{to, direct}, {in_.data(), in_bulk_ ? kReadInBulk : in_.size()}};
@@ -181,7 +211,10 @@ class TcpEndpoint : public Endpoint {
   int epoll_, wakes_;
   std::vector<std::byte> in_;
   size_t begin_ = 0, end_ = 0;
-  bool in_bulk_ = false;  // another such frame is likely next
+  bool in_bulk_ = false;          // another such frame is likely next
+  std::mutex read_mutex_;         // of the stream's reading, and of:
+  std::vector<std::byte> spill_;  // read ahead; comes after what is in in_
+  std::atomic<bool> ahead_{false};
   std::mutex send_mutex_;
   std::string why_;  // the session ends
   std::atomic<bool> gone_{false};
