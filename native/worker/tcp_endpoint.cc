@@ -93,9 +93,11 @@ class TcpEndpoint : public Endpoint {
       const iovec part{spill_.data() + before, kReadBytes};
       const ssize_t got = stream_->read(&part, 1);
       spill_.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
-      ahead_ = !spill_.empty();
       if (got <= 0) return;  // whoever takes frames comes to it
       received_.fetch_add(static_cast<size_t>(got), std::memory_order_relaxed);
+      // The socket tells nobody of it any more.
+      ahead_ = true;
+      wake_one();
     }
   }
   bool parking_is_dear() const override { return true; }

@@ -2,161 +2,12 @@
 // The executor behind its real channels, with the client's end in the same process and a driver
 // that only writes down: one order for what nobody waits for, lanes that pass one another, and an
 // end with a reason for every channel that breaks.
-#include "worker/executor.h"
-
-#include <gtest/gtest.h>
-#include <sys/socket.h>
-
-#include <atomic>
-#include <chrono>
-#include <cstring>
-#include <thread>
-
-#include "channel/region_stream.h"
-#include "client/core/shm_channel.h"
-#include "client/core/stream_channel.h"
-#include "relay/pump.h"
-#include "tests/native/channel/no_threads.h"
-#include "tests/native/channel/shared_slot.h"
-#include "tests/native/worker/fake_driver.h"
+#include "tests/native/worker/executor_rig.h"
 
 namespace sluice::test {
 namespace {
 
 using namespace std::chrono_literals;
-
-// One word that threads wait for; twenty seconds are for ever.
-class Signal {
- public:
-  void give() {
-    std::lock_guard lock(mutex_);
-    given_ = true;
-    changed_.notify_all();
-  }
-  bool wait(std::chrono::seconds most = 20s) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, most, [this] { return given_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool given_ = false;
-};
-
-enum class Kind { kShm, kIvshmem, kTcp, kRelayed, kRelayedGuest };
-
-// A session with a client's end. Never taken down: its threads live as long as the process, as a
-// worker's do.
-class Rig {
- public:
-  explicit Rig(Kind kind) {
-    std::string error;
-    std::unique_ptr<worker::Endpoint> endpoint;
-    if (kind == Kind::kTcp) {
-      int pair[2];
-      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-      client_socket = pair[0];
-      endpoint = worker::make_tcp_endpoint(pair[1]);
-      channel = std::make_unique<client::StreamChannel>(
-          pair[0], std::make_unique<channel::PlainStream>(pair[0]), std::vector<std::byte>());
-    } else if (kind == Kind::kRelayed || kind == Kind::kRelayedGuest) {
-      int pair[2];
-      EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-      endpoint = worker::make_tcp_endpoint(pair[1]);
-      pump = std::make_unique<relay::Pump>(slot.map(true),
-                                           std::make_unique<channel::PlainStream>(pair[0]), pair[0],
-                                           "node", [](const std::string&) {});
-      const std::vector<std::byte> reply(600);
-      EXPECT_TRUE(pump->open(reply, &error)) << error;
-      EXPECT_TRUE(pump->start());
-      channel = std::make_unique<client::StreamChannel>(
-          -1,
-          std::make_unique<channel::RegionStream>(slot.map(true), kind == Kind::kRelayed, -1, -1),
-          reply);
-    } else {
-      endpoint = worker::make_shm_endpoint(slot.fd(), slot.region_bytes(), 1, 0, true, 0, &error);
-      EXPECT_TRUE(endpoint) << error;
-      const std::vector<std::byte> record(512);
-      EXPECT_TRUE(endpoint->publish_record(record, &error)) << error;
-      channel = std::make_unique<client::ShmChannel>(
-          slot.map(), kind == Kind::kShm ? wire::ChannelKind::kShm : wire::ChannelKind::kIvshmem,
-          -1, -1);
-    }
-    session =
-        std::make_unique<worker::Session>(driver.table, std::move(endpoint), worker::SessionPlan{});
-    auto v = std::make_unique<worker::Vgpu>();
-    v->gpu = &gpu;
-    v->gate = std::make_unique<worker::Gate>(driver.table);
-    v->window_begin = wire::kWindowsBegin;
-    v->window_bytes = 1 << 30;
-    session->vgpus.push_back(std::move(v));
-    executor = std::make_unique<worker::Executor>(*session, [this](const std::string& r) {
-      reason = r;
-      ended.give();
-    });
-  }
-
-  void post_fill(unsigned value) {
-    const wire::FillDevice f{0, wire::kWindowsBegin, 0, 1, 1, 4, value};
-    send(wire::kFillDevice, wire::kNoLane, 0, &f, sizeof f);
-  }
-  // What a thread of the application does: false when the session ended meanwhile.
-  bool exchange(uint16_t function, uint16_t lane, uint32_t sequence, uint32_t* status,
-                const void* body = nullptr, size_t n = 0) {
-    send(function, lane, sequence, body, n);
-    client::Reply reply;
-    const bool ok = channel->wait(lane, sequence, &reply);
-    if (ok) *status = reply.status;
-    return ok;
-  }
-  bool wait_idle(uint16_t lane, uint32_t sequence = 1) {
-    const wire::DeviceIdle idle{0, 0};
-    uint32_t status = 1;
-    return exchange(wire::kDeviceIdle, lane, sequence, &status, &idle, sizeof idle) && status == 0;
-  }
-  void send(uint16_t function, uint16_t lane, uint32_t sequence, const void* body, size_t n,
-            uint32_t context = 1) {
-    std::lock_guard lock(append);
-    const size_t size = wire::round_up(sizeof(wire::FrameHeader) + n, 8);
-    std::byte* at = channel->reserve(size);
-    ASSERT_NE(at, nullptr);
-    const wire::FrameHeader h{static_cast<uint32_t>(size), function, lane, sequence, context};
-    std::memcpy(at, &h, sizeof h);
-    if (n) std::memcpy(at + sizeof h, body, n);
-    channel->commit(size, lane != wire::kNoLane);
-  }
-  // The guest's doorbell process.
-  void ring_for_guest() {
-    std::thread([map = slot.map()] {
-      for (auto& h = map.header();; channel::sleep_ns(100'000)) {
-        if (h.doorbell.exchange(0) == 0) continue;
-        h.wake.fetch_add(1);
-        channel::futex_wake(h.wake);
-      }
-    }).detach();
-  }
-
-  SharedSlot slot;
-  FakeDriver driver;
-  worker::Gpu gpu;
-  int client_socket = -1;
-  std::unique_ptr<relay::Pump> pump;
-  std::unique_ptr<client::Channel> channel;
-  std::unique_ptr<worker::Session> session;
-  std::unique_ptr<worker::Executor> executor;
-  std::mutex append;
-  Signal ended;
-  std::string reason;
-};
-
-// What the worker's threads touch outlives the test, as they do.
-template <class T, class... A>
-T& keep(A... a) {
-  static auto* all = new std::vector<T*>();
-  all->push_back(new T(a...));
-  return *all->back();
-}
 
 class Execution : public ::testing::TestWithParam<Kind> {
  protected:
@@ -347,64 +198,6 @@ TEST_P(Execution, AWaitingCallComesBackWhenTheSessionEnds) {
   never.give();
 }
 
-// Each lane that there is waits for one answer; what asks for more means harm.
-TEST_P(Execution, LanesAreThoseThatThereAreAndHaveOneCommandEach) {
-  for (const bool beyond : {true, false}) {
-    Rig& rig = make();
-    Signal &entered = keep<Signal>(), &never = keep<Signal>();
-    rig.driver.on_synchronize = [&] {
-      entered.give();
-      never.wait(60s);
-      return CUDA_SUCCESS;
-    };
-    ASSERT_TRUE(rig.executor->start());
-    const auto lanes = static_cast<uint16_t>(rig.channel->lane_count());
-    const wire::DeviceIdle idle{0, 0};
-    if (!beyond) {
-      rig.send(wire::kDeviceIdle, 0, 1, &idle, sizeof idle);
-      ASSERT_TRUE(entered.wait());
-    }
-    rig.send(wire::kPing, beyond ? lanes : 0, 2, nullptr, 0);
-    ASSERT_TRUE(rig.ended.wait());
-    const std::string reason = beyond ? "names the lane " + std::to_string(lanes)
-                                      : "the lane 0 waits for another answer already";
-    EXPECT_NE(rig.reason.find(reason), std::string::npos) << rig.reason;
-    never.give();
-  }
-}
-
-// At its limit of threads: commands wait for one another, and nothing ends.
-TEST_P(Execution, WithoutAnotherThreadCommandsWaitForOneAnother) {
-  Rig& rig = make();
-  Signal &entered = keep<Signal>(), &release = keep<Signal>();
-  rig.driver.on_synchronize = [&] {
-    entered.give();
-    release.wait();
-    return CUDA_SUCCESS;
-  };
-  ASSERT_TRUE(rig.executor->start());
-  uint32_t status = 1;
-  ASSERT_TRUE(rig.exchange(wire::kPing, 2, 1, &status));
-  const NoThreads none;
-  const wire::DeviceIdle idle{0, 0};
-  rig.send(wire::kDeviceIdle, 0, 1, &idle, sizeof idle);
-  ASSERT_TRUE(entered.wait());
-  rig.post_fill(1);
-  rig.send(wire::kPing, 1, 1, nullptr, 0);
-  release.give();
-  client::Reply reply;
-  EXPECT_TRUE(rig.channel->wait(0, 1, &reply));
-  EXPECT_EQ(reply.status, 0u);
-  EXPECT_TRUE(rig.channel->wait(1, 1, &reply));
-  EXPECT_EQ(rig.driver.fill_count(), 1u);
-}
-
-TEST_P(Execution, WithoutAnyThreadASessionDoesNotStart) {
-  Rig& rig = make();
-  const NoThreads none;
-  EXPECT_FALSE(rig.executor->start());
-}
-
 TEST_P(Execution, TheClientsGoodByeEndsTheSession) {
   Rig& rig = make();
   ASSERT_TRUE(rig.executor->start());
@@ -412,11 +205,6 @@ TEST_P(Execution, TheClientsGoodByeEndsTheSession) {
   rig.channel->close();
   ASSERT_TRUE(rig.ended.wait());
   EXPECT_EQ(rig.driver.fill_count(), 1u) << "what came before runs";
-}
-
-std::string kind_name(const ::testing::TestParamInfo<Kind>& p) {
-  const char* const names[] = {"shm", "ivshmem", "tcp", "relayed", "relayed_guest"};
-  return names[static_cast<int>(p.param)];
 }
 
 INSTANTIATE_TEST_SUITE_P(Channels, Execution,
@@ -481,42 +269,6 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
     ASSERT_TRUE(rig.ended.wait()) << c.size;
     EXPECT_NE(rig.reason.find(c.reason), std::string::npos) << rig.reason;
   }
-}
-
-// A program at its limit of threads has a connection without the client's own ones.
-TEST(ClientWithoutThreads, SendsAndIsAnswered) {
-  Rig* rig;
-  {
-    const NoThreads none;
-    rig = &keep<Rig>(Kind::kTcp);
-  }
-  ASSERT_TRUE(rig->executor->start());
-  rig->post_fill(1);
-  ASSERT_TRUE(rig->driver.wait_fills(1)) << "sent though nobody waits for it";
-  uint32_t status = 1;
-  EXPECT_TRUE(rig->exchange(wire::kPing, 0, 1, &status));
-}
-
-// A client that sends and never reads fills the socket; the server's word still ends the session.
-TEST(DeafClient, CanBeEnded) {
-  Rig& rig = keep<Rig>(Kind::kTcp);
-  ASSERT_TRUE(rig.executor->start());
-  std::thread([&rig] {
-    wire::FrameHeader h{sizeof h, wire::kPing, 0, 1, 1};
-    while (::send(rig.client_socket, &h, sizeof h, MSG_NOSIGNAL) > 0)
-      h.lane = static_cast<uint16_t>((h.lane + 1) % wire::kStreamLanes);
-  }).detach();
-  uint64_t before = ~uint64_t{0};
-  for (int same = 0; same < 5;) {  // until the worker stands still
-    std::this_thread::sleep_for(50ms);
-    const uint64_t now = rig.session->commands.load();
-    same = now == before ? same + 1 : 0;
-    before = now;
-  }
-  std::thread([&rig] {
-    rig.executor->end("the server ended it", CUDA_ERROR_SYSTEM_NOT_READY);
-  }).detach();
-  EXPECT_TRUE(rig.ended.wait()) << "the end waits for the client";
 }
 
 }  // namespace

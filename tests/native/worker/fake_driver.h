@@ -47,12 +47,14 @@ class FakeDriver {
   }
 
   worker::Driver table;
-  std::function<CUresult()> on_synchronize;  // set before the session runs
+  std::function<CUresult()> on_synchronize;  // both set before the session runs
+  std::function<void(unsigned)> on_fill;
   std::atomic<CUresult> fill_status{CUDA_SUCCESS}, stream_status{CUDA_SUCCESS};
 
  private:
   static FakeDriver* get() { return current_.load(); }
   CUresult fill(unsigned value) {
+    if (on_fill) on_fill(value);
     std::lock_guard lock(mutex_);
     fills_.push_back(value);
     grown_.notify_all();
