@@ -11,6 +11,7 @@ namespace sluice::test {
 namespace {
 
 constexpr uint64_t kMostStored = 64 << 20;
+constexpr uint64_t kWindow = 8ull << 40;  // no row and no slice is farther from another
 
 wire::ArrayShape shape_of(const CUDA_ARRAY3D_DESCRIPTOR& d) {
   return {d.Width, d.Height, d.Depth, static_cast<uint32_t>(d.Format), d.NumChannels, d.Flags, 1};
@@ -79,8 +80,8 @@ void Recording::install_arrays() {
     if (p->WidthInBytes * p->Height * p->Depth > kMostStored) return status;
     // Of memory a driver may use both, also where there is but one row or slice.
     const auto apart = [&](CUmemorytype type, uint64_t pitch, uint64_t height) {
-      return type == CU_MEMORYTYPE_ARRAY || (pitch >= p->WidthInBytes && pitch <= kMostStored &&
-                                             height >= p->Height && height <= kMostStored);
+      return type == CU_MEMORYTYPE_ARRAY || (pitch >= p->WidthInBytes && pitch <= kWindow &&
+                                             height >= p->Height && height <= kWindow);
     };
     if (!apart(p->srcMemoryType, p->srcPitch, p->srcHeight) ||
         !apart(p->dstMemoryType, p->dstPitch, p->dstHeight))
