@@ -15,7 +15,7 @@ endif
 export PYTHONPATH := $(CURDIR)/build/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu bench lint format sanitize native programs python guest-bundle guest-packages release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu test-threads test-memory bench lint format sanitize native programs python guest-bundle guest-packages release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,7 +64,13 @@ lint: build/.base python ## ruff, mypy --strict, clang-format
 	$(PY) -m mypy cli config controller dev guest_runtime hypervisor nova_driver server tests/harness native/codegen
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 
-sanitize: build/.base ## the native tests under AddressSanitizer and UndefinedBehaviorSanitizer, then ThreadSanitizer
+test-threads: build/.base ## the relay, the channels, the worker's executor and the client's sessions under ThreadSanitizer
+	dev/sanitize.sh thread threads
+
+test-memory: build/.base ## hostile frames into the worker under AddressSanitizer and UndefinedBehaviorSanitizer, and fuzzing: SLUICE_FUZZ_SECONDS (30)
+	dev/sanitize.sh address,undefined memory
+
+sanitize: build/.base ## all native tests under AddressSanitizer and UndefinedBehaviorSanitizer, then ThreadSanitizer
 	dev/sanitize.sh address,undefined
 	dev/sanitize.sh thread
 

@@ -22,6 +22,7 @@ std::string failed(const char* what) { return std::string(what) + ": " + std::st
 }  // namespace
 
 MappedSlot::~MappedSlot() {
+  if (alias_) return;
   if (control_) munmap(control_, control_bytes_);
   if (ring_) munmap(ring_, layout_.ring_bytes * 2);
   if (arena_) munmap(arena_, layout_.arena_bytes);
@@ -33,7 +34,19 @@ MappedSlot& MappedSlot::operator=(MappedSlot&& other) noexcept {
   std::swap(arena_, other.arena_);
   std::swap(control_bytes_, other.control_bytes_);
   std::swap(layout_, other.layout_);
+  std::swap(alias_, other.alias_);
   return *this;
+}
+
+MappedSlot MappedSlot::alias() const {
+  MappedSlot same;
+  same.control_ = control_;
+  same.ring_ = ring_;
+  same.arena_ = arena_;
+  same.control_bytes_ = control_bytes_;
+  same.layout_ = layout_;
+  same.alias_ = true;
+  return same;
 }
 
 bool MappedSlot::map(int fd, size_t slot_bytes, uint32_t index, uint64_t arena_address,
@@ -66,13 +79,15 @@ bool MappedSlot::map(int fd, size_t slot_bytes, uint32_t index, uint64_t arena_a
       return false;
     }
   }
-  if (arena_address) {
-    void* at = reinterpret_cast<void*>(arena_address);
-    void* arena = mmap(at, layout_.arena_bytes, kReadWrite, MAP_SHARED | MAP_FIXED_NOREPLACE, fd,
-                       base + static_cast<off_t>(layout_.arena));
-    if (arena != at) {
+  if (arena_address != kNoArena) {
+    const bool anywhere = arena_address == kArenaAnywhere;
+    void* at = anywhere ? nullptr : reinterpret_cast<void*>(arena_address);
+    void* arena =
+        mmap(at, layout_.arena_bytes, kReadWrite, MAP_SHARED | (anywhere ? 0 : MAP_FIXED_NOREPLACE),
+             fd, base + static_cast<off_t>(layout_.arena));
+    if (arena == MAP_FAILED || (!anywhere && arena != at)) {
       if (arena != MAP_FAILED) munmap(arena, layout_.arena_bytes);
-      *error = failed("mapping the arena at its fixed address");
+      *error = failed(anywhere ? "mapping the arena" : "mapping the arena at its fixed address");
       return false;
     }
     madvise(arena, layout_.arena_bytes, MADV_DONTFORK);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mapping a region's slot into this process, on either side, and formatting it on the host's.
 // Owns the mappings: the control pages anywhere, the ring twice in a row (a frame never wraps), the
-// arena at its fixed address.
+// arena where its user needs it: at wire::kArenaAddress where client and worker share pointers into
+// it, anywhere where it only carries bytes.
 #pragma once
 
 #include <sys/types.h>
@@ -13,6 +14,9 @@
 
 namespace sluice::channel {
 
+// In place of an address: no arena is mapped, or the kernel chooses where.
+inline constexpr uint64_t kNoArena = 0, kArenaAnywhere = 1;
+
 // The control part of one slot and its ring and arena, mapped. Pointers are valid while it lives.
 class MappedSlot {
  public:
@@ -23,9 +27,13 @@ class MappedSlot {
   MappedSlot(const MappedSlot&) = delete;
   MappedSlot& operator=(const MappedSlot&) = delete;
 
-  // Maps slot `index` of the file (not closed, not kept). `arena_address` 0 maps no arena. On
-  // failure: false, `error` says what and why.
+  // Maps slot `index` of the file (not closed, not kept). `arena_address`: where the arena has
+  // to lie, kArenaAnywhere or kNoArena. On failure: false, `error` says what and why.
   bool map(int fd, size_t slot_bytes, uint32_t index, uint64_t arena_address, std::string* error);
+
+  // The same mappings once more, to be used while this one lives. Tests have both ends of a slot in
+  // one process, and ThreadSanitizer, which knows memory by its address, sees what orders them.
+  MappedSlot alias() const;
 
   SlotHeader& header() const { return *reinterpret_cast<SlotHeader*>(control_); }
   Lane& lane(uint32_t i) const { return reinterpret_cast<Lane*>(control_ + layout_.lanes)[i]; }
@@ -46,6 +54,7 @@ class MappedSlot {
   std::byte* arena_ = nullptr;
   size_t control_bytes_ = 0;
   SlotLayout layout_{};
+  bool alias_ = false;
 };
 
 // Host side. Writes a blank slot (zeroed control words, state `first`); the arena is left alone.

@@ -150,7 +150,7 @@ bool Doorbell::watch(const Message& m, std::string* error) {
                      header.slot_count == slots;
   for (uint32_t i = 0; ok && i < slots; ++i) {
     Slot s;
-    ok = s.map.map(fd, slot_bytes, i, 0, error);
+    ok = s.map.map(fd, slot_bytes, i, channel::kNoArena, error);
     if (ok && (!valid || s.map.header().magic != channel::kSlotMagic))
       channel::format_slot(s.map, i, SlotState::kFree);
     r->slots.push_back(std::move(s));

@@ -164,8 +164,8 @@ void Relay::start_session(wire::Message& m) {
   const bool blank = channel_ == "shm";
   channel::MappedSlot mapped;
   if (index >= count || (blank && !channel::format_region(region, region_bytes, count, &error)) ||
-      !mapped.map(region, channel::slot_bytes_of(region_bytes, count), index, wire::kArenaAddress,
-                  &error))
+      !mapped.map(region, channel::slot_bytes_of(region_bytes, count), index,
+                  channel::kArenaAnywhere, &error))
     return refuse(error.empty() ? "there is no such slot" : error, kUnknown);
   ::close(region);
   if (ca >= 0) ::close(ca);

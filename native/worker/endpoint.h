@@ -76,11 +76,12 @@ class Endpoint {
 };
 
 // A formatted slot of the region (formats it: the session starts blank).
-// `arena_address`: wire::kArenaAddress, or 0 for none (tests that have client and worker in one
-// process).
+// `arena_address`: as MappedSlot::map() takes it.
 std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, uint32_t slots,
                                             uint32_t slot, bool format, uint64_t arena_address,
                                             std::string* error);
+// A slot that is mapped, formatted and blank.
+std::unique_ptr<Endpoint> make_shm_endpoint(channel::MappedSlot slot);
 // A connected socket, from which the server has read the OpenSession frame, and its stream where it
 // is not plain.
 std::unique_ptr<Endpoint> make_tcp_endpoint(int socket,

@@ -16,8 +16,6 @@ namespace sluice::worker {
 
 namespace {
 
-constexpr uint64_t kTiB = 1ull << 40;
-
 std::string hex(uint64_t v) {
   char text[32];
   std::snprintf(text, sizeof text, "0x%llx", static_cast<unsigned long long>(v));
@@ -83,7 +81,7 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
 }
 
 bool Session::reserve_windows(std::string* error) {
-  const uint64_t bytes = vgpus.size() <= 4 ? 8 * kTiB : kTiB;
+  const uint64_t bytes = vgpus.size() <= 4 ? wire::kLargeWindowBytes : wire::kSmallWindowBytes;
   uint64_t at = wire::kWindowsBegin;
   for (auto& v : vgpus) {
     if (at < wire::kWindowHoleEnd && at + bytes > wire::kWindowHoleBegin) at = wire::kWindowHoleEnd;

@@ -125,7 +125,11 @@ std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, 
     channel::format_slot(mapped, slot, SlotState::kOpening);
   else
     channel::start_slot(mapped);
-  return std::make_unique<ShmEndpoint>(std::move(mapped));
+  return make_shm_endpoint(std::move(mapped));
+}
+
+std::unique_ptr<Endpoint> make_shm_endpoint(channel::MappedSlot slot) {
+  return std::make_unique<ShmEndpoint>(std::move(slot));
 }
 
 }  // namespace sluice::worker

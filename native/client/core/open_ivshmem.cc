@@ -177,7 +177,7 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
   uint32_t index = 0;
   for (; index < slots; ++index) {
     channel::MappedSlot candidate;
-    if (!candidate.map(fd, slot_bytes, index, 0, error)) break;
+    if (!candidate.map(fd, slot_bytes, index, channel::kNoArena, error)) break;
     auto& h = candidate.header();
     uint32_t expected = static_cast<uint32_t>(SlotState::kFree);
     if (h.magic != channel::kSlotMagic ||
@@ -187,7 +187,7 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
     if (!slot.map(fd, slot_bytes, index, wire::kArenaAddress, error)) {
       channel::MappedSlot again;
       std::string ignored;
-      if (again.map(fd, slot_bytes, index, 0, &ignored))
+      if (again.map(fd, slot_bytes, index, channel::kNoArena, &ignored))
         again.header().state.store(static_cast<uint32_t>(SlotState::kFree));
       ::close(fd);
       return nullptr;

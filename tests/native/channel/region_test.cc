@@ -136,7 +136,7 @@ TEST(MappedSlot, AnUnusableSizeIsSaidInWords) {
   test::SharedSlot shared;
   MappedSlot slot;
   std::string error;
-  EXPECT_FALSE(slot.map(shared.fd(), 1 << 20, 0, 0, &error));
+  EXPECT_FALSE(slot.map(shared.fd(), 1 << 20, 0, kNoArena, &error));
   EXPECT_NE(error.find("too small"), std::string::npos) << error;
   EXPECT_FALSE(slot);
 }
@@ -150,6 +150,29 @@ TEST(MappedSlot, AnArenaAddressThatIsTakenIsRefused) {
   EXPECT_FALSE(slot.map(shared.fd(), 4 << 20, 0, reinterpret_cast<uint64_t>(taken), &error));
   EXPECT_NE(error.find("fixed address"), std::string::npos) << error;
   munmap(taken, 4 << 20);
+}
+
+TEST(MappedSlot, AnArenaThatNeedsNoPlaceIsMappedAnywhere) {
+  const test::SharedSlot shared;
+  const MappedSlot one = shared.map(true), other = shared.map(true), none = shared.map();
+  ASSERT_NE(one.arena(), nullptr);
+  EXPECT_NE(one.arena(), other.arena());
+  EXPECT_EQ(none.arena(), nullptr);
+  one.arena()[one.layout().arena_bytes - 1] = std::byte{7};
+  EXPECT_EQ(other.arena()[other.layout().arena_bytes - 1], std::byte{7});
+}
+
+TEST(MappedSlot, AnAliasIsTheSameMappingAndLeavesItMapped) {
+  const test::SharedSlot shared;
+  const MappedSlot slot = shared.map(true);
+  {
+    const MappedSlot alias = slot.alias();
+    EXPECT_EQ(&alias.header(), &slot.header());
+    EXPECT_EQ(alias.ring(), slot.ring());
+    EXPECT_EQ(alias.arena(), slot.arena());
+  }
+  slot.header().tail = 8;
+  slot.ring()[0] = slot.arena()[0] = std::byte{1};
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A region of one slot in a memfd, formatted as a worker formats it. Used by the tests of rings,
 // endpoints and the executor; owns the file. map() may be called for both sides, which then see
-// each other as two processes do. The arena is mapped for relayed slots only, each side's at a
-// place of its own, so that ThreadSanitizer's address space will do.
+// each other as two processes do; or one side's alias() serves the other, so that ThreadSanitizer
+// sees what orders them. The arena is mapped for relayed slots only, anywhere.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,19 +30,15 @@ class SharedSlot {
   channel::MappedSlot map(bool arena = false) const {
     channel::MappedSlot slot;
     std::string error;
-    EXPECT_TRUE(slot.map(fd_, slot_bytes_, 0, arena ? free_address() : 0, &error)) << error;
+    EXPECT_TRUE(
+        slot.map(fd_, slot_bytes_, 0, arena ? channel::kArenaAnywhere : channel::kNoArena, &error))
+        << error;
     return slot;
   }
   int fd() const { return fd_; }
   size_t region_bytes() const { return slot_bytes_ + channel::kPage; }
 
  private:
-  // Where nothing else is put.
-  uint64_t free_address() const {
-    static std::atomic<uint64_t> next{0x650000000000};
-    return next.fetch_add(slot_bytes_);
-  }
-
   int fd_;
   size_t slot_bytes_;
 };

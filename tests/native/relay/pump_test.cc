@@ -32,8 +32,8 @@ struct Rig {
     int pair[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     node = pair[0];
-    pump = new relay::Pump(slot.map(true), std::make_unique<channel::PlainStream>(pair[1]), pair[1],
-                           "node-a", [this](const std::string& why) {
+    pump = new relay::Pump(watched.alias(), std::make_unique<channel::PlainStream>(pair[1]),
+                           pair[1], "node-a", [this](const std::string& why) {
                              std::lock_guard lock(mutex);
                              reason = why;
                              changed.notify_all();
@@ -43,7 +43,7 @@ struct Rig {
     EXPECT_TRUE(pump->open(record, &error)) << error;
     header = &watched.header();
     EXPECT_EQ(header->dialect.load(), static_cast<uint32_t>(channel::SlotDialect::kBytes));
-    client = std::make_unique<channel::RegionStream>(slot.map(true), shares_futex, -1, -1);
+    client = std::make_unique<channel::RegionStream>(watched.alias(), shares_futex, -1, -1);
     EXPECT_TRUE(pump->start());
     // In a guest the doorbell process turns the word that the client sets into a wake-up.
     if (!shares_futex) std::thread([this] { ring_for_guest(); }).detach();
@@ -81,7 +81,7 @@ struct Rig {
   }
 
   SharedSlot slot;
-  channel::MappedSlot watched = slot.map();
+  channel::MappedSlot watched = slot.map(true);
   channel::SlotHeader* header;
   int node;
   relay::Pump* pump;

@@ -55,6 +55,8 @@ class Rig {
  public:
   explicit Rig(Kind kind) {
     std::string error;
+    const bool relayed = kind == Kind::kRelayed || kind == Kind::kRelayedGuest;
+    mapped = slot.map(relayed);
     std::unique_ptr<worker::Endpoint> endpoint;
     if (kind == Kind::kTcp) {
       int pair[2];
@@ -63,11 +65,11 @@ class Rig {
       endpoint = worker::make_tcp_endpoint(pair[1]);
       channel = std::make_unique<client::StreamChannel>(
           pair[0], std::make_unique<channel::PlainStream>(pair[0]), std::vector<std::byte>());
-    } else if (kind == Kind::kRelayed || kind == Kind::kRelayedGuest) {
+    } else if (relayed) {
       int pair[2];
       EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
       endpoint = worker::make_tcp_endpoint(pair[1]);
-      pump = std::make_unique<relay::Pump>(slot.map(true),
+      pump = std::make_unique<relay::Pump>(mapped.alias(),
                                            std::make_unique<channel::PlainStream>(pair[0]), pair[0],
                                            "node", [](const std::string&) {});
       const std::vector<std::byte> reply(600);
@@ -75,16 +77,15 @@ class Rig {
       EXPECT_TRUE(pump->start());
       channel = std::make_unique<client::StreamChannel>(
           -1,
-          std::make_unique<channel::RegionStream>(slot.map(true), kind == Kind::kRelayed, -1, -1),
+          std::make_unique<channel::RegionStream>(mapped.alias(), kind == Kind::kRelayed, -1, -1),
           reply);
     } else {
-      endpoint = worker::make_shm_endpoint(slot.fd(), slot.region_bytes(), 1, 0, true, 0, &error);
-      EXPECT_TRUE(endpoint) << error;
+      endpoint = worker::make_shm_endpoint(mapped.alias());
       const std::vector<std::byte> record(512);
       EXPECT_TRUE(endpoint->publish_record(record, &error)) << error;
       channel = std::make_unique<client::ShmChannel>(
-          slot.map(), kind == Kind::kShm ? wire::ChannelKind::kShm : wire::ChannelKind::kIvshmem,
-          -1, -1);
+          mapped.alias(),
+          kind == Kind::kShm ? wire::ChannelKind::kShm : wire::ChannelKind::kIvshmem, -1, -1);
     }
     session =
         std::make_unique<worker::Session>(driver.table, std::move(endpoint), worker::SessionPlan{});
@@ -131,7 +132,7 @@ class Rig {
   }
   // The guest's doorbell process.
   void ring_for_guest() {
-    std::thread([map = slot.map()] {
+    std::thread([map = mapped.alias()] {
       for (auto& h = map.header();; channel::sleep_ns(100'000)) {
         if (h.doorbell.exchange(0) == 0) continue;
         h.wake.fetch_add(1);
@@ -141,6 +142,8 @@ class Rig {
   }
 
   SharedSlot slot;
+  // For both ends: ThreadSanitizer knows memory by its address.
+  channel::MappedSlot mapped;
   FakeDriver driver;
   worker::Gpu gpu;
   int client_socket = -1;

@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Channels, Execution,
 TEST(Executor, ALateAnnouncementDoesNotSilenceTheNextFrame) {
   auto& rig = keep<Rig>(Kind::kShm);
   ASSERT_TRUE(rig.executor->start());
-  const auto map = rig.slot.map();
+  const auto map = rig.mapped.alias();
   auto& h = map.header();
   const auto asleep = [&] {
     const auto deadline = std::chrono::steady_clock::now() + 10s;
@@ -239,7 +239,7 @@ TEST(BrokenRing, EndsTheSessionWithAReason) {
   for (uint64_t tail : {uint64_t{8}, uint64_t{1} << 40, ~uint64_t{0}}) {
     Rig& rig = keep<Rig>(Kind::kShm);
     ASSERT_TRUE(rig.executor->start());
-    const channel::MappedSlot map = rig.slot.map();
+    const channel::MappedSlot map = rig.mapped.alias();
     auto& h = map.header();
     h.tail = tail;
     h.sleeping = 0;
