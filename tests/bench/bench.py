@@ -26,6 +26,7 @@ NATIVE = ROOT / "build" / "native"
 BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
+from counted import run_counted  # noqa: E402
 from figure import Figure, as_lines, print_table  # noqa: E402
 from free_ports import free_port  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
@@ -126,7 +127,7 @@ class StaticServer:
 
     def calls(self, channel: str, *words: str) -> dict[str, float]:
         """One run of the program `calls`."""
-        return run_json([str(BENCH / "calls"), *words], self.environment(channel))
+        return run_counted([str(BENCH / "calls"), *words], self.environment(channel))
 
     def close(self) -> None:
         """Ends it and its warm worker."""
@@ -147,7 +148,7 @@ def static_server(driver: Path) -> Any:
 
 
 def run_json(command: list[str], environment: dict[str, str] | None = None) -> dict[str, float]:
-    """A program that prints one JSON object."""
+    """A program that prints one JSON object, without a session."""
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
@@ -184,7 +185,7 @@ def call_figures() -> list[Figure]:
         )
         tcp = medians(lambda: server.calls("tcp", "calls"))
         library = medians(
-            lambda: run_json([str(BENCH / "library_calls")], server.environment("shm"))
+            lambda: run_counted([str(BENCH / "library_calls")], server.environment("shm"))
         )
     ping, tcp_ping = floor["shm_ping_pong_us"], floor["tcp_ping_pong_us"]
     figures.append(Figure("async_call_us", shm["async_call_us"], "us", None, None, "at most 0.3"))
@@ -201,20 +202,20 @@ def call_figures() -> list[Figure]:
     figures.append(
         Figure(
             "sync_call_shm_us",
-            shm["sync_call_us"],
+            shm["round_trip_us"],
             "us",
             ping,
-            shm["sync_call_us"] / ping,
+            shm["round_trip_us"] / ping,
             f"at most {1.5 * ping + 1:.2f}",
         )
     )
     figures.append(
         Figure(
             "sync_call_tcp_us",
-            tcp["sync_call_us"],
+            tcp["round_trip_us"],
             "us",
             tcp_ping,
-            tcp["sync_call_us"] / tcp_ping,
+            tcp["round_trip_us"] / tcp_ping,
             f"at most {1.15 * tcp_ping:.1f}",
         )
     )
@@ -272,7 +273,9 @@ def control_plane_figures() -> list[Figure]:
         starts = []
         for _ in range(9):
             time.sleep(1.0)  # the next worker is warm again
-            starts.append(run_json([str(BENCH / "calls"), "start"], environment)["client_start_ms"])
+            starts.append(
+                run_counted([str(BENCH / "calls"), "start"], environment)["client_start_ms"]
+            )
         idle = idle_percent(pool, environment)
     return [
         Figure("client_start_ms", median(starts), "ms", None, None, "at most 15"),
@@ -303,7 +306,8 @@ def idle_percent(pool: Pool, environment: dict[str, str], seconds: int = 10) -> 
     before = [cpu_seconds(pid) for pid in pids]
     time.sleep(seconds)
     after = [cpu_seconds(pid) for pid in pids]
-    client.wait()
+    if worker_pid(pool) != pids[1] or client.wait():
+        raise SystemExit("the idle session ended while it was measured")
     return max(b - a for a, b in zip(before, after, strict=True)) / seconds * 100
 
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Timings of CUDA calls as an application sees them: one mode a run, one JSON object on standard
 // output. Run by bench.py over a channel, over another, and natively. Every figure is a median of
-// its own repetitions.
+// its own repetitions. Beside the figures: how many of the measured calls have to wait for an
+// answer, and how many have to be sent (counted.py holds that against what the client counted).
 #include <cuda_runtime.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,12 +41,14 @@ double median(std::vector<double> v) {
 }
 
 float *g_a, *g_b;
+long g_waits, g_commands;
 
 void launch() {
   int n = 100, y = 3;
   float x = 2;
   void* args[] = {&g_a, &g_b, &n, &x, &y};
   CHECK(cudaLaunchKernel(reinterpret_cast<const void*>(five), dim3(1), dim3(32), args, 0, nullptr));
+  ++g_commands;
 }
 
 // Bursts of 1,000 launches with five arguments through the exported symbol.
@@ -79,11 +82,58 @@ double each_us(int repetitions, F&& f) {
   return median(all);
 }
 
+// A call that only its worker can answer.
+template <class F>
+double each_wait_us(int repetitions, F&& f) {
+  return each_us(repetitions, [&] {
+    f();
+    ++g_waits;
+  });
+}
+
+// Bytes of pageable memory to the device and back, a direction's median each. They are other ones
+// each time and are looked at when they have arrived, so that a copy that was not made fails.
+struct Copied {
+  double to_device_us, to_host_us;
+};
+Copied pageable_copies(char* device, size_t bytes, int repetitions) {
+  std::vector<char> host(bytes), back(bytes);
+  std::vector<double> there, here;
+  constexpr size_t kStep = 4093;
+  for (int i = 0; i <= repetitions; ++i) {
+    for (size_t at = 0; at < bytes; at += kStep) host[at] = static_cast<char>(i * 31 + at / kStep);
+    double start = now_us();
+    CHECK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
+    CHECK(cudaDeviceSynchronize());
+    there.push_back(now_us() - start);
+    std::fill(back.begin(), back.end(), 0);
+    start = now_us();
+    CHECK(cudaMemcpy(back.data(), device, bytes, cudaMemcpyDeviceToHost));
+    here.push_back(now_us() - start);
+    for (size_t at = 0; at < bytes; at += kStep) {
+      if (back[at] == host[at]) continue;
+      std::fprintf(stderr, "byte %zu of copy %d is not what was sent\n", at, i);
+      std::exit(1);
+    }
+  }
+  there.erase(there.begin());  // the first touches fresh memory
+  here.erase(here.begin());
+  return {median(there), median(here)};
+}
+
 double gib_s(size_t bytes, double us) { return bytes / us * 1e6 / (1 << 30); }
+
+// What nobody but the GPU's side can answer: it may have been written by what ran there.
+double round_trip_us() {
+  static int word;
+  return each_wait_us(20000, [] { CHECK(cudaMemcpy(&word, g_a, 4, cudaMemcpyDeviceToHost)); });
+}
 
 void put(const char* name, double value, bool last = false) {
   std::printf("\"%s\": %.4f%s", name, value, last ? "}\n" : ", ");
 }
+
+void put_claims() { std::printf("\"waits\": %ld, \"commands\": %ld}\n", g_waits, g_commands); }
 
 }  // namespace
 
@@ -105,13 +155,12 @@ int main(int argc, char** argv) {
   if (mode == "calls") {
     put("async_call_us", async_call_us(200));
     put("async_calls_per_s", async_calls_per_s(1000000));
-    put("sync_call_us", each_us(20000, [] { CHECK(cudaStreamSynchronize(nullptr)); }), true);
+    put("round_trip_us", round_trip_us());
+    put_claims();
   } else if (mode == "round_trip") {
-    // What nobody but the GPU's side can answer.
-    int word = 0;
     put("async_calls_per_s", async_calls_per_s(1000000));
-    put("round_trip_us",
-        each_us(20000, [&] { CHECK(cudaMemcpy(&word, g_a, 4, cudaMemcpyDeviceToHost)); }), true);
+    put("round_trip_us", round_trip_us());
+    put_claims();
   } else if (mode == "idle") {
     std::fflush(stdout);
     std::printf("\"pid\": %d}\n", getpid());
@@ -119,20 +168,11 @@ int main(int argc, char** argv) {
     sleep(static_cast<unsigned>(mib));
   } else if (mode == "copy") {
     const size_t bytes = mib << 20;
-    std::vector<char> host(bytes, 7);
     char* device;
     CHECK(cudaMalloc(&device, bytes));
-    put("pageable_to_device_gib_s",
-        gib_s(bytes, each_us(7, [&] {
-                CHECK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
-                CHECK(cudaDeviceSynchronize());
-              })));
-    put("pageable_to_host_gib_s",
-        gib_s(
-            bytes,
-            each_us(
-                7, [&] { CHECK(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost)); })),
-        true);
+    const Copied copied = pageable_copies(device, bytes, 7);
+    put("pageable_to_device_gib_s", gib_s(bytes, copied.to_device_us));
+    put("pageable_to_host_gib_s", gib_s(bytes, copied.to_host_us), true);
   } else if (mode == "gpu") {
     const size_t bytes = mib << 20;
     put("launch_us", async_call_us(50));
@@ -175,19 +215,13 @@ int main(int argc, char** argv) {
         gib_s(bytes, each_us(10, [&] {
                 CHECK(cudaMemcpy(pinned, device, bytes, cudaMemcpyDeviceToHost));
               })));
-    std::vector<char> host(bytes, 7);
-    put("pageable_to_device_gib_s",
-        gib_s(bytes, each_us(7, [&] {
-                CHECK(cudaMemcpy(device, host.data(), bytes, cudaMemcpyHostToDevice));
-                CHECK(cudaDeviceSynchronize());
-              })));
-    put("pageable_to_host_gib_s",
-        gib_s(bytes, each_us(7, [&] {
-                CHECK(cudaMemcpy(host.data(), device, bytes, cudaMemcpyDeviceToHost));
-              })));
+    const Copied copied = pageable_copies(device, bytes, 7);
+    put("pageable_to_device_gib_s", gib_s(bytes, copied.to_device_us));
+    put("pageable_to_host_gib_s", gib_s(bytes, copied.to_host_us));
     put("start_ms", started / 1000, true);
   } else {
-    std::fprintf(stderr, "usage: calls start | calls | idle SECONDS | copy MIB | gpu MIB\n");
+    std::fprintf(stderr,
+                 "usage: calls start | calls | round_trip | idle SECONDS | copy MIB | gpu MIB\n");
     return 2;
   }
   return 0;

@@ -4,7 +4,9 @@
 Part of bench.py, and run alone with `python tests/bench/grant_rates.py [sqlite] [etcd]`. Sixteen
 callers in this process ask a real controller, each for a grant and then for its release, both
 answered only when they are stored. A figure is such pairs a second, and the 99th percentile of what
-one grant took. Beside it stands the machine's bare fdatasync, in the folder of the store.
+one grant took. The floor of both is the same load on a server without a pool, which stores as much
+(bare_pool.py), in turn with the controller. The machine's bare fdatasync in the store's folder and
+one bare commit are printed beside them.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
+from bare_pool import bare_pool, commit_ms  # noqa: E402
 from controllers import Controllers, controllers  # noqa: E402
 from etcd_members import etcd_members, is_there  # noqa: E402
 from figure import Figure, as_lines, print_table  # noqa: E402
@@ -36,6 +39,7 @@ from sluice.rpc import pool_pb2_grpc  # noqa: E402
 CALLERS = 16
 WARM_SECONDS = 2.0
 SECONDS = 10.0
+FLOOR_SECONDS = 5.0
 NODES = 4
 GPUS_OF_A_NODE = 8
 BLOCK = b"x" * 4096
@@ -139,26 +143,46 @@ async def load(
     return len(grants) / seconds, grants, releases
 
 
-def measure(several: Controllers, folder: Path, kind: str, rate: int, p99_ms: int) -> list[Figure]:
-    """The two figures of a store."""
+def floors(store: str) -> tuple[float, float]:
+    """Pairs a second without a pool, and the 99th percentile of what one grant took then."""
+    with bare_pool(store) as target:
+        per_second, grants, _ = asyncio.run(load(target, seconds=FLOOR_SECONDS))
+    return per_second, percentile(grants, 0.99)
+
+
+def measure(
+    several: Controllers, folder: Path, kind: str, bare: str, wanted: tuple[int, int]
+) -> list[Figure]:
+    """The two figures of a store; `bare` is the store of the floor, as bare_pool.py takes it."""
     leader = several.leader()
-    before, cpu_before = fdatasync_ms(folder), cpu_seconds(several, leader)
+    before, first = fdatasync_ms(folder), floors(bare)
+    cpu_before = cpu_seconds(several, leader)
     per_second, grants, releases = asyncio.run(load(several.grpc[leader]))
     cpu = (cpu_seconds(several, leader) - cpu_before) / (WARM_SECONDS + SECONDS)
-    after = fdatasync_ms(folder)
+    second, after = floors(bare), fdatasync_ms(folder)
+    bare_rate, bare_p99 = ((a + b) / 2 for a, b in zip(first, second, strict=True))
     sync = (before[0] + after[0]) / 2
     print(
         f"{kind}: {per_second:,.0f} grants and releases a second by {CALLERS} callers; a grant "
         f"{percentile(grants, 0.5):.1f} ms, p99 {percentile(grants, 0.99):.1f}; a release "
-        f"{percentile(releases, 0.5):.1f} ms, p99 {percentile(releases, 0.99):.1f}; bare fdatasync "
+        f"{percentile(releases, 0.5):.1f} ms, p99 {percentile(releases, 0.99):.1f}; without a pool "
+        f"{first[0]:,.0f} and {second[0]:,.0f} a second, a grant's p99 {first[1]:.1f} and "
+        f"{second[1]:.1f}; bare commit {asyncio.run(commit_ms(bare)):.2f} ms; bare fdatasync "
         f"{sync:.2f} ms, p99 {max(before[1], after[1]):.2f}; the controller's CPU "
         f"{cpu * 1e6 / per_second:,.0f} us a pair; load of the machine {os.getloadavg()[0]:.1f}",
         file=sys.stderr,
     )
     p99 = percentile(grants, 0.99)
     return [
-        Figure(f"grants_per_s_{kind}", per_second, "1/s", None, None, f"at least {rate:,}"),
-        Figure(f"grant_p99_ms_{kind}", p99, "ms", sync, p99 / sync, f"at most {p99_ms}"),
+        Figure(
+            f"grants_per_s_{kind}",
+            per_second,
+            "1/s",
+            bare_rate,
+            per_second / bare_rate,
+            f"at least {wanted[0]:,}",
+        ),
+        Figure(f"grant_p99_ms_{kind}", p99, "ms", bare_p99, p99 / bare_p99, f"at most {wanted[1]}"),
     ]
 
 
@@ -176,7 +200,7 @@ def scratch() -> Any:
 def sqlite_figures() -> list[Figure]:
     """Grants and releases on one controller with SQLite, synchronous = FULL."""
     with scratch() as folder, controllers(folder, 1, {"kind": "sqlite"}) as one:
-        return measure(one, folder, "sqlite", 1000, 20)
+        return measure(one, folder, "sqlite", str(folder / "bare.db"), (1000, 20))
 
 
 def etcd_figures() -> list[Figure]:
@@ -185,9 +209,9 @@ def etcd_figures() -> list[Figure]:
         print("etcd is not installed: no figures of it", file=sys.stderr)
         return []
     with scratch() as folder, etcd_members(folder / "etcd", 3) as members:
-        store = {"kind": "etcd", "endpoints": ",".join(members.endpoints)}
-        with controllers(folder, 2, store) as two:
-            return measure(two, folder, "etcd", 300, 60)
+        endpoints = ",".join(members.endpoints)
+        with controllers(folder, 2, {"kind": "etcd", "endpoints": endpoints}) as two:
+            return measure(two, folder, "etcd", f"etcd={endpoints}", (300, 60))
 
 
 def store_figures() -> list[Figure]:

@@ -26,6 +26,7 @@ from sluice.controller.pool.policies import POLICIES
 from sluice.controller.pool.pool import Pool
 
 DECISIONS = 4000
+LEAST_GIVEN = 0.5
 
 
 def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[float]]:
@@ -36,6 +37,7 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
     live = [grant for grant in pool.grants.values() if grant.state is GrantState.LIVE]
     wanted = sum(len(grant.vgpus) for grant in live)
     held = wanted
+    given = 0
     while len(taken) < DECISIONS:
         request = load.any()
         begin, cpu = time.perf_counter(), time.thread_time()
@@ -46,6 +48,7 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
         if chosen:
             [answer] = pool.submit(request).answers.values()
             if isinstance(answer, Granted):
+                given += 1
                 live.append(answer.grant)
                 held += len(answer.grant.vgpus)
         while held > wanted:
@@ -55,6 +58,11 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
             held -= len(gone.vgpus)
             pool.release(gone.id, "done")
         pool.take_changes()
+    if given < len(taken) * LEAST_GIVEN:
+        raise SystemExit(
+            f"only {given:,} of {len(taken):,} decisions found a place: what is refused at the "
+            "door costs next to nothing, so this is no figure of placing"
+        )
     return taken, computed
 
 
