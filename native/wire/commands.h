@@ -42,6 +42,18 @@ struct MemoryCreditReply {
   uint64_t free_bytes;  // that nobody in the job has credit for
 };
 
+// Local memory that kernels about to be launched have for each thread. The driver keeps as much for
+// every thread that the GPU can run at a time, which is charged to the vGPU before it does so:
+// CUDA_ERROR_OUT_OF_MEMORY where the vGPU has not so much left. cuCtxSetLimit of the stack's size
+// gives back what is beyond that size.
+struct LocalMemory {
+  uint32_t device;
+  uint32_t reserved;
+  uint64_t thread_bytes;
+};
+// What a thread can have at most; a kernel with more cannot be launched (H200, driver 580).
+inline constexpr uint64_t kMaxThreadBytes = 511u << 10;
+
 // Device memory that has no address yet; charged to the vGPU from here to AllocationDestroy.
 struct AllocationCreate {
   uint64_t id;

@@ -119,6 +119,7 @@ enum ControlFunction : uint16_t {
   kOpenSharedEvent = 4043,
   kGpuFigures = 4044,    // what the node's NVML says of a vGPU's GPU
   kMemoryCredit = 4045,  // may this session of a job have so much more of the job's memory
+  kLocalMemory = 4046,   // may kernels have so much local memory for each thread
   // Graphs again: graph_commands.h.
   kGraphConditional = 4048,
   kCaptureNode = 4049,
@@ -240,6 +241,8 @@ constexpr const char* control_name(uint16_t function) {
       return "GpuFigures";
     case kMemoryCredit:
       return "MemoryCredit";
+    case kLocalMemory:
+      return "LocalMemory";
     case kCaptureCopy:
       return "CaptureCopy";
     case kGraphWords:

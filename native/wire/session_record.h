@@ -54,7 +54,9 @@ struct DeviceRecord {
   uint64_t limits[8];     // CUlimit
   uint64_t peers;         // bit i: may be given access to the memory of the vGPU i
   uint64_t peer_atomics;  // … and atomics on it are native
-  uint64_t reserved[2];
+  uint64_t thread_bytes;  // local memory that threads have with the context, without a charge; more
+                          // is asked for (LocalMemory). 0: the node does not count it
+  uint64_t reserved[1];
   uint8_t peer_rank[kMaxDevices];  // relative performance of that link, as the driver ranks it
 };
 

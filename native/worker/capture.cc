@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "worker/dispatch.h"
+#include "worker/graph_size.h"
 
 namespace sluice::worker {
 
@@ -70,13 +71,14 @@ void end(Session& s, const Command& c, Reply& reply) {
   graph->capturing = false;
   if (reply.status == CUDA_SUCCESS && !m.discard) {
     graph->existing = true;
-    return;
+    return count_captured(s, graph);
   }
   // A graph that there was before stays; with the capture's own the driver has done away where it
   // failed.
   if (m.discard && made && !graph->existing) s.driver.cuGraphDestroy(made);
   GraphRef gone;
-  if (!graph->existing) s.graphs.take(m.graph, &gone);
+  if (graph->existing) return count_captured(s, graph);
+  if (s.graphs.take(m.graph, &gone)) give_nodes(s, gone->size.nodes);
 }
 
 // What the next node of a capture comes after; the driver's, until the stream's next call.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "worker/code_charge.h"
 #include "worker/device_output.h"
 #include "worker/dispatch.h"
 #include "worker/jit.h"
@@ -13,9 +14,12 @@ namespace sluice::worker {
 
 namespace {
 
-constexpr uint64_t kMaxPendingBytes = 4ull << 30;
+// Of all images of a session that have come in part, or wait to be loaded: one of the largest.
+constexpr uint64_t kMaxPendingBytes = wire::kMaxBlobBytes;
 constexpr size_t kMaxParams = 4096;
 
+// Memory for it grows with what comes. Of what is too much nothing is kept, and whoever wants it
+// loaded hears that there is no memory.
 void upload(Session& s, const Command& c, Reply&) {
   Decoder d(c.body);
   const auto& u = d.fixed<wire::Upload>();
@@ -27,16 +31,23 @@ void upload(Session& s, const Command& c, Reply&) {
   auto [it, fresh] = s.blobs.try_emplace(u.blob);
   Session::Blob& blob = it->second;
   if (fresh) {
-    if (u.total > kMaxPendingBytes - s.blob_bytes || s.blobs.size() > 64)
-      return s.reject("Upload: too many images are under way");
-    s.blob_bytes += u.total;
-    blob.bytes.resize(u.total);
+    if (s.blobs.size() > 64) return s.reject("Upload: too many images are under way");
+    blob.total = u.total;
   }
   // Pieces come in order, so what has been received has no holes.
-  if (blob.bytes.size() != u.total || u.offset != blob.received)
+  if (blob.total != u.total || u.offset != blob.received)
     return s.reject("Upload: the pieces do not follow one another");
-  std::memcpy(blob.bytes.data() + u.offset, data.data(), data.size());
   blob.received += data.size();
+  if (!blob.refused && data.size() > kMaxPendingBytes - s.blob_bytes) {
+    s.blob_bytes -= blob.bytes.size();
+    blob.refused = true;
+    std::vector<std::byte>().swap(blob.bytes);
+  }
+  if (blob.refused) return;
+  if (blob.received > blob.bytes.capacity())
+    blob.bytes.reserve(std::min(blob.total, 2 * blob.received) + 1);
+  blob.bytes.insert(blob.bytes.end(), data.begin(), data.end());
+  s.blob_bytes += data.size();
 }
 
 // What a command asks to be loaded, in either way.
@@ -66,52 +77,38 @@ bool read_wish(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_
   return true;
 }
 
-void uncharge_code(Session& s, Vgpu& v, uint64_t bytes) {
-  std::lock_guard lock(v.mutex);
-  v.code_bytes -= bytes;
-  if (s.ledger) s.ledger->give(GrantLedger::Kind::kCode, v.grant_index, bytes);
+// Why the driver is not asked.
+bool refuse_image(const Examined& found, size_t bytes, Reply& reply) {
+  reply.status = found.verdict == ImageVerdict::kBroken ? CUDA_ERROR_INVALID_IMAGE
+                                                        : CUDA_ERROR_NO_BINARY_FOR_GPU;
+  JitOptions().put_logs(reply);
+  log_info("an image of " + std::to_string(bytes) + " bytes was not loaded: " + found.why);
+  return false;
 }
 
-// Code is charged beside the slabs: what the vGPU has, once more at most, by all sessions of a job
-// together. Before it is loaded, as several may be at it.
-class Charge {
- public:
-  Charge(Session& s, Vgpu& v, uint64_t bytes) : s_(s), v_(v), bytes_(bytes) {
-    std::lock_guard lock(v_.mutex);
-    taken_ = s.ledger
-                 ? s.ledger->take(GrantLedger::Kind::kCode, v.grant_index, bytes, v.memory_bytes)
-                 : bytes <= v_.memory_bytes - std::min(v_.memory_bytes, v_.code_bytes);
-    if (taken_) v_.code_bytes += bytes;
-  }
-  ~Charge() {
-    if (taken_ && !kept_) uncharge_code(s_, v_, bytes_);
-  }
-  bool taken() const { return taken_; }
-  void keep() { kept_ = true; }
-
- private:
-  Session& s_;
-  Vgpu& v_;
-  const uint64_t bytes_;
-  bool taken_, kept_ = false;
-};
-
 // Whether the image is loaded now.
-bool load_image(Session& s, Vgpu& v, uint32_t device, Wanted& w, std::vector<std::byte>& image,
+bool load_image(Session& s, uint32_t device, Wanted& w, std::vector<std::byte>& whole,
                 Reply& reply) {
+  Examined found = examine_image(whole);
+  if (found.verdict != ImageVerdict::kUsable) return refuse_image(found, whole.size(), reply);
+  if (!found.why.empty()) log_info(found.why);
+  std::vector<std::byte>& image = found.instead.empty() ? whole : found.instead;
   image.push_back(std::byte{0});  // PTX text has to end
   CodeObject code;
-  code.bytes = image.size();
   code.device = device;
-  Charge charge(s, v, code.bytes);
+  code.module_kind = w.kind == wire::CodeKind::kModule;
+  CodeCharge charge(s, code, found.needs);
   if (!charge.taken()) {
+    log_info("an image of " + std::to_string(whole.size()) + " bytes with variables of " +
+             std::to_string(found.needs.data_bytes) +
+             " bytes was not loaded: the vGPU has not so much memory left");
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return false;
   }
   JitOptions& load = w.how;
   load.add_logs();
   const auto count = static_cast<unsigned>(load.options.size());
-  const bool module = w.kind == wire::CodeKind::kModule;
+  const bool module = code.module_kind;
   if (module)
     reply.status = s.driver.cuModuleLoadDataEx(&code.module, image.data(), count,
                                                load.options.data(), load.values.data());
@@ -126,12 +123,11 @@ bool load_image(Session& s, Vgpu& v, uint32_t device, Wanted& w, std::vector<std
     return false;
   }
   DeviceOutput::instance().expect(image);
-  if ((module ? s.modules : s.libraries).add(w.id, code)) {
-    charge.keep();
-    return true;
-  }
+  charge.keep(&code);
+  if ((module ? s.modules : s.libraries).add(w.id, code)) return true;
   // Two loads under way for one id: no client of ours does that.
   module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
+  give_code(s, code);
   s.reject("CodeLoad mints one id twice");
   return false;
 }
@@ -142,10 +138,11 @@ void load(Session& s, const Command& c, Reply& reply) {
   Wanted w{};
   if (!read_wish(s, d, l.id, l.kind, l.option_count, &w)) return;
   std::vector<std::byte> image;
-  if (!take_blob(s, l.blob, &image)) return;
-  Vgpu* v = s.use_context(c.header.context);
-  if (!v || !load_image(s, *v, c.header.context - 1, w, image, reply)) return;
-  image.pop_back();
+  if (!take_blob(s, l.blob, &image, reply)) return;
+  const size_t bytes = image.size();
+  if (!s.use_context(c.header.context) || !load_image(s, c.header.context - 1, w, image, reply))
+    return;
+  image.resize(bytes);
   if (s.code_cache && image.size() > wire::kKeptCodeBytes) s.code_cache->offer(image);
 }
 
@@ -156,13 +153,12 @@ void load_known(Session& s, const Command& c, Reply& reply) {
   if (!read_wish(s, d, l.id, l.kind, l.option_count, &w)) return;
   if (l.bytes <= wire::kKeptCodeBytes || l.bytes > wire::kMaxBlobBytes)
     return s.reject("CodeLoadKnown names an image of a size that is not kept");
-  Vgpu* v = s.use_context(c.header.context);
-  if (!v) return;
+  if (!s.use_context(c.header.context)) return;
   wire::ContentHash hash;
   std::memcpy(hash.data(), l.hash, hash.size());
   std::vector<std::byte> image;
   if (s.code_cache && s.code_cache->find(hash, l.bytes, &image))
-    load_image(s, *v, c.header.context - 1, w, image, reply);
+    load_image(s, c.header.context - 1, w, image, reply);
   else
     reply.status = CUDA_ERROR_NOT_FOUND;
 }
@@ -175,8 +171,7 @@ void unload(Session& s, const Command& c, Reply& reply) {
   CodeObject code;
   if (!(module ? s.modules : s.libraries).take(u.id, &code))
     return s.reject("CodeUnload names code that the session does not have");
-  Vgpu* v = s.use(code.device);
-  if (!v) return;
+  if (!s.use(code.device)) return;
   // Its functions die with it.
   auto& table = module ? s.functions : s.kernels;
   std::vector<uint64_t> dead;
@@ -188,7 +183,7 @@ void unload(Session& s, const Command& c, Reply& reply) {
   s.drop_globals_of(u.id);
   reply.status =
       module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
-  uncharge_code(s, *v, code.bytes);
+  give_code(s, code);
 }
 
 // The name behind a fixed part.
@@ -254,6 +249,8 @@ void function_get(Session& s, const Command& c, Reply& reply) {
     return;
   }
   f.param_bytes = record.param_bytes;
+  f.local_bytes =
+      static_cast<uint32_t>(std::max(record.attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES], 0));
   table.add(g.id, f);
   reply.put(record);
   for (const auto& p : params) {

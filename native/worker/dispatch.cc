@@ -40,6 +40,7 @@ DispatchTable make() {
   add_texture_handlers(t);
   add_code_handlers(t);
   add_launch_handlers(t);
+  add_limit_handlers(t);
   add_link_handlers(t);
   add_stream_handlers(t);
   add_event_handlers(t);

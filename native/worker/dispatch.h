@@ -37,6 +37,7 @@ void add_array_copy_handlers(DispatchTable&);
 void add_texture_handlers(DispatchTable&);
 void add_code_handlers(DispatchTable&);
 void add_launch_handlers(DispatchTable&);
+void add_limit_handlers(DispatchTable&);
 void add_link_handlers(DispatchTable&);
 void add_stream_handlers(DispatchTable&);
 void add_event_handlers(DispatchTable&);

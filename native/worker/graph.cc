@@ -8,6 +8,7 @@
 
 #include "worker/dispatch.h"
 #include "worker/graph_node.h"
+#include "worker/graph_size.h"
 
 namespace sluice::worker {
 
@@ -41,8 +42,15 @@ void copy(Session& s, const Command& c, Reply& reply) {
       reply.status = CUDA_ERROR_INVALID_VALUE;
       return;
     }
+    graph->size = size_of(s, from);
+    graph->own_nodes = from->own_nodes;
+    graph->inside = from->inside;
+    if (graph->size.nodes > kMaxNodesOfGraph || !take_nodes(s, graph->size.nodes)) {
+      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+      return;
+    }
     reply.status = s.driver.cuGraphClone(&graph->handle, from->handle);
-    if (reply.status != CUDA_SUCCESS) return;
+    if (reply.status != CUDA_SUCCESS) return give_nodes(s, graph->size.nodes);
     // The clone's nodes have the ordinals of those that they are copies of.
     for (CUgraphNode node : from->nodes) {
       CUgraphNode twin = nullptr;
@@ -83,6 +91,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   if (graph->capturing) return s.reject("GraphDestroy names a graph that is being captured");
   forget_inside(s, m.graph, wire::kNoNode);
   s.graphs.take(m.graph, &graph);
+  if (!graph->parent) give_nodes(s, graph->size.nodes);
   if (!graph->parent) reply.status = s.driver.cuGraphDestroy(graph->handle);
 }
 
@@ -231,9 +240,17 @@ void edit(Session& s, const Command& c, Reply& reply) {
   const CUgraphNode node = graph->node_at(m.node);
   if (!node) return s.reject("GraphEdit names a node that there is not");
   if (m.what == kDestroyNode) {
+    // Bodies of conditions have grown by themselves.
+    uint64_t nodes = 1 + graph->inside[m.node];
+    s.graphs.for_each([&](uint64_t, const GraphRef& g) {
+      if (g->parent == m.graph && g->node == m.node) nodes += g->size.nodes;
+    });
     forget_inside(s, m.graph, m.node);
     reply.status = s.driver.cuGraphDestroyNode(node);
     if (reply.status != CUDA_SUCCESS) return;
+    graph->inside.erase(m.node);
+    --graph->own_nodes;
+    note_shrunk(s, graph, nodes);
     graph->ordinals.erase(node);
     graph->nodes[m.node] = nullptr;
     return;
@@ -261,6 +278,11 @@ void instantiate(Session& s, const Command& c, Reply& reply) {
   CUDA_GRAPH_INSTANTIATE_PARAMS p{};
   p.flags = m.flags;
   GraphExecObject exec;
+  exec.size = size_of(s, graph);
+  if (exec.size.height > wire::kMaxGraphDepth || !take_nodes(s, exec.size.nodes)) {
+    reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    return;
+  }
   reply.status = s.driver.cuGraphInstantiateWithParams(&exec.handle, graph->handle, &p);
   wire::GraphOutcome outcome{static_cast<uint32_t>(p.result_out), wire::kNoNode, wire::kNoNode, 0};
   if (reply.status == CUDA_SUCCESS) {
@@ -269,8 +291,10 @@ void instantiate(Session& s, const Command& c, Reply& reply) {
     exec.nodes = static_cast<uint32_t>(std::clamp<size_t>(count, 1, 1 << 16));
     s.graph_execs.add(m.exec, exec);
     s.graph_traffic.instantiated(s, m.exec, graph->handle);
-  } else if (p.hErrNode_out) {
-    outcome.node = graph->ordinal_of(p.hErrNode_out);
+    settle_local_memory(s, *s.used_last());
+  } else {
+    give_nodes(s, exec.size.nodes);
+    if (p.hErrNode_out) outcome.node = graph->ordinal_of(p.hErrNode_out);
   }
   reply.put(outcome);
 }
@@ -324,6 +348,7 @@ void destroy_exec(Session& s, const Command& c, Reply& reply) {
   if (!d.ok() || !s.graph_execs.take(m.exec, &exec))
     return s.reject("GraphExecDestroy names an executable graph that the session does not have");
   s.graph_traffic.destroyed(m.exec);
+  give_nodes(s, exec.size.nodes);
   reply.status = s.driver.cuGraphExecDestroy(exec.handle);
 }
 
@@ -340,9 +365,18 @@ void launch(Session& s, const Command& c, Reply& reply) {
     reply.status = s.driver.cuGraphUpload(exec.handle, stream);
     return;
   }
+  const bool capturing = s.capturing(stream);
+  const GraphRef into = capturing ? captured_on(s, stream) : nullptr;
+  const GraphSize by{exec.size.nodes, exec.size.height + 1};  // it becomes a child
+  if (into && !may_grow(s, into, by)) {
+    reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    return;
+  }
   v->gate->pass();
   reply.status = s.driver.cuGraphLaunch(exec.handle, stream);
-  if (reply.status != CUDA_SUCCESS || s.capturing(stream)) return;
+  if (reply.status != CUDA_SUCCESS) return;
+  if (into) note_grown(s, into, by);
+  if (capturing) return;
   v->gate->issued(stream, exec.nodes);
   s.graph_traffic.launched(s, m.exec);
 }

@@ -23,6 +23,12 @@ namespace sluice::worker {
 class Session;
 struct Vgpu;
 
+// Nodes, those of graphs inside of nodes included, and how deep such graphs lie in one another.
+struct GraphSize {
+  uint64_t nodes = 0;
+  uint32_t height = 0;
+};
+
 struct GraphObject {
   CUgraph handle = nullptr;
   uint64_t parent = 0;  // the graph whose node `node` it lies in: it is that graph's, not ours
@@ -33,6 +39,9 @@ struct GraphObject {
   std::vector<CUgraphNode> nodes;  // by ordinal; nullptr: destroyed
   std::unordered_map<CUgraphNode, uint32_t> ordinals;
   std::vector<CUgraphConditionalHandle> conditionals;  // made for it
+  GraphSize size;                                      // worker/graph_size.h
+  uint64_t own_nodes = 0;                         // that lie in it and in no graph inside of it
+  std::unordered_map<uint32_t, uint64_t> inside;  // nodes inside of a node, by ordinal
 
   uint32_t ordinal_of(CUgraphNode n) {
     const auto [it, fresh] = ordinals.try_emplace(n, static_cast<uint32_t>(nodes.size()));
@@ -48,6 +57,7 @@ using GraphRef = std::shared_ptr<GraphObject>;
 struct GraphExecObject {
   CUgraphExec handle = nullptr;
   uint32_t nodes = 1;  // how much a launch of it weighs
+  GraphSize size;
 };
 
 // Which streams began captures that have not ended. The worker's own calls must not touch a stream

@@ -6,6 +6,7 @@
 
 #include "worker/dispatch.h"
 #include "worker/graph_node.h"
+#include "worker/graph_size.h"
 
 namespace sluice::worker {
 
@@ -117,6 +118,12 @@ void capture_copy(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     return;
   }
+  // The node itself is counted with all others when the capture ends.
+  const GraphRef into = params.inside.nodes ? captured_on(s, stream) : nullptr;
+  if (into && !may_grow(s, into, params.inside)) {
+    reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    return;
+  }
   DriverEdges after;
   after.from.assign(nodes, nodes + count);
   for (size_t i = 0; data && i < count; ++i) {
@@ -125,6 +132,7 @@ void capture_copy(Session& s, const Command& c, Reply& reply) {
   }
   CUgraphNode node = nullptr;
   reply.status = add_node(s, graph, after, &params, &node);
+  if (into && reply.status == CUDA_SUCCESS) note_grown(s, into, params.inside);
   if (reply.status == CUDA_SUCCESS)
     reply.status = s.driver.cuStreamUpdateCaptureDependencies_v2(
         stream, &node, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES);

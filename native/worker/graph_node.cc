@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "worker/dispatch.h"
+#include "worker/graph_size.h"
 
 namespace sluice::worker {
 
@@ -27,7 +28,7 @@ bool refuse(Session& s, const char* why) {
   return false;
 }
 
-bool take_kernel(Session& s, const Vgpu& v, std::span<const std::byte> body, NodeParams* p) {
+bool take_kernel(Session& s, Vgpu& v, std::span<const std::byte> body, NodeParams* p) {
   wire::KernelNode k;
   if (!take(body, &k) || k.param_bytes > kMaxParamBytes || k.param_bytes > body.size())
     return refuse(s, "is cut short");
@@ -36,6 +37,8 @@ bool take_kernel(Session& s, const Vgpu& v, std::span<const std::byte> body, Nod
     return refuse(s, "names a function that the session does not have");
   // The driver reads as many bytes as the function takes, whatever it is told.
   if (k.param_bytes < f.param_bytes) return refuse(s, "brings too few parameters");
+  // The driver takes it when the graph is instantiated.
+  if (!take_local_memory(s, v, f.local_bytes)) p->status = CUDA_ERROR_OUT_OF_MEMORY;
   p->kernel_params.assign(body.begin(), body.begin() + k.param_bytes);
   p->kernel_bytes = k.param_bytes;
   p->extra[0] = CU_LAUNCH_PARAM_BUFFER_POINTER, p->extra[1] = p->kernel_params.data();
@@ -132,6 +135,8 @@ bool take_child(Session& s, std::span<const std::byte> body, NodeParams* p) {
   if (!graph) return false;
   if (graph->capturing) return refuse(s, "holds a graph that is being captured");
   p->all.graph.graph = graph->handle;
+  p->inside = size_of(s, graph);
+  ++p->inside.height;
   return true;
 }
 
@@ -200,13 +205,13 @@ bool take_staged(Session& s, const Vgpu& v, std::span<const std::byte> body, Nod
                    p->operations.data(), 0};
   p->all = {};
   p->all.type = CU_GRAPH_NODE_TYPE_GRAPH;
+  p->inside = {2, 1};
   return true;
 }
 
 }  // namespace
 
-bool take_node(Session& s, const Vgpu& v, uint32_t type, std::span<const std::byte> body,
-               NodeParams* p) {
+bool take_node(Session& s, Vgpu& v, uint32_t type, std::span<const std::byte> body, NodeParams* p) {
   p->all.type = static_cast<CUgraphNodeType>(type);
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
@@ -248,7 +253,7 @@ void add(Session& s, const Command& c, Reply& reply) {
   if (!graph || !take_edges(s, raw, m.edge_count, "GraphNodeAdd", &edges) ||
       !resolve_edges(s, *graph, edges, false, "GraphNodeAdd", &after))
     return;
-  const Vgpu* v = s.use_context(c.header.context);
+  Vgpu* v = s.use_context(c.header.context);
   if (!v) return;
   NodeParams params;
   params.all.type = static_cast<CUgraphNodeType>(m.type);
@@ -259,10 +264,17 @@ void add(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_NOT_SUPPORTED;
     return;
   }
+  const uint64_t inside = params.inside.nodes;
+  const GraphSize by{1 + inside, params.bodies.empty() ? params.inside.height : 1};
+  reply.status = may_grow(s, graph, by) ? params.status : CUDA_ERROR_OUT_OF_MEMORY;
+  if (reply.status != CUDA_SUCCESS) return;
   CUgraphNode node = nullptr;
   reply.status = add_node(s, graph->handle, after, &params, &node);
   if (reply.status != CUDA_SUCCESS) return;
   const uint32_t ordinal = graph->ordinal_of(node);
+  note_grown(s, graph, by);
+  ++graph->own_nodes;
+  if (inside) graph->inside[ordinal] = inside;
   for (size_t i = 0; i < params.bodies.size(); ++i) {
     auto inside = std::make_shared<GraphObject>();
     inside->handle = params.all.conditional.phGraph_out[i];
@@ -288,9 +300,20 @@ void set(Session& s, const Command& c, Reply& reply) {
   GraphExecObject exec;
   if (m.exec && !s.graph_execs.get(m.exec, &exec))
     return s.reject("GraphNodeSet names an executable graph that the session does not have");
-  const Vgpu* v = s.use_context(c.header.context);
+  Vgpu* v = s.use_context(c.header.context);
   NodeParams params;
   if (!v || !take_node(s, *v, m.type, body, &params)) return;
+  // Another child in the place of this one; in an executable graph it has to be of the same shape.
+  uint64_t inside = params.inside.nodes;
+  if (m.exec) inside = 0;
+  reply.status = inside && !may_grow(s, graph, {inside, params.inside.height})
+                     ? CUDA_ERROR_OUT_OF_MEMORY
+                     : params.status;
+  if (reply.status != CUDA_SUCCESS) return;
+  if (inside) {
+    note_grown(s, graph, {inside, params.inside.height});
+    graph->inside[m.node] += inside;
+  }
   reply.status =
       m.exec ? set_exec_node(s, exec.handle, node, &params) : set_node(s, *graph, m.node, &params);
   if (m.exec && reply.status == CUDA_SUCCESS)

@@ -14,15 +14,16 @@ struct NodeParams {
   size_t kernel_bytes = 0;
   void* extra[5] = {};
   std::vector<CUstreamBatchMemOpParams> operations;
-  std::vector<uint64_t> bodies;  // ids of the graphs inside a conditional node
+  std::vector<uint64_t> bodies;    // ids of the graphs inside a conditional node
+  GraphSize inside;                // of the graph that it copies
+  CUresult status = CUDA_SUCCESS;  // why the driver is not asked
   // A staged copy: `all` is a child graph of these two.
   bool staged = false, call_first = false;
   CUgraphNodeParams copy{}, call{};
 };
 
 // What a command says of a node of that type. False: rejected.
-bool take_node(Session& s, const Vgpu& v, uint32_t type, std::span<const std::byte> body,
-               NodeParams* p);
+bool take_node(Session& s, Vgpu& v, uint32_t type, std::span<const std::byte> body, NodeParams* p);
 
 CUresult add_node(Session& s, CUgraph graph, const DriverEdges& after, NodeParams* p,
                   CUgraphNode* node);

@@ -55,17 +55,19 @@ void JitOptions::put_logs(Reply& reply) const {
   reply.put_bytes(error, r.error_bytes);
 }
 
-bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes) {
+bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes, Reply& reply) {
   std::lock_guard lock(s.blobs_mutex);
   const auto it = s.blobs.find(id);
-  if (it == s.blobs.end() || it->second.received != it->second.bytes.size()) {
+  if (it == s.blobs.end() || it->second.received != it->second.total) {
     s.reject("a command names an image that was not uploaded");
     return false;
   }
+  const bool refused = it->second.refused;
   *bytes = std::move(it->second.bytes);
   s.blob_bytes -= bytes->size();
   s.blobs.erase(it);
-  return true;
+  if (refused) reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+  return !refused;
 }
 
 }  // namespace sluice::worker

@@ -27,7 +27,8 @@ struct JitOptions {
   unsigned count() const { return static_cast<unsigned>(options.size()); }
 };
 
-// Takes a blob out of the session; false after a rejection.
-bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes);
+// Takes a blob out of the session; false after a rejection, or with the reply's status set where
+// there was no room for it.
+bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes, Reply& reply);
 
 }  // namespace sluice::worker

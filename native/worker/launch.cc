@@ -29,6 +29,11 @@ void launch(Session& s, const Command& c, Reply& reply) {
   CUstream stream;
   Vgpu* v;  // the stream's own: what the frame says is the client's word
   if (!s.stream(l.stream, c.header.context, &stream, &v)) return;
+  // A client of ours has asked, and told its program if there was none.
+  if (!take_local_memory(s, *v, f.local_bytes)) {
+    reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+    return;
+  }
   Gate& gate = *v->gate;
   gate.pass();
   size_t bytes = l.param_bytes;
@@ -54,7 +59,12 @@ void launch(Session& s, const Command& c, Reply& reply) {
     config.numAttrs = l.attribute_count;
     reply.status = s.driver.cuLaunchKernelEx(&config, f.function, nullptr, extra);
   }
-  if (reply.status == CUDA_SUCCESS && !s.capturing(stream)) gate.issued(stream);
+  if (reply.status != CUDA_SUCCESS || s.capturing(stream)) return;
+  gate.issued(stream);
+  if (f.settled) return;
+  settle_local_memory(s, *v);
+  f.settled = true;
+  if (!s.functions.set(l.function, f)) s.kernels.set(l.function, f);
 }
 
 }  // namespace

@@ -5,7 +5,9 @@
 #include <cstring>
 
 #include "worker/dispatch.h"
+#include "worker/image/image.h"
 #include "worker/jit.h"
+#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -32,6 +34,19 @@ std::shared_ptr<LinkState> find(Session& s, uint64_t id) {
   std::shared_ptr<LinkState> link;
   if (!s.links.get(id, &link)) s.reject("a command names a link that the session does not have");
   return link && s.use(link->device) ? link : nullptr;
+}
+
+// Whether the driver, which reads these by the sizes that stand in them, would read beyond the end.
+bool claims_too_much(std::span<const std::byte> input) {
+  uint64_t bytes = 0;
+  return input.size() >= 4 && (std::memcmp(input.data(),
+                                           "\x7f"
+                                           "ELF",
+                                           4) == 0
+                                   ? !elf_needs(input, &bytes)
+                               : std::memcmp(input.data(), "\x50\xed\x55\xba", 4) == 0
+                                   ? examine_image(input).verdict == ImageVerdict::kBroken
+                                   : false);
 }
 
 void begin(Session& s, const Command& c, Reply& reply) {
@@ -63,8 +78,15 @@ void add(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("LinkAdd is cut short");
   const auto link = find(s, a.id);
   std::vector<std::byte> input;
-  if (!link || !take_blob(s, a.blob, &input)) return;
+  if (!link || !take_blob(s, a.blob, &input, reply)) return;
   const size_t bytes = input.size();
+  // Nothing of it is loaded here: what a link makes is charged when it comes back as an image.
+  if (claims_too_much(input)) {
+    log_info("an input of " + std::to_string(bytes) +
+             " bytes was not linked: it claims to be longer than what has come");
+    reply.status = CUDA_ERROR_INVALID_IMAGE;
+    return link->options.put_logs(reply);
+  }
   input.push_back(std::byte{0});  // PTX text has to end
   const std::string named(reinterpret_cast<const char*>(name.data()), name.size());
   JitOptions own;

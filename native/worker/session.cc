@@ -77,6 +77,10 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     return false;
   }
   if (!reserve_windows(error) || !share_marks(error)) return false;
+  for (auto& v : vgpus) {
+    driver.cuCtxSetCurrent(v->gpu->context);
+    open_limits(driver, *v);
+  }
   return endpoint_->publish_record(record(), error);
 }
 
@@ -135,6 +139,7 @@ void Session::fill(const Vgpu& v, wire::DeviceRecord* r) {
   std::snprintf(r->name, sizeof r->name, "%s", v.gpu->name.c_str());
   std::snprintf(r->pci_bus_id, sizeof r->pci_bus_id, "%s", v.gpu->pci_bus_id.c_str());
   r->granularity = 2 << 20;
+  r->thread_bytes = std::max<uint64_t>(v.limits.base_bytes, 1);
   r->attribute_count = std::min<uint32_t>(wire::kDeviceAttributes, CU_DEVICE_ATTRIBUTE_MAX);
   for (uint32_t a = 1; a < r->attribute_count; ++a) {
     int value = 0;

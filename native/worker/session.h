@@ -28,6 +28,7 @@
 #include "worker/gate.h"
 #include "worker/grant_ledger.h"
 #include "worker/graph.h"
+#include "worker/limits.h"
 #include "worker/objects.h"
 #include "worker/signals.h"
 #include "worker/traffic.h"
@@ -78,6 +79,7 @@ struct Vgpu {
   std::atomic<uint64_t> shown_used{0}, shown_library{0};
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
   wire::ArrayCharges array_charges;  // what they come to is in mapped_bytes
+  Limits limits;
   std::unique_ptr<Gate> gate;
   // Under the mutex: what neither the client nor the libraries have.
   uint64_t room() const {
@@ -161,7 +163,8 @@ struct CodeObject {
   CUmodule module = nullptr;
   CUlibrary library = nullptr;
   uint32_t device = 0;
-  uint64_t bytes = 0;
+  bool module_kind = true;             // else a library, which belongs to no context
+  uint64_t bytes = 0, data_bytes = 0;  // charged for it (worker/code_charge.h)
 };
 struct AllocationObject {
   CUmemGenericAllocationHandle handle = 0;
@@ -179,6 +182,8 @@ struct FunctionObject {
   CUkernel kernel = nullptr;
   uint64_t code = 0;  // the module or library that it came from
   uint32_t param_bytes = 0;
+  uint32_t local_bytes = 0;  // of each thread
+  bool settled = false;      // was launched: what the driver took for it is charged
 };
 
 struct ArrayObject {
@@ -264,6 +269,7 @@ class Session {
   std::map<uint64_t, uint32_t> times_mapped;
   ObjectTable<GraphRef> graphs{16, 1 << 18};
   ObjectTable<GraphExecObject> graph_execs{17, 1 << 18};
+  uint64_t graph_nodes = 0;  // of all of both (worker/graph_size.h). The leader's alone.
   Captures captures;
   Shadows shadows;
   ArenaViews arena_views;
@@ -282,11 +288,12 @@ class Session {
   // Blobs under way (kUpload), filled by the leader, taken by whoever loads them.
   std::mutex blobs_mutex;
   struct Blob {
-    std::vector<std::byte> bytes;
-    uint64_t received = 0;
+    std::vector<std::byte> bytes;  // what has come
+    uint64_t total = 0, received = 0;
+    bool refused = false;  // there was no room: what comes is counted only
   };
   std::map<uint64_t, Blob> blobs;
-  uint64_t blob_bytes = 0;
+  uint64_t blob_bytes = 0;  // of all of them
 
   // What of an answer an endpoint did not carry at once, by lane, until the lane has fetched it.
   // `from`: how much of the answer has gone out. False: what others have not fetched leaves no

@@ -279,6 +279,7 @@ bool Session::read_record(std::string* error) {
     d->memory.open(d->record.window_begin, d->record.window_bytes, d->record.memory_bytes,
                    std::move(sink),
                    record.shares_memory ? nullptr : channel_->memory_used(d->index));
+    d->thread_bytes = d->record.thread_bytes ? d->record.thread_bytes : ~uint64_t{0};
     d->legacy.device = raw;
     d->pools.open(&d->memory, std::make_unique<DeviceOrder>(*this, *raw));
     d->graph_memory.open(this, raw);

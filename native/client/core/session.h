@@ -174,6 +174,8 @@ struct Device {
   wire::ArrayCharges array_charges;
   std::map<std::pair<bool, uint64_t>, Texture> textures;  // by surface, number
   std::atomic<uint32_t> host_functions{0};                // on any of its streams, not yet run
+  // Local memory of each thread for which the node has been asked, or ~0 where nobody counts it.
+  std::atomic<uint64_t> thread_bytes{0};
 
   // For who runs out of memory: gives back what is only kept. Whether there was anything.
   bool make_room(bool wait) {

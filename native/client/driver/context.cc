@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts and which one is current: client-side state of the thread. The worker uses each device's
 // primary context; a context made by cuCtxCreate is a name of its own for the same one.
+#include <algorithm>
+
 #include "client/driver/array.h"
+#include "wire/generated.h"
 
 using namespace sluice::client;
+namespace wire = sluice::wire;
 
 namespace {
 
@@ -275,6 +279,21 @@ CUresult cuCtxGetStreamPriorityRange(int* least, int* greatest) {
   if (least) *least = d->record.stream_priority_least;
   if (greatest) *greatest = d->record.stream_priority_greatest;
   return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
+  Session* s;
+  Device* d;
+  if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
+  if (!wire::known<CUlimit>(static_cast<uint32_t>(limit))) return CUDA_ERROR_INVALID_VALUE;
+  wire::CuCtxSetLimit r{};
+  r.limit = static_cast<uint32_t>(limit);
+  r.value = value;
+  const CUresult e = s->exchange(wire::kCuCtxSetLimit, r, {}, {}, nullptr, nullptr, d->index + 1);
+  // The node keeps as much for each thread from here on, be it more or less than before.
+  if (e == CUDA_SUCCESS && limit == CU_LIMIT_STACK_SIZE && d->record.thread_bytes)
+    d->thread_bytes = std::max<uint64_t>(value, d->record.thread_bytes);
+  return e;
 }
 
 CUresult cuCtxGetCacheConfig(CUfunc_cache* config) {

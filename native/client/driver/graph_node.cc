@@ -49,6 +49,7 @@ CUresult pack_kernel(Session* s, const CUDA_KERNEL_NODE_PARAMS_v3& k, Packed* p)
   if (const CUresult e = check_launch(*p->device, *f, n.grid, n.block, n.shared_bytes);
       e != CUDA_SUCCESS)
     return e;
+  if (const CUresult e = want_local_memory(s, *p->device, *f); e != CUDA_SUCCESS) return e;
   std::vector<std::byte> params(kMaxParamBytes);
   if (const CUresult e = gather_params(*f, k.kernelParams, k.extra, params.data(), &n.param_bytes);
       e != CUDA_SUCCESS)

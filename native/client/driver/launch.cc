@@ -47,6 +47,21 @@ CUresult check_launch(const Device& d, const Function& f, const uint32_t grid[3]
   return CUDA_SUCCESS;
 }
 
+CUresult want_local_memory(Session* s, Device& d, const Function& f) {
+  const auto wanted =
+      static_cast<uint64_t>(std::max(0, attribute(f, CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)));
+  uint64_t had = d.thread_bytes.load(std::memory_order_relaxed);
+  if (wanted <= had) return CUDA_SUCCESS;
+  if (wanted > wire::kMaxThreadBytes) return CUDA_ERROR_INVALID_VALUE;
+  const wire::LocalMemory m{d.index, 0, wanted};
+  CUresult e = s->exchange(wire::kLocalMemory, m);
+  if (e == CUDA_ERROR_OUT_OF_MEMORY && d.make_room(true)) e = s->exchange(wire::kLocalMemory, m);
+  if (e != CUDA_SUCCESS) return e;
+  while (had < wanted && !d.thread_bytes.compare_exchange_weak(had, wanted)) {
+  }
+  return CUDA_SUCCESS;
+}
+
 CUresult gather_params(const Function& f, void** params, void** extra, std::byte* to,
                        uint32_t* bytes) {
   if (params && extra) return CUDA_ERROR_INVALID_VALUE;
@@ -97,6 +112,7 @@ CUresult launch(CUfunction function, const uint32_t grid[3], const uint32_t bloc
   if (stream->device != (f->device ? f->device : d)) return CUDA_ERROR_INVALID_HANDLE;
   if (const CUresult e = check_launch(*d, *f, grid, block, shared); e != CUDA_SUCCESS) return e;
   if (attribute_count > kMaxAttributes) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult e = want_local_memory(s, *stream->device, *f); e != CUDA_SUCCESS) return e;
 
   alignas(16) std::byte tail[kMaxParamBytes + kMaxAttributes * sizeof(wire::LaunchAttribute) + 8];
   wire::Launch l{};

@@ -64,10 +64,7 @@ TEST_F(Linking, InputsArriveAndTheProductComesBack) {
             CUDA_SUCCESS);
   EXPECT_STREQ(info, "added ");
   EXPECT_EQ(reinterpret_cast<size_t>(values[1]), 6u);
-  std::string cubin(
-      "\x7f"
-      "ELF\0\1\2",
-      7);
+  std::string cubin("cub\0\1\2", 6);
   ASSERT_EQ(cuLinkAddData_v2(link, CU_JIT_INPUT_CUBIN, cubin.data(), cubin.size(), nullptr, 0,
                              nullptr, nullptr),
             CUDA_SUCCESS);
@@ -91,6 +88,25 @@ TEST_F(Linking, InputsArriveAndTheProductComesBack) {
   EXPECT_EQ(inputs[0].options[0].first, CU_JIT_MAX_REGISTERS);
   EXPECT_EQ(inputs[1].data, cubin);
   EXPECT_EQ(inputs[1].name, "-");
+}
+
+TEST_F(Linking, InputsThatClaimMoreThanHasComeDoNotReachTheLinker) {
+  CUlinkState link = nullptr;
+  ASSERT_EQ(cuLinkCreate_v2(0, nullptr, nullptr, &link), CUDA_SUCCESS);
+  std::string elf(
+      "\x7f"
+      "ELF\2\1\1");
+  elf.resize(64, '\xff');
+  uint64_t fat[] = {0x00100001ba55ed50, 65536, 0};
+  recording().clear();
+  EXPECT_EQ(cuLinkAddData_v2(link, CU_JIT_INPUT_CUBIN, elf.data(), elf.size(), nullptr, 0, nullptr,
+                             nullptr),
+            CUDA_ERROR_INVALID_IMAGE);
+  EXPECT_EQ(
+      cuLinkAddData_v2(link, CU_JIT_INPUT_FATBINARY, fat, sizeof fat, nullptr, 0, nullptr, nullptr),
+      CUDA_ERROR_INVALID_IMAGE);
+  EXPECT_TRUE(recording().calls_of("cuLinkAddData_v2").empty());
+  EXPECT_EQ(cuLinkDestroy(link), CUDA_SUCCESS);
 }
 
 TEST_F(Linking, WhatTheLinkerSaysReachesItsUser) {

@@ -222,12 +222,16 @@ void Recording::install_objects() {
   SLUICE_ON(cuLibraryGetKernel) = [this](CUkernel* k, CUlibrary, const char*) {
     return *k = mint<CUkernel>(functions), CUDA_SUCCESS;
   };
-  SLUICE_ON(cuFuncGetAttribute) = [](int* v, CUfunction_attribute a, CUfunction) {
-    return *v = 65536 + static_cast<int>(a), CUDA_SUCCESS;
+  // Local memory would be charged.
+  const auto attribute = [](int* v, CUfunction_attribute a) {
+    *v = a == CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES ? 0 : 65536 + static_cast<int>(a);
+    return CUDA_SUCCESS;
   };
-  SLUICE_ON(cuKernelGetAttribute) = [](int* v, CUfunction_attribute a, CUkernel, CUdevice) {
-    return *v = 65536 + static_cast<int>(a), CUDA_SUCCESS;
+  SLUICE_ON(cuFuncGetAttribute) = [attribute](int* v, CUfunction_attribute a, CUfunction) {
+    return attribute(v, a);
   };
+  SLUICE_ON(cuKernelGetAttribute) = [attribute](int* v, CUfunction_attribute a, CUkernel,
+                                                CUdevice) { return attribute(v, a); };
   // The driver reads as many bytes as the function takes.
   const auto launch = [this](const char* f, void** extra) {
     const void* at = nullptr;

@@ -41,6 +41,15 @@ void add_memory(Rig& rig, Frames* all) {
   f = make("MemoryCredit", wire::kMemoryCredit, true, "", wire::MemoryCredit{0, 0, 2 << 20});
   f.devices = {offsetof(wire::MemoryCredit, device)};
   all->push_back(f);
+  f = make("LocalMemory", wire::kLocalMemory, true, "", wire::LocalMemory{0, 0, 4096});
+  f.devices = {offsetof(wire::LocalMemory, device)};
+  all->push_back(f);
+  wire::CuCtxSetLimit limit{};
+  limit.limit = CU_LIMIT_MALLOC_HEAP_SIZE;
+  limit.value = 1 << 20;
+  f = make("cuCtxSetLimit", wire::kCuCtxSetLimit, true, "cuCtxSetLimit", limit);
+  f.choices = {offsetof(wire::CuCtxSetLimit, limit)};
+  all->push_back(f);
   f = make("DeviceIdle", wire::kDeviceIdle, true, "cuCtxSynchronize", wire::DeviceIdle{0, 0});
   f.devices = {offsetof(wire::DeviceIdle, device)};
   all->push_back(f);

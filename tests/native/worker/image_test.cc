@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an image takes of a GPU is known before the driver sees it, and nothing is read beyond its
+// end, whatever it claims.
+#include "worker/image/image.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+namespace sluice::worker {
+namespace {
+
+constexpr uint64_t kGiB = 1ull << 30;
+
+std::vector<std::byte> bytes_of(const std::string& text) {
+  const auto* at = reinterpret_cast<const std::byte*>(text.data());
+  return {at, at + text.size()};
+}
+template <class T>
+void put(std::vector<std::byte>* to, const T& value) {
+  const auto* at = reinterpret_cast<const std::byte*>(&value);
+  to->insert(to->end(), at, at + sizeof value);
+}
+
+std::string ptx(const std::string& rest) {
+  return ".version 7.8\n.target sm_90\n.address_size 64\n" + rest;
+}
+uint64_t data_of(const std::string& text) { return ptx_needs(bytes_of(text)); }
+
+// As ptxas 13.0 takes them, with what it makes of them.
+TEST(Image, VariablesOfPtxAreCounted) {
+  const std::pair<const char*, uint64_t> declarations[] = {
+      {".visible .global .align 4 .b8 a[1073741824];", kGiB},
+      {".global .b32 a[65536][4096];", kGiB},
+      {".global .b8 a[0x40000000];", kGiB},
+      {".global .b8 a[010000000000];", kGiB},
+      {".global .b8 a[0b1000000000000000000000000000000];", kGiB},
+      {".global .b8 a[1073741824U];", kGiB},
+      {".global .v4 .f32 a[67108864];", kGiB},
+      {".global .b128 a[67108864];", kGiB},
+      {".global .f16x2 a[268435456];", kGiB},
+      {".global .b32 a, b[268435456];", kGiB},
+      {".global .b32 a[4] = {1,2}, b[268435456];", kGiB},
+      {".global .b32 a[][3] = {{1,2},{3,4}};", 24},
+      {".global .align 1073741824 .b8 a[4];", kGiB},
+      {".global .b8 a; .global .align 536870912 .b8 b; .global .b8 c;", (kGiB >> 1) + 2},
+      {".global .attribute(.managed) .b8 a[1073741824];", kGiB},
+      {".extern .global .b8 a[1073741824];", kGiB},
+      {".common .global .b8 a[1073741824];", kGiB},
+      {".const .b8 a[65536];", 65536},
+      {".visible .global/*.const*/.align 4//x\n .b8/**/a/**/[/**/1073741824];", kGiB},
+      {".global\r\n.b8\ta\n[\n1073741824\n]\n;", kGiB},
+      {".visible .entry k(){ .global .b8 a[1073741824]; ret; }", kGiB},
+      {".visible .entry k(){ L:.global .b8 a[1073741824]; ret; }", kGiB},
+      {".visible .entry k{ret;}.global .b8 a[1073741824];", kGiB},
+      {".file 1 \"x\".global .b8 a[1073741824];", kGiB},
+      {"// a comment\n.global .b8 a[1073741824];", kGiB},
+      {".global .b8 a[1152921504606846976];", 1ull << 60},
+  };
+  for (const auto& [text, bytes] : declarations) EXPECT_GE(data_of(ptx(text)), bytes) << text;
+  EXPECT_GE(data_of(".version 7.8\n.target sm_90.global .b8 a[1073741824];"), kGiB)
+      << "not every suffix is an instruction's";
+  EXPECT_EQ(data_of(ptx(".global .b8 a[4294967296][4294967297];")), ~uint64_t{0});
+  EXPECT_GE(data_of(ptx(".global .b8 a[4];") + '\0' + ".global .b8 b[1073741824];"), kGiB);
+  EXPECT_EQ(data_of(ptx(".global .b8 a[1000]; .global .b8 b[24];")), 1024u);
+}
+
+TEST(Image, InstructionsAndParametersAreNoVariables) {
+  EXPECT_EQ(data_of(ptx(".visible .entry k(.param .u64 p)\n{\n.reg .b64 %rd<3>;\n"
+                        "ld.param.u64 %rd1, [p];\ncvta.to.global.u64 %rd2, %rd1;\n"
+                        "ld.global.u32 %r1, [%rd2+4194304];\nst.global.u32 [%rd2], %r1;\n"
+                        "ld.global.v4.u32 {%r1,%r2,%r3,%r4}, [%rd2];\nld.const.u32 %r1, [4096];\n"
+                        "atom.global.add.u32 %r3, [%rd2], 1;\n.shared .align 4 .b8 s[40000];\n"
+                        ".local .align 4 .b8 l[40000];\nret;\n}\n")),
+            0u);
+  EXPECT_LE(data_of(ptx(".visible .entry k(.param .u64 .ptr .global .align 4 p){ret;}")), 64u);
+}
+
+TEST(Image, TextThatBreaksOffIsRead) {
+  const std::string whole = ptx(".global .align 4 .b8 a<3>[12][0x5] = {1,{2,3}}, b[7];/*x*/ //y");
+  for (size_t n = 0; n <= whole.size(); ++n) {
+    // As large as it is, so that a sanitizer sees a read beyond.
+    const std::vector<std::byte> cut = bytes_of(whole.substr(0, n));
+    ptx_needs(cut);
+  }
+}
+
+struct Section {
+  std::string name;
+  uint32_t type = SHT_NOBITS;
+  uint64_t flags = SHF_ALLOC | SHF_WRITE, size = 0;
+};
+struct Variable {
+  uint16_t section;
+  uint64_t size, value = 0;
+  unsigned char type = STT_OBJECT;
+};
+
+// A cubin's skeleton: the sections, a table of symbols, one segment.
+std::vector<std::byte> elf(const std::vector<Section>& sections,
+                           const std::vector<Variable>& variables = {}, uint64_t segment = 0) {
+  std::string names(1, '\0');
+  std::vector<Elf64_Shdr> headers(1);
+  std::vector<std::byte> content;
+  const auto add = [&](const std::string& name, uint32_t type, uint64_t flags, uint64_t size) {
+    Elf64_Shdr h{};
+    h.sh_name = static_cast<uint32_t>(names.size());
+    h.sh_type = type;
+    h.sh_flags = flags;
+    h.sh_offset = sizeof(Elf64_Ehdr) + content.size();
+    h.sh_size = size;
+    headers.push_back(h);
+    names += name + '\0';
+    if (type != SHT_NOBITS) content.resize(content.size() + size);
+  };
+  for (const Section& s : sections) add(s.name, s.type, s.flags, s.size);
+  add(".symtab", SHT_SYMTAB, 0, variables.size() * sizeof(Elf64_Sym));
+  for (size_t i = 0; i < variables.size(); ++i) {
+    Elf64_Sym y{};
+    y.st_info = variables[i].type;
+    y.st_shndx = variables[i].section;
+    y.st_size = variables[i].size;
+    y.st_value = variables[i].value;
+    std::memcpy(content.data() + content.size() - (variables.size() - i) * sizeof y, &y, sizeof y);
+  }
+  names += ".shstrtab";
+  Elf64_Shdr table{};
+  table.sh_name = static_cast<uint32_t>(names.size() - 9);
+  table.sh_type = SHT_STRTAB;
+  table.sh_offset = sizeof(Elf64_Ehdr) + content.size();
+  names += '\0';
+  table.sh_size = names.size();
+  headers.push_back(table);
+  for (const char c : names) content.push_back(static_cast<std::byte>(c));
+  Elf64_Ehdr h{};
+  std::memcpy(h.e_ident, ELFMAG, SELFMAG);
+  h.e_ident[EI_CLASS] = ELFCLASS64;
+  h.e_shoff = sizeof h + content.size();
+  h.e_shentsize = sizeof(Elf64_Shdr);
+  h.e_shnum = static_cast<uint16_t>(headers.size());
+  h.e_shstrndx = static_cast<uint16_t>(headers.size() - 1);
+  h.e_phoff = h.e_shoff + headers.size() * sizeof(Elf64_Shdr);
+  h.e_phentsize = sizeof(Elf64_Phdr);
+  h.e_phnum = 1;
+  std::vector<std::byte> all;
+  put(&all, h);
+  all.insert(all.end(), content.begin(), content.end());
+  for (const Elf64_Shdr& one : headers) put(&all, one);
+  Elf64_Phdr p{};
+  p.p_type = PT_LOAD;
+  p.p_flags = PF_R | PF_W;
+  p.p_memsz = segment;
+  put(&all, p);
+  return all;
+}
+uint64_t data_of(const std::vector<std::byte>& image) {
+  uint64_t bytes = 0;
+  EXPECT_TRUE(elf_needs(image, &bytes));
+  return bytes;
+}
+
+TEST(Image, VariablesOfMachineCodeAreCountedByTheLargestOfWhatItSays) {
+  EXPECT_EQ(data_of(elf({{".nv.global", SHT_NOBITS, SHF_ALLOC | SHF_WRITE, kGiB}})), kGiB);
+  EXPECT_EQ(data_of(elf({{".nv.global", SHT_NOBITS, 0, kGiB}})), kGiB) << "the flags are no matter";
+  EXPECT_EQ(data_of(elf({{".nv.global", SHT_NOBITS, SHF_ALLOC, 4096}}, {{1, kGiB}})), kGiB)
+      << "a symbol says more than its section";
+  EXPECT_EQ(data_of(elf({{".nv.global", SHT_NOBITS, SHF_ALLOC, 4096}}, {{1, 8, kGiB - 8}})), kGiB);
+  EXPECT_EQ(data_of(elf({{".nv.global", SHT_NOBITS, SHF_ALLOC, 4096}}, {}, kGiB)), kGiB)
+      << "a segment does";
+  EXPECT_EQ(data_of(elf({}, {{SHN_COMMON, kGiB}})), kGiB);
+  EXPECT_EQ(data_of(elf({{".nv.global.init", SHT_PROGBITS, SHF_ALLOC | SHF_WRITE, 4000},
+                         {".nv.constant3", SHT_PROGBITS, SHF_ALLOC, 96},
+                         {".nv.global", SHT_NOBITS, SHF_ALLOC, 904}})),
+            5000u);
+  EXPECT_EQ(data_of(elf({{".text.k", SHT_PROGBITS, SHF_ALLOC | SHF_EXECINSTR, 9000},
+                         {".debug_frame", SHT_PROGBITS, 0, 9000},
+                         {".nv.shared.k", SHT_NOBITS, SHF_ALLOC, 49152}},
+                        {{1, 9000, 0, STT_FUNC}})),
+            0u);
+  EXPECT_GE(data_of(elf({{".nv.shared.k", SHT_NOBITS, SHF_ALLOC, kGiB}})), kGiB)
+      << "no chip has so much shared memory";
+}
+
+TEST(Image, MachineCodeThatClaimsMoreThanHasComeIsBroken) {
+  const auto whole = elf({{".nv.global.init", SHT_PROGBITS, SHF_ALLOC, 400}}, {{1, 400}});
+  ASSERT_EQ(examine_image(whole).verdict, ImageVerdict::kUsable);
+  for (size_t n = 4; n < whole.size(); ++n) {
+    const std::vector<std::byte> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(n));
+    EXPECT_EQ(examine_image(cut).verdict, ImageVerdict::kBroken) << n;
+  }
+  // Every word of it, much too large.
+  for (size_t at = 4; at + 8 <= whole.size(); at += 4) {
+    auto lying = whole;
+    const uint64_t much = 0x7fffffffffffff00;
+    std::memcpy(lying.data() + at, &much, sizeof much);
+    examine_image(lying);  // a sanitizer would see a read beyond
+  }
+  auto section = whole;
+  Elf64_Ehdr h;
+  std::memcpy(&h, section.data(), sizeof h);
+  const uint64_t long_one = kGiB;
+  std::memcpy(section.data() + h.e_shoff + sizeof(Elf64_Shdr) + offsetof(Elf64_Shdr, sh_size),
+              &long_one, sizeof long_one);
+  EXPECT_EQ(examine_image(section).verdict, ImageVerdict::kBroken);
+}
+
+// As nvcc writes them.
+std::vector<std::byte> part(uint16_t kind, uint64_t flags, const std::vector<std::byte>& payload,
+                            uint64_t unpacked = 0) {
+  std::vector<std::byte> all;
+  const size_t padded = (payload.size() + 7) / 8 * 8;
+  put(&all, kind), put(&all, uint16_t{0x101}), put(&all, uint32_t{64}), put(&all, uint64_t{padded});
+  put(&all, static_cast<uint32_t>(unpacked ? payload.size() : 0)), put(&all, uint32_t{0});
+  put(&all, uint16_t{0}), put(&all, uint16_t{9}), put(&all, uint32_t{90});
+  put(&all, uint32_t{0}), put(&all, uint32_t{0}), put(&all, flags | 0x11);
+  put(&all, uint64_t{0}), put(&all, unpacked);
+  all.insert(all.end(), payload.begin(), payload.end());
+  all.resize(64 + padded);
+  return all;
+}
+std::vector<std::byte> fat(const std::vector<std::vector<std::byte>>& parts) {
+  uint64_t bytes = 0;
+  for (const auto& p : parts) bytes += p.size();
+  std::vector<std::byte> all;
+  put(&all, uint32_t{0xba55ed50}), put(&all, uint16_t{1}), put(&all, uint16_t{16});
+  put(&all, bytes);
+  for (const auto& p : parts) all.insert(all.end(), p.begin(), p.end());
+  return all;
+}
+const std::string kText = ptx(".global .b8 a[1073741824]; .visible .entry k(){ret;}");
+
+// Literals only; then a copy of what was there.
+std::vector<std::byte> lz4(const std::string& text) {
+  std::vector<std::byte> all;
+  put(&all, uint8_t{0xf0});
+  size_t left = text.size() - 15;
+  for (; left >= 255; left -= 255) put(&all, uint8_t{255});
+  put(&all, static_cast<uint8_t>(left));
+  const auto body = bytes_of(text);
+  all.insert(all.end(), body.begin(), body.end());
+  return all;
+}
+// One frame of one block that is not compressed.
+std::vector<std::byte> zstd(const std::string& text) {
+  std::vector<std::byte> all;
+  const auto n = static_cast<uint32_t>(text.size());
+  put(&all, uint32_t{0xfd2fb528}), put(&all, uint8_t{0xa0}), put(&all, n);
+  const uint32_t block = n << 3 | 1;
+  for (int i = 0; i < 3; ++i) put(&all, static_cast<uint8_t>(block >> (8 * i)));
+  const auto body = bytes_of(text);
+  all.insert(all.end(), body.begin(), body.end());
+  return all;
+}
+
+TEST(Image, PartsOfFatBinariesAreCountedUnpacked) {
+  const auto plain = examine_image(fat({part(1, 0, bytes_of(ptx(".global .b8 b[77];"))),
+                                        part(1, 0, bytes_of(kText)), part(2, 0, elf({}))}));
+  EXPECT_EQ(plain.verdict, ImageVerdict::kUsable);
+  EXPECT_EQ(plain.needs.data_bytes, kGiB) << "of the largest part";
+  EXPECT_TRUE(plain.instead.empty());
+  const auto packed = examine_image(fat({part(1, 0x2000, lz4(kText), kText.size())}));
+  EXPECT_EQ(packed.verdict, ImageVerdict::kUsable) << packed.why;
+  EXPECT_EQ(packed.needs.data_bytes, kGiB);
+  EXPECT_GE(packed.needs.code_bytes, kText.size());
+}
+
+TEST(Image, PartsPackedWithZstdAreCountedUnpacked) {
+  if (!dlopen("libzstd.so.1", RTLD_NOW)) GTEST_SKIP() << "this machine has no libzstd.so.1";
+  const auto packed = examine_image(fat({part(1, 0x8000, zstd(kText), kText.size())}));
+  EXPECT_EQ(packed.verdict, ImageVerdict::kUsable) << packed.why;
+  EXPECT_EQ(packed.needs.data_bytes, kGiB);
+}
+
+TEST(Image, Lz4CopiesWhatWasThereAndNothingElse) {
+  const uint8_t good[] = {0x35, 'a', 'b', 'c', 3, 0, 0x10, 'x'};
+  std::vector<std::byte> to(3 + 9 + 1);
+  EXPECT_TRUE(unpack_lz4(std::as_bytes(std::span(good)), to));
+  EXPECT_EQ(std::memcmp(to.data(), "abcabcabcabcx", 13), 0);
+  const uint8_t before[] = {0x35, 'a', 'b', 'c', 4, 0, 0x10, 'x'};
+  EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(before)), to)) << "from before its start";
+  std::vector<std::byte> small(12), large(14);
+  EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(good)), small));
+  EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(good)), large));
+  for (size_t n = 0; n < sizeof good; ++n)
+    EXPECT_FALSE(unpack_lz4(std::as_bytes(std::span(good)).first(n), to)) << n;
+}
+
+TEST(Image, WhatNobodyCanMeasureIsLeftOut) {
+  const auto text = part(1, 0, bytes_of(ptx(".global .b8 b[77];")));
+  const std::vector<std::vector<std::byte>> strange = {
+      part(8, 0x10000, bytes_of(kText)),                      // code for the linker
+      part(1, 0x10000, bytes_of(kText)),                      // a flag that nobody knows
+      part(1, 0, bytes_of("~scrambled~ .global .b8 a[4];")),  // no PTX
+      part(1, 0xa000, lz4(kText), kText.size()),              // packed in two ways
+      part(1, 0x2000, lz4(kText), kText.size() + 1),          // it unpacks to less
+      part(1, 0x2000, lz4(kText), 2 * kGiB),                  // more than anybody unpacks
+      part(2, 0,
+           bytes_of("\x7f"
+                    "ELF and then nothing else")),  // broken
+  };
+  for (const auto& one : strange) {
+    const auto mixed = examine_image(fat({one, text, one}));
+    EXPECT_EQ(mixed.verdict, ImageVerdict::kUsable);
+    EXPECT_EQ(mixed.instead, fat({text})) << "the driver sees what was measured";
+    EXPECT_EQ(mixed.needs.data_bytes, 77u);
+    EXPECT_FALSE(mixed.why.empty());
+    EXPECT_EQ(examine_image(fat({one})).verdict, ImageVerdict::kNoParts);
+  }
+}
+
+TEST(Image, FatBinariesThatClaimMoreThanHasComeAreBroken) {
+  const auto whole = fat({part(1, 0, bytes_of(kText)), part(2, 0, elf({}))});
+  ASSERT_EQ(examine_image(whole).verdict, ImageVerdict::kUsable);
+  for (size_t n = 4; n < whole.size(); ++n) {
+    const std::vector<std::byte> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(n));
+    EXPECT_EQ(examine_image(cut).verdict, ImageVerdict::kBroken) << n;
+  }
+  for (const size_t at : {size_t{8}, size_t{16 + 4}, size_t{16 + 8}}) {
+    auto lying = whole;
+    const uint32_t much = 0x7fffff00;
+    std::memcpy(lying.data() + at, &much, sizeof much);
+    EXPECT_EQ(examine_image(lying).verdict, ImageVerdict::kBroken) << at;
+  }
+}
+
+TEST(Image, NeitherTextNorCodeIsBroken) {
+  EXPECT_EQ(examine_image({}).verdict, ImageVerdict::kBroken);
+  EXPECT_EQ(examine_image(bytes_of(std::string(40, '\0'))).verdict, ImageVerdict::kBroken);
+  EXPECT_EQ(examine_image(bytes_of("\xff\xfe rubbish")).verdict, ImageVerdict::kBroken);
+}
+
+}  // namespace
+}  // namespace sluice::worker
