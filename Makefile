@@ -53,6 +53,7 @@ test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bu
 
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
+	$(PYTHON) tests/gpu/hostile_libraries.py
 	$(PYTHON) tests/gpu/conformance.py
 
 bench: build/.base programs native ## the figures, with the machine's own floors; also in build/bench.jsonl

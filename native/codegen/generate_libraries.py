@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 
 import libraries
+import proofs
 from generate_abi import Writer
 from imported import RegistryError
 from libraries import FIRST_ID, LAST_ID, Library, load_libraries, objects_of
+from library_params import KINDS
 from model import API
 
 
@@ -26,7 +28,8 @@ def generate(out: Path, all_libraries: list[Library]) -> None:
     objects = objects_of(all_libraries)
     shared = {
         "objects": objects,
-        "kinds": libraries.KINDS,
+        "kinds": KINDS,
+        "proofs": proofs.PROOFS,
         "classes": libraries.CLASSES,
         "states": libraries.STATES,
     }
@@ -87,6 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise RegistryError(
                 f"library_ids.lock: no number for {', '.join(missing(loaded)[:5])} …; run "
                 "python native/codegen/generate_libraries.py --update-ids and commit the file"
+            )
+        if nobody := libraries.unproved(loaded):
+            raise RegistryError(
+                f"nobody proves what these point to: {', '.join(nobody[:5])} …; say their kind by "
+                "a rule (native/codegen/proofs.py, docs/api-registry.md)"
             )
         if options.out:
             generate(options.out, loaded)

@@ -10,80 +10,38 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from imported import RegistryError
 from legacy import Legacy, make_legacy
-from passing import stub_type, take_apart
+from library_params import Param, Rules, index_of, infer, make_param, matches
+from passing import take_apart
+from proofs import (
+    HAND_PROOFS,
+    Workspace,
+    index_arrays,
+    read_attributes,
+    sizes_in,
+)
 
 FIRST_ID = 1024
 """native/wire/frame.h, kFirstLibraryFunction."""
 LAST_ID = 4095
 MAX_PARAMS = 48
 
-KINDS = {
-    "value": "kValue",
-    "handle": "kHandle",
-    "stream": "kStream",
-    "event": "kEvent",
-    "address": "kAddress",
-    "scalar": "kScalar",
-    "result": "kResult",
-    "in": "kIn",
-    "out": "kOut",
-    "in_out": "kInOut",
-    "string": "kString",
-    "mint": "kMint",
-    "in_handles": "kInHandles",
-    "in_addresses": "kInAddresses",
-    "out_address": "kOutAddress",
-    "out_handle": "kOutHandle",
-    "host_workspace": "kHostWorkspace",
-    "attribute": "kAttribute",
-    "nothing": "kNothing",
-}
 CLASSES = {"async": "kAsync", "answered": "kAnswered", "learned": "kLearned"}
 STATES = {"": "kNone", "creates": "kCreates", "destroys": "kDestroys", "sets": "kSets"}
-PARAM_KEYS = {
-    "kind", "object", "nullable", "masked", "bytes", "count", "times", "type", "compute",
-    "addresses", "by", "scale_of", "float_or_double", "vector", "nccl", "plus", "either",
-}  # fmt: skip
 FUNCTION_KEYS = {
     "class", "state", "cached", "launches", "set_by", "stream", "pointer_mode", "data_type",
     "params", "attribute", "changes", "computes", "outputs_always", "grouped", "deferred",
-    "commutes", "host_memory",
+    "commutes", "host_memory", "indices", "while_used", "measures", "measured",
+    "sizes", "holds",
 }  # fmt: skip
 
-STREAMS = {"cudaStream_t", "CUstream"}
-EVENTS = {"cudaEvent_t"}
 TENSOR = r"cudnn(Tensor|Filter)Descriptor_t$"
-
-
-@dataclass(frozen=True)
-class Param:
-    """One parameter with everything that its ParamSpec holds."""
-
-    name: str
-    ctype: str
-    """The C type that the generated stub declares: same size and register, no header needed."""
-    kind: str
-    object: str = ""
-    nullable: bool = False
-    masked: bool = False
-    bytes: int = 8
-    count: tuple[int, ...] = ()
-    times: int = 1
-    size: str = "kFixed"
-    by: int = -1
-    by2: int = -1
-    addresses: tuple[int, ...] = ()
-    plus: int = 0
-    """Elements beside those that are counted."""
-    either: bool = False
-    """In host memory or on the device, as the object's pointer mode says."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +68,19 @@ class Function:
     id: int = 0
     kept_end: int = -1
     """What it creates is kept by content; the function with this place in the table ends it."""
+    while_used: bool = False
+    """What it ends may be in use by another thread's call."""
+    indices: tuple[tuple[int, ...], ...] = ()
+    """Index arrays that the library's CPU code follows."""
+    measures: int = -1
+    """The object that what `indices` says of sizes holds for from then on."""
+    measured: tuple[int, ...] = ()
+    """Objects that must have been measured; the first with the same sizes."""
+    sizes: tuple[int, ...] = ()
+    """Rows, columns and number of indices, where no array says them."""
+    holds: tuple[int, ...] = ()
+    """Objects that the library keeps pointers to."""
+    workspace: Workspace | None = None
     host_memory: bool = False
     """What it creates computes in host memory: no call of the table gives it work."""
     wrapped: bool = False
@@ -144,148 +115,13 @@ class Library:
     """Other exported names of generated functions."""
     commands: dict[str, int]
     """Commands of our own, by hand on both sides, with their numbers."""
+    command_proofs: dict[str, dict[str, str]]
+    """Who proved what they carry."""
     objects: tuple[str, ...]
     node: str
     """The version node of every exported name, or empty."""
     in_place: frozenset[str]
     """Kinds of objects that may lie in the application's own memory, by address."""
-
-
-@dataclass
-class Rules:
-    """One YAML file, read."""
-
-    name: str
-    handles: dict[str, str]
-    params: list[dict[str, Any]]
-    functions: list[dict[str, Any]]
-    named: dict[str, dict[str, Any]]
-    pointers: str
-    enums: dict[str, int] = field(default_factory=dict)
-    wrapped: tuple[re.Pattern[str], ...] = ()
-    work: tuple[str, ...] = ()
-    """Objects whose stream gets a function's work; otherwise the first handle's."""
-
-    def number(self, value: Any, where: str) -> int:
-        """Return an integer, or the value of an enumerator."""
-        if isinstance(value, int):
-            return value
-        if value in self.enums:
-            return self.enums[value]
-        raise RegistryError(f"{where}: {value!r} is neither a number nor an enumerator")
-
-
-def infer(row: dict[str, Any], rules: Rules, creates: bool) -> dict[str, Any]:
-    """Return what the C type alone says."""
-    ctype = row["type"].removeprefix("const ")
-    if ctype in rules.handles:
-        return {"kind": "handle", "object": rules.handles[ctype], "bytes": row["size"]}
-    if ctype in STREAMS:
-        return {"kind": "stream"}
-    if ctype in EVENTS:
-        return {"kind": "event"}
-    if "pointee" not in row:
-        return {"kind": "value", "bytes": row["size"]}
-    target = ctype.removesuffix("*").strip()
-    if target in rules.handles and not row["const"]:
-        size = row["pointee"]
-        kind = "mint" if creates else "out_handle"
-        return {"kind": kind, "object": rules.handles[target], "bytes": size}
-    if row["canonical"] == "const char *":
-        return {"kind": "string"}
-    return {"kind": rules.pointers}
-
-
-def matches(rule: dict[str, Any], function: str, row: dict[str, Any]) -> bool:
-    """Tell whether a parameter rule applies."""
-    return (
-        re.fullmatch(rule.get("in", ".*"), function) is not None
-        and re.fullmatch(rule.get("name", ".*"), row["name"]) is not None
-        and re.fullmatch(rule.get("type", ".*"), row["type"]) is not None
-    )
-
-
-def index_of(name: str, names: list[str], where: str) -> int:
-    """Return the position of the parameter with that name."""
-    if name not in names:
-        raise RegistryError(f"{where}: there is no parameter {name}; it has {', '.join(names)}")
-    return names.index(name)
-
-
-def make_param(
-    row: dict[str, Any],
-    said: dict[str, Any],
-    names: list[str],
-    rules: Rules,
-    where: str,
-    tensor: int = -1,
-) -> Param:
-    """Join what was said and what the type says; `tensor` is the function's first tensor."""
-    for key in said.keys() - PARAM_KEYS:
-        raise RegistryError(f"{where}: key {key!r} is unknown; use {', '.join(sorted(PARAM_KEYS))}")
-    kind = said["kind"]
-    first = row["name"] == names[0]
-    if kind not in KINDS:
-        raise RegistryError(f"{where}: kind {kind!r} is unknown; use one of {', '.join(KINDS)}")
-    ctype = stub_type(row)
-    if not ctype:
-        raise RegistryError(f"{where}: {row['type']} does not fit into a word; write it by hand")
-    pointee = row.get("pointee", 0)
-    size = said.get("bytes", pointee if "pointee" in row else row["size"])
-    carried = kind in ("in", "out", "in_out", "scalar", "result")
-    result = Param(row["name"], ctype, kind, bytes=int(size))
-    if kind in ("in_handles", "in_addresses", "out_address", "out_handle"):
-        result = replace(result, bytes=8)
-    result = replace(
-        result,
-        object=said.get("object", ""),
-        nullable=bool(said.get("nullable", kind != "mint" and not (first and kind == "handle"))),
-        masked=bool(said.get("masked", False)),
-        times=int(said.get("times", 1)),
-        plus=int(said.get("plus", 0)),
-        either=bool(said.get("either", False)),
-    )
-    counts = said.get("count", [])
-    counts = counts if isinstance(counts, list) else [counts]
-    result = replace(result, count=tuple(index_of(str(c), names, where) for c in counts))
-    if "type" in said:
-        result = replace(result, size="kDataType", by=index_of(said["type"], names, where))
-    elif "compute" in said:
-        first, second = said["compute"]
-        result = replace(
-            result,
-            size="kComputeType",
-            by=index_of(first, names, where),
-            by2=index_of(second, names, where),
-        )
-    elif "scale_of" in said:
-        result = replace(result, size="kObjectType", by=index_of(said["scale_of"], names, where))
-    elif "nccl" in said:
-        first, second = said["nccl"]
-        result = replace(
-            result,
-            size="kNcclType",
-            by=index_of(first, names, where),
-            by2=index_of(second, names, where),
-        )
-    elif "vector" in said:
-        result = replace(result, size="kVectorType", by=index_of(said["vector"], names, where))
-    elif "float_or_double" in said:
-        about = said["float_or_double"]
-        place = tensor if about == "auto" else index_of(about, names, where)
-        if place < 0:
-            raise RegistryError(f"{where}: no tensor or filter says whether it is a double")
-        result = replace(result, size="kDoubleOrFloat", by=place)
-    elif carried and result.bytes == 0:
-        raise RegistryError(
-            f"{where}: {row['type']} has no size; say bytes, type, compute or scale_of"
-        )
-    if kind == "attribute":
-        addresses = tuple(rules.number(a, where) for a in said.get("addresses", []))
-        result = replace(
-            result, bytes=1, addresses=addresses, by=index_of(said["by"], names, where)
-        )
-    return result
 
 
 def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Function:
@@ -312,17 +148,31 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
     for param in row["params"]:
         place = f"{where}: parameter {param['name']}"
         inferred = values = infer(param, rules, state == "creates")
+        said_of: set[str] = set()
         for rule in rules.params:
+            if rule.get("kind") in ("address", "handle") and inferred["kind"] != rule["kind"]:
+                continue  # it says more of pointers and objects, not which parameters are such
             if matches(rule, name, param):
                 values = {k: v for k, v in rule.items() if k not in ("in", "name", "type")}
                 if "of_type" in values:
                     values["type"] = values.pop("of_type")
+                said_of = set(values)
                 if values.get("kind") == inferred["kind"]:
                     values = {**inferred, **values}
                 break
-        values = {**values, **own.get("params", {}).get(param["name"], {})}
+        mine = own.get("params", {}).get(param["name"], {})
+        values, said_of = {**values, **mine}, said_of | set(mine)
         tensor = tensors[0] if tensors else -1
-        params.append(make_param(param, values, names, rules, place, tensor))
+        made = make_param(param, values, names, rules, place, tensor, said_of)
+        if made.kind == "attribute":
+            kind_of = row["params"][made.by]["type"]
+            if kind_of not in rules.types:
+                raise RegistryError(f"{place}: {kind_of} is no enumeration of attributes")
+            listed, refused = values.get("values", {}), values.get("refused", {})
+            made = replace(
+                made, attributes=read_attributes(listed, refused, rules.types[kind_of], place)
+            )
+        params.append(made)
     for unknown in own.get("params", {}).keys() - set(names):
         raise RegistryError(f"{where}: there is no parameter {unknown}; it has {', '.join(names)}")
     outputs = [p for p in params if p.kind in ("out", "in_out", "out_address", "out_handle")]
@@ -342,6 +192,9 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
     if not status:
         call = "answered"
         returns = returns if returns != "int32_t" else "value32"
+    indices = index_arrays(said.get("indices", []), names, where)
+    followed = {place for i in indices for place in (i[3], i[4]) if place >= 0}
+    params = [replace(p, proof="indices") if i in followed else p for i, p in enumerate(params)]
     remember: dict[str, int] = {
         key: index_of(said[key], names, where)
         for key in ("stream", "pointer_mode", "data_type")
@@ -373,6 +226,12 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         deferred=bool(said.get("deferred", False)),
         commutes=bool(said.get("commutes", False)),
         host_memory=bool(said.get("host_memory", False)),
+        while_used=bool(said.get("while_used", False)),
+        indices=indices,
+        holds=tuple(index_of(n, names, where) for n in said.get("holds", [])),
+        measures=index_of(said["measures"], names, where) if "measures" in said else -1,
+        measured=tuple(index_of(n, names, where) for n in said.get("measured", [])),
+        sizes=tuple(index_of(n, names, where) for n in said.get("sizes", [])) or sizes_in(indices),
         wrapped=any(p.fullmatch(name) for p in rules.wrapped),
         work=next(
             (
@@ -384,6 +243,40 @@ def make_function(row: dict[str, Any], rules: Rules, ids: dict[str, int]) -> Fun
         ),
         id=ids.get(name, 0),
     )
+
+
+def ask_for_workspaces(functions: list[Function], where: str) -> list[Function]:
+    """Find for each function with a host workspace the one that says how large it must be."""
+    by_name = {f.name: i for i, f in enumerate(functions)}
+    result = []
+    for f in functions:
+        mine = next((p for p in f.params if p.asks), None)
+        if mine is None:
+            result.append(f)
+            continue
+        query = by_name.get(mine.asks.replace("*", f.name))
+        if query is None:
+            raise RegistryError(f"{where}: {f.name}: there is no {mine.asks} to ask for a size")
+        names = [p.name for p in f.params]
+        counter = f.params[mine.count[0]].name
+        asked = functions[query].params
+        arguments = tuple(
+            names.index(p.name)
+            if p.name in names and p.kind not in ("out", "in_out", "result", "nothing")
+            else -1
+            for p in asked
+        )
+        answer = next((i for i, p in enumerate(asked) if p.name == counter and p.kind == "out"), -1)
+        if answer < 0:
+            raise RegistryError(f"{where}: {asked} does not answer {counter}")
+        if any(
+            place < 0 and p.kind not in ("out", "in_out", "nothing")
+            for p, place in zip(asked, arguments, strict=True)
+        ):
+            raise RegistryError(f"{where}: {f.name} lacks an argument of {functions[query].name}")
+        work = Workspace(functions[query].name, arguments, answer, query)
+        result.append(replace(f, workspace=work))
+    return result
 
 
 def keep_by_content(functions: list[Function], kept: set[str], where: str) -> list[Function]:
@@ -416,6 +309,18 @@ def read_ids(path: Path) -> dict[str, int]:
     return ids
 
 
+def read_command_proofs(said: dict[str, dict[str, str]], where: str) -> dict[str, dict[str, str]]:
+    """Read what commands written by hand say of the pointers and sizes that they carry."""
+    for command, pointers in said.items():
+        for name, proof in (pointers or {}).items():
+            if proof not in HAND_PROOFS:
+                raise RegistryError(
+                    f"{where}: {command}: {name}: {proof!r} is no proof; use one of "
+                    f"{', '.join(HAND_PROOFS)}"
+                )
+    return {command: dict(pointers or {}) for command, pointers in said.items()}
+
+
 def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
     """Load one library."""
     path = api / "libraries" / f"{name}.yaml"
@@ -432,6 +337,7 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         said.get("functions", {}),
         said.get("pointers", "address"),
         {n: v for e in facts["enums"] for n, v in e["values"]},
+        {e["name"]: dict(e["values"]) for e in facts["enums"]},
         tuple(re.compile(pattern) for pattern in said.get("wrapped", [])),
         tuple(said.get("work", [])),
     )
@@ -461,6 +367,7 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
             older.append(make_legacy(declared[export], target_row, f"{path.name}: {export}"))
         else:
             functions.append(make_function(declared[export], rules, ids))
+    functions = ask_for_workspaces(functions, path.name)
     functions = keep_by_content(functions, set(said.get("kept", [])), path.name)
     nodes = {row["node"] for row in facts["exports"]}
     return Library(
@@ -478,7 +385,8 @@ def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:
         in_place=frozenset(said.get("in_place", [])),
         exports=tuple(exports),
         aliases={a: t for a, t in aliases.items() if t not in hand},
-        commands={c: ids.get(c, 0) for c in said.get("commands", [])},
+        commands={c: ids.get(c, 0) for c in said.get("commands", {})},
+        command_proofs=read_command_proofs(said.get("commands", {}), path.name),
         objects=tuple(sorted(set(rules.handles.values()))),
         node=nodes.pop() if len(nodes) == 1 else "",
     )
@@ -495,3 +403,19 @@ def objects_of(libraries: list[Library]) -> dict[str, int]:
     """Number the kinds of objects; the wire never carries these numbers."""
     names = {name for lib in libraries for name in lib.objects}
     return {name: number for number, name in enumerate(sorted(names), 1)}
+
+
+def unproved(libraries: list[Library]) -> list[str]:
+    """Name every parameter that reaches a library although nobody proved what it points to."""
+    return [
+        f"{lib.name}: {f.name}: {p.name} ({p.kind})"
+        for lib in libraries
+        for f in lib.functions
+        for p in f.params
+        if not p.proof
+    ] + [
+        f"{lib.name}: {command} (written by hand)"
+        for lib in libraries
+        for command in lib.commands
+        if not lib.command_proofs.get(command)
+    ]

@@ -75,6 +75,35 @@ constexpr uint32_t bytes_of_factor(uint64_t type) {
   return std::max<uint32_t>(n, n == 0 ? 0 : is_complex(type) ? 8 : 4);
 }
 
+// Bytes of one element of a cudnnDataType_t, with all that is packed in it.
+constexpr uint32_t bytes_of_cudnn_type(uint64_t type) {
+  switch (static_cast<uint32_t>(type)) {
+    case 8:  // INT8x32
+      return 32;
+    case 21:  // COMPLEX_FP64
+      return 16;
+    case 1:
+    case 10:
+    case 20:  // DOUBLE, INT64, COMPLEX_FP32
+      return 8;
+    case 2:
+    case 9:  // HALF, BFLOAT16
+      return 2;
+    case 3:
+    case 6:
+    case 11:
+    case 12:
+    case 13:
+    case 15:
+    case 16:
+    case 17:
+    case 18:  // INT8, UINT8, BOOLEAN, FP8s, and what is packed into bytes
+      return 1;
+    default:
+      return 4;
+  }
+}
+
 // Bytes of one element of an ncclDataType_t; 0 for an unknown one.
 constexpr uint32_t bytes_of_nccl_type(uint64_t type) {
   constexpr uint32_t kBytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
@@ -104,11 +133,17 @@ inline uint64_t elements(const FunctionSpec& f, const ParamSpec& p, const uint64
   return std::min<uint64_t>(n + p.plus, kMaxCarried + 1);
 }
 
+// What the table says of the attribute that a kAttribute is for; nullptr: it may not be set.
+inline const AttributeSpec* find_attribute(const ParamSpec& p, const uint64_t* words) {
+  for (const AttributeSpec* a = p.attributes; a && a->bytes; ++a)
+    if (a->name == static_cast<uint32_t>(words[p.by])) return a;
+  return nullptr;
+}
+
 // Whether what a kAttribute carries is a device address: some attributes' values are.
 inline bool carries_address(const ParamSpec& p, const uint64_t* words) {
-  for (const uint32_t* a = p.addresses; a && *a; ++a)
-    if (*a == words[p.by]) return true;
-  return false;
+  const AttributeSpec* a = p.kind == ParamKind::kAttribute ? find_attribute(p, words) : nullptr;
+  return a && a->address;
 }
 
 // What the words alone say; 0 when they do not.
@@ -123,6 +158,7 @@ inline uint32_t scalar_bytes(const ParamSpec& p, const uint64_t* words) {
     case ScalarSize::kNcclType:
       return bytes_of_nccl_type(words[p.by]);
     case ScalarSize::kDoubleOrFloat:
+    case ScalarSize::kCudnnType:
     case ScalarSize::kObjectType:
     case ScalarSize::kVectorType:
       return 0;

@@ -52,11 +52,54 @@ enum class ScalarSize : uint8_t {
   kDoubleOrFloat,  // cuDNN: double where the tensor in `by` holds doubles, else float
   kObjectType,     // by the cudaDataType that the object in `by` remembers, with its pointer mode
   kNcclType,       // by the ncclDataType_t in `by`; on the device where `by2` says so (0)
+  kCudnnType,      // by the cudnnDataType_t of the tensor in `by`
   kVectorType,     // as wide as cuSPARSE computes with the vector in `by`: never 16 bits a number
+};
+
+// Who proved that the memory behind a pointer is there, and as long as the library takes it to be.
+// Every parameter has one; the worker calls nothing with a parameter that has none.
+enum class Proof : uint8_t {
+  kNone,
+  kNumber,     // no pointer
+  kObject,     // from the session's table of objects, streams or events
+  kWindow,     // device memory in the session's windows; only the GPU reads it
+  kIndices,    // likewise, and the library's CPU code follows the indices in it: read and checked
+  kPlace,      // one value, on the host or on the device as the object on the node is set
+  kOne,        // one value or struct of a size that the table knows, in the worker's memory
+  kCounted,    // count x element, in the worker's memory, both from the checked words
+  kText,       // its NUL was seen
+  kAttribute,  // of an attribute that the table lists, with its size
+  kOpaque,     // bytes that the library itself gave this session
+  kAsked,      // memory of the worker's, as large as the library on the node says
+  kNothing,    // NULL
+};
+
+// One of the attributes that may be set by a kAttribute.
+struct AttributeSpec {
+  uint32_t name;
+  uint8_t bytes;  // 0: the list's end
+  bool address;
+};
+
+// Index arrays in device memory that the library's CPU code follows without looking, as parameters.
+struct IndexArrays {
+  int8_t rows, columns, count;  // of a matrix: its sizes and the number of indices
+  int8_t offsets;               // rows + 1 of them; -1: a permutation of `rows` numbers
+  int8_t indices;
+  int8_t descriptor;  // the cusparseMatDescr_t that says from where they count; -1: from 0
+};
+
+// What a host workspace needs: a function of the same table that says it, and where its arguments
+// come from: parameters of the function, or -1 for memory of the worker's.
+struct WorkspaceQuery {
+  int16_t function = -1;
+  int8_t answer = -1;  // the parameter of it that the size is written to
+  const int8_t* from = nullptr;
 };
 
 struct ParamSpec {
   ParamKind kind;
+  Proof proof = Proof::kNone;
   uint8_t object = 0;          // kHandle, kMint, kInHandles: which objects (ObjectType)
   bool nullable = false;       // NULL, or no object, is meant to be possible
   bool masked = false;         // does not decide whether the call is valid
@@ -67,8 +110,16 @@ struct ParamSpec {
   bool either = false;         // kIn, kInOut: or a device address, as the pointer mode says
   ScalarSize size = ScalarSize::kFixed;
   int8_t by = -1, by2 = -1;
-  const uint32_t* addresses =
-      nullptr;  // kAttribute: those whose value is an address, 0 behind them
+  const AttributeSpec* attributes = nullptr;  // kAttribute: all that may be set
+  int8_t host_mode = 0;  // kScalar: in this pointer mode it is on the host as well as in mode 0
+  int8_t null_mode = 0;  // kScalar: in this one there is none
+  uint8_t opaque = 0;    // kIn, kInOut, kOut: begins with so many bytes that only the library makes
+  // kValue, and elements of a kIn: bounds that the library does not check itself; of the latter the
+  // first `skip` may be anything, and nothing counts where the parameter `when` is NULL. A kHandle
+  // that is not nullable may be missing then.
+  bool bounded = false;
+  int64_t least = 0, most = 0;
+  int8_t skip = 0, when = -1;
 };
 
 enum class CallClass : uint8_t {
@@ -113,8 +164,17 @@ struct FunctionSpec {
   int16_t kept_end = -1;
   // kCreates: what it makes computes in host memory, so no function of the table gives it work.
   bool host_memory = false;
-  bool deferred = false;  // kSets: the object is told when it is used, if it was not told before
-  bool commutes = false;  // kSets: no other setting of the object makes a difference to it
+  bool deferred = false;    // kSets: the object is told when it is used, if it was not told before
+  bool commutes = false;    // kSets: no other setting of the object makes a difference to it
+  bool while_used = false;  // kDestroys: the library allows it while another thread is in a call
+  uint8_t index_arrays = 0;
+  const IndexArrays* indices = nullptr;
+  // The object that the call sets up, and those that must have been; the first with the sizes that
+  // the call says: rows, columns, number of indices, by the parameters of `sizes`.
+  int8_t measures = -1, measured[3] = {-1, -1, -1};
+  int8_t sizes[3] = {-1, -1, -1};
+  WorkspaceQuery workspace{};
+  int8_t holds[2] = {-1, -1};  // objects that the library keeps pointers to in the first handle's
   Remember remember{};
   const ParamSpec* param;
 };

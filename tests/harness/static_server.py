@@ -270,8 +270,18 @@ class StaticServer:
         worker = self.warm
         assert worker
         worker.wait_ready()
+        for ended in self.workers:
+            self.say_signal(ended)
         self.workers = [w for w in self.workers if w.process.poll() is None] + [worker]
         return worker
+
+    def say_signal(self, worker: StaticWorker) -> None:
+        """A worker that ended by a signal could not say so itself: here it is in its log."""
+        code = worker.process.poll()
+        if code is None or code >= 0 or not self.args.log:
+            return
+        with Path(self.args.log).open("a") as log:
+            log.write(f"worker {worker.process.pid} ended by signal {-code}\n")
 
     def follow(self, worker: StaticWorker, domain: str) -> None:
         """From now on the worker of a session is listened to."""

@@ -72,7 +72,7 @@ int32_t Call::handle(int index) {
   const ParamSpec& p = f_.param[index];
   const uint64_t id = id_at(index);
   if (id == 0) {
-    if (p.nullable) return key_.add(0), 0;
+    if (p.nullable || (p.when >= 0 && args_[p.when] == 0)) return key_.add(0), 0;
     return library_.status.bad_handle;
   }
   Object* object = State::get().objects.find(id);
@@ -87,11 +87,13 @@ int32_t Call::handle(int index) {
 
 size_t Call::scalar_bytes(const ParamSpec& p) {
   if (p.size != wire::ScalarSize::kObjectType && p.size != wire::ScalarSize::kDoubleOrFloat &&
-      p.size != wire::ScalarSize::kVectorType)
+      p.size != wire::ScalarSize::kVectorType && p.size != wire::ScalarSize::kCudnnType)
     return wire::scalar_bytes(p, args_);
   const Object* about = State::get().objects.find(args_[p.by]);
   if (p.size == wire::ScalarSize::kVectorType)
     return about ? wire::bytes_of_factor(static_cast<uint32_t>(about->data_type)) : 0;
+  if (p.size == wire::ScalarSize::kCudnnType)
+    return about ? wire::bytes_of_cudnn_type(static_cast<uint32_t>(about->data_type)) : 0;
   if (p.size == wire::ScalarSize::kDoubleOrFloat)
     return about && about->data_type == 1 ? 8 : 4;  // CUDNN_DATA_DOUBLE
   return about ? wire::bytes_of_data_type(static_cast<uint32_t>(about->data_type)) : 0;
@@ -100,13 +102,15 @@ size_t Call::scalar_bytes(const ParamSpec& p) {
 int32_t Call::scalar(int index) {
   const ParamSpec& p = f_.param[index];
   const uint64_t at = args_[index];
-  if (at == 0) return p.nullable ? (key_.add(0), 0) : library_.status.bad_value;
   const Object* says =
       p.size == wire::ScalarSize::kObjectType ? State::get().objects.find(args_[p.by]) : main_;
   int mode = library_.pointer_modes && says ? says->pointer_mode : 0;
   if (p.size == wire::ScalarSize::kNcclType) mode = static_cast<int>(args_[p.by2]) == 0 ? 1 : 0;
-  // 4: cuBLASLt's alpha on the device with beta on the host.
-  if (mode != 0 && (mode != 4 || names_memory(session_, at))) {
+  if (at == 0)
+    return p.nullable || (mode != 0 && mode == p.null_mode) ? (key_.add(0), 0)
+                                                            : library_.status.bad_value;
+  if (mode != 0 && mode == p.host_mode) mode = 0;
+  if (mode != 0) {
     if (!names_memory(session_, at)) return library_.status.bad_value;
     key_.add(2);
     std::memcpy(body_.data() + index * 8, &at, 8);
@@ -125,7 +129,9 @@ int32_t Call::scalar(int index) {
 int32_t Call::carry(int index) {
   const ParamSpec& p = f_.param[index];
   const uint64_t at = args_[index];
-  if (at == 0) return p.nullable ? (key_.add(0), 0) : library_.status.bad_value;
+  if (at == 0)
+    return p.nullable || (p.count[0] >= 0 && elements(p) == 0) ? (key_.add(0), 0)
+                                                               : library_.status.bad_value;
   // Where a value may be in device memory too, only kScalar and kResult know how to say so.
   const bool on_device = library_.pointer_modes && names_memory(session_, at);
   if (p.either && main_ && main_->pointer_mode != 0) {
@@ -160,8 +166,15 @@ int32_t Call::attribute(int index) {
   const ParamSpec& p = f_.param[index];
   const uint64_t at = args_[index], n = elements(p) * p.bytes;
   if (at == 0) return n == 0 ? 0 : library_.status.bad_value;
-  if (n > 4096) return library_.status.bad_value;
-  const bool address = wire::carries_address(p, args_);
+  const wire::AttributeSpec* known = wire::find_attribute(p, args_);
+  if (!known) {
+    log_once(LogLevel::kInfo, std::string(f_.name) + " cannot set attribute " +
+                                  std::to_string(static_cast<int32_t>(args_[p.by])) +
+                                  " on a forwarded GPU and returned \"not supported\"");
+    return library_.status.unsupported;
+  }
+  if (n != known->bytes) return library_.status.bad_value;
+  const bool address = known->address;
   key_.add(address ? 1 : 0);
   if (address) {
     uint64_t value = 0;

@@ -404,7 +404,9 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
       key.add(static_cast<uint64_t>(uid));
       const bool device_memory = words[i] == 0 || names_memory(s, words[i]);
       const auto by_value = p->by_value.find(uid);
-      if (by_value != p->by_value.end() && words[i] != 0 && !s->device_of_address(words[i])) {
+      if (by_value != p->by_value.end()) {
+        if (words[i] == 0) return kBadParamNull;
+        if (s->device_of_address(words[i])) return kBadParam;  // cuDNN reads it on the CPU
         const auto* at = reinterpret_cast<const std::byte*>(words[i]);
         words[i] = wire::kCarried | values.size();
         put_padded(&values, at, by_value->second);

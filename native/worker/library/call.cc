@@ -19,7 +19,7 @@ using wire::ParamKind;
 using wire::ParamSpec;
 
 // A library may write a wider result than the caller has room for where types disagree.
-constexpr size_t scalar_room(size_t n) { return std::max<size_t>(n, 16); }
+constexpr size_t scalar_room(size_t n) { return std::max<size_t>(n, 32); }
 
 uint64_t as_word(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
@@ -38,6 +38,13 @@ std::span<const std::byte> LibraryCall::piece(uint64_t n) {
   return at;
 }
 
+void LibraryCall::hold(const LibraryObject& object) {
+  if (held_count_ < held_.size())
+    held_[held_count_++] = object.life;
+  else
+    held_too_.push_back(object.life);
+}
+
 std::byte* LibraryCall::room(size_t n) {
   rooms_.push_back(std::make_unique_for_overwrite<std::byte[]>(std::max<size_t>(n, 8)));
   return rooms_.back().get();
@@ -45,7 +52,12 @@ std::byte* LibraryCall::room(size_t n) {
 
 bool LibraryCall::read_object(int index, const ParamSpec& p) {
   const uint64_t id = sent_[index];
-  if (id == 0) return p.nullable || reject(index, "is no object");
+  if (id == 0) {
+    if (p.nullable || (p.when >= 0 && sent_[p.when] == 0)) return true;
+    if (index == 0) return reject(index, "is no object");
+    refuse(entry_.table->spec->status.bad_handle);  // the library would follow it
+    return true;
+  }
   LibraryObject object;
   if (!Libraries::get().objects.get(id, &object) || object.type != p.object)
     return reject(index, "names an object that the session does not have");
@@ -55,6 +67,7 @@ bool LibraryCall::read_object(int index, const ParamSpec& p) {
   }
   if (object.host_memory && f_.launches)
     return reject(index, "computes in host memory, where this function does not");
+  hold(object);
   if (index == f_.work && !has_stream_ && object.stream) stream_ = object.stream;
   words_[index] = as_word(object.pointer);
   return true;
@@ -74,6 +87,7 @@ bool LibraryCall::read_list(int index, const ParamSpec& p, uint64_t n) {
       LibraryObject object;
       if (!Libraries::get().objects.get(id, &object) || object.type != p.object)
         return reject(index, "names an object that the session does not have");
+      hold(object);
       id = as_word(object.pointer);
     }
     std::memcpy(list + i * 8, &id, 8);
@@ -116,16 +130,12 @@ bool LibraryCall::read_carried(int index, const ParamSpec& p) {
       if (p.kind == ParamKind::kString && (n == 0 || raw[n - 1] != std::byte{0}))
         return reject(index, "is a text without an end");
       if (p.kind == ParamKind::kAttribute) {
-        const bool address = wire::carries_address(p, sent_);
-        uint64_t value = 0;
-        if (address && n != 8) return reject(index, "is no address");
-        if (address) std::memcpy(&value, raw.data(), 8);
-        if (value != 0 && !session_.device_range(value, 1))
-          return reject(index, "is an address that the session does not have");
+        if (!is_attribute(index, raw)) return false;
       }
       std::byte* at = room(n);
       std::memcpy(at, raw.data(), n);
       words_[index] = as_word(at);
+      if (p.opaque) check_opaque(index);
       if (p.kind == ParamKind::kInOut) {
         output_bytes_ += wire::round_up(n, 8);
         if (output_bytes_ > wire::kMaxAnswer) return reject(index, "would not fit into an answer");
@@ -158,6 +168,7 @@ bool LibraryCall::read(int index) {
   const ParamSpec& p = f_.param[index];
   const uint64_t word = sent_[index];
   words_[index] = 0;
+  if (p.proof == wire::Proof::kNone) return reject(index, "is a pointer that nobody checks");
   switch (p.kind) {
     case ParamKind::kValue:
       words_[index] = word;
@@ -183,8 +194,16 @@ bool LibraryCall::read(int index) {
       return true;
     case ParamKind::kScalar:
     case ParamKind::kResult:
+      if (word == 0) {
+        if (!p.nullable && (p.null_mode == 0 || pointer_mode(p) != p.null_mode))
+          refuse(entry_.table->spec->status.bad_value);
+        return true;
+      }
+      // Who says host memory and gives an address has the library follow it on the CPU.
+      if (in_host_memory(p) != ((word & kCarried) != 0))
+        return reject(index, "is not where the object's pointer mode says");
       if (word & kCarried) return read_carried(index, p);
-      if (word != 0 && !session_.device_range(word, 1))
+      if (!session_.device_range(word, 1))
         return reject(index, "is an address that the session does not have");
       words_[index] = word;
       return true;
@@ -198,18 +217,23 @@ bool LibraryCall::read(int index) {
     case ParamKind::kHostWorkspace: {
       const uint64_t n = wire::elements(f_, p, sent_);
       if (n > wire::kMaxCarried) return reject(index, "is too long");
-      words_[index] = n ? as_word(room(n)) : 0;
-      return true;
+      return true;  // made when it is known to be enough
     }
     case ParamKind::kNothing:
       return true;
     default:
+      if (p.either && word != 0 && in_host_memory(p) != ((word & kCarried) != 0))
+        return reject(index, "is not where the object's pointer mode says");
       if (word & kCarried) return read_carried(index, p);
       if (p.either && session_.device_range(word, 1)) {
         words_[index] = word;
         return true;
       }
-      return word == 0 || reject(index, "is neither absent nor carried");
+      if (word != 0) return reject(index, "is neither absent nor carried");
+      // The library would follow it.
+      if (!p.nullable && (p.count[0] < 0 || wire::elements(f_, p, sent_) != 0))
+        refuse(entry_.table->spec->status.bad_value);
+      return true;
   }
 }
 
@@ -237,10 +261,43 @@ void LibraryCall::keep(int64_t status) {
     if (f_.remember.stream >= 0)
       made.stream = reinterpret_cast<CUstream>(words_[f_.remember.stream]);
     objects.add(minted_id_, made);
-  } else if (main_id_ != 0 && done && f_.remember.stream >= 0) {
-    main_.stream = reinterpret_cast<CUstream>(words_[f_.remember.stream]);
+    return;
+  }
+  if (!done) return;
+  remember_opaque();
+  const wire::Remember& r = f_.remember;
+  const bool attribute = r.attribute >= 0 && r.pointer_mode_attribute >= 0 &&
+                         static_cast<int32_t>(sent_[r.attribute]) == r.pointer_mode_attribute &&
+                         words_[r.value] != 0;
+  if (main_id_ != 0 && (r.stream >= 0 || r.pointer_mode >= 0 || attribute)) {
+    if (r.stream >= 0) main_.stream = reinterpret_cast<CUstream>(words_[r.stream]);
+    if (r.pointer_mode >= 0) main_.pointer_mode = static_cast<int32_t>(words_[r.pointer_mode]);
+    if (attribute)
+      std::memcpy(&main_.pointer_mode, reinterpret_cast<const void*>(words_[r.value]),
+                  sizeof main_.pointer_mode);
     objects.set(main_id_, main_);
   }
+  if (f_.holds[0] >= 0 && main_id_ != 0) keep_holds();
+  LibraryObject measured;
+  if (f_.measures >= 0 && objects.get(sent_[f_.measures], &measured)) {
+    for (int i = 0; i < 3; ++i)
+      measured.sizes[static_cast<size_t>(i)] = std::max<int64_t>(size_at(i), 0);
+    objects.set(sent_[f_.measures], measured);
+  }
+}
+
+// The library keeps pointers to what the object was given: those outlive their own end.
+void LibraryCall::keep_holds() {
+  auto& objects = Libraries::get().objects;
+  auto all = std::make_shared<std::vector<std::unique_ptr<ObjectHold>>>();
+  for (const int8_t at : f_.holds) {
+    LibraryObject given;
+    if (at >= 0 && objects.get(sent_[at], &given))
+      all->push_back(std::make_unique<ObjectHold>(given.life));
+  }
+  if (!objects.get(main_id_, &main_)) return;
+  main_.holds = std::move(all);
+  objects.set(main_id_, main_);
 }
 
 void LibraryCall::answer(int64_t status, Reply& reply) {
@@ -278,6 +335,8 @@ bool LibraryCall::prepare(CUresult* lacking) {
   rest_ = body.subspan(size_t{f_.params} * 8);
   for (int i = 0; i < f_.params; ++i)
     if (!read(i)) return false;
+  for (int i = 0; i < f_.params; ++i) check_bounds(i);
+  check_sizes();
   function_ = Libraries::get().resolve(entry_);
   if (!function_) {
     // The client asks before it sends anything without an answer, and says it to its user.
@@ -289,12 +348,40 @@ bool LibraryCall::prepare(CUresult* lacking) {
   return true;
 }
 
+// Takes the object out of the table. False: it is not to be ended now, or not any more.
+bool LibraryCall::may_end(int64_t* status) {
+  // Another command may have ended it since it was looked up, or be in a call with it.
+  if (!Libraries::get().objects.take(main_id_, &main_)) {
+    session_.reject(std::string(f_.name) + " ends an object that was ended meanwhile");
+    return false;
+  }
+  const long holders = main_.life->holders, mine = 2;  // main_ and what is held
+  if (!f_.while_used && main_.life.use_count() > mine + holders) {
+    session_.reject(std::string(f_.name) + " ends an object that another call is using");
+    return false;
+  }
+  if (holders == 0) return true;
+  main_.life->end = [thunk = entry_.thunk, function = function_, pointer = words_[0]] {
+    const uint64_t words[wire::kMaxLibraryParams] = {pointer};
+    thunk(function, words);
+  };
+  *status = 0;
+  return false;
+}
+
 int64_t LibraryCall::issue() {
   session_.use_context(command_.header.context);
-  if (f_.state == wire::CallState::kDestroys && main_id_ != 0)
-    Libraries::get().objects.take(main_id_, &main_);
+  const int64_t failed = entry_.table->spec->status.failed;
+  if (refusal_) return *refusal_;
+  int64_t status = failed;
+  if (f_.state == wire::CallState::kDestroys && main_id_ != 0 && !may_end(&status)) return status;
+  if (f_.workspace.function >= 0 && !workspace_is_enough(&status)) return status;
+  for (int i = 0; i < f_.index_arrays; ++i)
+    if (!check_indices(f_.indices[i], &status)) return free_copies(), status;
   if (f_.launches) vgpu_->gate->pass();
-  return entry_.thunk(function_, words_);
+  status = entry_.thunk(function_, words_);
+  free_copies();
+  return status;
 }
 
 void LibraryCall::finish(int64_t status) {

@@ -3,6 +3,8 @@
 // session and the function's spec before the library sees it.
 #pragma once
 
+#include <optional>
+
 #include "worker/dispatch.h"
 #include "worker/library/library.h"
 
@@ -19,9 +21,17 @@ class LibraryCall {
   bool prepare(CUresult* lacking);
   int64_t issue();
   void finish(int64_t status);
+  // The object that the call ends, and whether it names one; 0: none.
+  uint64_t ends() const { return f_.state == wire::CallState::kDestroys ? main_id_ : 0; }
+  // Calls `visit` with each object that it names.
+  template <class F>
+  void for_each_object(F&& visit) const {
+    for (int i = 0; i < f_.params; ++i)
+      if (f_.param[i].kind == wire::ParamKind::kHandle) visit(sent_[i]);
+  }
 
  private:
-  static constexpr size_t kScalarRoom = 16;
+  static constexpr size_t kScalarRoom = 32;  // cudnnSetTensor of INT8x32 reads so much
 
   void narrow_values();
   bool read(int index);
@@ -33,7 +43,25 @@ class LibraryCall {
   std::byte* room(size_t n);
   void answer(int64_t status, Reply& reply);
   void keep(int64_t status);
+  void keep_holds();
+  bool may_end(int64_t* status);
   void name_objects();
+  void hold(const LibraryObject& object);
+  // proofs.cc: what must hold of the arguments beyond their shape. What an honest program may get
+  // wrong is the library's status in refusal_; what it cannot ends the session.
+  int32_t pointer_mode(const wire::ParamSpec& p) const;
+  bool in_host_memory(const wire::ParamSpec& p) const;
+  bool is_attribute(int index, std::span<const std::byte> value);
+  void check_bounds(int index);
+  void check_opaque(int index);
+  void check_sizes();
+  void remember_opaque();
+  int64_t size_at(int which) const;
+  bool workspace_is_enough(int64_t* status);
+  bool check_indices(const wire::IndexArrays& a, int64_t* status);
+  void refuse(int64_t status) {
+    if (!refusal_) refusal_ = status;
+  }
 
   Session& session_;
   const Command& command_;
@@ -52,6 +80,19 @@ class LibraryCall {
   void* function_ = nullptr;
   // Nothing that the function gets may move while it runs.
   std::vector<std::unique_ptr<std::byte[]>> rooms_;
+  // Nor may the objects that it gets be destroyed.
+  std::array<std::shared_ptr<ObjectLife>, 8> held_;
+  std::vector<std::shared_ptr<ObjectLife>> held_too_;
+  size_t held_count_ = 0;
+  std::optional<int64_t> refusal_;  // the status instead of the call
+  // Copies of index arrays, on the device for as long as the call lasts.
+  struct Copied {
+    CUdeviceptr at;
+    uint64_t bytes;
+  };
+  std::vector<Copied> copied_;
+  CUdeviceptr copy_to_device(std::span<const std::byte> bytes);
+  void free_copies();
   alignas(16) std::byte scalars_[wire::kMaxLibraryParams][kScalarRoom];
   struct Output {
     const std::byte* at;

@@ -2,7 +2,10 @@
 // cuDNN's backend descriptors on the worker: made whole from one command, read, executed.
 #include "wire/cudnn_backend.h"
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
+#include <set>
 
 #include "library/objects.h"
 #include "worker/dispatch.h"
@@ -11,12 +14,36 @@
 
 namespace sluice::worker {
 
+// Tensors of which an execution's variant pack holds the value's place in host memory, by their
+// unique ids, as the descriptors below one say. cuDNN reads those on the CPU, all others on the
+// GPU.
+struct ByValue {
+  std::set<int64_t> tensors;
+};
+
+std::shared_ptr<const ByValue> by_value(const std::vector<int64_t>& tensors) {
+  auto all = std::make_shared<ByValue>();
+  all->tensors.insert(tensors.begin(), tensors.end());
+  return all;
+}
+
 namespace {
 
 namespace ids = sluice::library;
 
 constexpr int64_t kSuccess = 0, kNotSupported = 3000;
-constexpr int32_t kVariantPack = 16;
+constexpr int64_t kBadParam = 2000;
+constexpr uint32_t kVariantPack = 16, kTensor = 17;
+enum : uint32_t {
+  kTensorDimensions = 902,
+  kTensorUniqueId = 906,
+  kTensorIsByValue = 908,
+  // Plans, kernels and properties as texts of cuDNN's own: it follows what is in them, and no plan
+  // of such a text says which of its tensors are passed by value.
+  kPlanJson = 405,
+  kKernelCacheJson = 2402,
+  kPropertiesJson = 2702,
+};
 enum : int32_t { kPackUniqueIds = 1000, kPackPointers = 1001, kPackWorkspace = 1003 };
 constexpr uint32_t kMost = 4096;  // attributes, elements of handles, pointers
 
@@ -67,17 +94,55 @@ std::span<const std::byte> piece(Decoder& d, uint64_t n) {
   return at;
 }
 
-bool object(uint64_t id, uint8_t type, void** pointer) {
-  LibraryObject found;
-  if (!Libraries::get().objects.get(id, &found) || found.type != type) return false;
-  *pointer = found.pointer;
-  return true;
+bool object(uint64_t id, uint8_t type, LibraryObject* found) {
+  return Libraries::get().objects.get(id, found) && found->type == type;
 }
+
+// What one descriptor says of tensors by value: its own attributes and all that it holds.
+class Sealing {
+ public:
+  explicit Sealing(uint32_t type) : is_tensor_(type == kTensor) {}
+
+  void add(const LibraryObject& child) {
+    if (!child.by_value) return;
+    all_.tensors.insert(child.by_value->tensors.begin(), child.by_value->tensors.end());
+  }
+  void add(const wire::BackendAttribute& a, std::span<const std::byte> raw) {
+    understood_ &= a.name != kPlanJson && a.name != kKernelCacheJson && a.name != kPropertiesJson;
+    if (!is_tensor_) return;
+    if (a.name == kTensorIsByValue && !raw.empty()) by_value_ = raw[0] != std::byte{0};
+    const auto number = [&](size_t i) {
+      int64_t n;
+      std::memcpy(&n, raw.data() + i * sizeof n, sizeof n);
+      return n;
+    };
+    if (a.name == kTensorUniqueId && raw.size() >= sizeof(int64_t)) id_ = number(0);
+    if (a.name != kTensorDimensions) return;
+    one_ = true;
+    for (size_t i = 0; i < raw.size() / sizeof(int64_t); ++i) one_ = one_ && number(i) == 1;
+  }
+  // A value has room for one number; a tensor of more by value would be read beyond it.
+  bool fits() const { return understood_ && (!is_tensor_ || !by_value_ || one_); }
+  bool understood() const { return understood_; }
+  std::shared_ptr<const ByValue> seal() {
+    if (is_tensor_ && by_value_) all_.tensors.insert(id_);
+    if (all_.tensors.empty()) return nullptr;
+    return std::make_shared<const ByValue>(std::move(all_));
+  }
+
+ private:
+  const bool is_tensor_;
+  bool by_value_ = false, one_ = true, understood_ = true;
+  int64_t id_ = 0;
+  ByValue all_;
+};
 
 // Elements as cuDNN takes them: ids become objects, addresses are checked.
 bool elements(Session& s, const wire::BackendAttribute& a, std::span<const std::byte> raw,
-              std::vector<std::byte>* out) {
+              std::vector<std::byte>* out, Sealing* sealing) {
   out->assign(raw.begin(), raw.end());
+  out->resize(raw.size() + 8);  // texts end, whether their count includes that or not
+  sealing->add(a, raw);
   if (a.type != wire::kBackendHandle && a.type != wire::kBackendDescriptor &&
       a.type != wire::kBackendPointer)
     return true;
@@ -88,10 +153,11 @@ bool elements(Session& s, const wire::BackendAttribute& a, std::span<const std::
       if (word != 0 && !s.device_range(word, 1)) return false;
       continue;
     }
-    void* pointer;
+    LibraryObject child;
     const uint8_t type = a.type == wire::kBackendHandle ? ids::k_cudnn : ids::k_cudnn_backend;
-    if (!object(word, type, &pointer)) return false;
-    std::memcpy(out->data() + i * 8, &pointer, 8);
+    if (!object(word, type, &child)) return false;
+    sealing->add(child);
+    std::memcpy(out->data() + i * 8, &child.pointer, 8);
   }
   return true;
 }
@@ -108,6 +174,9 @@ void build(Session& s, const Command& c, Reply& reply) {
   Descriptor made = nullptr;
   int64_t status = b.create(static_cast<int32_t>(request.type), &made);
   std::vector<std::byte> values;
+  Sealing sealing(request.type);
+  // Whatever is wrong with the command, what was made is not left behind.
+  std::unique_ptr<void, int32_t (*)(Descriptor)> unfinished(made, b.destroy);
   for (uint32_t i = 0; i < request.attributes; ++i) {
     wire::BackendAttribute a;
     const auto head = d.bytes(sizeof a);
@@ -117,17 +186,19 @@ void build(Session& s, const Command& c, Reply& reply) {
     if (bytes == 0 || a.count > 1 << 20) return s.reject("BackendBuild has a wrong attribute");
     const auto raw = piece(d, a.count * bytes);
     if (!d.ok()) return s.reject("BackendBuild is cut short");
-    if (!elements(s, a, raw, &values))
+    if (!elements(s, a, raw, &values, &sealing))
       return s.reject("BackendBuild names what the session does not have");
-    if (status == kSuccess)
+    if (status == kSuccess && sealing.understood())
       status = b.set(made, static_cast<int32_t>(a.name), static_cast<int32_t>(a.type),
                      static_cast<int64_t>(a.count), a.count ? values.data() : nullptr);
   }
+  if (!sealing.fits()) status = kNotSupported;
   if (status == kSuccess) status = b.finalize(made);
-  if (status == kSuccess)
-    Libraries::get().objects.add(request.id, {ids::k_cudnn_backend, made});
-  else if (made)
-    b.destroy(made);
+  if (status == kSuccess) {
+    LibraryObject object{ids::k_cudnn_backend, made};
+    object.by_value = sealing.seal();
+    if (Libraries::get().objects.add(request.id, object)) unfinished.release();
+  }
   answer(c, status, "cudnnBackendFinalize", reply);
 }
 
@@ -144,7 +215,7 @@ void get(Session& s, const Command& c, Reply& reply) {
   const size_t room = static_cast<size_t>(request.requested) * bytes;
   if (!objects && 16 + room > wire::kMaxAnswer)
     return s.reject("BackendGet asks for more than an answer holds");
-  Descriptor from;
+  LibraryObject from;
   if (!object(request.id, ids::k_cudnn_backend, &from))
     return s.reject("BackendGet names a descriptor that the session does not have");
   const auto raw = piece(d, uint64_t{request.targets} * 8);
@@ -159,7 +230,9 @@ void get(Session& s, const Command& c, Reply& reply) {
     Descriptor made = nullptr;
     status = b.create(static_cast<int32_t>(request.target_type), &made);
     if (status != kSuccess) break;
-    if (!Libraries::get().objects.add(targets[i], {ids::k_cudnn_backend, made})) {
+    LibraryObject target{ids::k_cudnn_backend, made};
+    target.by_value = from.by_value;
+    if (!Libraries::get().objects.add(targets[i], target)) {
       b.destroy(made);
       return s.reject("BackendGet mints an id that is taken or none");
     }
@@ -167,8 +240,9 @@ void get(Session& s, const Command& c, Reply& reply) {
   }
   int64_t count = 0;
   if (status == kSuccess)
-    status = b.get(from, static_cast<int32_t>(request.name), static_cast<int32_t>(request.type),
-                   request.requested, &count, room ? values.data() : nullptr);
+    status =
+        b.get(from.pointer, static_cast<int32_t>(request.name), static_cast<int32_t>(request.type),
+              request.requested, &count, room ? values.data() : nullptr);
   if (status != kSuccess && objects) {
     // The client gives its ids back to nobody: nothing of them may stay.
     for (const uint64_t id : targets) {
@@ -191,7 +265,8 @@ void destroy(Session& s, const Command& c, Reply&) {
   if (!d.ok() || !Libraries::get().objects.get(request.id, &gone) ||
       gone.type != ids::k_cudnn_backend)
     return s.reject("BackendDestroy names a descriptor that the session does not have");
-  Libraries::get().objects.take(request.id, &gone);
+  if (!Libraries::get().objects.take(request.id, &gone) || gone.life.use_count() > 1)
+    return s.reject("BackendDestroy ends a descriptor that another call is using");
   if (s.use_context(c.header.context)) Backend::get_all().destroy(gone.pointer);
 }
 
@@ -199,9 +274,8 @@ void execute(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& request = d.fixed<wire::BackendExecute>();
   if (!d.ok() || request.pointers > kMost) return s.reject("BackendExecute makes no sense");
-  LibraryObject handle;
-  Descriptor plan;
-  if (!Libraries::get().objects.get(request.handle, &handle) || handle.type != ids::k_cudnn ||
+  LibraryObject handle, plan;
+  if (!object(request.handle, ids::k_cudnn, &handle) ||
       !object(request.plan, ids::k_cudnn_backend, &plan))
     return s.reject("BackendExecute names what the session does not have");
   const auto uids = piece(d, uint64_t{request.pointers} * 8);
@@ -217,8 +291,16 @@ void execute(Session& s, const Command& c, Reply& reply) {
     std::memcpy(ids_of.data(), uids.data(), uids.size());
     std::memcpy(pointers.data(), words.data(), words.size());
   }
-  for (uint64_t& p : pointers) {
-    if (p & wire::kCarried) {
+  for (size_t i = 0; i < pointers.size(); ++i) {
+    uint64_t& p = pointers[i];
+    // A value is carried, everything else is not: cuDNN would follow an address on the wrong side.
+    const bool carried = (p & wire::kCarried) != 0;
+    const bool by_value = plan.by_value && plan.by_value->tensors.contains(ids_of[i]);
+    if (by_value && p == 0) return answer(c, kBadParam, "cudnnBackendExecute", reply);
+    if (by_value != carried)
+      return s.reject(
+          "BackendExecute brings a value where memory is meant, or the other way round");
+    if (carried) {
       const uint64_t at = p & ~wire::kCarried;
       // Every value has room for the widest type.
       if (at % 8 != 0 || at >= kept.size()) return s.reject("BackendExecute has a wrong value");
@@ -240,14 +322,14 @@ void execute(Session& s, const Command& c, Reply& reply) {
   Descriptor pack = nullptr;
   const auto n = static_cast<int64_t>(request.pointers);
   constexpr int32_t kInt64 = 3, kPointer = 6;
-  int64_t status = b.create(kVariantPack, &pack);
+  int64_t status = b.create(static_cast<int32_t>(kVariantPack), &pack);
   if (status == kSuccess) status = b.set(pack, kPackPointers, kPointer, n, pointers.data());
   if (status == kSuccess) status = b.set(pack, kPackUniqueIds, kInt64, n, ids_of.data());
   if (status == kSuccess) status = b.set(pack, kPackWorkspace, kPointer, 1, &request.workspace);
   if (status == kSuccess) status = b.finalize(pack);
   if (status == kSuccess) {
     v->gate->pass();
-    status = b.execute(handle.pointer, plan, pack);
+    status = b.execute(handle.pointer, plan.pointer, pack);
     v->gate->issued(handle.stream);
   }
   if (pack) b.destroy(pack);

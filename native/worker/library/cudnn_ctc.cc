@@ -14,12 +14,34 @@ namespace {
 
 namespace ids = sluice::library;
 
-constexpr int64_t kNotSupported = 3000;
+constexpr int64_t kNotSupported = 3000, kBadParam = 2000;
 
 using Loss = int32_t (*)(void*, void*, const void*, const int*, const int*, const int*, void*,
                          void*, void*, int32_t, void*, void*, size_t);
 using Size = int32_t (*)(void*, void*, void*, const int*, const int*, const int*, int32_t, void*,
                          size_t*);
+
+using Describe = int32_t (*)(void*, int, int32_t*, int*, int*, int*);
+
+// Timesteps, batch and alphabet of the descriptor on the node: how many lengths cuDNN reads.
+bool sizes_of(void* descriptor, int (&sizes)[3]) {
+  static const auto describe =
+      reinterpret_cast<Describe>(Libraries::get().symbol("cudnn", "cudnnGetTensorNdDescriptor"));
+  int32_t type = 0;
+  int dimensions = 0, strides[3] = {};
+  return describe && describe(descriptor, 3, &type, &dimensions, sizes, strides) == 0 &&
+         dimensions == 3;
+}
+
+// What cuDNN may make of the texts: labels of the alphabet, inputs within the timesteps.
+bool texts_are_good(const int32_t* labels, uint32_t count, const int32_t* inputs, uint32_t batch,
+                    const int (&sizes)[3]) {
+  for (uint32_t i = 0; i < count; ++i)
+    if (labels[i] < 0 || labels[i] >= sizes[2]) return false;
+  for (uint32_t i = 0; i < batch; ++i)
+    if (inputs[i] < 0 || inputs[i] > sizes[0]) return false;
+  return true;
+}
 
 bool object(uint64_t id, uint8_t type, LibraryObject* found) {
   return Libraries::get().objects.get(id, found) && found->type == type;
@@ -57,14 +79,28 @@ void ctc_loss(Session& s, const Command& c, Reply& reply) {
   static const auto size =
       reinterpret_cast<Size>(Libraries::get().symbol("cudnn", "cudnnGetCTCLossWorkspaceSize"));
   wire::CtcReply answer{kNotSupported, 0};
+  int sizes[3] = {};
+  if (run && size) {
+    if (!sizes_of(probs.pointer, sizes)) {
+      answer.status = kBadParam;
+      return reply.put(answer);
+    }
+    // A client of ours has asked for it; cuDNN reads as many lengths as the descriptor says.
+    if (sizes[1] < 0 || static_cast<uint32_t>(sizes[1]) != r.batch)
+      return s.reject("CtcLoss brings another batch than its descriptor has");
+    if (!texts_are_good(labels, r.labels, inputs, r.batch, sizes)) {
+      answer.status = kBadParam;
+      return reply.put(answer);
+    }
+  }
   const auto pointer = [](uint64_t address) { return reinterpret_cast<void*>(address); };
   const auto algorithm = static_cast<int32_t>(r.algorithm);
-  if (r.only_size && size) {
+  if (r.only_size && run && size) {
     size_t bytes = 0;
     answer.status = size(handle.pointer, probs.pointer, gradients.pointer, labels, lengths, inputs,
                          algorithm, loss.pointer, &bytes);
     answer.workspace_bytes = bytes;
-  } else if (!r.only_size && run) {
+  } else if (!r.only_size && run && size) {
     v->gate->pass();
     answer.status = run(handle.pointer, probs.pointer, pointer(r.probs), labels, lengths, inputs,
                         pointer(r.costs), gradients.pointer, pointer(r.gradients), algorithm,

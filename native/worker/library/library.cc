@@ -51,6 +51,21 @@ Libraries::Entry* Libraries::find(uint16_t id) {
   return index < count_ && entries_[index].spec ? &entries_[index] : nullptr;
 }
 
+void OpaqueBytes::add(std::span<const std::byte> bytes) {
+  std::lock_guard lock(mutex_);
+  const auto [it, fresh] = all_.emplace(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (!fresh) return;
+  order_.push_back(&*it);
+  if (order_.size() <= kMost) return;
+  all_.erase(*order_.front());
+  order_.pop_front();
+}
+
+bool OpaqueBytes::has(std::span<const std::byte> bytes) const {
+  std::lock_guard lock(mutex_);
+  return all_.contains({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
 // Under the mutex. Keeps what it found, nullptr too.
 void* Libraries::open(const std::string& soname) {
   for (const auto& [name, handle] : open_)

@@ -4,10 +4,16 @@
 // tables of native/api/libraries; one marshaller (call.cc) serves them all.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "abi/cuda_driver.h"
@@ -26,12 +32,71 @@ struct LibraryTable {
 // Every library that was built in; generated.
 std::vector<LibraryTable> library_tables();
 
+// What all copies of a LibraryObject share: who else has one is in a call with the object. One that
+// others hold outlives its destruction by the program: `end` is called when the last lets go.
+struct ObjectLife {
+  ObjectLife() = default;
+  ObjectLife(const ObjectLife&) = delete;
+  ~ObjectLife() {
+    if (end) end();
+  }
+  std::atomic<long> holders{0};
+  std::function<void()> end;
+};
+
+// The library keeps a pointer to that object in another one.
+class ObjectHold {
+ public:
+  explicit ObjectHold(std::shared_ptr<ObjectLife> life) : life_(std::move(life)) {
+    ++life_->holders;
+  }
+  ObjectHold(const ObjectHold&) = delete;
+  ~ObjectHold() { --life_->holders; }
+
+ private:
+  const std::shared_ptr<ObjectLife> life_;
+};
+
 struct LibraryObject {
   uint8_t type = 0;
   void* pointer = nullptr;             // or a number, cast
   CUstream stream = CU_STREAM_LEGACY;  // that its work goes to
   bool host_memory = false;            // FunctionSpec::host_memory of what made it
+  int32_t pointer_mode = 0;            // that the library's object really has; 0: host memory
+  // Of what an analysis found, once there was one: rows, columns, number of indices.
+  std::array<int64_t, 3> sizes{-1, -1, -1};
+  // Of cuDNN's backend descriptors: the tensors passed by value that they lead to.
+  std::shared_ptr<const struct ByValue> by_value{};
+  std::shared_ptr<ObjectLife> life{};
+  std::shared_ptr<const std::vector<std::unique_ptr<ObjectHold>>> holds{};
 };
+
+// Objects by the client's ids.
+class LibraryObjects : public ObjectTable<LibraryObject> {
+ public:
+  using ObjectTable::ObjectTable;
+  bool add(uint64_t id, LibraryObject object) {
+    object.life = std::make_shared<ObjectLife>();
+    return ObjectTable::add(id, std::move(object));
+  }
+};
+
+// What libraries gave the session as bytes that only they understand (algorithms of cuBLASLt) and
+// follow without looking when they get them back. The oldest are forgotten.
+class OpaqueBytes {
+ public:
+  static constexpr size_t kMost = 1 << 16;
+  void add(std::span<const std::byte> bytes);
+  bool has(std::span<const std::byte> bytes) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_set<std::string> all_;
+  std::deque<const std::string*> order_;
+};
+
+// The tensors of a descriptor that are passed by value, by their unique ids (cudnn_backend.cc).
+std::shared_ptr<const ByValue> by_value(const std::vector<int64_t>& tensors);
 
 class Libraries {
  public:
@@ -55,7 +120,8 @@ class Libraries {
   // A library's entry by name, for handlers written by hand.
   void* symbol(const char* library, const char* name);
 
-  ObjectTable<LibraryObject> objects{32, 1 << 20};
+  LibraryObjects objects{32, 1 << 20};
+  OpaqueBytes given;
 
  private:
   Libraries();

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <limits>
+#include <map>
 #include <mutex>
 #include <optional>
 
@@ -22,7 +24,8 @@ namespace {
 
 namespace ids = sluice::library;
 
-constexpr int64_t kSuccess = 0, kInternalError = 3, kInProgress = 7;
+constexpr int64_t kSuccess = 0, kInternalError = 3, kInvalidArgument = 4, kInvalidUsage = 5,
+                  kInProgress = 7;
 constexpr uint32_t kMostCalls = 1 << 16;
 
 using Comm = void*;
@@ -38,6 +41,7 @@ struct Nccl {
   int32_t (*init_rank_scalable)(Comm*, int, int, int, UniqueId*, void*) = nullptr;
   int32_t (*split)(Comm, int, int, Comm*, void*) = nullptr;
   int32_t (*shrink)(Comm, int*, int, Comm*, void*, int) = nullptr;
+  int32_t (*count)(Comm, int*) = nullptr;
 
   // Looked up at the first use.
   static const Nccl& get() {
@@ -54,6 +58,7 @@ struct Nccl {
       look("ncclCommInitRankScalable", &n.init_rank_scalable);
       look("ncclCommSplit", &n.split);
       look("ncclCommShrink", &n.shrink);
+      look("ncclCommCount", &n.count);
       return n;
     }();
     return all;
@@ -72,8 +77,11 @@ class Making {
   int64_t issue();
   // 1: the communicator is there and belongs to the id.
   uint64_t finish(bool well);
+  uint64_t parent() const { return m_.how > wire::NcclHow::kScalable ? m_.parent : 0; }
 
  private:
+  void take_config(std::span<const std::byte> raw);
+  bool ranks_are_good() const;
   bool reject(const char* why) {
     session_.reject(std::string("NcclMake ") + why);
     return false;
@@ -90,7 +98,7 @@ class Making {
   Session& session_;
   const uint32_t context_;
   wire::NcclMake m_{};
-  Comm parent_ = nullptr;
+  LibraryObject parent_;
   std::vector<UniqueId> unique_;
   std::vector<int32_t> excluded_;
   alignas(8) std::array<std::byte, wire::kNcclConfigBytes> config_{};
@@ -122,13 +130,12 @@ bool Making::prepare(std::span<const std::byte> body) {
       (m_.id != 0 && !Libraries::get().objects.has_room(m_.id)))
     return reject("mints an id that is taken or none");
   if (child) {
-    LibraryObject parent;
-    if (!Libraries::get().objects.get(m_.parent, &parent) || parent.type != ids::k_nccl)
+    if (!Libraries::get().objects.get(m_.parent, &parent_) || parent_.type != ids::k_nccl)
       return reject("names a communicator that the session does not have");
-    parent_ = parent.pointer;
   }
   if (m_.config_bytes != 0 &&
-      (m_.config_bytes < wire::kNcclConfigLeast || m_.config_bytes > wire::kNcclConfigBytes))
+      (m_.config_bytes < wire::kNcclConfigLeast || m_.config_bytes > wire::kNcclConfigBytes ||
+       m_.config_bytes % 8 != 0))
     return reject("has a configuration of a wrong size");
   if (m_.net_bytes > wire::kNcclMostText || m_.name_bytes > wire::kNcclMostText)
     return reject("has a text that is too long");
@@ -143,10 +150,8 @@ bool Making::prepare(std::span<const std::byte> body) {
     std::memcpy(unique_.data(), list.data(), list.size());
   }
   if (config.empty()) return true;
-  std::memcpy(config_.data(), config.data(), config.size());
-  const uint64_t size = config.size();
-  std::memcpy(config_.data(), &size, sizeof size);
-  // Its pointers are those of this process.
+  take_config(config);
+  // Its pointers are those of this process, or none.
   const auto text = [&](std::span<const std::byte> raw, std::vector<char>* kept, uint32_t offset) {
     const char* at = nullptr;
     if (!raw.empty()) {
@@ -155,10 +160,37 @@ bool Making::prepare(std::span<const std::byte> body) {
       kept->assign(first, first + raw.size());
       at = kept->data();
     }
-    if (offset + sizeof at <= size) std::memcpy(config_.data() + offset, &at, sizeof at);
+    std::memcpy(config_.data() + offset, &at, sizeof at);
     return true;
   };
   return text(net, &net_, wire::kNcclConfigNetName) && text(name, &name_, wire::kNcclConfigName);
+}
+
+// NCCL's own struct, whole, whatever the client's is as large as: numbers that came, and what
+// stands for its default otherwise. No byte of a pointer is the client's.
+void Making::take_config(std::span<const std::byte> raw) {
+  constexpr uint64_t kSize = wire::kNcclConfigBytes;
+  constexpr int32_t kUndefined = std::numeric_limits<int32_t>::min();
+  for (uint32_t at = sizeof kSize; at < kSize; at += sizeof kUndefined) {
+    const bool came = at + sizeof kUndefined <= raw.size();
+    std::memcpy(config_.data() + at,
+                came ? raw.data() + at : reinterpret_cast<const std::byte*>(&kUndefined),
+                sizeof kUndefined);
+  }
+  std::memcpy(config_.data(), &kSize, sizeof kSize);
+}
+
+// Ranks of the parent's, each once, and not all of them: NCCL counts what is left by how many came.
+bool Making::ranks_are_good() const {
+  int ranks = 0;
+  if (!Nccl::get().count || Nccl::get().count(parent_.pointer, &ranks) != kSuccess) return false;
+  if (excluded_.size() >= static_cast<size_t>(std::max(ranks, 0))) return false;
+  std::vector<bool> seen(static_cast<size_t>(ranks));
+  for (const int32_t r : excluded_) {
+    if (r < 0 || r >= ranks || seen[static_cast<size_t>(r)]) return false;
+    seen[static_cast<size_t>(r)] = true;
+  }
+  return true;
 }
 
 bool Making::has_function() const {
@@ -205,9 +237,10 @@ int64_t Making::issue() {
       return n.init_rank_scalable(made_, m_.ranks, m_.rank, static_cast<int>(m_.count),
                                   unique_.data(), config);
     case wire::NcclHow::kSplit:
-      return n.split(parent_, m_.color, m_.key, made_, config);
+      return n.split(parent_.pointer, m_.color, m_.key, made_, config);
     case wire::NcclHow::kShrink:
-      return n.shrink(parent_, excluded_.data(), static_cast<int>(m_.count), made_, config,
+      if (!ranks_are_good()) return kInvalidArgument;
+      return n.shrink(parent_.pointer, excluded_.data(), static_cast<int>(m_.count), made_, config,
                       m_.flags);
   }
   return kInternalError;
@@ -262,6 +295,24 @@ bool read_members(Session& s, const Command& c, std::deque<Member>* members, boo
   return true;
 }
 
+// Whether a communicator that a member ends is named by another one, too.
+bool ends_what_is_used(const std::deque<Member>& members) {
+  std::map<uint64_t, size_t> named;  // those that are ended, and how often they are named
+  for (const Member& m : members)
+    if (m.call && m.call->ends() != 0) named[m.call->ends()] = 0;
+  if (named.empty()) return false;
+  const auto count = [&](uint64_t id) {
+    if (const auto it = named.find(id); it != named.end()) ++it->second;
+  };
+  for (const Member& m : members) {
+    if (m.call)
+      m.call->for_each_object(count);
+    else
+      count(m.making->parent());
+  }
+  return std::any_of(named.begin(), named.end(), [](const auto& n) { return n.second > 1; });
+}
+
 void group(Session& s, const Command& c, Reply& reply) {
   if (!Nccl::get().group_start || !Nccl::get().group_end) {
     reply.status = CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
@@ -271,17 +322,26 @@ void group(Session& s, const Command& c, Reply& reply) {
   bool grouped = false;
   if (!read_members(s, c, &members, &grouped, &reply.status) || reply.status != CUDA_SUCCESS)
     return;
+  if (ends_what_is_used(members)) {
+    if (c.answered()) reply.put(int64_t{kInvalidUsage});
+    for (const Member& m : members)
+      if (!m.call && c.answered()) reply.put(uint64_t{0});
+    if (!c.answered()) reply.status = CUDA_ERROR_UNKNOWN;
+    return;
+  }
   int64_t status = grouped ? Nccl::get().group_start() : kSuccess;
   for (Member& m : members) {
     if (!went_well(status)) break;
     m.issued = true;
     const int64_t one = m.call ? m.call->issue() : m.making->issue();
+    if (s.rejected()) break;
     if (one != kSuccess) status = one;
   }
   if (grouped) {
     const int64_t end = Nccl::get().group_end();
     if (went_well(status) && end != kSuccess) status = end;
   }
+  if (s.rejected()) return;
   if (c.answered()) reply.put(status);
   for (Member& m : members) {
     if (m.call) {

@@ -41,7 +41,9 @@ FurnishedObject furnish(uint8_t type, size_t bytes, int data_type, int pointer_m
   object->data_type = data_type;
   object->pointer_mode = pointer_mode;
   o.pointer = FakeLibraries::get().make_object(bytes);
-  worker::Libraries::get().objects.add(o.id, {type, reinterpret_cast<void*>(o.pointer)});
+  worker::LibraryObject on_node{type, reinterpret_cast<void*>(o.pointer)};
+  on_node.pointer_mode = pointer_mode;
+  worker::Libraries::get().objects.add(o.id, on_node);
   return o;
 }
 
@@ -63,6 +65,12 @@ Arguments::Arguments(const wire::LibrarySpec& library, const FunctionSpec& f,
   for (int i = 0; i < f.params; ++i) doubles |= f.param[i].size == ScalarSize::kDoubleOrFloat;
   data_type_ = doubles ? static_cast<int>(random_() % 2) : kDataTypes[random_() % 4];
   pointer_mode_ = library.pointer_modes ? static_cast<int>(random_() % 2) : 0;
+  for (int i = 0; i < f_.params; ++i) {
+    size_t choices = 0;
+    while (f.param[i].attributes && f.param[i].attributes[choices].bytes) ++choices;
+    if (choices) chosen_ = random_() % choices;
+  }
+  agree();
   // Counts, types and objects first: the others' sizes follow from them.
   for (int i = 0; i < f.params; ++i)
     if (f.param[i].kind == ParamKind::kValue) make_value(i);
@@ -72,12 +80,39 @@ Arguments::Arguments(const wire::LibrarySpec& library, const FunctionSpec& f,
     if (f.param[i].kind != ParamKind::kValue && f.param[i].kind != ParamKind::kHandle) make(i);
 }
 
+// What the worker asks the library for beside the call: nothing is too small, matrices count from
+// 0.
+void Arguments::agree() {
+  auto& instead = FakeLibraries::get().instead;
+  if (f_.index_arrays) instead["cusparseGetMatIndexBase"] = [](const uint64_t*) { return 0; };
+  if (f_.workspace.function < 0) return;
+  instead[library_.functions[f_.workspace.function].name] = [this](const uint64_t* words) {
+    std::memset(reinterpret_cast<void*>(words[f_.workspace.answer]), 0, 8);
+    return 0;
+  };
+}
+
 Arguments::~Arguments() {
+  FakeLibraries::get().instead.erase("cusparseGetMatIndexBase");
+  if (f_.workspace.function >= 0)
+    FakeLibraries::get().instead.erase(library_.functions[f_.workspace.function].name);
   for (const FurnishedObject& o : objects_) drop(o);
 }
 
-// Whether another parameter's size depends on this one.
+// Whether it says how large an analysed matrix is.
+bool Arguments::is_size(int index) const {
+  for (int i = 0; i < 3; ++i)
+    if (f_.sizes[i] == index) return true;
+  for (int i = 0; i < f_.index_arrays; ++i) {
+    const wire::IndexArrays& a = f_.indices[i];
+    if (a.rows == index || a.columns == index || a.count == index) return true;
+  }
+  return false;
+}
+
+// Whether another parameter's size depends on this one, or what may be in it is bounded.
 bool Arguments::is_used(int index) const {
+  if (is_size(index) || f_.param[index].bounded) return true;
   for (int i = 0; i < f_.params; ++i) {
     const ParamSpec& p = f_.param[i];
     if (p.count[0] == index || p.count[1] == index || p.by == index || p.by2 == index) return true;
@@ -91,7 +126,8 @@ void Arguments::make_value(int index) {
   for (int i = 0; i < f_.params; ++i) {
     const ParamSpec& other = f_.param[i];
     if (other.count[0] == index || other.count[1] == index) value = random() % 5;
-    if (other.kind == ParamKind::kAttribute && other.count[0] == index) value = 8;
+    if (other.kind == ParamKind::kAttribute && other.count[0] == index)
+      value = other.attributes[chosen_].bytes;
     if (other.by == index && other.size == ScalarSize::kComputeType)
       value = static_cast<uint64_t>(kComputeTypes[random() % std::size(kComputeTypes)]);
     else if (other.by == index && other.size == ScalarSize::kNcclType)
@@ -100,12 +136,13 @@ void Arguments::make_value(int index) {
       value = random() % 2;
     else if ((other.by == index && other.size == ScalarSize::kDataType) || other.by2 == index)
       value = static_cast<uint64_t>(kDataTypes[random() % std::size(kDataTypes)]);
-    if (other.by == index && other.kind == ParamKind::kAttribute) {
-      size_t choices = 0;
-      while (other.addresses && other.addresses[choices]) ++choices;
-      value = choices && random() % 2 ? other.addresses[random() % choices] : random() % 64;
-    }
+    if (other.by == index && other.kind == ParamKind::kAttribute)
+      value = other.attributes[chosen_].name;
   }
+  if (is_size(index)) value = 0;  // whose arrays are as empty
+  if (p.bounded)
+    value = static_cast<uint64_t>(p.least) +
+            random() % static_cast<uint64_t>(std::min<int64_t>(p.most - p.least, 7) + 1);
   words_[index] = value;
   slots_[index].expected = value;
   slots_[index].compared = true;
@@ -119,6 +156,12 @@ void Arguments::make_handle(int index) {
   }
   const FurnishedObject o = furnish(p.object, p.bytes, data_type_, pointer_mode_);
   objects_.push_back(o);
+  if (std::find(std::begin(f_.measured), std::end(f_.measured), index) != std::end(f_.measured)) {
+    worker::LibraryObject measured;
+    worker::Libraries::get().objects.get(o.id, &measured);
+    measured.sizes = {0, 0, 0};
+    worker::Libraries::get().objects.set(o.id, measured);
+  }
   words_[index] = p.bytes == 4 ? static_cast<uint64_t>(client::library::number_of_id(o.id)) : o.id;
   slots_[index].expected = o.pointer;
   slots_[index].compared = true;
@@ -154,6 +197,8 @@ void Arguments::make_scalar(int index) {
   if (p.size == ScalarSize::kObjectType)
     n = wire::bytes_of_data_type(static_cast<uint64_t>(data_type_));
   if (p.size == ScalarSize::kDoubleOrFloat) n = words_[p.by] && data_type_ == 1 ? 8 : 4;
+  if (p.size == ScalarSize::kCudnnType)
+    n = wire::bytes_of_cudnn_type(words_[p.by] ? static_cast<uint64_t>(data_type_) : 0);
   if (p.size == ScalarSize::kVectorType)
     n = wire::bytes_of_factor(static_cast<uint64_t>(data_type_));
   if (n == 0) throw std::logic_error(std::string(f_.name) + " has a scalar of no size");
@@ -206,6 +251,7 @@ void Arguments::make(int index) {
       return;
     }
     case ParamKind::kAddress:
+      if (p.proof == wire::Proof::kIndices) return void(words_[index] = address());
       words_[index] = s.expected = random() % 8 ? address() : 0;
       s.compared = true;
       return;
@@ -213,11 +259,22 @@ void Arguments::make(int index) {
     case ParamKind::kResult:
       return make_scalar(index);
     case ParamKind::kIn:
-      return left_out ? void() : own(index, n, true, false);
+      if (left_out) return;
+      own(index, n, true, false);
+      for (size_t at = 0; p.bounded && at + p.bytes <= n; at += p.bytes) {
+        std::memset(s.memory.data() + at, 0, p.bytes);
+        s.memory[at] = static_cast<std::byte>(p.least + static_cast<int64_t>(random() % 9));
+        std::memcpy(s.found.data() + at, s.memory.data() + at, p.bytes);
+      }
+      if (p.opaque) worker::Libraries::get().given.add({s.found.data(), p.opaque});
+      return;
     case ParamKind::kOut:
       return left_out ? void() : own(index, n, false, true);
     case ParamKind::kInOut:
-      return left_out ? void() : own(index, n, true, true);
+      if (left_out) return;
+      own(index, n, true, true);
+      if (p.opaque) worker::Libraries::get().given.add({s.found.data(), p.opaque});
+      return;
     case ParamKind::kString:
       if (left_out) return;
       own(index, 1 + random() % 40, true, false);
@@ -231,10 +288,8 @@ void Arguments::make(int index) {
       return make_list(index);
     case ParamKind::kAttribute: {
       own(index, n, true, false);
-      bool is_address = false;
-      for (const uint32_t* a = p.addresses; a && *a; ++a) is_address |= *a == words_[p.by];
       const uint64_t value = address();
-      if (is_address) {
+      if (wire::carries_address(p, words_.data())) {
         std::memcpy(s.memory.data(), &value, 8);
         std::memcpy(s.found.data(), &value, 8);
       }
@@ -271,7 +326,7 @@ std::string Arguments::problem(const FakeCall& call) const {
         s.memory.size() > 8)
       return about + " did not come";
     if (!s.compared && s.memory.empty() && p.kind != ParamKind::kHostWorkspace &&
-        call.words[i] != 0)
+        p.proof != wire::Proof::kIndices && call.words[i] != 0)
       return about + " was left out, and came";
   }
   return "";

@@ -63,6 +63,8 @@ class Arguments {
   uint64_t address() { return world_.memory + random() % ((RoundTrip::kBytes - 64) / 16) * 16; }
   void own(int index, size_t bytes, bool in, bool out);
   bool is_used(int index) const;
+  bool is_size(int index) const;
+  void agree();
 
   const wire::LibrarySpec& library_;
   const wire::FunctionSpec& f_;
@@ -72,6 +74,7 @@ class Arguments {
   std::vector<Slot> slots_;
   std::vector<FurnishedObject> objects_;
   int data_type_ = 0, pointer_mode_ = 0;
+  size_t chosen_ = 0;  // of the attributes that may be set
 };
 
 }  // namespace sluice::test

@@ -198,6 +198,9 @@ TEST_F(BesideTables, ComplexNumbersByValue) {
   void *handle, *descriptor;
   ASSERT_EQ(cusolverSpCreate(&handle), 0);
   ASSERT_EQ(cusparseCreateMatDescr(&descriptor), 0);
+  const int32_t rows[] = {0, 1, 2, 3, 5}, columns[] = {0, 1, 2, 0, 3};
+  recording().memory.write(world().memory + 64, rows, sizeof rows);
+  recording().memory.write(world().memory + 128, columns, sizeof columns);
   EXPECT_EQ(cusolverSpZcsreigvsi(handle, 4, 5, descriptor, at(0), at(64), at(128), {1.5, -2.5},
                                  at(192), 6, 0.25, at(256), at(320)),
             0);

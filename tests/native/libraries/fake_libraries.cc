@@ -15,17 +15,11 @@ using wire::ParamSpec;
 
 namespace {
 
-constexpr size_t kScalarRoom = 16;  // the widest
+constexpr size_t kScalarRoom = 32;  // the widest
 
 template <class T = void>
 T* pointer(uint64_t word) {
   return reinterpret_cast<T*>(word);
-}
-
-bool is_attribute_address(const ParamSpec& p, const uint64_t* words) {
-  for (const uint32_t* a = p.addresses; a && *a; ++a)
-    if (*a == words[p.by]) return true;
-  return false;
 }
 
 }  // namespace
@@ -97,7 +91,8 @@ void FakeLibraries::take(const FunctionSpec& f, int index, const uint64_t* words
       return;
     case ParamKind::kHandle: {
       const uint64_t object = p.bytes == 4 ? word & 0xffffffff : word;
-      if (object ? !objects.contains(object) : !p.nullable) wrong("a foreign object");
+      const bool missing = p.nullable || (p.when >= 0 && words[p.when] == 0);
+      if (object ? !objects.contains(object) : !missing) wrong("a foreign object");
       return;
     }
     case ParamKind::kStream:
@@ -135,7 +130,7 @@ void FakeLibraries::take(const FunctionSpec& f, int index, const uint64_t* words
       return each(reachable, "foreign addresses");
     case ParamKind::kAttribute:
       if (word) copy(n * p.bytes);
-      if (is_attribute_address(p, words)) each(reachable, "a foreign address");
+      if (wire::carries_address(p, words)) each(reachable, "a foreign address");
       return;
     case ParamKind::kOutAddress:
       if (word && !r.windows.all.empty() && status == 0) {

@@ -84,7 +84,7 @@ bool Recording::Ranges::holds(uint64_t address, uint64_t bytes) const {
 
 bool Recording::device_range(uint64_t address, uint64_t bytes) const {
   return windows.holds(address, bytes) || globals.holds(address, bytes) ||
-         host.holds(address, bytes);
+         taken.holds(address, bytes) || host.holds(address, bytes);
 }
 
 bool Recording::host_range(const void* at, uint64_t bytes) const {
@@ -134,6 +134,7 @@ void Recording::check(const char* function, CUgraphExec exec) {
   if (!graph_execs.contains(exec)) violation(function, "a foreign executable graph");
 }
 void Recording::check(const char* function, CUdeviceptr address) {
+  if (std::strcmp(function, "cuMemcpyAsync") == 0) return;  // one side is the worker's own memory
   if (has_plain_integers(function)) return;
   if (!device_range(address, 1) && !marks.holds(address, 8))
     violation(function, "a foreign address");
@@ -374,6 +375,26 @@ void Recording::install_copies() {
     if (!host.holds(from, n)) return memory.read(from, n);
     const auto* at = reinterpret_cast<const std::byte*>(from);
     return std::vector<std::byte>(at, at + n);
+  };
+  // Between the device and memory of the worker's own, which nothing here knows.
+  SLUICE_ON(cuMemcpyAsync) = [=, this](CUdeviceptr to, CUdeviceptr from, size_t n, CUstream) {
+    if (device_range(to, n) == device_range(from, n))
+      violation("cuMemcpyAsync", "two sides of one kind");
+    const auto data = device_range(from, n) ? load(from, n) : std::vector<std::byte>();
+    if (!device_range(from, n))
+      store(to, reinterpret_cast<const void*>(from), n);
+    else if (!data.empty())
+      std::memcpy(reinterpret_cast<void*>(to), data.data(), data.size());
+    return status;
+  };
+  SLUICE_ON(cuMemAlloc_v2) = [this](CUdeviceptr* at, size_t bytes) {
+    *at = 0x7d0000000000 + (taken.all.size() << 32);
+    taken.add(*at, bytes);
+    return status;
+  };
+  SLUICE_ON(cuMemFree_v2) = [this](CUdeviceptr at) {
+    if (!taken.all.erase(at)) violation("cuMemFree_v2", "what it never gave");
+    return status;
   };
   SLUICE_ON(cuMemcpyHtoDAsync_v2) = [=, this](CUdeviceptr to, const void* from, size_t n,
                                               CUstream) {

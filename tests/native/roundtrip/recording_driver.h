@@ -69,6 +69,7 @@ class Recording {
     bool holds(uint64_t address, uint64_t bytes) const;
   };
   Ranges windows, globals, host, marks;
+  Ranges taken;   // device memory that the worker took for itself
   Ranges pinned;  // what the worker allocated; its threads keep some from one session to the next
   std::span<const std::byte> frame;  // the body of the command under way
 
