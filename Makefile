@@ -7,7 +7,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 BUILD := build/native
 JOBS ?= 2
-TEST_JOBS ?= 3 # files of tests beside one another, also those with guests: they wait more than they compute
+TEST_JOBS ?= 2 # files of tests beside one another
+GUEST_JOBS ?= 1 # the same, of those with guests, each of which computes where there is no KVM
 DEMO_JOBS ?= $(shell nproc)
 ifneq ($(words $(CURDIR)),1)
 $(error The path "$(CURDIR)" has spaces, with which make and several tools do not work: move the checkout to one without)
@@ -30,7 +31,7 @@ test: build/.base programs native lint ## unit tests and tests with real process
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
 test-guests: build/.rig programs native guest-bundle
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "vm or cluster" tests
+	$(PY) -m pytest -q -n $(GUEST_JOBS) --dist loadfile -m "vm or cluster" tests
 
 # What the rigs install and compile, together, as much of it waits for the network: first what shares apt and the venv.
 prepare-rigs: build/.base
