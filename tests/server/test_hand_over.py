@@ -20,7 +20,8 @@ def holders(plane: ControlPlane) -> list[int]:
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if not (folder / "fd" / "2").readlink().is_relative_to(plane.folder):
+            opened = (fd.readlink() for fd in (folder / "fd").iterdir())
+            if not any(path.is_relative_to(plane.folder) for path in opened):
                 continue
             if any(name in (folder / "maps").read_text() for name in HOLDERS):
                 found.append(int(folder.name))
