@@ -57,14 +57,15 @@ bool take_kernel(Session& s, Vgpu& v, std::span<const std::byte> body, NodeParam
   return true;
 }
 
-// The side's address as this process has it; 0: rejected.
+// The side's address as this process has it; 0: rejected. A slice is whole rows: the driver is told
+// of their number and would go by another step than the one that was checked.
 uint64_t side_address(Session& s, const wire::CopySide& side, const wire::CopyNode& c) {
   uint64_t span = 0, rows = 0;
   const bool sane = c.width && c.rows && c.depth && c.width <= kMaxExtent && c.rows <= kMaxExtent &&
-                    c.depth <= kMaxExtent && (c.rows == 1 || side.pitch >= c.width) &&
-                    side.pitch <= kMaxExtent && side.slice <= kMaxExtent &&
+                    c.depth <= kMaxExtent && side.pitch >= c.width && side.pitch <= kMaxExtent &&
+                    side.slice <= kMaxExtent && side.slice % side.pitch == 0 &&
+                    side.slice / side.pitch >= c.rows &&
                     !__builtin_mul_overflow(side.pitch, c.rows - 1, &rows) &&
-                    (c.depth == 1 || side.slice >= rows + c.width) &&
                     !__builtin_mul_overflow(side.slice, c.depth - 1, &span) &&
                     span + rows + c.width <= 1ull << 46;
   if (!sane) return refuse(s, "copies a box that makes no sense"), 0;
@@ -100,8 +101,8 @@ bool take_copy(Session& s, const Vgpu& v, std::span<const std::byte> body, NodeP
   to_device ? void(m.dstDevice = to) : void(m.dstHost = reinterpret_cast<void*>(to));
   from_device ? void(m.srcDevice = from) : void(m.srcHost = reinterpret_cast<void*>(from));
   m.dstPitch = c.to.pitch, m.srcPitch = c.from.pitch;
-  m.dstHeight = c.to.pitch ? c.to.slice / c.to.pitch : c.rows;
-  m.srcHeight = c.from.pitch ? c.from.slice / c.from.pitch : c.rows;
+  m.dstHeight = c.to.slice / c.to.pitch;
+  m.srcHeight = c.from.slice / c.from.pitch;
   if (traffic_of(s, m)) s.graph_traffic.note();
   return true;
 }

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import json
+import struct
 from typing import Any
 
 CU = ctypes.CDLL("libcuda.so.1")
 CUBIN, PTX = 0, 1
+EMPTY_ELF = struct.pack(
+    "<4s4B8xHHIQQQIHHHHHH", b"\x7fELF", 2, 1, 1, 0, 2, 190, 1, 0, 0, 64, 0, 64, 0, 0, 64, 1, 0
+)
+EMPTY_ELF += bytes(64)  # its one section, which is none
 MAX_REGISTERS, ERROR_LOG, ERROR_LOG_BYTES = 0, 5, 6
 
 FILL = b"""
@@ -113,7 +118,10 @@ def main() -> None:
     link = Link()
     found["two inputs"] = [link.add(FILL), link.add(FILL), *link.said()]
     link = Link()
-    found["a cubin"] = [link.add(b"\x7fELF" + bytes(60), CUBIN), *link.said()]
+    found["a cubin"] = [link.add(EMPTY_ELF, CUBIN), *link.said()]
+    link = Link()
+    found["no cubin"] = [link.add(b"\x7fELF" + bytes(60), CUBIN), *link.said()]
+    link = Link()
     found["no input"] = [link.complete()[0], *link.said()]
     link = Link(max_registers=32)
     found["max registers"] = [link.created, *link.said()]

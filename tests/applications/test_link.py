@@ -53,6 +53,7 @@ def test_one_piece_of_ptx_is_linked_and_the_rest_is_refused_with_a_reason(tmp_pa
             True,
         ],
         "a cubin": [NOT_SUPPORTED, "the software GPU links nothing but PTX", True],
+        "no cubin": [INVALID_IMAGE, "", True],
         "no input": [INVALID_IMAGE, "nothing was added to the link", True],
         "max registers": [SUCCESS, "", True],
     }

@@ -64,21 +64,6 @@ def test_changed_reused_or_removed_ids_are_refused(
     assert complaint in str(caught.value)
 
 
-def test_committed_ids_are_complete_and_only_appended_to() -> None:
+def test_no_committed_function_lacks_an_id() -> None:
+    """That released ids keep their meaning is told by tests/compatibility."""
     assert missing_ids(load_registry()) == []
-    path = ROOT / "native" / "api" / "ids.lock"
-    tags = subprocess.run(
-        ["git", "describe", "--tags", "--abbrev=0"], cwd=ROOT, capture_output=True, text=True
-    )
-    if tags.returncode != 0:
-        pytest.skip("no release is tagged yet, so there are no ids to keep")
-    released = subprocess.run(
-        ["git", "show", f"{tags.stdout.strip()}:native/api/ids.lock"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    old = [line.split()[:2] for line in released.splitlines() if line and line[0] != "#"]
-    new = [line.split()[:2] for line in path.read_text().splitlines() if line and line[0] != "#"]
-    assert new[: len(old)] == old

@@ -127,6 +127,34 @@ TEST(HostileFrames, ReplyRest) {
   EXPECT_FALSE(ask(rig, 40, &answer)) << "it was given already";
 }
 
+// The driver steps by rows * pitch from slice to slice, whatever the frame calls a slice.
+TEST(HostileFrames, SlicesOfCopyNodesAreWholeRows) {
+  struct Case {
+    uint64_t pitch, slice, depth;
+    bool good;
+  };
+  for (const Case& c : {Case{128, 384, 2, true}, Case{128, 512, 1, true}, Case{128, 356, 2, false},
+                        Case{128, 256, 2, false}, Case{128, 400, 2, false}, Case{0, 300, 1, false},
+                        Case{128, 0, 1, false}, Case{64, 384, 1, false}}) {
+    FurnishedRig rig;
+    wire::CopyNode node{};
+    node.to = {rig.address(), c.pitch, c.slice, wire::NodeMemory::kDevice, 0};
+    node.from = {rig.arena(), 100, 300, wire::NodeMemory::kArena, 0};
+    node.width = 100, node.rows = 3, node.depth = c.depth;
+    const ValidFrame f = make(
+        "copy", wire::kGraphNodeAdd, true, "",
+        wire::GraphNodeAdd{FurnishedRig::kGraphId, CU_GRAPH_NODE_TYPE_MEMCPY, sizeof node, 0, 0},
+        text(node));
+    const Outcome o = send(rig, f.header(), f.body());
+    const std::string what = std::to_string(c.pitch) + ", " + std::to_string(c.slice);
+    if (!c.good) {
+      expect_refused(o, what);
+    } else {
+      EXPECT_TRUE(o.accepted) << what << ": " << o.reason;
+    }
+  }
+}
+
 TEST(HostileFrames, AnswersThatNobodyFetchesAreBounded) {
   FurnishedRig rig;
   const std::vector<std::byte> rest(wire::kMaxAnswer);
