@@ -23,7 +23,7 @@ from sluice.config.server import MetricsSection, TlsSection
 
 log = logging.getLogger("sluice.server")
 
-BOUNDS = Bounds(connections=16, of_address=8)
+BOUNDS = Bounds(connections=64, of_address=16)
 KEEP_ALIVE_SECONDS = 75  # longer than most scrape intervals
 TEXT = "text/plain; charset=utf-8"
 

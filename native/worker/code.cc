@@ -86,6 +86,19 @@ bool refuse_image(const Examined& found, size_t bytes, Reply& reply) {
   return false;
 }
 
+// Asks the driver something for which it may have to compile the code.
+template <class F>
+CUresult on_its_thread(Session& s, const CodeObject& code, uint32_t device, F&& ask) {
+  if (!code.has_ptx) return ask();
+  CUresult e = CUDA_ERROR_OUT_OF_MEMORY;
+  const bool ran = s.compiler.run([&] {
+    s.use(device);
+    e = ask();
+  });
+  if (!ran) log_error("there is no thread to compile on (session_pids, or memory)");
+  return e;
+}
+
 // Whether the image is loaded now.
 bool load_image(Session& s, uint32_t device, Wanted& w, std::vector<std::byte>& whole,
                 Reply& reply) {
@@ -109,12 +122,13 @@ bool load_image(Session& s, uint32_t device, Wanted& w, std::vector<std::byte>& 
   load.add_logs();
   const auto count = static_cast<unsigned>(load.options.size());
   const bool module = code.module_kind;
-  if (module)
-    reply.status = s.driver.cuModuleLoadDataEx(&code.module, image.data(), count,
-                                               load.options.data(), load.values.data());
-  else
-    reply.status = s.driver.cuLibraryLoadData(&code.library, image.data(), load.options.data(),
-                                              load.values.data(), count, nullptr, nullptr, 0);
+  code.has_ptx = found.has_ptx;
+  reply.status = on_its_thread(s, code, device, [&] {
+    return module ? s.driver.cuModuleLoadDataEx(&code.module, image.data(), count,
+                                                load.options.data(), load.values.data())
+                  : s.driver.cuLibraryLoadData(&code.library, image.data(), load.options.data(),
+                                               load.values.data(), count, nullptr, nullptr, 0);
+  });
   load.put_logs(reply);
   if (reply.status != CUDA_SUCCESS) {
     log_info("an image of " + std::to_string(image.size()) +
@@ -198,6 +212,20 @@ bool take_name(Session& s, Decoder& d, uint32_t bytes, std::string* name) {
   return true;
 }
 
+void read_attributes(Session& s, const Vgpu& v, const FunctionObject& f,
+                     wire::FunctionRecord* record) {
+  for (uint32_t a = 0; a < wire::kFunctionAttributes && a < CU_FUNC_ATTRIBUTE_MAX; ++a) {
+    int value = 0;
+    const auto attribute = static_cast<CUfunction_attribute>(a);
+    const CUresult e =
+        f.kernel ? s.driver.cuKernelGetAttribute(&value, attribute, f.kernel, v.gpu->ordinal)
+                 : s.driver.cuFuncGetAttribute(&value, attribute, f.function);
+    if (e != CUDA_SUCCESS) continue;
+    record->attributes[a] = value;
+    record->attribute_mask |= 1u << a;
+  }
+}
+
 void function_get(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto g = d.fixed<wire::FunctionGet>();
@@ -214,24 +242,15 @@ void function_get(Session& s, const Command& c, Reply& reply) {
   if (!v) return;
   FunctionObject f;
   f.code = g.code;
-  if (module) {
-    reply.status = s.driver.cuModuleGetFunction(&f.function, code.module, name.c_str());
-  } else {
-    reply.status = s.driver.cuLibraryGetKernel(&f.kernel, code.library, name.c_str());
-    f.function = reinterpret_cast<CUfunction>(f.kernel);  // as CUDA allows for launches
-  }
-  if (reply.status != CUDA_SUCCESS) return;
   wire::FunctionRecord record{};
-  for (uint32_t a = 0; a < wire::kFunctionAttributes && a < CU_FUNC_ATTRIBUTE_MAX; ++a) {
-    int value = 0;
-    const auto attribute = static_cast<CUfunction_attribute>(a);
-    const CUresult e =
-        module ? s.driver.cuFuncGetAttribute(&value, attribute, f.function)
-               : s.driver.cuKernelGetAttribute(&value, attribute, f.kernel, v->gpu->ordinal);
-    if (e != CUDA_SUCCESS) continue;
-    record.attributes[a] = value;
-    record.attribute_mask |= 1u << a;
-  }
+  reply.status = on_its_thread(s, code, c.header.context - 1, [&] {
+    const CUresult e = module ? s.driver.cuModuleGetFunction(&f.function, code.module, name.c_str())
+                              : s.driver.cuLibraryGetKernel(&f.kernel, code.library, name.c_str());
+    if (e == CUDA_SUCCESS) read_attributes(s, *v, f, &record);  // which compiles a library's code
+    return e;
+  });
+  if (reply.status != CUDA_SUCCESS) return;
+  if (!module) f.function = reinterpret_cast<CUfunction>(f.kernel);  // as CUDA allows for launches
   std::vector<std::pair<uint32_t, uint32_t>> params;
   for (size_t i = 0; i < kMaxParams; ++i) {
     size_t offset = 0, size = 0;
@@ -289,8 +308,10 @@ void global_get(Session& s, const Command& c, Reply& reply) {
   if (!s.use_context(c.header.context)) return;
   CUdeviceptr address = 0;
   size_t bytes = 0;
-  reply.status = module ? s.driver.cuModuleGetGlobal_v2(&address, &bytes, code.module, name.c_str())
-                        : s.driver.cuLibraryGetGlobal(&address, &bytes, code.library, name.c_str());
+  reply.status = on_its_thread(s, code, c.header.context - 1, [&] {
+    return module ? s.driver.cuModuleGetGlobal_v2(&address, &bytes, code.module, name.c_str())
+                  : s.driver.cuLibraryGetGlobal(&address, &bytes, code.library, name.c_str());
+  });
   if (reply.status != CUDA_SUCCESS) return;
   s.add_global(address, bytes, g.code);
   reply.put(wire::GlobalReply{address, bytes});

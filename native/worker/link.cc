@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuLink* on the node: several pieces of PTX, cubins and libraries become one image. Each link has
-// its own lock, since the driver wants one caller at a time and a compilation may take long.
+// cuLink* on the node: several pieces of PTX, cubins and libraries become one image. The driver is
+// asked on the session's one thread for it (compiler.h).
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "worker/dispatch.h"
 #include "worker/image/image.h"
@@ -12,15 +13,35 @@
 namespace sluice::worker {
 
 struct LinkState {
-  explicit LinkState(const Driver& d) : driver(d) {}
+  explicit LinkState(Session& of) : s(of) {}
   ~LinkState() {
-    if (state) call(driver.cuLinkDestroy, state);
+    // The driver may write to the logs until then.
+    if (state)
+      s.compiler.post([&driver = s.driver, state = state, options = options] {
+        call(driver.cuLinkDestroy, state);
+      });
   }
-  const Driver& driver;
-  std::mutex mutex;
-  JitOptions options;
+  // Runs a step there, the first behind the link's beginning; the step's status.
+  template <class F>
+  CUresult step(F&& ask) {
+    CUresult e = CUDA_ERROR_OUT_OF_MEMORY;
+    const bool ran = s.compiler.run([&] {
+      if (!s.use(device)) return;
+      if (!std::exchange(has_begun, true))
+        begun = call(s.driver.cuLinkCreate_v2, options->count(), options->options.data(),
+                     options->values.data(), &state);
+      e = begun == CUDA_SUCCESS ? ask() : begun;
+    });
+    if (!ran) log_error("there is no thread to link on (session_pids, or memory)");
+    return e;
+  }
+
+  Session& s;
+  std::mutex mutex;  // one step at a time, and none while the image is read
+  std::shared_ptr<JitOptions> options = std::make_shared<JitOptions>();
+  bool has_begun = false;
   CUlinkState state = nullptr;
-  CUresult begun = CUDA_SUCCESS;  // said by the first step that is waited for
+  CUresult begun = CUDA_SUCCESS;
   uint32_t device = 0;
   std::span<const std::byte> image;  // the driver's, until the state is destroyed
 };
@@ -29,11 +50,11 @@ namespace {
 
 constexpr uint64_t kMaxImage = 2ull << 30;
 
-// Makes the context in which the link was begun current; nullptr after a rejection.
+// nullptr after a rejection.
 std::shared_ptr<LinkState> find(Session& s, uint64_t id) {
   std::shared_ptr<LinkState> link;
   if (!s.links.get(id, &link)) s.reject("a command names a link that the session does not have");
-  return link && s.use(link->device) ? link : nullptr;
+  return link;
 }
 
 // Whether the driver, which reads these by the sizes that stand in them, would read beyond the end.
@@ -57,12 +78,10 @@ void begin(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("LinkBegin is cut short");
   if (!s.links.has_room(l.id)) return s.reject("LinkBegin mints no id that is free");
   if (!s.use_context(c.header.context)) return;
-  auto link = std::make_shared<LinkState>(s.driver);
+  auto link = std::make_shared<LinkState>(s);
   link->device = c.header.context - 1;
-  link->options.add_numbers(pairs);
-  link->options.add_logs();
-  link->begun = call(s.driver.cuLinkCreate_v2, link->options.count(), link->options.options.data(),
-                     link->options.values.data(), &link->state);
+  link->options->add_numbers(pairs);
+  link->options->add_logs();
   if (!s.links.add(l.id, link)) return s.reject("LinkBegin mints one id twice");
   reply.status = CUDA_SUCCESS;
 }
@@ -85,20 +104,20 @@ void add(Session& s, const Command& c, Reply& reply) {
     log_info("an input of " + std::to_string(bytes) +
              " bytes was not linked: it claims to be longer than what has come");
     reply.status = CUDA_ERROR_INVALID_IMAGE;
-    return link->options.put_logs(reply);
+    return link->options->put_logs(reply);
   }
   input.push_back(std::byte{0});  // PTX text has to end
   const std::string named(reinterpret_cast<const char*>(name.data()), name.size());
   JitOptions own;
   own.add_numbers(pairs);
   std::lock_guard lock(link->mutex);
-  reply.status = link->begun;
-  if (reply.status == CUDA_SUCCESS)
-    reply.status = call(
-        s.driver.cuLinkAddData_v2, link->state, static_cast<CUjitInputType>(a.type),
-        static_cast<void*>(input.data()), a.type == CU_JIT_INPUT_PTX ? input.size() : bytes,
-        name.empty() ? nullptr : named.c_str(), own.count(), own.options.data(), own.values.data());
-  link->options.put_logs(reply);
+  reply.status = link->step([&] {
+    return call(s.driver.cuLinkAddData_v2, link->state, static_cast<CUjitInputType>(a.type),
+                static_cast<void*>(input.data()), a.type == CU_JIT_INPUT_PTX ? input.size() : bytes,
+                name.empty() ? nullptr : named.c_str(), own.count(), own.options.data(),
+                own.values.data());
+  });
+  link->options->put_logs(reply);
 }
 
 void complete(Session& s, const Command& c, Reply& reply) {
@@ -110,13 +129,12 @@ void complete(Session& s, const Command& c, Reply& reply) {
   std::lock_guard lock(link->mutex);
   void* image = nullptr;
   size_t bytes = 0;
-  reply.status = link->begun;
-  if (reply.status == CUDA_SUCCESS)
-    reply.status = call(s.driver.cuLinkComplete, link->state, &image, &bytes);
+  reply.status =
+      link->step([&] { return call(s.driver.cuLinkComplete, link->state, &image, &bytes); });
   if (reply.status == CUDA_SUCCESS && bytes > kMaxImage) reply.status = CUDA_ERROR_OUT_OF_MEMORY;
   if (reply.status == CUDA_SUCCESS) link->image = {static_cast<std::byte*>(image), bytes};
   reply.put(uint64_t{link->image.size()});
-  link->options.put_logs(reply);
+  link->options->put_logs(reply);
 }
 
 void read(Session& s, const Command& c, Reply& reply) {

@@ -23,6 +23,7 @@
 #include "worker/bounce.h"
 #include "worker/bulk.h"
 #include "worker/code_cache.h"
+#include "worker/compiler.h"
 #include "worker/driver.h"
 #include "worker/endpoint.h"
 #include "worker/gate.h"
@@ -163,6 +164,7 @@ struct CodeObject {
   CUmodule module = nullptr;
   CUlibrary library = nullptr;
   uint32_t device = 0;
+  bool has_ptx = false;                // what the driver asks of it may compile
   bool module_kind = true;             // else a library, which belongs to no context
   uint64_t bytes = 0, data_bytes = 0;  // charged for it (worker/code_charge.h)
 };
@@ -246,6 +248,7 @@ class Session {
   ObjectTable<CUevent> events{3, 1 << 20};
   ObjectTable<CodeObject> modules{4, 1 << 16};
   ObjectTable<CodeObject> libraries{5, 1 << 16};
+  Compiler compiler;  // before the links, which it has to end
   ObjectTable<std::shared_ptr<struct LinkState>> links{8, 1 << 16};
   ObjectTable<FunctionObject> functions{6, 1 << 20};
   ObjectTable<FunctionObject> kernels{7, 1 << 20};

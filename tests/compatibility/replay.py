@@ -31,6 +31,7 @@ from . import slots, workers
 from .openings import opening_differences
 from .slots import Slot, format_region
 from .streams import (
+    NO_LANE,
     SIGNAL_WAIT,
     first_frame,
     mailbox_opening,
@@ -70,6 +71,7 @@ class Player(ABC):
     def __init__(self) -> None:
         self.opening = b""
         self.answers: dict[tuple[int, int], tuple[int, bytes]] = {}
+        self.notices: list[tuple[int, bytes]] = []
 
     @abstractmethod
     def send(self, frame: bytes) -> None:
@@ -139,7 +141,10 @@ class StreamPlayer(Player):
             if not frame:
                 return
             _, _, lane, sequence, status = struct.unpack_from("<IHHII", frame)
-            self.answers[lane, sequence] = (status, frame[16:])
+            if lane == NO_LANE:
+                self.notices.append((status, frame[16:]))
+            else:
+                self.answers[lane, sequence] = (status, frame[16:])
 
 
 class SocketPlayer(StreamPlayer):
@@ -302,10 +307,17 @@ def wait_for_rest(
     addresses: Addresses,
 ) -> str:
     """Waits for what came of a step; what is missing or wrong when it does not come."""
+    # All notices have one lane and number, and how many come meanwhile is a matter of time.
+    notices = [
+        (each["status"], data_of(each.get("body")))
+        for each in then.get("answers", ())
+        if each["lane"] == NO_LANE
+    ]
     answers = {
         (each["lane"], each["sequence"]): each
         for each in then.get("answers", ())
-        if not (
+        if each["lane"] != NO_LANE
+        and not (
             functions.get((each["lane"], each["sequence"])) == SIGNAL_WAIT and not each.get("body")
         )
     }
@@ -314,14 +326,16 @@ def wait_for_rest(
     while True:
         player.look(answers.keys() - player.answers.keys())
         missing = answers.keys() - player.answers.keys()
+        unsaid = [each for each in notices if each not in player.notices]
         wrong = [run for run in memory if player.read(run[0], len(run[1])) != run[1]]
-        if not missing and not wrong:
+        if not missing and not unsaid and not wrong:
             break
         time.sleep(A_MOMENT)  # where there are few cores, the worker has to get one
         if time.monotonic() > until:
             lacks = [
                 f"no answer on lane {lane} to {functions.get((lane, n))}" for lane, n in missing
             ]
+            lacks += [f"no notice {status} {body.hex()}" for status, body in unsaid]
             return "; ".join([*lacks, *(memory_difference(player, *run) for run in wrong)])
     for key, answer in answers.items():
         (status, body), function = player.answers[key], functions.get(key, 0)

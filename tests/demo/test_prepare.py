@@ -119,12 +119,14 @@ prepare.run_step(step, here, here / "log", print)
         cwd=tmp_path,
         start_new_session=True,
         stderr=subprocess.DEVNULL,
+        # a shell started with SIGINT ignored, as behind `&`, has no trap for it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (tmp_path / "began").exists():
         assert process.poll() is None
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    process.wait()
+    process.wait(60)
     assert (tmp_path / "tidied").exists()
 
 

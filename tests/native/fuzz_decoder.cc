@@ -140,6 +140,8 @@ void run(const uint8_t* data, size_t size) {
         rig.session().graphs.has_room(FurnishedRig::kCaptureId) &&
         !rig.session().captures.graph_of(FurnishedRig::kStreamId))
       rig.begin_capture();
+    std::shared_ptr<worker::LinkState> link;
+    if (f.linked && rig.session().links.get(FurnishedRig::kLinkId, &link)) rig.complete_link();
     Answer answer;
     const bool accepted = rig.dispatch(f.header(), f.body(), &answer);
     ++(accepted ? g_count.accepted : g_count.refused);

@@ -122,6 +122,7 @@ Examined examine_container(std::span<const std::byte> image) {
     }
     e.needs.data_bytes = std::max(e.needs.data_bytes, needs.data_bytes);
     e.needs.code_bytes = std::max(e.needs.code_bytes, needs.code_bytes);
+    e.has_ptx |= p.kind == kPtx;
     kept.push_back(part);
     kept_bytes += part.size();
   }
@@ -148,6 +149,7 @@ Examined examine_image(std::span<const std::byte> image) {
   if (!content_needs(image, &e.needs))
     return broken(is_elf(image) ? "the machine code claims to be longer than what has come"
                                 : "it is neither text, machine code nor a fat binary");
+  e.has_ptx = !is_elf(image);
   return e;
 }
 

@@ -29,7 +29,8 @@ enum class ImageVerdict {
 struct Examined {
   ImageVerdict verdict = ImageVerdict::kUsable;
   ImageNeeds needs;
-  std::string why;  // for people, where something is wrong or was left out
+  bool has_ptx = false;  // the driver may have to compile it
+  std::string why;       // for people, where something is wrong or was left out
   // When not empty, what has to be loaded in the image's place: the fat binary without the parts
   // whose needs nobody can tell.
   std::vector<std::byte> instead;

@@ -57,6 +57,7 @@ Outcome send_changed(size_t i, Change&& change) {
   FurnishedRig rig;
   ValidFrame f = make_frame(rig, i);
   if (f.in_capture) rig.begin_capture();
+  if (f.linked) rig.complete_link();
   change(rig, f);
   return send(rig, f.header(), f.body());
 }

@@ -10,8 +10,8 @@ void add_link_frames(std::vector<ValidFrame>* all) {
   const uint32_t option[2] = {CU_JIT_MAX_REGISTERS, 32};
   const std::string options(reinterpret_cast<const char*>(option), sizeof option);
   using B = wire::LinkBegin;
-  auto f = make("LinkBegin", wire::kLinkBegin, false, "cuLinkCreate_v2",
-                B{handle_id(Rig::kLink, 9), 1, 0}, options);
+  auto f =
+      make("LinkBegin", wire::kLinkBegin, false, "", B{handle_id(Rig::kLink, 9), 1, 0}, options);
   f.minted = {offsetof(B, id)};
   all->push_back(f);
   using A = wire::LinkAdd;
@@ -25,9 +25,11 @@ void add_link_frames(std::vector<ValidFrame>* all) {
   all->push_back(f);
   f = make("LinkRead", wire::kLinkRead, true, "", wire::LinkRead{Rig::kLinkId, 0, 4});
   f.handles = {0};
+  f.linked = true;
   all->push_back(f);
   f = make("LinkEnd", wire::kLinkEnd, false, "cuLinkDestroy", wire::LinkId{Rig::kLinkId});
   f.handles = {0};
+  f.linked = true;
   all->push_back(f);
 }
 

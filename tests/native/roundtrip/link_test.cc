@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linker: what is added arrives with its options and name, and what comes out comes back.
+#include <atomic>
 #include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
 
 #include "tests/native/roundtrip/loopback_session.h"
 
@@ -143,6 +147,70 @@ TEST_F(Linking, ALinkThatCannotBeMadeSaysSoAtItsFirstInput) {
   EXPECT_EQ(cuLinkAddData_v2(link, CU_JIT_INPUT_PTX, ptx, sizeof ptx, "", 0, nullptr, nullptr),
             CUDA_ERROR_JIT_COMPILER_NOT_FOUND);
   EXPECT_EQ(cuLinkDestroy(link), CUDA_SUCCESS);
+}
+
+// NVIDIA's compiler does not bear it otherwise (worker/compiler.h).
+TEST_F(Linking, TheDriverLinksAndCompilesOnOneThreadWhoeverAsks) {
+  std::mutex mutex;
+  std::vector<std::pair<std::string, std::thread::id>> asked;
+  const auto note = [&](const char* what) {
+    std::lock_guard lock(mutex);
+    asked.emplace_back(what, std::this_thread::get_id());
+    return CUDA_SUCCESS;
+  };
+  ScopedAnswer create(SLUICE_ON(cuLinkCreate_v2),
+                      [&](unsigned, CUjit_option*, void**, CUlinkState* state) {
+                        *state = reinterpret_cast<CUlinkState>(0x79);
+                        return note("create");
+                      });
+  ScopedAnswer add(SLUICE_ON(cuLinkAddData_v2),
+                   [&](CUlinkState, CUjitInputType, void*, size_t, const char*, unsigned,
+                       CUjit_option*, void**) { return note("add"); });
+  std::string product("product");
+  ScopedAnswer complete(SLUICE_ON(cuLinkComplete), [&](CUlinkState, void** image, size_t* bytes) {
+    *image = product.data(), *bytes = product.size();
+    return note("complete");
+  });
+  ScopedAnswer destroy(SLUICE_ON(cuLinkDestroy), [&](CUlinkState) { return note("destroy"); });
+  ScopedAnswer load(SLUICE_ON(cuModuleLoadDataEx),
+                    [&](CUmodule* module, const void*, unsigned, CUjit_option*, void**) {
+                      *module = reinterpret_cast<CUmodule>(0x80);
+                      return note("load");
+                    });
+  // Each call from a thread that lives on.
+  std::vector<std::thread::id> callers;
+  std::atomic<bool> over{false};
+  std::vector<std::thread> threads;
+  const auto elsewhere = [&](auto call) {
+    std::promise<CUresult> done;
+    threads.emplace_back([&, call] {
+      cuCtxSetCurrent(world().contexts[0]);
+      done.set_value(call());
+      over.wait(false);
+    });
+    callers.push_back(threads.back().get_id());
+    EXPECT_EQ(done.get_future().get(), CUDA_SUCCESS);
+  };
+  CUlinkState link = nullptr;
+  char ptx[] = ".version 8.0";
+  void* image = nullptr;
+  size_t bytes = 0;
+  CUmodule module = nullptr;
+  elsewhere([&] { return cuLinkCreate_v2(0, nullptr, nullptr, &link); });
+  elsewhere([&] {
+    return cuLinkAddData_v2(link, CU_JIT_INPUT_PTX, ptx, sizeof ptx, "", 0, nullptr, nullptr);
+  });
+  elsewhere([&] { return cuLinkComplete(link, &image, &bytes); });
+  elsewhere([&] { return cuLinkDestroy(link); });
+  elsewhere([&] { return cuModuleLoadDataEx(&module, ptx, 0, nullptr, nullptr); });
+  over = true;
+  over.notify_all();
+  for (std::thread& t : threads) t.join();
+  ASSERT_EQ(asked.size(), 5u);
+  for (const auto& [what, thread] : asked) {
+    EXPECT_EQ(thread, asked[0].second) << what;
+    for (std::thread::id caller : callers) EXPECT_NE(thread, caller) << what;
+  }
 }
 
 TEST_F(Linking, WhatMakesNoSenseIsRefusedHere) {

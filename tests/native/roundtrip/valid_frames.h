@@ -39,13 +39,14 @@ class FurnishedRig : public WorkerRig {
   static constexpr uint64_t kSignal = wire::kSignalBase + wire::kSignalBytes;  // waits for a call
   static constexpr uint64_t kArrayId = handle_id(kArray, 3),                   // 64 by 16 floats
       kLevelId = handle_id(kArray, 4), kMipmappedId = handle_id(kMipmapped, 3);
-  static constexpr uint64_t kLinkId = handle_id(kLink, 3);  // complete
+  static constexpr uint64_t kLinkId = handle_id(kLink, 3);  // begun
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
 
   uint64_t address() { return session().vgpus[0]->window_begin; }  // kMappedBytes are backed
   // kStreamId captures into kCaptureId from now on.
   void begin_capture();
+  void complete_link();  // kLinkId
   uint64_t opened() {
     return address() + kMappedBytes + (8 << 20);
   }  // one slab of another session's
@@ -75,6 +76,7 @@ struct ValidFrame {
   std::vector<size_t> devices;   // offsets of u32 that number a vGPU
   std::string reaches;           // one that it must lead to, however often
   bool in_capture = false;       // good only while kStreamId captures
+  bool linked = false;           // good only behind complete_link()
   std::string calls;             // the driver function that it must lead to, if any
 
   std::span<const std::byte> body() const { return std::as_bytes(std::span(words)); }

@@ -105,6 +105,9 @@ bool WorkerRig::dispatch(const wire::FrameHeader& header, std::span<const std::b
   worker::Reply reply;
   h->run(*session_, command, reply);
   Recording::get().frame = {};
+  // What it left to the compiler's thread is done, too, when this returns.
+  if (auto& compiler = session_->compiler; compiler.started() && !compiler.run([] {}))
+    throw std::runtime_error("no thread");
   if (session_->rejected()) return false;
   answer->status = reply.status;
   answer->body.assign(reply.body.begin(), reply.body.end());

@@ -186,6 +186,7 @@ TEST(Image, VariablesOfMachineCodeAreCountedByTheLargestOfWhatItSays) {
 TEST(Image, MachineCodeThatClaimsMoreThanHasComeIsBroken) {
   const auto whole = elf({{".nv.global.init", SHT_PROGBITS, SHF_ALLOC, 400}}, {{1, 400}});
   ASSERT_EQ(examine_image(whole).verdict, ImageVerdict::kUsable);
+  EXPECT_FALSE(examine_image(whole).has_ptx);
   for (size_t n = 4; n < whole.size(); ++n) {
     const std::vector<std::byte> cut(whole.begin(), whole.begin() + static_cast<ptrdiff_t>(n));
     EXPECT_EQ(examine_image(cut).verdict, ImageVerdict::kBroken) << n;
@@ -259,6 +260,7 @@ TEST(Image, PartsOfFatBinariesAreCountedUnpacked) {
                                         part(1, 0, bytes_of(kText)), part(2, 0, elf({}))}));
   EXPECT_EQ(plain.verdict, ImageVerdict::kUsable);
   EXPECT_EQ(plain.needs.data_bytes, kGiB) << "of the largest part";
+  EXPECT_TRUE(plain.has_ptx);
   EXPECT_TRUE(plain.instead.empty());
   const auto packed = examine_image(fat({part(1, 0x2000, lz4(kText), kText.size())}));
   EXPECT_EQ(packed.verdict, ImageVerdict::kUsable) << packed.why;
