@@ -34,6 +34,12 @@ RECORDS = "vsock-backends"
 START_SECONDS = 10.0
 #: Before one that ended by itself is started again.
 AGAIN_SECONDS = 1.0
+#: Of its log, which its guest can drive; what is beyond is not written. As much again is kept of
+#: the one before.
+LOG_MIB = 8
+#: Starts a program that can make no file longer (`ulimit` counts in 512 bytes), and hears so by an
+#: error in place of a signal.
+BOUNDED = ("/bin/sh", "-c", f"trap '' XFSZ; ulimit -f {LOG_MIB << 11}; exec \"$@\"", "sh")
 
 
 class BackendError(Exception):
@@ -172,9 +178,11 @@ class VsockBackend:
         if self._account and os.geteuid() == 0:
             account = {"user": self._account[0], "group": self._account[1], "extra_groups": []}
         self._log.parent.mkdir(parents=True, exist_ok=True)
+        if self._log.exists() and self._log.stat().st_size >= LOG_MIB << 19:
+            self._log.replace(self._log.with_suffix(".log.1"))
         with self._log.open("ab") as out:
             process = subprocess.Popen(
-                command,
+                [*BOUNDED, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

@@ -20,7 +20,7 @@ from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import UserSockets
 from sluice.server.open_session import unpack_open_reply
-from sluice.server.vsock_backends import RECORDS
+from sluice.server.vsock_backends import LOG_MIB, RECORDS
 from sluice.server.vsock_guests import VsockGuests
 
 UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
@@ -134,6 +134,32 @@ def test_a_device_that_ends_is_started_again_and_one_that_runs_is_found(
             while not await answer(sockets_in(short_path).device, bytes(512)):
                 await asyncio.sleep(0.05)
         await second.remove(UUID, "it is over")
+
+    asyncio.run(check())
+
+
+def test_a_guest_fills_no_disk_through_its_devices_log(short_path: Path, program: Path) -> None:
+    program.write_text(
+        DEVICE.format(python=sys.executable).replace(
+            "while True:\n",
+            "try:\n    while True: sys.stderr.buffer.raw.write(bytes(1 << 20))\n"
+            "except OSError: pass\nwhile True:\n",
+            1,
+        )
+    )
+
+    async def check() -> None:
+        guests = guests_of(short_path, program)
+        await guests.add(OWNER, VsockPlace(), REQUEST)
+        [path] = (short_path / "log" / "vsock").iterdir()
+        async with asyncio.timeout(30):
+            while not await answer(sockets_in(short_path).device, bytes(512)):
+                await asyncio.sleep(0.05)
+        assert path.stat().st_size == LOG_MIB << 20
+        await guests.remove(UUID, "it is over")
+        await guests.add(OWNER, VsockPlace(), REQUEST)
+        assert path.with_suffix(".log.1").stat().st_size == LOG_MIB << 20
+        await guests.remove(UUID, "it is over")
 
     asyncio.run(check())
 
