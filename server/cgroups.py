@@ -50,6 +50,17 @@ class SessionCgroups:
             except OSError as error:
                 log.warning("worker %s runs without its %s limit: %s", worker_id, kind, error)
 
+    def ran_out_of_memory(self, worker_id: str) -> bool:
+        """Whether the kernel has ended a process there for its limit on memory."""
+        name = "memory.events" if self._version == 2 else "memory.oom_control"
+        for parent in self._parents.values():
+            with contextlib.suppress(OSError):
+                for line in (parent / worker_id / name).read_text().splitlines():
+                    key, _, count = line.partition(" ")
+                    if key == "oom_kill":
+                        return count != "0"
+        return False
+
     def remove(self, worker_id: str) -> None:
         """Removes a cgroup whose processes have ended."""
         for parent in self._parents.values():

@@ -45,6 +45,11 @@ from sluice.server.worker import WorkerError
 from sluice.server.worker_process import WorkerStarter
 from sluice.server.worker_users import NoUserLeftError
 
+OUT_OF_HOST_MEMORY = (
+    "the kernel ended the worker: the session used more host memory than [server] "
+    "session_memory_mib of its node allows"
+)
+
 
 class SessionDesk:
     """Every session of this server."""
@@ -456,6 +461,10 @@ class SessionDesk:
         close_descriptor(session.asker.pidfd)
         session.asker.pidfd = -1
         if self._starter.cgroups:
+            if not session.worker.end_reason and self._starter.cgroups.ran_out_of_memory(
+                session.worker.id
+            ):
+                reason = OUT_OF_HOST_MEMORY
             self._starter.cgroups.remove(session.worker.id)
         session.log.write(f"ended: {reason}")
         self._controller.report(

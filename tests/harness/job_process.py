@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A process of a job that does one CUDA call per line of its standard input, and prints a line.
 
-    alloc MIB · free · info · devices · export · open HEX · read · write BYTE · child MIB · quit
+    alloc MIB · free · info · devices · export · open HEX
+    read · write BYTE · fill MIB · child MIB · quit
 
 It loads libcuda.so.1 as any program does. The first line that it prints is "ready", or "failed N".
 `JobProcess` starts one and talks to it; it needs nothing of the project to run.
@@ -115,6 +116,9 @@ def main() -> None:
             answer = str(status)
         elif verb == "write":
             status = cuda.cuMemsetD8_v2(held[-1], int(argument), ctypes.c_size_t(4096))
+            answer = str(status or cuda.cuCtxSynchronize())
+        elif verb == "fill":
+            status = cuda.cuMemsetD8_v2(held[-1], 1, ctypes.c_size_t(int(argument) << 20))
             answer = str(status or cuda.cuCtxSynchronize())
         elif verb == "read":
             data = (ctypes.c_ubyte * 4)()

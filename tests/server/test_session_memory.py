@@ -3,14 +3,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from control_plane import ControlPlane
+from control_plane import ControlPlane, running, wait_for
+from job_process import JobProcess
 
 from sluice.config.server import ServerConfig, ServerSection
 from sluice.server.session_memory import session_memory_mib
 from sluice.server.worker_process import WorkerFiles, WorkerStarter
+
+
+def writable_memory_cgroup() -> bool:
+    """Whether servers here can bound sessions without systemd."""
+    root = Path("/sys/fs/cgroup")
+    unified = (root / "cgroup.controllers").exists()
+    return (
+        os.access(root if unified else root / "memory", os.W_OK)
+        and not Path("/run/systemd/system").exists()
+    )
+
 
 #: What PyTorch 2.11 took on an H200 with every library in use and every kernel loaded at once.
 MEASURED_MIB = 8035
@@ -42,6 +55,19 @@ def test_a_figure_of_the_operators_counts_and_0_is_none(
     config = ServerConfig(server=ServerSection(session_memory_mib=given))
     starter = WorkerStarter(config, WorkerFiles(tmp_path))
     assert starter.memory_mib(1, software=True) == limit
+
+
+@pytest.mark.skipif(not writable_memory_cgroup(), reason="no writable memory cgroup here")
+def test_a_session_that_its_limit_ended_says_so(tmp_path: Path) -> None:
+    with running(tmp_path, server={"session_memory_mib": 256}) as plane:
+        job = JobProcess(plane.program_environment(SLUICE_GMEM="1024"))
+        assert job.first == "ready"
+        assert job.do("alloc 800") == "0"
+        assert job.do("fill 800") != "0"  # a software GPU's memory is its host's
+        wait_for(lambda: plane.sessions("ended"))
+        [session] = plane.sessions("ended")
+        assert "session_memory_mib" in session["reason"]
+        job.kill()
 
 
 def test_a_sessions_log_is_not_for_everybody(plane: ControlPlane) -> None:
