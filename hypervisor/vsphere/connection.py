@@ -65,6 +65,10 @@ class Vcenter:
         with contextlib.suppress(Exception):
             Disconnect(self.instance)
 
+    def session_lost(self) -> SessionLost:
+        """What is said of a session that is over."""
+        return SessionLost(f"the session with vCenter {self.address} is over")
+
     @contextlib.contextmanager
     def errors(self) -> Iterator[None]:
         """Turns what pyvmomi raises into this package's errors; faults of a call keep their own."""
@@ -75,7 +79,7 @@ class Vcenter:
                 error, vim.fault.NotAuthenticated
             ):
                 raise
-            raise SessionLost(f"the session with vCenter {self.address} is over") from None
+            raise self.session_lost() from None
         except ssl.SSLCertVerificationError as error:
             raise BadCertificate(_bad(self.section, error.verify_message)) from None
         except (OSError, http.client.HTTPException, ExpatError) as error:

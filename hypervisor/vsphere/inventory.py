@@ -97,8 +97,12 @@ class Inventory:
         changed: set[str] = set()
         is_first, more = not self._version, True
         while more:
-            with self._vcenter.errors():
-                update = self._collector.WaitForUpdatesEx(self._version, options)
+            try:
+                with self._vcenter.errors():
+                    update = self._collector.WaitForUpdatesEx(self._version, options)
+            except vmodl.fault.ManagedObjectNotFound:
+                # The collector is the session's, and went with it in the midst of the wait.
+                raise self._vcenter.session_lost() from None
             if update is None:
                 break
             self._version = update.version
