@@ -31,7 +31,7 @@ test: build/.base programs native lint ## unit tests and tests with real process
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
 test-guests: build/.rig programs native guest-bundle
-	$(PY) -m pytest -q -n $(GUEST_JOBS) --dist loadfile -m "vm or cluster" tests
+	$(PY) -m pytest -q --durations=12 -n $(GUEST_JOBS) --dist loadfile -m "vm or cluster" tests
 
 # What the rigs install and compile, together, as much of it waits for the network: first what shares apt and the venv.
 prepare-rigs: build/.base
@@ -44,10 +44,10 @@ test-chaos: build/.rig ## kills, pauses, cut cables, jumping clocks: SLUICE_CHAO
 	$(PY) -m pytest -q -s -m chaos tests/chaos
 
 test-vsphere: build/.vsphere programs native guest-bundle ## vSphere's part against a simulated vCenter (built here from Go modules), 1,000 client VMs among it
-	$(PY) -m pytest -q -m vsphere tests/vsphere
+	$(PY) -m pytest -q --durations=8 -m vsphere tests/vsphere
 
 test-openstack: build/.openstack programs native guest-bundle ## instances with vGPUs on a real Keystone, Placement, Glance, Neutron and Nova
-	$(PY) -m pytest -q -m openstack tests/openstack
+	$(PY) -m pytest -q --durations=12 -m openstack tests/openstack
 
 test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bundle and the images' recipes in roots of Debian 12 and 11, with a CUDA program
 	$(PY) -m pytest -q -m guest_images tests/guest_images

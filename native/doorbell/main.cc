@@ -400,11 +400,26 @@ int Doorbell::run() {
   }
 }
 
+// The account that a guest's QEMU runs as can cut its region's file short. Reading on would end
+// this process, and with it what all other guests ring by: an empty page takes the missing one's
+// place, on which nothing is rung.
+void replace_missing_page(int signal_number, siginfo_t* what, void*) {
+  const auto at = reinterpret_cast<uintptr_t>(what->si_addr) & ~(uintptr_t{channel::kPage} - 1);
+  if (what->si_code != BUS_ADRERR || at == 0 ||
+      mmap(reinterpret_cast<void*>(at), channel::kPage, PROT_READ | PROT_WRITE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+    signal(signal_number, SIG_DFL);  // the next access ends the process
+}
+
 }  // namespace
 }  // namespace sluice::doorbell
 
 int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
+  struct sigaction missing {};
+  missing.sa_sigaction = sluice::doorbell::replace_missing_page;
+  missing.sa_flags = SA_SIGINFO | SA_RESTART;
+  sigaction(SIGBUS, &missing, nullptr);
   if (argc != 3 || std::strcmp(argv[1], "--control") != 0) {
     std::fprintf(stderr,
                  "usage: sluice-doorbell --control SOCKET\nStarted by sluice-server; "

@@ -262,5 +262,37 @@ TEST_F(DoorbellProcess, TellsOfAGuestWithoutAHeartbeat) {
   EXPECT_FALSE(hear("silent", 500)) << "and not the other, nor again at once";
 }
 
+// QEMU's account owns the file.
+TEST_F(DoorbellProcess, ARegionThatIsCutShortHarmsNoOther) {
+  watch();
+  const std::string second = folder_ + "/second";
+  make_region(second, kRegion);
+  say("watch\nid=vm2\npath=" + second + "\nslots=" + std::to_string(kSlots));
+  ASSERT_TRUE(hear("watching"));
+  {
+    auto slot = guest(0);
+    slot.open_session();
+    ASSERT_TRUE(hear("open"));
+  }
+  ASSERT_EQ(truncate(region_.c_str(), 0), 0);
+  say("release\nid=vm1\nslot=0");
+  say("refuse\nid=vm1\nslot=1\nstatus=2\nmessage=no");
+  GuestSlot other(second, kRegion, kSlots, 1);
+  for (int i = 0; i < 20; ++i) {
+    const uint32_t before = other.map.header().wake.load();
+    other.map.header().doorbell.store(1);
+    for (int k = 0; k < 60'000 && other.map.header().wake.load() == before; ++k)
+      channel::sleep_ns(1'000'000);
+    ASSERT_NE(other.map.header().wake.load(), before);
+  }
+  other.open_session("second");
+  const auto open = hear("open");
+  ASSERT_TRUE(open);
+  EXPECT_EQ(value(*open, "id"), "vm2");
+  say("forget\nid=vm1");
+  say("list");
+  ASSERT_TRUE(hear("regions"));
+}
+
 }  // namespace
 }  // namespace sluice::test
