@@ -31,7 +31,7 @@ test: build/.base programs native lint ## unit tests and tests with real process
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
 test-guests: build/.rig programs native guest-bundle
-	$(PY) -m pytest -q --durations=12 -n $(GUEST_JOBS) --dist loadfile -m "vm or cluster" tests
+	$(PY) -m pytest -q --durations=12 -n $(GUEST_JOBS) --dist loadfile --basetemp=$$(mktemp -d /tmp/guests-XXXX) -m "vm or cluster" tests # sockets' paths are short
 
 # What the rigs install and compile, together, as much of it waits for the network: first what shares apt and the venv.
 prepare-rigs: build/.base

@@ -31,7 +31,7 @@ def fleet(guests_rig: Rig, guests_plane: ControlPlane) -> Iterator[Fleet]:
     yield guests
     guests.close()
     folders = guests_plane.folder / "run" / "ivshmem"
-    wait_for(lambda: not list(folders.glob("*")), LIMIT, "their servers' folders to go")
+    wait_for(lambda: not list(folders.glob("[!.]*")), LIMIT, "their servers' folders to go")
 
 
 def document(guest: Guest) -> DomainDocument:
