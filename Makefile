@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 BUILD := build/native
 JOBS ?= 2
 TEST_JOBS ?= 2 # files of tests beside one another
-GUEST_JOBS ?= 1 # the same, of those with guests, each of which computes where there is no KVM
+GUEST_JOBS ?= 2 # the same, of those with guests
 DEMO_JOBS ?= $(shell nproc)
 ifneq ($(words $(CURDIR)),1)
 $(error The path "$(CURDIR)" has spaces, with which make and several tools do not work: move the checkout to one without)
