@@ -31,6 +31,8 @@ from sluice.server.worker_users import NoUserLeftError, User, worker_users
 log = logging.getLogger("sluice.server")
 
 SYSTEMD_RUNS = Path("/run/systemd/system")
+#: Of a Unix socket's path (unix(7)).
+MOST_ADDRESS_BYTES = 107
 KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER", "TZ")
 KEPT_PREFIXES = ("SLUICE_", "NCCL_", "ASAN_", "UBSAN_", "TSAN_")
 
@@ -181,6 +183,11 @@ class WorkerStarter:
         program = find_native(name)
         worker_id, log_path = record.id, Path(record.log)
         socket_path = files.socket_path(worker_id)
+        if (length := len(os.fsencode(socket_path))) > MOST_ADDRESS_BYTES:
+            raise OSError(
+                f"{socket_path} has {length} bytes, and the address of a socket has room for "
+                f"{MOST_ADDRESS_BYTES}: set a shorter [server] run_dir"
+            )
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(str(socket_path))
             listener.listen(4)
