@@ -22,6 +22,7 @@ from .recording.record_frames import SESSIONS
 from .recording.stand_ins import has_compiler, stand_in_libraries
 from .releases import NAMES, RELEASES, files_of_each
 from .replay import data_of, load, replay, text_of
+from .streams import NO_LANE
 from .workers import Host
 
 SESSIONS_OF_EACH = files_of_each("frames/*.json.xz")
@@ -81,9 +82,9 @@ def vector_add(channel: str) -> Path:
 
 
 def answered(recorded: dict[str, Any]) -> Any:
-    """The last answer with a body."""
-    steps = recorded["steps"]
-    return [a for step in steps for a in step["then"].get("answers", ()) if a.get("body")][-1]
+    """The last answer with a body; notices answer nothing."""
+    found = [a for step in recorded["steps"] for a in step["then"].get("answers", ())]
+    return [a for a in found if a.get("body") and a["lane"] != NO_LANE][-1]
 
 
 @needs_worker

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 import subprocess
@@ -26,6 +27,7 @@ def test_what_waits_for_a_side_that_does_not_read_is_bounded() -> None:
         link = PacketLink(
             ours, lambda _: None, lambda: gone.append(True), most_unsent=Unsent(100, 10)
         )
+        gc.collect()  # what tests before this one left
         before = descriptors_here()
         most = 0
         for _ in range(5000):
@@ -97,6 +99,7 @@ def test_a_worker_that_asks_and_never_reads_is_ended_with_a_reason(tmp_path: Pat
             standing.worker.tell(Message("fetched"), [standing.side.fileno()])
 
         standing.worker.follow_sharing(answer)
+        gc.collect()  # what tests before this one left
         before = descriptors_here()
         most = 0
         standing.side.setblocking(False)
