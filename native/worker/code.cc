@@ -90,13 +90,7 @@ bool refuse_image(const Examined& found, size_t bytes, Reply& reply) {
 template <class F>
 CUresult on_its_thread(Session& s, const CodeObject& code, uint32_t device, F&& ask) {
   if (!code.has_ptx) return ask();
-  CUresult e = CUDA_ERROR_OUT_OF_MEMORY;
-  const bool ran = s.compiler.run([&] {
-    s.use(device);
-    e = ask();
-  });
-  if (!ran) log_error("there is no thread to compile on (session_pids, or memory)");
-  return e;
+  return on_compiler(s, device, ask);
 }
 
 // Whether the image is loaded now.

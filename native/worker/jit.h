@@ -3,6 +3,7 @@
 // the options and logs of the driver's compiler.
 #pragma once
 
+#include "worker/log.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -30,5 +31,16 @@ struct JitOptions {
 // Takes a blob out of the session; false after a rejection, or with the reply's status set where
 // there was no room for it.
 bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes, Reply& reply);
+
+// What `ask` answers on the session's thread for compiling, with the vGPU's context current.
+template <class F>
+CUresult on_compiler(Session& s, uint32_t device, F&& ask) {
+  CUresult e = CUDA_ERROR_OUT_OF_MEMORY;
+  const bool ran = s.compiler.run([&] {
+    if (s.use(device)) e = ask();
+  });
+  if (!ran) log_error("there is no thread to compile on (session_pids, or memory)");
+  return e;
+}
 
 }  // namespace sluice::worker

@@ -24,16 +24,12 @@ struct LinkState {
   // Runs a step there, the first behind the link's beginning; the step's status.
   template <class F>
   CUresult step(F&& ask) {
-    CUresult e = CUDA_ERROR_OUT_OF_MEMORY;
-    const bool ran = s.compiler.run([&] {
-      if (!s.use(device)) return;
+    return on_compiler(s, device, [&] {
       if (!std::exchange(has_begun, true))
         begun = call(s.driver.cuLinkCreate_v2, options->count(), options->options.data(),
                      options->values.data(), &state);
-      e = begun == CUDA_SUCCESS ? ask() : begun;
+      return begun == CUDA_SUCCESS ? ask() : begun;
     });
-    if (!ran) log_error("there is no thread to link on (session_pids, or memory)");
-    return e;
   }
 
   Session& s;
@@ -59,15 +55,11 @@ std::shared_ptr<LinkState> find(Session& s, uint64_t id) {
 
 // Whether the driver, which reads these by the sizes that stand in them, would read beyond the end.
 bool claims_too_much(std::span<const std::byte> input) {
-  uint64_t bytes = 0;
-  return input.size() >= 4 && (std::memcmp(input.data(),
-                                           "\x7f"
-                                           "ELF",
-                                           4) == 0
-                                   ? !elf_needs(input, &bytes)
-                               : std::memcmp(input.data(), "\x50\xed\x55\xba", 4) == 0
-                                   ? examine_image(input).verdict == ImageVerdict::kBroken
-                                   : false);
+  constexpr uint32_t kElf = 0x464c457f, kFatBinary = 0xba55ed50;
+  uint32_t magic = 0;
+  if (input.size() >= sizeof magic) std::memcpy(&magic, input.data(), sizeof magic);
+  return (magic == kElf || magic == kFatBinary) &&
+         examine_image(input).verdict == ImageVerdict::kBroken;
 }
 
 void begin(Session& s, const Command& c, Reply& reply) {
