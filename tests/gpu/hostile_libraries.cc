@@ -69,7 +69,19 @@ int32_t cusolverDnCreate(void** handle);
 int32_t cusolverSpCreate(void** handle);
 int32_t cusolverSpCreateCsrqrInfo(void** info);
 int32_t cusolverRfCreate(void** handle);
+int32_t cusparseCreate(void** handle);
 int32_t cusparseCreateMatDescr(void** descriptor);
+int32_t cusparseCreatePruneInfo(void** info);
+int32_t cusparseSpruneCsr2csrNnzByPercentage(void* handle, int m, int n, int nnz, const void* a,
+                                             const float* values, const int* offsets,
+                                             const int* columns, float percentage, const void* c,
+                                             int* offsets_of_c, int* nnz_of_c, void* info,
+                                             void* buffer);
+int32_t cusparseSpruneCsr2csrByPercentage(void* handle, int m, int n, int nnz, const void* a,
+                                          const float* values, const int* offsets,
+                                          const int* columns, float percentage, const void* c,
+                                          float* values_of_c, const int* offsets_of_c,
+                                          int* columns_of_c, void* info, void* buffer);
 int32_t cudnnCreate(void** handle);
 int32_t cudnnCreateTensorDescriptor(void** descriptor);
 int32_t cudnnSetTensorNdDescriptor(void* descriptor, int32_t type, int n, const int* sizes,
@@ -437,6 +449,48 @@ int factor_without_analysis() {
   f.set(0, id(handle)).set(1, 3).set(2, 3).set(3, 5).set(6, id(info));
   f.set(4, world().memory).set(5, world().memory + 4096).set(7, world().memory + 8192);
   return say(f.send());
+}
+
+int honest_prune() {
+  void *handle, *of_a, *of_c, *info;
+  need(cusparseCreate(&handle), "cusparseCreate");
+  need(cusparseCreateMatDescr(&of_a), "a descriptor");
+  need(cusparseCreateMatDescr(&of_c), "a descriptor");
+  need(cusparseCreatePruneInfo(&info), "an info");
+  const auto at = [](uint64_t offset) { return reinterpret_cast<float*>(world().memory + offset); };
+  const auto ints = [](uint64_t address) { return reinterpret_cast<int*>(address); };
+  world().put<float>(0, {5, 1, 4, 2, 3});
+  const int* offsets = ints(world().put<int32_t>(256, {0, 2, 3, 5}));
+  const int* columns = ints(world().put<int32_t>(512, {0, 2, 1, 0, 2}));
+  int* offsets_of_c = ints(world().put<int32_t>(768, {0, 0, 0, 0}));
+  void* buffer = at(65536);  // far more than cuSPARSE asks for
+  int kept = 0;
+  need(cusparseSpruneCsr2csrNnzByPercentage(handle, 3, 3, 5, of_a, at(0), offsets, columns, 40,
+                                            of_c, offsets_of_c, &kept, info, buffer),
+       "the count");
+  need(cusparseSpruneCsr2csrByPercentage(handle, 3, 3, 5, of_a, at(0), offsets, columns, 40, of_c,
+                                         at(1024), offsets_of_c, ints(world().memory + 1280), info,
+                                         buffer),
+       "the pruning");
+  float left[3] = {};
+  need(cuMemcpyDtoH_v2(left, world().memory + 1024, sizeof left), "what it kept");
+  return ok(kept == 3 && left[0] == 5 && left[1] == 4 && left[2] == 3, "what it kept");
+}
+
+// Without a count its info leads nowhere, and cuSPARSE follows it.
+int prune_without_count() {
+  void *handle, *info;
+  need(cusparseCreate(&handle), "cusparseCreate");
+  need(cusparseCreatePruneInfo(&info), "an info");
+  const uint64_t of_a = mint(), of_c = mint(), at = world().memory;
+  need(Frame("cusparseCreateMatDescr").set(0, of_a).send().status, "a descriptor");
+  need(Frame("cusparseCreateMatDescr").set(0, of_c).send().status, "a descriptor");
+  Frame f("cusparseSpruneCsr2csrByPercentage");
+  f.set(0, id(handle)).set(1, 3).set(2, 3).set(3, 5).set(4, of_a).set(5, at);
+  f.set(6, world().put<int32_t>(256, {0, 2, 3, 5}))
+      .set(7, world().put<int32_t>(512, {0, 2, 1, 0, 2}));
+  f.set(8, bits(40)).set(9, of_c).set(10, at + 1024).set(11, at + 768).set(12, at + 1280);
+  return say(f.set(13, id(info)).set(14, at + 65536).send());
 }
 
 int refactor_beyond() {
@@ -846,6 +900,8 @@ const std::vector<std::pair<std::string, int (*)()>>& cases() {
       SLUICE_CASE(analysis_beyond),
       SLUICE_CASE(factor_without_analysis),
       SLUICE_CASE(refactor_beyond),
+      SLUICE_CASE(honest_prune),
+      SLUICE_CASE(prune_without_count),
       SLUICE_CASE(stride_of_zero),
       SLUICE_CASE(embedding_of_zero),
       SLUICE_CASE(configuration_39),

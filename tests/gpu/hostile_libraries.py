@@ -48,6 +48,7 @@ EXPECTED = {
     "analysis_beyond": "status 3",
     "factor_without_analysis": "status 3",
     "refactor_beyond": "status 3",
+    "prune_without_count": "status 3",
     "stride_of_zero": "status 4",
     "embedding_of_zero": "status 4",
     "configuration_39": ENDED,

@@ -418,20 +418,28 @@ TEST_F(LibraryProofs, PermutationsNameEachNumberOnce) {
 }
 
 TEST_F(LibraryProofs, AnAnalysisIsUsedForItsSizes) {
-  const FunctionSpec& spec = function("cusolverSpScsrqrFactor");
-  ASSERT_GE(spec.measured[0], 0);
-  ValidFrame f = frame(spec.name);
-  expect_called(f, "the sizes that were analysed");
-  f.words[static_cast<size_t>(spec.sizes[0])] = 1000;
-  expect_status(f, 3, "more rows");
-  worker::LibraryObject info;
-  const uint64_t id = f.words[static_cast<size_t>(spec.measured[0])];
-  worker::Libraries::get().objects.get(id, &info);
-  info.sizes = {-1, -1, -1};
-  worker::Libraries::get().objects.set(id, info);
-  expect_status(frame(spec.name), 3, "before any analysis");
-  expect_called(frame("cusolverSpXcsrqrAnalysis"), "the analysis");
-  expect_called(frame(spec.name), "after it");
+  const std::pair<const char*, const char*> both[] = {
+      {"cusolverSpXcsrqrAnalysis", "cusolverSpScsrqrFactor"},
+      {"cusparseSpruneCsr2csrNnzByPercentage", "cusparseSpruneCsr2csrByPercentage"},
+      {"cusparseDpruneDense2csrNnzByPercentage", "cusparseDpruneDense2csrByPercentage"},
+  };
+  for (const auto& [analysis, use] : both) {
+    SCOPED_TRACE(use);
+    const FunctionSpec& spec = function(use);
+    ASSERT_GE(spec.measured[0], 0);
+    ValidFrame f = frame(use);
+    expect_called(f, "the sizes that were analysed");
+    f.words[static_cast<size_t>(spec.sizes[0])] = 1000;
+    expect_status(f, 3, "more rows");
+    worker::LibraryObject info;
+    const uint64_t id = f.words[static_cast<size_t>(spec.measured[0])];
+    worker::Libraries::get().objects.get(id, &info);
+    info.sizes = {-1, -1, -1};
+    worker::Libraries::get().objects.set(id, info);
+    expect_status(frame(use), 3, "before any analysis");
+    expect_called(frame(analysis), "the analysis");
+    expect_called(frame(use), "after it");
+  }
 }
 
 // cuFFT divides by them.
