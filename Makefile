@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 BUILD := build/native
 JOBS ?= 2
-TEST_JOBS ?= 2 # files of tests beside one another
+TEST_JOBS ?= 4 # files of tests beside one another: they wait more than they compute
 GUEST_JOBS ?= 2 # the same, of those with guests
 DEMO_JOBS ?= $(shell nproc)
 ifneq ($(words $(CURDIR)),1)
@@ -26,7 +26,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order in which files of tests are handed to processes beside one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+LONGEST = (
+    "server/test_jobs.py",
+    "withstand/test_stops.py",
+    "cli/test_commands.py",
+    "withstand/test_an_end.py",
+    "server/test_clients.py",
+    "controller/test_fuzz_rest.py",
+    "withstand/test_restarts.py",
+    "withstand/test_hostile.py",
+    "controller/test_store_disasters.py",
+    "server/test_gpu_faults.py",
+    "server/test_network_clients.py",
+    "server/test_relay.py",
+    "guest_runtime/test_enrol_openstack.py",
+    "server/test_restarts.py",
+    "server/test_metrics.py",
+    "applications/test_numba.py",
+)
+"""Files of `make test` that take longest, by their place under tests/: they begin first.
+
+A file is one process's (--dist loadfile), so one that begins last decides when all is over.
+xdist's own order, the files with most tests first, does not know which tests wait.
+"""
+
+HERE = Path(__file__).resolve().parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; everything else stays in its order."""
+    place = {HERE / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
