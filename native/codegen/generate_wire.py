@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import c_text
+from commands import camel, load_commands
 from generate_abi import Writer
 from imported import RegistryError
 from kinds import Kind, Param
@@ -139,9 +140,18 @@ def known_enums(entries: list[Entry], layout: Layout) -> dict[str, list[int]]:
     }
 
 
-def generate(out: Path, registry: Registry) -> None:
+def generate(out: Path, api: Path) -> None:
     """Write everything under `out`."""
+    registry, own = load_registry(api), load_commands(api)
     writer = Writer(out)
+    writer.environment.filters["camel"] = camel
+    writer.render(
+        "wire_commands.h.j2",
+        "wire/command_registry.h",
+        commands=own.commands,
+        objects=own.objects,
+        state=own.state,
+    )
     layout = Layout(registry.driver)
     wires = [layout.lay_out(f) for f in registry.wire_functions()]
     entries = [make_entry(w, registry, layout) for w in wires]
@@ -167,7 +177,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--api", type=Path, default=API, help="folder of the registry")
     options = parser.parse_args(arguments)
     try:
-        generate(options.out, load_registry(options.api))
+        generate(options.out, options.api)
     except RegistryError as error:
         print(f"generate_wire: {error}", file=sys.stderr)
         return 1

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bodies of the commands that are Sluice's own rather than one CUDA function's: memory, copies,
-// modules, launches, marks, host functions. The ids are in frame.h. Fields are 8-byte aligned as
+// modules, launches, marks, host functions (native/api/commands.yaml). Fields are 8-byte aligned as
 // they stand; append-only. "mark, value": when `mark` is not kNoMark, the worker has the stream
 // write `value` into that word of the completion page at this point. Streams: 0 or CU_STREAM_LEGACY
 // (1) is the legacy default stream, everything else an id that the client minted.

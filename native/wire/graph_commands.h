@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bodies of the commands for stream capture and graphs (ids in frame.h). Graphs and executable
-// graphs are ids that the client minted; a node is its graph's id and an ordinal, which the worker
-// gives out in the order in which it learns of the nodes and never gives twice. Lists follow the
-// fixed part as GraphEdge; fields are append-only and 8-byte aligned as they stand.
+// Bodies of the commands for stream capture and graphs (native/api/commands.yaml). Graphs and
+// executable graphs are ids that the client minted; a node is its graph's id and an ordinal, which
+// the worker gives out in the order in which it learns of the nodes and never gives twice. Lists
+// follow the fixed part as GraphEdge; fields are append-only and 8-byte aligned as they stand.
 #pragma once
 
 #include "wire/commands.h"

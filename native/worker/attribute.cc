@@ -92,9 +92,8 @@ bool take_attribute(Session& s, const wire::LaunchAttribute& from, const char* w
 }
 
 void add_attribute_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kStreamAttribute] = {"StreamAttribute", of_stream, kNever, false};
-  t[wire::kGraphNodeAttribute] = {"GraphNodeAttribute", of_node, kOnly, false};
+  t[wire::kStreamAttribute].run = of_stream;
+  t[wire::kGraphNodeAttribute].run = of_node;
 }
 
 }  // namespace sluice::worker

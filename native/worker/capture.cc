@@ -225,13 +225,12 @@ bool take_mem_ops(Session& s, std::span<const std::byte> raw, uint32_t count, co
 }
 
 void add_capture_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kCaptureBegin] = {"CaptureBegin", begin, kNever, false};
-  t[wire::kCaptureEnd] = {"CaptureEnd", end, kOnly, false};
-  t[wire::kCaptureInfo] = {"CaptureInfo", info, kOnly, false};
-  t[wire::kCaptureUpdate] = {"CaptureUpdate", update, kOnly, false};
-  t[wire::kCaptureNode] = {"CaptureNode", add_node, kOnly, false};
-  t[wire::kStreamMemOps] = {"StreamMemOps", mem_ops, kNever, false};
+  t[wire::kCaptureBegin].run = begin;
+  t[wire::kCaptureEnd].run = end;
+  t[wire::kCaptureInfo].run = info;
+  t[wire::kCaptureUpdate].run = update;
+  t[wire::kCaptureNode].run = add_node;
+  t[wire::kStreamMemOps].run = mem_ops;
 }
 
 }  // namespace sluice::worker

@@ -314,14 +314,13 @@ void global_get(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_code_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kUpload] = {"Upload", upload, kNever, false};
-  t[wire::kCodeLoad] = {"CodeLoad", load, kOnly, true};
-  t[wire::kCodeLoadKnown] = {"CodeLoadKnown", load_known, kOnly, true};
-  t[wire::kCodeUnload] = {"CodeUnload", unload, kNever, false};
-  t[wire::kFunctionGet] = {"FunctionGet", function_get, kOnly, true};
-  t[wire::kFunctionSet] = {"FunctionSet", function_set, kEither, false};
-  t[wire::kGlobalGet] = {"GlobalGet", global_get, kOnly, false};
+  t[wire::kUpload].run = upload;
+  t[wire::kCodeLoad].run = load;
+  t[wire::kCodeLoadKnown].run = load_known;
+  t[wire::kCodeUnload].run = unload;
+  t[wire::kFunctionGet].run = function_get;
+  t[wire::kFunctionSet].run = function_set;
+  t[wire::kGlobalGet].run = global_get;
 }
 
 }  // namespace sluice::worker

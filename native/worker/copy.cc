@@ -335,11 +335,10 @@ void fill(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_copy_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kCopyToDevice] = {"CopyToDevice", to_device, kEither, true};
-  t[wire::kCopyToHost] = {"CopyToHost", to_host, kEither, true};
-  t[wire::kCopyOnDevice] = {"CopyOnDevice", on_device, kEither, true};
-  t[wire::kFillDevice] = {"FillDevice", fill, kNever, false};
+  t[wire::kCopyToDevice].run = to_device;
+  t[wire::kCopyToHost].run = to_host;
+  t[wire::kCopyOnDevice].run = on_device;
+  t[wire::kFillDevice].run = fill;
 }
 
 }  // namespace sluice::worker

@@ -27,11 +27,28 @@ void reply_rest(Session& s, const Command& c, Reply& reply) {
     s.reject("ReplyRest asks for what there is none of");
 }
 
-DispatchTable make() {
+// What the registry says of the commands of our own; the files of handlers add what answers them.
+DispatchTable registered() {
   DispatchTable t{};
-  t[wire::kPing] = {"ping", ping, Handler::Answered::kOnly, false};
-  t[wire::kReplyRest] = {"ReplyRest", reply_rest, Handler::Answered::kOnly, false};
-  t[wire::kReadOutput] = {"ReadOutput", read_output, Handler::Answered::kOnly, false};
+  for (const wire::CommandSpec& c : wire::kCommands) {
+    using Class = wire::CommandClass;
+    using Answered = Handler::Answered;
+    if (c.command_class == Class::kSession) continue;
+    Handler& h = t[c.id];
+    h.name = c.name;
+    h.answered = c.command_class == Class::kAnswered ? Answered::kOnly
+                 : c.command_class == Class::kAsync  ? Answered::kNever
+                                                     : Answered::kEither;
+    h.may_block = c.may_block;
+  }
+  return t;
+}
+
+DispatchTable make() {
+  DispatchTable t = registered();
+  t[wire::kPing].run = ping;
+  t[wire::kReplyRest].run = reply_rest;
+  t[wire::kReadOutput].run = read_output;
   add_memory_handlers(t);
   add_virtual_memory_handlers(t);
   add_copy_handlers(t);

@@ -72,13 +72,12 @@ void elapsed(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_event_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kEventCreate] = {"EventCreate", create, kNever, false};
-  t[wire::kEventDestroy] = {"EventDestroy", destroy, kNever, false};
-  t[wire::kEventRecord] = {"EventRecord", record, kNever, false};
-  t[wire::kEventSynchronize] = {"EventSynchronize", synchronize, kOnly, true};
-  t[wire::kEventQuery] = {"EventQuery", query, kOnly, false};
-  t[wire::kEventElapsed] = {"EventElapsed", elapsed, kOnly, false};
+  t[wire::kEventCreate].run = create;
+  t[wire::kEventDestroy].run = destroy;
+  t[wire::kEventRecord].run = record;
+  t[wire::kEventSynchronize].run = synchronize;
+  t[wire::kEventQuery].run = query;
+  t[wire::kEventElapsed].run = elapsed;
 }
 
 }  // namespace sluice::worker

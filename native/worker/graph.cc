@@ -449,17 +449,16 @@ void put_list(Session& s, const std::vector<wire::GraphEdge>& all, uint32_t firs
 }
 
 void add_graph_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kGraphCreate] = {"GraphCreate", create, kNever, false};
-  t[wire::kGraphCopy] = {"GraphCopy", copy, kOnly, false};
-  t[wire::kGraphDestroy] = {"GraphDestroy", destroy, kNever, false};
-  t[wire::kGraphList] = {"GraphList", list, kOnly, false};
-  t[wire::kGraphEdit] = {"GraphEdit", edit, kOnly, false};
-  t[wire::kGraphInstantiate] = {"GraphInstantiate", instantiate, kOnly, false};
-  t[wire::kGraphExecUpdate] = {"GraphExecUpdate", update, kOnly, false};
-  t[wire::kGraphConditional] = {"GraphConditional", conditional, kOnly, false};
-  t[wire::kGraphExecDestroy] = {"GraphExecDestroy", destroy_exec, kNever, false};
-  t[wire::kGraphLaunch] = {"GraphLaunch", launch, kNever, false};
+  t[wire::kGraphCreate].run = create;
+  t[wire::kGraphCopy].run = copy;
+  t[wire::kGraphDestroy].run = destroy;
+  t[wire::kGraphList].run = list;
+  t[wire::kGraphEdit].run = edit;
+  t[wire::kGraphInstantiate].run = instantiate;
+  t[wire::kGraphExecUpdate].run = update;
+  t[wire::kGraphConditional].run = conditional;
+  t[wire::kGraphExecDestroy].run = destroy_exec;
+  t[wire::kGraphLaunch].run = launch;
 }
 
 }  // namespace sluice::worker

@@ -236,9 +236,8 @@ CUresult for_each_call(Session& s, CUgraph graph, const std::function<CUresult(C
 }
 
 void add_graph_copy_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kCaptureCopy] = {"CaptureCopy", capture_copy, kNever, false};
-  t[wire::kGraphWords] = {"GraphWords", words, kOnly, false};
+  t[wire::kCaptureCopy].run = capture_copy;
+  t[wire::kGraphWords].run = words;
 }
 
 }  // namespace sluice::worker

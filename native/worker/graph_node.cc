@@ -479,10 +479,9 @@ void get(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_graph_node_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kGraphNodeAdd] = {"GraphNodeAdd", add, kOnly, false};
-  t[wire::kGraphNodeSet] = {"GraphNodeSet", set, kOnly, false};
-  t[wire::kGraphNodeGet] = {"GraphNodeGet", get, kOnly, false};
+  t[wire::kGraphNodeAdd].run = add;
+  t[wire::kGraphNodeSet].run = set;
+  t[wire::kGraphNodeGet].run = get;
 }
 
 }  // namespace sluice::worker

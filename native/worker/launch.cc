@@ -69,8 +69,6 @@ void launch(Session& s, const Command& c, Reply& reply) {
 
 }  // namespace
 
-void add_launch_handlers(DispatchTable& t) {
-  t[wire::kLaunch] = {"Launch", launch, Handler::Answered::kNever, false};
-}
+void add_launch_handlers(DispatchTable& t) { t[wire::kLaunch].run = launch; }
 
 }  // namespace sluice::worker

@@ -169,7 +169,7 @@ void settle_local_memory(Session& s, Vgpu& v) {
 void add_limit_handlers(DispatchTable& t) {
   using enum Handler::Answered;
   t[wire::kCuCtxSetLimit] = {"cuCtxSetLimit", set, kOnly, false};
-  t[wire::kLocalMemory] = {"LocalMemory", local_memory, kOnly, false};
+  t[wire::kLocalMemory].run = local_memory;
 }
 
 }  // namespace sluice::worker

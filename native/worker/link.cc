@@ -154,12 +154,11 @@ void end(Session& s, const Command& c, Reply&) {
 }  // namespace
 
 void add_link_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kLinkBegin] = {"LinkBegin", begin, kNever, false};
-  t[wire::kLinkAdd] = {"LinkAdd", add, kOnly, true};
-  t[wire::kLinkComplete] = {"LinkComplete", complete, kOnly, true};
-  t[wire::kLinkRead] = {"LinkRead", read, kOnly, false};
-  t[wire::kLinkEnd] = {"LinkEnd", end, kNever, false};
+  t[wire::kLinkBegin].run = begin;
+  t[wire::kLinkAdd].run = add;
+  t[wire::kLinkComplete].run = complete;
+  t[wire::kLinkRead].run = read;
+  t[wire::kLinkEnd].run = end;
 }
 
 }  // namespace sluice::worker

@@ -140,12 +140,11 @@ void device_idle(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_memory_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kMemoryMap] = {"MemoryMap", map, kNever, false};
-  t[wire::kMemoryUnmap] = {"MemoryUnmap", unmap, kNever, false};
-  t[wire::kMemoryCredit] = {"MemoryCredit", credit, kOnly, false};
-  t[wire::kArenaRegister] = {"ArenaRegister", arena_register, kNever, false};
-  t[wire::kDeviceIdle] = {"DeviceIdle", device_idle, kOnly, true};
+  t[wire::kMemoryMap].run = map;
+  t[wire::kMemoryUnmap].run = unmap;
+  t[wire::kMemoryCredit].run = credit;
+  t[wire::kArenaRegister].run = arena_register;
+  t[wire::kDeviceIdle].run = device_idle;
 }
 
 }  // namespace sluice::worker

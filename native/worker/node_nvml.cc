@@ -148,8 +148,6 @@ void gpu_figures(Session& s, const Command& c, Reply& reply) {
 
 }  // namespace
 
-void add_node_nvml_handlers(DispatchTable& t) {
-  t[wire::kGpuFigures] = {"GpuFigures", gpu_figures, Handler::Answered::kOnly, true};
-}
+void add_node_nvml_handlers(DispatchTable& t) { t[wire::kGpuFigures].run = gpu_figures; }
 
 }  // namespace sluice::worker

@@ -10,12 +10,16 @@
 #include <shared_mutex>
 #include <vector>
 
+#include "wire/command_registry.h"
+
 namespace sluice::worker {
 
 template <class T>
 class ObjectTable {
  public:
-  ObjectTable(uint8_t kind, uint32_t limit) : kind_(kind), limit_(limit) {}
+  // `limit`: how many there may be, where the registry does not say it.
+  explicit ObjectTable(wire::HandleKind kind, uint32_t limit = 0)
+      : kind_(static_cast<uint8_t>(kind)), limit_(limit ? limit : wire::most_objects(kind)) {}
 
   bool add(uint64_t id, T value) {
     std::unique_lock lock(mutex_);

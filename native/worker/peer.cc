@@ -103,8 +103,6 @@ CUresult set_usual_access(Session& s, const Vgpu& owner, uint64_t address, uint6
   return s.driver.cuMemSetAccess(address, bytes, all.data(), all.size());
 }
 
-void add_peer_handlers(DispatchTable& t) {
-  t[wire::kPeerAccess] = {"PeerAccess", peer_access, Handler::Answered::kOnly, false};
-}
+void add_peer_handlers(DispatchTable& t) { t[wire::kPeerAccess].run = peer_access; }
 
 }  // namespace sluice::worker

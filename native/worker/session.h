@@ -244,21 +244,21 @@ class Session {
   std::unique_ptr<CodeCache> code_cache;  // where the node keeps code; set before open()
   std::unique_ptr<GrantLedger> ledger;    // where other sessions use the same vGPUs; likewise
 
-  ObjectTable<StreamObject> streams{2, 1 << 16};
-  ObjectTable<CUevent> events{3, 1 << 20};
-  ObjectTable<CodeObject> modules{4, 1 << 16};
-  ObjectTable<CodeObject> libraries{5, 1 << 16};
+  ObjectTable<StreamObject> streams{wire::HandleKind::kStream};
+  ObjectTable<CUevent> events{wire::HandleKind::kEvent};
+  ObjectTable<CodeObject> modules{wire::HandleKind::kModule};
+  ObjectTable<CodeObject> libraries{wire::HandleKind::kLibrary};
   Compiler compiler;  // before the links, which it has to end
-  ObjectTable<std::shared_ptr<struct LinkState>> links{8, 1 << 16};
-  ObjectTable<FunctionObject> functions{6, 1 << 20};
-  ObjectTable<FunctionObject> kernels{7, 1 << 20};
-  ObjectTable<AllocationObject> allocations{24, 1 << 20};
-  ObjectTable<SharedEventObject> shared_events{3, 1 << 16};
+  ObjectTable<std::shared_ptr<struct LinkState>> links{wire::HandleKind::kLink};
+  ObjectTable<FunctionObject> functions{wire::HandleKind::kFunction};
+  ObjectTable<FunctionObject> kernels{wire::HandleKind::kKernel};
+  ObjectTable<AllocationObject> allocations{wire::HandleKind::kAllocation};
+  ObjectTable<SharedEventObject> shared_events{wire::HandleKind::kEvent, 1 << 16};
   Broker* broker = nullptr;  // the way to other sessions; the worker's own
   std::unique_ptr<SharedEvents> events_of_others;
-  ObjectTable<ArrayObject> arrays{26, 1 << 20};
-  ObjectTable<ArrayObject> mipmapped_arrays{27, 1 << 16};
-  ObjectTable<GreenObject> green_contexts{33, 1 << 8};
+  ObjectTable<ArrayObject> arrays{wire::HandleKind::kArray};
+  ObjectTable<ArrayObject> mipmapped_arrays{wire::HandleKind::kMipmappedArray};
+  ObjectTable<GreenObject> green_contexts{wire::HandleKind::kGreenContext};
   // What clients name by number (worker/green_context.cc). The leader's alone.
   struct KnownResource {
     CUdevResource resource;
@@ -270,8 +270,8 @@ class Session {
   std::set<std::tuple<uint32_t, bool, uint64_t>> textures;
   // How often each allocation is mapped. The leader's alone.
   std::map<uint64_t, uint32_t> times_mapped;
-  ObjectTable<GraphRef> graphs{16, 1 << 18};
-  ObjectTable<GraphExecObject> graph_execs{17, 1 << 18};
+  ObjectTable<GraphRef> graphs{wire::HandleKind::kGraph};
+  ObjectTable<GraphExecObject> graph_execs{wire::HandleKind::kGraphExec};
   uint64_t graph_nodes = 0;  // of all of both (worker/graph_size.h). The leader's alone.
   Captures captures;
   Shadows shadows;

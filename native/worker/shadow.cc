@@ -100,10 +100,9 @@ void Shadows::drop(uint64_t id) {
 }
 
 void add_shadow_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kShadowMake] = {"ShadowMake", make, kNever, false};
-  t[wire::kShadowWrite] = {"ShadowWrite", write, kNever, false};
-  t[wire::kShadowRead] = {"ShadowRead", read, kOnly, false};
+  t[wire::kShadowMake].run = make;
+  t[wire::kShadowWrite].run = write;
+  t[wire::kShadowRead].run = read;
 }
 
 }  // namespace sluice::worker

@@ -268,15 +268,14 @@ void open(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_shared_event_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kSharedEventCreate] = {"SharedEventCreate", create, kOnly, false};
-  t[wire::kSharedEventDestroy] = {"SharedEventDestroy", destroy, kNever, false};
-  t[wire::kSharedEventRecord] = {"SharedEventRecord", record, kNever, false};
-  t[wire::kSharedEventWait] = {"SharedEventWait", wait, kNever, false};
-  t[wire::kSharedEventQuery] = {"SharedEventQuery", query, kOnly, false};
-  t[wire::kSharedEventSynchronize] = {"SharedEventSynchronize", synchronize, kOnly, true};
-  t[wire::kShareEvent] = {"ShareEvent", share, kOnly, true};
-  t[wire::kOpenSharedEvent] = {"OpenSharedEvent", open, kOnly, true};
+  t[wire::kSharedEventCreate].run = create;
+  t[wire::kSharedEventDestroy].run = destroy;
+  t[wire::kSharedEventRecord].run = record;
+  t[wire::kSharedEventWait].run = wait;
+  t[wire::kSharedEventQuery].run = query;
+  t[wire::kSharedEventSynchronize].run = synchronize;
+  t[wire::kShareEvent].run = share;
+  t[wire::kOpenSharedEvent].run = open;
 }
 
 }  // namespace sluice::worker

@@ -305,12 +305,11 @@ void end_share(Session& s, Vgpu& v, uint64_t address) {
 }
 
 void add_shared_memory_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kShareMemory] = {"ShareMemory", share, kOnly, true};
-  t[wire::kOpenShared] = {"OpenShared", open, kOnly, true};
-  t[wire::kShareAllocation] = {"ShareAllocation", share_allocation, kOnly, true};
-  t[wire::kOpenAllocation] = {"OpenAllocation", open_allocation, kOnly, true};
-  t[wire::kCloseShared] = {"CloseShared", close_shared, kNever, false};
+  t[wire::kShareMemory].run = share;
+  t[wire::kOpenShared].run = open;
+  t[wire::kShareAllocation].run = share_allocation;
+  t[wire::kOpenAllocation].run = open_allocation;
+  t[wire::kCloseShared].run = close_shared;
 }
 
 }  // namespace sluice::worker

@@ -91,9 +91,8 @@ bool Signals::finish(uint64_t address) {
 }
 
 void add_signal_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kSignalWait] = {"SignalWait", wait, kOnly, true};
-  t[wire::kSignalDone] = {"SignalDone", done, kNever, false};
+  t[wire::kSignalWait].run = wait;
+  t[wire::kSignalDone].run = done;
 }
 
 }  // namespace sluice::worker

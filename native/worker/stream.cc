@@ -117,14 +117,14 @@ void host_function(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_stream_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kStreamCreate] = {"StreamCreate", create, kEither, false};
-  t[wire::kStreamDestroy] = {"StreamDestroy", destroy, kNever, false};
-  t[wire::kStreamSynchronize] = {"StreamSynchronize", synchronize, kOnly, true, is_done};
-  t[wire::kStreamQuery] = {"StreamQuery", query, kOnly, false};
-  t[wire::kStreamWaitEvent] = {"StreamWaitEvent", wait_event, kNever, false};
-  t[wire::kMark] = {"Mark", mark, kNever, false};
-  t[wire::kHostFunction] = {"HostFunction", host_function, kNever, false};
+  t[wire::kStreamCreate].run = create;
+  t[wire::kStreamDestroy].run = destroy;
+  t[wire::kStreamSynchronize].run = synchronize;
+  t[wire::kStreamSynchronize].done = is_done;
+  t[wire::kStreamQuery].run = query;
+  t[wire::kStreamWaitEvent].run = wait_event;
+  t[wire::kMark].run = mark;
+  t[wire::kHostFunction].run = host_function;
 }
 
 }  // namespace sluice::worker

@@ -126,12 +126,11 @@ void access(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_virtual_memory_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kAllocationCreate] = {"AllocationCreate", create, kEither, false};
-  t[wire::kAllocationDestroy] = {"AllocationDestroy", destroy, kNever, false};
-  t[wire::kAllocationMap] = {"AllocationMap", map, kNever, false};
-  t[wire::kAllocationUnmap] = {"AllocationUnmap", unmap, kNever, false};
-  t[wire::kAllocationAccess] = {"AllocationAccess", access, kEither, false};
+  t[wire::kAllocationCreate].run = create;
+  t[wire::kAllocationDestroy].run = destroy;
+  t[wire::kAllocationMap].run = map;
+  t[wire::kAllocationUnmap].run = unmap;
+  t[wire::kAllocationAccess].run = access;
 }
 
 }  // namespace sluice::worker

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from .releases import NAMES, RELEASES, ROOT
 
@@ -34,6 +35,18 @@ def test_every_id_of_a_release_has_the_same_meaning(release: Path, lock: str) ->
     released = (release / lock).read_text()
     assert numbers(released), "the recording is empty"
     assert changed_ids(released, (ROOT / "native" / "api" / lock).read_text()) == []
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=NAMES)
+def test_every_command_of_a_release_has_its_number(release: Path) -> None:
+    released = dict(line[::-1] for line in numbers((release / "command_ids.lock").read_text()))
+    said = yaml.safe_load((ROOT / "native" / "api" / "commands.yaml").read_text())
+    now = {name: str(fields["id"]) for name, fields in said["commands"].items()}
+    given = {name: now.get(name, "gone") for name in released}
+    assert released, "the recording is empty"
+    assert given == released
+    others = {number for name, number in now.items() if name not in released}
+    assert not others & set(released.values()), "a number of a release means something else"
 
 
 @pytest.mark.parametrize(

@@ -11,28 +11,11 @@
 #include <mutex>
 #include <vector>
 
+#include "wire/command_registry.h"
+
 namespace sluice::client {
 
-enum class Kind : uint8_t {
-  kContext = 1,
-  kStream = 2,
-  kEvent = 3,
-  kModule = 4,
-  kLibrary = 5,
-  kFunction = 6,
-  kKernel = 7,
-  kLink = 8,
-  kAllocation = 24,
-  kPool = 25,
-  kArray = 26,
-  kMipmappedArray = 27,
-  kLibraryObject = 32,  // of cuBLAS, cuDNN and so on
-  kGreenContext = 33,
-  kGraph = 16,
-  kGraphExec = 17,
-  kGraphNode = 18,
-  kUserObject = 19,
-};
+using Kind = wire::HandleKind;
 
 // tag:16 | kind:8 | generation:16 | index:24
 inline constexpr uint64_t kHandleTag = 0x51ceull << 48;

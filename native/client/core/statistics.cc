@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kMostSent = 20;
 
 std::string name_of(uint16_t function) {
-  if (const char* name = wire::control_name(function)) return name;
+  if (const wire::CommandSpec* c = wire::find_command(function)) return c->name;
   if (const char* name = abi::function_name(function)) return name;
   if (const char* name = library::function_name(function)) return name;
   return "function " + std::to_string(function);

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
+import yaml
+
 from sluice.guest_runtime import VERSION
 
 from ..rest_document import rest_document
@@ -34,6 +36,9 @@ def record_ids(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for path in (API / "ids.lock", API / "library_ids.lock", PROTO):
         shutil.copy(path, out / path.name)
+    said = yaml.safe_load((API / "commands.yaml").read_text())
+    lines = [f"{fields['id']} {name}\n" for name, fields in said["commands"].items()]
+    (out / "command_ids.lock").write_text("".join(lines))
 
 
 def record_rest(out: Path) -> None:

@@ -20,7 +20,7 @@ constexpr uint64_t id(uint64_t index, uint64_t generation = 1, uint64_t kind = k
 }
 
 TEST(Objects, ComeAndGoByTheirWholeId) {
-  ObjectTable<int> table{kKind, 100};
+  ObjectTable<int> table{wire::HandleKind{kKind}, 100};
   EXPECT_TRUE(table.has_room(id(5)));
   EXPECT_TRUE(table.add(id(5), 55));
   EXPECT_FALSE(table.has_room(id(5)));
@@ -43,7 +43,7 @@ TEST(Objects, ComeAndGoByTheirWholeId) {
 }
 
 TEST(Objects, ForeignAndMadeUpIdsAreNotAdded) {
-  ObjectTable<int> table{kKind, 100};
+  ObjectTable<int> table{wire::HandleKind{kKind}, 100};
   for (uint64_t bad : {uint64_t{0}, id(0, 0, 0, 0), id(100), id(0xffffff), id(5, 1, 4),
                        id(5, 1, kKind, 0), id(5, 1, kKind, 0xd1ce), ~uint64_t{0}}) {
     EXPECT_FALSE(table.has_room(bad)) << std::hex << bad;
@@ -54,7 +54,7 @@ TEST(Objects, ForeignAndMadeUpIdsAreNotAdded) {
 }
 
 TEST(Objects, AllAreVisited) {
-  ObjectTable<int> table{kKind, 1000};
+  ObjectTable<int> table{wire::HandleKind{kKind}, 1000};
   for (int i = 0; i < 1000; i += 3) ASSERT_TRUE(table.add(id(static_cast<uint64_t>(i)), i));
   int sum = 0, seen = 0;
   table.for_each([&](uint64_t about, int value) {
@@ -67,7 +67,7 @@ TEST(Objects, AllAreVisited) {
 }
 
 TEST(Objects, ThreadsOfLanesReadWhileTheLeaderAdds) {
-  ObjectTable<uint64_t> table{kKind, 1 << 16};
+  ObjectTable<uint64_t> table{wire::HandleKind{kKind}, 1 << 16};
   std::atomic<bool> stop{false};
   std::vector<std::thread> readers;
   for (int t = 0; t < 3; ++t)
