@@ -31,11 +31,6 @@ class ObjectKind:
     most: int
     """How many a session may have on the worker; 0: the worker keeps none."""
 
-    @property
-    def enumerator(self) -> str:
-        """`graph_exec` is kGraphExec."""
-        return camel(self.name)
-
 
 @dataclass(frozen=True)
 class Command:
@@ -62,12 +57,7 @@ class Commands:
     commands: tuple[Command, ...]
 
 
-def camel(name: str) -> str:
-    """`graph_exec` as `GraphExec`."""
-    return "".join(word.capitalize() for word in name.split("_"))
-
-
-def load_commands(api: Path) -> Commands:
+def load_own_commands(api: Path) -> Commands:
     """Read `api`/commands.yaml; raises RegistryError with the place and the fix."""
     said = yaml.safe_load((api / FILE).read_text())
     objects = tuple(

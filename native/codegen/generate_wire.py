@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import c_text
-from commands import camel, load_commands
+from commands import load_own_commands
 from generate_abi import Writer
 from imported import RegistryError
 from kinds import Kind, Param
 from model import API, Cache, ErrorClass, Function, Registry, load_registry
-from wire_layout import HANDLE_TABLES, Layout, WireFunction
+from wire_layout import HANDLE_TABLES, Layout, WireFunction, camel_case
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def known_enums(entries: list[Entry], layout: Layout) -> dict[str, list[int]]:
 
 def generate(out: Path, api: Path) -> None:
     """Write everything under `out`."""
-    registry, own = load_registry(api), load_commands(api)
+    registry, own = load_registry(api), load_own_commands(api)
     writer = Writer(out)
-    writer.environment.filters["camel"] = camel
+    writer.environment.filters["camel"] = camel_case
     writer.render(
         "wire_commands.h.j2",
         "wire/command_registry.h",
