@@ -78,7 +78,7 @@ uint64_t interesting(FurnishedRig& rig, uint8_t which, uint64_t value) {
                               value % 65536,
                               value,
                               library_object(static_cast<uint8_t>(value % 40)),
-                              handle_id(value % 20, value % 16),
+                              handle_id(static_cast<HandleKind>(value % 34), value % 16),
                               FurnishedRig::kGraphId,
                               FurnishedRig::kExecId,
                               FurnishedRig::kShadow,

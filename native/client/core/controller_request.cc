@@ -108,9 +108,9 @@ std::string new_key() {
 }
 
 // One request to all controllers, until one that leads has answered it.
-class Question {
+class ControllerRequest {
  public:
-  Question(const Config& config, const wire::OpenSession& session)
+  ControllerRequest(const Config& config, const wire::OpenSession& session)
       : hold_(session.flags & wire::kHoldJob),
         waits_(session.wait_seconds != 0),
         several_(config.controller) {
@@ -144,7 +144,7 @@ class Question {
   bool in_transition_ = false;  // somebody is there, but none that leads yet
 };
 
-bool Question::prepare(const Config& config, std::string* error) {
+bool ControllerRequest::prepare(const Config& config, std::string* error) {
   std::stringstream list(several_);
   std::string entry;
   while (std::getline(list, entry, ',')) {
@@ -167,7 +167,7 @@ bool Question::prepare(const Config& config, std::string* error) {
   return read_token(config, &token_, error);
 }
 
-Asked Question::follow(HttpAddress address, HttpAnswer* answer, std::string* error) {
+Asked ControllerRequest::follow(HttpAddress address, HttpAnswer* answer, std::string* error) {
   HttpRequest request = request_;
   for (int redirects = 0;; ++redirects) {
     request.headers = proof();
@@ -201,13 +201,13 @@ Asked Question::follow(HttpAddress address, HttpAnswer* answer, std::string* err
   }
 }
 
-std::string Question::proof() const {
+std::string ControllerRequest::proof() const {
   return (token_.empty() ? "" : "Authorization: Bearer " + token_ + "\r\n") +
          (key_.empty() ? "" : "Idempotency-Key: " + key_ + "\r\n");
 }
 
 // Tells the user where in the queue he stands. Returns in how many seconds to look again.
-int Question::show_place(const HttpAddress& address) {
+int ControllerRequest::show_place(const HttpAddress& address) {
   HttpRequest request;
   request.method = "GET";
   request.path = "/v1/queue/mine";
@@ -227,7 +227,7 @@ int Question::show_place(const HttpAddress& address) {
   return look_again_ = std::min(look_again_ * 2, kPlaceSeconds);
 }
 
-Question::Next Question::judge(const HttpAnswer& answer) {
+ControllerRequest::Next ControllerRequest::judge(const HttpAnswer& answer) {
   const std::string title = json_member(answer.body, "title");
   const bool refused = !json_member(answer.body, "cuda_error").empty();
   const auto rest = [&](int seconds) {
@@ -261,7 +261,7 @@ Question::Next Question::judge(const HttpAnswer& answer) {
   return Next::kDone;
 }
 
-bool Question::ask(HttpAnswer* answer, std::string* error) {
+bool ControllerRequest::ask(HttpAnswer* answer, std::string* error) {
   for (;;) {
     std::string troubles;
     bool answered = false;
@@ -342,7 +342,7 @@ bool read_token(const Config& config, std::string* token, std::string* error) {
 bool ask_for_session(const Config& config, const wire::OpenSession& request, Ticket* ticket,
                      Refusal* refusal) {
   std::string* error = &refusal->text;
-  Question question(config, request);
+  ControllerRequest question(config, request);
   HttpAnswer answer;
   if (!question.prepare(config, error) || !question.ask(&answer, error)) return false;
   if (answer.status < 200 || answer.status > 299) {

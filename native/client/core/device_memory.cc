@@ -3,11 +3,9 @@
 
 #include <algorithm>
 
-namespace sluice::client {
+#include "wire/frame.h"
 
-namespace {
-constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
-}  // namespace
+namespace sluice::client {
 
 void DeviceMemory::open(uint64_t window, uint64_t window_bytes, uint64_t limit, Sink sink,
                         std::atomic<uint64_t>* used) {
@@ -100,12 +98,12 @@ DeviceMemory::Result DeviceMemory::allocate(uint64_t bytes, uint64_t* address) {
   std::lock_guard lock(mutex_);
   if (bytes > limit_) return Result::kOutOfMemory;
   if (bytes > kSmall) {
-    bytes = round_up(bytes, kSlab);
+    bytes = wire::round_up(bytes, kSlab);
     const Result result = take_slabs(bytes, address);
     if (result == Result::kDone) large_.emplace(*address, bytes);
     return result;
   }
-  bytes = round_up(bytes ? bytes : 1, kAlignment);
+  bytes = wire::round_up(bytes ? bytes : 1, kAlignment);
   for (auto& [start, slab] : slabs_) {
     const uint64_t at = slab.allocate(bytes);
     if (at == RangeAllocator::kNone) continue;
@@ -190,7 +188,7 @@ void DeviceMemory::clear() {
 
 DeviceMemory::Result DeviceMemory::take(uint64_t bytes, uint64_t* address) {
   std::lock_guard lock(mutex_);
-  return bytes > limit_ ? Result::kOutOfMemory : take_slabs(round_up(bytes, kSlab), address);
+  return bytes > limit_ ? Result::kOutOfMemory : take_slabs(wire::round_up(bytes, kSlab), address);
 }
 
 DeviceMemory::Result DeviceMemory::give(uint64_t address) {
@@ -201,7 +199,7 @@ DeviceMemory::Result DeviceMemory::give(uint64_t address) {
 uint64_t DeviceMemory::reserve(uint64_t bytes, uint64_t alignment, uint64_t wish) {
   std::lock_guard lock(mutex_);
   if (bytes > window_bytes_) return 0;
-  bytes = round_up(bytes, kSlab);
+  bytes = wire::round_up(bytes, kSlab);
   alignment = std::max(alignment, kSlab);
   if (wish && wish % alignment == 0 && ranges_.allocate_at(wish, bytes)) return wish;
   const uint64_t at = ranges_.allocate(bytes, alignment);

@@ -5,14 +5,13 @@
 
 #include "client/core/graph_memory.h"
 #include "client/core/session.h"
+#include "wire/frame.h"
 
 namespace sluice::client {
 
 namespace {
 
 constexpr uint64_t kSlab = DeviceMemory::kSlab;
-constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
-
 }  // namespace
 
 bool GraphMemory::reusable(GraphPlan& plan) {
@@ -88,7 +87,7 @@ CUresult GraphMemory::allocate(GraphPlan& plan, uint32_t ordinal, uint64_t bytes
   if (bytes > device_->record.memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
   const uint64_t asked = bytes;
   const bool small = bytes <= DeviceMemory::kSmall;
-  bytes = round_up(bytes, small ? DeviceMemory::kAlignment : kSlab);
+  bytes = wire::round_up(bytes, small ? DeviceMemory::kAlignment : kSlab);
   for (uint32_t peer : peers)
     if (plan.peers_.insert(peer).second)
       for (Chunk& chunk : plan.chunks_)
@@ -116,7 +115,8 @@ CUresult GraphMemory::allocate(GraphPlan& plan, uint32_t ordinal, uint64_t bytes
     plan.tail_ += bytes;
     plan.tail_bytes_ -= bytes;
   } else {
-    if (const CUresult e = add_chunk(plan, round_up(bytes, kSlab)); e != CUDA_SUCCESS) return e;
+    if (const CUresult e = add_chunk(plan, wire::round_up(bytes, kSlab)); e != CUDA_SUCCESS)
+      return e;
     made.chunk = plan.chunks_.size() - 1;
     made.address = plan.chunks_.back().address;
     if (small) {

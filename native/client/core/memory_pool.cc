@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "wire/frame.h"
+
 namespace sluice::client {
 
 namespace {
-
-constexpr uint64_t round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
 StreamPoint later_of(StreamPoint a, StreamPoint b) {
   return {std::max(a.work, b.work), a.whole_device || b.whole_device};
@@ -106,7 +106,7 @@ void MemoryPool::settle(Stream* stream, bool by_progress) {
 }
 
 bool MemoryPool::grow(uint64_t bytes, DeviceMemory::Result* result) {
-  bytes = round_up(bytes, DeviceMemory::kSlab);
+  bytes = wire::round_up(bytes, DeviceMemory::kSlab);
   *result = DeviceMemory::Result::kOutOfMemory;
   if (most_ && bytes > most_ - std::min(most_, reserved_)) return false;
   uint64_t chunk;
@@ -252,7 +252,7 @@ DeviceMemory::Result MemoryPools::allocate(MemoryPool* pool, Stream* stream, uin
                                            uint64_t* address) {
   using Result = DeviceMemory::Result;
   if (bytes > uint64_t{1} << 62) return Result::kOutOfMemory;
-  bytes = round_up(bytes, DeviceMemory::kAlignment);
+  bytes = wire::round_up(bytes, DeviceMemory::kAlignment);
   {
     std::lock_guard lock(mutex_);
     const Result result = try_allocate(pool, stream, bytes, address);

@@ -12,7 +12,7 @@ namespace sluice::client {
 
 namespace {
 
-struct End {
+struct CopyEnd {
   const Array* array = nullptr;  // or memory:
   bool device = false;
   uint64_t address = 0, pitch = 0, height = 0;
@@ -26,11 +26,12 @@ struct End {
   }
 };
 
-struct Box {
+struct CopyBox {
   uint64_t width, rows, slices;
 };
 
-CUresult find_array(Session* s, const Stream* stream, CUarray handle, const Box& box, End* end) {
+CUresult find_array(Session* s, const Stream* stream, CUarray handle, const CopyBox& box,
+                    CopyEnd* end) {
   end->array = s->arrays.find(handle);
   if (!end->array || end->array->device != stream->device) return CUDA_ERROR_INVALID_HANDLE;
   end->id = reinterpret_cast<uint64_t>(handle);
@@ -47,7 +48,7 @@ CUresult find_array(Session* s, const Stream* stream, CUarray handle, const Box&
 }
 
 // Every byte from the first to the last of the box lies within what addresses can say.
-bool countable(const End& end, const Box& box) {
+bool countable(const CopyEnd& end, const CopyBox& box) {
   uint64_t rows = 0, bytes = 0;
   return !__builtin_add_overflow(end.z, box.slices, &rows) &&
          !__builtin_mul_overflow(rows, end.height, &rows) &&
@@ -57,8 +58,8 @@ bool countable(const End& end, const Box& box) {
          !__builtin_add_overflow(bytes, end.address, &bytes);
 }
 
-CUresult find_end(Session* s, const Stream* stream, const Box& box, CUmemorytype type,
-                  const void* host, CUdeviceptr device, CUarray array, End* end) {
+CUresult find_end(Session* s, const Stream* stream, const CopyBox& box, CUmemorytype type,
+                  const void* host, CUdeviceptr device, CUarray array, CopyEnd* end) {
   switch (type) {
     case CU_MEMORYTYPE_ARRAY:
       return find_array(s, stream, array, box, end);
@@ -90,7 +91,8 @@ CUresult find_end(Session* s, const Stream* stream, const Box& box, CUmemorytype
                                                            : CUDA_SUCCESS;
 }
 
-CUresult within_device(Session* s, Stream* stream, const End& to, const End& from, const Box& box) {
+CUresult within_device(Session* s, Stream* stream, const CopyEnd& to, const CopyEnd& from,
+                       const CopyBox& box) {
   wire::SluiceCopyArrays c{};
   c.stream = stream->wire_id;
   c.toArray = to.id, c.fromArray = from.id;
@@ -111,10 +113,10 @@ CUresult within_device(Session* s, Stream* stream, const End& to, const End& fro
 CUresult copy_with_arrays(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait) {
   if (wait)
     if (const CUresult unsafe = s->captures.unsafe(); unsafe != CUDA_SUCCESS) return unsafe;
-  const Box box{p.WidthInBytes, p.Height, p.Depth};
+  const CopyBox box{p.WidthInBytes, p.Height, p.Depth};
   if (box.width == 0 || box.rows == 0 || box.slices == 0) return CUDA_SUCCESS;
   if (p.srcLOD != 0 || p.dstLOD != 0) return CUDA_ERROR_INVALID_VALUE;
-  End to, from;
+  CopyEnd to, from;
   to.x = p.dstXInBytes, to.y = p.dstY, to.z = p.dstZ, to.pitch = p.dstPitch;
   to.height = p.dstHeight;
   from.x = p.srcXInBytes, from.y = p.srcY, from.z = p.srcZ, from.pitch = p.srcPitch;

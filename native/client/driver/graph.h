@@ -34,6 +34,8 @@ inline std::span<const std::byte> bytes_of(const std::vector<wire::GraphEdge>& e
   return std::as_bytes(std::span(edges));
 }
 inline uint32_t context_of(const Device* device) { return device->index + 1; }
+// The vGPU that a node's context means, which none leaves as it is: the graph's.
+CUresult device_of_context(Session* s, CUcontext handle, Device** device);
 
 // A list that comes in pieces: `ask` sends the request for those from `first` on.
 template <class Request>

@@ -21,15 +21,6 @@ uint32_t most_bodies(CUgraphConditionalNodeType type) {
   return 0;
 }
 
-// The vGPU that a context means; none: the graph's.
-CUresult device_of(Session* s, CUcontext handle, Device** d) {
-  if (!handle) return CUDA_SUCCESS;
-  const Context* context = s->contexts.find(handle);
-  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-  *d = context->device;
-  return CUDA_SUCCESS;
-}
-
 }  // namespace
 
 CUresult sluice::client::add_conditional_node(Session* s, uint64_t graph_id, Graph* graph,
@@ -44,7 +35,7 @@ CUresult sluice::client::add_conditional_node(Session* s, uint64_t graph_id, Gra
         std::find(at->conditions.begin(), at->conditions.end(), c.handle) != at->conditions.end();
   if (!known) return CUDA_ERROR_INVALID_VALUE;
   Device* device = graph->device;
-  if (const CUresult e = device_of(s, c.ctx, &device); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = device_of_context(s, c.ctx, &device); e != CUDA_SUCCESS) return e;
   std::vector<uint64_t> ids;
   const auto give_up = [&](CUresult e) {
     for (uint64_t id : ids) s->graphs.destroy(id);
@@ -87,7 +78,7 @@ extern "C" CUresult cuGraphConditionalHandleCreate(CUgraphConditionalHandle* out
   if (!out || flags & ~static_cast<unsigned>(CU_GRAPH_COND_ASSIGN_DEFAULT))
     return CUDA_ERROR_INVALID_VALUE;
   Device* device = graph->device;
-  if (const CUresult e = device_of(s, context, &device); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = device_of_context(s, context, &device); e != CUDA_SUCCESS) return e;
   wire::GraphConditionalReply reply{};
   size_t got = 0;
   const CUresult e = s->exchange(

@@ -28,19 +28,11 @@ struct Packed {
   }
 };
 
-CUresult device_of(Session* s, CUcontext handle, Device** d) {
-  if (!handle) return CUDA_SUCCESS;
-  const Context* context = s->contexts.find(handle);
-  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
-  *d = context->device;
-  return CUDA_SUCCESS;
-}
-
 CUresult pack_kernel(Session* s, const CUDA_KERNEL_NODE_PARAMS_v3& k, Packed* p) {
   const void* handle = k.func ? static_cast<const void*>(k.func) : k.kern;
   const Function* f = find_function(s, handle);
   if (!f) return CUDA_ERROR_INVALID_HANDLE;
-  if (const CUresult e = device_of(s, k.ctx, &p->device); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = device_of_context(s, k.ctx, &p->device); e != CUDA_SUCCESS) return e;
   wire::KernelNode n{reinterpret_cast<uint64_t>(handle),
                      {k.gridDimX, k.gridDimY, k.gridDimZ},
                      {k.blockDimX, k.blockDimY, k.blockDimZ},
@@ -61,7 +53,7 @@ CUresult pack_kernel(Session* s, const CUDA_KERNEL_NODE_PARAMS_v3& k, Packed* p)
 }
 
 CUresult pack_fill(Session* s, const CUDA_MEMSET_NODE_PARAMS_v2& m, Packed* p) {
-  if (const CUresult e = device_of(s, m.ctx, &p->device); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = device_of_context(s, m.ctx, &p->device); e != CUDA_SUCCESS) return e;
   const uint32_t element = m.elementSize;
   uint64_t row = 0, rows = 0;
   if ((element != 1 && element != 2 && element != 4) || !m.width || !m.height || m.dst % element ||
@@ -105,7 +97,7 @@ CUresult pack_host(Session* s, const CUDA_HOST_NODE_PARAMS_v2& h, const HostCall
 
 CUresult pack_box(Session* s, const CUDA_MEMCPY_NODE_PARAMS& m, const HostCall* now, bool fixed,
                   bool body, Packed* p) {
-  if (const CUresult e = device_of(s, m.copyCtx, &p->device); e != CUDA_SUCCESS) return e;
+  if (const CUresult e = device_of_context(s, m.copyCtx, &p->device); e != CUDA_SUCCESS) return e;
   PackedCopy copy;
   const CUresult e = pack_copy(s, p->device, m.copyParams, now, fixed, body, &copy);
   p->type = copy.type;
@@ -258,6 +250,14 @@ CUresult set_enabled(CUgraphExec exec_handle, CUgraphNode handle, wire::GraphCha
 }
 
 }  // namespace
+
+CUresult sluice::client::device_of_context(Session* s, CUcontext handle, Device** device) {
+  if (!handle) return CUDA_SUCCESS;
+  const Context* context = s->contexts.find(handle);
+  if (!context) return CUDA_ERROR_INVALID_CONTEXT;
+  *device = context->device;
+  return CUDA_SUCCESS;
+}
 
 bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams* operations,
                                      size_t count, std::vector<wire::MemOp>* packed) {

@@ -9,6 +9,8 @@
 #include <new>
 #include <thread>
 
+#include "softgpu/align.h"
+
 namespace sluice::softgpu {
 namespace {
 
@@ -17,8 +19,6 @@ constexpr uintptr_t kSharedAlign = 1024;
 // A thread keeps this many blocks going when they wait for something outside of them.
 constexpr size_t kMostResident = 32;
 constexpr uint32_t kPatientSlices = 64;
-
-uint32_t align_up(uint32_t value, uint32_t align) { return (value + align - 1) / align * align; }
 
 }  // namespace
 
@@ -59,7 +59,7 @@ BlockState::BlockState(LaunchState& launch) : launch_(launch) {
     ids.tid[1][lane] = linear / launch.block[0] % launch.block[1];
     ids.tid[2][lane] = linear / launch.block[0] / launch.block[1];
   }
-  dynamic_offset_ = align_up(kernel.static_shared, 16);
+  dynamic_offset_ = static_cast<uint32_t>(align_up(kernel.static_shared, 16));
   shared_size_ =
       launch.dynamic_shared ? dynamic_offset_ + launch.dynamic_shared : kernel.static_shared;
   shared_storage_.reset(new uint8_t[shared_size_ + kSharedAlign]());
@@ -68,7 +68,7 @@ BlockState::BlockState(LaunchState& launch) : launch_(launch) {
       shared_storage_.get() + ((start + kSharedAlign - 1) / kSharedAlign * kSharedAlign - start);
   local_stride_ = kernel.local_bytes;
   if (kernel.has_calls) local_stride_ += static_cast<uint32_t>(launch.stack_limit);
-  local_stride_ = align_up(local_stride_, 16);
+  local_stride_ = static_cast<uint32_t>(align_up(local_stride_, 16));
   local_bytes_ = static_cast<size_t>(local_stride_) * warps * kWarpSize;
   if (local_bytes_ != 0) {
     void* memory = mmap(nullptr, local_bytes_, PROT_READ | PROT_WRITE,

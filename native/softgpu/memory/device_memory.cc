@@ -5,13 +5,9 @@
 
 #include <iterator>
 
+#include "softgpu/align.h"
+
 namespace sluice::softgpu {
-namespace {
-
-uint64_t align_up(uint64_t value, uint64_t align) { return (value + align - 1) / align * align; }
-
-}  // namespace
-
 uint64_t DeviceMemory::free() const {
   std::lock_guard lock(mutex_);
   return total_ - used_;

@@ -2,15 +2,12 @@
 #include <algorithm>
 #include <bit>
 
+#include "softgpu/align.h"
 #include "softgpu/ops/special.h"
 #include "softgpu/program/decoder.h"
 
 namespace sluice::softgpu {
 namespace {
-
-uint32_t align_up(uint64_t value, uint32_t align) {
-  return static_cast<uint32_t>((value + align - 1) / align * align);
-}
 
 // A frame must stay addressable by an int32_t slot; this is far above what a compiler emits.
 constexpr uint64_t kLargestFrame = 1ull << 28;
@@ -60,14 +57,14 @@ void Decoder::layout_locals() {
     bool formal = i < formals;
     uint32_t align = std::max(variable.align, 1u);
     if (formal && source_.entry) {
-      local_offset_[i] = align_up(block, align);
+      local_offset_[i] = static_cast<uint32_t>(align_up(block, align));
       block = local_offset_[i] + variable.size;
       target_.parameters.push_back({local_offset_[i], static_cast<uint32_t>(variable.size)});
       if (block > 32764) {
         throw PtxError(PtxError::Kind::kSyntax, variable.line, "parameters exceed 32764 bytes");
       }
     } else if (variable.space == Space::kParam || variable.space == Space::kLocal) {
-      local_offset_[i] = align_up(local, align);
+      local_offset_[i] = static_cast<uint32_t>(align_up(local, align));
       local = local_offset_[i] + variable.size;
       if (local > (512u << 10)) {
         throw PtxError(PtxError::Kind::kSyntax, variable.line,
@@ -78,7 +75,7 @@ void Decoder::layout_locals() {
       if (formal && i >= source_.results.size()) target_.parameters.push_back(place);
     }
   }
-  target_.local_bytes = align_up(local, 16);
+  target_.local_bytes = static_cast<uint32_t>(align_up(local, 16));
   target_.parameter_bytes = static_cast<uint32_t>(block);
 }
 

@@ -5,14 +5,13 @@
 #include <cstring>
 #include <unordered_set>
 
+#include "softgpu/align.h"
 #include "softgpu/interp/builtin.h"
 #include "softgpu/ops/tables.h"
 #include "softgpu/program/decoder.h"
 
 namespace sluice::softgpu {
 namespace {
-
-uint64_t align_up(uint64_t value, uint64_t align) { return (value + align - 1) / align * align; }
 
 constexpr uint64_t kMostConstant = 64u << 10;
 

@@ -10,19 +10,16 @@
 #include "softgpu/runtime/device.h"
 
 namespace sluice::softgpu {
-namespace {
-
-struct Pool {
-  int device = 0;
-  uint64_t used = 0;
-  uint64_t most = 0;
-  std::shared_ptr<PoolFile> file;
-  std::map<int, uint64_t> set;
-};
-
-}  // namespace
 
 struct Pools::State {
+  struct Pool {
+    int device = 0;
+    uint64_t used = 0;
+    uint64_t most = 0;
+    std::shared_ptr<PoolFile> file;
+    std::map<int, uint64_t> set;
+  };
+
   std::mutex mutex;
   std::map<CUmemoryPool, std::unique_ptr<Pool>> pools;
   std::map<int, CUmemoryPool> standard;
@@ -56,7 +53,7 @@ CUmemoryPool Pools::create(int device, std::shared_ptr<PoolFile> file) {
 
 std::shared_ptr<PoolFile> Pools::file_of(CUmemoryPool handle) {
   std::lock_guard lock(state_->mutex);
-  Pool* pool = state_->find(handle);
+  State::Pool* pool = state_->find(handle);
   return pool ? pool->file : nullptr;
 }
 
@@ -87,7 +84,7 @@ CUmemoryPool Pools::current(int device) {
 
 bool Pools::set_current(int device, CUmemoryPool handle) {
   std::lock_guard lock(state_->mutex);
-  Pool* pool = state_->find(handle);
+  State::Pool* pool = state_->find(handle);
   if (!pool || pool->device != device || (pool->file && pool->file->foreign())) return false;
   state_->current[device] = handle;
   return true;
@@ -95,13 +92,13 @@ bool Pools::set_current(int device, CUmemoryPool handle) {
 
 int Pools::device_of(CUmemoryPool handle) {
   std::lock_guard lock(state_->mutex);
-  Pool* pool = state_->find(handle);
+  State::Pool* pool = state_->find(handle);
   return pool ? pool->device : -1;
 }
 
 bool Pools::set_attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t value) {
   std::lock_guard lock(state_->mutex);
-  Pool* pool = state_->find(handle);
+  State::Pool* pool = state_->find(handle);
   if (!pool || (pool->file && pool->file->foreign())) return false;
   switch (which) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
@@ -120,7 +117,7 @@ bool Pools::set_attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64
 
 bool Pools::attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t& value) {
   std::lock_guard lock(state_->mutex);
-  Pool* pool = state_->find(handle);
+  State::Pool* pool = state_->find(handle);
   if (!pool || (pool->file && pool->file->foreign())) return false;
   switch (which) {
     case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
@@ -142,7 +139,7 @@ bool Pools::attribute(CUmemoryPool handle, CUmemPool_attribute which, uint64_t& 
 
 void Pools::took(CUmemoryPool handle, uint64_t bytes) {
   std::lock_guard lock(state_->mutex);
-  Pool* pool = state_->find(handle);
+  State::Pool* pool = state_->find(handle);
   if (!pool) return;
   pool->used += bytes;
   pool->most = std::max(pool->most, pool->used);
@@ -151,7 +148,7 @@ void Pools::took(CUmemoryPool handle, uint64_t bytes) {
 void Pools::gone(const Allocation& allocation) {
   if (allocation.kind != AllocationKind::kPool) return;
   std::lock_guard lock(state_->mutex);
-  Pool* pool = state_->find(reinterpret_cast<CUmemoryPool>(allocation.handle));
+  State::Pool* pool = state_->find(reinterpret_cast<CUmemoryPool>(allocation.handle));
   if (pool) pool->used -= std::min(pool->used, allocation.size);
 }
 

@@ -10,12 +10,11 @@
 #include <vector>
 
 #include "client/core/session.h"
+#include "tests/native/client/device_window.h"
 
 namespace sluice::client {
 namespace {
 
-constexpr uint64_t kSlab = DeviceMemory::kSlab;
-constexpr uint64_t kWindow = 0x200000000000, kWindowBytes = 1ull << 40;
 using Result = DeviceMemory::Result;
 
 // Streams that come past their work only when the test lets them, and a client that learns of it

@@ -7,13 +7,10 @@
 #include <random>
 #include <vector>
 
-#include "client/core/device_memory.h"
+#include "tests/native/client/device_window.h"
 
 namespace sluice::client {
 namespace {
-
-constexpr uint64_t kSlab = DeviceMemory::kSlab;
-constexpr uint64_t kWindow = 0x200000000000, kWindowBytes = 1ull << 40;
 
 TEST(RangeAllocator, AgainstAModelOfBytes) {
   constexpr uint64_t kUnits = 256;

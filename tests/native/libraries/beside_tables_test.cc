@@ -8,6 +8,7 @@
 
 #include "client/library/object.h"
 #include "tests/native/libraries/arguments.h"
+#include "tests/native/libraries/cublas_constants.h"
 #include "tests/native/roundtrip/recording_driver.h"
 
 extern "C" {
@@ -232,7 +233,6 @@ TEST_F(BesideTables, DescriptorsInTheProgramsMemory) {
   struct Layout {
     uint64_t data[8];
   };
-  constexpr int32_t kBatchCount = 5;
   Layout first, copy;
   size_t written;
   int32_t batches = 3, got;

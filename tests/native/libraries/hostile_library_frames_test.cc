@@ -77,12 +77,12 @@ void for_each_param(F&& visit) {
     for (int i = 0; i < f->params; ++i) visit(*f, static_cast<size_t>(i), f->param[i]);
 }
 
-std::string name_of(size_t index) { return "parameter " + std::to_string(index + 1); }
+std::string ordinal(size_t index) { return "parameter " + std::to_string(index + 1); }
 
 TEST(HostileLibraryFrames, LengthsThatAreWrong) {
   for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
     const auto set = [&](uint64_t n) {
-      expect_refused(f, name_of(i) + " of " + std::to_string(n) + " bytes",
+      expect_refused(f, ordinal(i) + " of " + std::to_string(n) + " bytes",
                      [&](ValidFrame& frame, FurnishedRig&) { frame.words[i] = kCarried | n; });
     };
     if (is_counted(p)) {
@@ -109,7 +109,7 @@ TEST(HostileLibraryFrames, CountsThatContradict) {
       if (by < 0) continue;
       for (uint64_t count : {uint64_t{0}, uint64_t{2}, uint64_t{4}, uint64_t{0x7fffffff},
                              uint64_t{0x80000000}, uint64_t{1} << 33, ~uint64_t{0}}) {
-        expect_refused(f, name_of(i) + " counted " + std::to_string(count),
+        expect_refused(f, ordinal(i) + " counted " + std::to_string(count),
                        [&](ValidFrame& frame, FurnishedRig&) {
                          uint64_t& word = frame.words[static_cast<size_t>(by)];
                          word = count == word ? count + 1 : count;
@@ -124,7 +124,7 @@ TEST(HostileLibraryFrames, AnswersThatAreTooLarge) {
   for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
     const bool back = p.kind == ParamKind::kOut || p.kind == ParamKind::kInOut;
     if (!back || p.count[0] < 0) return;
-    expect_refused(f, name_of(i) + ", huge", [&](ValidFrame& frame, FurnishedRig&) {
+    expect_refused(f, ordinal(i) + ", huge", [&](ValidFrame& frame, FurnishedRig&) {
       const uint64_t many = wire::kMaxAnswer / p.bytes + 1;
       for (int k = 0; k < f.params; ++k) {
         const ParamSpec& other = f.param[k];
@@ -144,11 +144,11 @@ TEST(HostileLibraryFrames, ObjectsOfAnotherKindOrNone) {
   for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
     if (p.kind != ParamKind::kHandle) return;
     const uint8_t other = p.object == 1 ? 2 : static_cast<uint8_t>(p.object - 1);
-    expect_refused(f, name_of(i) + ", of another kind", [&](ValidFrame& frame, FurnishedRig&) {
+    expect_refused(f, ordinal(i) + ", of another kind", [&](ValidFrame& frame, FurnishedRig&) {
       frame.words[i] = library_object(other);
     });
     if (!p.nullable && i == 0)
-      expect_refused(f, name_of(i) + ", none",
+      expect_refused(f, ordinal(i) + ", none",
                      [&](ValidFrame& frame, FurnishedRig&) { frame.words[i] = 0; });
   });
 }
@@ -160,7 +160,7 @@ TEST(HostileLibraryFrames, PointersOfTheClients) {
         p.kind != ParamKind::kOutAddress && p.kind != ParamKind::kOutHandle)
       return;
     for (uint64_t address : {uint64_t{1}, uint64_t{0x7fff12345678}})
-      expect_refused(f, name_of(i) + ", a pointer",
+      expect_refused(f, ordinal(i) + ", a pointer",
                      [&](ValidFrame& frame, FurnishedRig&) { frame.words[i] = address; });
   });
 }
@@ -174,7 +174,7 @@ TEST(HostileLibraryFrames, AddressesBehindAttributesThatAreTooWide) {
     while (address->bytes && !address->address) ++address;
     if (!address->bytes) return;
     ++attributes;
-    expect_refused(f, name_of(i), [&](ValidFrame& frame, FurnishedRig&) {
+    expect_refused(f, ordinal(i), [&](ValidFrame& frame, FurnishedRig&) {
       const auto by = static_cast<size_t>(p.by);
       ASSERT_EQ(frame.words[by], address->name) << f.name;
       frame.words[by] |= uint64_t{1} << 32;
@@ -187,7 +187,7 @@ TEST(HostileLibraryFrames, AddressesBehindAttributesThatAreTooWide) {
 TEST(HostileLibraryFrames, TextsWithoutAnEnd) {
   for_each_param([](const FunctionSpec& f, size_t i, const ParamSpec& p) {
     if (p.kind != ParamKind::kString) return;
-    expect_refused(f, name_of(i), [](ValidFrame& frame, FurnishedRig&) {
+    expect_refused(f, ordinal(i), [](ValidFrame& frame, FurnishedRig&) {
       for (size_t k = frame.words.size(); k-- > 0;)
         if (frame.words[k] == 0x0074786574) frame.words[k] = ~0ull;
     });

@@ -7,6 +7,7 @@
 
 #include "client/library/object.h"
 #include "tests/native/libraries/arguments.h"
+#include "tests/native/libraries/cublas_constants.h"
 
 extern "C" {
 int32_t cublasCreate_v2(void** handle);
@@ -57,10 +58,6 @@ namespace {
 
 using client::library::KeptObjects;
 using client::library::State;
-
-constexpr int32_t kTransA = 3, kTransB = 4, kEpilogue = 7, kBiasPointer = 8, kAuxPointer = 11;
-constexpr int32_t kBatchCount = 5, kMaxWorkspace = 1;
-constexpr int32_t kInvalidValue = 7, kFailed = 13;
 
 class Kept : public RoundTrip {
  protected:

@@ -4,6 +4,7 @@
 // pointer mode.
 #include "client/library/object.h"
 #include "tests/native/libraries/arguments.h"
+#include "tests/native/libraries/cublas_constants.h"
 
 extern "C" {
 int32_t cublasCreate_v2(void** handle);
@@ -31,10 +32,6 @@ namespace sluice::test {
 namespace {
 
 using client::library::State;
-
-constexpr int32_t kBatchCount = 5;                     // CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT
-constexpr int32_t kPointerMode = 2, kBiasPointer = 8;  // CUBLASLT_MATMUL_DESC_…
-constexpr int32_t kNotInitialized = 1, kInvalidValue = 7, kNotSupported = 15;
 
 class Learning : public RoundTrip {
  protected:

@@ -18,9 +18,7 @@ using wire::ScalarSize;
 
 namespace {
 
-constexpr uint64_t kObjectKind = 32, kFirstObject = 2;
-constexpr uint64_t kNewObject = handle_id(kObjectKind, 209),
-                   kNextObject = handle_id(kObjectKind, 208);
+constexpr uint64_t kFirstObject = 2;
 
 // One of the attributes that may be set: an address, where there is one.
 const wire::AttributeSpec& attribute_of(const ParamSpec& p) {
@@ -137,9 +135,11 @@ const std::vector<const FunctionSpec*>& library_functions() {
   return *all;
 }
 
-uint64_t host_generator() { return handle_id(kObjectKind, 207); }
+uint64_t host_generator() { return handle_id(HandleKind::kLibraryObject, 207); }
 
-uint64_t library_object(uint8_t type) { return handle_id(kObjectKind, kFirstObject + type); }
+uint64_t library_object(uint8_t type) {
+  return handle_id(HandleKind::kLibraryObject, kFirstObject + type);
+}
 
 // What the worker asks the libraries for beside the calls of a command, as NVIDIA's would answer.
 void answer_questions(FakeLibraries& fake) {

@@ -8,6 +8,10 @@
 
 namespace sluice::test {
 
+// Handles that a frame gives to what it creates.
+inline constexpr uint64_t kNewObject = handle_id(HandleKind::kLibraryObject, 209),
+                          kNextObject = handle_id(HandleKind::kLibraryObject, 208);
+
 // Every function that crosses the wire, of every library.
 const std::vector<const wire::FunctionSpec*>& library_functions();
 

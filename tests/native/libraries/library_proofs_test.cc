@@ -522,7 +522,7 @@ TEST_F(LibraryProofs, RanksThatAShrinkLeavesOutAreTheParents) {
     const uint64_t first = static_cast<uint32_t>(a) | uint64_t{static_cast<uint32_t>(b)} << 32;
     changed.words[changed.words.size() - 2] = first;
     changed.words[changed.words.size() - 1] = static_cast<uint32_t>(c);
-    changed.words[3] = handle_id(32, 300);
+    changed.words[3] = handle_id(HandleKind::kLibraryObject, 300);
     return changed;
   };
   EXPECT_EQ(send(with(4, 5, 8)).status, 4) << "a rank beyond";
@@ -639,8 +639,8 @@ TEST_F(LibraryProofs, ATensorByValueIsOneNumber) {
     f.words.insert(f.words.end(), {908 | 2ull << 32, 1, 1});   // by value
     return f;
   };
-  EXPECT_EQ(send(tensor(handle_id(32, 301), {1, 1, 1, 1})).status, 0);
-  EXPECT_EQ(send(tensor(handle_id(32, 302), {1, 1, 1, 1024})).status, 3000);
+  EXPECT_EQ(send(tensor(handle_id(HandleKind::kLibraryObject, 301), {1, 1, 1, 1})).status, 0);
+  EXPECT_EQ(send(tensor(handle_id(HandleKind::kLibraryObject, 302), {1, 1, 1, 1024})).status, 3000);
 }
 
 // Every pointer that reaches a library has somebody who proved it (docs/api-registry.md).

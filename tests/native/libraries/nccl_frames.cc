@@ -10,8 +10,6 @@ namespace {
 
 namespace ids = sluice::library;
 
-constexpr uint64_t kNewObject = handle_id(32, 209);
-
 constexpr uint64_t pair(uint64_t low, uint64_t high) { return low | high << 32; }
 
 // Puts one call into the group: its head, then `body`, whose offset is returned.

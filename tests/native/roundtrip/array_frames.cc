@@ -14,7 +14,7 @@ void add_objects(Frames* all) {
   using C = wire::SluiceArrayCreate;
   for (uint32_t levels : {0u, 3u}) {
     C c{};
-    c.id = handle_id(levels ? Rig::kMipmapped : Rig::kArray, 9);
+    c.id = handle_id(levels ? HandleKind::kMipmappedArray : HandleKind::kArray, 9);
     c.width = 100, c.height = 20, c.format = CU_AD_FORMAT_UNSIGNED_INT8, c.channels = 4;
     c.flags = CUDA_ARRAY3D_SURFACE_LDST;
     c.levels = levels;
@@ -32,7 +32,7 @@ void add_objects(Frames* all) {
   }
   using L = wire::SluiceArrayLevel;
   auto f = make("ArrayLevel", wire::kSluiceArrayLevel, false, "cuMipmappedArrayGetLevel",
-                L{handle_id(Rig::kArray, 9), Rig::kMipmappedId, 2, {}});
+                L{handle_id(HandleKind::kArray, 9), Rig::kMipmappedId, 2, {}});
   f.minted = {offsetof(L, id)};
   f.handles = {offsetof(L, mipmapped)};
   f.choices = {offsetof(L, level)};

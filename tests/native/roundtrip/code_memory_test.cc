@@ -7,8 +7,6 @@
 namespace sluice::test {
 namespace {
 
-constexpr uint64_t kMiB = 1 << 20;
-
 std::string ptx_with(uint64_t bytes) {
   return ".version 7.8\n.target sm_90\n.address_size 64\n.visible .global .align 4 .b8 a[" +
          std::to_string(bytes) + "];\n.visible .entry k(){ret;}\n";

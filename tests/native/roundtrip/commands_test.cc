@@ -11,7 +11,7 @@
 namespace sluice::test {
 namespace {
 
-constexpr int kRounds = 50;
+constexpr int kTries = 50;
 
 class Commands : public RoundTrip {
  protected:
@@ -121,7 +121,7 @@ TEST_F(Commands, DeviceIdle) {
 }
 
 TEST_F(Commands, StreamCreateAndDestroy) {
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < kTries; ++i) {
     recording().clear();
     const unsigned flags = next() % 2;
     const int priority = -static_cast<int>(next() % 8);  // the driver's range is 0 to -5
@@ -196,7 +196,7 @@ TEST_F(Commands, EventCreateAndDestroy) {
 }
 
 TEST_F(Commands, EventRecordQueryAndSynchronize) {
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < kTries; ++i) {
     recording().clear();
     const CUstream stream = random_stream();
     ASSERT_EQ(cuEventRecord(world().event, stream), CUDA_SUCCESS);
@@ -242,7 +242,7 @@ TEST_F(Commands, EventElapsed) {
   ASSERT_EQ(cuEventCreate(&end, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuEventRecord(start, world().stream), CUDA_SUCCESS);
   ASSERT_EQ(cuEventRecord(end, world().stream), CUDA_SUCCESS);
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < kTries; ++i) {
     recording().clear();
     const float made_up = random<float>();
     ScopedAnswer a(SLUICE_ON(cuEventElapsedTime_v2),
@@ -263,7 +263,7 @@ TEST_F(Commands, EventElapsed) {
 }
 
 TEST_F(Commands, Mark) {
-  for (int i = 0; i < kRounds; ++i) {
+  for (int i = 0; i < kTries; ++i) {
     recording().clear();
     const CUstream stream = random_stream();
     const wire::Mark m{stream == world().stream ? id(stream) : 0,

@@ -14,7 +14,7 @@ namespace sluice::test {
 namespace {
 
 using Kind = worker::GrantLedger::Kind;
-constexpr uint64_t kSlab = 2 << 20, kLimit = 256ull << 20;
+constexpr uint64_t kLimit = 256ull << 20;
 
 class Credit : public ::testing::Test {
  protected:

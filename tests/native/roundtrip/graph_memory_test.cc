@@ -8,8 +8,6 @@
 namespace sluice::test {
 namespace {
 
-constexpr size_t kSlab = 2 << 20;
-
 class GraphMemories : public RoundTrip {
  protected:
   struct Made {

@@ -12,8 +12,7 @@ namespace {
 using Rig = FurnishedRig;
 using Frames = std::vector<ValidFrame>;
 
-constexpr uint64_t kGreen = 33;
-constexpr uint64_t kGreenId = handle_id(kGreen, 3);
+constexpr uint64_t kGreenId = handle_id(HandleKind::kGreenContext, 3);
 
 void furnish(Rig& rig) {
   worker::Session& s = rig.session();
@@ -58,8 +57,9 @@ void add_resources(Frames* all) {
 
 void add_contexts(Frames* all) {
   using C = wire::SluiceGreenCreate;
-  auto f = make("GreenCreate", wire::kSluiceGreenCreate, true, "cuGreenCtxCreate",
-                C{handle_id(kGreen, 9), handle_id(Rig::kStream, 9), 0, 1, {}});
+  auto f =
+      make("GreenCreate", wire::kSluiceGreenCreate, true, "cuGreenCtxCreate",
+           C{handle_id(HandleKind::kGreenContext, 9), handle_id(HandleKind::kStream, 9), 0, 1, {}});
   f.minted = {offsetof(C, id), offsetof(C, standard)};
   f.choices = {offsetof(C, description), offsetof(C, flags)};
   all->push_back(f);
@@ -72,7 +72,7 @@ void add_contexts(Frames* all) {
     f = make(flags ? "GreenStreamCreate" : "GreenStreamCreate, blocking",
              wire::kSluiceGreenStreamCreate, true,
              flags ? "cuGreenCtxStreamCreate" : "cuStreamCreateWithPriority",
-             S{handle_id(Rig::kStream, 9), kGreenId, flags, 0});
+             S{handle_id(HandleKind::kStream, 9), kGreenId, flags, 0});
     f.minted = {offsetof(S, id)};
     f.handles = {offsetof(S, green)};
     f.choices = {offsetof(S, flags)};

@@ -18,7 +18,7 @@ namespace sluice::test {
 namespace {
 
 // What one frame leads to in a session of its own.
-struct Outcome {
+struct FrameOutcome {
   bool accepted;
   std::string reason;
   std::vector<std::string> calls;
@@ -26,8 +26,9 @@ struct Outcome {
   Answer answer;
 };
 
-Outcome send(FurnishedRig& rig, const wire::FrameHeader& header, std::span<const std::byte> body) {
-  Outcome o;
+FrameOutcome send(FurnishedRig& rig, const wire::FrameHeader& header,
+                  std::span<const std::byte> body) {
+  FrameOutcome o;
   o.accepted = rig.dispatch(header, body, &o.answer);
   o.reason = rig.session().reason();
   for (const Call& c : Recording::get().calls) o.calls.emplace_back(c.name);
@@ -53,7 +54,7 @@ ValidFrame make_frame(FurnishedRig& rig, size_t i) {
 
 // Sends frame `i` of a fresh session after `change` had its way with it.
 template <class Change>
-Outcome send_changed(size_t i, Change&& change) {
+FrameOutcome send_changed(size_t i, Change&& change) {
   FurnishedRig rig;
   ValidFrame f = make_frame(rig, i);
   if (f.in_capture) rig.begin_capture();
@@ -72,7 +73,7 @@ ValidFrame frame_at(size_t i) {
   return make_frame(rig, i);
 }
 
-void expect_refused(const Outcome& o, const std::string& what) {
+void expect_refused(const FrameOutcome& o, const std::string& what) {
   EXPECT_FALSE(o.accepted) << what << " was accepted";
   EXPECT_FALSE(o.reason.empty()) << what << ": no reason was given";
   EXPECT_TRUE(o.calls.empty()) << what << " reached the driver: " << o.calls[0];
@@ -82,7 +83,7 @@ void expect_refused(const Outcome& o, const std::string& what) {
 TEST(HostileFrames, GoodOnesAreAccepted) {
   for (size_t i = 0, n = frame_count(); i < n; ++i) {
     const ValidFrame f = frame_at(i);
-    const Outcome o = send_changed(i, [](FurnishedRig&, ValidFrame&) {});
+    const FrameOutcome o = send_changed(i, [](FurnishedRig&, ValidFrame&) {});
     EXPECT_TRUE(o.accepted) << f.name << ": " << o.reason;
     EXPECT_TRUE(o.violations.empty()) << f.name << ": " << o.violations[0];
     if (!f.reaches.empty()) {
@@ -146,7 +147,7 @@ TEST(HostileFrames, SlicesOfCopyNodesAreWholeRows) {
         "copy", wire::kGraphNodeAdd, true, "",
         wire::GraphNodeAdd{FurnishedRig::kGraphId, CU_GRAPH_NODE_TYPE_MEMCPY, sizeof node, 0, 0},
         text(node));
-    const Outcome o = send(rig, f.header(), f.body());
+    const FrameOutcome o = send(rig, f.header(), f.body());
     const std::string what = std::to_string(c.pitch) + ", " + std::to_string(c.slice);
     if (!c.good) {
       expect_refused(o, what);
@@ -186,7 +187,7 @@ TEST(HostileFrames, DistancesThatNothingLiesAt) {
     if (good.function != wire::kSluiceCopyArrays) continue;
     for (const uint64_t distance : {uint64_t{0}, uint64_t{1}, uint64_t{1} << 40, ~uint64_t{0}})
       for (const uint64_t rows : {1, 4}) {
-        const Outcome o =
+        const FrameOutcome o =
             send_changed(i, change(rows, 1, rows == 1 ? distance : uint64_t{256}, distance));
         EXPECT_TRUE(o.accepted) << good.name << ", " << distance << ": " << o.reason;
         EXPECT_TRUE(o.violations.empty()) << good.name << ", " << distance << o.violations[0];
@@ -427,7 +428,8 @@ TEST(HostileFrames, ContextsThatThereAreNot) {
   for (size_t i = 0, n = frame_count(); i < n; ++i) {
     const ValidFrame good = frame_at(i);
     for (uint32_t wrong : {0u, 3u, 65u, ~0u}) {
-      const Outcome o = send_changed(i, [&](FurnishedRig&, ValidFrame& f) { f.context = wrong; });
+      const FrameOutcome o =
+          send_changed(i, [&](FurnishedRig&, ValidFrame& f) { f.context = wrong; });
       EXPECT_TRUE(o.violations.empty()) << good.name << ": " << o.violations[0];
       if (!o.accepted) {
         EXPECT_TRUE(o.calls.empty()) << good.name << " reached the driver: " << o.calls[0];
@@ -472,7 +474,7 @@ TEST(HostileFrames, MissingDriverFunctionIsNoRejection) {
     ValidFrame again;
     for (const ValidFrame& g : valid_frames(poor))
       if (g.function == f.function) again = g;
-    const Outcome o = send(poor, again.header(), again.body());
+    const FrameOutcome o = send(poor, again.header(), again.body());
     EXPECT_TRUE(o.accepted) << f.name << ": " << o.reason;
     EXPECT_EQ(o.answer.status, CUDA_ERROR_NOT_SUPPORTED) << f.name;
   }

@@ -11,8 +11,6 @@ using worker::give_for_library;
 using worker::Metered;
 using worker::take_for_library;
 
-constexpr uint64_t kMiB = 1 << 20;
-
 class LibraryMemory : public RoundTrip {
  protected:
   worker::Vgpu& vgpu() { return *worker_session().vgpus[0]; }

@@ -10,8 +10,8 @@ void add_link_frames(std::vector<ValidFrame>* all) {
   const uint32_t option[2] = {CU_JIT_MAX_REGISTERS, 32};
   const std::string options(reinterpret_cast<const char*>(option), sizeof option);
   using B = wire::LinkBegin;
-  auto f =
-      make("LinkBegin", wire::kLinkBegin, false, "", B{handle_id(Rig::kLink, 9), 1, 0}, options);
+  auto f = make("LinkBegin", wire::kLinkBegin, false, "", B{handle_id(HandleKind::kLink, 9), 1, 0},
+                options);
   f.minted = {offsetof(B, id)};
   all->push_back(f);
   using A = wire::LinkAdd;

@@ -6,8 +6,6 @@
 namespace sluice::test {
 namespace {
 
-constexpr size_t kUnit = 2 << 20;
-
 class Peers : public RoundTrip {
  protected:
   struct Access {
@@ -65,7 +63,7 @@ TEST_F(Peers, WhatTheDriverSaidIsKnown) {
 }
 
 TEST_F(Peers, AccessIsForPresentAndFutureMemory) {
-  const CUdeviceptr present = allocate(1, 3 * kUnit);
+  const CUdeviceptr present = allocate(1, 3 * kSlab);
   use(0);
   ASSERT_EQ(cuCtxDisablePeerAccess(world().contexts[1]), CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
   ASSERT_EQ(cuCtxEnablePeerAccess(world().contexts[1], 1), CUDA_ERROR_INVALID_VALUE);
@@ -80,7 +78,7 @@ TEST_F(Peers, AccessIsForPresentAndFutureMemory) {
   EXPECT_EQ(recording().calls_of("cuCtxEnablePeerAccess").size(), 1u);
   EXPECT_EQ(cuCtxEnablePeerAccess(world().contexts[1], 0), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
 
-  const CUdeviceptr future = allocate(1, 3 * kUnit), own = allocate(0, 3 * kUnit);
+  const CUdeviceptr future = allocate(1, 3 * kSlab), own = allocate(0, 3 * kSlab);
   ASSERT_TRUE(access_to(future) && access_to(own));
   EXPECT_EQ(access_to(future)->ordinals, (std::vector<int>{11, 10}));
   EXPECT_EQ(access_to(own)->ordinals, std::vector<int>{10});
@@ -107,7 +105,7 @@ TEST_F(Peers, AFailureToEnableEnablesNothing) {
 }
 
 TEST_F(Peers, FreeingWaitsForWhoeverMayUseIt) {
-  const CUdeviceptr p = allocate(1, 3 * kUnit);
+  const CUdeviceptr p = allocate(1, 3 * kSlab);
   use(0);
   ASSERT_EQ(cuMemcpyPeerAsync(world().memory, world().contexts[0], p, world().contexts[1], 4096,
                               world().stream),
@@ -119,7 +117,7 @@ TEST_F(Peers, FreeingWaitsForWhoeverMayUseIt) {
 }
 
 TEST_F(Peers, CopiesBetweenGpusNameBoth) {
-  const CUdeviceptr there = allocate(1, 3 * kUnit);
+  const CUdeviceptr there = allocate(1, 3 * kSlab);
   use(0);
   const CUstream stream = world().stream;
   recording().clear();
@@ -166,12 +164,12 @@ TEST_F(Peers, CopiesBetweenGpusNameBoth) {
   EXPECT_NE(recording().only("cuMemsetD8Async").at<CUstream>(3), driver_of(stream));
   // Within one GPU nothing of that is done.
   recording().clear();
-  ASSERT_EQ(cuMemcpyDtoDAsync_v2(there, there + kUnit, 5000, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemcpyDtoDAsync_v2(there, there + kSlab, 5000, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(recording().calls_of("cuMemcpyPeerAsync").size(), 1u)
       << "the default stream is device 0's";
   use(1);
   recording().clear();
-  ASSERT_EQ(cuMemcpyDtoDAsync_v2(there, there + kUnit, 5000, nullptr), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemcpyDtoDAsync_v2(there, there + kSlab, 5000, nullptr), CUDA_SUCCESS);
   EXPECT_EQ(recording().calls_of("cuMemcpyDtoDAsync_v2").size(), 1u);
   EXPECT_EQ(cuMemFree_v2(there), CUDA_SUCCESS);
 }
@@ -182,30 +180,30 @@ TEST_F(Peers, TheVirtualMemoryApiGivesPeersAccess) {
   prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, {1}};
   CUmemGenericAllocationHandle h = 0;
   CUdeviceptr at = 0;
-  ASSERT_EQ(cuMemAddressReserve(&at, kUnit, 0, 0, 0), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemCreate(&h, kUnit, &prop, 0), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemMap(at, kUnit, 0, h, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAddressReserve(&at, kSlab, 0, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemCreate(&h, kSlab, &prop, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemMap(at, kSlab, 0, h, 0), CUDA_SUCCESS);
   CUmemAccessDesc both[2] = {};
   for (int i = 0; i < 2; ++i) {
     both[i].location = {CU_MEM_LOCATION_TYPE_DEVICE, {i}};
     both[i].flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   }
   accesses_.clear();
-  ASSERT_EQ(cuMemSetAccess(at, kUnit, both, 2), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemSetAccess(at, kSlab, both, 2), CUDA_SUCCESS);
   ASSERT_EQ(accesses_.size(), 2u);
   EXPECT_EQ(accesses_[0].ordinals, std::vector<int>{10});
   EXPECT_EQ(accesses_[1].ordinals, std::vector<int>{11});
   both[1].flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
-  ASSERT_EQ(cuMemSetAccess(at, kUnit, &both[1], 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemSetAccess(at, kSlab, &both[1], 1), CUDA_SUCCESS);
   unsigned long long flags = 9;
   ASSERT_EQ(cuMemGetAccess(&flags, &both[0].location, at), CUDA_SUCCESS);
   EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
   ASSERT_EQ(cuMemGetAccess(&flags, &both[1].location, at), CUDA_SUCCESS);
   EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_NONE});
-  EXPECT_EQ(cuMemsetD8_v2(at, 1, kUnit), CUDA_SUCCESS) << "device 0 still may";
-  EXPECT_EQ(cuMemUnmap(at, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemsetD8_v2(at, 1, kSlab), CUDA_SUCCESS) << "device 0 still may";
+  EXPECT_EQ(cuMemUnmap(at, kSlab), CUDA_SUCCESS);
   EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemAddressFree(at, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(at, kSlab), CUDA_SUCCESS);
 }
 
 }  // namespace

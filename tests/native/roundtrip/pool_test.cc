@@ -6,8 +6,6 @@
 namespace sluice::test {
 namespace {
 
-constexpr size_t kSlab = 2 << 20;
-
 class Pools : public RoundTrip {
  protected:
   void SetUp() override {

@@ -18,7 +18,6 @@ namespace {
 using client::PointerTicket;
 using client::PoolRoster;
 
-constexpr size_t kSlab = 2 << 20;
 constexpr auto kFd = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 void* shareable(int fd) { return reinterpret_cast<void*>(intptr_t{fd}); }

@@ -61,12 +61,12 @@ void add_virtual_memory(Rig& rig, Frames* all) {
   const uint64_t mapped = rig.address() + Rig::kMappedBytes, free = mapped + (2 << 20);
   using C = wire::AllocationCreate;
   auto f = make("AllocationCreate", wire::kAllocationCreate, false, "cuMemCreate",
-                C{handle_id(Rig::kAllocation, 9), 2 << 20, 0, 0});
+                C{handle_id(HandleKind::kAllocation, 9), 2 << 20, 0, 0});
   f.minted = {offsetof(C, id)};
   f.devices = {offsetof(C, device)};
   all->push_back(f);
   f = make("AllocationCreate, compressible", wire::kAllocationCreate, true, "cuMemCreate",
-           C{handle_id(Rig::kAllocation, 9), 2 << 20, 0, wire::kCompressible});
+           C{handle_id(HandleKind::kAllocation, 9), 2 << 20, 0, wire::kCompressible});
   f.minted = {offsetof(C, id)};
   f.devices = {offsetof(C, device)};
   f.choices = {offsetof(C, flags)};
@@ -121,7 +121,7 @@ void add_shared(Rig& rig, Frames* all) {
   f.handles = {0};
   all->push_back(f);
   f = make("OpenAllocation", wire::kOpenAllocation, true, "cuMemImportFromShareableHandle",
-           wire::OpenAllocation{{{3, 4}}, handle_id(Rig::kAllocation, 9), 2 << 20});
+           wire::OpenAllocation{{{3, 4}}, handle_id(HandleKind::kAllocation, 9), 2 << 20});
   f.minted = {offsetof(wire::OpenAllocation, id)};
   all->push_back(f);
   using C = wire::CloseShared;
@@ -130,12 +130,12 @@ void add_shared(Rig& rig, Frames* all) {
   f.devices = {offsetof(C, device)};
   all->push_back(f);
   f = make("SharedEventCreate", wire::kSharedEventCreate, true, "",
-           wire::EventId{handle_id(Rig::kEvent, 9)});
+           wire::EventId{handle_id(HandleKind::kEvent, 9)});
   f.minted = {0};
   all->push_back(f);
   using P = wire::OpenSharedEvent;
   f = make("OpenSharedEvent", wire::kOpenSharedEvent, true, "cuMemHostRegister_v2",
-           P{{{{5, 6}}, 8}, handle_id(Rig::kEvent, 9)});
+           P{{{{5, 6}}, 8}, handle_id(HandleKind::kEvent, 9)});
   f.minted = {offsetof(P, id)};
   all->push_back(f);
   const auto of_event = [&](const char* name, uint16_t function, bool answered) {
@@ -238,29 +238,29 @@ void add_code(Rig&, Frames* all) {
   const uint32_t option[2] = {CU_JIT_MAX_REGISTERS, 32};
   const std::string options(reinterpret_cast<const char*>(option), sizeof option);
   f = make("CodeLoad, module", wire::kCodeLoad, true, "cuModuleLoadDataEx",
-           L{handle_id(Rig::kModule, 9), Rig::kBlob, CodeKind::kModule, 1}, options);
+           L{handle_id(HandleKind::kModule, 9), Rig::kBlob, CodeKind::kModule, 1}, options);
   f.minted = {offsetof(L, id)};
   f.choices = {offsetof(L, kind)};
   all->push_back(f);
   f = make("CodeLoad, library", wire::kCodeLoad, true, "cuLibraryLoadData",
-           L{handle_id(Rig::kLibrary, 9), Rig::kBlob, CodeKind::kLibrary, 1}, options);
+           L{handle_id(HandleKind::kLibrary, 9), Rig::kBlob, CodeKind::kLibrary, 1}, options);
   f.minted = {offsetof(L, id)};
   f.choices = {offsetof(L, kind)};
   all->push_back(f);
   using K = wire::CodeLoadKnown;
   f = make("CodeLoadKnown", wire::kCodeLoadKnown, true, "",
-           K{handle_id(Rig::kModule, 9), 100000, {}, CodeKind::kModule, 1}, options);
+           K{handle_id(HandleKind::kModule, 9), 100000, {}, CodeKind::kModule, 1}, options);
   f.minted = {offsetof(K, id)};
   f.choices = {offsetof(K, kind)};
   all->push_back(f);
   using G = wire::FunctionGet;
   f = make("FunctionGet", wire::kFunctionGet, true, "cuModuleGetFunction",
-           G{handle_id(Rig::kFunction, 9), Rig::kModuleId, CodeKind::kModule, 6}, "vector");
+           G{handle_id(HandleKind::kFunction, 9), Rig::kModuleId, CodeKind::kModule, 6}, "vector");
   f.minted = {offsetof(G, id)};
   f.handles = {offsetof(G, code)};
   all->push_back(f);
   f = make("FunctionGet, kernel", wire::kFunctionGet, true, "cuLibraryGetKernel",
-           G{handle_id(Rig::kKernel, 9), Rig::kLibraryId, CodeKind::kLibrary, 6}, "kernel");
+           G{handle_id(HandleKind::kKernel, 9), Rig::kLibraryId, CodeKind::kLibrary, 6}, "kernel");
   f.minted = {offsetof(G, id)};
   f.handles = {offsetof(G, code)};
   all->push_back(f);
@@ -354,7 +354,7 @@ void add_streams(Rig& rig, Frames* all) {
   all->push_back(a);
   using C = wire::StreamCreate;
   auto f = make("StreamCreate", wire::kStreamCreate, false, "cuStreamCreateWithPriority",
-                C{handle_id(Rig::kStream, 9), CU_STREAM_NON_BLOCKING, -1});
+                C{handle_id(HandleKind::kStream, 9), CU_STREAM_NON_BLOCKING, -1});
   f.minted = {offsetof(C, id)};
   f.choices = {offsetof(C, flags)};
   all->push_back(f);
@@ -387,7 +387,7 @@ void add_streams(Rig& rig, Frames* all) {
 void add_events(Rig&, Frames* all) {
   using C = wire::EventCreate;
   auto f = make("EventCreate", wire::kEventCreate, false, "cuEventCreate",
-                C{handle_id(Rig::kEvent, 9), CU_EVENT_DISABLE_TIMING, 0});
+                C{handle_id(HandleKind::kEvent, 9), CU_EVENT_DISABLE_TIMING, 0});
   f.minted = {offsetof(C, id)};
   f.choices = {offsetof(C, flags)};
   all->push_back(f);

@@ -12,34 +12,37 @@
 namespace sluice::test {
 
 // As client/core/handles.h makes them.
-constexpr uint64_t handle_id(uint64_t kind, uint64_t index, uint64_t generation = 1) {
-  return 0x51ceull << 48 | kind << 40 | generation << 24 | index;
+using wire::HandleKind;
+constexpr uint64_t handle_id(HandleKind kind, uint64_t index, uint64_t generation = 1) {
+  return 0x51ceull << 48 | uint64_t{static_cast<uint8_t>(kind)} << 40 | generation << 24 | index;
 }
 
 // A rig whose session has one object of each kind.
 class FurnishedRig : public WorkerRig {
  public:
   FurnishedRig();
-  static constexpr uint64_t kContext = 1, kStream = 2, kEvent = 3, kModule = 4, kLibrary = 5,
-                            kFunction = 6, kKernel = 7, kAllocation = 24, kGraph = 16,
-                            kGraphExec = 17, kLink = 8, kArray = 26, kMipmapped = 27;
-  static constexpr uint64_t kStreamId = handle_id(kStream, 3), kEventId = handle_id(kEvent, 3),
-                            kSecondEventId = handle_id(kEvent, 4),
-                            kModuleId = handle_id(kModule, 3), kLibraryId = handle_id(kLibrary, 3),
-                            kFunctionId = handle_id(kFunction, 3),
-                            kKernelId = handle_id(kKernel, 3),
-                            kAllocationId = handle_id(kAllocation, 3),  // mapped behind the rest
-      kSpareAllocationId = handle_id(kAllocation, 4),                   // mapped nowhere
-      kGraphId = handle_id(kGraph, 3), kExecId = handle_id(kGraphExec, 3),
-                            kCaptureId = handle_id(kGraph, 4),
-                            kSharedEventId = handle_id(kEvent, 7);
+  static constexpr uint64_t kContext = 1;
+  static constexpr uint64_t kStreamId = handle_id(HandleKind::kStream, 3),
+                            kEventId = handle_id(HandleKind::kEvent, 3),
+                            kSecondEventId = handle_id(HandleKind::kEvent, 4),
+                            kModuleId = handle_id(HandleKind::kModule, 3),
+                            kLibraryId = handle_id(HandleKind::kLibrary, 3),
+                            kFunctionId = handle_id(HandleKind::kFunction, 3),
+                            kKernelId = handle_id(HandleKind::kKernel, 3),
+                            kAllocationId =
+                                handle_id(HandleKind::kAllocation, 3),  // mapped behind the rest
+      kSpareAllocationId = handle_id(HandleKind::kAllocation, 4),       // mapped nowhere
+      kGraphId = handle_id(HandleKind::kGraph, 3), kExecId = handle_id(HandleKind::kGraphExec, 3),
+                            kCaptureId = handle_id(HandleKind::kGraph, 4),
+                            kSharedEventId = handle_id(HandleKind::kEvent, 7);
   // kGraphId's nodes, in order.
   static constexpr uint32_t kKernelNode = 0, kChildNode = 1, kNodes = 2;
   static constexpr uint64_t kShadow = 7, kShadowBytes = 1000;
   static constexpr uint64_t kSignal = wire::kSignalBase + wire::kSignalBytes;  // waits for a call
-  static constexpr uint64_t kArrayId = handle_id(kArray, 3),                   // 64 by 16 floats
-      kLevelId = handle_id(kArray, 4), kMipmappedId = handle_id(kMipmapped, 3);
-  static constexpr uint64_t kLinkId = handle_id(kLink, 3);  // begun
+  static constexpr uint64_t kArrayId = handle_id(HandleKind::kArray, 3),       // 64 by 16 floats
+      kLevelId = handle_id(HandleKind::kArray, 4),
+                            kMipmappedId = handle_id(HandleKind::kMipmappedArray, 3);
+  static constexpr uint64_t kLinkId = handle_id(HandleKind::kLink, 3);  // begun
   static constexpr uint64_t kBlob = 7;
   static constexpr uint64_t kMappedBytes = 4 << 20;
 

@@ -21,7 +21,7 @@ std::string host_call(Rig& rig) {
 void add_captures(Rig& rig, Frames* all) {
   using B = wire::CaptureBegin;
   auto f = make("CaptureBegin", wire::kCaptureBegin, false, "cuStreamBeginCapture_v2",
-                B{Rig::kStreamId, handle_id(Rig::kGraph, 9), 0, 0});
+                B{Rig::kStreamId, handle_id(HandleKind::kGraph, 9), 0, 0});
   f.handles = {offsetof(B, stream)};
   f.minted = {offsetof(B, graph)};
   f.choices = {offsetof(B, existing), offsetof(B, edge_count)};
@@ -162,7 +162,7 @@ void add_graph_nodes(Rig& rig, Frames* all) {
   using N = wire::ConditionalNode;
   f = add("GraphNodeAdd, conditional", CU_GRAPH_NODE_TYPE_CONDITIONAL,
           text(N{Recording::kCondition, CU_GRAPH_COND_TYPE_IF, 2}) +
-              text(handle_id(Rig::kGraph, 9)) + text(handle_id(Rig::kGraph, 10)));
+              text(handle_id(HandleKind::kGraph, 9)) + text(handle_id(HandleKind::kGraph, 10)));
   f.handles.push_back(sizeof(A) + offsetof(N, handle));
   f.minted = {sizeof(A) + sizeof(N), sizeof(A) + sizeof(N) + 8};
   f.choices.push_back(sizeof(A) + offsetof(N, type));
@@ -197,17 +197,17 @@ void add_graph_nodes(Rig& rig, Frames* all) {
 
 void add_graphs(Rig&, Frames* all) {
   auto f = make("GraphCreate", wire::kGraphCreate, false, "cuGraphCreate",
-                wire::GraphCreate{handle_id(Rig::kGraph, 9)});
+                wire::GraphCreate{handle_id(HandleKind::kGraph, 9)});
   f.minted = {0};
   all->push_back(f);
   using C = wire::GraphCopy;
   f = make("GraphCopy", wire::kGraphCopy, true, "cuGraphClone",
-           C{handle_id(Rig::kGraph, 9), Rig::kGraphId, wire::kNoNode, 0});
+           C{handle_id(HandleKind::kGraph, 9), Rig::kGraphId, wire::kNoNode, 0});
   f.minted = {offsetof(C, id)};
   f.handles = {offsetof(C, graph)};
   all->push_back(f);
   f = make("GraphCopy, of a node", wire::kGraphCopy, true, "cuGraphChildGraphNodeGetGraph",
-           C{handle_id(Rig::kGraph, 9), Rig::kGraphId, Rig::kChildNode, 0});
+           C{handle_id(HandleKind::kGraph, 9), Rig::kGraphId, Rig::kChildNode, 0});
   f.minted = {offsetof(C, id)};
   f.handles = {offsetof(C, graph)};
   f.choices = {offsetof(C, node)};
@@ -262,7 +262,7 @@ void add_graphs(Rig&, Frames* all) {
   }
   using I = wire::GraphInstantiate;
   f = make("GraphInstantiate", wire::kGraphInstantiate, true, "cuGraphInstantiateWithParams",
-           I{handle_id(Rig::kGraphExec, 9), Rig::kGraphId, 1});
+           I{handle_id(HandleKind::kGraphExec, 9), Rig::kGraphId, 1});
   f.minted = {offsetof(I, exec)};
   f.handles = {offsetof(I, graph)};
   f.choices = {offsetof(I, flags)};

@@ -9,8 +9,6 @@
 namespace sluice::test {
 namespace {
 
-constexpr size_t kUnit = 2 << 20;
-
 class VirtualMemory : public RoundTrip {
  protected:
   static CUmemAllocationProp on(int device) {
@@ -47,11 +45,11 @@ TEST_F(VirtualMemory, TheDriverGetsWhatWasAskedFor) {
   const size_t before = available();
   for (int device = 0; device < 2; ++device) {
     for (int i = 0; i < 20; ++i) {
-      const size_t bytes = (1 + next() % 10) * kUnit;
+      const size_t bytes = (1 + next() % 10) * kSlab;
       recording().clear();
-      const CUdeviceptr base = reserve(64 * kUnit);
+      const CUdeviceptr base = reserve(64 * kSlab);
       EXPECT_TRUE(recording().calls.empty()) << "reservations are local";
-      const CUdeviceptr at = base + next() % 50 * kUnit;
+      const CUdeviceptr at = base + next() % 50 * kSlab;
       CUmemAllocationProp prop{};
       CUmemAccessDesc given{};
       {
@@ -88,7 +86,7 @@ TEST_F(VirtualMemory, TheDriverGetsWhatWasAskedFor) {
       ASSERT_EQ(cuMemUnmap(at, bytes), CUDA_SUCCESS);
       EXPECT_EQ(recording().only("cuMemUnmap").at<CUdeviceptr>(0), at);
       EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 1u) << "the last mapping was its end";
-      ASSERT_EQ(cuMemAddressFree(base, 64 * kUnit), CUDA_SUCCESS);
+      ASSERT_EQ(cuMemAddressFree(base, 64 * kSlab), CUDA_SUCCESS);
     }
   }
   EXPECT_EQ(available(), before);
@@ -97,73 +95,73 @@ TEST_F(VirtualMemory, TheDriverGetsWhatWasAskedFor) {
 }
 
 TEST_F(VirtualMemory, ManyMappingsAreOnePieceToACopy) {
-  const CUdeviceptr base = reserve(16 * kUnit);
+  const CUdeviceptr base = reserve(16 * kSlab);
   const CUmemAccessDesc rw = access(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   std::vector<CUmemGenericAllocationHandle> handles;
   for (size_t i = 0; i < 4; ++i) {
-    handles.push_back(create(kUnit));
-    ASSERT_EQ(cuMemMap(base + i * kUnit, kUnit, 0, handles.back(), 0), CUDA_SUCCESS);
+    handles.push_back(create(kSlab));
+    ASSERT_EQ(cuMemMap(base + i * kSlab, kSlab, 0, handles.back(), 0), CUDA_SUCCESS);
   }
-  ASSERT_EQ(cuMemSetAccess(base, 3 * kUnit, &rw, 1), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemsetD8_v2(base + 100, 1, 3 * kUnit - 100), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemsetD8_v2(base, 1, 3 * kUnit + 1), CUDA_ERROR_INVALID_VALUE)
+  ASSERT_EQ(cuMemSetAccess(base, 3 * kSlab, &rw, 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemsetD8_v2(base + 100, 1, 3 * kSlab - 100), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemsetD8_v2(base, 1, 3 * kSlab + 1), CUDA_ERROR_INVALID_VALUE)
       << "the fourth may not be accessed";
   CUdeviceptr start = 0;
   size_t bytes = 0;
-  ASSERT_EQ(cuMemGetAddressRange_v2(&start, &bytes, base + kUnit + 5), CUDA_SUCCESS);
-  EXPECT_EQ(start, base + kUnit);
-  EXPECT_EQ(bytes, kUnit);
-  EXPECT_EQ(cuMemGetAddressRange_v2(&start, &bytes, base + 4 * kUnit), CUDA_ERROR_NOT_FOUND);
+  ASSERT_EQ(cuMemGetAddressRange_v2(&start, &bytes, base + kSlab + 5), CUDA_SUCCESS);
+  EXPECT_EQ(start, base + kSlab);
+  EXPECT_EQ(bytes, kSlab);
+  EXPECT_EQ(cuMemGetAddressRange_v2(&start, &bytes, base + 4 * kSlab), CUDA_ERROR_NOT_FOUND);
   unsigned long long flags = 9;
   EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base), CUDA_SUCCESS);
   EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
-  EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base + 3 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base + 3 * kSlab), CUDA_SUCCESS);
   EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_NONE});
-  EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base + 4 * kUnit), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemGetAccess(&flags, &rw.location, base + 4 * kSlab), CUDA_ERROR_INVALID_VALUE);
   int ordinal = 7;
   EXPECT_EQ(cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, base),
             CUDA_SUCCESS);
   EXPECT_EQ(ordinal, 0);
-  EXPECT_EQ(cuMemUnmap(base, kUnit + 4096), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemUnmap(base, kSlab + 4096), CUDA_ERROR_INVALID_VALUE);
   recording().clear();
-  ASSERT_EQ(cuMemUnmap(base, 4 * kUnit), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemUnmap(base, 4 * kSlab), CUDA_SUCCESS);
   EXPECT_EQ(recording().calls_of("cuMemUnmap").size(), 4u);
   EXPECT_EQ(cuMemsetD8_v2(base, 1, 1), CUDA_ERROR_INVALID_VALUE);
   for (auto h : handles) EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemAddressFree(base, 16 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, 16 * kSlab), CUDA_SUCCESS);
 }
 
 TEST_F(VirtualMemory, UnmappingComesBehindTheGpusWork) {
-  const CUdeviceptr base = reserve(kUnit);
-  const auto h = create(kUnit);
+  const CUdeviceptr base = reserve(kSlab);
+  const auto h = create(kSlab);
   const CUmemAccessDesc rw = access(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemSetAccess(base, kUnit, &rw, 1), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemsetD8Async(base, 1, kUnit, world().stream), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemMap(base, kSlab, 0, h, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemSetAccess(base, kSlab, &rw, 1), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemsetD8Async(base, 1, kSlab, world().stream), CUDA_SUCCESS);
   recording().clear();
-  ASSERT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemUnmap(base, kSlab), CUDA_SUCCESS);
   ASSERT_EQ(recording().calls.size(), 2u);
   EXPECT_STREQ(recording().calls[0].name, "cuCtxSynchronize");
   EXPECT_STREQ(recording().calls[1].name, "cuMemUnmap");
-  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemMap(base, kSlab, 0, h, 0), CUDA_SUCCESS);
   recording().clear();
-  ASSERT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemUnmap(base, kSlab), CUDA_SUCCESS);
   EXPECT_TRUE(recording().calls_of("cuCtxSynchronize").empty()) << "it is known to be idle";
   EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, kSlab), CUDA_SUCCESS);
 }
 
 TEST_F(VirtualMemory, RetainingKeepsTheMemory) {
-  const CUdeviceptr base = reserve(2 * kUnit);
-  const auto h = create(kUnit);
-  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
+  const CUdeviceptr base = reserve(2 * kSlab);
+  const auto h = create(kSlab);
+  ASSERT_EQ(cuMemMap(base, kSlab, 0, h, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuMemRelease(h), CUDA_SUCCESS);
   CUmemGenericAllocationHandle again = 0;
   ASSERT_EQ(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + 77)), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + kUnit)),
+  EXPECT_EQ(cuMemRetainAllocationHandle(&again, reinterpret_cast<void*>(base + kSlab)),
             CUDA_ERROR_INVALID_VALUE);
-  ASSERT_EQ(cuMemMap(base + kUnit, kUnit, 0, again, 0), CUDA_SUCCESS) << "once more";
-  ASSERT_EQ(cuMemUnmap(base, 2 * kUnit), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemMap(base + kSlab, kSlab, 0, again, 0), CUDA_SUCCESS) << "once more";
+  ASSERT_EQ(cuMemUnmap(base, 2 * kSlab), CUDA_SUCCESS);
   CUmemAllocationProp prop{};
   ASSERT_EQ(cuMemGetAllocationPropertiesFromHandle(&prop, again), CUDA_SUCCESS);
   EXPECT_EQ(prop.location.id, 0);
@@ -171,7 +169,7 @@ TEST_F(VirtualMemory, RetainingKeepsTheMemory) {
   ASSERT_EQ(cuMemRelease(again), CUDA_SUCCESS);
   EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 1u);
   EXPECT_EQ(cuMemGetAllocationPropertiesFromHandle(&prop, again), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(base, 2 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, 2 * kSlab), CUDA_SUCCESS);
 }
 
 TEST_F(VirtualMemory, TheCreditIsReachedExactlyAndLocally) {
@@ -179,10 +177,10 @@ TEST_F(VirtualMemory, TheCreditIsReachedExactlyAndLocally) {
   const CUmemAllocationProp prop = on(0);
   const size_t before = available();
   CUmemGenericAllocationHandle h = 0;
-  while (cuMemCreate(&h, 4 * kUnit, &prop, 0) == CUDA_SUCCESS) all.push_back(h);
-  EXPECT_EQ(all.size(), before / (4 * kUnit));
+  while (cuMemCreate(&h, 4 * kSlab, &prop, 0) == CUDA_SUCCESS) all.push_back(h);
+  EXPECT_EQ(all.size(), before / (4 * kSlab));
   seen().clear();
-  EXPECT_EQ(cuMemCreate(&h, 4 * kUnit, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
+  EXPECT_EQ(cuMemCreate(&h, 4 * kSlab, &prop, 0), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_TRUE(seen().empty()) << "refused without asking";
   CUdeviceptr p = 0;
   EXPECT_EQ(cuMemAlloc_v2(&p, before), CUDA_ERROR_OUT_OF_MEMORY) << "one credit for both";
@@ -199,12 +197,12 @@ TEST_F(VirtualMemory, ReservationsAreBoundedByTheWindowOnly) {
       EXPECT_GE(std::max(all[i], all[j]) - std::min(all[i], all[j]), space);
   CUdeviceptr p = 0;
   EXPECT_EQ(cuMemAddressReserve(&p, size_t{1} << 46, 0, 0, 0), CUDA_ERROR_OUT_OF_MEMORY);
-  ASSERT_EQ(cuMemAddressReserve(&p, kUnit, size_t{1} << 35, 0, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAddressReserve(&p, kSlab, size_t{1} << 35, 0, 0), CUDA_SUCCESS);
   EXPECT_EQ(p % (size_t{1} << 35), 0u);
-  EXPECT_EQ(cuMemAddressFree(p, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(p, kSlab), CUDA_SUCCESS);
   const CUdeviceptr wish = all[3];
   EXPECT_EQ(cuMemAddressFree(wish, space - 4096), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(wish + kUnit, space), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(wish + kSlab, space), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAddressFree(wish, space), CUDA_SUCCESS);
   ASSERT_EQ(cuMemAddressReserve(&p, space, 0, wish, 0), CUDA_SUCCESS);
   EXPECT_EQ(p, wish) << "a free address that was asked for";
@@ -215,9 +213,9 @@ TEST_F(VirtualMemory, ReservationsAreBoundedByTheWindowOnly) {
 }
 
 TEST_F(VirtualMemory, WhatCudaRefusesNeverLeaves) {
-  const CUdeviceptr base = reserve(8 * kUnit);
-  const auto h = create(2 * kUnit);
-  ASSERT_EQ(cuMemMap(base, 2 * kUnit, 0, h, 0), CUDA_SUCCESS);
+  const CUdeviceptr base = reserve(8 * kSlab);
+  const auto h = create(2 * kSlab);
+  ASSERT_EQ(cuMemMap(base, 2 * kSlab, 0, h, 0), CUDA_SUCCESS);
   recording().clear();
   seen().clear();
   CUmemGenericAllocationHandle made = 0;
@@ -227,38 +225,38 @@ TEST_F(VirtualMemory, WhatCudaRefusesNeverLeaves) {
   const CUmemAccessDesc rw = access(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   const CUmemAccessDesc nobody = access(2, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   const CUmemAccessDesc odd = access(0, static_cast<CUmemAccess_flags>(2));
-  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 1), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemCreate(&made, 0, &prop, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemCreate(&made, kUnit + 1, &prop, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemCreate(&made, kUnit, nullptr, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemCreate(&made, kSlab + 1, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemCreate(&made, kSlab, nullptr, 0), CUDA_ERROR_INVALID_VALUE);
   prop.location.id = 2;
-  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 0), CUDA_ERROR_INVALID_DEVICE);
   prop.location = {CU_MEM_LOCATION_TYPE_HOST_NUMA, {0}};
-  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
   prop = on(0);
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
-  EXPECT_EQ(cuMemCreate(&made, kUnit, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
-  EXPECT_EQ(cuMemMap(base + 2 * kUnit, 2 * kUnit, 0, h ^ 1, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemMap(base + 2 * kUnit, kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemMap(base + 2 * kUnit, 2 * kUnit, kUnit, h, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemMap(base + 2 * kUnit, 2 * kUnit, 0, h, 1), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemMap(base + kUnit, 2 * kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE) << "taken";
-  EXPECT_EQ(cuMemMap(base + 7 * kUnit, 2 * kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE) << "beyond";
-  EXPECT_EQ(cuMemMap(world().memory, 2 * kUnit, 0, h, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemUnmap(base + kUnit, kUnit), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemCreate(&made, kSlab, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
+  EXPECT_EQ(cuMemMap(base + 2 * kSlab, 2 * kSlab, 0, h ^ 1, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + 2 * kSlab, kSlab, 0, h, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + 2 * kSlab, 2 * kSlab, kSlab, h, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + 2 * kSlab, 2 * kSlab, 0, h, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemMap(base + kSlab, 2 * kSlab, 0, h, 0), CUDA_ERROR_INVALID_VALUE) << "taken";
+  EXPECT_EQ(cuMemMap(base + 7 * kSlab, 2 * kSlab, 0, h, 0), CUDA_ERROR_INVALID_VALUE) << "beyond";
+  EXPECT_EQ(cuMemMap(world().memory, 2 * kSlab, 0, h, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemUnmap(base + kSlab, kSlab), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemUnmap(world().memory, kBytes), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemSetAccess(base, kUnit, &rw, 1), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemSetAccess(base, 2 * kUnit, &rw, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemSetAccess(base, 2 * kUnit, &odd, 1), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemSetAccess(base, 2 * kUnit, &nobody, 1), CUDA_ERROR_INVALID_DEVICE);
-  EXPECT_EQ(cuMemAddressReserve(&p, kUnit, 3, 0, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, kSlab, &rw, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kSlab, &rw, 0), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kSlab, &odd, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemSetAccess(base, 2 * kSlab, &nobody, 1), CUDA_ERROR_INVALID_DEVICE);
+  EXPECT_EQ(cuMemAddressReserve(&p, kSlab, 3, 0, 0), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemAddressReserve(&p, 0, 0, 0, 0), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressReserve(&p, kUnit, 0, 0, 1), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(base, 8 * kUnit), CUDA_ERROR_INVALID_VALUE) << "still mapped";
+  EXPECT_EQ(cuMemAddressReserve(&p, kSlab, 0, 0, 1), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(base, 8 * kSlab), CUDA_ERROR_INVALID_VALUE) << "still mapped";
   EXPECT_EQ(cuMemFree_v2(base), CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(cuMemGetAllocationGranularity(&n, &(prop = on(0)), CU_MEM_ALLOC_GRANULARITY_MINIMUM),
             CUDA_SUCCESS);
-  EXPECT_EQ(n, kUnit);
+  EXPECT_EQ(n, kSlab);
   EXPECT_EQ(
       cuMemGetAllocationGranularity(&n, &prop, static_cast<CUmemAllocationGranularity_flags>(2)),
       CUDA_ERROR_INVALID_VALUE);
@@ -276,10 +274,10 @@ TEST_F(VirtualMemory, WhatCudaRefusesNeverLeaves) {
               CUDA_ERROR_INVALID_VALUE);
   close(odd_fd);
   EXPECT_TRUE(seen().empty());
-  ASSERT_EQ(cuMemUnmap(base, 2 * kUnit), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemUnmap(base, 2 * kSlab), CUDA_SUCCESS);
   EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
   EXPECT_EQ(cuMemRelease(h), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(base, 8 * kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, 8 * kSlab), CUDA_SUCCESS);
 }
 
 // A descriptor keeps memory like a handle, in whatever process its copies are, and what is imported
@@ -289,7 +287,7 @@ TEST_F(VirtualMemory, ADescriptorIsAReference) {
   CUmemAllocationProp prop = on(0);
   prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
   CUmemGenericAllocationHandle h = 0, imported = 0, spare = 0;
-  ASSERT_EQ(cuMemCreate(&h, 3 * kUnit, &prop, 0), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemCreate(&h, 3 * kSlab, &prop, 0), CUDA_SUCCESS);
   int fd = -1;
   ASSERT_EQ(cuMemExportToShareableHandle(&fd, h, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
             CUDA_SUCCESS);
@@ -298,25 +296,25 @@ TEST_F(VirtualMemory, ADescriptorIsAReference) {
   ASSERT_EQ(cuMemRelease(h), CUDA_SUCCESS);
   close(fd);
   EXPECT_TRUE(recording().calls_of("cuMemRelease").empty()) << "a copy is open";
-  EXPECT_EQ(available(), before - 3 * kUnit);
+  EXPECT_EQ(available(), before - 3 * kSlab);
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(cuMemImportFromShareableHandle(&imported, reinterpret_cast<void*>(intptr_t{copy}),
                                              CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
               CUDA_SUCCESS)
         << "looking at it takes nothing out";
-    EXPECT_EQ(available(), before - 3 * kUnit) << "charged once";
-    const CUdeviceptr base = reserve(3 * kUnit);
-    EXPECT_EQ(cuMemMap(base, 2 * kUnit, 0, imported, 0), CUDA_ERROR_INVALID_VALUE);
-    EXPECT_EQ(cuMemMap(base, 3 * kUnit, 0, imported, 0), CUDA_SUCCESS);
+    EXPECT_EQ(available(), before - 3 * kSlab) << "charged once";
+    const CUdeviceptr base = reserve(3 * kSlab);
+    EXPECT_EQ(cuMemMap(base, 2 * kSlab, 0, imported, 0), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuMemMap(base, 3 * kSlab, 0, imported, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemRelease(imported), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemUnmap(base, 3 * kUnit), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemAddressFree(base, 3 * kUnit), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemUnmap(base, 3 * kSlab), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAddressFree(base, 3 * kSlab), CUDA_SUCCESS);
   }
   EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 2u) << "of the imports";
   close(copy);
-  ASSERT_EQ(cuMemCreate(&spare, kUnit, &prop, 0), CUDA_SUCCESS) << "the next call looks";
+  ASSERT_EQ(cuMemCreate(&spare, kSlab, &prop, 0), CUDA_SUCCESS) << "the next call looks";
   EXPECT_EQ(recording().calls_of("cuMemRelease").size(), 3u);
-  EXPECT_EQ(available(), before - kUnit);
+  EXPECT_EQ(available(), before - kSlab);
   EXPECT_EQ(cuMemRelease(spare), CUDA_SUCCESS);
   EXPECT_EQ(available(), before);
 }
@@ -339,36 +337,36 @@ TEST_F(VirtualMemory, CompressionIsWhatTheDriverGrants) {
     CUmemAllocationProp prop = on(0), told{};
     prop.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_GENERIC;
     CUmemGenericAllocationHandle h = 0;
-    ASSERT_EQ(cuMemCreate(&h, kUnit, &prop, 0), CUDA_SUCCESS);
+    ASSERT_EQ(cuMemCreate(&h, kSlab, &prop, 0), CUDA_SUCCESS);
     EXPECT_EQ(asked, CU_MEM_ALLOCATION_COMP_GENERIC);
     ASSERT_EQ(cuMemGetAllocationPropertiesFromHandle(&told, h), CUDA_SUCCESS);
     EXPECT_EQ(told.allocFlags.compressionType, granted);
     ASSERT_EQ(cuMemRelease(h), CUDA_SUCCESS);
     prop.allocFlags.compressionType = 2;
-    EXPECT_EQ(cuMemCreate(&h, kUnit, &prop, 0), CUDA_ERROR_INVALID_VALUE);
+    EXPECT_EQ(cuMemCreate(&h, kSlab, &prop, 0), CUDA_ERROR_INVALID_VALUE);
   }
 }
 
 // The driver may refuse it, so the caller learns that.
 TEST_F(VirtualMemory, UnusualAccessIsAskedFor) {
-  const CUdeviceptr base = reserve(kUnit);
-  const auto h = create(kUnit);
-  ASSERT_EQ(cuMemMap(base, kUnit, 0, h, 0), CUDA_SUCCESS);
+  const CUdeviceptr base = reserve(kSlab);
+  const auto h = create(kSlab);
+  ASSERT_EQ(cuMemMap(base, kSlab, 0, h, 0), CUDA_SUCCESS);
   const CUmemAccessDesc read = access(0, CU_MEM_ACCESS_FLAGS_PROT_READ);
   {
     ScopedAnswer a(SLUICE_ON(cuMemSetAccess), [](CUdeviceptr, size_t, const CUmemAccessDesc*,
                                                  size_t) { return CUDA_ERROR_NOT_SUPPORTED; });
-    EXPECT_EQ(cuMemSetAccess(base, kUnit, &read, 1), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(cuMemSetAccess(base, kSlab, &read, 1), CUDA_ERROR_NOT_SUPPORTED);
   }
   unsigned long long flags = 9;
   EXPECT_EQ(cuMemGetAccess(&flags, &read.location, base), CUDA_SUCCESS);
   EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_NONE});
-  EXPECT_EQ(cuMemSetAccess(base, kUnit, &read, 1), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemSetAccess(base, kSlab, &read, 1), CUDA_SUCCESS);
   EXPECT_EQ(cuMemGetAccess(&flags, &read.location, base), CUDA_SUCCESS);
   EXPECT_EQ(flags, unsigned{CU_MEM_ACCESS_FLAGS_PROT_READ});
-  EXPECT_EQ(cuMemUnmap(base, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemUnmap(base, kSlab), CUDA_SUCCESS);
   EXPECT_EQ(cuMemRelease(h), CUDA_SUCCESS);
-  EXPECT_EQ(cuMemAddressFree(base, kUnit), CUDA_SUCCESS);
+  EXPECT_EQ(cuMemAddressFree(base, kSlab), CUDA_SUCCESS);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ namespace sluice::test {
 
 inline constexpr size_t kArenaBytes = 40 << 20;  // more than one piece of wire::kArenaChunk
 inline constexpr size_t kReplyLimit = 8176;      // a lane's body on shared memory
+inline constexpr size_t kMiB = 1 << 20, kSlab = 2 * kMiB;  // device memory is mapped by slabs
 
 struct Answer {
   uint32_t status = 0;

@@ -22,7 +22,7 @@ std::span<const std::byte> image(const char* text) {
 
 // Runs in a child, as there is one standard output. 0: good; 14: killed by its alarm.
 template <class F>
-int in_child(F&& f) {
+int with_own_output(F&& f) {
   const pid_t child = fork();
   if (child == 0) {
     alarm(30);
@@ -36,7 +36,7 @@ int in_child(F&& f) {
 }
 
 TEST(DeviceOutput, NothingIsLookedForBeforeCodeThatPrints) {
-  EXPECT_EQ(in_child([](DeviceOutput& o) {
+  EXPECT_EQ(with_own_output([](DeviceOutput& o) {
               o.expect(image(".version 8.0 // computes only"));
               std::printf("unexpected\n");
               return o.waiting() ? 1 : 0;
@@ -45,7 +45,7 @@ TEST(DeviceOutput, NothingIsLookedForBeforeCodeThatPrints) {
 }
 
 TEST(DeviceOutput, ComesInPiecesOfTheSizeThatIsAsked) {
-  EXPECT_EQ(in_child([](DeviceOutput& o) {
+  EXPECT_EQ(with_own_output([](DeviceOutput& o) {
               o.expect(image("call vprintf"));
               if (o.waiting()) return 1;
               std::printf("hello from the device\n");
@@ -61,7 +61,7 @@ TEST(DeviceOutput, AssertionsComeFromStandardErrorOnceCodeHasSome) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
 #endif
-  EXPECT_EQ(in_child([](DeviceOutput& o) {
+  EXPECT_EQ(with_own_output([](DeviceOutput& o) {
               o.expect(image("call vprintf"));
               std::fprintf(stderr, "the log's\n");
               if (o.waiting()) return 1;
@@ -81,7 +81,7 @@ TEST(DeviceOutput, MoreThanAPipeHoldsNeedsNobodyToFetchIt) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
 #endif
-  EXPECT_EQ(in_child([](DeviceOutput& o) {
+  EXPECT_EQ(with_own_output([](DeviceOutput& o) {
               o.expect(image("call vprintf"));
               for (int i = 0; i < 200'000; ++i) std::printf("line %d\n", i);
               if (!o.waiting()) return 1;
@@ -97,7 +97,7 @@ TEST(DeviceOutput, IsFetchedWhileOthersPrint) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
 #endif
-  EXPECT_EQ(in_child([](DeviceOutput& o) {
+  EXPECT_EQ(with_own_output([](DeviceOutput& o) {
               o.expect(image("call vprintf"));
               std::vector<std::thread> printing;
               for (int t = 0; t < 3; ++t)
