@@ -35,6 +35,8 @@ class Part:
     minutes: float
     lane: str
     """Parts of a stage in the same lane run one after the other, lanes beside one another."""
+    yields: bool = False
+    """It gets what the other lanes leave of the processors."""
 
 
 @dataclass
@@ -71,6 +73,7 @@ def read_plan(path: Path) -> Plan:
                 tuple(shlex.split(part["command"])),
                 part["minutes"],
                 part.get("lane", part["name"]),
+                part.get("yields", False),
             )
             for part in stage["parts"]
         ]
@@ -110,7 +113,7 @@ def run_part(part: Part, outcome: Outcome, logs: Path, *, shown: bool) -> None:
     began, busy = time.monotonic(), busy_seconds()
     with (logs / f"{part.name}.log").open("wb") as log:
         process = subprocess.Popen(
-            part.command,
+            (*(("nice", "-n", "19") if part.yields else ()), *part.command),
             cwd=CHECKOUT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

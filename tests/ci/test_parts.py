@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,6 +53,13 @@ def test_every_target_is_one_of_the_makefile(ci: ModuleType) -> None:
         for part in stage:
             assert part.command[0] == "make"
             assert part.command[1] in targets, part
+
+
+def test_a_part_that_yields_lets_the_others_go_first(ci: ModuleType, tmp_path: Path) -> None:
+    for yields, nice in ((True, 19), (False, os.nice(0))):
+        part = ci.Part("a", ("nice",), 1, "a", yields)
+        ci.run_part(part, ci.Outcome(part), tmp_path, shown=False)
+        assert int((tmp_path / "a.log").read_text()) == nice
 
 
 def test_parts_that_come_to_more_than_the_whole_are_refused(ci: ModuleType, tmp_path: Path) -> None:
