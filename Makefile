@@ -95,8 +95,9 @@ guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest
 release-data: programs native guest-bundle ## what later versions are held against, into tests/compatibility/VERSION: before a release is tagged
 	PYTHONPATH=$(CURDIR)/build/python:$(CURDIR)/tests/harness $(PY) -m tests.compatibility.recording.record
 
-docs: native ## docs/api-coverage.md from the registry, docs/cli.md from the commands
+docs: native ## docs/api-coverage.md and the tables of docs/protocol.md from the registry, docs/cli.md from the commands
 	$(PY) dev/cli_reference.py
+	$(PY) dev/protocol_reference.py
 	cp $(BUILD)/generated/docs/api-coverage.md docs/api-coverage.md
 
 format: build/.base ## ruff format and clang-format, in place

@@ -11,7 +11,6 @@ import hashlib
 import re
 
 TOKEN = re.compile(r"[0-9a-f]{32}")
-MOST_PROCESSES = 256
 
 
 def job_of(token: str) -> str:

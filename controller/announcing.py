@@ -15,7 +15,7 @@ from typing import Protocol
 from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import answer_message
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused, Waiting
-from sluice.controller.pool.model import CudaStatus
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 
 ASSIGN_SECONDS = 5.0

@@ -29,18 +29,11 @@ from sluice.controller.pool.decisions import (
     Refused,
     Waiting,
 )
-from sluice.controller.pool.model import (
-    Change,
-    CudaStatus,
-    Event,
-    GpuKey,
-    GrantState,
-    Session,
-    SessionState,
-)
+from sluice.controller.pool.model import Change, Event, GpuKey, GrantState, Session, SessionState
 from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import DeposedError, RecordError, Store, StoreError
 from sluice.controller.store.unstored import Unstored
+from sluice.protocol.cuda_status import CudaStatus
 
 log = logging.getLogger("sluice.controller")
 

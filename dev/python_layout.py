@@ -2,7 +2,8 @@
 """Lays out build/python, from which a checkout runs without being installed.
 
 Called by `make python` and by hand after a clone. It owns build/python (links to the top-level
-folders under the package name `sluice`, and `sluice/rpc`, generated from controller/proto) and
+folders under the package name `sluice`, and what is generated: `sluice/rpc` from controller/proto,
+`sluice/protocol` from native/api) and
 build/bin (launchers). Run with a virtual environment's Python it also writes a .pth file there, so
 that `python -m sluice.server` needs no PYTHONPATH. Running it again is cheap and changes only what
 is out of date; it needs no network.
@@ -83,6 +84,10 @@ def main() -> int:
     from generate import generate  # type: ignore[import-not-found]
 
     generate(python_path)
+    sys.path.insert(0, str(CHECKOUT / "native" / "codegen"))
+    from generate_protocol import generate as generate_protocol
+
+    generate_protocol(python_path)
     write_launchers(build / "bin", python_path)
     write_pth(python_path)
     print(f"build/python is laid out; commands are in {build / 'bin'}")

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sluice.config.server import ProjectsSection
-from sluice.server.open_session import RefusalError, Status
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.server.open_session import RefusalError
 from sluice.server.sessions import Asker
 
 
@@ -32,7 +33,7 @@ class Account:
             return self.projects[0]
         if wanted not in self.projects:
             raise RefusalError(
-                Status.NOT_PERMITTED,
+                CudaStatus.NOT_PERMITTED,
                 f"project {wanted} (SLUICE_PROJECT) is not for {who}, who may use "
                 f"{', '.join(self.projects)}: set SLUICE_PROJECT to one of these, or have this "
                 "host's operator add it to [projects] in server.conf",

@@ -23,10 +23,11 @@ from typing import Any, Protocol
 import grpc
 
 from sluice.config.log_ids import METADATA_KEY, bound, new_request_id
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 from sluice.server.controller_line import ControllerLine
-from sluice.server.open_session import RefusalError, Status
+from sluice.server.open_session import RefusalError
 
 log = logging.getLogger("sluice.server")
 
@@ -216,7 +217,7 @@ class ControllerLink:
         try:
             granted = await self._ask(request, tell)
             if reason := self._ended_early.pop(granted.grant_id, ""):
-                raise RefusalError(Status.SYSTEM_NOT_READY, reason)
+                raise RefusalError(CudaStatus.SYSTEM_NOT_READY, reason)
             async with self._made(granted.grant_id):
                 yield granted
                 settled = True
@@ -290,7 +291,7 @@ class ControllerLink:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.INTERNAL:
                     raise RefusalError(
-                        Status.UNKNOWN, f"the controller failed: {error.details()}"
+                        CudaStatus.UNKNOWN, f"the controller failed: {error.details()}"
                     ) from error
                 log.info("a grant request is repeated: %s", error.details())
                 patience = max(patience, time.monotonic() + self._wait_seconds)
@@ -319,7 +320,7 @@ class ControllerLink:
                 await self._connected.wait()
         except TimeoutError:
             raise RefusalError(
-                Status.SYSTEM_NOT_READY,
+                CudaStatus.SYSTEM_NOT_READY,
                 f"sluice-server cannot reach the controller at {', '.join(self._targets)} (tried "
                 f"for {self._wait_seconds:g} s); start sluice-controller or set [controller] in "
                 "/etc/sluice/server.conf",

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sluice.hypervisor.request import VgpuRequest
-from sluice.server.open_session import OpenSession, RefusalError, Status
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.server.open_session import OpenSession, RefusalError
 
 
 def bounded(domain: str, bound: VgpuRequest, wish: OpenSession) -> OpenSession:
@@ -19,7 +20,7 @@ def bounded(domain: str, bound: VgpuRequest, wish: OpenSession) -> OpenSession:
     for unit, variable, wanted, most in asked:
         if wanted > most:
             raise RefusalError(
-                Status.INVALID_VALUE,
+                CudaStatus.INVALID_VALUE,
                 f"wanted {wanted} {unit}; domain {domain} was given {most}: set "
                 f"{variable} to at most {most}, or raise it with `sluice vm attach`",
             )

@@ -23,9 +23,10 @@ from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.region_file import open_region
 from sluice.hypervisor.request import VgpuRequest
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.doorbell import Doorbell, DoorbellError
 from sluice.server.guest_bounds import bounded
-from sluice.server.open_session import RefusalError, Status, parse_open_session
+from sluice.server.open_session import RefusalError, parse_open_session
 from sluice.server.packets import Message
 from sluice.server.session_desk import SessionDesk
 from sluice.server.sessions import Asker, JobPart, Session
@@ -230,7 +231,7 @@ class Regions:
                 descriptor = open_region(region.path, region.owner.account)
             except (OSError, HypervisorError) as error:
                 raise RefusalError(
-                    Status.OPERATING_SYSTEM,
+                    CudaStatus.OPERATING_SYSTEM,
                     f"the region of domain {region.owner.name} cannot be opened: {error}; attach "
                     "it again with `sluice vm attach`",
                 ) from error

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from sluice.config import log_ids
 from sluice.config.native_files import NativeFileMissing
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import LocalGrant
-from sluice.server.open_session import OpenSession, RefusalError, Status, with_key
+from sluice.server.open_session import OpenSession, RefusalError, with_key
 from sluice.server.session_logs import SessionLog
 from sluice.server.sessions import Asker, JobPart, Session, close_descriptor
 from sluice.server.worker import Worker, WorkerError
@@ -76,7 +77,7 @@ class Relays:
             close_descriptor(asker.pidfd)
             if not isinstance(error, WorkerError):
                 raise
-            raise RefusalError(Status.OPERATING_SYSTEM, str(error)) from error
+            raise RefusalError(CudaStatus.OPERATING_SYSTEM, str(error)) from error
         session = Session(
             id=grant.session_id,
             grant_id=grant.grant_id,
@@ -116,7 +117,7 @@ class Relays:
         except WorkerError as error:
             session.log.write(f"did not start: {error}", logging.ERROR)
             worker.end("the session did not start", grace=0)
-            status = error.status or Status.OPERATING_SYSTEM
+            status = error.status or CudaStatus.OPERATING_SYSTEM
             raise RefusalError(status, f"session {session.id} on {target.node}: {error}") from error
         except asyncio.CancelledError:
             worker.end("the client went away", grace=0)

@@ -20,13 +20,14 @@ from pathlib import Path
 from sluice.config import log_ids
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.accounts import Accounts
 from sluice.server.code_cache import CodeCache, project_of
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.grant_ledgers import GrantLedgers, LedgerFullError
 from sluice.server.job_holds import JobHolds
-from sluice.server.open_session import OpenSession, RefusalError, Status
+from sluice.server.open_session import OpenSession, RefusalError
 from sluice.server.packets import Message
 from sluice.server.relays import Relays
 from sluice.server.session_figures import SessionFigures
@@ -198,7 +199,9 @@ class SessionDesk:
             close_descriptor(asker.pidfd)
             if not isinstance(error, WorkerError):
                 raise
-            raise RefusalError(Status.OPERATING_SYSTEM, f"session {session_id}: {error}") from error
+            raise RefusalError(
+                CudaStatus.OPERATING_SYSTEM, f"session {session_id}: {error}"
+            ) from error
         session = Session(
             id=session_id,
             grant_id=grant_id,
@@ -252,7 +255,7 @@ class SessionDesk:
             session.log.write(f"did not start: {error}", logging.ERROR)
             worker.end("the session did not start", grace=0)
             raise RefusalError(
-                Status.OPERATING_SYSTEM, f"session {session_id} did not start: {error}"
+                CudaStatus.OPERATING_SYSTEM, f"session {session_id} did not start: {error}"
             ) from error
         except asyncio.CancelledError:
             worker.end("the client went away", grace=0)
@@ -397,7 +400,9 @@ class SessionDesk:
         except (LedgerFullError, OSError) as error:
             session.worker.end("its grant has no ledger for it", grace=0)
             close_descriptor(session.asker.pidfd)
-            raise RefusalError(Status.OPERATING_SYSTEM, f"session {session.id}: {error}") from error
+            raise RefusalError(
+                CudaStatus.OPERATING_SYSTEM, f"session {session.id}: {error}"
+            ) from error
         return [("ledger", page)]
 
     def _join_user(self, session: Session) -> dict[str, str]:
@@ -411,7 +416,9 @@ class SessionDesk:
             self.ledgers.leave(session.grant_id, session.ledger_slot)
             session.worker.end("there is no user for it", grace=0)
             close_descriptor(session.asker.pidfd)
-            raise RefusalError(Status.OPERATING_SYSTEM, f"session {session.id}: {error}") from error
+            raise RefusalError(
+                CudaStatus.OPERATING_SYSTEM, f"session {session.id}: {error}"
+            ) from error
         record.uid = user.uid if user else None
         return users.told(user, len(session.vgpus))
 
@@ -492,7 +499,7 @@ def _places(part: JobPart | None, vgpus: tuple[GrantedVgpu, ...]) -> tuple[int, 
         return tuple(range(len(vgpus)))
     if max(part.chosen) >= len(vgpus):
         raise RefusalError(
-            Status.INVALID_VALUE,
+            CudaStatus.INVALID_VALUE,
             f"this process chooses vGPU {max(part.chosen)} of its job, which has {len(vgpus)}, "
             "numbered from 0: set CUDA_VISIBLE_DEVICES, or start the job with "
             "`sluice run --share --vgpu N`",

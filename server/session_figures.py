@@ -21,8 +21,8 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client import Counter as Counted
 
 from sluice.config.metric_families import LATENCY_BUCKETS, Family, FamilyCollector, Samples
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.controller_link import GrantedVgpu
-from sluice.server.open_session import Status
 from sluice.server.packets import Message
 from sluice.server.sessions import Session
 from sluice.server.worker import WorkerError
@@ -188,8 +188,8 @@ class SessionFigures:
 
     def refused(self, status: int) -> None:
         """A client was told why it gets no session."""
-        known = status in Status._value2member_map_
-        self._refusals.labels(Status(status).name.lower() if known else "other").inc()
+        known = status in CudaStatus._value2member_map_
+        self._refusals.labels(CudaStatus(status).name.lower() if known else "other").inc()
 
     def end(self, session_id: str) -> None:
         """The session's worker has exited."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from sluice.config.log_ids import bound
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
@@ -30,7 +31,6 @@ from sluice.server.open_session import (
     BadOpen,
     OpenSession,
     RefusalError,
-    Status,
     check_header,
     pack_open_reply,
     parse_open_session,
@@ -46,7 +46,7 @@ MOST_CONNECTIONS = 256
 #: as it takes to read its first frame and to hand it over.
 MOST_OF_ADDRESS = 64
 NO_TLS = RefusalError(
-    Status.NOT_PERMITTED,
+    CudaStatus.NOT_PERMITTED,
     "this node's data port wants TLS ([tls] data_plane in server.conf), and this client did not "
     "begin with it: install the client library of this release, and name the CA in SLUICE_CA",
 )
@@ -241,7 +241,7 @@ class TcpDoor:
                 connected,
                 line,
                 RefusalError(
-                    Status.NOT_PERMITTED,
+                    CudaStatus.NOT_PERMITTED,
                     "the key is unknown, was used before or has expired; ask the controller "
                     "for a new one (POST /v1/sessions)",
                 ),

@@ -21,13 +21,13 @@ from pathlib import Path
 
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.protocol.frames import ChannelKind
 from sluice.server.listener import Listener, uid_of
 from sluice.server.open_session import (
     BadOpen,
-    Channel,
     OpenSession,
     RefusalError,
-    Status,
     pack_open_reply,
     parse_open_session,
 )
@@ -112,9 +112,9 @@ class UnixDoor:
             if not frame:
                 return
             wish = parse_open_session(frame)
-            if wish.channel not in (Channel.AUTO, Channel.SHM):
+            if wish.channel not in (ChannelKind.AUTO, ChannelKind.SHM):
                 raise BadOpen(
-                    Status.NOT_SUPPORTED,
+                    CudaStatus.NOT_SUPPORTED,
                     f"channel {wish.channel} was asked for on the Unix socket, which carries shm",
                 )
         except TimeoutError:
@@ -162,7 +162,7 @@ class UnixDoor:
         if part is None:
             return
         self._desk.holds.begin(part)
-        _reply(connected, Status.NOT_READY, 0, "the job is held")
+        _reply(connected, CudaStatus.NOT_READY, 0, "the job is held")
         with contextlib.suppress(PeerGone):
             await unless_gone(asyncio.create_task(_until_closed(connected)), peer.pidfd)
         # a server that stops does not get here, and does not say that the launcher has ended
@@ -185,7 +185,7 @@ class UnixDoor:
             }
 
             def tell(line: str) -> None:
-                _reply(connected, Status.NOT_READY, 0, line)
+                _reply(connected, CudaStatus.NOT_READY, 0, line)
 
             opening = asyncio.create_task(self._desk.open(wish, asker, fields, memory, tell))
             try:
@@ -207,7 +207,7 @@ class UnixDoor:
 
 
 def _turn_away(connected: socket.socket, why: str) -> None:
-    _reply(connected, Status.SYSTEM_NOT_READY, 0, f"{why}; end some of its programs")
+    _reply(connected, CudaStatus.SYSTEM_NOT_READY, 0, f"{why}; end some of its programs")
 
 
 async def _until_closed(connected: socket.socket) -> None:

@@ -33,16 +33,15 @@ from sluice.hypervisor.vsock_devices import (
     UserSockets,
     VsockHost,
 )
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.protocol.frames import MAX_WISH_BYTES, ChannelKind
 from sluice.server.foreign_folders import given_socket
 from sluice.server.guest_bounds import bounded
 from sluice.server.listener import Listener
 from sluice.server.open_session import (
-    MOST_WISH_BYTES,
     BadOpen,
-    Channel,
     OpenSession,
     RefusalError,
-    Status,
     check_header,
     pack_open_reply,
     parse_open_session,
@@ -233,7 +232,7 @@ class VsockGuests:
             await self._serve(guest, connected)
             return
         refusal = "this VM was given no vGPU; ask for one on its host with `sluice vm attach`"
-        await _refuse(connected, RefusalError(Status.NOT_PERMITTED, refusal))
+        await _refuse(connected, RefusalError(CudaStatus.NOT_PERMITTED, refusal))
 
     async def _serve_bell_of_cid(self, connected: socket.socket) -> None:
         if guest := self._guest_of(connected):
@@ -282,9 +281,9 @@ class VsockGuests:
     async def _open(self, guest: _Guest, connected: socket.socket) -> None:
         async with asyncio.timeout(FIRST_FRAME_SECONDS):
             wish = parse_open_session(await _read_frame(connected))
-        if wish.channel not in (Channel.AUTO, Channel.VSOCK):
+        if wish.channel not in (ChannelKind.AUTO, ChannelKind.VSOCK):
             raise BadOpen(
-                Status.NOT_SUPPORTED, f"channel {wish.channel} was asked for, and this is vsock"
+                CudaStatus.NOT_SUPPORTED, f"channel {wish.channel} was asked for, and this is vsock"
             )
         wish = bounded(guest.owner.name, guest.request, wish)
         asker = Asker(
@@ -300,7 +299,7 @@ class VsockGuests:
             return
 
         def tell(line: str) -> None:
-            _say(connected, pack_open_reply(Status.NOT_READY, 0, line))
+            _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, line))
 
         opening = asyncio.create_task(
             self._desk.open(wish, asker, {"slot": "0"}, connected.fileno(), tell)
@@ -312,7 +311,7 @@ class VsockGuests:
         if part is None:
             return
         self._desk.holds.begin(part)
-        _say(connected, pack_open_reply(Status.NOT_READY, 0, "the job is held"))
+        _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, "the job is held"))
         try:
             never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             await unless_gone(never, connected.fileno(), lambda: _has_closed(connected))
@@ -343,7 +342,7 @@ def _where(place: VsockPlace) -> str:
 async def _read_frame(connected: socket.socket) -> bytes:
     """Exactly one frame: what follows it is the worker's. Raises BadOpen, EOFError."""
     header = await _read(connected, _HEADER_BYTES)
-    size = check_header(header, MOST_WISH_BYTES)
+    size = check_header(header, MAX_WISH_BYTES)
     return header + await _read(connected, size - _HEADER_BYTES)
 
 

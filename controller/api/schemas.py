@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from sluice.controller.api.pages import Page
 from sluice.controller.pool import model
 from sluice.controller.pool.pool import Pool
+from sluice.protocol import frames
 
 Time = datetime
 
@@ -160,13 +161,15 @@ class SessionRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    vgpu_count: int = Field(0, ge=0, le=64)
+    vgpu_count: int = Field(0, ge=0, le=frames.MAX_DEVICES)
     gmem_mib: int = Field(0, ge=0, le=2**31 - 1)
     ratio_percent: int = Field(0, ge=0, le=100)
     cross_node: bool = Field(False, description="the vGPUs may be on several nodes; 100 % each")
     gpu_model: str = Field("", max_length=120, description="words of the model's name, as h200")
     gpu_architecture: str = Field("", max_length=32, description="such as sm_90")
-    labels: dict[str, str] = Field({}, max_length=16, description="that the node must have")
+    labels: dict[str, str] = Field(
+        {}, max_length=frames.MAX_LABELS, description="that the node must have"
+    )
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     preempt: bool = Field(False, description="end lower-priority work; the project's right")
     wait_seconds: int = Field(0, ge=-1, le=2**31 - 1, description="-1 = for ever, 0 = not at all")
@@ -186,9 +189,13 @@ class SessionRequest(BaseModel):
         "reservation first, then the pool",
     )
     job: str = Field("", max_length=64, description="the token of the job that it belongs to")
-    job_processes: int = Field(0, ge=0, le=256, description="leave room for so many contexts")
-    chosen: list[Annotated[int, Field(ge=0, le=63)]] = Field(
-        [], max_length=64, description="which of the job's vGPUs the process has; empty: all"
+    job_processes: int = Field(
+        0, ge=0, le=frames.MAX_JOB_PROCESSES, description="leave room for so many contexts"
+    )
+    chosen: list[Annotated[int, Field(ge=0, le=frames.MAX_DEVICES - 1)]] = Field(
+        [],
+        max_length=frames.MAX_DEVICES,
+        description="which of the job's vGPUs the process has; empty: all",
     )
 
 

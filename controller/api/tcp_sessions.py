@@ -27,8 +27,9 @@ from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.jobs import JobKey
-from sluice.controller.pool.model import DEFAULT_PROJECT, CudaStatus, Mode
+from sluice.controller.pool.model import DEFAULT_PROJECT, Mode
 from sluice.controller.store.store import StoreError
+from sluice.protocol.cuda_status import CudaStatus
 
 HANGUP_POLL_SECONDS = 1.0
 HUNG_UP = "the client hung up"

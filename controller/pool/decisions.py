@@ -9,15 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sluice.controller.pool.model import (
-    CudaStatus,
-    GpuMode,
-    Grant,
-    Labels,
-    Mode,
-    Session,
-    Vgpu,
-)
+from sluice.controller.pool.model import GpuMode, Grant, Labels, Mode, Session, Vgpu
+from sluice.protocol.cuda_status import CudaStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice.controller.pool.decisions import GrantRequest, Refused
-from sluice.controller.pool.model import CudaStatus, Gpu, GpuKey
+from sluice.controller.pool.model import Gpu, GpuKey
 from sluice.controller.pool.refusals import wanted
 from sluice.controller.pool.rooms import GpuKind, Rooms, Shape
 from sluice.controller.pool.wish import Wish
+from sluice.protocol.cuda_status import CudaStatus
 
 
 def never(request: GrantRequest, rooms: Rooms, *, across: bool) -> Refused | None:

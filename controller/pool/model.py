@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
@@ -32,21 +32,6 @@ class Clock(Protocol):
 IdFactory = Callable[[], str]
 
 DEFAULT_PROJECT = "default"  # on whose account goes what is nobody's in particular
-
-
-class CudaStatus(IntEnum):
-    """The CUresult values that a refusal carries to the client."""
-
-    INVALID_VALUE = 1
-    OUT_OF_MEMORY = 2
-    DEVICE_UNAVAILABLE = 46
-    NO_DEVICE = 100
-    NOT_READY = 600
-    NOT_PERMITTED = 800
-    NOT_SUPPORTED = 801
-    SYSTEM_NOT_READY = 802
-    SYSTEM_DRIVER_MISMATCH = 803
-    UNKNOWN = 999
 
 
 class NodeState(StrEnum):

@@ -26,7 +26,6 @@ from sluice.controller.pool.machines import Machines
 from sluice.controller.pool.model import (
     Change,
     Clock,
-    CudaStatus,
     Document,
     Gpu,
     GpuKey,
@@ -53,6 +52,7 @@ from sluice.controller.pool.pools import TwoPools
 from sluice.controller.pool.quotas import Held
 from sluice.controller.pool.reserving import request_of
 from sluice.controller.pool.scheduling import Ending, Scheduler
+from sluice.protocol.cuda_status import CudaStatus
 
 
 @dataclass(frozen=True, slots=True)

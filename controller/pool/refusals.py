@@ -8,9 +8,9 @@ change.
 from __future__ import annotations
 
 from sluice.controller.pool.decisions import GrantRequest, Refused
-from sluice.controller.pool.model import DEFAULT_PROJECT, CudaStatus, Grant
-
-MOST_VGPUS = 64
+from sluice.controller.pool.model import DEFAULT_PROJECT, Grant
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.protocol.frames import MAX_DEVICES
 
 
 def wanted(request: GrantRequest) -> str:
@@ -23,10 +23,10 @@ def wanted(request: GrantRequest) -> str:
 
 def malformed(request: GrantRequest) -> Refused | None:
     """Refuses numbers that no GPU could meet."""
-    if not 1 <= request.vgpu_count <= MOST_VGPUS:
+    if not 1 <= request.vgpu_count <= MAX_DEVICES:
         return Refused(
             CudaStatus.INVALID_VALUE,
-            f"wanted {request.vgpu_count} vGPUs; set SLUICE_VGPU to 1 to {MOST_VGPUS}",
+            f"wanted {request.vgpu_count} vGPUs; set SLUICE_VGPU to 1 to {MAX_DEVICES}",
         )
     if not 0 <= request.compute_percent <= 100:
         return Refused(

@@ -3,8 +3,7 @@
 
 #include <cstring>
 
-#include "wire/open_session.h"
-#include "wire/session_record.h"
+#include "wire/frame.h"
 
 namespace sluice::channel {
 
@@ -51,7 +50,7 @@ bool open_over(Stream* stream, std::span<const std::byte> request, const std::st
   }
   wire::SessionRecord record;
   bool ok = read_exact(stream, &record, sizeof record) && record.record_bytes >= sizeof record &&
-            record.record_bytes < (1u << 20);
+            record.record_bytes < wire::kMaxRecordBytes;
   if (ok) {
     reply.resize(sizeof(wire::OpenReply) + record.record_bytes);
     std::memcpy(reply.data() + sizeof(wire::OpenReply), &record, sizeof record);

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from generate_abi import Writer
 from imported import RegistryError
 from kinds import Kind, Param
 from model import API, Cache, ErrorClass, Function, Registry, load_registry
+from protocol import CTYPES, load_protocol
 from wire_layout import HANDLE_TABLES, Layout, WireFunction, camel_case
 
 
@@ -151,6 +153,16 @@ def generate(out: Path, api: Path) -> None:
         commands=own.commands,
         objects=own.objects,
         state=own.state,
+    )
+    shared = load_protocol(api)
+    writer.environment.filters["ctype"] = lambda name: CTYPES.get(name, camel_case(name))
+    writer.environment.filters["lines"] = lambda text: "\n// ".join(textwrap.wrap(text, 116))
+    writer.render(
+        "wire_protocol.h.j2",
+        "wire/protocol.h",
+        limits=shared.limits,
+        enumerations=shared.enumerations,
+        structs=shared.structs,
     )
     layout = Layout(registry.driver)
     wires = [layout.lay_out(f) for f in registry.wire_functions()]

@@ -25,7 +25,7 @@
 #include "channel/futex.h"
 #include "channel/region.h"
 #include "wire/control.h"
-#include "wire/open_session.h"
+#include "wire/frame.h"
 
 namespace sluice::doorbell {
 namespace {

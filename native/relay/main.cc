@@ -20,8 +20,6 @@
 #include "relay/target.h"
 #include "wire/control.h"
 #include "wire/frame.h"
-#include "wire/open_session.h"
-#include "wire/session_record.h"
 #include "worker/log.h"
 #include "worker/sandbox.h"
 

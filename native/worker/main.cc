@@ -19,6 +19,7 @@
 
 #include "channel/futex.h"
 #include "tls/record_stream.h"
+#include "wire/address_windows.h"
 #include "wire/control.h"
 #include "worker/device_output.h"
 #include "worker/executor.h"

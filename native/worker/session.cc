@@ -6,7 +6,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "wire/open_session.h"
+#include "wire/address_windows.h"
+#include "wire/frame.h"
 #include "worker/device_attributes.h"
 #include "worker/log.h"
 #include "worker/peer.h"

@@ -18,7 +18,7 @@
 
 #include "wire/array_shape.h"
 #include "wire/commands.h"
-#include "wire/session_record.h"
+#include "wire/frame.h"
 #include "worker/arena_view.h"
 #include "worker/bounce.h"
 #include "worker/bulk.h"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from control_plane import native_worker
 
+from sluice.protocol import frames
 from sluice.server.open_session import parse_open_session
 
 from .openings import opening_differences, read_request
@@ -72,6 +73,8 @@ def test_a_recorded_request_is_understood_as_it_was(recording: Path) -> None:
     for name, value in read_request(request).items():
         if hasattr(asked, name):
             assert getattr(asked, name) == value, name
+    fixed = request[: frames.OpenSession.BYTES]
+    assert frames.OpenSession.unpack(fixed).pack() == fixed
 
 
 # that a difference is seen

@@ -12,8 +12,9 @@ from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.jobs import JobKey
-from sluice.controller.pool.model import CudaStatus, GpuKey, GrantState, Node, SessionState
+from sluice.controller.pool.model import GpuKey, GrantState, Node, SessionState
 from sluice.controller.pool.pool import Pool, ReportedSession, Snapshot
+from sluice.protocol.cuda_status import CudaStatus
 
 JOB: dict[str, Any] = {"job": "j1", "job_domain": "user 1", "memory_mib": 1000}
 KEY = JobKey("j1", "user 1")

@@ -12,7 +12,6 @@ from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.model import (
-    CudaStatus,
     Event,
     GpuKey,
     GrantState,
@@ -23,6 +22,7 @@ from sluice.controller.pool.model import (
     Vgpu,
 )
 from sluice.controller.pool.pool import NODE_LOST, Pool, ReportedSession, Snapshot
+from sluice.protocol.cuda_status import CudaStatus
 
 # GPU of 8000 MiB unless said otherwise; each row: vgpu_count of the node, overhead, reserved,
 # the request, and the slice that it gets

@@ -9,7 +9,8 @@ import pytest
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
-from sluice.controller.pool.model import CudaStatus, Mode, OwnerKind
+from sluice.controller.pool.model import Mode, OwnerKind
+from sluice.protocol.cuda_status import CudaStatus
 
 GUEST: dict[str, Any] = {
     "node": "b",

@@ -9,7 +9,8 @@ import pytest
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
-from sluice.controller.pool.model import CudaStatus, GpuKey, Mode, OwnerKind, Quota, Reservation
+from sluice.controller.pool.model import GpuKey, Mode, OwnerKind, Quota, Reservation
+from sluice.protocol.cuda_status import CudaStatus
 
 
 def reserve(bench: PoolBench, **fields: Any) -> Reservation:

@@ -13,7 +13,6 @@ from pool_bench import PoolBench
 from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import (
-    CudaStatus,
     GpuKey,
     GpuMode,
     GrantState,
@@ -21,6 +20,7 @@ from sluice.controller.pool.model import (
     Quota,
     ReservationState,
 )
+from sluice.protocol.cuda_status import CudaStatus
 
 GPU = GpuKey("a", "a-gpu0")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from control_plane import ControlPlane, read_stream, receive_reply, wait_for
 
+from sluice.protocol.frames import ChannelKind
 from sluice.server.open_session import (
     BadOpen,
-    Channel,
     pack_open_session,
     parse_open_session,
     unpack_open_reply,
@@ -92,7 +92,7 @@ def test_rubbish_on_the_unix_socket_is_refused_and_the_next_client_served(
 
 def test_the_unix_socket_carries_no_other_channel(plane: ControlPlane) -> None:
     with plane.connect_unix() as connected:
-        connected.send(pack_open_session(channel=Channel.IVSHMEM))
+        connected.send(pack_open_session(channel=ChannelKind.IVSHMEM))
         status, _, message = unpack_open_reply(receive_reply(connected)[0])
     assert status == 801
     assert "carries shm" in message

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from sluice.config.places import Full, Places, owner_of_address
+from sluice.protocol.cuda_status import CudaStatus
 from sluice.server import unix_door
 from sluice.server.listener import Listener, uid_of
-from sluice.server.open_session import Status, unpack_open_reply
+from sluice.server.open_session import unpack_open_reply
 
 
 async def connected(address: tuple[str, int], source: str) -> tuple[socket.socket, bool]:
@@ -126,7 +127,7 @@ def test_a_user_has_some_places_of_the_unix_socket_and_is_told_so(
             await asyncio.get_running_loop().sock_connect(lines[-1], str(path))
         told = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(lines[3], 512), 10)
         status, _, message = unpack_open_reply(told)
-        assert status == Status.SYSTEM_NOT_READY
+        assert status == CudaStatus.SYSTEM_NOT_READY
         assert f"uid {os.getuid()} has 3 of the 4096 places" in message
         assert await asyncio.get_running_loop().sock_recv(lines[3], 512) == b""
         assert door._listener

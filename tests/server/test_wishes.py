@@ -14,17 +14,9 @@ from control_plane import ControlPlane, running
 
 from sluice.config.ini import ConfigError
 from sluice.config.server import ProjectsSection, read_server_config
+from sluice.protocol.frames import OpenFlags
 from sluice.server.accounts import Accounts
-from sluice.server.open_session import (
-    ON_DEMAND_ONLY,
-    PREEMPT,
-    RESERVED_ONLY,
-    SAME_GPU,
-    BadOpen,
-    RefusalError,
-    pack_open_session,
-    parse_open_session,
-)
+from sluice.server.open_session import BadOpen, RefusalError, pack_open_session, parse_open_session
 from sluice.server.sessions import Asker, grant_request
 
 EVERYTHING = (
@@ -39,7 +31,11 @@ EVERYTHING = (
 
 def test_every_wish_reaches_the_request_to_the_controller() -> None:
     wish = parse_open_session(
-        pack_open_session(flags=PREEMPT | SAME_GPU | RESERVED_ONLY, priority=3, wishes=EVERYTHING)
+        pack_open_session(
+            flags=OpenFlags.PREEMPT | OpenFlags.SAME_GPU | OpenFlags.RESERVED_ONLY,
+            priority=3,
+            wishes=EVERYTHING,
+        )
     )
     assert len(wish.raw) == 512
     assert wish.raw[:4] == (512).to_bytes(4, "little"), "a worker knows the fixed part alone"
@@ -64,7 +60,7 @@ def test_every_wish_reaches_the_request_to_the_controller() -> None:
         (("gpu_model=" + "x" * 121,), 0, "SLUICE_GPU_MODEL"),
         (("label=rack",), 0, "SLUICE_LABELS"),
         (tuple(f"label=a=v{n}" for n in range(17)), 0, "at most 16"),
-        ((), RESERVED_ONLY | ON_DEMAND_ONLY, "SLUICE_MODE"),
+        ((), OpenFlags.RESERVED_ONLY | OpenFlags.ON_DEMAND_ONLY, "SLUICE_MODE"),
         (("project=" + "x" * 4000,), 0, "size"),
     ],
 )
@@ -181,9 +177,9 @@ def test_what_a_process_gets_is_its_users(plane: ControlPlane) -> None:
     def drawn() -> list[str]:
         return list(plane.rest.get(f"/reservations/{name}").json()["grants"])
 
-    assert plane.client(**small, uid=4711, flags=RESERVED_ONLY).first["status"] == 800
+    assert plane.client(**small, uid=4711, flags=OpenFlags.RESERVED_ONLY).first["status"] == 800
     assert plane.client(**small).first["status"] == 0
-    assert plane.client(**small, uid=4712, flags=ON_DEMAND_ONLY).first["status"] == 0
+    assert plane.client(**small, uid=4712, flags=OpenFlags.ON_DEMAND_ONLY).first["status"] == 0
     assert drawn() == []
     assert plane.client(**small, uid=4712).first["status"] == 0
     assert len(drawn()) == 1
@@ -230,7 +226,7 @@ def test_model_and_labels_choose_and_rights_are_kept(plane: ControlPlane) -> Non
     lost = plane.client(**small, wishes=["label=rack=r1"]).first
     assert lost["status"] != 0
     assert "rack=r1" in lost["message"]
-    preempting = plane.client(**small, flags=PREEMPT).first
+    preempting = plane.client(**small, flags=OpenFlags.PREEMPT).first
     assert preempting["status"] == 800
     assert "quota set default --may-preempt" in preempting["message"]
     plane.rest.put("/quotas/default", json={"max_priority": 2})
@@ -243,7 +239,7 @@ def test_model_and_labels_choose_and_rights_are_kept(plane: ControlPlane) -> Non
 def test_two_vgpus_of_one_card_where_that_is_allowed(plane: ControlPlane) -> None:
     wish = {"vgpu_count": 2, "gmem_mib": 64, "ratio_percent": 10}
     assert plane.client(**wish).first["status"] != 0
-    both = plane.client(**wish, flags=SAME_GPU)
+    both = plane.client(**wish, flags=OpenFlags.SAME_GPU)
     assert both.first["status"] == 0, both.first
     [grant] = plane.grants()
     assert len({vgpu["gpu"] for vgpu in grant["vgpus"]}) == 1

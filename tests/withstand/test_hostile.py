@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from control_plane import ControlPlane, read_stream, running, wait_for
 
-from sluice.server.open_session import Channel, pack_open_session, unpack_open_reply
+from sluice.protocol.frames import ChannelKind
+from sluice.server.open_session import pack_open_session, unpack_open_reply
 
 from .hostile_session import NO_LANE, HostileSession
 from .prompted import ENDLESS, Prompted
@@ -170,7 +171,7 @@ def test_random_bytes_over_tcp_end_that_session_alone(
         assert answer.status_code in (200, 201), answer.text
         opened = answer.json()
         with socket.create_connection((opened["address"], int(opened["port"])), 10) as connected:
-            connected.sendall(pack_open_session(key=opened["key"], channel=Channel.TCP))
+            connected.sendall(pack_open_session(key=opened["key"], channel=ChannelKind.TCP))
             status, number, message = unpack_open_reply(read_stream(connected, 512))
             assert status == 0, message
             session = f"{number:016x}"

@@ -18,7 +18,8 @@ from typing import Any
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import BELL_PORT
-from sluice.server.open_session import RefusalError, Status
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.server.open_session import RefusalError
 from sluice.server.vsock_guests import VsockGuests
 
 LOOPBACK = 1
@@ -32,7 +33,7 @@ class Desk:
 
     async def open(self, wish: Any, asker: Any, *_: Any) -> None:
         raise RefusalError(
-            Status.NO_DEVICE,
+            CudaStatus.NO_DEVICE,
             f"{asker.domain_name} over {asker.channel} wants {wish.vgpu_count} of "
             f"{wish.gmem_mib} MiB for {wish.program}",
         )

@@ -17,7 +17,6 @@
 #include "client/core/config.h"
 #include "wire/commands.h"
 #include "wire/frame.h"
-#include "wire/open_session.h"
 
 namespace sluice::client {
 

@@ -9,7 +9,7 @@
 #include <map>
 #include <sstream>
 
-#include "wire/open_session.h"
+#include "wire/frame.h"
 
 namespace sluice::client {
 

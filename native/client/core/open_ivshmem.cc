@@ -20,7 +20,7 @@
 
 #include "client/core/slot_channel.h"
 #include "client/watch/offsets.h"
-#include "wire/session_record.h"
+#include "wire/address_windows.h"
 
 extern char** environ;
 

@@ -12,7 +12,7 @@
 #include <cstring>
 
 #include "client/core/slot_channel.h"
-#include "wire/session_record.h"
+#include "wire/address_windows.h"
 
 namespace sluice::client {
 

@@ -14,7 +14,7 @@
 
 #include "abi/cuda_driver.h"
 #include "wire/commands.h"
-#include "wire/session_record.h"
+#include "wire/frame.h"
 
 namespace sluice::client {
 

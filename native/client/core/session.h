@@ -33,7 +33,7 @@
 #include "client/core/virtual_memory.h"
 #include "wire/array_shape.h"
 #include "wire/commands.h"
-#include "wire/session_record.h"
+#include "wire/frame.h"
 
 namespace sluice::client {
 

@@ -11,7 +11,7 @@
 #include "channel/region_stream.h"
 #include "client/core/shm_channel.h"
 #include "client/core/stream_channel.h"
-#include "wire/session_record.h"
+#include "wire/frame.h"
 
 namespace sluice::client {
 

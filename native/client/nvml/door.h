@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "abi/cuda_driver.h"
+#include "wire/frame.h"
 #include "wire/gpu_figures.h"
-#include "wire/session_record.h"
 
 namespace sluice::client {
 

@@ -26,7 +26,7 @@
 
 #include "channel/futex.h"
 #include "channel/region.h"
-#include "wire/open_session.h"
+#include "wire/frame.h"
 
 extern char** environ;
 

@@ -22,6 +22,7 @@
 #include "relay/pump.h"
 #include "tests/native/channel/shared_slot.h"
 #include "tests/native/worker/fake_driver.h"
+#include "wire/address_windows.h"
 #include "worker/executor.h"
 
 namespace sluice::test {
