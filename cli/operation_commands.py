@@ -157,7 +157,7 @@ def _switched(api: Controller, gpu: str, to: str, wait: float, *, preempt: bool)
     def look() -> tuple[bool, str]:
         nonlocal answer
         answer = api.get(path)
-        if answer["mode"] == "draining" and answer["reason"].startswith("cannot be"):
+        if answer["mode"] == "draining" and answer["step"] == "stuck":
             raise CommandError(f"GPU {answer['gpu']} {answer['reason']}")
         return answer["mode"] == to, answer["reason"]
 

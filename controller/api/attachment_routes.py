@@ -18,6 +18,7 @@ from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.operations import carried_out
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.attaching import Attaching
@@ -99,10 +100,10 @@ def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             raise not_found("attachment", str(key))
         return found
 
-    async def outcome(task: asyncio.Task[str], title: str, what: str) -> None:
+    async def outcome(task: asyncio.Task[str], kind: ProblemType, what: str) -> None:
         await asyncio.wait([task], timeout=PATIENCE_SECONDS)
         if task.done() and (error := task.result()):
-            raise Problem(409, title, f"{what}: {error}")
+            raise Problem(409, kind, f"{what}: {error}")
 
     @routes.get("/attachments", tags=["gpus"])
     async def list_attachments(
@@ -140,10 +141,10 @@ def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
                 key, body.domain, AttachWhen(body.when), rom_bar=body.rom_bar
             )
         except Impossible as error:
-            raise Problem(409, "Not possible", str(error)) from None
+            raise Problem(409, ProblemType.NOT_POSSIBLE, str(error)) from None
         except Unknown as error:
             raise not_found(error.kind, error.name) from None
-        await outcome(task, "Not attached", f"GPU {key} is not in VM {body.domain}")
+        await outcome(task, ProblemType.NOT_ATTACHED, f"GPU {key} is not in VM {body.domain}")
         return attachment_view(pool, record_of(key))
 
     @routes.delete("/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=_CHANGED)
@@ -170,10 +171,10 @@ def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             try:
                 task = await attaching.detach(key)
             except Impossible as error:
-                raise Problem(409, "Not possible", str(error)) from None
+                raise Problem(409, ProblemType.NOT_POSSIBLE, str(error)) from None
             except Unknown as error:
                 raise not_found(error.kind, error.name) from None
-            await outcome(task, "Not detached", f"GPU {key}, VM {found.domain_name}")
+            await outcome(task, ProblemType.NOT_DETACHED, f"GPU {key}, VM {found.domain_name}")
         view = attachment_view(pool, found)
         return view if key in pool.attachments else view.model_copy(update={"state": "detached"})
 

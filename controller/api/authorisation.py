@@ -16,6 +16,7 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem
 from sluice.controller.auth.access import CLIENT, Caller
 from sluice.controller.auth.tokens import Role
@@ -44,7 +45,7 @@ async def caller_of(
         )
         raise Problem(
             403,
-            "Not allowed",
+            ProblemType.NOT_ALLOWED,
             f"{request.method} {request.url.path} is for {' or '.join(wanted.scopes)}, and "
             f"{caller.id} is {have}{hint}",
         )

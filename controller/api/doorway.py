@@ -21,6 +21,7 @@ from sluice.config.buckets import Buckets
 from sluice.config.log_ids import request_id
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.places import Places, owner_of_address
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, no_place, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.audit import DENIED
@@ -78,7 +79,9 @@ class Doorway:
             privileged = caller is not None and caller.is_operator
             if full := self.under_way.take(owner, privileged=privileged):
                 what = f"{self.under_way.of(owner)} requests under way"
-                raise no_place(full, "too-many-requests-under-way", owner, what, "wait for some")
+                raise no_place(
+                    full, ProblemType.TOO_MANY_REQUESTS_UNDER_WAY, owner, what, "wait for some"
+                )
         except Problem as problem:
             await problem_answer(scope["path"], problem)(scope, receive, send)
             return
@@ -94,11 +97,10 @@ class Doorway:
         if wait := self._buckets.take(name):
             raise Problem(
                 429,
-                "Too many requests",
+                ProblemType.TOO_MANY_REQUESTS,
                 f"{name} asks too often; wait {wait:.2g} s ([auth] requests_per_second)",
                 # a connection that goes on asking costs more than its answers
                 headers={"Retry-After": str(math.ceil(wait)), "Connection": "close"},
-                kind="too-many-requests",
             )
 
     async def _authenticate(self, scope: Scope, headers: Headers, address: str) -> Caller | None:
@@ -116,10 +118,9 @@ class Doorway:
             PEERS.warning("REST: Keystone is busy", address, "refused %s: %s", address, busy)
             raise Problem(
                 429 if busy.of_address else 503,
-                "Keystone is busy",
+                ProblemType.KEYSTONE_BUSY,
                 str(busy),
                 headers={"Retry-After": "2"},
-                kind="keystone-busy",
             ) from None
         except Denied as denied:
             if given is None and scope["path"] in PUBLIC:
@@ -132,7 +133,7 @@ class Doorway:
             error = ' error="invalid_token"' if given is not None else ""
             raise Problem(
                 401,
-                "Not authenticated",
+                ProblemType.NOT_AUTHENTICATED,
                 str(denied),
                 headers={"WWW-Authenticate": f'Bearer realm="sluice"{error}'},
             ) from None
@@ -189,4 +190,4 @@ def _path(scope: Scope) -> str:
 
 
 def _too_large() -> Problem:
-    return Problem(413, "Body too large", TOO_LARGE)
+    return Problem(413, ProblemType.BODY_TOO_LARGE, TOO_LARGE)

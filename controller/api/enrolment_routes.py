@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from sluice.controller.api.authorisation import Operator, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import ENROLMENT, Caller
@@ -117,7 +118,7 @@ async def make_enrolment(
     if role is Role.NODE and Role.ADMIN not in caller.roles:
         raise Problem(
             403,
-            "Not allowed",
+            ProblemType.NOT_ALLOWED,
             f"a node's enrolment is for admin, as a node's token is, and {caller.id} is "
             f"{', '.join(sorted(caller.roles))}; use another token",
         )
@@ -127,14 +128,14 @@ async def make_enrolment(
         if reservation is None:
             raise Problem(
                 409,
-                "No such reservation",
+                ProblemType.RESERVATION_OVER,
                 f"reservation {body.reservation} is not there or has ended; list them at "
                 "/v1/reservations",
             )
         if project not in ("", reservation.project):
             raise Problem(
                 422,
-                "Another's project",
+                ProblemType.PROJECT_OF_ANOTHER,
                 f"project is {project}, and reservation {reservation.id} is of "
                 f"{reservation.project}: leave `project` out",
             )
@@ -143,7 +144,7 @@ async def make_enrolment(
             if vm not in ("", reservation.owner):
                 raise Problem(
                     422,
-                    "Another's reservation",
+                    ProblemType.RESERVATION_OF_ANOTHER,
                     f"vm is {vm}, and reservation {reservation.id} is of "
                     f"{reservation.owner}: leave `vm` out",
                 )
@@ -167,7 +168,7 @@ async def make_enrolment(
 async def withdraw_enrolment_of(book: EnrolmentBook, found: Enrolment, caller: Caller) -> Enrolment:
     """The enrolment, withdrawn; raises Problem, StoreError."""
     if found.role is Role.NODE and Role.ADMIN not in caller.roles:
-        raise Problem(403, "Not allowed", "a node's enrolment is withdrawn by an admin")
+        raise Problem(403, ProblemType.NOT_ALLOWED, "a node's enrolment is withdrawn by an admin")
     return await book.withdraw(found.id, caller.id)
 
 
@@ -254,14 +255,14 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         if enrolment.reservation and _live_reservation(pool, enrolment.reservation) is None:
             raise Problem(
                 409,
-                "Reservation is over",
+                ProblemType.RESERVATION_OVER,
                 f"enrolment {enrolment.id} was for reservation {enrolment.reservation}, which has "
                 "ended; ask for another",
             )
         try:
             token, secret = await book.use(enrolment.id)
         except NotOpen as error:
-            raise Problem(409, "Enrolment is over", f"{error}; ask for another") from None
+            raise Problem(409, ProblemType.ENROLMENT_OVER, f"{error}; ask for another") from None
         response.headers["Cache-Control"] = "no-store"
         return Enrolled(
             secret=secret,

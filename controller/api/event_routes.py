@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from sluice.config.places import Places
 from sluice.controller.api.authorisation import Admin, Operator, ViewerOrTenant
 from sluice.controller.api.pages import Limit, Marker, Page, make_marker, read_marker
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
@@ -201,7 +202,7 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
         owner = caller.owner
         if full := streams.take(owner, privileged=caller.is_operator):
             what = f"{streams.of(owner) or MOST_STREAMS} event streams"
-            raise no_place(full, "too-many-streams", owner, what, "end one of them")
+            raise no_place(full, ProblemType.TOO_MANY_STREAMS, owner, what, "end one of them")
         try:
             # known before the headers go: whoever has them, and lists then, misses nothing
             begin = await _latest() if since is None else since
@@ -263,7 +264,9 @@ def _before(marker: str | None) -> int | None:
     match read_marker(marker):
         case (int(number),) if 0 <= number <= NUMBER_MOST:
             return number
-    raise Problem(422, "Not a marker", "marker is not the next_marker of a page of events")
+    raise Problem(
+        422, ProblemType.INVALID_MARKER, "marker is not the next_marker of a page of events"
+    )
 
 
 def _view(each: NumberedEvent) -> EventView:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from fastapi import Header, Response
 
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem
 
 IfMatch = Annotated[
@@ -35,7 +36,7 @@ def check_generation(if_match: str | None, kind: str, name: str, generation: int
     if etag(generation) not in (each.strip() for each in if_match.split(",")):
         raise Problem(
             412,
-            "Generation has changed",
+            ProblemType.GENERATION_CHANGED,
             f"If-Match is {if_match} but {kind} {name} is at generation {etag(generation)}; "
             "read it again and decide anew",
         )

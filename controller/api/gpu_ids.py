@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, not_found
 from sluice.controller.pool.model import GpuKey
 
@@ -26,5 +27,7 @@ def gpu_key(known: Collection[GpuKey], gpu_id: str) -> GpuKey:
         raise not_found("gpu", gpu_id)
     if len(found) > 1:
         names = ", ".join(map(str, sorted(found, key=str)[:4]))
-        raise Problem(409, "Ambiguous GPU", f"{gpu_id} may be several: name one of {names}")
+        raise Problem(
+            409, ProblemType.AMBIGUOUS_GPU, f"{gpu_id} may be several: name one of {names}"
+        )
     return found[0]

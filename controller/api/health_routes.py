@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.gpu_ids import gpu_key
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
@@ -39,7 +40,7 @@ def health_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             else f"node {key.node} is not connected"
         )
         if error:
-            what = "Not cleared" if clear else "Not checked"
+            what = ProblemType.NOT_CLEARED if clear else ProblemType.NOT_CHECKED
             raise Problem(409, what, f"GPU {key}: {error}")
         return schemas.gpu_view(pool, pool.gpus[gpu_key(pool.gpus, gpu_id)])
 

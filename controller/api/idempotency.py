@@ -27,6 +27,7 @@ from starlette.responses import Response
 
 from sluice.config.places import Full, Places
 from sluice.controller.api.doorway import App, Receive, Scope, Send
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, problem_answer
 from sluice.controller.auth.access import Caller
 from sluice.controller.pool.model import Document, DocumentRemoved
@@ -97,7 +98,9 @@ class Idempotency:
         try:
             if not 0 < len(key) <= KEY_MOST_CHARACTERS:
                 raise Problem(
-                    422, "Not a key", f"Idempotency-Key has 1 to {KEY_MOST_CHARACTERS} characters"
+                    422,
+                    ProblemType.INVALID_KEY,
+                    f"Idempotency-Key has 1 to {KEY_MOST_CHARACTERS} characters",
                 )
             body = await _whole_body(receive)
             name = hashlib.sha256(f"{caller.id} {key}".encode()).hexdigest()
@@ -139,7 +142,7 @@ class Idempotency:
             await self._store.commit([_document(name, answer)])
         except StoreError as error:
             self._remove(name)
-            raise Problem(503, "The store does not work", str(error)) from None
+            raise Problem(503, ProblemType.STORE_UNAVAILABLE, str(error)) from None
         return answer
 
     def _outdated(self, now: float) -> Iterator[str]:
@@ -225,20 +228,20 @@ def _repeat(known: Answer, request: str, key: str) -> Response:
     if known.request != request:
         raise Problem(
             422,
-            "Key is another request's",
+            ProblemType.KEY_OF_ANOTHER_REQUEST,
             f"Idempotency-Key {key} came with another request within 24 hours; take a new key",
         )
     if known.runs:
         raise Problem(
             409,
-            "Request is under way",
+            ProblemType.REQUEST_UNDER_WAY,
             f"the request with Idempotency-Key {key} has not been answered yet; ask again",
             headers={"Retry-After": "1"},
         )
     if not known.status:
         raise Problem(
             409,
-            "Outcome is not known",
+            ProblemType.OUTCOME_UNKNOWN,
             f"the controller stopped while the request with Idempotency-Key {key} ran; look "
             "whether it happened, and take a new key if not",
         )
@@ -249,13 +252,12 @@ def _repeat(known: Answer, request: str, key: str) -> Response:
 def _too_many(full: Full, owner: str) -> Problem:
     return Problem(
         429 if full is Full.OWNER else 503,
-        "Too many keys",
+        ProblemType.TOO_MANY_KEYS,
         f"{owner} has as many idempotency keys of the last {LEAST_SECONDS / 60:.0f} minutes as are "
         "kept for one caller"
         if full is Full.OWNER
         else "no more idempotency keys are kept for now; wait, or send the request without one",
         headers={"Retry-After": "60"},
-        kind="too-many-keys",
     )
 
 
@@ -300,9 +302,9 @@ async def _whole_body(receive: Receive) -> bytes:
         try:
             message = await receive()
         except HTTPException as error:
-            raise Problem(error.status_code, "Body refused", str(error.detail)) from None
+            raise Problem(error.status_code, ProblemType.BODY_REFUSED, str(error.detail)) from None
         if message["type"] == "http.disconnect":
-            raise Problem(499, "Client hung up", "the client closed the connection")
+            raise Problem(499, ProblemType.CLIENT_HUNG_UP, "the client closed the connection")
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)

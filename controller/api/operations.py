@@ -16,6 +16,7 @@ from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.desk import GrantDesk
@@ -50,6 +51,10 @@ class SwitchView(BaseModel):
     reason: str
     since: Time | None
     generation: int
+    step: Literal["", "waiting", "handing-over", "stuck"] = Field(
+        description="of one that drains or returns: what it waits for. stuck: its node could not "
+        "hand it over, for `reason`, and tries again"
+    )
 
 
 class GrantSize(BaseModel):
@@ -64,8 +69,8 @@ def problem_of(error: Impossible | Unknown | Outdated) -> Problem:
     if isinstance(error, Unknown):
         return not_found(error.kind, error.name)
     if isinstance(error, Outdated):
-        return Problem(412, "Generation has changed", str(error))
-    return Problem(409, "Not possible", str(error))
+        return Problem(412, ProblemType.GENERATION_CHANGED, str(error))
+    return Problem(409, ProblemType.NOT_POSSIBLE, str(error))
 
 
 async def carried_out(desk: GrantDesk, decide: Callable[[], Decisions]) -> None:
@@ -91,7 +96,7 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         if switch is None:
             return SwitchView(
                 gpu=str(key), mode="pooled", target="pooled", preempt=False, reason="",
-                since=None, generation=0,
+                since=None, generation=0, step="",
             )  # fmt: skip
         return SwitchView(
             gpu=str(key),
@@ -101,6 +106,7 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             reason=switch.reason,
             since=time_of(switch.since),
             generation=switch.generation,
+            step=switch.step.value,
         )
 
     @routes.get("/gpus/{gpu_id}/switch", tags=["gpus"], responses=_CHANGED)
@@ -144,7 +150,7 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             link.close()  # it connects anew and reports what it runs
         raise Problem(
             503,
-            "Not known whether resized",
+            ProblemType.RESIZE_UNKNOWN,
             f"grant {grant.id}: {why}; its node reports what it runs, look at it in some seconds",
         )
 
@@ -180,7 +186,9 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
                 await _not_known(grant, str(gone))
             await carried_out(desk, lambda: operations.finish_resize(grant_id, error))
             if error:
-                raise Problem(409, "Not resized", f"grant {grant_id} stays as it was: {error}")
+                raise Problem(
+                    409, ProblemType.NOT_RESIZED, f"grant {grant_id} stays as it was: {error}"
+                )
         return schemas.grant_view(grant, pool.sessions_of(grant_id))
 
     return routes

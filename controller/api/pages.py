@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Query
 from pydantic import BaseModel, Field
 
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem
 
 T = TypeVar("T")
@@ -87,5 +88,7 @@ def read_marker(marker: str) -> tuple[Any, ...]:
 
 def _not_a_marker() -> Problem:
     return Problem(
-        422, "Not a marker", "marker is not the next_marker of a page; begin without one"
+        422,
+        ProblemType.INVALID_MARKER,
+        "marker is not the next_marker of a page; begin without one",
     )

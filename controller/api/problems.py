@@ -8,6 +8,7 @@ application/problem+json. Every document says what was wanted, what was found, a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import Request
@@ -18,8 +19,7 @@ from starlette.exceptions import HTTPException
 
 from sluice.config.log_ids import request_id
 from sluice.config.places import Full
-
-KINDS = "urn:sluice:problem:"
+from sluice.controller.api.problem_types import ProblemType
 
 
 class ProblemDocument(BaseModel):
@@ -40,44 +40,49 @@ class Problem(Exception):
     def __init__(
         self,
         status: int,
-        title: str,
+        kind: ProblemType | None,
         detail: str,
         *,
         cuda_error: int | None = None,
         headers: dict[str, str] | None = None,
-        kind: str = "",
     ) -> None:
-        """`kind` is what callers may decide by; without one the status says all."""
+        """`kind` is what callers decide by; None: the status says all."""
         super().__init__(detail)
-        self.type = f"{KINDS}{kind}" if kind else "about:blank"
+        self.type = kind.uri if kind else "about:blank"
         self.status = status
-        self.title = title
+        self.title = kind.title if kind else phrase_of(status)
         self.detail = detail
         self.cuda_error = cuda_error
         self.headers = headers
 
 
+def phrase_of(status: int) -> str:
+    """HTTP's own name of a status."""
+    return HTTPStatus(status).phrase if status in set(HTTPStatus) else "Error"
+
+
 def not_found(kind: str, name: str) -> Problem:
     """There is no such resource."""
-    return Problem(404, f"No such {kind}", f"there is no {kind} {name}; list them at /v1/{kind}s")
+    return Problem(
+        404, ProblemType.NOT_FOUND, f"there is no {kind} {name}; list them at /v1/{kind}s"
+    )
 
 
-def no_place(full: Full, kind: str, owner: str, what: str, do: str) -> Problem:
+def no_place(full: Full, kind: ProblemType, owner: str, what: str, do: str) -> Problem:
     """A caller has as many of something as it may have (429), or all are taken (503)."""
     of_owner = full is Full.OWNER
     detail = f"{owner} has {what} already" if of_owner else f"all {what} are taken"
     return Problem(
         429 if of_owner else 503,
-        "Too many",
+        kind,
         f"{detail}; {do}",
         headers={"Retry-After": "10"},
-        kind=kind,
     )
 
 
 def store_problem(error: Exception) -> Problem:
     """What cannot be stored or read now."""
-    return Problem(503, "The store does not work", str(error), headers={"Retry-After": "1"})
+    return Problem(503, ProblemType.STORE_UNAVAILABLE, str(error), headers={"Retry-After": "1"})
 
 
 def document_of(path: str, problem: Problem) -> ProblemDocument:
@@ -119,7 +124,7 @@ async def answer_http_error(request: Request, error: Exception) -> Any:
     assert isinstance(error, HTTPException)
     problem = Problem(
         error.status_code,
-        str(error.detail),
+        None,
         f"{request.method} {request.url.path}: {error.detail}; the API is described at "
         "/v1/openapi.json",
         headers=dict(error.headers) if error.headers else None,
@@ -140,4 +145,4 @@ def invalid(errors: Iterable[Mapping[str, Any]], place: Sequence[str | int] = ()
         f"(found {e.get('input')!r:.80})"
         for e in errors
     ]
-    return Problem(422, "Invalid request", "; ".join(parts))
+    return Problem(422, ProblemType.INVALID_REQUEST, "; ".join(parts))

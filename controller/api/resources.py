@@ -24,6 +24,7 @@ from sluice.controller.api.authorisation import (
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.auth.access import Caller
 from sluice.controller.desk import GrantDesk
@@ -201,7 +202,7 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         who = "the operator" if caller.project is None else f"project {caller.project}"
         if not await desk.end_grant(grant_id, f"ended by {who}"):
             raise Problem(
-                409, "Grant has ended", f"grant {grant_id} has ended already: {grant.reason}"
+                409, ProblemType.GRANT_ENDED, f"grant {grant_id} has ended already: {grant.reason}"
             )
         return schemas.grant_view(grant, pool.sessions_of(grant_id))
 
@@ -275,12 +276,12 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         if link is None:
             raise Problem(
                 503,
-                "Node is not connected",
+                ProblemType.NODE_NOT_CONNECTED,
                 f"node {session.node} holds the log and is not connected; start its sluice-server",
             )
         answer = await link.read_log(session_id, tail_bytes, LOG_SECONDS)
         if answer.error:
-            raise Problem(503, "Log cannot be read", f"node {session.node}: {answer.error}")
+            raise Problem(503, ProblemType.LOG_UNREADABLE, f"node {session.node}: {answer.error}")
         return PlainTextResponse(answer.text)
 
     return routes

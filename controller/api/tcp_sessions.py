@@ -19,6 +19,7 @@ from sluice.config.job_token import job_of
 from sluice.config.places import Places
 from sluice.controller.announcing import NODE_TRIES, announce
 from sluice.controller.api.authorisation import Client
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
@@ -59,7 +60,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
         project = _project(caller, body.project)
         job = _job_name(body.job) if body.job else ""
         if len(set(body.chosen)) < len(body.chosen):
-            raise Problem(422, "Not a choice", "`chosen` names a vGPU twice")
+            raise Problem(422, ProblemType.INVALID_CHOICE, "`chosen` names a vGPU twice")
         trouble = ""
         for _ in range(NODE_TRIES):
             wanted = GrantRequest(
@@ -91,7 +92,9 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 may_preempt=caller.may_preempt,
             )
             if refusal := desk.pool.not_allowed(wanted):
-                raise Problem(403, "Not allowed", refusal.message, cuda_error=int(refusal.status))
+                raise Problem(
+                    403, ProblemType.NOT_ALLOWED, refusal.message, cuda_error=int(refusal.status)
+                )
             key = secrets.token_hex(16)
             asked = (caller.id, request.headers.get("idempotency-key", ""))
             service.under_way.add(wanted.request_id)
@@ -134,7 +137,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 raise _hung_up()
         raise Problem(
             503,
-            "No node took the session",
+            ProblemType.SESSION_NOT_TAKEN,
             f"{trouble}; look at `sluice node list` and try again",
             cuda_error=int(CudaStatus.SYSTEM_NOT_READY),
         )
@@ -148,7 +151,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
         if wanted is None or wanted.request_id not in desk.pool.queue:
             raise Problem(
                 404,
-                "Nothing waits",
+                ProblemType.NOTHING_WAITS,
                 "no request of yours with this Idempotency-Key waits for a grant here",
             )
         place = desk.pool.waiting(wanted)
@@ -177,7 +180,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
         key = JobKey(_job_name(body.job), _domain(caller, peer))
         if full := holds.take(caller.owner):
             what = f"{holds.of(caller.owner) or MOST_HOLDS} jobs held"
-            raise no_place(full, "too-many-holds", caller.owner, what, "end one of them")
+            raise no_place(full, ProblemType.TOO_MANY_HOLDS, caller.owner, what, "end one of them")
         holder = f"request {secrets.token_hex(8)}"
         with holds.held(caller.owner):
             desk.pool.job_held(key, holder)
@@ -190,7 +193,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
 
 
 def _hung_up() -> Problem:
-    return Problem(499, "Client hung up", "the client closed the connection")
+    return Problem(499, ProblemType.CLIENT_HUNG_UP, "the client closed the connection")
 
 
 def _job_name(token: str) -> str:
@@ -198,7 +201,7 @@ def _job_name(token: str) -> str:
         return job_of(token)
     except ValueError as error:
         raise Problem(
-            422, "Not a job", str(error), cuda_error=int(CudaStatus.INVALID_VALUE)
+            422, ProblemType.INVALID_JOB_TOKEN, str(error), cuda_error=int(CudaStatus.INVALID_VALUE)
         ) from None
 
 
@@ -215,7 +218,7 @@ def _project(caller: Caller, wanted: str | None) -> str:
         if wanted not in (None, DEFAULT_PROJECT) and Role.OPERATOR not in caller.roles:
             raise Problem(
                 403,
-                "Another's project",
+                ProblemType.PROJECT_OF_ANOTHER,
                 f"project {wanted} is wanted, and {caller.id} is nobody's in particular; leave "
                 "`project` (SLUICE_PROJECT) out, or show a token of that project",
             )
@@ -223,7 +226,7 @@ def _project(caller: Caller, wanted: str | None) -> str:
     if wanted not in (None, caller.project):
         raise Problem(
             403,
-            "Another's project",
+            ProblemType.PROJECT_OF_ANOTHER,
             f"token {caller.id} is of project {caller.project}, not {wanted}; leave "
             "`project` (SLUICE_PROJECT) out",
         )
@@ -251,7 +254,9 @@ async def _answer_or_hangup(desk: GrantDesk, wanted: GrantRequest, request: Requ
                 if isinstance(answer, Refused) and answer.status is CudaStatus.UNKNOWN:
                     raise StoreError(answer.message)  # nothing is wrong with the request
                 if isinstance(answer, Refused):
-                    raise Problem(409, "Not granted", answer.message, cuda_error=int(answer.status))
+                    raise Problem(
+                        409, ProblemType.NOT_GRANTED, answer.message, cuda_error=int(answer.status)
+                    )
                 return answer
             if await request.is_disconnected():
                 raise _hung_up()

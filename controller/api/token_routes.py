@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 from sluice.controller.api.authorisation import Admin, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
+from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import CLIENT, Caller
@@ -205,7 +206,7 @@ def token_routes(tokens: TokenBook) -> APIRouter:
             if token.role is Role.ADMIN and not admins and not even_last:
                 raise Problem(
                     409,
-                    "Last admin token",
+                    ProblemType.LAST_ADMIN_TOKEN,
                     f"without token {token_id} nobody could make tokens; make another admin "
                     "token first, or say even_last=true",
                 )

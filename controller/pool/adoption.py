@@ -24,8 +24,6 @@ from sluice.controller.pool.model import (
     Vgpu,
 )
 
-NODE_LOST = "node lost"
-
 
 @dataclass(frozen=True, slots=True)
 class ReportedSession:
@@ -59,7 +57,7 @@ class Adoption:
         its grant were over, its room would be given away, and the answer would come after all.
         """
         for grant in self._books.ended() if pending else ():
-            if grant.node != node or grant.reason != NODE_LOST:
+            if grant.node != node or not grant.lost:
                 continue
             for session in self._books.sessions_of(grant.id):
                 if session.request_id not in pending or self._books.held_by(session.request_id):
@@ -86,9 +84,9 @@ class Adoption:
             decisions.ends.append(EndOrder(node, grant.id, grant.reason))
             return
         if grant is None or grant.state is GrantState.ENDED:
-            over = grant.ending or grant.reason if grant else NODE_LOST
+            over = grant.ending or ("" if grant.lost else grant.reason) if grant else ""
             grant = self._adopt(node, report, grant)
-            if over != NODE_LOST:
+            if over:
                 # its room is nobody else's before it is gone
                 self._books.end_soon(grant, over)
         elif not self._is_resizing(grant.id):

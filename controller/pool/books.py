@@ -16,6 +16,7 @@ from sluice.controller.pool.jobs import Jobs, with_contexts
 from sluice.controller.pool.ledger import Ledger
 from sluice.controller.pool.model import (
     DEFAULT_PROJECT,
+    NODE_LOST,
     Change,
     Clock,
     Event,
@@ -142,6 +143,7 @@ class Books:
                 account = reservation.project or DEFAULT_PROJECT
                 held[account] = self.quotas.change(reservation.project, of_it, 1)
         for grant in grants:
+            grant.lost |= grant.reason == NODE_LOST  # release 0.1 stored only the reason
             self._put(grant)
             if grant.state is not GrantState.LIVE:
                 continue
@@ -248,12 +250,13 @@ class Books:
         grant.generation += 1
         self.changes.append(as_it_is(grant))
 
-    def end(self, grant: Grant, reason: str) -> None:
-        """A grant ends, and its sessions with it."""
+    def end(self, grant: Grant, reason: str, *, lost: bool = False) -> None:
+        """A grant ends, and its sessions with it; `lost`: as its node is silent."""
         self._book(grant, -1)
         self._count(grant, -1)
         self._jobs.remove(grant)
         grant.state, grant.ended, grant.reason = GrantState.ENDED, self._clock.wall(), reason
+        grant.lost = lost
         grant.generation += 1
         self.changes.append(as_it_is(grant))
         for session in self.sessions_of(grant.id):

@@ -31,6 +31,7 @@ class Clock(Protocol):
 
 IdFactory = Callable[[], str]
 
+NODE_LOST = "node lost"  # the reason of a grant that is `lost`
 DEFAULT_PROJECT = "default"  # on whose account goes what is nobody's in particular
 
 
@@ -48,6 +49,19 @@ class SessionState(StrEnum):
     OPENING = "opening"
     RUNNING = "running"
     ENDED = "ended"
+
+
+class SwitchStep(StrEnum):
+    """How far a GPU is that drains or returns.
+
+    WAITING for grants and reservations; HANDING_OVER by its node; STUCK, as its node says: what
+    fails is tried again. NONE is one that does neither, or whose node has to be told anew.
+    """
+
+    NONE = ""
+    WAITING = "waiting"
+    HANDING_OVER = "handing-over"
+    STUCK = "stuck"
 
 
 class GpuMode(StrEnum):
@@ -218,6 +232,7 @@ class Grant:
     project: str = ""  # whose it is; empty: nobody's in particular
     reservation: str = ""  # whose room it uses; empty: the pool's
     ending: str = ""  # why its server is told to end it, while it lives
+    lost: bool = False  # its node was silent for too long; it lives again if that node names it
 
     def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
         """Each vGPU with its GPU's place in the pool."""
@@ -330,6 +345,7 @@ class GpuSwitch:
     reason: str
     since: float
     generation: int = 1
+    step: SwitchStep = SwitchStep.NONE
 
     @property
     def key(self) -> GpuKey:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from sluice.controller.pool import feasibility, refusals, rights
-from sluice.controller.pool.adoption import NODE_LOST, Adoption, ReportedSession
+from sluice.controller.pool.adoption import Adoption, ReportedSession
 from sluice.controller.pool.attachment import Attachment
 from sluice.controller.pool.attachments import Attachments
 from sluice.controller.pool.books import Books
@@ -24,6 +24,7 @@ from sluice.controller.pool.jobs import JobKey, Jobs
 from sluice.controller.pool.ledger import Usage
 from sluice.controller.pool.machines import Machines
 from sluice.controller.pool.model import (
+    NODE_LOST,
     Change,
     Clock,
     Document,
@@ -319,7 +320,7 @@ class Pool:
             silent = f"silent for {now - node.last_seen:.0f} s"
             self._fleet.set_state(node, NodeState.LOST, silent)
             for grant in self._books.live_on(node.name):
-                self._books.end(grant, NODE_LOST)
+                self._books.end(grant, NODE_LOST, lost=True)
                 others = sorted(grant.nodes - {node.name})
                 decisions.ends += [EndOrder(other, grant.id, NODE_LOST) for other in others]
             self._jobs.replace(node.name, ())

@@ -19,7 +19,14 @@ from sluice.controller.pool.books import Books
 from sluice.controller.pool.decisions import Decisions, Handover
 from sluice.controller.pool.fleet import Fleet
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import Clock, GpuKey, GpuMode, GpuSwitch, NodeState
+from sluice.controller.pool.model import (
+    Clock,
+    GpuKey,
+    GpuMode,
+    GpuSwitch,
+    NodeState,
+    SwitchStep,
+)
 from sluice.controller.pool.preemption import Yield
 
 
@@ -128,7 +135,7 @@ class TwoPools:
             if key.node != node:
                 continue
             if known.mode is GpuMode.DRAINING:
-                known.reason = ""  # what it was told may be lost: it is told again
+                known.step = SwitchStep.NONE  # what it was told may be lost: it is told again
             elif known.mode is GpuMode.RETURNING:
                 self._order(known, GpuMode.POOLED, decisions)
             elif key not in self._fleet.unreported:
@@ -140,14 +147,14 @@ class TwoPools:
         if known is None or known.mode not in (GpuMode.DRAINING, GpuMode.RETURNING):
             return
         returning = known.mode is GpuMode.RETURNING
-        if not returning and not known.reason.startswith((HANDED_OVER, STUCK)):
+        if not returning and known.step not in TOLD:
             return
         if generation not in (None, known.generation):
             return
         if error:
             news = self._stuck.get(key, ("", 0.0))[0] != error
             self._stuck[key] = (error, self._clock.monotonic() + RETRY_SECONDS)
-            known.reason = f"{STUCK}: {error}"
+            known.step, known.reason = SwitchStep.STUCK, f"{STUCK}: {error}"
             known.generation += 1
             self._books.changes.append(replace(known))
             if news:
@@ -177,7 +184,7 @@ class TwoPools:
 
     def _is_due(self, switch: GpuSwitch) -> bool:
         """Whether its handover failed a while ago: what was in the way may be gone."""
-        if switch.key not in self._stuck or not switch.reason.startswith(STUCK):
+        if switch.key not in self._stuck or switch.step is not SwitchStep.STUCK:
             return False
         _, again = self._stuck[switch.key]
         return self._is_up(switch.key) and self._clock.monotonic() >= again
@@ -187,7 +194,7 @@ class TwoPools:
         why, _ = self._stuck.get(switch.key, ("", 0.0))
         self._stuck[switch.key] = (why, self._clock.monotonic() + RETRY_SECONDS)
         if switch.mode is GpuMode.DRAINING:
-            switch.reason = ""
+            switch.step = SwitchStep.NONE
         else:
             self._order(switch, GpuMode.POOLED, decisions)
 
@@ -214,13 +221,13 @@ class TwoPools:
         if waits:
             reason = f"to be {switch.target.value}; waits for {' and '.join(waits)}"
             if reason != switch.reason:
-                switch.reason = reason
+                switch.step, switch.reason = SwitchStep.WAITING, reason
                 switch.generation += 1
                 self._books.changes.append(replace(switch))
         elif not self._hands_over:
             self._set(switch, switch.target, EMPTY[switch.target])
-        elif switch.reason != HANDED_OVER and not switch.reason.startswith(STUCK):
-            switch.reason = HANDED_OVER
+        elif switch.step not in TOLD:
+            switch.step, switch.reason = SwitchStep.HANDING_OVER, HANDED_OVER
             switch.generation += 1
             self._books.changes.append(replace(switch))
             self._order(switch, switch.target, decisions)
@@ -232,7 +239,7 @@ class TwoPools:
         decisions.handovers.append(order)
 
     def _pooled(self, switch: GpuSwitch, reason: str, decisions: Decisions) -> None:
-        told = switch.mode is GpuMode.DRAINED or switch.reason.startswith((HANDED_OVER, STUCK))
+        told = switch.mode is GpuMode.DRAINED or switch.step in TOLD
         switch.target = GpuMode.POOLED
         self._set(switch, GpuMode.POOLED, reason)
         if told and switch.key not in self._fleet.faulty:
@@ -244,6 +251,7 @@ class TwoPools:
         self._stuck.pop(switch.key, None)
         self._returned.discard(switch.key)
         switch.mode, switch.reason, switch.since = mode, reason, self._clock.wall()
+        switch.step = SwitchStep.NONE
         switch.generation += 1
         self._fleet.changed(switch.node)
         self._books.changes.append(replace(switch))
@@ -253,4 +261,6 @@ class TwoPools:
 EMPTY = {GpuMode.NATIVE: "one VM's alone", GpuMode.DRAINED: "nothing is on it"}
 HANDED_OVER = "nothing is on it; being handed over"
 STUCK = "cannot be handed over"
+TOLD = (SwitchStep.HANDING_OVER, SwitchStep.STUCK)
+"""Its node was told to let the GPU go."""
 RETRY_SECONDS = 30.0

@@ -115,6 +115,10 @@ MIGRATIONS = (
     """
     ALTER TABLE sessions ADD COLUMN relay TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE switches ADD COLUMN step TEXT NOT NULL DEFAULT '';
+    ALTER TABLE grants ADD COLUMN lost INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 BUSY_SECONDS = 2.0

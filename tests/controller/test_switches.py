@@ -12,7 +12,7 @@ from pool_bench import PoolBench
 from sluice.controller.pool.adoption import ReportedSession
 from sluice.controller.pool.decisions import Granted, Refused
 from sluice.controller.pool.impossible import Impossible, Unknown
-from sluice.controller.pool.model import Event, Gpu, GpuKey, GpuMode, GrantState, Node
+from sluice.controller.pool.model import Event, Gpu, GpuKey, GpuMode, GrantState, Node, SwitchStep
 
 GPU = GpuKey("a", "a-gpu0")
 
@@ -62,6 +62,7 @@ def test_a_reserved_gpu_is_not_taken_from_its_owner(bench: PoolBench) -> None:
     bench.reserve()
     bench.pool.operations.switch_gpu(GPU, GpuMode.DRAINED)
     assert bench.pool.switches[GPU].reason.endswith("reservation res to be deleted or made smaller")
+    assert bench.pool.switches[GPU].step is SwitchStep.WAITING
     bench.pool.operations.end_reservation("res", "deleted")
     assert bench.pool.mode(GPU) is GpuMode.DRAINED
     bench.pool.operations.switch_gpu(GPU, GpuMode.POOLED)
@@ -74,10 +75,13 @@ def test_a_handover_is_waited_for(make_bench: Callable[..., PoolBench]) -> None:
     [handover] = bench.pool.operations.switch_gpu(GPU, GpuMode.NATIVE).handovers
     assert handover.to_native
     assert bench.pool.mode(GPU) is GpuMode.DRAINING
+    assert bench.pool.switches[GPU].step is SwitchStep.HANDING_OVER
     bench.pool.operations.handed_over(GPU, "its driver does not let go")
     assert "does not let go" in bench.pool.switches[GPU].reason
+    assert bench.pool.switches[GPU].step is SwitchStep.STUCK
     bench.pool.operations.handed_over(GPU)
     assert bench.pool.mode(GPU) is GpuMode.NATIVE
+    assert bench.pool.switches[GPU].step is SwitchStep.NONE
 
 
 def test_an_answer_to_an_older_handover_counts_for_nothing(

@@ -87,6 +87,31 @@ def test_an_end_that_was_ordered_is_ordered_by_the_next_controller_too(
     assert order.reason == "ended by the operator", "its node's loss does not undo it"
 
 
+def test_the_words_alone_are_no_loss(bench: PoolBench) -> None:
+    bench.node("a", 8000)
+    old = bench.granted()
+    bench.pool.session_ended(old.session.id, old.grant.id, NODE_LOST)
+    assert not bench.pool.grants[old.grant.id].lost
+    [order] = register(bench, runs(old)).ends
+    assert order.reason == NODE_LOST, "somebody said so, and it is over"
+
+
+def test_a_loss_that_a_store_of_release_0_1_has_only_in_words_is_one(
+    bench: PoolBench, make_bench: Callable[..., PoolBench]
+) -> None:
+    bench.node("a", 8000)
+    old = bench.granted()
+    bench.clock.seconds += 31
+    bench.pool.expire()
+    stored = snapshot(bench)
+    for grant in stored.grants:
+        assert grant.lost
+        grant.lost = False
+    after = make_bench(snapshot=stored)
+    assert not register(after, runs(old)).ends
+    assert after.pool.grants[old.grant.id].state is GrantState.LIVE
+
+
 def test_who_preempts_waits_for_what_ends_already_and_ends_nothing_more(
     bench: PoolBench, make_bench: Callable[..., PoolBench]
 ) -> None:

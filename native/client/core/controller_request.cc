@@ -107,6 +107,15 @@ std::string new_key() {
   return key;
 }
 
+// Whether the answer is a problem of this type (docs/rest-problems.md). A controller of release 0.1
+// has only the title.
+bool is_problem(const HttpAnswer& answer, const char* type, const char* title_of_0_1) {
+  const std::string said = json_member(answer.body, "type");
+  if (said.empty() || said == "about:blank")
+    return json_member(answer.body, "title") == title_of_0_1;
+  return said == std::string("urn:sluice:problem:") + type;
+}
+
 // One request to all controllers, until one that leads has answered it.
 class ControllerRequest {
  public:
@@ -228,16 +237,17 @@ int ControllerRequest::show_place(const HttpAddress& address) {
 }
 
 ControllerRequest::Next ControllerRequest::judge(const HttpAnswer& answer) {
-  const std::string title = json_member(answer.body, "title");
   const bool refused = !json_member(answer.body, "cuda_error").empty();
   const auto rest = [&](int seconds) {
     std::this_thread::sleep_for(std::chrono::seconds(std::clamp(seconds, 1, 5)));
   };
-  if (answer.status == 409 && !refused && title == "Request is under way" && patient()) {
+  if (answer.status == 409 && !refused &&
+      is_problem(answer, "request-under-way", "Request is under way") && patient()) {
     rest(answer.retry_after);  // the one that broke off, and that the controller has not missed yet
     return Next::kSameAgain;
   }
-  if (answer.status == 409 && !refused && title == "Outcome is not known" && patient()) {
+  if (answer.status == 409 && !refused &&
+      is_problem(answer, "outcome-unknown", "Outcome is not known") && patient()) {
     // Whatever was granted goes back when nobody comes with its key.
     key_ = new_key();
     return Next::kSameAgain;
@@ -246,7 +256,8 @@ ControllerRequest::Next ControllerRequest::judge(const HttpAnswer& answer) {
     key_ = new_key();  // an answer from before a restart, which secrets do not outlive
     return Next::kSameAgain;
   }
-  if (answer.status == 429 && title == "Too many keys" && !key_.empty()) {
+  if (answer.status == 429 && is_problem(answer, "too-many-keys", "Too many keys") &&
+      !key_.empty()) {
     key_.clear();
     return Next::kSameAgain;
   }
