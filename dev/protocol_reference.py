@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the tables of docs/protocol.md from native/api/protocol.yaml.
+"""Writes the tables of docs/protocol.md from native/api/protocol.yaml and control.yaml.
 
 Called by `make docs`, and by tests/codegen/test_protocol.py, which holds the page against what
-would be written. A table stands between the lines `<!-- STRUCT -->` and `<!-- end -->`.
+would be written. A table stands between the lines `<!-- NAME -->` and `<!-- end -->`: a struct, an
+enumeration, or what a process is told or says (`worker_received`, `worker_sent`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "protocol.md"
+API = CHECKOUT / "native" / "api"
 PLACE = re.compile(r"(?<=<!-- )(?!end)(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 sys.path.insert(0, str(CHECKOUT / "native" / "codegen"))
 
+from control import ControlMessage, MessageField, load_control  # noqa: E402
 from protocol import Enumeration, Field, Protocol, Struct, load_protocol  # noqa: E402
 from wire_layout import camel_case  # noqa: E402
 
@@ -47,16 +50,50 @@ def values(enumeration: Enumeration) -> str:
     return "\n".join(lines) + "\n"
 
 
+def messages(all_of_them: tuple[ControlMessage, ...]) -> str:
+    """A table of messages, and below it one of what their keys mean."""
+    lines = ["| message | keys | descriptors | |", "| --- | --- | --- | --- |"]
+    about: dict[str, str] = {}
+    for m in all_of_them:
+        listed = [(f"{m.list}.N.{f.name}", f) for f in m.each]
+        keys = [(f.name, f) for f in m.fields] + listed
+        names = ", ".join(f"**`{name}`**" if f.needed else f"`{name}`" for name, f in keys)
+        beside = ", ".join(f"`{name}`" for name in m.descriptors)
+        answer = f"; answered by `{m.answer}`" if m.answer else ""
+        lines.append(f"| `{m.verb}` | {names} | {beside} | {m.about}{answer} |")
+        about |= {name: words for name, f in keys if (words := meaning(f))}
+    found = "\n".join(re.sub(r"\|  (?=\|)", "| ", line) for line in lines) + "\n"
+    if about:
+        rows = [f"| `{name}` | {words} |" for name, words in sorted(about.items())]
+        found += "\n" + "\n".join(["| key | |", "| --- | --- |", *rows]) + "\n"
+    return found
+
+
+def meaning(field: MessageField) -> str:
+    """What is good in a key, and what it is; "" where there is nothing to say."""
+    words = []
+    if field.choices:
+        words.append(", ".join(f"`{choice}`" for choice in field.choices))
+    elif field.type == "number" and field.most < (1 << 32):
+        words.append(f"{field.least} to {field.most}")
+    elif field.type in ("hex", "flag"):
+        words.append({"hex": "hexadecimal digits", "flag": "0 or 1"}[field.type])
+    return ": ".join([*words, *([field.about] if field.about else [])])
+
+
 def written(page: str, said: Protocol) -> str:
     """The page with its tables as the registry has them; raises KeyError for an unknown name."""
     tables = {s.name: table(s) for s in said.structs}
     tables |= {e.name: values(e) for e in said.enumerations}
+    for link in load_control(API):
+        tables |= {f"{link.name}_received": messages(link.received)}
+        tables |= {f"{link.name}_sent": messages(link.sent)}
     return PLACE.sub(lambda m: m[1] + m[2] + tables[m[1]], page)
 
 
 def current() -> str:
     """What docs/protocol.md is to be."""
-    return written(PAGE.read_text(), load_protocol(CHECKOUT / "native" / "api"))
+    return written(PAGE.read_text(), load_protocol(API))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sluice.config.native_files import NativeFileMissing
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol.control import DOORBELL_SENT
 from sluice.server.packets import Message, PacketLink
 from sluice.server.worker_process import WorkerStarter, reap
 
@@ -126,7 +128,13 @@ class Doorbell:
         except OSError:
             connected.close()
             raise
-        return PacketLink(connected, self._take, self._gone)
+        return PacketLink(
+            connected, self._take, self._gone, expected=DOORBELL_SENT, on_fault=self._take_fault
+        )
+
+    def _take_fault(self, _message: Message, fault: str) -> None:
+        text = "the doorbell said what no doorbell says: %s"
+        PEERS.warning("doorbell: a message that is none", "doorbell", text, fault)
 
     def _take(self, message: Message) -> None:
         waiter = self._answers.get((message.verb, message.get("id")))

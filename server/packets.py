@@ -3,7 +3,8 @@
 
 Used by server.worker and server.doorbell. A PacketLink owns its socket; it is driven by the event
 loop, never blocks, and calls back for each message and once when the other side is gone. One packet
-is one message: the verb, then key=value lines. Unknown keys are kept and ignored by callers. What
+is one message: the verb, then key=value lines, as native/api/control.yaml has them; what comes and
+is not so is told to the caller as a fault. Unknown keys are kept and ignored by callers. What
 waits for a side that does not read is bounded where the caller says so: it is then as good as gone.
 """
 
@@ -17,6 +18,8 @@ import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from sluice.protocol.control import Spec
 
 MAX_PACKET_BYTES = 1 << 17
 MAX_DESCRIPTORS = 8
@@ -80,8 +83,14 @@ class PacketLink:
         on_gone: Callable[[], None],
         on_descriptors: Callable[[Message, list[int]], None] | None = None,
         most_unsent: Unsent | None = None,
+        *,
+        expected: Mapping[str, Spec],
+        on_fault: Callable[[Message, str], None],
     ) -> None:
         """on_descriptors gets the messages that came with descriptors, and owns those.
+
+        What comes and is none of `expected`, or not as it stands there, goes to on_fault with what
+        is wrong, without its descriptors.
 
         When `most_unsent` waits to be read and there is more to send, the link is closed, as if the
         other side had gone; `does_not_read` then says so.
@@ -94,6 +103,8 @@ class PacketLink:
         self._unsent: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._unsent_descriptors = 0
         self._most_unsent = most_unsent
+        self._expected = expected
+        self._on_fault = on_fault
         self.does_not_read = False
         self._loop = asyncio.get_running_loop()
         self._open = True
@@ -183,15 +194,28 @@ class PacketLink:
             except OSError:
                 self._gone()
                 return
-            if packet and descriptors and self._on_descriptors:
-                self._on_descriptors(decode(packet), descriptors)
+            message = decode(packet)
+            fault = self._fault(message, len(descriptors)) if packet else ""
+            if packet and descriptors and self._on_descriptors and not fault:
+                self._on_descriptors(message, descriptors)
                 continue
-            for descriptor in descriptors:  # nobody is to send us any on this link
+            for descriptor in descriptors:  # of a fault, or nobody is to send us any on this link
                 os.close(descriptor)
             if not packet:
                 self._gone()
                 return
-            self._on_message(decode(packet))
+            if fault:
+                self._on_fault(message, fault)
+            else:
+                self._on_message(message)
+
+    def _fault(self, message: Message, descriptors: int) -> str:
+        spec = self._expected.get(message.verb)
+        if spec is None:
+            return f"unknown verb: {message.verb[:40]!r}"
+        if descriptors > spec.descriptors:
+            return f"{message.verb}: {descriptors} descriptors came, at most {spec.descriptors} do"
+        return spec.fault(message.fields)
 
     def _gone(self) -> None:
         if self._open:

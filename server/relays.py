@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sluice.config import log_ids
 from sluice.config.native_files import NativeFileMissing
+from sluice.protocol.control import RELAY_SENT
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import LocalGrant
@@ -47,7 +48,7 @@ class Relays:
     ) -> None:
         """`ended` is told of each session's end; `ca_file`: whose certificates data ports show."""
         self._starter = starter
-        self.files = WorkerFiles(run_dir, "relays")
+        self.files = WorkerFiles(run_dir, "relays", RELAY_SENT)
         self._log_dir = log_dir
         self._told = ended
         self._ca_file = ca_file

@@ -100,7 +100,13 @@ class Worker:
             control.close()
             raise
         self._link = PacketLink(
-            control, self._take, self._link_gone, self._take_descriptors, MOST_UNREAD
+            control,
+            self._take,
+            self._link_gone,
+            self._take_descriptors,
+            MOST_UNREAD,
+            expected=self._files.says,
+            on_fault=self._take_fault,
         )
 
     async def wait_ready(self, seconds: float) -> None:
@@ -201,6 +207,14 @@ class Worker:
             return
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def _take_fault(self, message: Message, fault: str) -> None:
+        text = "worker %s said what no worker says: %s"
+        PEERS.warning("worker: a message that is none", self.id, text, self.id, fault)
+        if self._asked and message.verb in ("error", self._asked[0][0]):
+            _, waiter = self._asked.popleft()
+            if not waiter.done():
+                waiter.set_result(Message("error", {"message": f"its answer is none: {fault}"}))
 
     def take_ledger(self) -> int:
         """The page that it showed a server which is new to it, -1 if none; the caller closes it."""

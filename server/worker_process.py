@@ -16,13 +16,14 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sluice.config.native_files import find_native
 from sluice.config.server import ServerConfig
+from sluice.protocol.control import WORKER_SENT, Spec
 from sluice.server.cgroups import SessionCgroups
 from sluice.server.peers import PeerGone, open_process, start_time_of
 from sluice.server.session_memory import session_memory_mib
@@ -57,7 +58,11 @@ class WorkerRecord:
 class WorkerFiles:
     """The folder of control sockets and records, one pair per worker (or relay)."""
 
-    def __init__(self, run_dir: Path, folder: str = "workers") -> None:
+    def __init__(
+        self, run_dir: Path, folder: str = "workers", says: Mapping[str, Spec] = WORKER_SENT
+    ) -> None:
+        """`says`: what may come from the folder's processes."""
+        self.says = says
         self.folder = run_dir / folder
         self.folder.mkdir(parents=True, exist_ok=True)
         self.folder.chmod(0o700)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that are Sluice's own, as commands.yaml says them (docs/api-registry.md).
+"""What commands are to the session: the rules of all that the worker has handlers for.
 
-Read by generate_wire.py, which makes their ids, names and rules for the client and the worker of
-it. Numbers from 64 on are CUDA's functions' (ids.lock), from 1024 on the libraries'
-(library_ids.lock), so these have the ones below and from 4032 on.
+Sluice's own commands stand in commands.yaml, in `commands` of driver.yaml where their body is
+generated from a signature, and in `commands` of a library's file (docs/api-registry.md). Read by
+generate_wire.py, which makes ids, names and rules of it for client and worker. Numbers from 64 on
+are ids.lock's, from 1024 on library_ids.lock's, so those of commands.yaml are below and from 4032
+on.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ FILE = "commands.yaml"
 RANGES = (range(0, 64), range(4032, 4096))
 CLASSES = ("answered", "async", "either", "session")
 ALLOCATES = ("device", "host")
-KEYS = {"id", "class", "may_block", "allocates", "creates", "changes", "destroys"}
+EFFECTS = frozenset({"allocates", "creates", "changes", "destroys"})
+KEYS = {"id", "class", "may_block", *EFFECTS}
+OWN = "sluice"
+"""What the names of commands with a signature, or of a library, begin with."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Command:
     name: str
     id: int
     class_: str
+    """One of CLASSES."""
     may_block: bool
     allocates: str
     """"device", "host", or "" where it takes no memory that outlives it."""
@@ -86,6 +92,30 @@ def load_own_commands(api: Path) -> Commands:
     return Commands(objects, state, tuple(sorted(commands, key=lambda c: c.id)))
 
 
+def load_signed_commands(api: Path, state: tuple[str, ...]) -> dict[str, Command]:
+    """Read `commands` of driver.yaml and of the libraries' files, by their whole names.
+
+    Their ids are those of the locks; one that is not in them yet has 0. Raises RegistryError.
+    """
+    ids = {**read_lock(api / "ids.lock"), **read_lock(api / "library_ids.lock")}
+    found: dict[str, Command] = {}
+    for path in (api / "driver.yaml", *sorted((api / "libraries").glob("*.yaml"))):
+        for name, fields in (yaml.safe_load(path.read_text()).get("commands") or {}).items():
+            where = f"{path.name}: commands: {name}"
+            if not name.startswith(OWN):
+                raise RegistryError(f"{where}: a command of our own must begin with {OWN!r}")
+            rules = {key: value for key, value in fields.items() if key in KEYS}
+            number = ids.get(name, 0)
+            found[name] = _rules(name.removeprefix(OWN), number, rules, state, where)
+    return found
+
+
+def read_lock(path: Path) -> dict[str, int]:
+    """The numbers of names, `64 cuStreamCreate` a line."""
+    lines = (line.split() for line in path.read_text().splitlines() if not line.startswith("#"))
+    return {parts[1]: int(parts[0]) for parts in lines if parts}
+
+
 def _command(name: str, fields: dict[str, Any], state: tuple[str, ...]) -> Command:
     where = f"{FILE}: {name}"
     unknown = sorted(set(fields) - KEYS)
@@ -94,6 +124,12 @@ def _command(name: str, fields: dict[str, Any], state: tuple[str, ...]) -> Comma
     number = fields.get("id")
     if not isinstance(number, int) or not any(number in numbers for numbers in RANGES):
         raise RegistryError(f"{where}: the id {number!r} is not from 0 to 63 or from 4032 to 4095")
+    return _rules(name, number, fields, state, where)
+
+
+def _rules(
+    name: str, number: int, fields: dict[str, Any], state: tuple[str, ...], where: str
+) -> Command:
     if fields.get("class") not in CLASSES:
         raise RegistryError(f"{where}: class {fields.get('class')!r} is none of {CLASSES}")
     if fields.get("allocates", "device") not in ALLOCATES:

@@ -6,8 +6,9 @@ hand:
 
     python native/codegen/generate_protocol.py build/python
 
-It owns OUT/sluice/protocol: `frames` (protocol.yaml, and commands.yaml's numbers) and
-`cuda_status` (CUDA's error codes, as imported). Files are written only when their text changes.
+It owns OUT/sluice/protocol: `frames` (protocol.yaml, and commands.yaml's numbers),
+`control` (control.yaml) and `cuda_status` (CUDA's error codes, as imported). Files are written only
+when their text changes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from commands import load_own_commands
+from control import load_control
 from generate_abi import Writer
 from imported import RegistryError, load_library
 from model import API
@@ -86,6 +88,7 @@ def generate(out: Path, api: Path = API) -> None:
         structs=said.structs,
         commands=load_own_commands(api).commands,
     )
+    writer.render("protocol_control.py.j2", "control.py", links=load_control(api))
     writer.render("protocol_cuda_status.py.j2", "cuda_status.py", statuses=cuda_statuses(api))
     writer.render("protocol_package.py.j2", "__init__.py")
     writer.render("protocol_package.py.j2", "py.typed")

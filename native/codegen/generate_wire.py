@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import c_text
-from commands import load_own_commands
+from commands import Command, load_own_commands, load_signed_commands
+from control import load_control
 from generate_abi import Writer
 from imported import RegistryError
 from kinds import Kind, Param
@@ -133,6 +134,24 @@ def make_entry(wire: WireFunction, registry: Registry, layout: Layout) -> Entry:
     )
 
 
+def function_rules(registry: Registry, signed: dict[str, Command]) -> list[Command]:
+    """What the driver's functions that have a frame of their own are to the session."""
+    return [
+        Command(
+            name=f.name,
+            id=f.id or 0,
+            class_=f.error_class.value,
+            may_block=f.annotation.may_block,
+            allocates="device" if f.annotation.allocates else "",
+            creates=(),
+            changes=(),
+            destroys=(),
+        )
+        for f in registry.wire_functions()
+        if f.name not in signed
+    ]
+
+
 def known_enums(entries: list[Entry], layout: Layout) -> dict[str, list[int]]:
     """Values of every enumeration that crosses by value."""
     used = sorted({a.enum for e in entries for a in e.arguments if a.enum})
@@ -145,12 +164,14 @@ def known_enums(entries: list[Entry], layout: Layout) -> dict[str, list[int]]:
 def generate(out: Path, api: Path) -> None:
     """Write everything under `out`."""
     registry, own = load_registry(api), load_own_commands(api)
+    signed = load_signed_commands(api, own.state)
     writer = Writer(out)
     writer.environment.filters["camel"] = camel_case
     writer.render(
         "wire_commands.h.j2",
         "wire/command_registry.h",
         commands=own.commands,
+        rules=[*own.commands, *signed.values(), *function_rules(registry, signed)],
         objects=own.objects,
         state=own.state,
     )
@@ -164,6 +185,7 @@ def generate(out: Path, api: Path) -> None:
         enumerations=shared.enumerations,
         structs=shared.structs,
     )
+    writer.render("wire_control.h.j2", "wire/control_messages.h", links=load_control(api))
     layout = Layout(registry.driver)
     wires = [layout.lay_out(f) for f in registry.wire_functions()]
     entries = [make_entry(w, registry, layout) for w in wires]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from commands import EFFECTS
 from imported import RegistryError
 from legacy import Legacy, make_legacy
 from library_params import Param, Rules, index_of, infer, make_param, matches
@@ -309,16 +310,22 @@ def read_ids(path: Path) -> dict[str, int]:
     return ids
 
 
-def read_command_proofs(said: dict[str, dict[str, str]], where: str) -> dict[str, dict[str, str]]:
+def read_command_proofs(said: dict[str, dict[str, Any]], where: str) -> dict[str, dict[str, str]]:
     """Read what commands written by hand say of the pointers and sizes that they carry."""
-    for command, pointers in said.items():
-        for name, proof in (pointers or {}).items():
+    known = {"class", "may_block", "carries", *EFFECTS}
+    for command, entry in said.items():
+        unknown = sorted(set(entry) - known)
+        if unknown:
+            raise RegistryError(
+                f"{where}: {command}: unknown key {unknown[0]!r}; use one of {sorted(known)}"
+            )
+        for name, proof in entry.get("carries", {}).items():
             if proof not in HAND_PROOFS:
                 raise RegistryError(
                     f"{where}: {command}: {name}: {proof!r} is no proof; use one of "
                     f"{', '.join(HAND_PROOFS)}"
                 )
-    return {command: dict(pointers or {}) for command, pointers in said.items()}
+    return {command: dict(entry.get("carries", {})) for command, entry in said.items()}
 
 
 def load_one(api: Path, name: str, ids: dict[str, int]) -> Library:

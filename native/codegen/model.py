@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from commands import EFFECTS
 from imported import ImportedFunction, ImportedLibrary, ImportedParam, RegistryError, load_library
 from kinds import Kind, Param, TypeTable, resolve_params
 from variants import PerThreadVariant, per_thread_variants
@@ -37,11 +38,16 @@ class ErrorClass(StrEnum):
     """A round trip; the caller waits for the worker's result."""
     ASYNC = "async"
     """Fire and forget; only errors that CUDA itself reports asynchronously."""
+    EITHER = "either"
+    """As the frame says; for commands of our own."""
     REFUSED = "refused"
     """Answered as a device without the feature would: with the status in `answers`, by the client
     alone. `note` names the device attribute, or the fact, that agrees with it."""
     UNSUPPORTED = "unsupported"
     """Said explicitly, with a reason in `note`; the same as no entry."""
+
+
+ON_WIRE = (ErrorClass.ANSWERED, ErrorClass.ASYNC, ErrorClass.EITHER)
 
 
 class Hand(StrEnum):
@@ -117,8 +123,7 @@ class Function:
     @property
     def frame_generated(self) -> bool:
         """It crosses the wire in a frame of its own, under an id of ids.lock."""
-        on_wire = self.error_class in (ErrorClass.ANSWERED, ErrorClass.ASYNC)
-        return on_wire and self.annotation.hand != Hand.ALL
+        return self.error_class in ON_WIRE and self.annotation.hand != Hand.ALL
 
     @property
     def client_generated(self) -> bool:
@@ -283,6 +288,8 @@ def check_annotation(annotation: Annotation, where: str) -> None:
         raise RegistryError(f"{where}: answers is for class refused; drop it")
     if annotation.cache != Cache.NONE and error_class != ErrorClass.ANSWERED:
         raise RegistryError(f"{where}: cache needs class answered, the class is {error_class}")
+    if error_class == ErrorClass.EITHER and annotation.hand != Hand.WORKER:
+        raise RegistryError(f"{where}: class either is for commands of our own, with hand: worker")
     if annotation.may_block and error_class == ErrorClass.ASYNC:
         raise RegistryError(f"{where}: an async command has nobody who waits; drop may_block")
 
@@ -297,10 +304,10 @@ def check_function(function: Function, where: str) -> None:
     outputs = function.of_kind(
         Kind.OUT, Kind.OUT_HANDLE, Kind.IN_OUT, Kind.OUT_ARRAY, Kind.OUT_BYTES, Kind.OUT_STRING
     )
-    if function.error_class == ErrorClass.ASYNC and outputs:
+    if function.error_class != ErrorClass.ANSWERED and outputs:
         raise RegistryError(
-            f"{where}: parameter {outputs[0].name}: an async function cannot return a value "
-            f"(kind {outputs[0].kind}); use class answered, or mint for a handle"
+            f"{where}: parameter {outputs[0].name}: an {function.error_class} function cannot "
+            f"return a value (kind {outputs[0].kind}); use class answered, or mint for a handle"
         )
     state = function.annotation.state
     if state == State.DESTROYS and not function.of_kind(Kind.HANDLE):
@@ -353,7 +360,8 @@ def load_commands(
         params = tuple(
             ImportedParam(p, str(t), types.canonical(str(t))) for p, t in signature.items()
         )
-        commands[name] = build(name, "sluice", "CUresult", params, entry, types, ids, where)
+        rules = {key: value for key, value in entry.items() if key not in EFFECTS}
+        commands[name] = build(name, "sluice", "CUresult", params, rules, types, ids, where)
     return commands
 
 
@@ -369,8 +377,7 @@ def build(
 ) -> Function:
     """Join a signature with its entry."""
     annotation = read_annotation(entry, where)
-    on_wire = annotation.error_class in (ErrorClass.ANSWERED, ErrorClass.ASYNC)
-    generated = on_wire and annotation.hand != Hand.ALL
+    generated = annotation.error_class in ON_WIRE and annotation.hand != Hand.ALL
     creates = annotation.state == State.CREATES
     params = resolve_params(imported, annotation.params, types, creates, generated, where)
     function = Function(name, library, returns, params, annotation, ids.get(name))

@@ -80,7 +80,7 @@ struct Region {
 
 class Doorbell {
  public:
-  explicit Doorbell(int listener) : control_(listener) {}
+  explicit Doorbell(int listener) : control_(listener, wire::kDoorbellReceived) {}
   int run();
 
  private:
@@ -113,10 +113,7 @@ std::string hex(const std::byte* data, size_t n) {
 
 bool Doorbell::watch(const Message& m, std::string* error) {
   uint64_t slots = 0;
-  if (m.text("id").empty() || m.text("path").empty() || !m.number("slots", 1, 4096, &slots)) {
-    *error = "watch needs id, path and slots from 1 to 4096";
-    return false;
-  }
+  m.number("slots", &slots);
   auto r = std::make_unique<Region>();
   r->id = m.text("id");
   r->path = m.text("path");
@@ -174,8 +171,8 @@ bool Doorbell::watch(const Message& m, std::string* error) {
 Slot* Doorbell::find(const Message& m, Region** region, uint32_t* index) {
   const auto it = regions_.find(m.text("id"));
   uint64_t slot = 0;
-  if (it == regions_.end() || !m.number("slot", 0, it->second->slots.size() - 1, &slot))
-    return nullptr;
+  m.number("slot", &slot);
+  if (it == regions_.end() || slot >= it->second->slots.size()) return nullptr;
   *region = it->second.get();
   *index = static_cast<uint32_t>(slot);
   return &(*region)->slots[slot];
@@ -235,7 +232,7 @@ void Doorbell::handle(Message& m) {
     // The answer may have been overtaken: a grant, or a client that gave up.
     if (h.state.load() != static_cast<uint32_t>(SlotState::kOpening)) return;
     uint64_t status = 999;
-    m.number("status", 1, 9999, &status);
+    m.number("status", &status);
     wire::OpenReply reply{};
     reply.header = {sizeof reply, wire::kOpenReply, wire::kNoLane, 0, 0};
     reply.status = m.verb == "wait" ? 600 : static_cast<uint32_t>(status);
@@ -262,8 +259,6 @@ void Doorbell::handle(Message& m) {
     channel::format_slot(slot->map, index, SlotState::kFree);
     slot->open_reported = slot->closed_reported = false;
     slot->last = SlotState::kFree;
-  } else {
-    control_.send("error", {{"id", id}, {"message", "unknown verb: " + m.verb}});
   }
 }
 

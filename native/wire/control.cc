@@ -9,11 +9,14 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "wire/protocol.h"
+
 namespace sluice::wire {
 
 namespace {
 constexpr size_t kPacket = 64 << 10;
 constexpr size_t kDescriptors = 8;
+constexpr size_t kShown = 40;  // of what is wrong
 }  // namespace
 
 const std::string& Message::text(const std::string& key) const {
@@ -22,12 +25,77 @@ const std::string& Message::text(const std::string& key) const {
   return it == values.end() ? none : it->second;
 }
 
-bool Message::number(const std::string& key, uint64_t low, uint64_t high, uint64_t* value) const {
+bool Message::number(const std::string& key, uint64_t* value) const {
   const std::string& t = text(key);
   if (t.empty() || t.find_first_not_of("0123456789") != std::string::npos || t.size() > 19)
     return false;
   *value = std::strtoull(t.c_str(), nullptr, 10);
-  return *value >= low && *value <= high;
+  return true;
+}
+
+namespace {
+
+// What a value should have been; empty when it is that.
+std::string wanted_of(const MessageField& f, const std::string& key, const Message& m) {
+  const std::string& value = m.text(key);
+  switch (f.type) {
+    case FieldType::kNumber: {
+      uint64_t n = 0;
+      if (m.number(key, &n) && n >= f.least && n <= f.most) return {};
+      return "a number from " + std::to_string(f.least) + " to " + std::to_string(f.most);
+    }
+    case FieldType::kFlag:
+      return value == "0" || value == "1" ? "" : "0 or 1";
+    case FieldType::kHex:
+      if (value.size() % 2 == 0 && value.find_first_not_of("0123456789abcdef") == std::string::npos)
+        return {};
+      return "an even number of hexadecimal digits";
+    case FieldType::kText:
+      break;
+  }
+  std::string all;
+  for (const std::string_view choice : f.choices) {
+    if (value == choice) return {};
+    all += (all.empty() ? "one of " : ", ") + std::string(choice);
+  }
+  return all;
+}
+
+std::string fault_of(const MessageField& f, const std::string& key, const Message& m) {
+  if (m.text(key).empty()) return f.needed ? key + " is missing" : "";
+  const std::string wanted = wanted_of(f, key, m);
+  return wanted.empty()
+             ? ""
+             : key + " is \"" + m.text(key).substr(0, kShown) + "\"; " + wanted + " is wanted";
+}
+
+// The fields of a list, "vgpu.0.device" and the rest.
+std::string fault_of_list(const MessageSpec& spec, const Message& m) {
+  uint64_t most = kMaxDevices;
+  if (spec.count && !m.number(spec.count, &most)) most = 0;
+  for (uint64_t i = 0; i < most; ++i) {
+    const std::string start = std::string(spec.list) + "." + std::to_string(i) + ".";
+    bool any = spec.count != nullptr;
+    for (const MessageField& f : spec.each) any = any || m.values.contains(start + f.name);
+    if (!any) break;
+    for (const MessageField& f : spec.each)
+      if (std::string fault = fault_of(f, start + f.name, m); !fault.empty()) return fault;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string fault_of(std::span<const MessageSpec> expected, const Message& message) {
+  for (const MessageSpec& spec : expected) {
+    if (message.verb != spec.verb) continue;
+    std::string fault;
+    for (const MessageField& f : spec.fields)
+      if (fault = fault_of(f, f.name, message); !fault.empty()) break;
+    if (fault.empty() && spec.list) fault = fault_of_list(spec, message);
+    return fault.empty() ? "" : message.verb + ": " + fault;
+  }
+  return "unknown verb: " + message.verb.substr(0, kShown);
 }
 
 void Control::accept() {
@@ -84,7 +152,14 @@ bool Control::receive(Message* message) {
     else if (equal != std::string::npos)
       message->values[line.substr(0, equal)] = line.substr(equal + 1);
   }
-  return true;
+  const std::string fault = fault_of(expected_, *message);
+  if (fault.empty()) return true;
+  for (const int fd : message->descriptors) ::close(fd);
+  message->descriptors.clear();
+  std::map<std::string, std::string> answer{{"message", fault}};
+  if (const std::string& id = message->text("id"); !id.empty()) answer["id"] = id;
+  send("error", answer);
+  return false;
 }
 
 bool Control::send(const std::string& verb, const std::map<std::string, std::string>& values,

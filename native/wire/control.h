@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The side of worker and doorbell of the control protocols (docs/protocol.md): text packets on a
 // listening Unix socket, one server at a time, which may go away and come back. Owns the connection
-// and the descriptors that came with a message until they are taken.
+// and the descriptors that came with a message until they are taken. What may be said stands in
+// native/api/control.yaml.
 #pragma once
 
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "wire/control_messages.h"
 
 namespace sluice::wire {
 
@@ -17,20 +21,26 @@ struct Message {
   std::vector<int> descriptors;  // closed by whoever takes the message and does not use them
 
   const std::string& text(const std::string& key) const;
-  // False when the key is missing or no number from low to high.
-  bool number(const std::string& key, uint64_t low, uint64_t high, uint64_t* value) const;
+  // False when the key is missing or no number. Its bounds are the registry's: fault_of() has seen
+  // to them.
+  bool number(const std::string& key, uint64_t* value) const;
 };
+
+// What is wrong with a message, as it is told to whoever sent it; empty when nothing is.
+std::string fault_of(std::span<const MessageSpec> expected, const Message& message);
 
 class Control {
  public:
-  explicit Control(int listener) : listener_(listener) {}
+  // `expected`: what may come, one of the tables of wire/control_messages.h.
+  Control(int listener, std::span<const MessageSpec> expected)
+      : listener_(listener), expected_(expected) {}
 
   int listener() const { return listener_; }
   int connection() const { return connection_; }
   // A server connects; it replaces the one before.
   void accept();
   // One packet, if there is one: never waits. False: nothing usable came (the connection may be
-  // closed now).
+  // closed now, or the server has been told what was wrong).
   bool receive(Message* message);
   // False: dropped, as no server is connected or it does not read. `descriptor` (-1: none) stays
   // the caller's.
@@ -41,6 +51,7 @@ class Control {
   void disconnect();
 
   int listener_;
+  std::span<const MessageSpec> expected_;
   int connection_ = -1;
   std::mutex send_mutex_;
 };

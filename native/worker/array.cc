@@ -86,10 +86,9 @@ void level(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_array_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kSluiceArrayCreate] = {"ArrayCreate", create, kEither, false};
-  t[wire::kSluiceArrayDestroy] = {"ArrayDestroy", destroy, kNever, false};
-  t[wire::kSluiceArrayLevel] = {"ArrayLevel", level, kNever, false};
+  t[wire::kSluiceArrayCreate].run = create;
+  t[wire::kSluiceArrayDestroy].run = destroy;
+  t[wire::kSluiceArrayLevel].run = level;
 }
 
 }  // namespace sluice::worker

@@ -249,10 +249,9 @@ void between(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_array_copy_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kSluiceCopyToArray] = {"CopyToArray", to_array, kEither, true};
-  t[wire::kSluiceCopyFromArray] = {"CopyFromArray", from_array, kEither, true};
-  t[wire::kSluiceCopyArrays] = {"CopyArrays", between, kNever, false};
+  t[wire::kSluiceCopyToArray].run = to_array;
+  t[wire::kSluiceCopyFromArray].run = from_array;
+  t[wire::kSluiceCopyArrays].run = between;
 }
 
 }  // namespace sluice::worker

@@ -51,8 +51,7 @@ void capabilities(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_atomics_handlers(DispatchTable& t) {
-  t[wire::kSluiceAtomicCapabilities] = {"AtomicCapabilities", capabilities,
-                                        Handler::Answered::kOnly, false};
+  t[wire::kSluiceAtomicCapabilities].run = capabilities;
 }
 
 }  // namespace sluice::worker

@@ -37,9 +37,6 @@ void occupancy(Session& s, const Command& c, Reply& reply) {
 
 }  // namespace
 
-void add_cluster_handlers(DispatchTable& t) {
-  t[wire::kSluiceOccupancyOfClusters] = {"OccupancyOfClusters", occupancy, Handler::Answered::kOnly,
-                                         false};
-}
+void add_cluster_handlers(DispatchTable& t) { t[wire::kSluiceOccupancyOfClusters].run = occupancy; }
 
 }  // namespace sluice::worker

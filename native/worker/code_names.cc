@@ -54,8 +54,6 @@ void names(Session& s, const Command& c, Reply& reply) {
 
 }  // namespace
 
-void add_code_names_handlers(DispatchTable& t) {
-  t[wire::kSluiceCodeNames] = {"CodeNames", names, Handler::Answered::kOnly, false};
-}
+void add_code_names_handlers(DispatchTable& t) { t[wire::kSluiceCodeNames].run = names; }
 
 }  // namespace sluice::worker

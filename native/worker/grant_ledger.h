@@ -15,6 +15,8 @@
 #include <mutex>
 #include <string>
 
+#include "wire/protocol.h"
+
 namespace sluice::worker {
 
 class GrantLedger {
@@ -22,7 +24,7 @@ class GrantLedger {
   // The page, as server/grant_ledgers.py makes it: a header, then words by kind, vGPU and slot.
   static constexpr uint64_t kMagic = 0x3152454744454c53;  // "SLEDGER1"
   static constexpr size_t kHeaderBytes = 4096;
-  static constexpr uint32_t kKinds = 2, kVgpus = 64, kSlots = 256;
+  static constexpr uint32_t kKinds = 2, kVgpus = wire::kMaxDevices, kSlots = wire::kLedgerSlots;
   static constexpr size_t kBytes =
       kHeaderBytes + sizeof(uint64_t) * size_t{kKinds} * kVgpus * kSlots;
   enum class Kind : uint32_t { kMemory, kCode };

@@ -244,14 +244,13 @@ void context_event(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_green_context_handlers(DispatchTable& t) {
-  const auto kOnly = Handler::Answered::kOnly;
-  t[wire::kSluiceDevResource] = {"DevResource", resource, kOnly, false};
-  t[wire::kSluiceDevResourceSplit] = {"DevResourceSplit", split, kOnly, false};
-  t[wire::kSluiceDevResourceDescribe] = {"DevResourceDescribe", describe, kOnly, false};
-  t[wire::kSluiceGreenCreate] = {"GreenCreate", create, kOnly, false};
-  t[wire::kSluiceGreenDestroy] = {"GreenDestroy", destroy, kOnly, false};
-  t[wire::kSluiceGreenStreamCreate] = {"GreenStreamCreate", create_stream, kOnly, false};
-  t[wire::kSluiceContextEvent] = {"ContextEvent", context_event, kOnly, false};
+  t[wire::kSluiceDevResource].run = resource;
+  t[wire::kSluiceDevResourceSplit].run = split;
+  t[wire::kSluiceDevResourceDescribe].run = describe;
+  t[wire::kSluiceGreenCreate].run = create;
+  t[wire::kSluiceGreenDestroy].run = destroy;
+  t[wire::kSluiceGreenStreamCreate].run = create_stream;
+  t[wire::kSluiceContextEvent].run = context_event;
 }
 
 }  // namespace sluice::worker

@@ -55,7 +55,8 @@ struct Options {
 
 class Worker {
  public:
-  explicit Worker(Options options) : options_(std::move(options)), control_(options_.control) {}
+  explicit Worker(Options options)
+      : options_(std::move(options)), control_(options_.control, wire::kWorkerReceived) {}
 
   int run();
 
@@ -89,12 +90,11 @@ std::unique_ptr<channel::Stream> secure_stream(int socket, const wire::Message& 
   tls::Session session;
   const std::string suite = m.text("tls");
   session.suite = suite == "TLS_AES_128_GCM_SHA256" ? tls::Suite::kAes128 : tls::Suite::kAes256;
-  constexpr uint64_t kMost = 1 << 20;
   if ((session.suite == tls::Suite::kAes256 && suite != "TLS_AES_256_GCM_SHA384") ||
       !tls::parse_secret(m.text("tls_in"), session.suite, &session.in) ||
       !tls::parse_secret(m.text("tls_out"), session.suite, &session.out) ||
-      !m.number("tls_in_sequence", 0, kMost, &session.in.sequence) ||
-      !m.number("tls_out_sequence", 0, kMost, &session.out.sequence)) {
+      !m.number("tls_in_sequence", &session.in.sequence) ||
+      !m.number("tls_out_sequence", &session.out.sequence)) {
     *error = "the connection's TLS came without its cipher, secrets or record numbers";
     return nullptr;
   }
@@ -157,9 +157,8 @@ bool Worker::confine(uint32_t uid, uint32_t gid, std::string* error) {
 
 // The user of its grant, before anything of the client's is looked at.
 bool Worker::become(const wire::Message& m, std::string* error) {
-  constexpr uint64_t kLast = 0xfffffffe;
   uint64_t uid = 0, gid = 0;
-  if (!m.number("uid", 1, kLast, &uid) || !m.number("gid", 1, kLast, &gid)) {
+  if (!m.number("uid", &uid) || !m.number("gid", &gid)) {
     *error = "this worker waits for its user, and the message has no uid or gid";
     return false;
   }
@@ -241,18 +240,16 @@ void Worker::start_session(wire::Message& m) {
   }
   options_.waits = false;
   SessionPlan plan{m.text("id"), m.text("grant"), m.text("channel"), {}};
-  m.number("grant_vgpus", 1, wire::kMaxDevices, &plan.grant_vgpus);
+  m.number("grant_vgpus", &plan.grant_vgpus);
   uint64_t vgpus = 0, slot = 0, slots = 1, region_bytes = 0;
-  if (plan.id.empty() || !m.number("vgpus", 1, wire::kMaxDevices, &vgpus))
-    return refuse("the message has no id, or no vgpus from 1 to 64");
+  m.number("vgpus", &vgpus);
   for (uint64_t i = 0; i < vgpus; ++i) {
     const std::string key = "vgpu." + std::to_string(i) + ".";
     uint64_t mib = 0, percent = 100;
-    if (!m.number(key + "memory_mib", 1, 1 << 30, &mib))
-      return refuse(key + "memory_mib is missing");
-    m.number(key + "compute_percent", 1, 100, &percent);
+    m.number(key + "memory_mib", &mib);
+    m.number(key + "compute_percent", &percent);
     uint64_t place = i;
-    m.number(key + "place", 0, wire::kMaxDevices - 1, &place);
+    m.number(key + "place", &place);
     plan.vgpus.push_back({m.text(key + "device"), mib, static_cast<uint32_t>(percent),
                           static_cast<uint32_t>(place)});
   }
@@ -280,8 +277,8 @@ void Worker::start_session(wire::Message& m) {
     struct stat st {};
     fstat(region, &st);
     region_bytes = static_cast<uint64_t>(st.st_size);
-    m.number("slot", 0, 4095, &slot);
-    m.number("slots", 1, 4096, &slots);
+    m.number("slot", &slot);
+    m.number("slots", &slots);
     endpoint = make_shm_endpoint(region, region_bytes, static_cast<uint32_t>(slots),
                                  static_cast<uint32_t>(slot), plan.channel == "shm",
                                  wire::kArenaAddress, &error);
@@ -300,7 +297,7 @@ void Worker::start_session(wire::Message& m) {
           control_.send(verb, {{"name", name}}, descriptor);
         });
   uint64_t ledger_slot = GrantLedger::kSlots;
-  m.number("ledger_slot", 0, GrantLedger::kSlots - 1, &ledger_slot);
+  m.number("ledger_slot", &ledger_slot);
   if (ledger >= 0)
     session->ledger = GrantLedger::open(ledger, static_cast<uint32_t>(ledger_slot), &error);
   if ((ledger >= 0 && !session->ledger) || !session->open(gpus_, &error)) {
@@ -355,12 +352,11 @@ void Worker::handle(wire::Message& m) {
   if (m.verb == "compute") {
     for (size_t i = 0; session_ && i < session_->vgpus.size(); ++i) {
       uint64_t percent;
-      if (m.number("vgpu." + std::to_string(i) + ".compute_percent", 1, 100, &percent))
+      if (m.number("vgpu." + std::to_string(i) + ".compute_percent", &percent))
         session_->vgpus[i]->compute_percent = static_cast<uint32_t>(percent);
     }
     return answer();
   }
-  control_.send("error", {{"message", "unknown verb: " + m.verb}});
 }
 
 // The threads that take commands learn of an end when they come to it, which may be behind commands

@@ -73,7 +73,7 @@ bool ServerBroker::fetch(const wire::ShareKey& key, const std::string& kind, Sha
   Answer answer;
   if (!ask("fetch", {{"key", key_text(key)}, {"kind", kind}}, -1, &answer, why)) return false;
   wire::Message& m = answer.message;
-  const bool whole = m.descriptors.size() == 1 && m.number("bytes", 1, ~0ull >> 2, &thing->bytes);
+  const bool whole = m.descriptors.size() == 1 && m.number("bytes", &thing->bytes);
   if (!whole) {
     for (int fd : m.descriptors) ::close(fd);
     *why = "sluice-server answered with no descriptor";
@@ -88,7 +88,7 @@ bool ServerBroker::fetch(const wire::ShareKey& key, const std::string& kind, Sha
 bool ServerBroker::take(wire::Message& m) {
   if (m.verb != "shared" && m.verb != "fetched" && m.verb != "refused") return false;
   uint64_t request = 0;
-  m.number("request", 0, ~0ull >> 1, &request);
+  m.number("request", &request);
   std::lock_guard lock(mutex_);
   const auto it = waiting_.find(request);
   if (it == waiting_.end()) {  // whoever asked has given up

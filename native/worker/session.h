@@ -253,7 +253,7 @@ class Session {
   ObjectTable<FunctionObject> functions{wire::HandleKind::kFunction};
   ObjectTable<FunctionObject> kernels{wire::HandleKind::kKernel};
   ObjectTable<AllocationObject> allocations{wire::HandleKind::kAllocation};
-  ObjectTable<SharedEventObject> shared_events{wire::HandleKind::kEvent, 1 << 16};
+  ObjectTable<SharedEventObject> shared_events{wire::HandleKind::kEvent, wire::kMaxSharedEvents};
   Broker* broker = nullptr;  // the way to other sessions; the worker's own
   std::unique_ptr<SharedEvents> events_of_others;
   ObjectTable<ArrayObject> arrays{wire::HandleKind::kArray};

@@ -63,9 +63,8 @@ void replace_address(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_tensor_map_handlers(DispatchTable& t) {
-  t[wire::kSluiceTensorMapAddress] = {"TensorMapAddress", replace_address, Handler::Answered::kOnly,
-                                      false};
-  t[wire::kSluiceEncodeTensorMap] = {"EncodeTensorMap", encode, Handler::Answered::kOnly, false};
+  t[wire::kSluiceTensorMapAddress].run = replace_address;
+  t[wire::kSluiceEncodeTensorMap].run = encode;
 }
 
 }  // namespace sluice::worker

@@ -122,9 +122,8 @@ void destroy(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_texture_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[wire::kSluiceTextureCreate] = {"TextureCreate", create, kOnly, false};
-  t[wire::kSluiceTextureDestroy] = {"TextureDestroy", destroy, kNever, false};
+  t[wire::kSluiceTextureCreate].run = create;
+  t[wire::kSluiceTextureDestroy].run = destroy;
 }
 
 }  // namespace sluice::worker

@@ -47,7 +47,9 @@ def test_a_pointer_that_no_rule_names_is_found(tmp_path: Path) -> None:
 
 def test_a_command_by_hand_that_says_nothing_is_found(tmp_path: Path) -> None:
     """A command without a table says by words what a table says by kinds."""
-    found = unproved(changed(tmp_path, "nccl", {"commands": {"sluiceNcclGroup": None}}))
+    found = unproved(
+        changed(tmp_path, "nccl", {"commands": {"sluiceNcclGroup": {"class": "either"}}})
+    )
     assert found == ["nccl: sluiceNcclGroup (written by hand)"]
 
 

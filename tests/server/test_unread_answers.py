@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from sluice.protocol.control import WORKER_SENT
 from sluice.server.packets import Message, PacketLink, Unsent
 from sluice.server.worker import MOST_BEFORE, MOST_UNREAD, Worker
 from sluice.server.worker_process import WorkerFiles, WorkerRecord
@@ -25,7 +28,12 @@ def test_what_waits_for_a_side_that_does_not_read_is_bounded() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         gone: list[bool] = []
         link = PacketLink(
-            ours, lambda _: None, lambda: gone.append(True), most_unsent=Unsent(100, 10)
+            ours,
+            lambda _: None,
+            lambda: gone.append(True),
+            most_unsent=Unsent(100, 10),
+            expected=WORKER_SENT,
+            on_fault=lambda *_: None,
         )
         gc.collect()  # what tests before this one left
         before = descriptors_here()
@@ -49,7 +57,14 @@ def test_a_side_that_reads_late_gets_everything() -> None:
     async def run() -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.setblocking(False)
-        link = PacketLink(ours, lambda _: None, lambda: None, most_unsent=Unsent(5000, 10))
+        link = PacketLink(
+            ours,
+            lambda _: None,
+            lambda: None,
+            most_unsent=Unsent(5000, 10),
+            expected=WORKER_SENT,
+            on_fault=lambda *_: None,
+        )
         for number in range(4000):
             link.send(Message("gone", {"key": str(number)}))
         for number in range(4000):
@@ -138,3 +153,33 @@ def test_a_worker_that_floods_before_it_has_a_session_is_ended(tmp_path: Path) -
         standing.close()
 
     asyncio.run(run())
+
+
+def test_what_no_worker_says_reaches_nobody_and_an_asker_does_not_wait_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        standing = Standing(tmp_path)
+        heard: list[Message] = []
+        standing.worker.follow_sharing(heard.append)
+        before = descriptors_here()
+        reading, writing = os.pipe()
+        for packet in (b"sing\nkey=x", b"unshare\nkey=x", b"share\nkey=x\nbytes=-1"):
+            socket.send_fds(standing.side, [packet], [writing])
+        os.close(writing)
+        asked = asyncio.create_task(standing.worker.status())
+        while not await asyncio.to_thread(standing.side.recv, 100):
+            pass
+        standing.side.send(b"status\nstate=running\ncommands=many")
+        answer = await asked
+        assert answer.verb == "error"
+        assert "commands is 'many'; a number from 0 to" in answer.get("message")
+        assert heard == []
+        assert os.read(reading, 1) == b"", "their descriptors are closed"
+        os.close(reading)
+        assert descriptors_here() == before
+        standing.close()
+
+    asyncio.run(run())
+    for said in ("unknown verb: 'sing'", "unshare: 1 descriptors came", "bytes is '-1'"):
+        assert said in caplog.text

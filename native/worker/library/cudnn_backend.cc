@@ -339,11 +339,10 @@ void execute(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_cudnn_backend_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[ids::id_sluiceCudnnBackendBuild] = {"CudnnBackendBuild", build, kEither, true};
-  t[ids::id_sluiceCudnnBackendGet] = {"CudnnBackendGet", get, kOnly, true};
-  t[ids::id_sluiceCudnnBackendDestroy] = {"CudnnBackendDestroy", destroy, kNever, false};
-  t[ids::id_sluiceCudnnBackendExecute] = {"CudnnBackendExecute", execute, kEither, true};
+  t[ids::id_sluiceCudnnBackendBuild].run = build;
+  t[ids::id_sluiceCudnnBackendGet].run = get;
+  t[ids::id_sluiceCudnnBackendDestroy].run = destroy;
+  t[ids::id_sluiceCudnnBackendExecute].run = execute;
 }
 
 }  // namespace sluice::worker

@@ -112,8 +112,6 @@ void ctc_loss(Session& s, const Command& c, Reply& reply) {
 
 }  // namespace
 
-void add_cudnn_ctc_handlers(DispatchTable& t) {
-  t[ids::id_sluiceCudnnCtcLoss] = {"CudnnCtcLoss", ctc_loss, Handler::Answered::kOnly, true};
-}
+void add_cudnn_ctc_handlers(DispatchTable& t) { t[ids::id_sluiceCudnnCtcLoss].run = ctc_loss; }
 
 }  // namespace sluice::worker

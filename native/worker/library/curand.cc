@@ -139,10 +139,9 @@ void distribution(Session& s, const Command& c, Reply& reply) {
 }  // namespace
 
 void add_curand_handlers(DispatchTable& t) {
-  t[ids::id_sluiceCurandHost] = {"CurandHost", host, Handler::Answered::kOnly, true};
-  t[ids::id_sluiceCurandTable] = {"CurandTable", table, Handler::Answered::kOnly, true};
-  t[ids::id_sluiceCurandDistribution] = {"CurandDistribution", distribution,
-                                         Handler::Answered::kOnly, true};
+  t[ids::id_sluiceCurandHost].run = host;
+  t[ids::id_sluiceCurandTable].run = table;
+  t[ids::id_sluiceCurandDistribution].run = distribution;
 }
 
 }  // namespace sluice::worker

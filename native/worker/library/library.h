@@ -120,7 +120,7 @@ class Libraries {
   // A library's entry by name, for handlers written by hand.
   void* symbol(const char* library, const char* name);
 
-  LibraryObjects objects{wire::HandleKind::kLibraryObject, 1 << 20};
+  LibraryObjects objects{wire::HandleKind::kLibraryObject};
   OpaqueBytes given;
 
  private:

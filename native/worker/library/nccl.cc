@@ -360,9 +360,6 @@ void group(Session& s, const Command& c, Reply& reply) {
 
 }  // namespace
 
-void add_nccl_handlers(DispatchTable& t) {
-  using enum Handler::Answered;
-  t[ids::id_sluiceNcclGroup] = {"NcclGroup", group, kEither, true};
-}
+void add_nccl_handlers(DispatchTable& t) { t[ids::id_sluiceNcclGroup].run = group; }
 
 }  // namespace sluice::worker

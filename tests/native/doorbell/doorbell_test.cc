@@ -201,16 +201,16 @@ TEST_F(DoorbellProcess, SaysWhatItCannotWatch) {
   struct Case {
     std::string message, reason;
   };
-  for (const Case& c :
-       {Case{"watch\nid=a\npath=" + folder_ + "/missing\nslots=1", "No such file"},
-        Case{"watch\nid=a\npath=" + folder_ + "\nslots=1", "directory"},
-        Case{"watch\nid=a\npath=" + folder_ + "/link\nslots=1", "symbolic link"},
-        Case{"watch\nid=a\npath=" + small + "\nslots=1", "too few"},
-        Case{"watch\nid=a\npath=" + region_ + "\nslots=0", "slots from 1 to 4096"},
-        Case{"watch\nid=a\npath=" + region_ + "\nslots=4097", "slots from 1 to 4096"},
-        Case{"watch\npath=" + region_ + "\nslots=1", "watch needs id"},
-        Case{"release\nid=none\nslot=0", "no such region or slot"},
-        Case{"sing\nid=a", "no such region or slot"}}) {
+  for (const Case& c : {Case{"watch\nid=a\npath=" + folder_ + "/missing\nslots=1", "No such file"},
+                        Case{"watch\nid=a\npath=" + folder_ + "\nslots=1", "directory"},
+                        Case{"watch\nid=a\npath=" + folder_ + "/link\nslots=1", "symbolic link"},
+                        Case{"watch\nid=a\npath=" + small + "\nslots=1", "too few"},
+                        Case{"watch\nid=a\npath=" + region_ + "\nslots=0",
+                             "slots is \"0\"; a number from 1 to 4096"},
+                        Case{"watch\nid=a\npath=" + region_ + "\nslots=4097", "slots is \"4097\""},
+                        Case{"watch\npath=" + region_ + "\nslots=1", "watch: id is missing"},
+                        Case{"release\nid=none\nslot=0", "no such region or slot"},
+                        Case{"sing\nid=a", "unknown verb: sing"}}) {
     say(c.message);
     const auto error = hear("error");
     ASSERT_TRUE(error) << c.message;
