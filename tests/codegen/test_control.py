@@ -93,7 +93,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, was: str, becomes: str, said: st
         ),
         ({"vgpus": "65"}, "session: vgpus is '65'; a number from 1 to 64 is wanted"),
         ({"vgpus": "٢"}, "session: vgpus is '٢'; a number from 1 to 64 is wanted"),
-        ({"vgpus": "3"}, "session: vgpu.2.device is missing"),
+        ({"vgpus": "3"}, "session: vgpu.2.memory_mib is missing"),
         (
             {"vgpu.1.memory_mib": "0"},
             "session: vgpu.1.memory_mib is '0'; a number from 1 to 1073741824 is wanted",

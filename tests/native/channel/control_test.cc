@@ -135,7 +135,7 @@ TEST(Message, IsHeldAgainstTheRegistry) {
            Case{"vgpus", "65", "session: vgpus is \"65\"; a number from 1 to 64 is wanted"},
            Case{"vgpus", "18446744073709551617",
                 "session: vgpus is \"18446744073709551617\"; a number from 1 to 64 is wanted"},
-           Case{"vgpus", "3", "session: vgpu.2.device is missing"},
+           Case{"vgpus", "3", "session: vgpu.2.memory_mib is missing"},
            Case{"vgpu.1.memory_mib", "0",
                 "session: vgpu.1.memory_mib is \"0\"; a number from 1 to 1073741824 is wanted"},
            Case{"slot", "-1", "session: slot is \"-1\"; a number from 0 to 4095 is wanted"},
