@@ -21,7 +21,8 @@ from control_plane import ControlPlane, native_worker, running, wait_for
 from job_process import JobProcess
 
 from sluice.config.native_files import find_native
-from sluice.server.grant_ledgers import BYTES, HEADER_BYTES, MAGIC, SLOTS, GrantLedgers
+from sluice.protocol import frames
+from sluice.server.grant_ledgers import BYTES, HEADER_BYTES, MAGIC, SLOTS, VGPUS, GrantLedgers
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
@@ -265,8 +266,9 @@ def test_the_launcher_passes_signals_and_statuses_on(shared: ControlPlane) -> No
 
 def test_the_hosts_idea_of_a_ledger_is_the_workers() -> None:
     text = (ROOT / "native" / "worker" / "grant_ledger.h").read_text()
-    for said in (f"kMagic = {MAGIC:#x}", f"kHeaderBytes = {HEADER_BYTES}", f"kSlots = {SLOTS}"):
+    for said in (f"kMagic = {MAGIC:#x}", f"kHeaderBytes = {HEADER_BYTES}"):
         assert said in text
+    assert (VGPUS, SLOTS) == (frames.MAX_DEVICES, frames.LEDGER_SLOTS)
 
 
 def test_ledgers_slots_are_cleared_and_pages_go_with_their_last_session() -> None:
