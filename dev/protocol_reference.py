@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -24,14 +25,19 @@ from protocol import Enumeration, Field, Protocol, Struct, load_protocol  # noqa
 from wire_layout import camel_case  # noqa: E402
 
 
+def grid(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; a cell may be empty."""
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "".join(
+        "|" + "|".join(f" {cell} " if cell != "" else " " for cell in line) + "|\n"
+        for line in lines
+    )
+
+
 def table(struct: Struct) -> str:
     """The fields of a struct, a line each."""
-    lines = ["| offset | type | field | |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| {f.offset} | {spelling(f)} | `{f.name}` | {f.about} |".replace("|  |", "| |")
-        for f in struct.fields
-    ]
-    return "\n".join(lines) + "\n"
+    rows = ((f.offset, spelling(f), f"`{f.name}`", f.about) for f in struct.fields)
+    return grid(("offset", "type", "field", ""), rows)
 
 
 def spelling(field: Field) -> str:
@@ -42,17 +48,13 @@ def spelling(field: Field) -> str:
 
 def values(enumeration: Enumeration) -> str:
     """The numbers of an enumeration, a line each."""
-    lines = ["| number | name | |", "| --- | --- | --- |"]
-    lines += [
-        f"| {c.value} | `{c.name}` | {c.about} |".replace("|  |", "| |")
-        for c in enumeration.choices
-    ]
-    return "\n".join(lines) + "\n"
+    rows = ((c.value, f"`{c.name}`", c.about) for c in enumeration.choices)
+    return grid(("number", "name", ""), rows)
 
 
 def messages(all_of_them: tuple[ControlMessage, ...]) -> str:
     """A table of messages, and below it one of what their keys mean."""
-    lines = ["| message | keys | descriptors | |", "| --- | --- | --- | --- |"]
+    rows = []
     about: dict[str, str] = {}
     for m in all_of_them:
         listed = [(f"{m.list}.N.{f.name}", f) for f in m.each]
@@ -60,12 +62,12 @@ def messages(all_of_them: tuple[ControlMessage, ...]) -> str:
         names = ", ".join(f"**`{name}`**" if f.needed else f"`{name}`" for name, f in keys)
         beside = ", ".join(f"`{name}`" for name in m.descriptors)
         answer = f"; answered by `{m.answer}`" if m.answer else ""
-        lines.append(f"| `{m.verb}` | {names} | {beside} | {m.about}{answer} |")
+        rows.append((f"`{m.verb}`", names, beside, f"{m.about}{answer}"))
         about |= {name: words for name, f in keys if (words := meaning(f))}
-    found = "\n".join(re.sub(r"\|  (?=\|)", "| ", line) for line in lines) + "\n"
+    found = grid(("message", "keys", "descriptors", ""), rows)
     if about:
-        rows = [f"| `{name}` | {words} |" for name, words in sorted(about.items())]
-        found += "\n" + "\n".join(["| key | |", "| --- | --- |", *rows]) + "\n"
+        keys_of_all = ((f"`{name}`", words) for name, words in sorted(about.items()))
+        found += "\n" + grid(("key", ""), keys_of_all)
     return found
 
 

@@ -211,10 +211,17 @@ class Worker:
     def _take_fault(self, message: Message, fault: str) -> None:
         text = "worker %s said what no worker says: %s"
         PEERS.warning("worker: a message that is none", self.id, text, self.id, fault)
-        if self._asked and message.verb in ("error", self._asked[0][0]):
-            _, waiter = self._asked.popleft()
-            if not waiter.done():
-                waiter.set_result(Message("error", {"message": f"its answer is none: {fault}"}))
+        if self._answers(message):
+            self._answer(Message("error", {"message": f"its answer is none: {fault}"}))
+
+    def _answers(self, message: Message) -> bool:
+        """Whether it is what the oldest asker waits for."""
+        return bool(self._asked) and message.verb in ("error", self._asked[0][0])
+
+    def _answer(self, message: Message) -> None:
+        _, waiter = self._asked.popleft()
+        if not waiter.done():
+            waiter.set_result(message)
 
     def take_ledger(self) -> int:
         """The page that it showed a server which is new to it, -1 if none; the caller closes it."""
@@ -259,10 +266,8 @@ class Worker:
             # it exits by itself; the timer is for one that cannot
             if self._kill_timer is None:
                 self._kill_timer = self._loop.call_later(END_SECONDS, self.kill)
-        elif self._asked and message.verb in ("error", self._asked[0][0]):
-            _, waiter = self._asked.popleft()
-            if not waiter.done():
-                waiter.set_result(message)
+        elif self._answers(message):
+            self._answer(message)
         else:
             log.debug("worker %s said %s, which nobody asked for", self.id, message.verb)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from imported import RegistryError
+from imported import RegistryError, refuse_unknown
 
 FILE = "commands.yaml"
 RANGES = (range(0, 64), range(4032, 4096))
@@ -92,12 +92,13 @@ def load_own_commands(api: Path) -> Commands:
     return Commands(objects, state, tuple(sorted(commands, key=lambda c: c.id)))
 
 
-def load_signed_commands(api: Path, state: tuple[str, ...]) -> dict[str, Command]:
+def load_signed_commands(
+    api: Path, state: tuple[str, ...], ids: dict[str, int]
+) -> dict[str, Command]:
     """Read `commands` of driver.yaml and of the libraries' files, by their whole names.
 
-    Their ids are those of the locks; one that is not in them yet has 0. Raises RegistryError.
+    `ids`: those of both locks; a command that is not in them yet has 0. Raises RegistryError.
     """
-    ids = {**read_lock(api / "ids.lock"), **read_lock(api / "library_ids.lock")}
     found: dict[str, Command] = {}
     for path in (api / "driver.yaml", *sorted((api / "libraries").glob("*.yaml"))):
         for name, fields in (yaml.safe_load(path.read_text()).get("commands") or {}).items():
@@ -110,17 +111,9 @@ def load_signed_commands(api: Path, state: tuple[str, ...]) -> dict[str, Command
     return found
 
 
-def read_lock(path: Path) -> dict[str, int]:
-    """The numbers of names, `64 cuStreamCreate` a line."""
-    lines = (line.split() for line in path.read_text().splitlines() if not line.startswith("#"))
-    return {parts[1]: int(parts[0]) for parts in lines if parts}
-
-
 def _command(name: str, fields: dict[str, Any], state: tuple[str, ...]) -> Command:
     where = f"{FILE}: {name}"
-    unknown = sorted(set(fields) - KEYS)
-    if unknown:
-        raise RegistryError(f"{where}: unknown key {unknown[0]!r}; use one of {sorted(KEYS)}")
+    refuse_unknown(where, fields, KEYS)
     number = fields.get("id")
     if not isinstance(number, int) or not any(number in numbers for numbers in RANGES):
         raise RegistryError(f"{where}: the id {number!r} is not from 0 to 63 or from 4032 to 4095")

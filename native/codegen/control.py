@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from imported import RegistryError
+from imported import RegistryError, refuse_unknown
 from protocol import Protocol, load_protocol
 
 FILE = "control.yaml"
@@ -158,6 +158,4 @@ def _bound(where: str, said: Any, shared: Protocol) -> int:
 def _keys(where: str, entry: Any, allowed: set[str]) -> None:
     if not isinstance(entry, dict):
         raise RegistryError(f"{where}: {entry!r} is no mapping, e.g. {{type: text}}")
-    unknown = sorted(set(entry) - allowed)
-    if unknown:
-        raise RegistryError(f"{where}: unknown key {unknown[0]!r}; use one of {sorted(allowed)}")
+    refuse_unknown(where, entry, allowed)

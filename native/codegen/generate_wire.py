@@ -24,7 +24,8 @@ from control import load_control
 from generate_abi import Writer
 from imported import RegistryError
 from kinds import Kind, Param
-from model import API, Cache, ErrorClass, Function, Registry, load_registry
+from libraries import read_ids
+from model import API, Cache, ErrorClass, Function, Registry, load_ids, load_registry
 from protocol import CTYPES, load_protocol
 from wire_layout import HANDLE_TABLES, Layout, WireFunction, camel_case
 
@@ -164,7 +165,8 @@ def known_enums(entries: list[Entry], layout: Layout) -> dict[str, list[int]]:
 def generate(out: Path, api: Path) -> None:
     """Write everything under `out`."""
     registry, own = load_registry(api), load_own_commands(api)
-    signed = load_signed_commands(api, own.state)
+    ids = load_ids(api / "ids.lock") | read_ids(api / "library_ids.lock")
+    signed = load_signed_commands(api, own.state, ids)
     writer = Writer(out)
     writer.environment.filters["camel"] = camel_case
     writer.render(

@@ -8,6 +8,7 @@ Rows keep the order of the headers for types and are sorted by name for function
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ Json = dict[str, Any]
 
 class RegistryError(Exception):
     """Something in native/api is wrong; the message names the file, the place and the fix."""
+
+
+def refuse_unknown(where: str, entry: Json, known: Iterable[str]) -> None:
+    """Raise RegistryError for a key of a YAML mapping that nobody reads."""
+    unknown = sorted(set(entry) - set(known))
+    if unknown:
+        raise RegistryError(f"{where}: unknown key {unknown[0]!r}; use one of {sorted(set(known))}")
 
 
 @dataclass(frozen=True)

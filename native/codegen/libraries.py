@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 from commands import EFFECTS
-from imported import RegistryError
+from imported import RegistryError, refuse_unknown
 from legacy import Legacy, make_legacy
 from library_params import Param, Rules, index_of, infer, make_param, matches
 from passing import take_apart
@@ -314,11 +314,7 @@ def read_command_proofs(said: dict[str, dict[str, Any]], where: str) -> dict[str
     """Read what commands written by hand say of the pointers and sizes that they carry."""
     known = {"class", "may_block", "carries", *EFFECTS}
     for command, entry in said.items():
-        unknown = sorted(set(entry) - known)
-        if unknown:
-            raise RegistryError(
-                f"{where}: {command}: unknown key {unknown[0]!r}; use one of {sorted(known)}"
-            )
+        refuse_unknown(f"{where}: {command}", entry, known)
         for name, proof in entry.get("carries", {}).items():
             if proof not in HAND_PROOFS:
                 raise RegistryError(

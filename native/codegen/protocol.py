@@ -8,17 +8,18 @@ which makes Python's (sluice.protocol.frames). Format: docs/api-registry.md.
 from __future__ import annotations
 
 import re
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-from imported import RegistryError
+from imported import RegistryError, refuse_unknown
 
 FILE = "protocol.yaml"
 CODES = {"char": "s", "u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i32": "i", "i64": "q"}
 """Types of numbers, by struct's letters."""
-SIZES = {"char": 1, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "i32": 4, "i64": 8}
+SIZES = {name: struct.calcsize(f"={code}") for name, code in CODES.items()}
 CTYPES = {
     "char": "char",
     "u8": "uint8_t",
@@ -155,11 +156,7 @@ def _keys(where: str, name: Any, fields: Any, needed: set[str], allowed: set[str
     missing = sorted(needed - set(fields))
     if missing:
         raise RegistryError(f"{where}: {missing[0]} is missing")
-    unknown = sorted(set(fields) - needed - allowed)
-    if unknown:
-        raise RegistryError(
-            f"{where}: unknown key {unknown[0]!r}; use one of {sorted(needed | allowed)}"
-        )
+    refuse_unknown(where, fields, needed | allowed)
 
 
 def _limit(name: str, fields: dict[str, Any]) -> Limit:
