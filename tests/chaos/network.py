@@ -103,7 +103,7 @@ class Namespaces:
         _ip("link", "set", self._cable_of(name), "master", self._own)
 
     def close(self) -> None:
-        """Removes namespaces, cables and the bridge."""
+        """Removes namespaces, cables and the bridge; what is gone already is left alone."""
         _remove(self._own)
 
     def _cable_of(self, name: str) -> str:
@@ -121,7 +121,7 @@ def make() -> Network:
         _remove(left)
     try:
         return Namespaces()
-    except subprocess.CalledProcessError:
+    except OSError:
         return Loopback()
 
 
@@ -134,10 +134,18 @@ def _left_behind() -> Iterable[str]:
 
 
 def _remove(own: str) -> None:
+    """Cables first: the kernel takes away those of a removed namespace when it has the time."""
+    for cable in re.findall(rf"^\d+: ({own}v\d+)@", _ip("-o", "link", "show"), re.MULTILINE):
+        _ip("link", "del", cable)
     for space in re.findall(rf"^({own}-\d+)", _ip("netns", "list"), re.MULTILINE):
-        subprocess.run(["ip", "netns", "del", space], check=False, capture_output=True)
-    subprocess.run(["ip", "link", "del", own], check=False, capture_output=True)
+        _ip("netns", "del", space)
+    if re.search(rf"^\d+: {own}:", _ip("-o", "link", "show"), re.MULTILINE):
+        _ip("link", "del", own)
 
 
 def _ip(*words: str) -> str:
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
+    """What `ip …` prints. Raises OSError with what it complains of."""
+    done = subprocess.run(["ip", *words], check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
