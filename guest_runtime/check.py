@@ -15,7 +15,8 @@ from typing import TextIO
 from .channels import check_channels
 from .configuration import SYSTEM_FILE, Value, read_settings, visible_vgpus
 from .findings import Finding, Verdict, bad, note, ok
-from .installation import check_installation, check_loader, find_installation
+from .installation import find_installation
+from .installation_check import check_installation, check_loader
 from .program_check import check_program
 
 _SIGNS = {Verdict.OK: "ok  ", Verdict.NOTE: "note", Verdict.BAD: "BAD "}

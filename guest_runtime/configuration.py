@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 SYSTEM_FILE = Path("/etc/sluice/client.conf")
 
@@ -27,8 +27,7 @@ LABELS = (f"{_LABEL}(, *{_LABEL}){{0,15}}", "NAME=VALUE pairs with commas, such 
 MODE = ("auto|reserved|on-demand", "one of auto, reserved, on-demand")
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting: its key in the files, its variables in order, default and what it accepts."""
 
     key: str
@@ -66,8 +65,7 @@ SETTINGS = (
 )
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A setting's text and where it stands."""
 
     text: str

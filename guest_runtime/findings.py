@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One line of `sluice check`: what was looked at, what was found, what to do about it.
 
-Made by program_check.py, channels.py and installation.py, printed by check.py.
+Made by program_check.py, channels.py and installation_check.py, printed by check.py.
 """
 
 from __future__ import annotations

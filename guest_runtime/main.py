@@ -2,7 +2,8 @@
 """The `sluice` command of the guest bundle: `run`, `check`, `enrol`, `version`.
 
 Called by the bundle's bin/sluice. Parses by hand what argparse cannot: everything after `run` and
-`check` belongs to the program.
+`check` belongs to the program. A command loads what it needs and no more: `run` stands before every
+program, and in a guest without KVM each module counts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from . import VERSION
-from .check import check
-from .enrol import enrol
-from .run import run
 
 _USAGE = """\
 usage: sluice run [OPTIONS] CMD [ARGUMENT...]
@@ -39,12 +37,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = words.pop(0) if words else "help"
     if verb == "run":
+        from .run import run
+
         run(words)
     if verb == "check":
         if words and words[0] == "--":
             words.pop(0)
+        from .check import check
+
         return check(words)
     if verb == "enrol":
+        from .enrol import enrol
+
         return enrol(words)
     if verb in ("version", "--version"):
         print(f"sluice {VERSION}")

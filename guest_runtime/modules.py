@@ -13,7 +13,7 @@ from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, read_elf
 from .findings import Finding, bad, note, ok
-from .installation import relink_advice
+from .installation_check import relink_advice
 from .substitution import CUDA, LOCAL, Served
 
 #: What our own static runtime says of itself (native/client/cudart/static_driver.cc).

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from .elf_file import ElfError, ElfFile, is_elf, read_elf
 from .findings import Finding, bad, note
-from .installation import find_installation, relink_advice
+from .installation import find_installation
+from .installation_check import relink_advice
 from .modules import look_at
 from .python_check import check_python, is_python
 from .substitution import CUDA, LOCAL, Served, served_by

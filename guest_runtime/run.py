@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .installation import Installation, find_installation
-from .share import WrongUsage, parse, run_shared
+from .options import WrongUsage, parse
 
 
 class CannotRun(Exception):
@@ -64,6 +64,8 @@ def run(words: Sequence[str]) -> NoReturn:
     try:
         environment = environment_for(found, {**os.environ, **wish.variables})
         if wish.share:
+            from .share import run_shared  # a plain program starts without what it needs
+
             sys.exit(run_shared(command, environment, found.driver))
         os.execvpe(command[0], list(command), environment)
     except CannotRun as error:

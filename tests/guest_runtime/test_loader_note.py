@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.guest_runtime.installation import Installation, check_loader
+from sluice.guest_runtime.installation import Installation
+from sluice.guest_runtime.installation_check import check_loader
 
 FOLDER = Path("/opt/sluice/lib")
 OURS = "\tlibcuda.so.1 (libc6,x86-64) => /opt/sluice/lib/libcuda.so.1\n"

@@ -18,7 +18,7 @@ from static_pool import StaticPool
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.guest_runtime.elf_file import read_elf
-from sluice.guest_runtime.installation import relink_advice
+from sluice.guest_runtime.installation_check import relink_advice
 from sluice.guest_runtime.modules import has_static_runtime
 
 from .conftest import CHECKOUT
