@@ -6,10 +6,14 @@ Used by test_guest*.py. A Fleet owns its guests and takes them, and their region
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shlex
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,6 +30,7 @@ BUNDLE = Path(
     os.environ.get("SLUICE_GUEST_BUNDLE", CHECKOUT / "dist" / "sluice-guest-x86_64.tar.gz")
 )
 REGION_MIB, SLOTS = 64, 4
+_GROUP = "sluice:x:999:"
 
 
 def serving(rig: Rig, **settings: object) -> dict[str, object]:
@@ -115,12 +120,51 @@ def prepare(guest: Guest) -> None:
 
 def install(guest: Guest) -> None:
     """The bundle and the programs: a guest's root is gone with each boot."""
-    guest.put(BUNDLE, "/root/bundle.tar.gz")
     guest.check(
-        "cd /root && tar xzf bundle.tar.gz && sluice-guest/install.sh --no-ldconfig", timeout=120
+        f"tar xf /host{installed()} -C / && echo '{_GROUP}' >>/etc/group"
+        " && udevadm control --reload && udevadm trigger --settle"
+        " --attr-match=vendor=0x1af4 --attr-match=device=0x1110"
     )
-    guest.put(PROMPTED, "/root/prompted")
-    guest.put(SCRIBBLE, "/root/scribble")
+
+
+@functools.cache
+def installed() -> Path:
+    """An archive of the bundle, as install.sh leaves it in an image's tree, and of the programs.
+
+    Made once: install.sh takes seconds in a guest without KVM, and so do many files by 9p. In
+    guests it is run by tests/hypervisor/test_page.py and by the demo.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sluice-installed-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tree = folder / "tree"
+    group = tree / "etc" / "group"
+    for made in (group.parent, tree / "root"):
+        made.mkdir(parents=True)
+    group.write_text(f"{_GROUP}\n")  # each guest has its own
+    run = functools.partial(subprocess.run, check=True, capture_output=True)
+    run(["tar", "xzf", BUNDLE, "-C", folder])
+    run([folder / "sluice-guest/install.sh", "--root", tree, "--no-ldconfig"])
+    # here, instead of in each guest; by the guests' Python, which is the host's
+    run(["/usr/bin/python3", "-m", "compileall", "-q", "-s", tree, tree / "opt"])
+    group.unlink()
+    for program in (PROMPTED, SCRIBBLE):
+        shutil.copy2(program, tree / "root")
+    run(
+        [
+            "tar",
+            "cf",
+            folder / "tree.tar",
+            "-C",
+            tree,
+            "--owner=0",
+            "--group=0",
+            "opt",
+            "etc",
+            "usr",
+            "root",
+        ]
+    )
+    return folder / "tree.tar"
 
 
 def wait_usable(guest: Guest) -> None:
@@ -147,18 +191,18 @@ class GuestProgram:
         self.guest = guest
         self._base = f"/tmp/prompted-{GuestProgram._made}"
         self._read = 0
-        guest.check(f"mkfifo {self._base}.in")
         settings = "".join(f"export {k}={shlex.quote(v)}; " for k, v in environment.items())
         self._process = guest.spawn(
-            f"{settings}exec sluice run /root/prompted 0<>{self._base}.in "
+            f"mkfifo {self._base}.in; {settings}exec sluice run /root/prompted 0<>{self._base}.in "
             f">{self._base}.out 2>{self._base}.err"
         )
+        wait_for(lambda: guest.read(f"{self._base}.err") is not None, message="its shell")
         self.pid = int(self.ask("pid").removeprefix("pid: "))
         if opened:
             assert self.ask("open") == "open: ok", self.errors()
 
     def say(self, line: str) -> None:
-        self.guest.check(f"echo '{line}' >{self._base}.in")
+        self.guest.write(f"{self._base}.in", f"{line}\n".encode())
 
     def answer(self, seconds: float = PATIENCE) -> str:
         """Its next line; fails the test when none comes."""
@@ -180,7 +224,7 @@ class GuestProgram:
         return not self._next_line()
 
     def errors(self) -> str:
-        return self.guest.run(f"cat {self._base}.err")[1]
+        return (self.guest.read(f"{self._base}.err") or b"").decode(errors="replace")
 
     def signal(self, name: str) -> None:
         self.guest.check(f"kill -{name} {self.pid}")
@@ -192,6 +236,6 @@ class GuestProgram:
         assert finished.code == 0, self.errors()
 
     def _next_line(self) -> str:
-        out = self.guest.run(f"cat {self._base}.out")[1]
+        out = (self.guest.read(f"{self._base}.out") or b"").decode(errors="replace")
         lines = out.splitlines(keepends=True)
         return lines[self._read].strip() if len(lines) > self._read and out.endswith("\n") else ""

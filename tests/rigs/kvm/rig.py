@@ -9,6 +9,7 @@ folders do not disturb each other.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import os
@@ -124,14 +125,33 @@ class Guest:
         self.check(f"mkdir -p $(dirname {goal}) && cp -a -T {inside} {goal}", timeout)
 
     def write(self, target: str, content: bytes) -> None:
-        """Writes ``content`` to the file ``target`` in the guest."""
-        import base64
-
+        """Writes ``content`` to the file ``target`` in the guest, or to a FIFO that is read."""
         handle = agent.call(self.domain, "guest-file-open", path=target, mode="wb")
         try:
             for start in range(0, len(content), 1 << 20):
                 piece = base64.b64encode(content[start : start + (1 << 20)]).decode()
                 agent.call(self.domain, "guest-file-write", handle=handle, buf_b64=piece)
+        finally:
+            agent.call(self.domain, "guest-file-close", handle=handle)
+
+    def read(self, source: str) -> bytes | None:
+        """What the file ``source`` of the guest holds; None where there is none.
+
+        Much cheaper than a ``cat``: a process takes a guest without KVM a quarter of a second.
+        """
+        try:
+            handle = agent.call(self.domain, "guest-file-open", path=source, mode="rb")
+        except libvirt.libvirtError as error:
+            if "No such file" in str(error):
+                return None
+            raise
+        found = b""
+        try:
+            while True:
+                got = agent.call(self.domain, "guest-file-read", handle=handle, count=1 << 20)
+                found += base64.b64decode(got["buf-b64"])
+                if got["eof"] or not got["count"]:
+                    return found
         finally:
             agent.call(self.domain, "guest-file-close", handle=handle)
 
