@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator, Mapping
-from typing import Protocol
 
 from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import answer_message
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused, Waiting
+from sluice.controller.server_link import NotConnected, OrderRefused, ServerLink, ServerSilent
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 
@@ -22,29 +22,30 @@ ASSIGN_SECONDS = 5.0
 NODE_TRIES = 2
 
 
-class Link(Protocol):
-    """A connected server, as far as sessions are announced to it."""
-
-    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> str:
-        """Gives the server a session to expect; returns "" or why it will not take it."""
-        ...
+class NotTaken(Exception):
+    """The grant's node does not expect the session, for the reason that is the text."""
 
 
 async def announce(
-    desk: GrantDesk, link: Link | None, granted: Granted, key: str, key_seconds: int
-) -> str:
-    """Returns "" once the node expects whoever shows the key, or why it will not."""
-    # its end may have been ordered since it was made: nothing may come after that
-    if over := desk.pool.operations.why_over(granted.grant.id):
-        return over
-    if link is None:
-        return "it is not connected"
-    return await link.assign(granted, key, key_seconds, ASSIGN_SECONDS)
+    desk: GrantDesk, links: Mapping[str, ServerLink], granted: Granted, key: str, key_seconds: int
+) -> None:
+    """Returns once the node expects whoever shows the key. Raises NotTaken."""
+    node = granted.grant.node
+    try:
+        # its end may have been ordered since it was made: nothing may come after that
+        if over := desk.pool.operations.why_over(granted.grant.id):
+            raise OrderRefused(over)
+        if (link := links.get(node)) is None:
+            raise NotConnected(node)
+        await link.assign(granted, key, key_seconds, ASSIGN_SECONDS)
+    except (OrderRefused, ServerSilent) as why:
+        text = f"node {node} did not take session {granted.session.id}: {why}"
+        raise NotTaken(text) from None
 
 
 async def answers_for_relay(
     desk: GrantDesk,
-    links: Mapping[str, Link],
+    links: Mapping[str, ServerLink],
     under_way: set[str],
     wanted: GrantRequest,
     key_seconds: int,
@@ -68,13 +69,13 @@ async def answers_for_relay(
             if granted is None:
                 return
             key = secrets.token_hex(16)
-            link = links.get(granted.grant.node)
             trouble = "its server went away"
-            trouble = await announce(desk, link, granted, key, key_seconds)
-            if not trouble:
-                told = True
-                yield answer_message(granted, _target(desk, granted, key))
-                return
+            await announce(desk, links, granted, key, key_seconds)
+            told = True
+            yield answer_message(granted, _target(desk, granted, key))
+            return
+        except NotTaken as not_taken:
+            trouble = str(not_taken)
         finally:
             await answers.aclose()
             under_way.discard(wanted.request_id)
@@ -85,8 +86,6 @@ async def answers_for_relay(
                         granted.session.id, granted.grant.id, why
                     )
                 )
-        node = granted.grant.node
-        trouble = f"node {node} did not take session {granted.session.id}: {trouble}"
     yield answer_message(
         Refused(CudaStatus.SYSTEM_NOT_READY, f"{trouble}; look at `sluice node list` and try again")
     )

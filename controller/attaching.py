@@ -14,10 +14,11 @@ from typing import Any
 
 from sluice.controller.desk import GrantDesk
 from sluice.controller.messages import holding_of, native_message
-from sluice.controller.node_service import PoolService, ServerSilent
+from sluice.controller.node_service import PoolService
 from sluice.controller.pool.attachment import AttachOrder, AttachWhen, DetachOrder, ReportedHolding
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import GpuKey
+from sluice.controller.server_link import NotConnected, OrderRefused, ServerSilent
 from sluice.controller.store.store import StoreError
 
 #: libvirt waits for drivers and guests; a server that is silent for longer is not asked again.
@@ -32,12 +33,12 @@ class Attaching:
     def __init__(self, desk: GrantDesk, service: PoolService) -> None:
         self._desk = desk
         self._service = service
-        self._tasks: set[asyncio.Task[str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def attach(
         self, key: GpuKey, domain: str, when: AttachWhen, *, rom_bar: bool
-    ) -> asyncio.Task[str]:
-        """Books it and tells the server; the task ends with "" or why not.
+    ) -> asyncio.Task[None]:
+        """Books it and tells the server; the task raises OrderRefused or ServerSilent, if any.
 
         Raises Impossible, Unknown, StoreError, and nothing is booked then.
         """
@@ -53,7 +54,7 @@ class Attaching:
         assert order
         return self._in_background(self._carry_out(order, attachments.finish_attach))
 
-    async def detach(self, key: GpuKey) -> asyncio.Task[str]:
+    async def detach(self, key: GpuKey) -> asyncio.Task[None]:
         """Tells the server to take it out of its VM; as attach()."""
         attachments = self._desk.pool.operations.attachments
         order: DetachOrder | None = None
@@ -74,30 +75,29 @@ class Attaching:
         await self._desk.step(lambda: _nothing_else(lambda: finish(key, None, why, "")))
         raise StoreError(why)
 
-    async def _carry_out(self, order: AttachOrder | DetachOrder, finish: Finish) -> str:
+    async def _carry_out(self, order: AttachOrder | DetachOrder, finish: Finish) -> None:
         key = GpuKey(order.node, order.uuid)
         attachments = self._desk.pool.operations.attachments
         try:
-            link = self._service.links.get(order.node)
-            if link is None:
-                raise ServerSilent(f"node {order.node} is not connected")
+            link = self._service.link_of(order.node)
             done = await link.native(native_message(order), ANSWER_SECONDS)
-        except ServerSilent as silent:
+        except (NotConnected, ServerSilent) as silent:
             why = str(silent)
             await self._desk.step(lambda: _nothing_else(lambda: attachments.unanswered(key, why)))
-            return why
+            raise
         holding = holding_of(done.holding) if done.HasField("holding") else None
         note = "; ".join(done.notes)
         await self._desk.step(lambda: _nothing_else(lambda: finish(key, holding, done.error, note)))
-        return str(done.error)
+        if done.error:
+            raise OrderRefused(done.error)
 
-    def _in_background(self, work: Coroutine[Any, Any, str]) -> asyncio.Task[str]:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
-    def _ended(self, task: asyncio.Task[str]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # seen: a controller that was deposed meanwhile leaves it to the next

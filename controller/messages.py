@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Turns gRPC messages into the pool's records and back.
 
-Called by controller.node_service only; nothing else of the controller knows the wire's types.
+Called by what speaks to servers: node_service, server_link, announcing, attaching.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from sluice.config.log_ids import request_id
 from sluice.controller.pool import decisions, model
 from sluice.controller.pool.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.jobs import JobKey
@@ -90,12 +91,38 @@ def vgpus_of(messages: Iterable[rpc.Vgpu]) -> tuple[model.Vgpu, ...]:
     return tuple(model.Vgpu(m.gpu_uuid, m.memory_mib, m.compute_percent) for m in messages)
 
 
-def vgpu_messages(grant: model.Grant) -> list[rpc.Vgpu]:
-    """A grant's slices for the server that will run them."""
+def vgpu_messages(vgpus: Iterable[model.Vgpu]) -> list[rpc.Vgpu]:
+    """A grant's slices for the server that runs them."""
     return [
         rpc.Vgpu(gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent)
-        for v in grant.vgpus
+        for v in vgpus
     ]
+
+
+def assignment_message(granted: decisions.Granted, key: str, key_seconds: int) -> rpc.Assignment:
+    """A session for the server that is to expect it of whoever shows the key."""
+    grant, session = granted.grant, granted.session
+    return rpc.Assignment(
+        session_id=session.id,
+        grant_id=grant.id,
+        key=key,
+        key_seconds=key_seconds,
+        vgpus=vgpu_messages(grant.vgpus),
+        host=session.host,
+        program=session.program,
+        priority=grant.priority,
+        job=grant.job,
+        job_domain=grant.job_domain,
+        job_processes=grant.job_processes,
+        chosen=session.chosen,
+        request_id=request_id(),
+        project=grant.project,
+        relay=session.relay,
+        domain_uuid=session.domain_uuid,
+        domain_name=session.domain_name,
+        client_pid=session.client_pid,
+        client_uid=session.client_uid,
+    )
 
 
 def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
@@ -185,7 +212,7 @@ def answer_message(
         granted=rpc.Granted(
             grant_id=answer.grant.id,
             session_id=answer.session.id,
-            vgpus=vgpu_messages(answer.grant),
+            vgpus=vgpu_messages(answer.grant.vgpus),
             relay=relay,
         )
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gRPC service that servers speak to: registration streams and grant requests.
 
-Started by controller.service. It owns one ServerLink per connected server, through which REST
-handlers send assignments and log requests. It promises that a server's newest stream is the one
+Started by controller.service. It owns one ServerLink per connected server, through which the
+REST handlers speak to servers. It promises that a server's newest stream is the one
 that counts, and that what a server reports reaches the desk in the order in which it was sent.
 """
 
@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
-import secrets
 from collections.abc import AsyncIterator
 
 import grpc
 
-from sluice.config.log_ids import request_id
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.version import own_version
 from sluice.controller.announcing import answers_for_relay
@@ -31,10 +28,10 @@ from sluice.controller.messages import (
     machine_of,
     request_of,
     session_of,
-    vgpu_messages,
 )
-from sluice.controller.pool.decisions import Decisions, EndOrder, Granted, Handover, ResizeOrder
+from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import GpuKey, Node
+from sluice.controller.server_link import ANSWERS, NotConnected, ServerLink
 from sluice.controller.store.store import DeposedError
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
@@ -43,206 +40,6 @@ log = logging.getLogger("sluice.controller")
 
 #: What waits for a server that reports and does not read: a pool's worth of orders, and more.
 MOST_UNREAD_ORDERS = 20_000
-
-
-class ServerSilent(Exception):
-    """The server's stream ended before it answered, or it did not answer in time."""
-
-
-class ServerGone(Exception):
-    """The server did not answer: whether it did what it was told is not known."""
-
-
-class ServerLink:
-    """One server's open stream."""
-
-    def __init__(self) -> None:
-        self.hands_over = False  # an older server does not
-        self.orders: asyncio.Queue[rpc.Order | None] = asyncio.Queue()
-        # no call of an earlier stream is answered on this one by mistake
-        self._calls = itertools.count(secrets.randbits(62))
-        self._assignments: dict[str, asyncio.Future[str]] = {}
-        self._logs: dict[int, asyncio.Future[rpc.LogText]] = {}
-        self._resizes: dict[str, asyncio.Future[str]] = {}
-        self._native: dict[int, asyncio.Future[rpc.NativeDone | None]] = {}
-        self._gpu_orders: dict[int, asyncio.Future[str]] = {}
-
-    def end_grant(self, order: EndOrder) -> None:
-        """Tells the server to end what it runs for a grant."""
-        self.orders.put_nowait(
-            rpc.Order(
-                end_grant=rpc.EndGrant(
-                    grant_id=order.grant_id, reason=order.reason, request_id=request_id()
-                )
-            )
-        )
-
-    def hand_over(self, order: Handover) -> bool:
-        """Tells the server to let a GPU go, or that it is back; False if it does not know how."""
-        if self.hands_over:
-            self.orders.put_nowait(
-                rpc.Order(
-                    hand_over=rpc.HandOver(
-                        gpu_uuid=order.uuid,
-                        generation=order.generation,
-                        back=order.back,
-                        to_native=order.to_native,
-                        pci_address=order.pci_address,
-                    )
-                )
-            )
-        return self.hands_over
-
-    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> str:
-        """Gives the server a session to expect; returns "" or why it will not take it."""
-        session = granted.session
-        taken = asyncio.get_running_loop().create_future()
-        self._assignments[session.id] = taken
-        self.orders.put_nowait(
-            rpc.Order(
-                assignment=rpc.Assignment(
-                    session_id=session.id,
-                    grant_id=granted.grant.id,
-                    key=key,
-                    key_seconds=key_seconds,
-                    vgpus=vgpu_messages(granted.grant),
-                    host=session.host,
-                    program=session.program,
-                    priority=granted.grant.priority,
-                    job=granted.grant.job,
-                    job_domain=granted.grant.job_domain,
-                    job_processes=granted.grant.job_processes,
-                    chosen=session.chosen,
-                    request_id=request_id(),
-                    project=granted.grant.project,
-                    relay=session.relay,
-                    domain_uuid=session.domain_uuid,
-                    domain_name=session.domain_name,
-                    client_pid=session.client_pid,
-                    client_uid=session.client_uid,
-                )
-            )
-        )
-        try:
-            return await asyncio.wait_for(taken, timeout)
-        except TimeoutError:
-            return f"it did not answer within {timeout:g} s"
-        finally:
-            del self._assignments[session.id]
-
-    async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> rpc.LogText:
-        """Fetches the end of a session's log from the server."""
-        call = next(self._calls)
-        text = asyncio.get_running_loop().create_future()
-        self._logs[call] = text
-        self.orders.put_nowait(
-            rpc.Order(read_log=rpc.ReadLog(call=call, session_id=session_id, tail_bytes=tail_bytes))
-        )
-        try:
-            return await asyncio.wait_for(text, timeout)
-        except TimeoutError:
-            return rpc.LogText(call=call, error=f"no answer within {timeout:g} s")
-        finally:
-            del self._logs[call]
-
-    async def resize(self, order: ResizeOrder, timeout: float) -> str:
-        """Has the server change what runs; returns "" or why it stays as it is.
-
-        Raises ServerGone when it does not say which.
-        """
-        done = asyncio.get_running_loop().create_future()
-        self._resizes[order.grant_id] = done
-        vgpus = [
-            rpc.Vgpu(
-                gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent
-            )
-            for v in order.vgpus
-        ]
-        self.orders.put_nowait(
-            rpc.Order(resize_grant=rpc.ResizeGrant(grant_id=order.grant_id, vgpus=vgpus))
-        )
-        try:
-            return await asyncio.wait_for(done, timeout)
-        except TimeoutError:
-            raise ServerGone(f"its server did not answer within {timeout:g} s") from None
-        finally:
-            del self._resizes[order.grant_id]
-
-    async def native(self, order: rpc.NativeOrder, timeout: float) -> rpc.NativeDone:
-        """Has the server put a GPU into a VM or take it out; raises ServerSilent."""
-        order.call = next(self._calls)
-        done = asyncio.get_running_loop().create_future()
-        self._native[order.call] = done
-        self.orders.put_nowait(rpc.Order(native=order))
-        try:
-            answer: rpc.NativeDone | None = await asyncio.wait_for(done, timeout)
-        except TimeoutError:
-            raise ServerSilent(f"its server did not answer within {timeout:g} s") from None
-        finally:
-            del self._native[order.call]
-        if answer is None:
-            raise ServerSilent("the stream of its server ended")
-        return answer
-
-    def native_done(self, message: rpc.NativeDone) -> None:
-        """The server's answer to native()."""
-        waiter = self._native.get(message.call)
-        if waiter and not waiter.done():
-            waiter.set_result(message)
-
-    async def order_gpu(self, uuid: str, *, clear: bool, timeout: float) -> str:
-        """Has the server clear a GPU's fault, or check it; returns "" or why it will not."""
-        call = next(self._calls)
-        taken = asyncio.get_running_loop().create_future()
-        self._gpu_orders[call] = taken
-        order = rpc.GpuOrder(call=call, uuid=uuid, clear=clear)
-        self.orders.put_nowait(rpc.Order(gpu_order=order))
-        try:
-            return await asyncio.wait_for(taken, timeout)
-        except TimeoutError:
-            return f"its server did not answer within {timeout:g} s"
-        finally:
-            del self._gpu_orders[call]
-
-    def gpu_order_taken(self, message: rpc.GpuOrderTaken) -> None:
-        """The server's answer to order_gpu()."""
-        waiter = self._gpu_orders.get(message.call)
-        if waiter and not waiter.done():
-            waiter.set_result(message.error)
-
-    def grant_resized(self, message: rpc.GrantResized) -> None:
-        """The server's answer to resize()."""
-        waiter = self._resizes.get(message.grant_id)
-        if waiter and not waiter.done():
-            waiter.set_result(message.error)
-
-    def assignment_taken(self, message: rpc.AssignmentTaken) -> None:
-        """The server's answer to assign()."""
-        waiter = self._assignments.get(message.session_id)
-        if waiter and not waiter.done():
-            waiter.set_result(message.error)
-
-    def log_text(self, message: rpc.LogText) -> None:
-        """The server's answer to read_log()."""
-        waiter = self._logs.get(message.call)
-        if waiter and not waiter.done():
-            waiter.set_result(message)
-
-    def close(self) -> None:
-        """Ends the stream and whoever waits for the server."""
-        self.orders.put_nowait(None)
-        for taken in self._assignments.values():
-            if not taken.done():
-                taken.set_result("its stream ended")
-        for done in (*self._resizes.values(), *self._gpu_orders.values()):
-            if not done.done():
-                done.set_exception(ServerGone("its server's stream ended"))
-        for native in self._native.values():
-            if not native.done():
-                native.set_result(None)
-        for text in self._logs.values():
-            if not text.done():
-                text.set_result(rpc.LogText(error="its stream ended"))
 
 
 class PoolService(pool_pb2_grpc.PoolServicer):
@@ -256,6 +53,12 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         # ids of requests over REST whose node is yet to take its session: what a server reported
         # before it was told cannot name it
         self.under_way: set[str] = set()
+
+    def link_of(self, node: str) -> ServerLink:
+        """The stream of a node's server. Raises NotConnected."""
+        if (link := self.links.get(node)) is None:
+            raise NotConnected(node)
+        return link
 
     async def Register(  # noqa: N802
         self,
@@ -420,23 +223,15 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         elif kind == "job_released":
             released = job_key(report.job_released)
             self._desk.begin(lambda: pool.job_released(released, node))
-        elif kind == "assignment_taken":
-            link.assignment_taken(report.assignment_taken)
         elif kind == "gpu_condition":
             gpu = report.gpu_condition
             self._desk.begin(
                 lambda: pool.gpu_condition(GpuKey(node, gpu.uuid), gpu.fault, gpu.held, gpu.note)
             )
-        elif kind == "gpu_order_taken":
-            link.gpu_order_taken(report.gpu_order_taken)
-        elif kind == "grant_resized":
-            link.grant_resized(report.grant_resized)
         elif kind == "handed_over":
             done = report.handed_over
             key = GpuKey(node, done.gpu_uuid)
             self._desk.begin(lambda: pool.operations.handed_over(key, done.error, done.generation))
-        elif kind == "native_done":
-            link.native_done(report.native_done)
         elif kind == "native_holdings":
             holdings = [holding_of(each) for each in report.native_holdings.holdings]
 
@@ -448,8 +243,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         elif kind == "guest_machines":
             machines = [machine_of(node, each) for each in report.guest_machines.machines]
             self._desk.begin(lambda: pool.operations.machines.report(node, machines))
-        elif kind == "log_text":
-            link.log_text(report.log_text)
+        elif kind in ANSWERS:
+            link.answered(ANSWERS[kind], getattr(report, kind))
 
     def _is_of(self, node: str, session_id: str, grant_id: str = "") -> bool:
         """Whether what a node reports is its own, as far as the books know it."""

@@ -15,19 +15,19 @@ import bisect
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 
-from sluice.config.log_ids import METADATA_KEY, bound, new_request_id
+from sluice.config.log_ids import METADATA_KEY, new_request_id
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 from sluice.server.controller_line import ControllerLine
 from sluice.server.open_session import RefusalError
+from sluice.server.orders import GrantEnds, Orders, ServerSide
 
 log = logging.getLogger("sluice.server")
 
@@ -35,49 +35,8 @@ RETRY_SECONDS = 0.25
 RETRY_MOST_SECONDS = 2.0
 TURN_SECONDS = 0.01
 COMPLAIN_EVERY_SECONDS = 30.0
-MOST_ENDED_EARLY = 256  # orders to end something that was not here are remembered
 SILENT_BEATS = 4
 LEADER_KEY = "sluice-leader"  # in the trailing metadata of a controller that does not lead
-
-
-class ServerSide(Protocol):
-    """What the controller may ask of this server; implemented by server.service."""
-
-    def inventory(self) -> rpc.Inventory:
-        """Everything that is here and runs here, now."""
-        ...
-
-    def take_assignment(self, assignment: rpc.Assignment) -> str:
-        """Expects a TCP client; returns "" or why not."""
-        ...
-
-    def end_grant(self, grant_id: str, reason: str) -> None:
-        """Ends what runs for a grant."""
-        ...
-
-    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
-        """Changes the limits of what runs for a grant; returns "" or why they stay."""
-        ...
-
-    async def hand_over(self, order: rpc.HandOver) -> str:
-        """Lets a GPU go, or takes it back; returns "" or why it cannot."""
-        ...
-
-    def read_log(self, session_id: str, tail_bytes: int) -> str:
-        """The end of a session's log; raises OSError."""
-        ...
-
-    async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
-        """Gives a whole GPU up, to a VM, or back."""
-        ...
-
-    def report_holdings(self) -> None:
-        """Reports what VMs have of this host's GPUs, as soon as that is known."""
-        ...
-
-    def order_gpu(self, uuid: str, *, clear: bool) -> str:
-        """Clears a GPU's fault, or has it checked; returns "" or why not."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +77,11 @@ class ControllerLink:
         self._connected = asyncio.Event()
         self._reports: asyncio.Queue[rpc.NodeReport | None] = asyncio.Queue()
         self._pending: set[str] = set()
-        self._opening: Counter[str] = Counter()  # grants whose sessions are being made
-        self._end_later: dict[str, str] = {}  # such a grant, and why it ends once they are made
+        self._ends = GrantEnds(side.end_grant)
+        self._orders = Orders(side, self._ends, self.report)
         self._unasked: list[
             tuple[float, object]
         ] = []  # requests that nobody was asked yet, oldest first
-        self._ended_early: dict[str, str] = {}  # grants that were ended before they came, and why
         self._asked: dict[grpc.aio.Call, str] = {}  # who was asked, by the call
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stub = self._stub_of(self._target)
@@ -133,7 +91,6 @@ class ControllerLink:
         self._last_order = 0.0
         self._last_complaint = -COMPLAIN_EVERY_SECONDS
         self._tasks: set[asyncio.Task[None]] = set()
-        self._hand_overs: asyncio.Queue[rpc.HandOver] = asyncio.Queue()
 
     @property
     def is_connected(self) -> bool:
@@ -142,7 +99,7 @@ class ControllerLink:
 
     async def run(self) -> None:
         """Keeps the registration stream open, for ever."""
-        self._in_background(self._serve_hand_overs())
+        self._in_background(self._orders.serve_hand_overs())
         delay = RETRY_SECONDS
         while True:
             leader = ""
@@ -188,6 +145,7 @@ class ControllerLink:
         """Hangs up."""
         for task in list(self._tasks):
             task.cancel()
+        self._orders.close()
         for channel in self._channels.values():
             await channel.close(grace=None)
 
@@ -216,39 +174,15 @@ class ControllerLink:
         settled = False
         try:
             granted = await self._ask(request, tell)
-            if reason := self._ended_early.pop(granted.grant_id, ""):
+            if (reason := self._ends.take_early(granted.grant_id)) is not None:
                 raise RefusalError(CudaStatus.SYSTEM_NOT_READY, reason)
-            async with self._made(granted.grant_id):
+            with self._ends.making(granted.grant_id):
                 yield granted
                 settled = True
         finally:
             self._pending.discard(request.request_id)
             if not settled:
                 self._in_background(self._give_back(request.request_id))
-
-    @contextlib.asynccontextmanager
-    async def _made(self, grant_id: str) -> AsyncIterator[None]:
-        """While the block makes a session of the grant, an order to end it waits."""
-        self._opening[grant_id] += 1
-        try:
-            yield
-        finally:
-            self._opening[grant_id] -= 1
-            if not self._opening[grant_id]:
-                del self._opening[grant_id]
-                if grant_id in self._end_later:
-                    self._side.end_grant(grant_id, self._end_later.pop(grant_id))
-
-    def _end_grant(self, grant_id: str, reason: str) -> None:
-        """Has it ended, now or when it is here: the controller gives its room away after that."""
-        if grant_id in self._opening:
-            self._end_later[grant_id] = reason
-            return
-        # its answer or assignment may be on its way, and this order has overtaken it
-        self._ended_early[grant_id] = reason
-        while len(self._ended_early) > MOST_ENDED_EARLY:
-            del self._ended_early[next(iter(self._ended_early))]
-        self._side.end_grant(grant_id, reason)
 
     async def _ask(self, request: rpc.GrantRequest, tell: Callable[[str], None]) -> LocalGrant:
         patience = time.monotonic() + self._wait_seconds
@@ -361,38 +295,8 @@ class ControllerLink:
                     seconds = max(1, order.welcome.heartbeat_seconds)
                     self._side.report_holdings()
                     beats = beats or asyncio.create_task(self._beat(seconds, call))
-                elif kind == "assignment":
-                    assignment = order.assignment
-                    with bound(
-                        request_id=assignment.request_id,
-                        grant_id=assignment.grant_id,
-                        session_id=assignment.session_id,
-                    ):
-                        error = self._ended_early.pop(assignment.grant_id, "")
-                        error = error or self._side.take_assignment(assignment)
-                    self.report(
-                        rpc.NodeReport(
-                            assignment_taken=rpc.AssignmentTaken(
-                                session_id=assignment.session_id, error=error
-                            )
-                        )
-                    )
-                elif kind == "end_grant":
-                    end = order.end_grant
-                    with bound(request_id=end.request_id, grant_id=end.grant_id):
-                        self._end_grant(end.grant_id, end.reason)
-                elif kind == "resize_grant":
-                    self._in_background(self._resize(order.resize_grant))
-                elif kind == "hand_over":
-                    handover = rpc.HandOver()
-                    handover.CopyFrom(order.hand_over)
-                    self._hand_overs.put_nowait(handover)
-                elif kind == "native":
-                    self._in_background(self._native(order.native))
-                elif kind == "read_log":
-                    self._read_log(order.read_log)
-                elif kind == "gpu_order":
-                    self._order_gpu(order.gpu_order)
+                else:
+                    self._orders.take(order)
         except asyncio.CancelledError:
             # gRPC says so too of a call that _beat has given up
             if not self._hung_up or _is_cancelled():
@@ -420,45 +324,6 @@ class ControllerLink:
         inventory = self._side.inventory()
         inventory.pending_requests.extend(self._pending)
         return inventory
-
-    async def _resize(self, order: rpc.ResizeGrant) -> None:
-        error = (
-            f"a session of grant {order.grant_id} is being opened; try again"
-            if order.grant_id in self._opening
-            else await self._side.resize_grant(order.grant_id, order.vgpus)
-        )
-        answer = rpc.GrantResized(grant_id=order.grant_id, error=error)
-        self.report(rpc.NodeReport(grant_resized=answer))
-
-    async def _serve_hand_overs(self) -> None:
-        # one after another: a GPU that is taken back may still be on its way out
-        while True:
-            order = await self._hand_overs.get()
-            try:
-                error = await self._side.hand_over(order)
-            except Exception as problem:
-                log.exception("GPU %s was not handed over", order.gpu_uuid)
-                error = f"its server failed: {problem}"
-            done = rpc.HandedOver(gpu_uuid=order.gpu_uuid, generation=order.generation, error=error)
-            self.report(rpc.NodeReport(handed_over=done))
-
-    async def _native(self, order: rpc.NativeOrder) -> None:
-        done = await self._side.native_order(order)
-        self.report(rpc.NodeReport(native_done=done))
-        self._side.report_holdings()
-
-    def _read_log(self, order: rpc.ReadLog) -> None:
-        answer = rpc.LogText(call=order.call)
-        try:
-            answer.text = self._side.read_log(order.session_id, order.tail_bytes)
-        except OSError as error:
-            answer.error = str(error)
-        self.report(rpc.NodeReport(log_text=answer))
-
-    def _order_gpu(self, order: rpc.GpuOrder) -> None:
-        error = self._side.order_gpu(order.uuid, clear=order.clear)
-        taken = rpc.GpuOrderTaken(call=order.call, error=error)
-        self.report(rpc.NodeReport(gpu_order_taken=taken))
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

@@ -25,6 +25,7 @@ from sluice.server.acceptance import Acceptance, Outcome, Report
 from sluice.server.gpu_records import GpuRecord, GpuRecords
 from sluice.server.gpus import LocalGpu
 from sluice.server.nvml_watch import NvmlWatch
+from sluice.server.orders import OrderRefused
 from sluice.server.xids import Verdict, classify
 
 log = logging.getLogger("sluice.server")
@@ -145,20 +146,19 @@ class GpuHealth:
     def _watched(self) -> set[str]:
         return self._gpus.keys() - self._given_away
 
-    async def give_away(self, uuid: str) -> str:
+    async def give_away(self, uuid: str) -> None:
         """A VM gets the GPU: it is let go, and what becomes of it there is not told.
 
-        Returns "" or why it is still held here.
+        Raises OrderRefused where it is still held here.
         """
         if uuid == self._checking:
-            return "its acceptance checks run; ask again when they are done"
+            raise OrderRefused("its acceptance checks run; ask again when they are done")
         self._given_away.add(uuid)
         if uuid in self._to_check:
             self._to_check.remove(uuid)
         if self._watch and not await self._watch.let_go_of_others(self._watched):
             self.take_back(uuid)
-            return "NVML does not let it go: its driver does not answer"
-        return ""
+            raise OrderRefused("NVML does not let it go: its driver does not answer")
 
     def take_back(self, uuid: str) -> None:
         """The GPU is this host's again."""
@@ -192,31 +192,38 @@ class GpuHealth:
             if self._watch:
                 self._watch.stop()
 
-    def check(self, uuid: str) -> str:
-        """Has a free GPU checked (again); returns "" or why not."""
+    def check(self, uuid: str) -> None:
+        """Has a free GPU checked (again). Raises OrderRefused."""
         gpu = self._gpus.get(uuid)
         if gpu is None:
-            return f"this node has no GPU {uuid}"
+            raise OrderRefused(f"this node has no GPU {uuid}")
         if gpu.software:
-            return "it is a software GPU, and exempt: there is nothing in it that could be sick"
+            raise OrderRefused(
+                "it is a software GPU, and exempt: there is nothing in it that could be sick"
+            )
         if uuid in self._given_away:
-            return "a VM has it; take it back first: `sluice pool switch GPU --to pooled`"
+            raise OrderRefused(
+                "a VM has it; take it back first: `sluice pool switch GPU --to pooled`"
+            )
         if busy := self._ward.sessions_on(uuid):
-            return f"{busy} session(s) run on it; drain it first: `sluice gpu drain {uuid}`"
+            raise OrderRefused(
+                f"{busy} session(s) run on it; drain it first: `sluice gpu drain {uuid}`"
+            )
         if uuid != self._checking and uuid not in self._to_check:
             self._to_check.append(uuid)
             self._set(uuid, Condition(self.condition(uuid).fault, CHECKING))
             self._work.set()
-        return ""
 
-    def clear(self, uuid: str) -> str:
-        """The operator says that a card is well again; returns "" or why not.
+    def clear(self, uuid: str) -> None:
+        """The operator says that a card is well again. Raises OrderRefused.
 
         A real one is checked before it is offered; one that is still lost is at fault again.
         """
         gpu = self._gpus.get(uuid)
         if gpu is None:
-            return f"this node has no GPU {uuid}; restart sluice-server when its driver sees it"
+            raise OrderRefused(
+                f"this node has no GPU {uuid}; restart sluice-server when its driver sees it"
+            )
         record = self._known[uuid]
         record.fault = record.worn = ""
         record.since = 0.0
@@ -227,11 +234,13 @@ class GpuHealth:
             self._watch.forget_lost(uuid)
         if gpu.software or self._section.gpu_acceptance == "off":
             self._set(uuid, Condition())
-        elif refusal := self.check(uuid):
-            self._set(uuid, Condition(note=f"unchecked: {refusal}"))
+            return
+        try:
+            self.check(uuid)
+        except OrderRefused as refused:
+            self._set(uuid, Condition(note=f"unchecked: {refused}"))
         else:
             self._set(uuid, Condition(held=CHECKING))
-        return ""
 
     async def _check(self, gpu: LocalGpu) -> None:
         log.info("GPU %s: its acceptance checks begin", gpu.uuid)

@@ -11,9 +11,10 @@ seen by CUDA, and that what libvirt has is reported after every order and every 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sluice.hypervisor.passthrough import PROC, Card, card_at, check_unused
 from sluice.hypervisor.pci_devices import DISPLAY_CLASS, HostAddress, SysfsPci
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.gpus import LocalGpu
+from sluice.server.orders import OrderRefused
 from sluice.server.warm_workers import WarmWorkers
 from sluice.server.worker import WorkerError
 
@@ -42,6 +44,19 @@ class DomainDevices:
     name: str
     live: frozenset[HostAddress]
     config: frozenset[HostAddress]
+
+
+@contextlib.contextmanager
+def _told(uuid: str) -> Iterator[None]:
+    """What goes wrong with a GPU within the block is logged, and raised as OrderRefused."""
+    try:
+        yield
+    except (OrderRefused, HypervisorError, WorkerError) as error:
+        log.warning("GPU %s: %s", uuid, error)
+        raise OrderRefused(str(error)) from error
+    except Exception as error:
+        log.exception("GPU %s: what was ordered failed", uuid)
+        raise OrderRefused(f"its server failed: {error}") from error
 
 
 class NativeGpus:
@@ -98,8 +113,8 @@ class NativeGpus:
 
     # what the controller orders
 
-    async def leave(self, order: rpc.HandOver) -> str:
-        """Whether nothing of this host keeps a card from a VM; returns "" or what does."""
+    async def leave(self, order: rpc.HandOver) -> None:
+        """Sees that nothing of this host keeps a card from a VM. Raises OrderRefused."""
 
         def check() -> None:
             if address := self._address(order.gpu_uuid, order.pci_address):
@@ -107,18 +122,18 @@ class NativeGpus:
 
         async with self._order:
             self._left.add(order.gpu_uuid)
-            return await self._said(order.gpu_uuid, asyncio.to_thread(check))
+            with _told(order.gpu_uuid):
+                await asyncio.to_thread(check)
 
-    async def take_back(self, order: rpc.HandOver) -> str:
-        """Whether the host's driver has a card again and CUDA sees it; returns "" or why not."""
+    async def take_back(self, order: rpc.HandOver) -> None:
+        """Has the host's driver take a card again, and CUDA see it. Raises OrderRefused."""
         uuid = order.gpu_uuid
         if uuid not in self._left and self._sees(uuid):
-            return ""  # it was only drained, or is back already
+            return  # it was only drained, or is back already
         async with self._order:
-            problem = await self._said(uuid, self._reclaim(uuid, order.pci_address))
-            if not problem:
-                self._left.discard(uuid)
-            return problem
+            with _told(uuid):
+                await self._reclaim(uuid, order.pci_address)
+            self._left.discard(uuid)
 
     async def carry_out(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """Puts a card into a VM or takes it out, and says what became of it."""
@@ -126,23 +141,14 @@ class NativeGpus:
         self._changing += 1  # from the moment that it is ordered, nothing is reported without it
         try:
             async with self._order:
-                done.error = await self._said(order.gpu_uuid, self._change_domain(order, done))
+                with _told(order.gpu_uuid):
+                    await self._change_domain(order, done)
+        except OrderRefused as refused:
+            done.error = str(refused)
         finally:
             self._changing -= 1
             self._moment += 1  # what was seen before is out of date
         return done
-
-    async def _said(self, uuid: str, work: Awaitable[None]) -> str:
-        """The outcome in words; "" if it is done."""
-        try:
-            await work
-        except (HypervisorError, WorkerError) as error:
-            log.warning("GPU %s: %s", uuid, error)
-            return str(error)
-        except Exception as error:
-            log.exception("GPU %s: what was ordered failed", uuid)
-            return f"its server failed: {error}"
-        return ""
 
     def report(self, *, anew: bool = True) -> None:
         """Reports what VMs have; unless `anew`, only if it has changed."""
@@ -194,8 +200,7 @@ class NativeGpus:
         if not self._serves_vms:
             raise HypervisorError(NO_VMS)
         self._left.add(order.gpu_uuid)
-        if problem := await self._workers.let_go(order.gpu_uuid):
-            raise HypervisorError(problem)
+        await self._workers.let_go(order.gpu_uuid)
         await asyncio.to_thread(self._change_now, order, address, done)
 
     def _change_now(

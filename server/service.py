@@ -37,6 +37,7 @@ from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
 from sluice.server.guest_machines import GuestMachines
 from sluice.server.native_gpus import NativeGpus
 from sluice.server.nvml_watch import NvmlWatch, nvml_beside
+from sluice.server.orders import OrderRefused
 from sluice.server.regions import Regions
 from sluice.server.session_desk import SessionDesk
 from sluice.server.session_logs import read_session_log
@@ -252,14 +253,13 @@ class Server:
             ],
         )
 
-    def take_assignment(self, assignment: rpc.Assignment) -> str:
-        """Expects a TCP client; returns "" or why not."""
+    def take_assignment(self, assignment: rpc.Assignment) -> None:
+        """Expects a TCP client. Raises OrderRefused."""
         known = {gpu.uuid for gpu in self.gpus}
         missing = [v.gpu_uuid for v in assignment.vgpus if v.gpu_uuid not in known]
         if missing:
-            return f"it has no GPU {', '.join(missing)}"
+            raise OrderRefused(f"it has no GPU {', '.join(missing)}")
         self.tcp_door.expect(assignment)
-        return ""
 
     def end_grant(self, grant_id: str, reason: str) -> None:
         """Ends what runs for a grant."""
@@ -270,25 +270,23 @@ class Server:
                 rpc.NodeReport(session_ended=rpc.SessionEnded(grant_id=grant_id, reason=reason))
             )
 
-    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
-        """Changes the limits of what runs for a grant; returns "" or why they stay."""
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
+        """Changes the limits of what runs for a grant. Raises OrderRefused."""
         if self.tcp_door.resize_grant(grant_id, vgpus):
-            return ""
+            return
         if not any(session.grant_id == grant_id for session in self.desk.sessions.values()):
-            return f"no session of grant {grant_id} is open here yet; try again"
-        return await self.desk.resize_grant(grant_id, vgpus)
+            raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
+        await self.desk.resize_grant(grant_id, vgpus)
 
-    async def hand_over(self, order: rpc.HandOver) -> str:
-        """Lets a GPU go, or takes it back; returns "" or why it cannot."""
+    async def hand_over(self, order: rpc.HandOver) -> None:
+        """Lets a GPU go, or takes it back. Raises OrderRefused."""
         if order.back:
-            if problem := await self.native.take_back(order):
-                return problem
+            await self.native.take_back(order)
             self.health.take_back(order.gpu_uuid)
-        problem = await self.desk.hand_over(order.gpu_uuid, back=order.back)
-        if not problem and order.to_native:
-            problem = await self.health.give_away(order.gpu_uuid)
-            problem = problem or await self.native.leave(order)
-        return problem
+        await self.desk.hand_over(order.gpu_uuid, back=order.back)
+        if order.to_native:
+            await self.health.give_away(order.gpu_uuid)
+            await self.native.leave(order)
 
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """Gives a whole GPU up, to a VM, or back."""
@@ -303,9 +301,12 @@ class Server:
         """The end of a session's log."""
         return read_session_log(self._config.log.log_dir, session_id, tail_bytes)
 
-    def order_gpu(self, uuid: str, *, clear: bool) -> str:
-        """Clears a GPU's fault, or has it checked; returns "" or why not."""
-        return self.health.clear(uuid) if clear else self.health.check(uuid)
+    def order_gpu(self, uuid: str, *, clear: bool) -> None:
+        """Clears a GPU's fault, or has it checked. Raises OrderRefused."""
+        if clear:
+            self.health.clear(uuid)
+        else:
+            self.health.check(uuid)
 
     # what becomes of GPUs (Ward)
 

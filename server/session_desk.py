@@ -28,6 +28,7 @@ from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.grant_ledgers import GrantLedgers, LedgerFullError
 from sluice.server.job_holds import JobHolds
 from sluice.server.open_session import OpenSession, RefusalError
+from sluice.server.orders import OrderRefused
 from sluice.server.packets import Message
 from sluice.server.relays import Relays
 from sluice.server.session_figures import SessionFigures
@@ -317,8 +318,8 @@ class SessionDesk:
             )
         ]
 
-    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
-        """Changes the compute of what runs for a grant; returns "" or why all stays as it is.
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
+        """Changes the compute of what runs for a grant. Raises OrderRefused: all stays as it is.
 
         A worker and its client share out a vGPU's memory from the session's beginning, and neither
         can be told of another size while it runs.
@@ -326,24 +327,21 @@ class SessionDesk:
         sessions = [s for s in self.sessions.values() if s.grant_id == grant_id]
         for session in sessions:
             if [v.memory_mib for v in session.vgpus] != [v.memory_mib for v in vgpus]:
-                return (
+                raise OrderRefused(
                     f"session {session.id} runs, and memory can be changed only while none does; "
                     "change compute alone, or end its process first"
                 )
         done: list[Session] = []
-        error = ""
-        for session in sessions:
-            try:
+        try:
+            for session in sessions:
                 await self._set_compute(session, [v.compute_percent for v in vgpus])
-            except WorkerError as problem:
-                error = str(problem)
-                break
-            done.append(session)
-        for session in done:
-            if error:
+                done.append(session)
+        except WorkerError as problem:
+            for session in done:
                 with contextlib.suppress(WorkerError):
                     await self._set_compute(session, [v.compute_percent for v in session.vgpus])
-                continue
+            raise OrderRefused(str(problem)) from problem
+        for session in done:
             session.vgpus = tuple(
                 GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in vgpus
             )
@@ -352,24 +350,23 @@ class SessionDesk:
             session.log.write(
                 "resized: " + ", ".join(f"{v.memory_mib} MiB {v.compute_percent} %" for v in vgpus)
             )
-        return error
 
-    async def hand_over(self, gpu_uuid: str, *, back: bool) -> str:
+    async def hand_over(self, gpu_uuid: str, *, back: bool) -> None:
         """Ends what of this server holds a GPU without a session, or has it held again.
 
-        Returns "" or why the GPU is not free.
+        Raises OrderRefused where the GPU is not free.
         """
         if back:
             self._workers.serve([gpu_uuid])
-            return ""
+            return
         sessions = [
             session.id
             for session in self.sessions.values()
             if any(vgpu.gpu_uuid == gpu_uuid for vgpu in session.vgpus)
         ]
         if sessions:
-            return f"session {', '.join(sessions)} still runs on it"
-        return await self._workers.let_go(gpu_uuid)
+            raise OrderRefused(f"session {', '.join(sessions)} still runs on it")
+        await self._workers.let_go(gpu_uuid)
 
     async def _set_compute(self, session: Session, percents: Sequence[int]) -> None:
         places = _places(session.part, session.vgpus)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sluice.config.native_files import NativeFileMissing
 from sluice.server.gpus import Driver
+from sluice.server.orders import OrderRefused
 from sluice.server.worker import Worker, WorkerDevice, WorkerError
 from sluice.server.worker_process import WorkerStarter
 
@@ -77,8 +78,8 @@ class WarmWorkers:
         """Whether none of these workers may hold the GPU."""
         return uuid in self._let_go
 
-    async def let_go(self, uuid: str) -> str:
-        """Ends the GPU's warm workers; returns "" once they are gone, or why they are not."""
+    async def let_go(self, uuid: str) -> None:
+        """Ends the GPU's warm workers and waits until they are gone. Raises OrderRefused."""
         self._let_go.add(uuid)
         if task := self._refills.pop(uuid, None):
             task.cancel()
@@ -87,11 +88,10 @@ class WarmWorkers:
             worker.end("its GPU is handed over")
         if not await _exited(holding, LET_GO_SECONDS):
             pids = ", ".join(str(w.record.pid) for w in holding if not w.exited)
-            return f"worker process {pids} still holds it after {LET_GO_SECONDS:g} s"
+            raise OrderRefused(f"worker process {pids} still holds it after {LET_GO_SECONDS:g} s")
         if uuid not in self._let_go:
-            return "it was taken back meanwhile"
+            raise OrderRefused("it was taken back meanwhile")
         log.info("GPU %s is let go: %d warm worker(s) ended", uuid, len(holding))
-        return ""
 
     def rest(self, uuid: str) -> None:
         """Keeps none for this GPU while it is unfit or being checked, whoever has it."""

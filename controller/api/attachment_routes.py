@@ -29,6 +29,7 @@ from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import GpuKey
 from sluice.controller.pool.pool import Pool
+from sluice.controller.server_link import OrderRefused, ServerSilent
 
 PATIENCE_SECONDS = 8.0  # callers give up sooner or later; what they asked for does not
 _CHANGED: dict[int | str, dict[str, Any]] = {
@@ -100,10 +101,13 @@ def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             raise not_found("attachment", str(key))
         return found
 
-    async def outcome(task: asyncio.Task[str], kind: ProblemType, what: str) -> None:
+    async def outcome(task: asyncio.Task[None], kind: ProblemType, what: str) -> None:
         await asyncio.wait([task], timeout=PATIENCE_SECONDS)
-        if task.done() and (error := task.result()):
-            raise Problem(409, kind, f"{what}: {error}")
+        try:
+            if task.done():
+                task.result()
+        except (OrderRefused, ServerSilent) as why:
+            raise Problem(409, kind, f"{what}: {why}") from None
 
     @routes.get("/attachments", tags=["gpus"])
     async def list_attachments(

@@ -18,6 +18,7 @@ from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
+from sluice.controller.server_link import OrderRefused, ServerSilent
 
 ORDER_SECONDS = 10.0
 _REFUSED: dict[int | str, dict[str, Any]] = {
@@ -33,15 +34,12 @@ def health_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
 
     async def order(gpu_id: str, *, clear: bool) -> schemas.GpuView:
         key = gpu_key(pool.gpus, gpu_id)
-        link = service.links.get(key.node)
-        error = (
+        try:
+            link = service.link_of(key.node)
             await link.order_gpu(key.uuid, clear=clear, timeout=ORDER_SECONDS)
-            if link
-            else f"node {key.node} is not connected"
-        )
-        if error:
+        except (OrderRefused, ServerSilent) as why:
             what = ProblemType.NOT_CLEARED if clear else ProblemType.NOT_CHECKED
-            raise Problem(409, what, f"GPU {key}: {error}")
+            raise Problem(409, what, f"GPU {key}: {why}") from None
         return schemas.gpu_view(pool, pool.gpus[gpu_key(pool.gpus, gpu_id)])
 
     @routes.delete("/gpus/{gpu_id}/fault", tags=["gpus"], status_code=202, responses=_REFUSED)

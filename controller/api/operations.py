@@ -20,10 +20,11 @@ from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService, ServerGone
+from sluice.controller.node_service import PoolService
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.impossible import Impossible, Outdated, Unknown
 from sluice.controller.pool.model import GpuKey, GpuMode, Grant
+from sluice.controller.server_link import OrderRefused, ServerSilent
 from sluice.controller.store.store import StoreError
 
 RESIZE_SECONDS = 10.0
@@ -175,19 +176,17 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
 
         await carried_out(desk, begin)
         if order is not None:
-            link = service.links.get(grant.node)
+            why = ""
             try:
-                error = (
-                    await link.resize(order, RESIZE_SECONDS)
-                    if link
-                    else f"node {grant.node} is not connected"
-                )
-            except ServerGone as gone:
-                await _not_known(grant, str(gone))
-            await carried_out(desk, lambda: operations.finish_resize(grant_id, error))
-            if error:
+                await service.link_of(grant.node).resize(order, RESIZE_SECONDS)
+            except ServerSilent as silent:
+                await _not_known(grant, str(silent))
+            except OrderRefused as refused:
+                why = str(refused)
+            await carried_out(desk, lambda: operations.finish_resize(grant_id, why))
+            if why:
                 raise Problem(
-                    409, ProblemType.NOT_RESIZED, f"grant {grant_id} stays as it was: {error}"
+                    409, ProblemType.NOT_RESIZED, f"grant {grant_id} stays as it was: {why}"
                 )
         return schemas.grant_view(grant, pool.sessions_of(grant_id))
 

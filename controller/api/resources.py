@@ -30,13 +30,8 @@ from sluice.controller.auth.access import Caller
 from sluice.controller.desk import GrantDesk
 from sluice.controller.metrics.tallies import LOST
 from sluice.controller.node_service import PoolService
-from sluice.controller.pool.model import (
-    Gpu,
-    Grant,
-    NodeState,
-    Session,
-    SessionState,
-)
+from sluice.controller.pool.model import Gpu, Grant, NodeState, Session, SessionState
+from sluice.controller.server_link import NotConnected, OrderRefused, ServerSilent
 
 LOG_SECONDS = 5.0
 
@@ -272,16 +267,16 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     ) -> PlainTextResponse:
         """The end of a session's log file, fetched from its node."""
         session = session_of(session_id, caller)
-        link = service.links.get(session.node)
-        if link is None:
+        try:
+            link = service.link_of(session.node)
+            return PlainTextResponse(await link.read_log(session_id, tail_bytes, LOG_SECONDS))
+        except NotConnected as why:
             raise Problem(
                 503,
                 ProblemType.NODE_NOT_CONNECTED,
-                f"node {session.node} holds the log and is not connected; start its sluice-server",
-            )
-        answer = await link.read_log(session_id, tail_bytes, LOG_SECONDS)
-        if answer.error:
-            raise Problem(503, ProblemType.LOG_UNREADABLE, f"node {session.node}: {answer.error}")
-        return PlainTextResponse(answer.text)
+                f"{why}, and holds the log; start its sluice-server",
+            ) from None
+        except (OrderRefused, ServerSilent) as why:
+            raise Problem(503, ProblemType.LOG_UNREADABLE, f"node {session.node}: {why}") from None
 
     return routes

@@ -17,7 +17,7 @@ from fastapi import APIRouter, Header, Request
 
 from sluice.config.job_token import job_of
 from sluice.config.places import Places
-from sluice.controller.announcing import NODE_TRIES, announce
+from sluice.controller.announcing import NODE_TRIES, NotTaken, announce
 from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, no_place
@@ -102,12 +102,14 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             try:
                 answer = await _answer_or_hangup(desk, wanted, request)
                 node = desk.pool.nodes[answer.grant.node]
-                link = service.links.get(node.name)
                 # a client that waited may be gone by now, and nobody else has the key
                 gone = await request.is_disconnected()
                 if not gone:
-                    trouble = await announce(desk, link, answer, key, key_seconds)
+                    await announce(desk, service.links, answer, key, key_seconds)
                     gone = await request.is_disconnected()
+            except NotTaken as not_taken:
+                trouble = str(not_taken)
+                gone = await request.is_disconnected()
             finally:
                 service.under_way.discard(wanted.request_id)
                 if waits.get(asked) is wanted:
@@ -123,11 +125,7 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                     key=key,
                     key_seconds=key_seconds,
                 )
-            trouble = (
-                HUNG_UP
-                if gone
-                else f"node {node.name} did not take session {answer.session.id}: {trouble}"
-            )
+            trouble = HUNG_UP if gone else trouble
             await desk.step(
                 lambda answer=answer, trouble=trouble: desk.pool.session_ended(  # type: ignore[misc]
                     answer.session.id, answer.grant.id, trouble

@@ -20,6 +20,7 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_line import ControllerLine
 from sluice.server.controller_link import ControllerLink, LocalGrant
 from sluice.server.open_session import RefusalError
+from sluice.server.orders import OrderRefused
 
 from .account import Account
 
@@ -265,7 +266,7 @@ class SimulatedNode:
             sessions=[worker.report() for worker in self.workers.values()] + expected,
         )  # fmt: skip
 
-    def take_assignment(self, assignment: rpc.Assignment) -> str:
+    def take_assignment(self, assignment: rpc.Assignment) -> None:
         """Expects a client with the key."""
         kept = rpc.Assignment()
         kept.CopyFrom(assignment)
@@ -273,7 +274,6 @@ class SimulatedNode:
         asyncio.get_running_loop().call_later(
             assignment.key_seconds, self._key_expired, assignment.key
         )
-        return ""
 
     def end_grant(self, grant_id: str, reason: str) -> None:
         """Workers die within a moment; what is not here only needs to be said."""
@@ -295,7 +295,7 @@ class SimulatedNode:
         await asyncio.sleep(self._random.uniform(0, DYING_MOST_SECONDS))
         self._end(worker, "ordered", reason)
 
-    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Compute can change while it runs, memory cannot: as in the real server."""
         changed = _vgpus(vgpus)
         expected = [a for a, _ in self._expected.values() if a.grant_id == grant_id]
@@ -303,21 +303,19 @@ class SimulatedNode:
             del assignment.vgpus[:]
             assignment.vgpus.extend(vgpus)
         if expected:
-            return ""
+            return
         workers = [w for w in self.workers.values() if w.grant == grant_id]
         if not workers:
-            return "no session of it is open here"
+            raise OrderRefused("no session of it is open here")
         for worker in workers:
             if [v["memory_mib"] for v in worker.vgpus] != [v["memory_mib"] for v in changed]:
-                return f"session {worker.session} runs"
+                raise OrderRefused(f"session {worker.session} runs")
         for worker in workers:
             worker.vgpus = changed
         self.account.write("resize", grant=grant_id, vgpus=changed)
-        return ""
 
-    async def hand_over(self, order: rpc.HandOver) -> str:
+    async def hand_over(self, order: rpc.HandOver) -> None:
         """No process of it holds a GPU."""
-        return ""
 
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """There is no GPU that could be given up."""

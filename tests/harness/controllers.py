@@ -30,6 +30,7 @@ from places import HERE, Place
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, LocalGrant
+from sluice.server.orders import OrderRefused
 
 
 class Controllers:
@@ -291,9 +292,9 @@ class SimulatedServer:
             ],
         )  # fmt: skip
 
-    def take_assignment(self, assignment: rpc.Assignment) -> str:
+    def take_assignment(self, assignment: rpc.Assignment) -> None:
         """Never asked for here."""
-        return f"no session {assignment.session_id} is expected here"
+        raise OrderRefused(f"no session {assignment.session_id} is expected here")
 
     def end_grant(self, grant_id: str, reason: str) -> None:
         """The controller's word is the end of it."""
@@ -301,13 +302,11 @@ class SimulatedServer:
         with contextlib.suppress(KeyError):
             self.end(self.running[grant_id][0])
 
-    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """There is nothing that could not be."""
-        return ""
 
-    async def hand_over(self, order: rpc.HandOver) -> str:
+    async def hand_over(self, order: rpc.HandOver) -> None:
         """Nothing holds a simulated GPU."""
-        return ""
 
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         """There is no VM here."""
@@ -316,9 +315,8 @@ class SimulatedServer:
     def report_holdings(self) -> None:
         """None, and no libvirt that would say so."""
 
-    def order_gpu(self, uuid: str, *, clear: bool) -> str:
+    def order_gpu(self, uuid: str, *, clear: bool) -> None:
         """Its GPUs are never sick."""
-        return ""
 
     def read_log(self, session_id: str, tail_bytes: int) -> str:
         """There is none."""

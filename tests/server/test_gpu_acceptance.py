@@ -27,6 +27,7 @@ from sluice.server.gpu_expectations import expectation_of, shortfalls
 from sluice.server.gpu_health import CHECKING, GpuHealth
 from sluice.server.gpu_records import GpuRecords
 from sluice.server.gpus import LocalGpu
+from sluice.server.orders import OrderRefused
 from sluice.server.xids import CATALOGUE, Verdict, classify
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -254,7 +255,7 @@ async def test_a_card_that_fails_is_refused_over_restarts_until_it_is_cleared(
     again = Node(tmp_path)
     again.health.join([GPU])
     assert again.health.condition(GPU.uuid).fault
-    assert again.health.clear(GPU.uuid) == ""
+    again.health.clear(GPU.uuid)
     await again.checked()
     assert again.health.condition(GPU.uuid).takes_work
     assert again.runs == 2
@@ -287,11 +288,13 @@ async def test_busy_exempt_and_unwanted_cards_are_not_checked(tmp_path: Path) ->
     node.ward.busy = 2
     node.health.join([GPU])
     assert "2 session(s) ran on it" in node.health.condition(GPU.uuid).note
-    assert "drain it first" in node.health.check(GPU.uuid)
+    with pytest.raises(OrderRefused, match="drain it first"):
+        node.health.check(GPU.uuid)
     software = Node(tmp_path)
     software.health.join([replace(GPU, software=True)])
     assert software.health.condition(GPU.uuid).takes_work
-    assert "exempt" in software.health.check(GPU.uuid)
+    with pytest.raises(OrderRefused, match="exempt"):
+        software.health.check(GPU.uuid)
     off = Node(tmp_path, gpu_acceptance="off")
     off.health.join([GPU])
     assert off.health.condition(GPU.uuid).takes_work
@@ -304,7 +307,7 @@ async def test_an_error_during_its_checks_condemns_a_card_that_passes_them(tmp_p
     node.health.saw_xid(GPU.uuid, 48)
     assert node.health.condition(GPU.uuid).fault
     await node.checked()
-    assert node.health.check(GPU.uuid) == ""
+    node.health.check(GPU.uuid)
     await node.checked()
     assert node.health.condition(GPU.uuid).fault.startswith("XID 48")
 

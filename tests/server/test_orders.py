@@ -67,18 +67,17 @@ class Side:
     def inventory(self) -> rpc.Inventory:
         return rpc.Inventory(node="a")
 
-    def take_assignment(self, assignment: rpc.Assignment) -> str:
-        return ""
+    def take_assignment(self, assignment: rpc.Assignment) -> None:
+        pass
 
     def end_grant(self, grant_id: str, reason: str) -> None:
         self.ended.put_nowait(grant_id)
 
-    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> str:
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         self.resized.append(grant_id)
-        return ""
 
-    async def hand_over(self, order: rpc.HandOver) -> str:
-        return ""
+    async def hand_over(self, order: rpc.HandOver) -> None:
+        pass
 
     async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
         return rpc.NativeDone()
