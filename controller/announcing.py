@@ -16,6 +16,7 @@ from sluice.controller.messages import answer_message
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused, Waiting
 from sluice.controller.server_link import NotConnected, OrderRefused, ServerLink, ServerSilent
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 
 ASSIGN_SECONDS = 5.0
@@ -34,7 +35,7 @@ async def announce(
     try:
         # its end may have been ordered since it was made: nothing may come after that
         if over := desk.pool.operations.why_over(granted.grant.id):
-            raise OrderRefused(over)
+            raise OrderRefused(over.text)
         if (link := links.get(node)) is None:
             raise NotConnected(node)
         await link.assign(granted, key, key_seconds, ASSIGN_SECONDS)
@@ -81,8 +82,9 @@ async def answers_for_relay(
             under_way.discard(wanted.request_id)
             if granted and not told:
                 # nobody else has the key: a server that asks again is given another
+                not_taken_by_it = End(EndCause.NOT_TAKEN, trouble)
                 desk.begin(
-                    lambda granted=granted, why=trouble: desk.pool.session_ended(  # type: ignore[misc]
+                    lambda granted=granted, why=not_taken_by_it: desk.pool.session_ended(  # type: ignore[misc]
                         granted.session.id, granted.grant.id, why
                     )
                 )

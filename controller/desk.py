@@ -34,6 +34,7 @@ from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import DeposedError, RecordError, Store, StoreError
 from sluice.controller.store.unstored import Unstored
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 
 log = logging.getLogger("sluice.controller")
 
@@ -143,7 +144,7 @@ class GrantDesk:
                 self._log(change)
         return self._finish(self._unstored.take() + changes, decisions)
 
-    async def end_grant(self, grant_id: str, reason: str) -> bool:
+    async def end_grant(self, grant_id: str, why: End) -> bool:
         """Ends a grant on an operator's word; False if it is not live.
 
         The server is told to end what runs; the books are cleared when it says that it has, or at
@@ -155,7 +156,7 @@ class GrantDesk:
             return False
         connected = grant.node in self.links
         end = self.pool.end_soon if connected else self.pool.release
-        if not await self.step(lambda: end(grant_id, reason)):
+        if not await self.step(lambda: end(grant_id, why)):
             raise StoreError(
                 f"grant {grant_id} is ended, but that is not stored yet, and a restart of the "
                 f"controller would undo it: {self.trouble}"
@@ -300,7 +301,8 @@ class GrantDesk:
         self.pool.paused = f"the controller cannot store a grant: {error}"
 
     def _begin_withdrawing(self, request_id: str, reason: str) -> asyncio.Future[bool]:
-        return self.begin(lambda: self.pool.withdraw(request_id, reason))
+        why = End(EndCause.WITHDRAWN, reason)
+        return self.begin(lambda: self.pool.withdraw(request_id, why))
 
     def _take_back(self, changes: list[Change], decisions: Decisions, error: StoreError) -> None:
         made = {change.id for change in changes if isinstance(change, Session)}
@@ -308,7 +310,8 @@ class GrantDesk:
             if not isinstance(answer, Granted) or answer.session.id not in made:
                 continue  # a request asked again holds what is stored
             del decisions.answers[request_id]
-            self._merge(decisions, self.pool.withdraw(request_id, "it could not be stored"))
+            why = End(EndCause.NOT_STORED, "it could not be stored")
+            self._merge(decisions, self.pool.withdraw(request_id, why))
             asker = self._askers.get(request_id)
             if asker and asker.request.wait_seconds != 0 and not isinstance(error, RecordError):
                 self._merge(decisions, self.pool.submit(asker.request))  # it waits for the store

@@ -33,6 +33,7 @@ from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import GpuKey, Node
 from sluice.controller.server_link import ANSWERS, NotConnected, ServerLink
 from sluice.controller.store.store import DeposedError
+from sluice.resources.ends import End, EndCause, read_cause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
@@ -108,14 +109,15 @@ class PoolService(pool_pb2_grpc.PoolServicer):
     ) -> rpc.GrantReleased:
         """Gives a grant back; doing it twice does no harm."""
         was_live = False
+        why = End(EndCause.WITHDRAWN, request.reason)
 
         def release() -> Decisions:
             nonlocal was_live
             if request.grant_id:
                 grant = self._desk.pool.grants.get(request.grant_id)
                 was_live = grant is not None and grant.ended is None
-                return self._desk.pool.release(request.grant_id, request.reason)
-            return self._desk.pool.withdraw(request.request_id, request.reason)
+                return self._desk.pool.release(request.grant_id, why)
+            return self._desk.pool.withdraw(request.request_id, why)
 
         await self._desk.step(release)
         return rpc.GrantReleased(was_live=was_live)
@@ -215,9 +217,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             ended = report.session_ended
             if not self._is_of(node, ended.session_id, ended.grant_id):
                 return
-            self._desk.begin(
-                lambda: pool.session_ended(ended.session_id, ended.grant_id, ended.reason)
-            )
+            why = End(read_cause(ended.cause), ended.reason)
+            self._desk.begin(lambda: pool.session_ended(ended.session_id, ended.grant_id, why))
         elif kind == "job_held":
             pool.job_held(job_key(report.job_held), node)
         elif kind == "job_released":

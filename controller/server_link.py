@@ -83,7 +83,10 @@ class ServerLink:
         self.orders.put_nowait(
             rpc.Order(
                 end_grant=rpc.EndGrant(
-                    grant_id=order.grant_id, reason=order.reason, request_id=request_id()
+                    grant_id=order.grant_id,
+                    reason=order.why.text,
+                    cause=order.why.cause,
+                    request_id=request_id(),
                 )
             )
         )

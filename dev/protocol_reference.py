@@ -16,7 +16,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 PAGE = CHECKOUT / "docs" / "protocol.md"
 API = CHECKOUT / "native" / "api"
-PLACE = re.compile(r"(?<=<!-- )(?!end)(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+PLACE = re.compile(r"(?<=<!-- )(?!end -->)(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 sys.path.insert(0, str(CHECKOUT / "native" / "codegen"))
 

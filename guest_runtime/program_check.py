@@ -96,12 +96,12 @@ def _obstacles(elf: ElfFile) -> list[Finding]:
     return []
 
 
-def _privilege(path: Path) -> str:
-    """What makes the kernel start the program in secure mode; empty if nothing does."""
+def _privilege(path: Path) -> str | None:
+    """What makes the kernel start the program in secure mode; None if nothing does."""
     try:
         status = path.stat()
     except OSError:
-        return ""
+        return None
     if status.st_mode & stat.S_ISUID and status.st_uid != os.geteuid():
         return "is setuid"
     if status.st_mode & stat.S_ISGID and status.st_gid != os.getegid():
@@ -109,8 +109,8 @@ def _privilege(path: Path) -> str:
     try:
         os.getxattr(path.resolve(), "security.capability")
     except OSError:
-        return ""
-    return "" if os.geteuid() == 0 else "has file capabilities"
+        return None
+    return None if os.geteuid() == 0 else "has file capabilities"
 
 
 def _check_files(elf: ElfFile, served: Served) -> list[Finding]:

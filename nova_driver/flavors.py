@@ -58,8 +58,8 @@ def differences(flavors: Iterable[Mapping[str, Any]]) -> list[Difference]:
     return listed
 
 
-def misfit(specs: VgpuSpecs, gpus: Iterable[Mapping[str, Any]]) -> str:
-    """Why no GPU of the pool could ever hold one of these vGPUs; "" where one could."""
+def misfit(specs: VgpuSpecs, gpus: Iterable[Mapping[str, Any]]) -> str | None:
+    """Why no GPU of the pool could ever hold one of these vGPUs; None where one could."""
     largest = max(
         (
             gpu["memory_mib"] - gpu["reserved_mib"] - gpu["context_overhead_mib"]
@@ -69,7 +69,7 @@ def misfit(specs: VgpuSpecs, gpus: Iterable[Mapping[str, Any]]) -> str:
         default=0,
     )
     if specs.memory_mib <= largest:
-        return ""
+        return None
     return (
         f"vgpu:memory_mib={specs.memory_mib}: the largest vGPU that a GPU in service can hold has "
         f"{largest} MiB"

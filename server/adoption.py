@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from sluice.resources.ends import End, EndCause
 from sluice.server.packets import Message
 from sluice.server.peers import PeerGone, open_process
 from sluice.server.relays import Relays
@@ -24,6 +25,8 @@ from sluice.server.worker import Worker, WorkerError
 from sluice.server.worker_process import WorkerFiles, WorkerRecord, WorkerStarter
 
 log = logging.getLogger("sluice.server")
+
+UNANSWERED = End(EndCause.NOT_TAKEN, "the server ended before it could answer the client")
 
 
 async def adopt_workers(starter: WorkerStarter, workers: WarmWorkers, desk: SessionDesk) -> int:
@@ -81,11 +84,11 @@ def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: Sess
         if session["opening"] and adopted.asker.channel == "shm":
             # its client waited for an answer on a connection that ended with the server; over
             # other channels the worker answers by itself
-            desk.end(adopted, "the server ended before it could answer the client")
+            desk.end(adopted, UNANSWERED)
         return True
     if status.get("state") == "idle" and not session and workers.adopt(worker):
         return False
-    worker.end("it is of no use to the server that found it")
+    worker.end(End(EndCause.UNKNOWN, "it is of no use to the server that found it"))
     return False
 
 
@@ -93,9 +96,9 @@ def _take_over_relay(worker: Worker, status: Message, relays: Relays) -> bool:
     if adopted := _session_of(worker, status):
         relays.adopt(adopted)
         if worker.record.session["opening"] and adopted.asker.channel == "shm":
-            worker.end("the server ended before it could answer the client")
+            worker.end(UNANSWERED)
         return True
-    worker.end("it is of no use to the server that found it")
+    worker.end(End(EndCause.UNKNOWN, "it is of no use to the server that found it"))
     return False
 
 

@@ -23,6 +23,7 @@ import grpc
 
 from sluice.config.log_ids import METADATA_KEY, new_request_id
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 from sluice.server.controller_line import ControllerLine
@@ -156,6 +157,13 @@ class ControllerLink:
         else:
             self._changed_since_inventory = True
 
+    def report_end(self, session_id: str, grant_id: str, why: End) -> None:
+        """Reports that a session runs no more; without its id: that nothing of the grant does."""
+        ended = rpc.SessionEnded(
+            session_id=session_id, grant_id=grant_id, reason=why.text, cause=why.cause
+        )
+        self.report(rpc.NodeReport(session_ended=ended))
+
     def report_inventory(self) -> None:
         """Reports everything anew, when GPUs have come or gone."""
         self.report(rpc.NodeReport(inventory=self._inventory()))
@@ -174,8 +182,8 @@ class ControllerLink:
         settled = False
         try:
             granted = await self._ask(request, tell)
-            if (reason := self._ends.take_early(granted.grant_id)) is not None:
-                raise RefusalError(CudaStatus.SYSTEM_NOT_READY, reason)
+            if why := self._ends.take_early(granted.grant_id):
+                raise RefusalError(CudaStatus.SYSTEM_NOT_READY, why.text)
             with self._ends.making(granted.grant_id):
                 yield granted
                 settled = True

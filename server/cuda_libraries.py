@@ -112,8 +112,8 @@ def _newest(folder: Path) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", str(folder))]
 
 
-def _untrusted(folder: Path) -> str:
-    """Why a worker should not take code from there; "" if it may."""
+def _untrusted(folder: Path) -> str | None:
+    """Why a worker should not take code from there; None if it may."""
     root = os.geteuid() == 0
     for place in (folder, *folder.parents):
         status = place.stat()
@@ -124,7 +124,7 @@ def _untrusted(folder: Path) -> str:
             return f"everybody may write {place}"
         if root and not status.st_mode & stat.S_IXOTH:
             return f"{place} is closed to the account of the workers"
-    return ""
+    return None
 
 
 def _version(path: Path) -> str:

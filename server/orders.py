@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Protocol
 
 from sluice.config.log_ids import bound
+from sluice.resources.ends import End, read_cause
 from sluice.rpc import pool_pb2 as rpc
 
 log = logging.getLogger("sluice.server")
@@ -38,7 +39,7 @@ class ServerSide(Protocol):
         """Expects a TCP client. Raises OrderRefused."""
         ...
 
-    def end_grant(self, grant_id: str, reason: str) -> None:
+    def end_grant(self, grant_id: str, why: End) -> None:
         """Ends what runs for a grant."""
         ...
 
@@ -70,24 +71,24 @@ class ServerSide(Protocol):
 class GrantEnds:
     """Orders to end grants, beside the grants and assignments that they may overtake."""
 
-    def __init__(self, end: Callable[[str, str], None]) -> None:
+    def __init__(self, end: Callable[[str, End], None]) -> None:
         self._end = end
         self._making: Counter[str] = Counter()  # grants whose sessions are being made
-        self._later: dict[str, str] = {}  # such a grant, and why it ends once they are made
-        self._early: dict[str, str] = {}  # grants that were ended before they came, and why
+        self._later: dict[str, End] = {}  # such a grant, and why it ends once they are made
+        self._early: dict[str, End] = {}  # grants that were ended before they came, and why
 
-    def end(self, grant_id: str, reason: str) -> None:
+    def end(self, grant_id: str, why: End) -> None:
         """Has it ended, now or when it is here: the controller gives its room away after that."""
         if grant_id in self._making:
-            self._later[grant_id] = reason
+            self._later[grant_id] = why
             return
         # its answer or assignment may be on its way, and this order has overtaken it
-        self._early[grant_id] = reason
+        self._early[grant_id] = why
         while len(self._early) > MOST_ENDED_EARLY:
             del self._early[next(iter(self._early))]
-        self._end(grant_id, reason)
+        self._end(grant_id, why)
 
-    def take_early(self, grant_id: str) -> str | None:
+    def take_early(self, grant_id: str) -> End | None:
         """Why a grant was ended before it came; None where it was not. It is told once."""
         return self._early.pop(grant_id, None)
 
@@ -105,8 +106,8 @@ class GrantEnds:
             self._making[grant_id] -= 1
             if not self._making[grant_id]:
                 del self._making[grant_id]
-                if (reason := self._later.pop(grant_id, None)) is not None:
-                    self._end(grant_id, reason)
+                if why := self._later.pop(grant_id, None):
+                    self._end(grant_id, why)
 
 
 class Orders:
@@ -129,7 +130,7 @@ class Orders:
             case "end_grant":
                 end = order.end_grant
                 with bound(request_id=end.request_id, grant_id=end.grant_id):
-                    self._ends.end(end.grant_id, end.reason)
+                    self._ends.end(end.grant_id, End(read_cause(end.cause), end.reason))
             case "resize_grant":
                 self._in_background(self._resize(order.resize_grant))
             case "hand_over":
@@ -168,8 +169,8 @@ class Orders:
             request_id=order.request_id, grant_id=order.grant_id, session_id=order.session_id
         ):
             try:
-                if (reason := self._ends.take_early(order.grant_id)) is not None:
-                    raise OrderRefused(reason)
+                if why := self._ends.take_early(order.grant_id):
+                    raise OrderRefused(why.text)
                 self._side.take_assignment(order)
             except OrderRefused as refused:
                 taken.error = str(refused)

@@ -24,6 +24,7 @@ from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.region_file import open_region
 from sluice.hypervisor.request import VgpuRequest
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 from sluice.server.doorbell import Doorbell, DoorbellError
 from sluice.server.guest_bounds import bounded
 from sluice.server.open_session import RefusalError, parse_open_session
@@ -92,7 +93,7 @@ class Regions:
         region = self._regions.pop(region_id, None)
         if region is None:
             return
-        await self._end_all(region, reason)
+        await self._end_all(region, End(EndCause.CHANNEL_REMOVED, reason))
         if self._doorbell:
             self._doorbell.tell(Message("forget", {"id": region_id}))
         _close(region)
@@ -114,7 +115,7 @@ class Regions:
         if region := self._regions.get(region_id):
             _begin_anew(region)
             self._free_slots(region)
-            await self._end_all(region, reason)
+            await self._end_all(region, End(EndCause.GUEST_STOPPED, reason))
 
     def _free_slots(self, region: Region) -> None:
         """Whatever the guest left in a slot, by dying or on purpose, is nobody's now."""
@@ -176,11 +177,13 @@ class Regions:
         elif message.verb == "open":
             self._open(region, slot, message.get("request"))
         elif message.verb == "closed":
-            self._close(region, slot, message.get("reason") or "the client closed its slot")
+            reason = message.get("reason") or "the client closed its slot"
+            self._close(region, slot, End(EndCause.CLIENT_ENDED, reason))
         elif message.verb == "silent" and not region.paused:
             seconds = min(message.number("seconds"), int(time.monotonic() - region.resumed))
             if seconds >= self._silent_seconds:
-                self._close(region, slot, f"the guest was silent for {seconds} s")
+                why = End(EndCause.CLIENT_LOST, f"the guest was silent for {seconds} s")
+                self._close(region, slot, why)
 
     # within
 
@@ -195,7 +198,8 @@ class Regions:
             return  # the doorbell repeats what has no answer yet
         if older := self._session_of(region.id, slot):
             # the slot was claimed again, so its former client is gone; the worker still holds it
-            self._desk.end(older, "its slot was claimed by another client")
+            why = End(EndCause.CLIENT_ENDED, "its slot was claimed by another client")
+            self._desk.end(older, why)
         task = asyncio.create_task(self._open_slot(region, slot, request))
         region.opening[slot] = task
         task.add_done_callback(lambda _: self._opened(region, slot, task))
@@ -260,25 +264,25 @@ class Regions:
         finally:
             self._desk.holds.end(part)
 
-    def _close(self, region: Region, slot: int, reason: str) -> None:
+    def _close(self, region: Region, slot: int, why: End) -> None:
         if task := region.opening.get(slot):
             task.cancel()
         if session := self._session_of(region.id, slot):
-            self._desk.end(session, reason)
+            self._desk.end(session, why)
         elif slot not in region.opening:
             self._tell(region, "release", slot)
 
-    def _session_ended(self, session: Session, reason: str) -> None:
+    def _session_ended(self, session: Session, why: End) -> None:
         region = self._regions.get(session.asker.region_id)
         if region:
             self._tell(region, "release", session.asker.slot)
 
-    async def _end_all(self, region: Region, reason: str) -> None:
+    async def _end_all(self, region: Region, why: End) -> None:
         for task in list(region.opening.values()):
             task.cancel()
         ending = [s for s in self._desk.served if s.asker.region_id == region.id]
         for session in ending:
-            self._desk.end(session, reason)
+            self._desk.end(session, why)
         for session in ending:
             await session.gone.wait()
 

@@ -20,6 +20,7 @@ from sluice.config import log_ids
 from sluice.config.native_files import NativeFileMissing
 from sluice.protocol.control import RELAY_SENT
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import LocalGrant
 from sluice.server.open_session import OpenSession, RefusalError, with_key
@@ -43,7 +44,7 @@ class Relays:
         starter: WorkerStarter,
         run_dir: Path,
         log_dir: Path,
-        ended: Callable[[Session, str], None],
+        ended: Callable[[Session, End], None],
         ca_file: Path | None = None,
     ) -> None:
         """`ended` is told of each session's end; `ca_file`: whose certificates data ports show."""
@@ -117,11 +118,11 @@ class Relays:
             await self._begin(session, fields, descriptor, tls=target.tls)
         except WorkerError as error:
             session.log.write(f"did not start: {error}", logging.ERROR)
-            worker.end("the session did not start", grace=0)
+            worker.end(End(EndCause.NOT_TAKEN, "the session did not start"), grace=0)
             status = error.status or CudaStatus.OPERATING_SYSTEM
             raise RefusalError(status, f"session {session.id} on {target.node}: {error}") from error
         except asyncio.CancelledError:
-            worker.end("the client went away", grace=0)
+            worker.end(End(EndCause.WITHDRAWN, "the client went away"), grace=0)
             raise
         session.opening = False
         self._write(session)
@@ -139,7 +140,7 @@ class Relays:
         self._follow(session)
         session.log.write(f"adopted: {session.asker.describe()}, relay {session.worker.id}")
         if session.asker.channel == "shm" and session.asker.pidfd < 0:
-            session.worker.end("the client ended while no server ran")
+            session.worker.end(End(EndCause.CLIENT_ENDED, "the client ended while no server ran"))
 
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
@@ -163,7 +164,7 @@ class Relays:
             worker.kill()
             raise WorkerError(f"relay {relay_id} cannot be reached: {error}") from error
         except (WorkerError, asyncio.CancelledError):
-            worker.end("it was not ready in time", grace=0)
+            worker.end(End(EndCause.NOT_TAKEN, "it was not ready in time"), grace=0)
             raise
         return worker
 
@@ -192,7 +193,7 @@ class Relays:
 
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
-        session.worker.on_exit = lambda _, reason: self._ended(session, reason)
+        session.worker.on_exit = lambda _, why: self._ended(session, why)
         if session.asker.pidfd >= 0:
             loop = asyncio.get_running_loop()
             loop.add_reader(session.asker.pidfd, self._client_ended, session)
@@ -200,26 +201,24 @@ class Relays:
     def _client_ended(self, session: Session) -> None:
         self._unwatch_client(session)
         # the relay sees the same pidfd and ends by itself; this is for one that cannot
-        session.worker.end("the client ended")
+        session.worker.end(End(EndCause.CLIENT_ENDED, "the client ended"))
 
     def _unwatch_client(self, session: Session) -> None:
         if session.asker.pidfd >= 0:
             asyncio.get_running_loop().remove_reader(session.asker.pidfd)
 
-    def _ended(self, session: Session, reason: str) -> None:
+    def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
         self._unwatch_client(session)
         close_descriptor(session.asker.pidfd)
         session.asker.pidfd = -1
         self._clean(session.worker)
-        session.log.write(f"ended: {reason}")
+        session.log.write(f"ended: {why}")
         session.gone.set()
-        self._told(session, reason)
+        self._told(session, why)
 
-    def _unused_one_ended(self, worker: Worker, reason: str) -> None:
-        log.warning(
-            "relay %s ended unused: %s; its log is %s", worker.id, reason, worker.record.log
-        )
+    def _unused_one_ended(self, worker: Worker, why: End) -> None:
+        log.warning("relay %s ended unused: %s; its log is %s", worker.id, why, worker.record.log)
         self._clean(worker)
 
     def _clean(self, worker: Worker) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sluice.config.native_files import NativeFileMissing
 from sluice.config.server import ServerConfig
 from sluice.config.version import own_version
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.acceptance import Acceptance
 from sluice.server.accounts import Accounts
@@ -261,14 +262,12 @@ class Server:
             raise OrderRefused(f"it has no GPU {', '.join(missing)}")
         self.tcp_door.expect(assignment)
 
-    def end_grant(self, grant_id: str, reason: str) -> None:
+    def end_grant(self, grant_id: str, why: End) -> None:
         """Ends what runs for a grant."""
-        running = self.desk.end_grant(grant_id, reason)
-        if not running and not self.tcp_door.forget_grant(grant_id, reason):
+        running = self.desk.end_grant(grant_id, why)
+        if not running and not self.tcp_door.forget_grant(grant_id, why):
             # nothing of it is here: the books only need to hear that
-            self.controller.report(
-                rpc.NodeReport(session_ended=rpc.SessionEnded(grant_id=grant_id, reason=reason))
-            )
+            self.controller.report_end("", grant_id, why)
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
@@ -318,8 +317,9 @@ class Server:
         self._keep_warm(uuid)
         if now.fault:
             cause, _, _ = now.fault.partition(";")  # what to do then is for operators
+            why = End(EndCause.GPU_FAILED, f"GPU {uuid} has failed: {cause}")
             for session in self.desk.on_gpu(uuid):
-                self.desk.end(session, f"GPU {uuid} has failed: {cause}")
+                self.desk.end(session, why)
 
     def sessions_on(self, uuid: str) -> int:
         """How many sessions use a GPU."""

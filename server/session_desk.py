@@ -21,6 +21,7 @@ from sluice.config import log_ids
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.accounts import Accounts
 from sluice.server.code_cache import CodeCache, project_of
@@ -81,7 +82,7 @@ class SessionDesk:
         self.ledgers = GrantLedgers()
         self.holds = JobHolds(controller.report)
         self.figures = SessionFigures()
-        self.on_end: list[Callable[[Session, str], None]] = []
+        self.on_end: list[Callable[[Session, End], None]] = []
         self.relays: Relays | None = None
 
     def relay_by(self, run_dir: Path, ca_file: Path | None) -> None:
@@ -254,12 +255,12 @@ class SessionDesk:
             await worker.start_session(fields, descriptors)
         except WorkerError as error:
             session.log.write(f"did not start: {error}", logging.ERROR)
-            worker.end("the session did not start", grace=0)
+            worker.end(End(EndCause.NOT_TAKEN, "the session did not start"), grace=0)
             raise RefusalError(
                 CudaStatus.OPERATING_SYSTEM, f"session {session_id} did not start: {error}"
             ) from error
         except asyncio.CancelledError:
-            worker.end("the client went away", grace=0)
+            worker.end(End(EndCause.WITHDRAWN, "the client went away"), grace=0)
             raise
         finally:
             for _, folder in folders:
@@ -293,18 +294,18 @@ class SessionDesk:
         self._follow(session)
         session.log.write(f"adopted: {session.asker.describe()}, worker {session.worker.id}")
         if session.asker.channel == "shm" and session.asker.pidfd < 0:
-            self.end(session, "the client ended while no server ran")
+            self.end(session, End(EndCause.CLIENT_ENDED, "the client ended while no server ran"))
 
-    def end(self, session: Session, reason: str) -> None:
+    def end(self, session: Session, why: End) -> None:
         """Ends a session; its client gets a sticky CUDA error."""
-        session.log.write(f"ending: {reason}")
-        session.worker.end(reason)
+        session.log.write(f"ending: {why}")
+        session.worker.end(why)
 
-    def end_grant(self, grant_id: str, reason: str) -> bool:
+    def end_grant(self, grant_id: str, why: End) -> bool:
         """Ends every session of a grant; False if there is none."""
         sessions = [s for s in self.sessions.values() if s.grant_id == grant_id]
         for session in sessions:
-            self.end(session, reason)
+            self.end(session, why)
         return bool(sessions)
 
     def on_gpu(self, uuid: str) -> list[Session]:
@@ -395,7 +396,7 @@ class SessionDesk:
         try:
             page, session.ledger_slot = self.ledgers.join(session.grant_id)
         except (LedgerFullError, OSError) as error:
-            session.worker.end("its grant has no ledger for it", grace=0)
+            session.worker.end(End(EndCause.NOT_TAKEN, "its grant has no ledger for it"), grace=0)
             close_descriptor(session.asker.pidfd)
             raise RefusalError(
                 CudaStatus.OPERATING_SYSTEM, f"session {session.id}: {error}"
@@ -411,7 +412,7 @@ class SessionDesk:
             user = users.join(record.id, users.key_of(session.grant_id, session.project))
         except NoUserLeftError as error:
             self.ledgers.leave(session.grant_id, session.ledger_slot)
-            session.worker.end("there is no user for it", grace=0)
+            session.worker.end(End(EndCause.NOT_TAKEN, "there is no user for it"), grace=0)
             close_descriptor(session.asker.pidfd)
             raise RefusalError(
                 CudaStatus.OPERATING_SYSTEM, f"session {session.id}: {error}"
@@ -422,7 +423,7 @@ class SessionDesk:
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
         session.worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
-        session.worker.on_exit = lambda _, reason: self._ended(session, reason)
+        session.worker.on_exit = lambda _, why: self._ended(session, why)
         session.worker.on_code = lambda message, descriptor: self._code(
             session, message, descriptor
         )
@@ -446,16 +447,18 @@ class SessionDesk:
     def _client_ended(self, session: Session) -> None:
         asyncio.get_running_loop().remove_reader(session.asker.pidfd)
         # the worker sees the same pidfd and ends by itself; this is for one that cannot
-        session.worker.end("the client ended")
+        session.worker.end(End(EndCause.CLIENT_ENDED, "the client ended"))
 
     def _worker_says_ended(self, session: Session, message: Message) -> None:
         self.figures.hear(session.id, message)
         figures = " ".join(
-            f"{key}={value}" for key, value in message.fields.items() if key != "reason"
+            f"{key}={value}"
+            for key, value in message.fields.items()
+            if key not in ("reason", "cause")
         )
         session.log.write(f"the worker ends: {message.get('reason')} {figures}".rstrip())
 
-    def _ended(self, session: Session, reason: str) -> None:
+    def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
         self.figures.end(session.id)
         self.sharing.leave(session.id)
@@ -465,25 +468,19 @@ class SessionDesk:
         close_descriptor(session.asker.pidfd)
         session.asker.pidfd = -1
         if self._starter.cgroups:
-            if not session.worker.end_reason and self._starter.cgroups.ran_out_of_memory(
+            if session.worker.why is None and self._starter.cgroups.ran_out_of_memory(
                 session.worker.id
             ):
-                reason = OUT_OF_HOST_MEMORY
+                why = End(EndCause.HOST_MEMORY, OUT_OF_HOST_MEMORY)
             self._starter.cgroups.remove(session.worker.id)
-        session.log.write(f"ended: {reason}")
-        self._controller.report(
-            rpc.NodeReport(
-                session_ended=rpc.SessionEnded(
-                    session_id=session.id, grant_id=session.grant_id, reason=reason
-                )
-            )
-        )
+        session.log.write(f"ended: {why}")
+        self._controller.report_end(session.id, session.grant_id, why)
         session.gone.set()
-        self._tell_end(session, reason)
+        self._tell_end(session, why)
 
-    def _tell_end(self, session: Session, reason: str) -> None:
+    def _tell_end(self, session: Session, why: End) -> None:
         for told in self.on_end:
-            told(session, reason)
+            told(session, why)
 
     def _unwatch_client(self, session: Session) -> None:
         if session.asker.pidfd >= 0:

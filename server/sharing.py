@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,6 +23,10 @@ from sluice.server.packets import Message
 MOST_PER_SESSION = 1024
 KEY_DIGITS = 32
 KINDS = ("memory", "events")
+
+
+class _NotShared(Exception):
+    """What is asked for is not done; the text says why, to the worker that asked."""
 
 
 class SharingWorker(Protocol):
@@ -82,38 +86,46 @@ class Sharing:
 
     def take(self, session_id: str, message: Message) -> None:
         """What a session's worker asks; closes the message's descriptors."""
-        party = self._parties.get(session_id)
         try:
-            if party is None:
-                return
+            if party := self._parties.get(session_id):
+                self._do(party, message)
+        finally:
+            message.close_descriptors()
+
+    def _do(self, party: Party, message: Message) -> None:
+        try:
             if message.verb == "share":
-                self._answer(party, message, "shared", self._share(party, message))
+                self._share(party, message)
             elif message.verb == "fetch":
                 self._fetch(party, message)
             elif message.get("key") in party.shared:
                 self._forget(message.get("key"), tell=False)
-        finally:
-            message.close_descriptors()
+        except _NotShared as why:
+            text, name = "session %s: `%s` was refused: %s", party.session_id
+            PEERS.info("sharing refused", name, text, name, message.verb, why)
+            self._answer(party, message, "refused", {"message": str(why)})
 
-    def _share(self, party: Party, message: Message) -> str:
-        """Keeps something; "" or why not."""
+    def _share(self, party: Party, message: Message) -> None:
+        """Keeps something. Raises _NotShared."""
         key, size = message.get("key"), message.number("bytes")
         if len(message.descriptors) != 1 or message.get("kind") not in KINDS or size <= 0:
-            return "it came without its descriptor, its kind or its size"
+            raise _NotShared("it came without its descriptor, its kind or its size")
         if len(key) != KEY_DIGITS or key in self._shared:
-            return "its key is none, or taken"
+            raise _NotShared("its key is none, or taken")
         if len(party.shared) >= MOST_PER_SESSION:
-            return f"this session shares {MOST_PER_SESSION} things already"
+            raise _NotShared(f"this session shares {MOST_PER_SESSION} things already")
         try:
             descriptor = os.dup(message.descriptors[0])
         except OSError as error:
-            return f"the server has no descriptor left ({error.strerror})"
+            why = f"the server has no descriptor left ({error.strerror})"
+            raise _NotShared(why) from error
         kind, gpu = message.get("kind"), message.get("gpu")
         self._shared[key] = Shared(party, kind, gpu, size, descriptor)
         party.shared.add(key)
-        return ""
+        self._answer(party, message, "shared")
 
     def _fetch(self, party: Party, message: Message) -> None:
+        """Hands out what another shares. Raises _NotShared."""
         shared = self._shared.get(message.get("key"))
         # a key of another domain is answered like one that there is not
         if (
@@ -121,17 +133,13 @@ class Sharing:
             or shared.kind != message.get("kind")
             or not shared.owner.domains & party.domains
         ):
-            self._answer(
-                party,
-                message,
-                "fetched",
+            raise _NotShared(
                 "no session of the same user, VM or job on this node shares it: its process has "
-                "ended or freed it, or its session is on another node",
+                "ended or freed it, or its session is on another node"
             )
-            return
         shared.fetched_by.add(party.session_id)
         fields = {"gpu": shared.gpu, "bytes": str(shared.size)}
-        self._answer(party, message, "fetched", "", fields, [shared.descriptor])
+        self._answer(party, message, "fetched", fields, [shared.descriptor])
 
     def _forget(self, key: str, *, tell: bool) -> None:
         shared = self._shared.pop(key)
@@ -147,18 +155,11 @@ class Sharing:
         party: Party,
         message: Message,
         verb: str,
-        refusal: str,
-        fields: dict[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
         request = {"request": message.get("request", "0")}
-        if refusal:
-            text = "session %s: `%s` was refused: %s"
-            session_id = party.session_id
-            PEERS.info("sharing refused", session_id, text, session_id, message.verb, refusal)
-            party.worker.tell(Message("refused", {**request, "message": refusal}))
-        else:
-            party.worker.tell(Message(verb, {**request, **(fields or {})}), descriptors)
+        party.worker.tell(Message(verb, {**request, **(fields or {})}), descriptors)
 
 
 def _allow_many_descriptors() -> None:

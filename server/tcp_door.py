@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from sluice.config.log_ids import bound
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, GrantedVgpu
 from sluice.server.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
@@ -45,6 +46,7 @@ MOST_CONNECTIONS = 256
 #: Of one address, which may be a gateway's with many clients behind it; each is served for as long
 #: as it takes to read its first frame and to hand it over.
 MOST_OF_ADDRESS = 64
+TOO_LATE = End(EndCause.CLIENT_NEVER_CAME, "no client came with the key in time")
 NO_TLS = RefusalError(
     CudaStatus.NOT_PERMITTED,
     "this node's data port wants TLS ([tls] data_plane in server.conf), and this client did not "
@@ -58,7 +60,7 @@ class Expected:
 
     assignment: rpc.Assignment
     deadline: float
-    ended: str = ""  # why it is to end as soon as it has begun
+    ended: End | None = None  # why it is to end as soon as it has begun
 
     @property
     def vgpus(self) -> tuple[GrantedVgpu, ...]:
@@ -168,17 +170,17 @@ class TcpDoor:
             if session_id not in self._desk.sessions
         ]
 
-    def forget_grant(self, grant_id: str, reason: str) -> bool:
+    def forget_grant(self, grant_id: str, why: End) -> bool:
         """Withdraws the key of a grant; False if there is none."""
         found = False
         for attaching in self._attaching.values():
             if attaching.assignment.grant_id == grant_id:
-                attaching.ended = reason
+                attaching.ended = why
                 found = True
         for session_id, expected in list(self._expected.items()):
             if expected.assignment.grant_id == grant_id:
                 del self._expected[session_id]
-                self._report_ended(expected.assignment, reason)
+                self._report_ended(expected.assignment, why)
                 found = True
         return found
 
@@ -196,7 +198,7 @@ class TcpDoor:
     def _key_expired(self, session_id: str) -> None:
         if expected := self._expected.pop(session_id, None):
             log.info("session %s: no client came with its key in time", session_id)
-            self._report_ended(expected.assignment, "no client came with the key in time")
+            self._report_ended(expected.assignment, TOO_LATE)
 
     async def _serve(self, connected: socket.socket) -> None:
         host = "a client"
@@ -299,10 +301,10 @@ class TcpDoor:
             )
         except RefusalError as refusal:
             connected.setblocking(False)
-            self._report_ended(assignment, refusal.message)
+            self._report_ended(assignment, End(EndCause.NOT_TAKEN, refusal.message))
             await _refuse(connected, line, refusal)
         except asyncio.CancelledError:
-            self._report_ended(assignment, "the server stopped")
+            self._report_ended(assignment, End(EndCause.NOT_TAKEN, "the server stopped"))
             raise
 
     def _use_key(self, key: str) -> Expected | None:
@@ -316,17 +318,11 @@ class TcpDoor:
         expected = self._expected.pop(found)
         if time.monotonic() < expected.deadline:
             return expected
-        self._report_ended(expected.assignment, "no client came with the key in time")
+        self._report_ended(expected.assignment, TOO_LATE)
         return None
 
-    def _report_ended(self, assignment: rpc.Assignment, reason: str) -> None:
-        self._controller.report(
-            rpc.NodeReport(
-                session_ended=rpc.SessionEnded(
-                    session_id=assignment.session_id, grant_id=assignment.grant_id, reason=reason
-                )
-            )
-        )
+    def _report_ended(self, assignment: rpc.Assignment, why: End) -> None:
+        self._controller.report_end(assignment.session_id, assignment.grant_id, why)
 
 
 async def _read_open(line: PlainLine | TlsLine) -> OpenSession:

@@ -23,6 +23,7 @@ from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.protocol.frames import ChannelKind
+from sluice.resources.ends import End, EndCause
 from sluice.server.listener import Listener, uid_of
 from sluice.server.open_session import (
     BadOpen,
@@ -135,7 +136,8 @@ class UnixDoor:
             return
         for older in self._desk.of_process(peer.pid, peer.start_time):
             if older.replaced:
-                self._desk.end(older, "its process started another program")
+                why = End(EndCause.CLIENT_ENDED, "its process started another program")
+                self._desk.end(older, why)
         session = await self._open(connected, peer, wish)
         if session is None:
             return
@@ -200,7 +202,8 @@ class UnixDoor:
             # the pidfd shows the client its worker's end, also where nobody could mark the slot
             descriptors = [memory] if session.worker.exited else [memory, session.worker.pidfd]
             if not _reply(connected, 0, int(session.id, 16), "", descriptors):
-                self._desk.end(session, "the client cannot be answered")
+                why = End(EndCause.CLIENT_ENDED, "the client cannot be answered")
+                self._desk.end(session, why)
             return session
         finally:
             os.close(memory)

@@ -35,6 +35,7 @@ from sluice.hypervisor.vsock_devices import (
 )
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.protocol.frames import MAX_WISH_BYTES, ChannelKind
+from sluice.resources.ends import End, EndCause
 from sluice.server.foreign_folders import given_socket
 from sluice.server.guest_bounds import bounded
 from sluice.server.listener import Listener
@@ -126,7 +127,7 @@ class VsockGuests:
             return
         for listener in guest.listeners:
             await listener.close()
-        await self._end_all(guest, reason)
+        await self._end_all(guest, End(EndCause.CHANNEL_REMOVED, reason))
         if guest.backend:
             guest.backend.close()
         log.info("vsock of domain %s leaves: %s", guest.owner.name, reason)
@@ -134,7 +135,7 @@ class VsockGuests:
     async def stopped(self, uuid: str, reason: str) -> None:
         """Every process of the guest is gone."""
         if guest := self._guests.get(uuid):
-            await self._end_all(guest, reason)
+            await self._end_all(guest, End(EndCause.GUEST_STOPPED, reason))
 
     def programs(self, uuid: str) -> list[str]:
         """Who has a session by the domain's device or waits for one, a line each."""
@@ -318,12 +319,12 @@ class VsockGuests:
         finally:
             self._desk.holds.end(part)
 
-    async def _end_all(self, guest: _Guest, reason: str) -> None:
+    async def _end_all(self, guest: _Guest, why: End) -> None:
         for task in list(guest.opening):
             task.cancel()
         ending = self._sessions_of(guest.owner.uuid)
         for session in ending:
-            self._desk.end(session, reason)
+            self._desk.end(session, why)
         for session in ending:
             await session.gone.wait()
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sluice.config.native_files import NativeFileMissing
+from sluice.resources.ends import End, EndCause
 from sluice.server.gpus import Driver
 from sluice.server.orders import OrderRefused
 from sluice.server.worker import Worker, WorkerDevice, WorkerError
@@ -61,7 +62,7 @@ class WarmWorkers:
             await worker.wait_ready(self._start_seconds)
             return worker.devices
         finally:
-            worker.end("it was started to look at the GPUs")
+            worker.end(_unused("it was started to look at the GPUs"))
 
     def serve(self, gpus: Sequence[str]) -> None:
         """Keeps workers warm for these GPUs from now on."""
@@ -85,7 +86,7 @@ class WarmWorkers:
             task.cancel()
         holding = [*self._warm.get(uuid, []), *self._looking]
         for worker in holding:
-            worker.end("its GPU is handed over")
+            worker.end(_unused("its GPU is handed over"))
         if not await _exited(holding, LET_GO_SECONDS):
             pids = ", ".join(str(w.record.pid) for w in holding if not w.exited)
             raise OrderRefused(f"worker process {pids} still holds it after {LET_GO_SECONDS:g} s")
@@ -99,7 +100,7 @@ class WarmWorkers:
         if task := self._refills.pop(uuid, None):
             task.cancel()
         for worker in self._warm.get(uuid, []):
-            worker.end("its GPU is not given out for now")
+            worker.end(_unused("its GPU is not given out for now"))
 
     def wake(self, uuid: str) -> None:
         """It is fit: workers are kept for it again, unless it is let go."""
@@ -140,14 +141,14 @@ class WarmWorkers:
                 try:
                     await worker.wait_ready(self._start_seconds)
                 except (WorkerError, asyncio.CancelledError):
-                    worker.end("it was not ready in time")
+                    worker.end(_unused("it was not ready in time"))
                     raise
                 return worker
         worker = self._spawn(gpus)
         try:
             await worker.wait_ready(self._start_seconds)
         except (WorkerError, asyncio.CancelledError):
-            worker.end("it was not ready in time")
+            worker.end(_unused("it was not ready in time"))
             raise
         return worker
 
@@ -159,7 +160,7 @@ class WarmWorkers:
         ending = [worker for warm in self._warm.values() for worker in warm]
         for worker in ending:
             worker.on_exit = self._unused_one_ended
-            worker.end("the server stops", grace=0)
+            worker.end(_unused("the server stops"), grace=0)
         await _exited(ending, STOP_SECONDS)
 
     def _spawn(self, gpus: list[str]) -> Worker:
@@ -201,7 +202,7 @@ class WarmWorkers:
                 log.error("GPU %s has no warm worker: %s", uuid, error)
                 await asyncio.sleep(RETRY_SECONDS)
 
-    def _warm_one_ended(self, worker: Worker, reason: str) -> None:
+    def _warm_one_ended(self, worker: Worker, why: End) -> None:
         uuid = worker.record.devices[0]
         warm = self._warm.get(uuid, [])
         if worker in warm:
@@ -209,12 +210,12 @@ class WarmWorkers:
             if uuid in self._let_go or uuid in self._resting:
                 self._clean(worker)
                 return
-            log.warning("the warm worker %s of GPU %s ended: %s", worker.id, uuid, reason)
+            log.warning("the warm worker %s of GPU %s ended: %s", worker.id, uuid, why)
             self._clean(worker)
             self._refill(uuid, RETRY_SECONDS)
 
-    def _unused_one_ended(self, worker: Worker, reason: str) -> None:
-        log.debug("worker %s ended unused: %s", worker.id, reason)
+    def _unused_one_ended(self, worker: Worker, why: End) -> None:
+        log.debug("worker %s ended unused: %s", worker.id, why)
         self._clean(worker)
 
     def _clean(self, worker: Worker) -> None:
@@ -224,6 +225,11 @@ class WarmWorkers:
         # an unused worker's log matters only if it said something
         if path.exists() and path.stat().st_size == 0:
             path.unlink()
+
+
+def _unused(text: str) -> End:
+    """Of a worker that no session has: nobody is told."""
+    return End(EndCause.UNKNOWN, text)
 
 
 async def _exited(workers: Sequence[Worker], seconds: float) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.resources.ends import End, EndCause, read_cause
 from sluice.server.packets import Message, PacketLink, Unsent
 from sluice.server.worker_process import WorkerFiles, WorkerRecord, reap
 
@@ -58,14 +59,14 @@ class Worker:
     def __init__(self, record: WorkerRecord, pidfd: int, files: WorkerFiles) -> None:
         self.record = record
         self.devices: list[WorkerDevice] = []
-        self.on_exit: Callable[[Worker, str], None] | None = None
+        self.on_exit: Callable[[Worker, End], None] | None = None
         self.on_ended: Callable[[Worker, Message], None] | None = None
         self.on_code: Callable[[Message, int], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
         self._ledger = -1
         self.exited = False
-        self.end_reason = ""
+        self.why: End | None = None  # it ends, as far as that is known
         self._files = files
         self._pidfd = pidfd
         self._link: PacketLink | None = None
@@ -148,13 +149,14 @@ class Worker:
         if not self._ready.done():
             self._ready.set_result(None)
 
-    def end(self, reason: str, grace: float = END_SECONDS) -> None:
+    def end(self, why: End, grace: float = END_SECONDS) -> None:
         """Asks the worker to end its session and exit, and kills it when it does not."""
         if self.exited:
             return
-        self.end_reason = self.end_reason or reason
+        self.why = self.why or why
         if self._link:
-            self._link.send(Message("end", {"reason": reason}))
+            fields = {"reason": why.text, "cause": str(int(why.cause))}
+            self._link.send(Message("end", fields))
         if self._kill_timer is None:
             self._kill_timer = self._loop.call_later(grace if self._link else 0, self.kill)
 
@@ -260,7 +262,10 @@ class Worker:
             self.devices = _devices(message)
             self.mark_ready()
         elif message.verb == "ended":
-            self.end_reason = message.get("reason") or self.end_reason
+            if reason := message.get("reason"):
+                ordered = self.why.cause if self.why else EndCause.UNKNOWN
+                # one that an earlier release started names no cause
+                self.why = End(read_cause(message.number("cause")) or ordered, reason)
             if self.on_ended:
                 self.on_ended(self, message)
             # it exits by itself; the timer is for one that cannot
@@ -283,7 +288,7 @@ class Worker:
         """It does what no worker of ours does: it is ended at once, with its session."""
         text = "worker %s is ended: %s"
         PEERS.warning("worker: ended for what it did", self.id, text, self.id, why)
-        self.end_reason = self.end_reason or f"its worker was ended: {why}"
+        self.why = self.why or End(EndCause.WORKER_FAILED, f"its worker was ended: {why}")
         self.kill()
 
     def _process_ended(self) -> None:
@@ -303,8 +308,10 @@ class Worker:
         if self._kill_timer:
             self._kill_timer.cancel()
         self._files.remove(self.id)
-        reason = self.end_reason or "the worker ended without a word (killed or crashed)"
-        gone = WorkerError(f"worker {self.id} ended: {reason}; its log is {self.record.log}")
+        why = self.why or End(
+            EndCause.WORKER_FAILED, "the worker ended without a word (killed or crashed)"
+        )
+        gone = WorkerError(f"worker {self.id} ended: {why}; its log is {self.record.log}")
         if not self._ready.done():
             self._ready.set_exception(gone)
             self._ready.exception()  # nobody may be waiting, which is no error
@@ -312,7 +319,7 @@ class Worker:
             if not answer.done():
                 answer.set_exception(gone)
         if self.on_exit:
-            self.on_exit(self, reason)
+            self.on_exit(self, why)
 
 
 def _devices(message: Message) -> list[WorkerDevice]:

@@ -165,8 +165,8 @@ def worker_users(ids: range, account: str, *, per_project: bool = False) -> Work
     return WorkerUsers(ids, entry.pw_gid if entry else None, shared, per_project)
 
 
-def unusable(ids: range, etc: Path = Path("/etc"), proc: Path = PROC) -> str:
-    """Why nobody of this range can be a worker here; "" where all can."""
+def unusable(ids: range, etc: Path = Path("/etc"), proc: Path = PROC) -> str | None:
+    """Why nobody of this range can be a worker here; None where all can."""
     first, last = ids[0], ids[-1]
     for name, uid in _accounts(etc / "passwd"):
         if first <= uid <= last:
@@ -177,10 +177,10 @@ def unusable(ids: range, etc: Path = Path("/etc"), proc: Path = PROC) -> str:
     try:
         mapped = [[int(n) for n in line.split()] for line in _lines(proc / "self/uid_map")]
     except ValueError:
-        return ""
+        return None
     if mapped and not any(inside <= first and last < inside + n for inside, _, n in mapped):
         return "the user namespace that this server runs in has no such ids"
-    return ""
+    return None
 
 
 def live_users(proc: Path = PROC) -> Iterator[int]:

@@ -32,6 +32,7 @@ from sluice.controller.metrics.tallies import LOST
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import Gpu, Grant, NodeState, Session, SessionState
 from sluice.controller.server_link import NotConnected, OrderRefused, ServerSilent
+from sluice.resources.ends import End, EndCause
 
 LOG_SECONDS = 5.0
 
@@ -195,7 +196,7 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         grant = grant_of(grant_id, caller)
         check_generation(if_match, "grant", grant_id, grant.generation)
         who = "the operator" if caller.project is None else f"project {caller.project}"
-        if not await desk.end_grant(grant_id, f"ended by {who}"):
+        if not await desk.end_grant(grant_id, End(EndCause.OPERATOR, f"ended by {who}")):
             raise Problem(
                 409, ProblemType.GRANT_ENDED, f"grant {grant_id} has ended already: {grant.reason}"
             )

@@ -17,6 +17,7 @@ from sluice.controller.api.pages import Page
 from sluice.controller.pool import model
 from sluice.controller.pool.pool import Pool
 from sluice.protocol import frames
+from sluice.resources.ends import End, EndCause, cause_name
 
 Time = datetime
 
@@ -91,6 +92,9 @@ class VgpuView(BaseModel):
     compute_percent: int
 
 
+CAUSES = ", ".join(cause_name(cause) for cause in EndCause)
+
+
 class GrantView(BaseModel):
     """What a job holds."""
 
@@ -102,7 +106,8 @@ class GrantView(BaseModel):
     sessions: list[str]
     created: datetime
     ended: datetime | None
-    reason: str
+    reason: str = Field(description="why it ended, in words")
+    cause: str = Field(description=f"why it ended, or is to end: {CAUSES}; empty: it lives")
     generation: int
     job: str = Field(description="the name of a shared job, which is not its token; else empty")
     job_processes: int = Field(description="for whose contexts room is kept")
@@ -127,7 +132,8 @@ class SessionView(BaseModel):
     domain_name: str
     started: datetime
     ended: datetime | None
-    reason: str
+    reason: str = Field(description="why it ended, in words")
+    cause: str = Field(description=f"why it ended: {CAUSES}; empty: it lives")
     chosen: list[int] = Field(description="which of a job's vGPUs it has; empty: all")
     relay: str = Field(description="the node beside it that relays it to `node`; empty: none does")
 
@@ -316,6 +322,10 @@ def _health(gpu: model.Gpu) -> Literal["ok", "flagged", "held", "fault"]:
     return "flagged" if gpu.note else "ok"
 
 
+def _cause(why: End | None) -> str:
+    return cause_name(why.cause) if why else ""
+
+
 def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantView:
     """A grant as JSON."""
     return GrantView(
@@ -335,6 +345,7 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         created=time_of(grant.created),
         ended=time_of(grant.ended) if grant.ended is not None else None,
         reason=grant.reason,
+        cause=_cause(grant.end or grant.ordered_end),
         generation=grant.generation,
         job=grant.job,
         job_processes=grant.job_processes,
@@ -361,6 +372,7 @@ def session_view(session: model.Session) -> SessionView:
         started=time_of(session.started),
         ended=time_of(session.ended) if session.ended is not None else None,
         reason=session.reason,
+        cause=_cause(session.end),
         chosen=list(session.chosen),
         relay=session.relay,
     )

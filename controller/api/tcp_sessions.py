@@ -31,6 +31,7 @@ from sluice.controller.pool.jobs import JobKey
 from sluice.controller.pool.model import DEFAULT_PROJECT, Mode
 from sluice.controller.store.store import StoreError
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 
 HANGUP_POLL_SECONDS = 1.0
 HUNG_UP = "the client hung up"
@@ -125,10 +126,10 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                     key=key,
                     key_seconds=key_seconds,
                 )
-            trouble = HUNG_UP if gone else trouble
+            why = End(EndCause.WITHDRAWN, HUNG_UP) if gone else End(EndCause.NOT_TAKEN, trouble)
             await desk.step(
-                lambda answer=answer, trouble=trouble: desk.pool.session_ended(  # type: ignore[misc]
-                    answer.session.id, answer.grant.id, trouble
+                lambda answer=answer, why=why: desk.pool.session_ended(  # type: ignore[misc]
+                    answer.session.id, answer.grant.id, why
                 )
             )
             if gone:

@@ -16,6 +16,7 @@ from sluice.controller.metrics.meters import priority_label
 from sluice.controller.metrics.tallies import FAULTY, HEALTHY, LOST, Size
 from sluice.controller.pool.model import GpuMode, NodeState, ReservationState
 from sluice.controller.pool.quotas import Held
+from sluice.resources.ends import EndCause, cause_name
 
 MIB = 1 << 20
 CHANNELS = ("shm", "ivshmem", "vsock", "tcp", "relay")
@@ -50,6 +51,9 @@ FAMILIES = (
         "gauge",
         "Sessions that have not ended, by state and channel.",
         ("state", "channel"),
+    ),
+    Family(
+        "sluice_sessions_ended_total", "counter", "Sessions that have ended, by cause.", ("cause",)
     ),
     Family("sluice_pool_free_cards", "gauge", "GPUs with nothing on them that could be granted."),
     Family(
@@ -159,6 +163,8 @@ class PoolFigures:
             by_channel[life.value, channel if channel in CHANNELS else "other"] += count
         for (name, channel), count in by_channel.items():
             samples.add("sluice_pool_sessions", count, name, channel)
+        for cause in EndCause:
+            samples.add("sluice_sessions_ended_total", tallies.ended[cause], cause_name(cause))
 
     def _fill_fragmentation(self, samples: Samples) -> None:
         found = self._desk.pool.fragmentation()

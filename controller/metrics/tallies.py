@@ -31,6 +31,7 @@ from sluice.controller.pool.model import (
     SessionState,
 )
 from sluice.controller.pool.pool import Pool
+from sluice.resources.ends import EndCause
 
 HEALTHY, FAULTY, LOST = "healthy", "faulty", "lost"
 
@@ -79,6 +80,7 @@ class PoolTallies:
         self.granted = NOTHING  # on reservations too
         self.drawn = NOTHING  # on reservations
         self.sessions: Counter[tuple[SessionState, str]] = Counter()  # by state and channel
+        self.ended: Counter[EndCause] = Counter()  # sessions, since this controller leads
         self.reservations: Counter[ReservationState] = Counter()
         self.reserved = NOTHING  # drawn or not
         self.events: Counter[str] = Counter()  # since this controller leads, by kind
@@ -178,6 +180,8 @@ class PoolTallies:
         if session.state is not SessionState.ENDED:
             now = self._sessions[session.id] = (session.state, session.channel)
             self.sessions[now] += 1
+        elif before:
+            self.ended[session.cause] += 1
 
     def _take_reservation(self, reservation: Reservation) -> None:
         if before := self._reservations.pop(reservation.id, None):

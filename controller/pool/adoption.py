@@ -23,6 +23,7 @@ from sluice.controller.pool.model import (
     SessionState,
     Vgpu,
 )
+from sluice.resources.ends import End, EndCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,13 @@ class Adoption:
             for session in self._books.sessions_of(grant.id):
                 if session.request_id not in pending or self._books.held_by(session.request_id):
                     continue
-                again = replace(session, state=SessionState.OPENING, ended=None, reason="")
+                again = replace(
+                    session,
+                    state=SessionState.OPENING,
+                    ended=None,
+                    reason="",
+                    cause=EndCause.UNKNOWN,
+                )
                 report = ReportedSession(
                     again,
                     grant.vgpus,
@@ -81,18 +88,18 @@ class Adoption:
         grant = self._books.grants.get(session.grant_id)
         if grant and grant.state is GrantState.ENDED and len(grant.nodes) > 1:
             # what was lost with one of several nodes is over: the others' GPUs were given back
-            decisions.ends.append(EndOrder(node, grant.id, grant.reason))
+            decisions.ends.append(EndOrder(node, grant.id, End(grant.cause, grant.reason)))
             return
         if grant is None or grant.state is GrantState.ENDED:
-            over = grant.ending or ("" if grant.lost else grant.reason) if grant else ""
+            over = (grant.ordered_end or (None if grant.lost else grant.end)) if grant else None
             grant = self._adopt(node, report, grant)
             if over:
                 # its room is nobody else's before it is gone
                 self._books.end_soon(grant, over)
         elif not self._is_resizing(grant.id):
             self._take_sizes(grant, report.vgpus)
-        if self._jobs.is_ending(grant):
-            decisions.ends.append(EndOrder(node, grant.id, self._jobs.why_ending(grant)))
+        if why := self._jobs.why_ending(grant):
+            decisions.ends.append(EndOrder(node, grant.id, why))
         known = self._books.sessions.get(session.id)
         if known is None or known.state is not session.state:
             self._books.add_session(session)

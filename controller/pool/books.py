@@ -37,6 +37,7 @@ from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.quotas import Held, Quotas
 from sluice.controller.pool.reservations import Reservations
 from sluice.controller.pool.usage import UsageMeters
+from sluice.resources.ends import End, EndCause
 
 
 class Books:
@@ -149,8 +150,8 @@ class Books:
                 continue
             self._book(grant, 1)
             self._jobs.add(grant)
-            if grant.ending:
-                self._jobs.end_soon(grant.id, grant.ending)
+            if grant.ordered_end:
+                self._jobs.end_soon(grant.id, grant.ordered_end)
             if not grant.reservation:
                 of_it = Held.of(grant.vgpus)
                 held[grant.project or DEFAULT_PROJECT] = self.quotas.change(grant.project, of_it, 1)
@@ -243,65 +244,69 @@ class Books:
 
     # ends
 
-    def end_soon(self, grant: Grant, reason: str) -> None:
+    def end_soon(self, grant: Grant, why: End) -> None:
         """It is to end, and is booked until its server says that it has; nobody joins it."""
-        self._jobs.end_soon(grant.id, reason)
-        grant.ending = reason
+        self._jobs.end_soon(grant.id, why)
+        grant.ending, grant.ending_cause = why.text, why.cause
         grant.generation += 1
         self.changes.append(as_it_is(grant))
 
-    def end(self, grant: Grant, reason: str, *, lost: bool = False) -> None:
+    def end(self, grant: Grant, why: End, *, lost: bool = False) -> None:
         """A grant ends, and its sessions with it; `lost`: as its node is silent."""
+        if why.cause is EndCause.UNKNOWN and grant.ending:
+            why = End(grant.ending_cause, why.text)  # its server is of 0.1, and names none
         self._book(grant, -1)
         self._count(grant, -1)
         self._jobs.remove(grant)
-        grant.state, grant.ended, grant.reason = GrantState.ENDED, self._clock.wall(), reason
+        grant.state, grant.ended = GrantState.ENDED, self._clock.wall()
+        grant.reason, grant.cause = why.text, why.cause
         grant.lost = lost
         grant.generation += 1
         self.changes.append(as_it_is(grant))
         for session in self.sessions_of(grant.id):
-            self.mark_ended(session, reason)
-        self.event("grant.ended", grant.id, reason)
+            self.mark_ended(session, why)
+        self.event("grant.ended", grant.id, why.text)
         self._ended[grant.id] = None
         self._forget_old()
 
-    def end_session(self, grant: Grant, session: Session, reason: str) -> None:
+    def end_session(self, grant: Grant, session: Session, why: End) -> None:
         """A session of a live grant ends: the grant with it, unless a job keeps it."""
         if not grant.job:
-            self.end(grant, reason)
+            self.end(grant, why)
             return
-        self.mark_ended(session, reason)
-        self.event("session.ended", session.id, reason)
+        self.mark_ended(session, why)
+        self.event("session.ended", session.id, why.text)
         self.recount(grant)
         self.end_if_over(grant)
 
     def end_if_over(self, grant: Grant) -> None:
         """A job's grant ends when there is nobody for whom it would be kept."""
-        if reason := self._jobs.over(grant, len(self.live_sessions_of(grant.id))):
-            self.end(grant, reason)
+        if why := self._jobs.over(grant, len(self.live_sessions_of(grant.id))):
+            self.end(grant, why)
 
     def end_unreported(self, node: str, known: set[str]) -> None:
         """Ends what a node came back without: sessions not known by their or their request's id."""
-        reason = "the server does not run it any more"
+        why = End(EndCause.NOT_RUNNING, "the server does not run it any more")
         for grant in self.live_on(node):
             if grant.node != node:
                 continue  # its sessions are elsewhere
             live = self.live_sessions_of(grant.id)
             gone = [s for s in live if s.id not in known and s.request_id not in known]
             for session in gone:
-                self.mark_ended(session, reason)
+                self.mark_ended(session, why)
             if len(gone) == len(live) and not grant.job:
-                self.end(grant, reason)
+                self.end(grant, why)
             elif gone:
                 self.recount(grant)
 
-    def mark_ended(self, session: Session, reason: str) -> None:
+    def mark_ended(self, session: Session, why: End) -> None:
         """A session has ended; what becomes of its grant is the caller's."""
         if session.state is not SessionState.ENDED:
             self._by_request.pop(session.request_id, None)
             self._opening.pop(session.id, None)
             self._live_sessions[session.node] -= 1
-            session.state, session.reason = SessionState.ENDED, reason
+            session.state = SessionState.ENDED
+            session.reason, session.cause = why.text, why.cause
             session.ended = self._clock.wall()
             self.changes.append(as_it_is(session))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sluice.controller.pool.model import GpuMode, Grant, Labels, Mode, Session, Vgpu
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class EndOrder:
 
     node: str
     grant_id: str
-    reason: str
+    why: End
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.model import Clock, Grant, Session, Vgpu
+from sluice.resources.ends import End, EndCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Jobs:
         self._holders: dict[JobKey, set[str]] = {}
         self._released: set[JobKey] = set()
         self._idle_since: dict[JobKey, float] = {}
-        self._ending: dict[str, str] = {}  # grant id, reason
+        self._ending: dict[str, End] = {}  # by the grant's id
 
     # grants
 
@@ -105,37 +106,38 @@ class Jobs:
 
     # ends
 
-    def end_soon(self, grant_id: str, reason: str) -> None:
+    def end_soon(self, grant_id: str, why: End) -> None:
         """The operator ends it: with its last session, whoever holds it."""
-        self._ending[grant_id] = reason
+        self._ending[grant_id] = why
 
     def is_ending(self, grant: Grant) -> bool:
         """Whether nobody may join it any more."""
         return grant.id in self._ending
 
-    def why_ending(self, grant: Grant) -> str:
-        """The operator's reason, or that of whoever it gives way to."""
-        return self._ending.get(grant.id, "")
+    def why_ending(self, grant: Grant) -> End | None:
+        """The operator's reason, or that of whoever it gives way to; None while it may live on."""
+        return self._ending.get(grant.id)
 
-    def over(self, grant: Grant, live_sessions: int) -> str:
-        """Why the grant goes back now; "" while it is kept."""
+    def over(self, grant: Grant, live_sessions: int) -> End | None:
+        """Why the grant goes back now; None while it is kept."""
         key = key_of(grant)
         if key is None:
-            return "" if live_sessions else "its session has ended"
+            return None if live_sessions else End(EndCause.CLIENT_ENDED, "its session has ended")
         if live_sessions:
             self._idle_since.pop(key, None)
-            return ""
-        if reason := self._ending.get(grant.id):
-            return reason
+            return None
+        if why := self._ending.get(grant.id):
+            return why
         if key in self._holders:
             self._idle_since.pop(key, None)
-            return ""
+            return None
         since = self._idle_since.setdefault(key, self._clock.monotonic())
         if key in self._released:
-            return "its job is over"
+            return End(EndCause.JOB_OVER, "its job is over")
         if self._clock.monotonic() - since >= self._linger:
-            return f"its job has had no process for {self._linger:g} s"
-        return ""
+            text = f"its job has had no process for {self._linger:g} s"
+            return End(EndCause.JOB_OVER, text)
+        return None
 
 
 def with_contexts(

@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.attachment import Attachment, AttachmentRemoved
+from sluice.resources.ends import End, EndCause
 
 
 class Clock(Protocol):
@@ -225,14 +226,26 @@ class Grant:
     state: GrantState = GrantState.LIVE
     generation: int = 1
     ended: float | None = None
-    reason: str = ""
+    reason: str = ""  # why it ended, in words
     job: str = ""  # its name, which is no secret; empty: one process's own
     job_domain: str = ""  # who may join it
     job_processes: int = 0  # whose contexts room is left for
     project: str = ""  # whose it is; empty: nobody's in particular
     reservation: str = ""  # whose room it uses; empty: the pool's
     ending: str = ""  # why its server is told to end it, while it lives
+    cause: EndCause = EndCause.UNKNOWN  # why it ended
+    ending_cause: EndCause = EndCause.UNKNOWN  # why it is to end
     lost: bool = False  # its node was silent for too long; it lives again if that node names it
+
+    @property
+    def end(self) -> End | None:
+        """Why it is over; None while it lives."""
+        return End(self.cause, self.reason) if self.state is GrantState.ENDED else None
+
+    @property
+    def ordered_end(self) -> End | None:
+        """Why it was told to end, also when it has; None where nobody said that it should."""
+        return End(self.ending_cause, self.ending) if self.ending else None
 
     def placed(self) -> Iterator[tuple[GpuKey, Vgpu]]:
         """Each vGPU with its GPU's place in the pool."""
@@ -263,9 +276,15 @@ class Session:
     state: SessionState = SessionState.OPENING
     ended: float | None = None
     reason: str = ""
+    cause: EndCause = EndCause.UNKNOWN  # why it ended
     request_id: str = ""
     chosen: tuple[int, ...] = ()  # of the grant's vGPUs; none named: all
     relay: str = ""  # the node beside the client whose server relays it; empty: none does
+
+    @property
+    def end(self) -> End | None:
+        """Why it is over; None while it lives."""
+        return End(self.cause, self.reason) if self.state is SessionState.ENDED else None
 
 
 @dataclass(frozen=True, slots=True)

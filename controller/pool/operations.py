@@ -32,6 +32,7 @@ from sluice.controller.pool.reservation_steps import Create, Outcome, Reservatio
 from sluice.controller.pool.reserving import request_of
 from sluice.controller.pool.resizing import Resizing
 from sluice.controller.pool.scheduling import Scheduler
+from sluice.resources.ends import End
 
 
 class Operations:
@@ -70,10 +71,10 @@ class Operations:
         self._resizing.finish(grant_id, error, known=known)
         return self._moved_on(Decisions())
 
-    def why_over(self, grant_id: str) -> str:
-        """Why a grant that was made has ended or is being ended; "" while it is neither."""
+    def why_over(self, grant_id: str) -> End | None:
+        """Why a grant that was made has ended or is being ended; None while it is neither."""
         grant = self._books.grants[grant_id]
-        return self._jobs.why_ending(grant) if self._books.is_live(grant_id) else grant.reason
+        return self._jobs.why_ending(grant) if self._books.is_live(grant_id) else grant.end
 
     def is_resizing(self, grant_id: str) -> bool:
         """Whether a server's answer is waited for."""
@@ -218,7 +219,7 @@ class Operations:
                 f"wanted {refusals.wanted(request)}; the pool could not give that if it were empty"
             )
         if never := self._books.quotas.never(reservation.project, Held.at_least(request)):
-            raise Impossible(never)
+            raise Impossible(str(never))
         self._books.reservations.add(reservation)
         self._scheduler.enqueue(request)
 

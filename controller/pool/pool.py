@@ -54,6 +54,7 @@ from sluice.controller.pool.quotas import Held
 from sluice.controller.pool.reserving import request_of
 from sluice.controller.pool.scheduling import Ending, Scheduler
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import End, EndCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,15 +321,17 @@ class Pool:
             silent = f"silent for {now - node.last_seen:.0f} s"
             self._fleet.set_state(node, NodeState.LOST, silent)
             for grant in self._books.live_on(node.name):
-                self._books.end(grant, NODE_LOST, lost=True)
+                why = End(EndCause.NODE_LOST, NODE_LOST)
+                self._books.end(grant, why, lost=True)
                 others = sorted(grant.nodes - {node.name})
-                decisions.ends += [EndOrder(other, grant.id, NODE_LOST) for other in others]
+                decisions.ends += [EndOrder(other, grant.id, why) for other in others]
             self._jobs.replace(node.name, ())
         for grant in self._jobs.grants():
             self._books.end_if_over(grant)
         for grant_id in self._books.never_opened(self._opening_seconds):
-            reason = f"its client did not come within {self._opening_seconds:g} s"
-            decisions.ends += self.end_soon(grant_id, reason).ends
+            text = f"its client did not come within {self._opening_seconds:g} s"
+            never_came = End(EndCause.CLIENT_NEVER_CAME, text)
+            decisions.ends += self.end_soon(grant_id, never_came).ends
         for request in self.queue.overdue(now):
             self._scheduler.leave(request.request_id)
             decisions.answers[request.request_id] = self._not_now(request, len(self.queue) + 1)
@@ -378,39 +381,39 @@ class Pool:
         why = self._scheduler.why_waiting(request)
         return Waiting(position, refusals.waiting_line(request, position, len(self.queue), why))
 
-    def withdraw(self, request_id: str, reason: str) -> Decisions:
+    def withdraw(self, request_id: str, why: End) -> Decisions:
         """The asker is gone: leaves the queue, or gives back the session whose answer was lost."""
         self._scheduler.leave(request_id)
         if held := self._books.held_by(request_id):
-            self._books.end_session(held.grant, held.session, reason)
+            self._books.end_session(held.grant, held.session, why)
         return self._moved_on(Decisions())
 
-    def release(self, grant_id: str, reason: str) -> Decisions:
+    def release(self, grant_id: str, why: End) -> Decisions:
         """A server says that nothing of the grant runs any more."""
         grant = self.grants.get(grant_id)
         if grant and grant.state is GrantState.LIVE:
-            self._books.end(grant, reason)
+            self._books.end(grant, why)
         return self._moved_on(Decisions())
 
-    def session_ended(self, session_id: str, grant_id: str, reason: str) -> Decisions:
+    def session_ended(self, session_id: str, grant_id: str, why: End) -> Decisions:
         """A server says that a session runs no more; naming none: nothing of the grant does."""
         session = self.sessions.get(session_id)
         if session is None or session.grant_id != grant_id:
             grant = self.grants.get(grant_id)
             keep = grant is not None and session_id and self._books.live_sessions_of(grant_id)
-            return Decisions() if keep else self.release(grant_id, reason)
+            return Decisions() if keep else self.release(grant_id, why)
         grant = self.grants.get(grant_id)
         if grant and grant.state is GrantState.LIVE:
-            self._books.end_session(grant, session, reason)
+            self._books.end_session(grant, session, why)
         return self._moved_on(Decisions())
 
-    def end_soon(self, grant_id: str, reason: str) -> Decisions:
+    def end_soon(self, grant_id: str, why: End) -> Decisions:
         """The operator ends a grant: its server is told, and nobody joins it any more."""
         grant = self.grants.get(grant_id)
         if grant is None or grant.state is not GrantState.LIVE:
             return Decisions()
-        self._books.end_soon(grant, reason)
-        return Decisions(ends=[EndOrder(grant.node, grant_id, reason)])
+        self._books.end_soon(grant, why)
+        return Decisions(ends=[EndOrder(grant.node, grant_id, why)])
 
     def job_held(self, key: JobKey, holder: str) -> None:
         """A job's launcher lives."""
@@ -437,7 +440,8 @@ class Pool:
             # ended here while its client was on its way there
             grant = self.grants[session.grant_id]
             if grant.state is GrantState.ENDED:
-                decisions.ends.append(EndOrder(session.node, grant.id, session.reason))
+                why = End(session.cause, session.reason)
+                decisions.ends.append(EndOrder(session.node, grant.id, why))
         return decisions
 
     # within
@@ -449,9 +453,9 @@ class Pool:
     def _end_faulty(self, gpu: Gpu, decisions: Decisions) -> None:
         for grant in self._books.live_on_gpu(gpu.key) if gpu.fault else ():
             cause, _, _ = gpu.fault.partition(";")  # what to do then is for operators
-            reason = f"GPU {gpu.uuid} has failed: {cause}"
-            self._jobs.end_soon(grant.id, reason)
-            decisions.ends.append(EndOrder(grant.node, grant.id, reason))
+            why = End(EndCause.GPU_FAILED, f"GPU {gpu.uuid} has failed: {cause}")
+            self._jobs.end_soon(grant.id, why)
+            decisions.ends.append(EndOrder(grant.node, grant.id, why))
 
     def _moved_on(self, decisions: Decisions) -> Decisions:
         self._scheduler.serve(decisions)

@@ -28,6 +28,7 @@ from sluice.controller.pool.model import (
     SwitchStep,
 )
 from sluice.controller.pool.preemption import Yield
+from sluice.resources.ends import End, EndCause
 
 
 class TwoPools:
@@ -93,9 +94,11 @@ class TwoPools:
         self._set(known, GpuMode.DRAINING, f"to be {to.value}")
         if preempt:
             for grant in self._books.live_on_gpu(key):
-                reason = f"the operator takes GPU {key.uuid} out of the pool"
-                decisions.ends += self._yield.ask(grant, reason)
-                self._books.event("grant.preempted", grant.id, reason)
+                why = End(
+                    EndCause.GPU_WITHDRAWN, f"the operator takes GPU {key.uuid} out of the pool"
+                )
+                decisions.ends += self._yield.ask(grant, why)
+                self._books.event("grant.preempted", grant.id, why.text)
         self.advance(decisions)
         return known
 

@@ -19,6 +19,7 @@ from typing import Protocol
 from sluice.controller.pool.decisions import EndOrder, GrantRequest
 from sluice.controller.pool.model import GpuKey, Grant
 from sluice.controller.pool.slices import GpuRoom, is_wanted, slice_on
+from sluice.resources.ends import End
 
 EXACT_CANDIDATES = 12
 
@@ -26,7 +27,7 @@ EXACT_CANDIDATES = 12
 class Yield(Protocol):
     """How a grant is made to give its room back; suspending it will be another way."""
 
-    def ask(self, grant: Grant, reason: str) -> list[EndOrder]:
+    def ask(self, grant: Grant, why: End) -> list[EndOrder]:
         """Returns what its server is to be told; the room is back when the books say so."""
         ...
 

@@ -72,6 +72,24 @@ FIGURES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """A figure of a project's quota, and what is wanted beyond it."""
+
+    project: str
+    figure: str  # of FIGURES
+    most: int
+    held: int
+    wanted: int
+
+    def __str__(self) -> str:
+        words = dict(FIGURES)[self.figure]
+        return (
+            f"project {self.project} may hold {self.most} {words} (its quota {self.figure}), holds "
+            f"{self.held} and this wants {self.wanted}"
+        )
+
+
 class Quotas:
     """Sums and limits by project."""
 
@@ -97,12 +115,12 @@ class Quotas:
             self._held[project] = total
         return total
 
-    def never(self, project: str, wanted: Held) -> str:
-        """Why this alone is more than the project may ever hold; "" if it is not."""
+    def never(self, project: str, wanted: Held) -> Excess | None:
+        """By what this alone is more than the project may ever hold; None if it is not."""
         return self._exceeded(project, wanted, NOTHING)
 
-    def exceeded(self, project: str, wanted: Held, freed: Held = NOTHING) -> str:
-        """Why the project may not hold this besides what it holds less `freed`; "" if it may."""
+    def exceeded(self, project: str, wanted: Held, freed: Held = NOTHING) -> Excess | None:
+        """By what this is too much besides what the project holds less `freed`; None: it is not."""
         return self._exceeded(project, wanted, self.held(project).plus(freed, -1))
 
     def may_preempt(self, request: GrantRequest) -> bool:
@@ -124,15 +142,12 @@ class Quotas:
             most = self.max_priority(request.project)
         return most if most is not None and request.priority > most else None
 
-    def _exceeded(self, project: str, wanted: Held, held: Held) -> str:
+    def _exceeded(self, project: str, wanted: Held, held: Held) -> Excess | None:
         limit = self.limits.get(project or DEFAULT_PROJECT)
         if limit is None:
-            return ""
-        for figure, words in FIGURES:
+            return None
+        for figure, _ in FIGURES:
             most, have, more = (getattr(part, figure) for part in (limit, held, wanted))
             if most and have + more > most:
-                return (
-                    f"project {limit.project} may hold {most} {words} (its quota {figure}), holds "
-                    f"{have} and this wants {more}"
-                )
-        return ""
+                return Excess(limit.project, figure, most, have, more)
+        return None

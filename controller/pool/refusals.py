@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sluice.controller.pool.decisions import GrantRequest, Refused
 from sluice.controller.pool.model import DEFAULT_PROJECT, Grant
+from sluice.controller.pool.quotas import Excess
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.protocol.frames import MAX_DEVICES
 
@@ -130,7 +131,7 @@ def no_room_for_context(request: GrantRequest) -> Refused:
     )
 
 
-def over_quota(request: GrantRequest, why: str) -> Refused:
+def over_quota(request: GrantRequest, why: Excess) -> Refused:
     """Refuses what its project may not hold."""
     return Refused(
         CudaStatus.NOT_PERMITTED,

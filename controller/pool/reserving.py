@@ -156,9 +156,8 @@ class Reserving:
         if added is None or (over and _grows(old, wanted)):
             reservation.slots = kept
             books.hold_slots(reservation, 1)
-            raise Impossible(
-                over or f"there is no room for {more} more vGPU(s) now; end or move other work"
-            )
+            no_room = f"there is no room for {more} more vGPU(s) now; end or move other work"
+            raise Impossible(str(over or no_room))
         reservation.slots = (*slots, *added)
         books.hold_slots(reservation, 1)
         reservation.count = count

@@ -65,7 +65,7 @@ class Resizing:
         if not grant.reservation:
             over = self._books.quotas.exceeded(grant.project, Held.of(larger), Held.of(before))
             if over and Held.of(larger) != Held.of(before):
-                raise Impossible(over)
+                raise Impossible(str(over))
         if not self._books.live_sessions_of(grant_id):
             self._set(grant, after)
             return None

@@ -47,6 +47,7 @@ from sluice.controller.pool.reserving import Reserving
 from sluice.controller.pool.rooms import Room
 from sluice.controller.pool.slices import GpuRoom, fits
 from sluice.controller.pool.waiting import Entry, WaitingQueue
+from sluice.resources.ends import End, EndCause
 
 
 class Ending:
@@ -55,10 +56,10 @@ class Ending:
     def __init__(self, books: Books) -> None:
         self._books = books
 
-    def ask(self, grant: Grant, reason: str) -> list[EndOrder]:
+    def ask(self, grant: Grant, why: End) -> list[EndOrder]:
         """Has the server end it; nobody joins it any more."""
-        self._books.end_soon(grant, reason)
-        return [EndOrder(grant.node, grant.id, reason)]
+        self._books.end_soon(grant, why)
+        return [EndOrder(grant.node, grant.id, why)]
 
 
 class _Blocked(Enum):
@@ -135,7 +136,7 @@ class Scheduler:
         self._drop_claim(request_id)
 
     def why_waiting(self, request: GrantRequest) -> str:
-        """What keeps it waiting, if it is not room alone."""
+        """In words what keeps it waiting; "" where it is room alone."""
         if self.paused:
             return self.paused
         if claim := self._claims.get(request.request_id):
@@ -144,7 +145,7 @@ class Scheduler:
             return "its reservation is in use"
         if self._jobs.grant_of(request) or self._books.reservations.of(request):
             return ""
-        return self._books.quotas.exceeded(request.project, Held.at_least(request))
+        return str(self._books.quotas.exceeded(request.project, Held.at_least(request)) or "")
 
     def serve(self, decisions: Decisions) -> None:
         """Grants what fits, in order, and has others give way for whom may ask that."""
@@ -349,12 +350,12 @@ class Scheduler:
             claim.waits_for.add(grant.id)
             if self._jobs.is_ending(grant):
                 continue  # it was told to already, perhaps by a controller before this one
-            reason = (
+            text = (
                 f"preempted: request {request.request_id} of priority {request.priority} "
                 f"(project {request.project}) takes the room of priority {grant.priority}"
             )
-            decisions.ends += self._yield.ask(grant, reason)
-            self._books.event("grant.preempted", grant.id, reason)
+            decisions.ends += self._yield.ask(grant, End(EndCause.PREEMPTED, text))
+            self._books.event("grant.preempted", grant.id, text)
         text = f"{len(plan.victims)} grant(s) give way on node {claim.booking.node}"
         self._books.event("request.preempts", request.request_id, text)
 

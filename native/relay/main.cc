@@ -54,7 +54,7 @@ class Relay {
   void start_session(wire::Message& message);
   bool read_session(const wire::Message& message, Target* target, std::string* error);
   std::map<std::string, std::string> figures();
-  void ended(const std::string& reason);
+  void ended(const wire::End& why);
 
   Options options_;
   wire::Control control_;
@@ -93,11 +93,10 @@ std::map<std::string, std::string> Relay::figures() {
 }
 
 // Exits here, from whichever thread learned of the end: the connection goes with the process.
-void Relay::ended(const std::string& reason) {
+void Relay::ended(const wire::End& why) {
   auto v = figures();
-  v["reason"] = reason;
-  v["state"] = "ended";
-  worker::log_last("session ended: " + reason + "; bytes_in=" + v["bytes_in"] +
+  why.write(v);
+  worker::log_last("session ended: " + why.reason + "; bytes_in=" + v["bytes_in"] +
                    " bytes_out=" + v["bytes_out"]);
   control_.send("ended", v);
   _exit(0);
@@ -170,14 +169,15 @@ void Relay::start_session(wire::Message& m) {
     channel::start_slot(mapped);
   auto pump = std::make_unique<Pump>(std::move(mapped), std::move(connected.stream), socket_,
                                      target.describe(),
-                                     [this](const std::string& reason) { ended(reason); });
+                                     [this](const wire::End& why) { ended(why); });
   if (!pump->open(opened.reply, &error)) return refuse(error, kUnknown);
   pump_ = std::move(pump);
   log_info("session started over " + channel_ + ", relayed to " + target.describe() +
            (target.tls ? " under TLS" : ""));
   control_.send("started", {{"id", session_}});
   if (!pump_->start())
-    pump_->end("the relay can start no thread: the limit of threads (session_pids) is reached",
+    pump_->end({wire::EndCause::kWorkerFailed,
+                "the relay can start no thread: the limit of threads (session_pids) is reached"},
                kOutOfMemory);
 }
 
@@ -187,9 +187,8 @@ void Relay::handle(wire::Message& m) {
   if (m.verb == "status") {
     control_.send("status", figures());
   } else if (m.verb == "end") {
-    const std::string reason = m.text("reason").empty() ? "the server ended it" : m.text("reason");
     if (!pump_) _exit(0);
-    pump_->end(reason, kNotReady);
+    pump_->end(wire::End::ordered(m), kNotReady);
     // It came back: another thread ends the session already, has its last words to say, and exits.
     for (;;) poll(nullptr, 0, -1);
   }
@@ -226,9 +225,10 @@ int Relay::run() {
       if (control_.receive(&m)) handle(m);
     }
     if (pump_ && client_pidfd_ >= 0 && p[2].revents)
-      pump_->end("the client process ended", kDeinitialized);
+      pump_->end({wire::EndCause::kClientEnded, "the client process ended"}, kDeinitialized);
     if (pump_ && channel::unheard_of(socket_, kUnheardMs))
-      pump_->end("node " + node_ + " has not answered for a minute: the connection is given up",
+      pump_->end({wire::EndCause::kNodeLost,
+                  "node " + node_ + " has not answered for a minute: the connection is given up"},
                  kUnknown);
   }
 }

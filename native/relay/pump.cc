@@ -16,6 +16,7 @@ namespace sluice::relay {
 
 using channel::now_ns;
 using channel::SlotState;
+using wire::EndCause;
 
 namespace {
 
@@ -38,10 +39,15 @@ bool wait_until(uint64_t most_ns, Condition done) {
   return true;
 }
 
+wire::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
+wire::End no_counters() {
+  return {EndCause::kClientRefused, "the client's channel holds no valid counters"};
+}
+
 }  // namespace
 
 Pump::Pump(channel::MappedSlot slot, std::unique_ptr<channel::Stream> stream, int socket,
-           std::string node, std::function<void(const std::string&)> ended)
+           std::string node, std::function<void(const wire::End&)> ended)
     : slot_(std::move(slot)),
       stream_(std::move(stream)),
       socket_(socket),
@@ -104,7 +110,7 @@ void Pump::up() {
     const bool open = ready();
     iovec parts[2];
     const int n = in_.there(parts, kAtOnce);
-    if (n < 0) return finish("the client's channel holds no valid counters", kUnknown);
+    if (n < 0) return finish(no_counters(), kUnknown);
     if (n > 0) {
       const size_t bytes = parts[0].iov_len + (n > 1 ? parts[1].iov_len : 0);
       // Whoever may have to wait for the node must not be the one who takes its answers.
@@ -118,7 +124,7 @@ void Pump::up() {
         hot_.store(false, std::memory_order_seq_cst);
         leave_reading();
         wait_until(kGoodbyeNs, [this] { return over_.load(); });
-        return finish("the connection to " + node_ + " was lost", kUnknown);
+        return finish({EndCause::kNodeLost, "the connection to " + node_ + " was lost"}, kUnknown);
       }
       in_.release(bytes);
       idle_since = 0;
@@ -151,7 +157,7 @@ void Pump::up() {
   // The node's worker ends when it has done all that came.
   stream_->finish();
   wait_until(kGoodbyeNs, [this] { return over_.load(); });
-  finish("the client closed its session", 0);
+  finish(closed(), 0);
 }
 
 void Pump::wake_reader() {
@@ -169,12 +175,13 @@ bool Pump::carry_back(iovec parts[2], int n, bool discards, size_t* count) {
     // A client that ends says so to its worker first, and a moment later here.
     if (got == 0) wait_until(kGoodbyeFirstNs, [this] { return !ready(); });
     if (ready())
-      finish("the connection to " + node_ + " was lost" +
-                 (got < 0 ? std::string(": ") + std::strerror(errno)
-                          : ": its worker ended, or the node went down"),
+      finish({EndCause::kNodeLost,
+              "the connection to " + node_ + " was lost" +
+                  (got < 0 ? std::string(": ") + std::strerror(errno)
+                           : ": its worker ended, or the node went down")},
              kUnknown);
     else
-      finish("the client closed its session", 0);
+      finish(closed(), 0);
     return false;
   }
   // Counted first: who has had the bytes may ask at once how many there were.
@@ -197,7 +204,7 @@ void Pump::down() {
     }
     iovec parts[2];
     int n = back_.room(parts, kAtOnce);
-    if (n < 0) return finish("the client's channel holds no valid counters", kUnknown);
+    if (n < 0) return finish(no_counters(), kUnknown);
     const bool discards = n == 0 && !ready();
     if (discards) {
       rest.resize(kAtOnce);
@@ -227,17 +234,17 @@ void Pump::down() {
   }
 }
 
-void Pump::end(const std::string& reason, uint32_t error) {
+void Pump::end(const wire::End& why, uint32_t error) {
   // The server says so too when the client has closed: what it sent before is carried all the same.
   if (!ready() && wait_until(kGoodbyeNs, [this] { return over_.load(); })) return;
-  finish(reason, error);
+  finish(why, error);
 }
 
-void Pump::finish(const std::string& reason, uint32_t error) {
+void Pump::finish(const wire::End& why, uint32_t error) {
   if (over_.exchange(true)) return;
   auto& h = slot_.header();
   if (ready()) {
-    channel::write_end_reason(slot_, reason);
+    channel::write_end_reason(slot_, why.reason);
     h.sticky_error.store(error, std::memory_order_seq_cst);
     uint32_t expected = static_cast<uint32_t>(SlotState::kReady);
     h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kDead));
@@ -249,7 +256,7 @@ void Pump::finish(const std::string& reason, uint32_t error) {
   wait_until(kLastWordsNs, [&] {
     return h.state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kDead);
   });
-  ended_(reason);
+  ended_(why);
 }
 
 }  // namespace sluice::relay

@@ -33,6 +33,19 @@ bool Message::number(const std::string& key, uint64_t* value) const {
   return true;
 }
 
+End End::ordered(const Message& m) {
+  uint64_t cause = 0;
+  m.number("cause", &cause);
+  const std::string& reason = m.text("reason");
+  return {static_cast<EndCause>(cause), reason.empty() ? "the server ended it" : reason};
+}
+
+void End::write(std::map<std::string, std::string>& values) const {
+  values["state"] = "ended";
+  values["reason"] = reason;
+  values["cause"] = std::to_string(static_cast<uint32_t>(cause));
+}
+
 namespace {
 
 // What a value should have been; empty when it is that.

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "wire/control_messages.h"
+#include "wire/protocol.h"
 
 namespace sluice::wire {
 
@@ -24,6 +25,17 @@ struct Message {
   // False when the key is missing or no number. Its bounds are the registry's: fault_of() has seen
   // to them.
   bool number(const std::string& key, uint64_t* value) const;
+};
+
+// Why a session is over: for servers to decide by, and for people.
+struct End {
+  EndCause cause;
+  std::string reason;
+
+  // As an order to end has it; what it does not say is the server's doing.
+  static End ordered(const Message& m);
+  // As `ended` says it.
+  void write(std::map<std::string, std::string>& values) const;
 };
 
 // What is wrong with a message, as it is told to whoever sent it; empty when nothing is.

@@ -13,6 +13,7 @@
 namespace sluice::worker {
 
 using channel::now_ns;
+using wire::EndCause;
 
 namespace {
 // How long a leader looks at an empty channel before it sleeps. Longer than the pause between the
@@ -23,9 +24,12 @@ constexpr uint64_t kStandingNs = 1'000'000'000;
 // More than any channel has lanes, each with one command: when all of those wait, one thread still
 // takes what ends their waiting.
 constexpr int kMaxThreads = wire::kStreamLanes + 16;
+
+wire::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
+wire::End bad(const std::string& what) { return {EndCause::kClientRefused, what}; }
 }  // namespace
 
-Executor::Executor(Session& session, std::function<void(const std::string&)> ended)
+Executor::Executor(Session& session, std::function<void(const wire::End&)> ended)
     : session_(session),
       endpoint_(session.endpoint()),
       ended_(std::move(ended)),
@@ -48,11 +52,11 @@ bool Executor::add_thread() {
   return false;
 }
 
-void Executor::end(const std::string& reason, uint32_t error) {
+void Executor::end(const wire::End& why, uint32_t error) {
   if (over_.exchange(true)) return;
-  endpoint_.say_why(reason);
+  endpoint_.say_why(why.reason);
   endpoint_.publish_error(error, true);
-  ended_(reason);
+  ended_(why);
 }
 
 void Executor::thread_main() {
@@ -70,7 +74,7 @@ void Executor::thread_main() {
       continue;
     }
     hot = false;
-    if (endpoint_.closed()) return end("the client closed its session", CUDA_ERROR_DEINITIALIZED);
+    if (endpoint_.closed()) return end(closed(), CUDA_ERROR_DEINITIALIZED);
     // A client that was held up between its frame and its announcement announces what has been done
     // already, and uses up what was asked for the next frame: whoever finds nothing asks again.
     if (!baton_.load(std::memory_order_seq_cst)) {
@@ -107,9 +111,10 @@ void Executor::lead(std::byte* frame) {
     }
     empty_since = 0;
     if (got == Endpoint::Got::kGone)
-      return end("the connection to the client was lost", CUDA_ERROR_UNKNOWN);
+      return end({EndCause::kClientLost, "the connection to the client was lost"},
+                 CUDA_ERROR_UNKNOWN);
     if (got == Endpoint::Got::kBroken)
-      return end("the client's channel holds no valid frame", CUDA_ERROR_UNKNOWN);
+      return end(bad("the client's channel holds no valid frame"), CUDA_ERROR_UNKNOWN);
     bool parked = false;
     BulkFrame* const bulk = std::exchange(bulk_, nullptr);
     if (!run(bulk ? bulk->at : frame, bulk, &parked) || over_) return;
@@ -130,12 +135,12 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   const auto& table = dispatch_table();
   const uint16_t f = command.header.function;
   if (f == wire::kClose)
-    return end("the client closed its session", CUDA_ERROR_DEINITIALIZED), false;
+    return end(closed(), CUDA_ERROR_DEINITIALIZED), false;
   const Handler* h = f < table.size() ? &table[f] : nullptr;
   const bool wants_answer = command.answered();
   if (!h || !h->run || (h->answered == Handler::Answered::kOnly && !wants_answer) ||
       (h->answered == Handler::Answered::kNever && wants_answer)) {
-    end("the command " + std::to_string(f) + " is none that this worker speaks",
+    end(bad("the command " + std::to_string(f) + " is none that this worker speaks"),
         CUDA_ERROR_UNKNOWN);
     return false;
   }
@@ -155,7 +160,7 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   }
   h->run(session_, command, reply);
   if (session_.rejected()) {
-    end("bad command: " + session_.reason(), CUDA_ERROR_UNKNOWN);
+    end(bad("bad command: " + session_.reason()), CUDA_ERROR_UNKNOWN);
     return false;
   }
   finish(command, *h, reply);
@@ -164,13 +169,13 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
 
 bool Executor::take_lane(uint16_t lane) {
   if (lane >= endpoint_.lane_count()) {
-    end("bad command: it names the lane " + std::to_string(lane) + " of " +
-            std::to_string(endpoint_.lane_count()),
+    end(bad("bad command: it names the lane " + std::to_string(lane) + " of " +
+            std::to_string(endpoint_.lane_count())),
         CUDA_ERROR_UNKNOWN);
     return false;
   }
   if (!lanes_[lane].exchange(true, std::memory_order_acquire)) return true;
-  end("bad command: the lane " + std::to_string(lane) + " waits for another answer already",
+  end(bad("bad command: the lane " + std::to_string(lane) + " waits for another answer already"),
       CUDA_ERROR_UNKNOWN);
   return false;
 }

@@ -11,20 +11,20 @@
 #include <memory>
 #include <string>
 
+#include "wire/control.h"
 #include "worker/dispatch.h"
 
 namespace sluice::worker {
 
 class Executor {
  public:
-  // `ended` is called once, from one of the threads, with the reason; it does not return (the
-  // process exits).
-  Executor(Session& session, std::function<void(const std::string&)> ended);
+  // `ended` is called once, from one of the threads; it does not return (the process exits).
+  Executor(Session& session, std::function<void(const wire::End&)> ended);
 
   // False: there are no threads to be had.
   [[nodiscard]] bool start();
   // From another thread: ends the session as if the channel had.
-  void end(const std::string& reason, uint32_t error);
+  void end(const wire::End& why, uint32_t error);
 
  private:
   void thread_main();
@@ -42,7 +42,7 @@ class Executor {
 
   Session& session_;
   Endpoint& endpoint_;
-  std::function<void(const std::string&)> ended_;
+  std::function<void(const wire::End&)> ended_;
   std::atomic<bool> baton_{false};
   BulkFrame* bulk_ = nullptr;  // that the frame which was taken lies in; the leader's
   std::atomic<int> idle_{0};

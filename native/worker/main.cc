@@ -70,7 +70,7 @@ class Worker {
   void meet_again();
   std::map<std::string, std::string> figures();
   void watch_connection(pollfd* polled);
-  void ended(const std::string& reason);
+  void ended(const wire::End& why);
 
   Options options_;
   wire::Control control_;
@@ -213,13 +213,12 @@ std::map<std::string, std::string> Worker::figures() {
 
 // The process exits here, from whichever thread learned of the end: the driver's objects go with
 // it, which is the point.
-void Worker::ended(const std::string& reason) {
+void Worker::ended(const wire::End& why) {
   signal(SIGALRM, [](int) { _exit(0); });
   alarm(kLastWordsSeconds);
   auto v = figures();
-  v["reason"] = reason;
-  v["state"] = "ended";
-  log_last("session ended: " + reason + "; commands=" + v["commands"] +
+  why.write(v);
+  log_last("session ended: " + why.reason + "; commands=" + v["commands"] +
            " round_trips=" + v["round_trips"] + " bytes_in=" + v["bytes_in"] +
            " bytes_out=" + v["bytes_out"] + " gpu_busy_ms=" + v["gpu_busy_ms"]);
   control_.send("ended", v);
@@ -309,7 +308,7 @@ void Worker::start_session(wire::Message& m) {
   session_ = std::move(session);
   meter_session(session_.get());
   client_pidfd_ = pidfd;
-  executor_ = std::make_unique<Executor>(*session_, [this](const std::string& r) { ended(r); });
+  executor_ = std::make_unique<Executor>(*session_, [this](const wire::End& why) { ended(why); });
   std::string what;
   for (const auto& v : plan.vgpus)
     what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) +
@@ -317,8 +316,10 @@ void Worker::start_session(wire::Message& m) {
   log_info("session started over " + plan.channel + ":" + what);
   control_.send("started", {{"id", plan.id}});
   if (!DeviceOutput::instance().take_errors(&error) || !executor_->start())
-    executor_->end("the worker can start no thread: the limit of threads (session_pids) is reached",
-                   CUDA_ERROR_OUT_OF_MEMORY);
+    executor_->end(
+        {wire::EndCause::kWorkerFailed,
+         "the worker can start no thread: the limit of threads (session_pids) is reached"},
+        CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 // A new server has to be told what the last one knew.
@@ -334,9 +335,8 @@ void Worker::handle(wire::Message& m) {
   const auto answer = [this] { control_.send("status", figures()); };
   if (m.verb == "status") return answer();
   if (m.verb == "end") {
-    const std::string reason = m.text("reason").empty() ? "the server ended it" : m.text("reason");
     if (!executor_) _exit(0);
-    executor_->end(reason, CUDA_ERROR_SYSTEM_NOT_READY);
+    executor_->end(wire::End::ordered(m), CUDA_ERROR_SYSTEM_NOT_READY);
     // It came back: another thread ends the session already, has its last words to say, and exits.
     for (;;) poll(nullptr, 0, -1);
   }
@@ -366,7 +366,8 @@ void Worker::watch_connection(pollfd* polled) {
   const bool closed = polled->revents || (closed_at_ == 0 && session_->endpoint().closed());
   if (closed && closed_at_ == 0) closed_at_ = channel::now_ns();
   if (closed_at_ && channel::now_ns() - closed_at_ >= kLastWorkMs * 1'000'000ull)
-    executor_->end("the client closed its session", CUDA_ERROR_DEINITIALIZED);
+    executor_->end({wire::EndCause::kClientEnded, "the client closed its session"},
+                   CUDA_ERROR_DEINITIALIZED);
 }
 
 int Worker::run() {
@@ -377,7 +378,9 @@ int Worker::run() {
     pollfd p{control_.listener(), POLLIN, 0};
     if (poll(&p, 1, 1000) > 0) {
       control_.accept();
-      control_.send("ended", {{"reason", error}, {"state", "ended"}});
+      std::map<std::string, std::string> v;
+      wire::End{wire::EndCause::kWorkerFailed, error}.write(v);
+      control_.send("ended", v);
     }
     return 1;
   }
@@ -411,10 +414,12 @@ int Worker::run() {
     log_settle();
     watch_connection(&p[3]);
     if (client_pidfd_ >= 0 && p[2].revents && executor_)
-      executor_->end("the client process ended", CUDA_ERROR_DEINITIALIZED);
-    if (executor_ && session_->endpoint().lost())
-      executor_->end("the client's machine has not answered for three minutes",
+      executor_->end({wire::EndCause::kClientEnded, "the client process ended"},
                      CUDA_ERROR_DEINITIALIZED);
+    if (executor_ && session_->endpoint().lost())
+      executor_->end(
+          {wire::EndCause::kClientLost, "the client's machine has not answered for three minutes"},
+          CUDA_ERROR_DEINITIALIZED);
   }
 }
 

@@ -24,6 +24,7 @@ from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.model import Grant, GrantState
 from sluice.controller.pool.policies import POLICIES
 from sluice.controller.pool.pool import Pool
+from sluice.resources.ends import End, EndCause
 
 DECISIONS = 4000
 LEAST_GIVEN = 0.5
@@ -56,7 +57,7 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
             live[place], live[-1] = live[-1], live[place]
             gone: Grant = live.pop()
             held -= len(gone.vgpus)
-            pool.release(gone.id, "done")
+            pool.release(gone.id, End(EndCause.CLIENT_ENDED, "done"))
         pool.take_changes()
     if given < len(taken) * LEAST_GIVEN:
         raise SystemExit(

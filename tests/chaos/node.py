@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_line import ControllerLine
 from sluice.server.controller_link import ControllerLink, LocalGrant
@@ -26,6 +27,8 @@ from .account import Account
 
 OVERHEAD_MIB = 300
 DYING_MOST_SECONDS = 0.3
+ENDED = End(EndCause.CLIENT_ENDED, "its process ended")
+NEVER_CAME = End(EndCause.CLIENT_NEVER_CAME, "no client came in time")
 NEVER_HEARD = -1
 
 Vgpus = list[dict[str, Any]]
@@ -187,7 +190,7 @@ class SimulatedNode:
             now = time.monotonic()
             for worker in list(self.workers.values()):
                 if worker.until is not None and worker.until <= now and worker.dying is None:
-                    self._end(worker, "done", "its process ended")
+                    self._end(worker, "done", ENDED)
             await asyncio.sleep(0.05)
 
     async def _watch_line(self) -> None:
@@ -198,20 +201,13 @@ class SimulatedNode:
             was = self.link.is_connected
             await asyncio.sleep(0.05)
 
-    def _end(self, worker: Worker, cause: str, text: str) -> None:
+    def _end(self, worker: Worker, by: str, why: End) -> None:
         if self.workers.pop(worker.session, None) is None:
             return
         self.account.write(
-            "end", session=worker.session, grant=worker.grant, cause=cause, text=text
+            "end", session=worker.session, grant=worker.grant, cause=by, text=why.text
         )
-        self._tell_ended(worker.session, worker.grant, text)
-
-    def _tell_ended(self, session: str, grant: str, text: str) -> None:
-        self.link.report(
-            rpc.NodeReport(
-                session_ended=rpc.SessionEnded(session_id=session, grant_id=grant, reason=text)
-            )
-        )
+        self.link.report_end(worker.session, worker.grant, why)
 
     # the data port: a client over the network says its key and how long it runs
 
@@ -242,7 +238,7 @@ class SimulatedNode:
     def _key_expired(self, key: str) -> None:
         expected, _ = self._expected.pop(key, (None, 0.0))
         if expected:
-            self._tell_ended(expected.session_id, expected.grant_id, "no client came in time")
+            self.link.report_end(expected.session_id, expected.grant_id, NEVER_CAME)
 
     # ServerSide
 
@@ -275,25 +271,25 @@ class SimulatedNode:
             assignment.key_seconds, self._key_expired, assignment.key
         )
 
-    def end_grant(self, grant_id: str, reason: str) -> None:
+    def end_grant(self, grant_id: str, why: End) -> None:
         """Workers die within a moment; what is not here only needs to be said."""
         found = False
         for worker in list(self.workers.values()):
             if worker.grant == grant_id:
                 found = True
                 if worker.dying is None:
-                    worker.dying = asyncio.create_task(self._die(worker, reason))
+                    worker.dying = asyncio.create_task(self._die(worker, why))
         for key, (expected, _) in list(self._expected.items()):
             if expected.grant_id == grant_id:
                 found = True
                 del self._expected[key]
-                self._tell_ended(expected.session_id, grant_id, reason)
+                self.link.report_end(expected.session_id, grant_id, why)
         if not found:
-            self._tell_ended("", grant_id, reason)
+            self.link.report_end("", grant_id, why)
 
-    async def _die(self, worker: Worker, reason: str) -> None:
+    async def _die(self, worker: Worker, why: End) -> None:
         await asyncio.sleep(self._random.uniform(0, DYING_MOST_SECONDS))
-        self._end(worker, "ordered", reason)
+        self._end(worker, "ordered", why)
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Compute can change while it runs, memory cannot: as in the real server."""

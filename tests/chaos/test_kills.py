@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from controllers import Controllers
+from ends import DONE, GAVE_WAY
 
 from . import checker
 from .account import read_accounts
@@ -135,7 +136,7 @@ async def test_usage_is_neither_lost_nor_counted_twice(pool: Pool) -> None:
         await pool.kill()
         # something changes in each life: that is when usage is stored
         worker = await run(node, 1, priority=0)
-        node.end_grant(worker.grant, "done")
+        node.end_grant(worker.grant, DONE)
         await pool.until(lambda worker=worker: worker.session not in node.workers)
     await pool.get("/grants")
     for project, mib, earliest, latest in (
@@ -210,5 +211,5 @@ async def test_who_preempts_has_its_room_whenever_the_controller_dies(pool: Pool
         assert len(left) == 1, "the cheapest set is one, in one life or in two"
         await pool.settled()
         for worker in (*left, winner):
-            node.end_grant(worker.grant, "preempted: to begin anew")
+            node.end_grant(worker.grant, GAVE_WAY)
         await pool.until(lambda: not node.workers)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from ends import DONE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
@@ -244,7 +245,7 @@ class Story:
             self.ask(what)
         elif kind == "release":
             if live := self.live():
-                pool.release(live[what % len(live)], "done")
+                pool.release(live[what % len(live)], DONE)
         elif what < len(self.made):
             node, gpus = self.made[what]
             if kind == "away":

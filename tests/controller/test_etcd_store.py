@@ -12,6 +12,7 @@ from pathlib import Path
 
 import etcd_members
 import pytest
+from ends import DONE
 from free_ports import free_port
 from pool_bench import PoolBench
 
@@ -89,7 +90,7 @@ async def test_everything_committed_is_loaded_again(
     first = bench.granted(memory_mib=7)
     bench.clock.seconds += 1
     second = bench.granted(priority=3, program="ü/%")
-    bench.pool.release(first.grant.id, "done")
+    bench.pool.release(first.grant.id, DONE)
     store = await opened(cluster, section)
     assert comparable(await store.load()) == [[], [], [], []]
     await store.commit(bench.pool.take_changes())
@@ -277,7 +278,7 @@ async def test_old_grants_and_events_are_forgotten(
     bench.node("a", 8000)
     living = bench.granted(compute_percent=1)
     for _ in range(40):
-        bench.pool.release(bench.granted(compute_percent=1).grant.id, "done")
+        bench.pool.release(bench.granted(compute_percent=1).grant.id, DONE)
         await store.commit(bench.pool.take_changes())
     assert len(await store.events(100)) <= 20
     await handed_over(store)

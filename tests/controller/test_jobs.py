@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ends import BY_OPERATOR, DONE, GONE
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, Refused
@@ -29,7 +30,7 @@ def roomy(bench: PoolBench) -> PoolBench:
 
 
 def end(bench: PoolBench, granted: Granted) -> None:
-    bench.pool.session_ended(granted.session.id, granted.grant.id, "the client ended")
+    bench.pool.session_ended(granted.session.id, granted.grant.id, DONE)
 
 
 def pass_time(bench: PoolBench, seconds: float) -> None:
@@ -57,7 +58,7 @@ def test_the_same_request_again_gets_the_same_session(roomy: PoolBench) -> None:
     roomy.granted(**JOB)
     once = roomy.granted(request_id="r", **JOB)
     assert roomy.granted(request_id="r", **JOB).session.id == once.session.id
-    roomy.pool.withdraw("r", "its answer was lost")
+    roomy.pool.withdraw("r", GONE)
     assert roomy.pool.sessions[once.session.id].state is SessionState.ENDED
     assert live(roomy, once), "the other session has it"
 
@@ -124,7 +125,7 @@ def test_a_process_waits_for_room_for_its_context(roomy: PoolBench) -> None:
     assert "--processes" in answer.message
     waiting = roomy.ask(wait_seconds=60, **JOB)
     assert waiting == "r4"
-    [served] = roomy.pool.release(other.grant.id, "over").answers.values()
+    [served] = roomy.pool.release(other.grant.id, DONE).answers.values()
     assert isinstance(served, Granted)
     assert served.grant.id == first.grant.id
 
@@ -134,7 +135,7 @@ def test_two_that_wait_get_one_grant(roomy: PoolBench) -> None:
     for _ in range(2):
         assert isinstance(roomy.ask(wait_seconds=60, **JOB), str)
     foreigner = roomy.ask(wait_seconds=60, **{**JOB, "job_domain": "user 2"})
-    answers = roomy.pool.release(whole.grant.id, "over").answers
+    answers = roomy.pool.release(whole.grant.id, DONE).answers
     grants = {a.grant.id for a in answers.values() if isinstance(a, Granted)}
     assert len(grants) == 1
     assert isinstance(answers[str(foreigner)], Refused)
@@ -188,7 +189,7 @@ def test_a_hold_is_of_its_own_domain(roomy: PoolBench) -> None:
 def test_the_operators_end_counts_whoever_holds_it(roomy: PoolBench) -> None:
     roomy.pool.job_held(KEY, "a")
     granted = roomy.granted(**JOB)
-    roomy.pool.end_soon(granted.grant.id, "ended by the operator")
+    roomy.pool.end_soon(granted.grant.id, BY_OPERATOR)
     assert "being ended" in roomy.refused(**JOB).message
     end(roomy, granted)
     assert roomy.pool.grants[granted.grant.id].reason == "ended by the operator"

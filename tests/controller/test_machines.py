@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from ends import DONE
 from pool_bench import PoolBench
 
 from sluice.controller.pool.machines import COLLECTION, Machine
@@ -113,7 +114,7 @@ def test_a_reservation_waits_for_room(world: World) -> None:
     running = world.bench.granted(compute_percent=80).grant
     world.report(HELD)
     assert world.held[0].state is ReservationState.WAITING
-    world.bench.pool.release(running.id, "done")
+    world.bench.pool.release(running.id, DONE)
     assert world.held[0].state is ReservationState.HELD
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from control_plane import ControlPlane, running, wait_for
+from ends import DONE, GAVE_WAY
 from pool_bench import PoolBench
 from scrapes import Scrape, read_registry, scrape
 
@@ -41,6 +42,7 @@ from sluice.controller.pool.model import (
 from sluice.controller.store.store import Store
 
 MIB = 1 << 20
+SINCE_IT_LEADS = ("events", "ended")  # counters of what has passed, which no walk shows
 
 
 @pytest.fixture
@@ -51,7 +53,9 @@ def plane(tmp_path: Path) -> Iterator[ControlPlane]:
 
 def sums(tallies: PoolTallies) -> dict[str, Any]:
     """What is exported of them, without what only time tells."""
-    return {k: v for k, v in vars(tallies).items() if not k.startswith("_") and k != "events"}
+    return {
+        k: v for k, v in vars(tallies).items() if not k.startswith("_") and k not in SINCE_IT_LEADS
+    }
 
 
 def desk_of(bench: PoolBench) -> GrantDesk:
@@ -98,7 +102,7 @@ class Churn:
 
     def release(self) -> None:
         if live := self._live():
-            self.pool.release(self.random.choice(live), "done")
+            self.pool.release(self.random.choice(live), DONE)
 
     def start(self) -> None:
         if opening := [s for s in self.pool.sessions.values() if s.state is SessionState.OPENING]:
@@ -224,7 +228,9 @@ def test_labels_are_bounded_whatever_callers_choose() -> None:
         bench.granted(memory_mib=1, compute_percent=1, project="aaa")
         again = _filled(figures).series("sluice_project_vgpus")
         assert {dict(labels)["project"] for labels in again} == shown
-        bench.pool.release(next(g.id for g in bench.pool.grants.values() if g.project == "aaa"), "")
+        bench.pool.release(
+            next(g.id for g in bench.pool.grants.values() if g.project == "aaa"), DONE
+        )
     assert priority_label(-10) == "-10"
 
 
@@ -341,3 +347,17 @@ def test_a_request_is_found_by_its_id_in_answer_problem_and_audit(plane: Control
     admin = plane.rest_as(plane.first_token())
     trail = wait_for(lambda: admin.get("/audit").json()["events"])
     assert any("request ticket-4712" in event["text"] for event in trail)
+
+
+def test_ended_sessions_are_counted_by_their_causes() -> None:
+    bench = PoolBench()
+    bench.node("n", *[65536] * 8)
+    held = [bench.granted(memory_mib=10, compute_percent=1) for _ in range(3)]
+    desk = desk_of(bench)
+    for granted, why in zip(held, (DONE, DONE, GAVE_WAY), strict=True):
+        bench.pool.session_ended(granted.session.id, granted.grant.id, why)
+    desk.tallies.take(bench.pool.take_changes())
+    found = _filled(PoolFigures(desk))
+    assert found.value("sluice_sessions_ended_total", cause="client-ended") == 2
+    assert found.value("sluice_sessions_ended_total", cause="preempted") == 1
+    assert found.value("sluice_sessions_ended_total", cause="unknown") == 0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ends import BY_OPERATOR, DONE, GONE
 from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.pool.decisions import Granted, Refused
@@ -23,6 +24,7 @@ from sluice.controller.pool.model import (
 )
 from sluice.controller.pool.pool import NODE_LOST, Pool, ReportedSession, Snapshot
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.ends import EndCause
 
 # GPU of 8000 MiB unless said otherwise; each row: vgpu_count of the node, overhead, reserved,
 # the request, and the slice that it gets
@@ -137,9 +139,9 @@ def test_a_release_gives_back_all_of_it_once(bench: PoolBench) -> None:
     grant = bench.granted(memory_mib=1000, compute_percent=40).grant
     assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 1100
     for _ in range(2):
-        bench.pool.release(grant.id, "done")
+        bench.pool.release(grant.id, DONE)
         assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 0
-    assert (grant.state, grant.reason, grant.generation) == (GrantState.ENDED, "done", 2)
+    assert (grant.state, grant.end, grant.generation) == (GrantState.ENDED, DONE, 2)
     [session] = bench.pool.sessions_of(grant.id)
     assert session.state is SessionState.ENDED
 
@@ -152,7 +154,7 @@ def test_the_queue_serves_priority_then_age(bench: PoolBench) -> None:
         assert answer == name
     order = []
     while True:
-        decisions = bench.pool.release(running.id, "done")
+        decisions = bench.pool.release(running.id, DONE)
         if not decisions.answers:
             break
         [(name, answer)] = decisions.answers.items()
@@ -168,7 +170,7 @@ def test_a_small_request_does_not_pass_a_large_one_that_waits(bench: PoolBench) 
     assert bench.ask(request_id="large", compute_percent=100, wait_seconds=-1) == "large"
     assert bench.ask(request_id="small", compute_percent=10, wait_seconds=-1) == "small"
     assert isinstance(bench.ask(compute_percent=10, wait_seconds=0), Refused)
-    assert list(bench.pool.release(running.id, "done").answers) == ["large"]
+    assert list(bench.pool.release(running.id, DONE).answers) == ["large"]
 
 
 def test_a_request_bound_to_another_node_passes(bench: PoolBench) -> None:
@@ -198,7 +200,7 @@ def test_a_repeated_request_gets_the_same_grant(bench: PoolBench) -> None:
     first = bench.granted(request_id="x")
     again = bench.granted(request_id="x")
     assert (again.grant.id, again.session.id) == (first.grant.id, first.session.id)
-    bench.pool.withdraw("x", "gone")
+    bench.pool.withdraw("x", GONE)
     assert bench.granted(request_id="x").grant.id != first.grant.id
 
 
@@ -231,7 +233,11 @@ def test_a_silent_node_is_lost_and_its_grants_end(bench: PoolBench) -> None:
     assert grant.state is GrantState.LIVE
     bench.clock.seconds += 2
     assert bench.pool.expire().lost == ["a"]
-    assert (grant.state, grant.reason) == (GrantState.ENDED, NODE_LOST)
+    assert (grant.state, grant.reason, grant.cause) == (
+        GrantState.ENDED,
+        NODE_LOST,
+        EndCause.NODE_LOST,
+    )
     assert bench.refused().status is CudaStatus.NO_DEVICE
 
 
@@ -260,7 +266,7 @@ def test_an_answer_that_a_lost_node_may_yet_act_on_keeps_its_room(bench: PoolBen
     assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 8000
     assert bench.granted(request_id="p").session.id == granted.session.id
     # its client has gone meanwhile
-    assert isinstance(bench.pool.withdraw("p", "the client went away").answers["x"], Granted)
+    assert isinstance(bench.pool.withdraw("p", GONE).answers["x"], Granted)
 
 
 def test_what_a_lost_node_has_forgotten_is_over(bench: PoolBench) -> None:
@@ -283,9 +289,9 @@ def test_what_a_returning_server_no_longer_runs_is_released(bench: PoolBench) ->
 def test_what_was_ended_meanwhile_is_ended_at_the_server(bench: PoolBench) -> None:
     bench.node("a", 8000)
     granted = bench.granted()
-    bench.pool.release(granted.grant.id, "ended by the operator")
+    bench.pool.release(granted.grant.id, BY_OPERATOR)
     [order] = register(bench, reported(granted.grant.id)).ends
-    assert (order.grant_id, order.reason) == (granted.grant.id, "ended by the operator")
+    assert (order.grant_id, order.why) == (granted.grant.id, BY_OPERATOR)
 
 
 def test_unknown_work_that_runs_is_adopted_even_beyond_the_books(bench: PoolBench) -> None:
@@ -321,7 +327,7 @@ def test_ended_grants_are_forgotten_oldest_first(make_bench: Callable[..., PoolB
     ended = []
     for _ in range(6):
         grant = bench.granted(compute_percent=1, memory_mib=1).grant
-        bench.pool.release(grant.id, "done")
+        bench.pool.release(grant.id, DONE)
         ended.append(grant.id)
     assert set(bench.pool.grants) == {living.id, *ended[-3:]}
     assert len(bench.pool.sessions) == 4
@@ -331,7 +337,7 @@ def test_every_transition_is_an_event(bench: PoolBench) -> None:
     bench.node("a", 8000)
     granted = bench.granted()
     bench.pool.session_started(granted.session.id, 1, "shm")
-    bench.pool.release(granted.grant.id, "done")
+    bench.pool.release(granted.grant.id, DONE)
     bench.pool.disconnected("a")
     bench.clock.seconds += 31
     bench.pool.expire()

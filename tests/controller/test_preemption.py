@@ -7,6 +7,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 import pytest
+from ends import GAVE_WAY, GONE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
@@ -39,12 +40,12 @@ def test_the_cheapest_work_gives_way_and_its_room_is_kept(bench: PoolBench) -> N
     decisions = bench.pool.submit(GrantRequest("now", compute_percent=40, **URGENT))  # type: ignore[arg-type]
     [order] = decisions.ends
     assert (order.grant_id, order.node) == (young.id, "a")
-    assert order.reason.startswith("preempted: request now of priority 5")
+    assert order.why.text.startswith("preempted: request now of priority 5")
     assert decisions.answers == {}, "it waits until the room is there"
     why_over = bench.pool.operations.why_over
-    assert (why_over(young.id), why_over(old.id)) == (order.reason, ""), "nothing joins it now"
+    assert (why_over(young.id), why_over(old.id)) == (order.why, None), "nothing joins it now"
     assert "being ended for it" in bench.pool.waiting(bench.pool.queue.get("now").request).line  # type: ignore[union-attr]
-    answers = bench.pool.session_ended("", young.id, order.reason).answers
+    answers = bench.pool.session_ended("", young.id, order.why).answers
     assert isinstance(answers["now"], Granted)
     assert list(answers) == ["now"], "10 % is not enough for who waits behind"
     assert bench.pool.grants[old.id].ended is None
@@ -56,10 +57,10 @@ def test_nobody_else_takes_what_is_given_back_one_after_another(bench: PoolBench
     decisions = bench.pool.submit(GrantRequest("now", compute_percent=100, **URGENT))  # type: ignore[arg-type]
     assert {order.grant_id for order in decisions.ends} == {grant.id for grant in small}
     for grant in small[:3]:
-        assert bench.pool.release(grant.id, "preempted").answers == {}
+        assert bench.pool.release(grant.id, GAVE_WAY).answers == {}
         assert not isinstance(bench.ask(compute_percent=1, memory_mib=1), Granted)
         assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 100
-    answers = bench.pool.release(small[3].id, "preempted").answers
+    answers = bench.pool.release(small[3].id, GAVE_WAY).answers
     assert isinstance(answers["now"], Granted)
     assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 0
 
@@ -73,7 +74,7 @@ def test_a_plan_is_made_anew_when_its_node_goes(bench: PoolBench) -> None:
     bench.pool.disconnected(first.node)
     [second] = bench.pool.expire().ends
     assert second.grant_id == on[other].id
-    answers = bench.pool.release(on[other].id, "preempted").answers
+    answers = bench.pool.release(on[other].id, GAVE_WAY).answers
     assert isinstance(answers["now"], Granted)
 
 
@@ -85,15 +86,15 @@ def test_a_victim_that_was_not_told_is_told_when_its_server_returns(bench: PoolB
     report = ReportedSession(granted.session, granted.grant.vgpus, "r1", 0)
     gpus = list(bench.pool.gpus.values())
     again = bench.pool.register(replace(bench.pool.nodes["a"]), gpus, [report], ["r2"])
-    assert [(o.grant_id, o.reason) for o in again.ends] == [(granted.grant.id, order.reason)]
+    assert [(o.grant_id, o.why) for o in again.ends] == [(granted.grant.id, order.why)]
 
 
 def test_room_is_everyones_again_when_the_request_goes(bench: PoolBench) -> None:
     bench.node("a", 8000)
     victim = bench.granted(compute_percent=100).grant
     bench.pool.submit(GrantRequest("now", compute_percent=100, **URGENT))  # type: ignore[arg-type]
-    bench.pool.withdraw("now", "gone")
-    bench.pool.release(victim.id, "preempted")
+    bench.pool.withdraw("now", GONE)
+    bench.pool.release(victim.id, GAVE_WAY)
     assert isinstance(bench.ask(compute_percent=100), Granted)
 
 

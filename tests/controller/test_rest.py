@@ -20,13 +20,13 @@ from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService, ServerLink
+from sluice.controller.node_service import PoolService
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.model import Event, Gpu, Node
 from sluice.controller.pool.pool import Pool
+from sluice.controller.server_link import OrderRefused, ServerLink
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore
-from sluice.rpc import pool_pb2 as rpc
 
 
 def operator_access(store: SqliteStore) -> Access:
@@ -50,16 +50,17 @@ class FakeServerLink(ServerLink):
         self._refuses = refuses
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> str:
+    async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> None:
         assert len(key) == 32
-        return "it was told to refuse" if self._refuses else ""
+        if self._refuses:
+            raise OrderRefused("it was told to refuse")
 
     def end_grant(self, order: Any) -> None:
-        release = self._desk.step(lambda: self._desk.pool.release(order.grant_id, order.reason))
+        release = self._desk.step(lambda: self._desk.pool.release(order.grant_id, order.why))
         self._tasks.append(asyncio.ensure_future(release))
 
-    async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> rpc.LogText:
-        return rpc.LogText(text=f"log of {session_id}")
+    async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> str:
+        return f"log of {session_id}"
 
 
 def filled(value: Any, kept: dict[str, str]) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ends import DONE, GAVE_WAY
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
@@ -59,7 +60,7 @@ def test_reserved_is_drawn_on_a_reservation_or_not_given(bench: PoolBench) -> No
     assert waiting
     assert "its reservation is in use" in bench.pool.waiting(waiting.request).line
     assert isinstance(bench.ask(compute_percent=50, memory_mib=100), Granted), "it holds nothing"
-    answers = bench.pool.release(first.id, "done").answers
+    answers = bench.pool.release(first.id, DONE).answers
     assert isinstance(answers["second"], Granted)
 
 
@@ -177,7 +178,7 @@ def test_who_waited_while_the_jobs_grant_was_made_is_asked_the_same(bench: PoolB
     }
     for name, more in waiting.items():
         assert bench.ask(request_id=name, **wish, **more) == name
-    answers = bench.pool.release(whole.id, "over").answers
+    answers = bench.pool.release(whole.id, DONE).answers
     made, alike = answers["maker"], answers["alike"]
     assert isinstance(made, Granted)
     assert isinstance(alike, Granted)
@@ -199,7 +200,7 @@ def test_room_made_for_a_job_makes_no_second_grant_of_it(bench: PoolBench) -> No
     assert bench.ask(request_id="now", compute_percent=60, **wish, **urgent) == "now"
     assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 60
     decisions = bench.pool.submit(GrantRequest("other", compute_percent=20, **wish))
-    other, now = decisions.answers["other"], bench.pool.release(victim.id, "gave way").answers
+    other, now = decisions.answers["other"], bench.pool.release(victim.id, GAVE_WAY).answers
     joined = now.get("now") or decisions.answers.get("now")
     assert isinstance(other, Granted)
     assert isinstance(joined, Granted)

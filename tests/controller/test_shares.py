@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from ends import DONE
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, Refused
@@ -41,7 +42,7 @@ def test_a_reservation_holds_its_room_whether_it_is_used_or_not(bench: PoolBench
     )
     assert bench.pool.usage(GPU).memory_mib == 4100
     assert bench.pool.kept(GPU).memory_mib == 0
-    bench.pool.release(own.id, "done")
+    bench.pool.release(own.id, DONE)
     assert (bench.pool.usage(GPU).memory_mib, bench.pool.kept(GPU).memory_mib) == (0, 4100)
 
 
@@ -82,7 +83,7 @@ def test_a_reservation_waits_its_turn_or_is_refused(bench: PoolBench) -> None:
     waiting = bench.reserve("later", wait=True)
     assert waiting.state is ReservationState.WAITING
     assert bench.ask(request_id="x", compute_percent=20, wait_seconds=-1) == "x"
-    answers = bench.pool.release(running.id, "done").answers
+    answers = bench.pool.release(running.id, DONE).answers
     assert waiting.state is ReservationState.HELD
     assert isinstance(answers["x"], Granted)
 
@@ -110,7 +111,7 @@ def test_resizing_a_reservation_in_use(bench: PoolBench) -> None:
     assert reservation.slots[0].memory_mib == 6000
     operations.resize_reservation("res", 1, 3000, 40)
     assert isinstance(bench.ask(compute_percent=60, memory_mib=5000), Granted)
-    bench.pool.release(own.id, "done")
+    bench.pool.release(own.id, DONE)
     with pytest.raises(Impossible, match="no room for 1 more"):
         operations.resize_reservation("res", 2, 0, 0)
     operations.end_reservation("res", "deleted by the operator")
@@ -127,7 +128,7 @@ def test_what_draws_on_a_reservation_that_ends_goes_on(bench: PoolBench) -> None
     bench.pool.operations.end_reservation("res", "deleted")
     assert (grant.state, grant.reservation) == (GrantState.LIVE, "")
     assert bench.pool.usage(GPU).memory_mib == 4000
-    bench.pool.release(grant.id, "done")
+    bench.pool.release(grant.id, DONE)
     assert bench.pool.usage(GPU).memory_mib == 0
 
 
@@ -165,7 +166,7 @@ def test_a_project_holds_no_more_than_its_quota(
     assert refusal.status is CudaStatus.NOT_PERMITTED
     assert f"its quota {name}" in refusal.message
     assert isinstance(bench.ask(**{**small, "project": "q"}), Granted)
-    bench.pool.release(held[0].id, "done")
+    bench.pool.release(held[0].id, DONE)
     assert isinstance(bench.ask(**small), Granted)
 
 
@@ -178,7 +179,7 @@ def test_over_quota_waits_and_holds_nobody_up(bench: PoolBench) -> None:
     assert entry
     assert "project p may hold 1 vGPUs" in bench.pool.waiting(entry.request).line
     assert isinstance(bench.ask(project="q", wait_seconds=-1), Granted)
-    answers = bench.pool.release(first.id, "done").answers
+    answers = bench.pool.release(first.id, DONE).answers
     assert isinstance(answers["x"], Granted)
 
 
@@ -238,7 +239,7 @@ def test_a_grant_in_use_is_resized_in_two_steps(bench: PoolBench) -> None:
     assert bench.pool.usage(GPU).compute_percent == 10
     with pytest.raises(Impossible, match="6000 MiB and 90 % free"):
         operations.begin_resize(grant.id, 9000, 0)
-    bench.pool.release(grant.id, "done")
+    bench.pool.release(grant.id, DONE)
     with pytest.raises(Impossible, match="has ended"):
         operations.begin_resize(grant.id, 1, 0)
 

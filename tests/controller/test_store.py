@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from control_plane import PYTHON_PATH
+from ends import BY_OPERATOR, DONE
 from pool_bench import FakeClock, PoolBench
 
 from sluice.controller.desk import GrantDesk
@@ -26,6 +27,7 @@ from sluice.controller.store import maintenance, sqlite, sqlite_file
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.controller.store.sqlite import SqliteStore
 from sluice.controller.store.store import RecordError, StoreError
+from sluice.resources.ends import End, EndCause
 
 STORES = Path(__file__).resolve().parent / "stores"
 
@@ -35,7 +37,7 @@ async def test_everything_committed_is_loaded_again(tmp_path: Path, bench: PoolB
     first = bench.granted(memory_mib=7)
     bench.clock.seconds += 1
     second = bench.granted(priority=3, program="ü")
-    bench.pool.release(first.grant.id, "done")
+    bench.pool.release(first.grant.id, DONE)
     store = SqliteStore(tmp_path / "new" / "store.db")
     assert await store.load() == Snapshot([], [], [], [])
     await store.commit(bench.pool.take_changes())
@@ -112,7 +114,7 @@ async def test_old_events_and_ended_grants_are_trimmed(
     bench.node("a", 8000)
     living = bench.granted(compute_percent=1)
     for _ in range(5):
-        bench.pool.release(bench.granted(compute_percent=1).grant.id, "done")
+        bench.pool.release(bench.granted(compute_percent=1).grant.id, DONE)
     await store.commit(bench.pool.take_changes())
     await store.commit([Event(0.0, "k", "s", "t")])
     assert len(await store.events(100)) <= 6
@@ -252,9 +254,10 @@ def run(*command: str) -> bool:
 
 async def fill_until_refused(desk: GrantDesk) -> list[Granted]:
     given = []
+    long = End(EndCause.CLIENT_ENDED, "x" * 4000)
     while isinstance(answer := await ask(desk, secrets.token_hex(8)), Granted):
         given.append(answer)
-        await desk.step(lambda answer=answer: desk.pool.release(answer.grant.id, "x" * 4000))  # type: ignore[misc]
+        await desk.step(lambda answer=answer: desk.pool.release(answer.grant.id, long))  # type: ignore[misc]
         assert len(given) < 3000
     return given
 
@@ -279,7 +282,7 @@ async def test_a_full_disk_stops_grants_only_and_what_waits_is_served_when_there
     assert await ask(desk, "held") == held  # what was given is still known
     assert await store.events(3)  # reading goes on
     with pytest.raises(StoreError, match="not stored yet"):
-        await desk.end_grant(held.grant.id, "an operator")
+        await desk.end_grant(held.grant.id, BY_OPERATOR)
     assert not waiting.done()
     store._db.execute("PRAGMA max_page_count = 100000")
     ticks = asyncio.create_task(desk.tick())
@@ -289,7 +292,7 @@ async def test_a_full_disk_stops_grants_only_and_what_waits_is_served_when_there
     await store.close()
     loaded = {g.id: g for g in (await SqliteStore(tmp_path / "store.db").load()).grants}
     assert [g.request_id for g in loaded.values() if g.state is GrantState.LIVE] == ["patient"]
-    assert loaded[held.grant.id].reason == "an operator"
+    assert loaded[held.grant.id].end == BY_OPERATOR
     assert {g.grant.id for g in given} <= set(loaded)
 
 
@@ -347,7 +350,7 @@ async def test_a_backup_made_in_the_middle_of_commits_is_restored(
     with pytest.raises(StoreError, match="is there already"):
         maintenance.backup(path, copy)
     assert "sound, store version" in maintenance.check(path)
-    bench.pool.release(grant.id, "after the backup")
+    bench.pool.release(grant.id, DONE)
     await store.commit(bench.pool.take_changes())
     await store.close()
     line = maintenance.restore(path, copy)

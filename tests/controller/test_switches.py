@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from ends import DONE, FAILED
 from pool_bench import PoolBench
 
 from sluice.controller.pool.adoption import ReportedSession
@@ -28,7 +29,7 @@ def test_a_gpu_goes_native_when_it_is_empty_and_comes_back(bench: PoolBench) -> 
     other = bench.granted(compute_percent=100).grant
     assert other.vgpus[0].gpu_uuid != key.uuid
     assert isinstance(bench.ask(compute_percent=1), Refused)
-    pool.release(grant.id, "done")
+    pool.release(grant.id, DONE)
     assert pool.mode(key) is GpuMode.NATIVE
     with pytest.raises(Impossible, match="take it back first"):
         operations.switch_gpu(key, GpuMode.DRAINED)
@@ -111,7 +112,7 @@ def test_a_gpu_at_fault_is_let_go_once_nothing_runs_on_it(
     gpus = [Gpu("a", "a-gpu0", "Model", 8000, fault="XID 79")]
     node = Node("a", "10.0.0.1", 9960, "1", 4)
     assert bench.pool.register(node, gpus, [reported]).handovers == []
-    [order] = bench.pool.release(running.id, "XID 79").handovers
+    [order] = bench.pool.release(running.id, FAILED).handovers
     assert (order.back, order.to_native) == (False, False)
     assert bench.pool.expire().handovers == []
     [again] = bench.node("a", 8000, fault="XID 79", let_go={"a-gpu0"}).handovers

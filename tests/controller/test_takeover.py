@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from ends import BY_OPERATOR, GAVE_WAY, GONE
 from pool_bench import PoolBench
 
 from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService, ServerLink
+from sluice.controller.node_service import PoolService
 from sluice.controller.pool.decisions import EndOrder, Granted, GrantRequest, Refused, Waiting
 from sluice.controller.pool.model import (
     Change,
@@ -25,7 +26,9 @@ from sluice.controller.pool.model import (
     Vgpu,
 )
 from sluice.controller.pool.pool import NODE_LOST, ReportedSession, Snapshot
+from sluice.controller.server_link import ServerLink
 from sluice.controller.store.group_commit import GroupCommit
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 
 GPU = GpuKey("a", "a-gpu0")
@@ -61,13 +64,13 @@ def test_what_was_ended_while_its_node_was_away_keeps_its_room_until_it_is_gone(
     bench.node("a", 8000)
     old = bench.granted(compute_percent=100)
     bench.pool.disconnected("a")
-    bench.pool.release(old.grant.id, "ended by the operator")
+    bench.pool.release(old.grant.id, BY_OPERATOR)
     assert bench.ask(request_id="x", compute_percent=100, wait_seconds=-1) == "x"
     decisions = register(bench, runs(old))
-    assert decisions.ends == [EndOrder("a", old.grant.id, "ended by the operator")]
+    assert decisions.ends == [EndOrder("a", old.grant.id, BY_OPERATOR)]
     assert "x" not in decisions.answers, "it still runs"
     assert bench.pool.usage(GPU).compute_percent == 100
-    ended = bench.pool.session_ended(old.session.id, old.grant.id, "ended by the operator")
+    ended = bench.pool.session_ended(old.session.id, old.grant.id, BY_OPERATOR)
     assert isinstance(ended.answers["x"], Granted)
     assert bench.pool.grants[old.grant.id].reason == "ended by the operator"
 
@@ -77,23 +80,23 @@ def test_an_end_that_was_ordered_is_ordered_by_the_next_controller_too(
 ) -> None:
     bench.node("a", 8000)
     old = bench.granted()
-    assert bench.pool.end_soon(old.grant.id, "ended by the operator").ends
+    assert bench.pool.end_soon(old.grant.id, BY_OPERATOR).ends
     after = make_bench(snapshot=snapshot(bench))
-    assert register(after, runs(old)).ends == [EndOrder("a", old.grant.id, "ended by the operator")]
+    assert register(after, runs(old)).ends == [EndOrder("a", old.grant.id, BY_OPERATOR)]
     after.clock.seconds += 31
     after.pool.expire()
     assert after.pool.grants[old.grant.id].reason == NODE_LOST
     [order] = register(after, runs(old)).ends
-    assert order.reason == "ended by the operator", "its node's loss does not undo it"
+    assert order.why == BY_OPERATOR, "its node's loss does not undo it"
 
 
 def test_the_words_alone_are_no_loss(bench: PoolBench) -> None:
     bench.node("a", 8000)
     old = bench.granted()
-    bench.pool.session_ended(old.session.id, old.grant.id, NODE_LOST)
+    bench.pool.session_ended(old.session.id, old.grant.id, End(EndCause.NODE_LOST, NODE_LOST))
     assert not bench.pool.grants[old.grant.id].lost
     [order] = register(bench, runs(old)).ends
-    assert order.reason == NODE_LOST, "somebody said so, and it is over"
+    assert order.why.text == NODE_LOST, "somebody said so, and it is over"
 
 
 def test_a_loss_that_a_store_of_release_0_1_has_only_in_words_is_one(
@@ -127,7 +130,7 @@ def test_who_preempts_waits_for_what_ends_already_and_ends_nothing_more(
     assert after.ask(**wish, wait_seconds=-1) == "x"
     ending = [grant.id for grant in after.pool.grants.values() if grant.ending]
     assert ending == [first.grant.id]
-    answers = after.pool.session_ended(first.session.id, first.grant.id, "preempted").answers
+    answers = after.pool.session_ended(first.session.id, first.grant.id, GAVE_WAY).answers
     assert isinstance(answers["x"], Granted)
 
 
@@ -251,13 +254,13 @@ def test_a_session_of_a_job_that_is_adopted_to_be_ended_does_not_take_the_jobs_p
     bench.node("a", 8000)
     job = {"job": "j", "job_domain": "d", "memory_mib": 1000, "compute_percent": 10}
     old = bench.granted(**job)
-    bench.pool.release(old.grant.id, "ended by the operator")
+    bench.pool.release(old.grant.id, BY_OPERATOR)
     new = bench.granted(**job)
     report = runs(old)
     register(bench, replace(report, job="j", job_domain="d"), runs(new))
     joined = bench.granted(**job)
     assert joined.grant.id == new.grant.id
-    bench.pool.session_ended(old.session.id, old.grant.id, "gone")
+    bench.pool.session_ended(old.session.id, old.grant.id, GONE)
     assert bench.pool.grants[old.grant.id].state is GrantState.ENDED
     assert bench.granted(**job).grant.id == new.grant.id
 
@@ -266,7 +269,7 @@ def test_opening_sessions_are_sessions(bench: PoolBench) -> None:
     """Of an ended grant a session may be expected still: that is ended, too."""
     bench.node("a", 8000)
     old = bench.granted()
-    bench.pool.release(old.grant.id, "ended by the operator")
+    bench.pool.release(old.grant.id, BY_OPERATOR)
     opening = Session(
         old.session.id, old.grant.id, "a", "tcp", "h", "p", 0, 0, "", "", 1.0, SessionState.OPENING
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ends import DONE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
@@ -36,7 +37,7 @@ def test_usage_is_what_was_held_times_how_long(bench: PoolBench) -> None:
     grant = bench.granted(memory_mib=1000, compute_percent=30, project="p").grant
     bench.clock.seconds += 10
     assert total(bench.pool.used_up_to_now())["p"] == (10, 10_000, 300)
-    bench.pool.release(grant.id, "done")
+    bench.pool.release(grant.id, DONE)
     bench.clock.seconds += 50
     assert total(usage_changes(bench))["p"] == (10, 10_000, 300)
     assert total(bench.pool.used_up_to_now())["p"] == (10, 10_000, 300)
@@ -68,7 +69,7 @@ def test_a_crash_loses_and_doubles_nothing(bench: PoolBench) -> None:
     after = bench.restarted(usage=[r for r in stored if r.project == "p"])
     after.clock.seconds += 107  # this clock begins where the other did
     assert total(after.pool.used_up_to_now())["p"] == (107, 1070, 107)
-    after.pool.release(grant.id, "done")
+    after.pool.release(grant.id, DONE)
     after.clock.seconds += 50
     assert total(usage_changes(after))["p"] == (107, 1070, 107)
 
@@ -100,7 +101,7 @@ def test_sums_hold_whatever_the_wall_clock_does(steps: list[tuple[str, Any]]) ->
             if isinstance(answer, Granted):
                 live.append((value, answer.grant.id))
         elif what == "end" and live:
-            bench.pool.release(live.pop(value % len(live))[1], "done")
+            bench.pool.release(live.pop(value % len(live))[1], DONE)
         elif what == "wait":
             bench.clock.seconds += value
             for project, _ in live:

@@ -25,9 +25,11 @@ from typing import Any
 
 import httpx
 from control_plane import PYTHON_PATH, wait_for
+from ends import DONE
 from free_ports import free_port
 from places import HERE, Place
 
+from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink, LocalGrant
 from sluice.server.orders import OrderRefused
@@ -244,13 +246,7 @@ class SimulatedServer:
     def end(self, grant: LocalGrant) -> None:
         """Its process is gone."""
         if self.running.pop(grant.grant_id, None):
-            self.link.report(
-                rpc.NodeReport(
-                    session_ended=rpc.SessionEnded(
-                        session_id=grant.session_id, grant_id=grant.grant_id, reason="done"
-                    )
-                )
-            )
+            self.link.report_end(grant.session_id, grant.grant_id, DONE)
 
     async def call(self, held_seconds: float = 0.02, keep_every: int = 5) -> None:
         """Takes grants and gives most of them back, until it is cancelled."""
@@ -296,9 +292,9 @@ class SimulatedServer:
         """Never asked for here."""
         raise OrderRefused(f"no session {assignment.session_id} is expected here")
 
-    def end_grant(self, grant_id: str, reason: str) -> None:
+    def end_grant(self, grant_id: str, why: End) -> None:
         """The controller's word is the end of it."""
-        self.ended_by_controller.append((grant_id, reason))
+        self.ended_by_controller.append((grant_id, why.text))
         with contextlib.suppress(KeyError):
             self.end(self.running[grant_id][0])
 

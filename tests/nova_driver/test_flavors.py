@@ -45,6 +45,6 @@ def test_a_vgpu_that_no_gpu_could_hold() -> None:
             "context_overhead_mib": 600,
         }
     ]
-    assert misfit(VgpuSpecs(9000, 100), gpus) == ""
-    assert "9000 MiB" in misfit(VgpuSpecs(9001, 100), gpus)
-    assert "0 MiB" in misfit(VgpuSpecs(1, 1), [])
+    assert misfit(VgpuSpecs(9000, 100), gpus) is None
+    assert "9000 MiB" in str(misfit(VgpuSpecs(9001, 100), gpus))
+    assert "0 MiB" in str(misfit(VgpuSpecs(1, 1), []))

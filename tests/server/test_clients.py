@@ -181,6 +181,7 @@ def test_who_is_preempted_ends_with_an_error_and_the_other_runs(plane: ControlPl
     ended = plane.rest.get(f"/grants/{lost['id']}").json()
     assert ended["state"] == "ended"
     assert ended["reason"].startswith("preempted: request ")
+    assert ended["cause"] == "preempted"
     assert "of priority 5 (project vision) takes the room of priority 0" in ended["reason"]
     [session] = plane.sessions("ended")
     log = plane.rest.get(f"/sessions/{session['id']}/log").text

@@ -97,12 +97,12 @@ def test_folders_that_others_may_write_or_workers_cannot_read_are_left_out(
     folder = laid(host / "lib64", "libcublas.so.13")
     assert not cuda_libraries._untrusted(folder)
     folder.chmod(0o777)
-    assert "everybody may write" in cuda_libraries._untrusted(folder)
+    assert "everybody may write" in str(cuda_libraries._untrusted(folder))
     folder.chmod(0o700)
-    assert "closed to the account of the workers" in cuda_libraries._untrusted(folder)
+    assert "closed to the account of the workers" in str(cuda_libraries._untrusted(folder))
     folder.chmod(0o755)
     os.chown(folder, 65534, 65534)
-    assert "another account" in cuda_libraries._untrusted(folder)
+    assert "another account" in str(cuda_libraries._untrusted(folder))
 
 
 def test_check_names_what_is_there_and_what_is_missing(host: Path) -> None:

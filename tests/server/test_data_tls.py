@@ -117,6 +117,7 @@ def test_a_program_with_openssl_of_its_own_ends_in_order(
     wait_for(lambda: not plane.grants())
     [session] = [s for s in plane.sessions("ended") if s["id"] not in before]
     assert session["reason"] == "the client closed its session"
+    assert session["cause"] == "client-ended"
 
 
 def test_a_session_outlives_its_server_and_its_controller(

@@ -217,6 +217,7 @@ def test_lost_cards_and_uncorrectable_errors_are_faults(
     client, gpu = pool.client()
     pool.say(line.format(GPUS.index(gpu)))
     assert f"GPU {gpu} has failed" in pool.ended(client)["reason"]
+    assert pool.ended(client)["cause"] == "gpu-failed"
     pool.until(gpu, "fault")
 
 

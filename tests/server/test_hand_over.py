@@ -77,6 +77,7 @@ def test_preempting_ends_what_runs_there_first(plane: ControlPlane) -> None:
     assert holders(plane) == []
     [session] = plane.sessions("ended")
     assert "out of the pool" in session["reason"]
+    assert session["cause"] == "gpu-withdrawn"
 
 
 def test_a_cancelled_switch_has_its_warm_workers_back(plane: ControlPlane) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import grpc
 import pytest
 
+from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 from sluice.server.controller_link import ControllerLink
@@ -70,7 +71,7 @@ class Side:
     def take_assignment(self, assignment: rpc.Assignment) -> None:
         pass
 
-    def end_grant(self, grant_id: str, reason: str) -> None:
+    def end_grant(self, grant_id: str, why: End) -> None:
         self.ended.put_nowait(grant_id)
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:

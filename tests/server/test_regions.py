@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 from control_plane import make_fake_native
+from ends import DONE
 from fake_controller_link import FakeControllerLink
 
 from sluice.config.server import ProjectsSection, ServerConfig
 from sluice.hypervisor.ports import RegionKeeper, RegionOwner
 from sluice.hypervisor.request import VgpuRequest
+from sluice.resources.ends import End, EndCause
 from sluice.server.accounts import Accounts
 from sluice.server.doorbell import Doorbell
 from sluice.server.gpus import Driver
@@ -270,8 +272,8 @@ async def test_silence_ends_a_session_only_when_long_and_not_paused(
     await host.open()
     await host.until(lambda: host.desk.sessions)
     [session] = host.desk.sessions.values()
-    ended: list[str] = []
-    monkeypatch.setattr(host.desk, "end", lambda _, reason: ended.append(reason))
+    ended: list[End] = []
+    monkeypatch.setattr(host.desk, "end", lambda _, why: ended.append(why))
     host.says("silent", seconds=120)
     await host.regions.domain_paused(OWNER.uuid)
     host.says("silent", seconds=400)
@@ -280,9 +282,9 @@ async def test_silence_ends_a_session_only_when_long_and_not_paused(
     assert ended == [], "the silence was the pause's"
     monkeypatch.setattr(host.regions._regions[OWNER.uuid], "resumed", -1e6)
     host.says("silent", seconds=400)
-    assert ended == ["the guest was silent for 400 s"]
+    assert ended == [End(EndCause.CLIENT_LOST, "the guest was silent for 400 s")]
     monkeypatch.undo()
-    host.desk.end(session, "over")
+    host.desk.end(session, DONE)
 
 
 async def test_a_guests_nonsense_is_survived(host: Host) -> None:

@@ -270,6 +270,7 @@ def test_a_relayed_session_gives_way_and_is_given_way(
     assert victim.work() != 0
     ended = plane.rest.get(f"/grants/{lost['id']}").json()
     assert ended["reason"].startswith("preempted: request ")
+    assert ended["cause"] == "preempted"
     assert "takes the room of priority 0" in victim.kill()
     [kept] = plane.grants()
     assert kept["id"] != lost["id"]

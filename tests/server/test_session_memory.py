@@ -67,6 +67,7 @@ def test_a_session_that_its_limit_ended_says_so(tmp_path: Path) -> None:
         wait_for(lambda: plane.sessions("ended"))
         [session] = plane.sessions("ended")
         assert "session_memory_mib" in session["reason"]
+        assert session["cause"] == "host-memory"
         job.kill()
 
 

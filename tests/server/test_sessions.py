@@ -42,6 +42,7 @@ def test_kill_of_the_worker_returns_the_grant_and_leaves_no_files(plane: Control
     wait_for(lambda: not plane.grants(), message="the grant to return")
     [session] = plane.sessions("ended")
     assert "killed or crashed" in session["reason"]
+    assert session["cause"] == "worker-failed"
 
     def files_are_of_workers() -> bool:
         names = {path.stem for path in (plane.folder / "run" / "workers").iterdir()}

@@ -54,6 +54,7 @@ def test_a_key_that_nobody_uses_expires_and_its_grant_returns(tmp_path: Path) ->
         assert "expired" in message
         [session] = plane.sessions("ended")
         assert "no client came with the key" in session["reason"]
+        assert session["cause"] == "client-never-came"
 
 
 def test_an_unused_key_survives_the_controllers_restart(plane: ControlPlane) -> None:

@@ -73,7 +73,7 @@ def test_a_killed_worker_is_a_cuda_error_in_whatever_call(
     # the memory of the session stays mapped in the application until it ends; all else is back
     wait_for(lambda: not plane.grants(), LIMIT, "the grant to return")
     [ended] = [s for s in plane.sessions("ended") if s["id"] in traces.sessions]
-    assert "killed or crashed" in ended["reason"]
+    assert ended["cause"] == "worker-failed"
     assert is_cuda_error(application.ask("compute")), "the error stays"
     application.quit()
     traces.wait_gone(f"kill -9 of the worker over {channel} during {call}", began)

@@ -177,10 +177,10 @@ struct Session {
     node = std::make_unique<Node>(ends[1], c.slow);
     pump =
         std::make_unique<relay::Pump>(slot.alias(), std::make_unique<channel::PlainStream>(ends[0]),
-                                      ends[0], "node-a", [this](const std::string& why) {
+                                      ends[0], "node-a", [this](const wire::End& why) {
                                         std::lock_guard lock(mutex);
                                         ++times_ended;
-                                        reason = why;
+                                        reason = why.reason;
                                         changed.notify_all();
                                       });
     const std::vector<std::byte> record(600, std::byte{1});
@@ -267,7 +267,7 @@ void end_it(Session& s, const channel::MappedSlot& slot, End end) {
   uint32_t ready = static_cast<uint32_t>(SlotState::kReady);
   switch (end) {
     case End::kServerEnds:
-      return s.pump->end("the server ended it", 802);
+      return s.pump->end({wire::EndCause::kOperator, "the server ended it"}, 802);
     case End::kNodeGoes:
     case End::kNodeResets:
       return s.node->go(end == End::kNodeResets);

@@ -33,9 +33,9 @@ struct Rig {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     node = pair[0];
     pump = new relay::Pump(watched.alias(), std::make_unique<channel::PlainStream>(pair[1]),
-                           pair[1], "node-a", [this](const std::string& why) {
+                           pair[1], "node-a", [this](const wire::End& why) {
                              std::lock_guard lock(mutex);
-                             reason = why;
+                             reason = why.reason;
                              changed.notify_all();
                            });
     std::string error;
@@ -189,7 +189,7 @@ TEST(Relay, TheServersEndReachesAClientThatWaitsAndOneThatWrites) {
   auto& rig = made(new Rig);
   std::thread server([&] {
     std::this_thread::sleep_for(20ms);
-    rig.pump->end("the domain was destroyed", 802);
+    rig.pump->end({wire::EndCause::kGuestStopped, "the domain was destroyed"}, 802);
   });
   std::vector<std::byte> data(1);
   EXPECT_FALSE(rig.read(&data));
@@ -211,7 +211,7 @@ TEST(Relay, AClientThatReadsNothingHoldsUpOnlyItself) {
   }).detach();
   while (rig.header->back_tail.load() < rig.watched.layout().ring_bytes)
     std::this_thread::sleep_for(1ms);
-  rig.pump->end("it is to end", 802);
+  rig.pump->end({wire::EndCause::kOperator, "it is to end"}, 802);
   EXPECT_EQ(rig.ended(), "it is to end");
 }
 

@@ -143,7 +143,8 @@ TEST(DeafClient, CanBeEnded) {
     before = now;
   }
   std::thread([&rig] {
-    rig.executor->end("the server ended it", CUDA_ERROR_SYSTEM_NOT_READY);
+    rig.executor->end({wire::EndCause::kOperator, "the server ended it"},
+                      CUDA_ERROR_SYSTEM_NOT_READY);
   }).detach();
   EXPECT_TRUE(rig.ended.wait()) << "the end waits for the client";
 }

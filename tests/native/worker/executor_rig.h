@@ -96,8 +96,9 @@ class Rig {
     v->window_begin = wire::kWindowsBegin;
     v->window_bytes = 1 << 30;
     session->vgpus.push_back(std::move(v));
-    executor = std::make_unique<worker::Executor>(*session, [this](const std::string& r) {
-      reason = r;
+    executor = std::make_unique<worker::Executor>(*session, [this](const wire::End& why) {
+      reason = why.reason;
+      cause = why.cause;
       ended.give();
     });
   }
@@ -155,6 +156,7 @@ class Rig {
   std::mutex append;
   Signal ended;
   std::string reason;
+  wire::EndCause cause{};
 };
 
 // What the worker's threads touch outlives the test, as they do.

@@ -159,6 +159,7 @@ TEST_P(Execution, BadCommandsEndTheSessionWithAReason) {
     const char* name;
     uint16_t function, lane;
     const char* reason;
+    wire::EndCause cause = wire::EndCause::kClientRefused;
   };
   for (const Case& c :
        {Case{"unknown control function", 63, wire::kNoLane, "the command 63"},
@@ -167,12 +168,14 @@ TEST_P(Execution, BadCommandsEndTheSessionWithAReason) {
         Case{"waits for what has no answer", wire::kFillDevice, 0, "the command 16"},
         Case{"does not wait for an answer", wire::kPing, wire::kNoLane, "the command 4"},
         Case{"cut short", wire::kFillDevice, wire::kNoLane, "FillDevice is cut short"},
-        Case{"closes", wire::kClose, wire::kNoLane, "closed its session"}}) {
+        Case{"closes", wire::kClose, wire::kNoLane, "closed its session",
+             wire::EndCause::kClientEnded}}) {
     Rig& rig = make();
     ASSERT_TRUE(rig.executor->start());
     rig.send(c.function, c.lane, 1, nullptr, 0);
     ASSERT_TRUE(rig.ended.wait()) << c.name;
     EXPECT_NE(rig.reason.find(c.reason), std::string::npos) << c.name << ": " << rig.reason;
+    EXPECT_EQ(rig.cause, c.cause) << c.name;
     client::Reply reply;
     EXPECT_FALSE(rig.channel->wait(5, 1, &reply)) << c.name << ": later calls come back";
   }
@@ -190,10 +193,12 @@ TEST_P(Execution, AWaitingCallComesBackWhenTheSessionEnds) {
   std::atomic<int> result{-1};
   std::thread waiter([&] { result = rig.wait_idle(0); });
   ASSERT_TRUE(entered.wait());
-  rig.executor->end("the server ended it", CUDA_ERROR_SYSTEM_NOT_READY);
+  rig.executor->end({wire::EndCause::kOperator, "the server ended it"},
+                    CUDA_ERROR_SYSTEM_NOT_READY);
   waiter.join();
   EXPECT_EQ(result, 0);
   EXPECT_EQ(rig.reason, "the server ended it");
+  EXPECT_EQ(rig.cause, wire::EndCause::kOperator);
   EXPECT_EQ(rig.channel->sticky_error(), static_cast<uint32_t>(CUDA_ERROR_SYSTEM_NOT_READY));
   never.give();
 }
@@ -259,6 +264,7 @@ TEST(BrokenStream, EndsTheSessionWithAReason) {
   struct Case {
     uint32_t size;
     const char* reason;
+    wire::EndCause cause = wire::EndCause::kClientRefused;
   };
   for (const Case& c :
        {Case{0, "no valid frame"}, Case{8, "no valid frame"}, Case{20, "no valid frame"},
