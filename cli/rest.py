@@ -24,6 +24,7 @@ import httpx
 
 from sluice.config.ini import ConfigError
 from sluice.config.server import DEFAULT_PATH, ServerConfig, read_server_config
+from sluice.resources.problem_types import type_in
 
 DEFAULT_ADDRESS = "127.0.0.1:9123"
 ADDRESS_VARIABLES = ("SLUICE_CONTROLLER", "ORION_CONTROLLER")
@@ -294,6 +295,15 @@ def detail_of(answer: httpx.Response, address: str) -> str:
         return str(answer.json()["detail"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {answer.status_code} from {address}: is that a Sluice controller?"
+
+
+def type_of(answer: httpx.Response) -> str:
+    """The type of the problem that a controller answers with; "" if that has none."""
+    try:
+        document = answer.json()
+    except ValueError:
+        return ""
+    return type_in(document) if isinstance(document, dict) else ""
 
 
 def _server_sent(answer: httpx.Response) -> Iterator[dict[str, Any]]:

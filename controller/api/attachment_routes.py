@@ -18,7 +18,6 @@ from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.operations import carried_out
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.attaching import Attaching
@@ -30,6 +29,7 @@ from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import GpuKey
 from sluice.controller.pool.pool import Pool
 from sluice.controller.server_link import OrderRefused, ServerSilent
+from sluice.resources.problem_types import ProblemType
 
 PATIENCE_SECONDS = 8.0  # callers give up sooner or later; what they asked for does not
 _CHANGED: dict[int | str, dict[str, Any]] = {

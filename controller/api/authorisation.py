@@ -16,10 +16,10 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
 
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem
 from sluice.controller.auth.access import CLIENT, Caller
 from sluice.controller.auth.tokens import Role
+from sluice.resources.problem_types import ProblemType
 
 BEARER = HTTPBearer(
     auto_error=False,

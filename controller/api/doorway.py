@@ -21,11 +21,11 @@ from sluice.config.buckets import Buckets
 from sluice.config.log_ids import request_id
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.places import Places, owner_of_address
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, no_place, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.audit import DENIED
 from sluice.controller.auth.keystone import KeystoneBusy, KeystoneTokens
+from sluice.resources.problem_types import ProblemType
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

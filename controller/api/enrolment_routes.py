@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field, model_validator
 from sluice.controller.api.authorisation import Operator, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import ENROLMENT, Caller
@@ -25,6 +24,7 @@ from sluice.controller.auth.enrolments import Enrolment, EnrolmentBook, NotOpen
 from sluice.controller.auth.tokens import Role
 from sluice.controller.pool.model import OwnerKind, Reservation, ReservationState
 from sluice.controller.pool.pool import Pool
+from sluice.resources.problem_types import ProblemType
 
 LONGEST_SECONDS = 86400
 TEN_YEARS_SECONDS = 10 * 366 * 86400

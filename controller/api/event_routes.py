@@ -23,7 +23,6 @@ from starlette.types import Receive, Scope, Send
 from sluice.config.places import Places
 from sluice.controller.api.authorisation import Admin, Operator, ViewerOrTenant
 from sluice.controller.api.pages import Limit, Marker, Page, make_marker, read_marker
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
@@ -31,6 +30,7 @@ from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.desk import GrantDesk
 from sluice.controller.pool.model import Event
 from sluice.controller.store.store import EventQuery, NumberedEvent
+from sluice.resources.problem_types import ProblemType
 
 AUDIT = "audit."
 POLL_SECONDS = 0.2

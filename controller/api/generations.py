@@ -11,8 +11,8 @@ from typing import Annotated
 
 from fastapi import Header, Response
 
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem
+from sluice.resources.problem_types import ProblemType
 
 IfMatch = Annotated[
     str | None, Header(description="the ETag of what was read: change that, or nothing")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, not_found
 from sluice.controller.pool.model import GpuKey
+from sluice.resources.problem_types import ProblemType
 
 LEAST_CHARACTERS = 8  # of a UUID's beginning
 

@@ -27,11 +27,11 @@ from starlette.responses import Response
 
 from sluice.config.places import Full, Places
 from sluice.controller.api.doorway import App, Receive, Scope, Send
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, problem_answer
 from sluice.controller.auth.access import Caller
 from sluice.controller.pool.model import Document, DocumentRemoved
 from sluice.controller.store.store import Store, StoreError
+from sluice.resources.problem_types import ProblemType
 
 COLLECTION = "idempotency"
 KEPT_SECONDS = 24 * 3600.0

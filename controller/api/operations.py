@@ -16,18 +16,19 @@ from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.desk import GrantDesk
 from sluice.controller.node_service import PoolService
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
-from sluice.controller.pool.impossible import Impossible, Outdated, Unknown
+from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
 from sluice.controller.pool.model import GpuKey, GpuMode, Grant
 from sluice.controller.server_link import OrderRefused, ServerSilent
 from sluice.controller.store.store import StoreError
+from sluice.resources.problem_types import ProblemType
 
 RESIZE_SECONDS = 10.0
+_OVER = {"grant": ProblemType.GRANT_ENDED, "reservation": ProblemType.RESERVATION_OVER}
 _CHANGED: dict[int | str, dict[str, Any]] = {
     404: {"model": ProblemDocument},
     409: {"model": ProblemDocument},
@@ -71,7 +72,8 @@ def problem_of(error: Impossible | Unknown | Outdated) -> Problem:
         return not_found(error.kind, error.name)
     if isinstance(error, Outdated):
         return Problem(412, ProblemType.GENERATION_CHANGED, str(error))
-    return Problem(409, ProblemType.NOT_POSSIBLE, str(error))
+    kind = _OVER[error.kind] if isinstance(error, Over) else ProblemType.NOT_POSSIBLE
+    return Problem(409, kind, str(error))
 
 
 async def carried_out(desk: GrantDesk, decide: Callable[[], Decisions]) -> None:

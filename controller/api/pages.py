@@ -17,8 +17,8 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Query
 from pydantic import BaseModel, Field
 
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem
+from sluice.resources.problem_types import ProblemType
 
 T = TypeVar("T")
 

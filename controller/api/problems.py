@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from sluice.config.log_ids import request_id
 from sluice.config.places import Full
-from sluice.controller.api.problem_types import ProblemType
+from sluice.resources.problem_types import ProblemType
 
 
 class ProblemDocument(BaseModel):

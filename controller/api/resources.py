@@ -24,7 +24,6 @@ from sluice.controller.api.authorisation import (
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.auth.access import Caller
 from sluice.controller.desk import GrantDesk
@@ -33,6 +32,7 @@ from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import Gpu, Grant, NodeState, Session, SessionState
 from sluice.controller.server_link import NotConnected, OrderRefused, ServerSilent
 from sluice.resources.ends import End, EndCause
+from sluice.resources.problem_types import ProblemType
 
 LOG_SECONDS = 5.0
 

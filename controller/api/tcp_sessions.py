@@ -19,7 +19,6 @@ from sluice.config.job_token import job_of
 from sluice.config.places import Places
 from sluice.controller.announcing import NODE_TRIES, NotTaken, announce
 from sluice.controller.api.authorisation import Client
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
@@ -32,6 +31,7 @@ from sluice.controller.pool.model import DEFAULT_PROJECT, Mode
 from sluice.controller.store.store import StoreError
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
+from sluice.resources.problem_types import ProblemType
 
 HANGUP_POLL_SECONDS = 1.0
 HUNG_UP = "the client hung up"

@@ -14,11 +14,11 @@ from pydantic import BaseModel, Field, model_validator
 from sluice.controller.api.authorisation import Admin, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problem_types import ProblemType
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import CLIENT, Caller
 from sluice.controller.auth.tokens import Role, Token, TokenBook
+from sluice.resources.problem_types import ProblemType
 
 TEN_YEARS_SECONDS = 10 * 366 * 86400
 

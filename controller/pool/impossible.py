@@ -8,6 +8,14 @@ class Impossible(Exception):
     """What was asked for cannot be; the message says why and what to do."""
 
 
+class Over(Impossible):
+    """It has ended; `kind` is grant or reservation."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
 class Unknown(Exception):
     """There is no such thing; the arguments are its kind and its name."""
 

@@ -15,7 +15,7 @@ from sluice.controller.pool.attachments import Attachments
 from sluice.controller.pool.books import Books
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.fleet import Fleet
-from sluice.controller.pool.impossible import Impossible, Outdated, Unknown
+from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
 from sluice.controller.pool.jobs import Jobs
 from sluice.controller.pool.machines import Machines, Reserver
 from sluice.controller.pool.model import (
@@ -277,5 +277,6 @@ class Operations:
         if reservation is None:
             raise Unknown("reservation", reservation_id)
         if reservation.state is ReservationState.ENDED:
-            raise Impossible(f"reservation {reservation_id} has ended: {reservation.reason}")
+            text = f"reservation {reservation_id} has ended: {reservation.reason}"
+            raise Over("reservation", text)
         return reservation

@@ -13,7 +13,7 @@ from dataclasses import replace
 from sluice.controller.pool.books import Books
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.fleet import Fleet
-from sluice.controller.pool.impossible import Impossible, Unknown
+from sluice.controller.pool.impossible import Impossible, Over, Unknown
 from sluice.controller.pool.jobs import Jobs
 from sluice.controller.pool.model import Grant, GrantState, NodeState, Vgpu
 from sluice.controller.pool.quotas import Held
@@ -39,7 +39,7 @@ class Resizing:
         if grant is None:
             raise Unknown("grant", grant_id)
         if grant.state is not GrantState.LIVE or self._jobs.is_ending(grant):
-            raise Impossible(f"grant {grant_id} has ended or is being ended")
+            raise Over("grant", f"grant {grant_id} has ended or is being ended")
         if grant_id in self._under_way:
             raise Impossible(f"grant {grant_id} is being resized already; try again")
         before = grant.vgpus

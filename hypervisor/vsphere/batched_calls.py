@@ -17,6 +17,7 @@ from typing import Any
 
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable, VsphereError
+from sluice.resources.problem_types import type_in
 
 MOST_ITEMS = 250  # that the controller takes in one call
 ORDER = ("withdraw", "end", "resize", "create")
@@ -47,7 +48,7 @@ class BatchedCalls:
         try:
             await self.ask(do, id=name)
         except ControllerRefused as refused:
-            if refused.status in (404, 409):
+            if refused.is_over:
                 return False
             raise
         return True
@@ -64,7 +65,7 @@ class BatchedCalls:
                     )
                     self._settle(part, answer["outcomes"])
                 except ControllerRefused as refused:
-                    _fail(part, _refusal(refused.status, str(refused)))
+                    _fail(part, _refusal(refused.status, str(refused), refused.type))
                 except VsphereError as error:
                     self._fail_all(part, error)
                 except BaseException as error:
@@ -78,7 +79,8 @@ class BatchedCalls:
             if answer.done():
                 continue  # whoever asked has been cancelled
             if problem := outcome["problem"]:
-                answer.set_exception(_refusal(outcome["status"], problem["detail"]))
+                kind = type_in(problem)
+                answer.set_exception(_refusal(outcome["status"], problem["detail"], kind))
             else:
                 answer.set_result(outcome[self._kind])
 
@@ -93,6 +95,6 @@ def _fail(part: Sequence[Asked], error: VsphereError) -> None:
             answer.set_exception(error)
 
 
-def _refusal(status: int, detail: str) -> VsphereError:
+def _refusal(status: int, detail: str, type: str) -> VsphereError:  # noqa: A002
     # of an error of the controller's own nobody knows what was done: the lists will say
-    return ControllerRefused(detail, status) if status < 500 else Unreachable(detail)
+    return ControllerRefused(detail, status, type) if status < 500 else Unreachable(detail)

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from sluice.cli.rest import CommandError, detail_of, leader_of
+from sluice.cli.rest import CommandError, detail_of, leader_of, type_of
 from sluice.config.ini import ConfigError
 from sluice.config.vsphere import ControllerSection, placed
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable
@@ -75,7 +75,7 @@ class ControllerLine:
         try:
             await self._ask("DELETE", path)
         except ControllerRefused as refused:
-            if refused.status in (404, 409):
+            if refused.is_over:
                 return False
             raise
         return True
@@ -117,7 +117,9 @@ class ControllerLine:
                     trouble = "no controller leads"
                     continue
                 if answer.status_code >= 400:
-                    raise ControllerRefused(detail_of(answer, self.addresses), answer.status_code)
+                    raise ControllerRefused(
+                        detail_of(answer, self.addresses), answer.status_code, type_of(answer)
+                    )
                 return answer.json() if answer.content else None
             else:
                 raise self._unreachable(trouble)

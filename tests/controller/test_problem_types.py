@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from sluice.config import http_door
-from sluice.controller.api.problem_types import PREFIX, ProblemType
+from sluice.resources.problem_types import PREFIX, ProblemType
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: By these the client libraries of release 0.1 decide.

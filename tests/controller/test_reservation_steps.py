@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted
-from sluice.controller.pool.impossible import Impossible, Outdated, Unknown
+from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
 from sluice.controller.pool.model import Event, OwnerKind, Reservation, ReservationState
 from sluice.controller.pool.reservation_steps import Create, End, Outcome, ReservationStep, Resize
 
@@ -59,7 +59,7 @@ def test_what_cannot_be_done_stops_nothing_else(bench: PoolBench) -> None:
     kinds = [type(each) for each in outcomes]
     assert kinds == [
         *(Impossible, Unknown, Outdated, Reservation, Impossible),
-        *(Reservation, Reservation, Reservation, Impossible),
+        *(Reservation, Reservation, Reservation, Over),
     ]
     # what was given back was given to who waited
     found = {r.id: r.state.value for r in bench.pool.reservations.values()}

@@ -8,7 +8,9 @@ docs/rest-problems.md lists them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
 PREFIX = "urn:sluice:problem:"
 
@@ -67,3 +69,9 @@ class ProblemType(Enum):
     def title(self) -> str:
         """The same for every problem of the type."""
         return self.value[1]
+
+
+def type_in(document: Mapping[str, Any]) -> str:
+    """The type of a problem document; "" where it has none, as a controller of 0.1's."""
+    found = str(document.get("type", ""))
+    return found if found.startswith(PREFIX) else ""
