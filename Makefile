@@ -63,7 +63,7 @@ bench: build/.base programs native ## the figures, with the machine's own floors
 lint: build/.base python ## ruff, mypy --strict, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy cli config controller dev guest_runtime hypervisor nova_driver resources server tests/harness native/codegen
+	$(PY) -m mypy cli config controller dev guest_runtime hypervisor nova_driver pool_client resources server tests/harness native/codegen
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 
 test-threads: build/.base ## the relay, the channels, the worker's executor and the client's sessions under ThreadSanitizer

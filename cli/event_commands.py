@@ -53,7 +53,7 @@ def events(
         wanted["subject"] = subject
     api = controller(address)
     if follow:
-        for event in api.events(since, **wanted):
+        for event in api.follow_events(since, **wanted):
             _print_event(event, output_format)
         return
     answer = api.get("/events", limit=limit, since=since or 0, **wanted)

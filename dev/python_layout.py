@@ -25,6 +25,7 @@ FOLDERS = (
     "guest_runtime",
     "hypervisor",
     "nova_driver",
+    "pool_client",
     "resources",
     "server",
     "templates",

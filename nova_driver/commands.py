@@ -19,9 +19,10 @@ import typer
 from sluice.cli import output
 from sluice.cli.options import Output
 from sluice.cli.output import Format
-from sluice.cli.rest import CommandError
+from sluice.cli.rest import CommandError, command_error
 from sluice.config.ini import ConfigError
 from sluice.nova_driver.compute.extra_specs import MODES, InvalidSpecs, VgpuSpecs, parse
+from sluice.pool_client.errors import PoolError
 
 if TYPE_CHECKING:
     from sluice.nova_driver.configuration import OpenStackConfig
@@ -203,3 +204,5 @@ def _sides(config: OpenStackConfig) -> Iterator[Sides]:
         yield connect(config)
     except CloudError as error:
         raise CommandError(str(error)) from None
+    except PoolError as error:
+        raise command_error(error) from None

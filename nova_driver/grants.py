@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sluice.cli.rest import EXIT_NOT_FOUND, EXIT_UNREACHABLE, CommandError, Controller
 from sluice.nova_driver.cloud import Cloud
 from sluice.nova_driver.differences import Difference, Kind
 from sluice.nova_driver.grant_life import (
@@ -27,6 +26,8 @@ from sluice.nova_driver.grant_life import (
     instance_of,
     steps,
 )
+from sluice.pool_client.client import PoolClient
+from sluice.pool_client.errors import Refused
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ LONGEST_LINE = 250
 class Grants:
     """The grants of one cloud's instances; `origin` marks them as ours in the controller."""
 
-    def __init__(self, cloud: Cloud, controller: Controller, origin: str) -> None:
+    def __init__(self, cloud: Cloud, controller: PoolClient, origin: str) -> None:
         self._cloud = cloud
         self._controller = controller
         self._origin = origin
@@ -105,8 +106,8 @@ class Grants:
         """Somebody else changed one; returns the instance to look at, if it is ours."""
         try:
             found = self._controller.get(f"/reservations/{reservation_id}")
-        except CommandError as error:
-            if error.status != EXIT_NOT_FOUND:
+        except Refused as refused:
+            if not refused.is_not_found:
                 raise
             return ""
         if found["origin"] != self._origin:
@@ -177,11 +178,9 @@ class Grants:
         self._is_sure = False
         try:
             outcomes = self._controller.post("/reservations:batch", {"items": items})["outcomes"]
-        except CommandError as error:
-            if error.status == EXIT_UNREACHABLE:
-                raise
+        except Refused as why:
             for action in actions:
-                self._note(_owner(action), f"{_verb(action)} refused: {error}")
+                self._note(_owner(action), f"{_verb(action)} refused: {why}")
             return []
         self._is_sure = True
         done: list[Action] = []
@@ -222,8 +221,8 @@ class Grants:
                 continue
             try:
                 self._controller.delete(f"/enrolments/{each['id']}")
-            except CommandError as error:
-                if error.status != EXIT_NOT_FOUND:
+            except Refused as refused:
+                if not refused.is_not_found:
                     raise
             log.info("instance %s: its access is withdrawn", each["vm"])
 
@@ -265,10 +264,8 @@ class Grants:
         }
         try:
             self._controller.post("/events", body)
-        except CommandError as error:
-            if error.status == EXIT_UNREACHABLE:
-                raise
-            log.warning("the event log does not take it: %s", error)
+        except Refused as refused:
+            log.warning("the event log does not take it: %s", refused)
         self._told.add((flavor, problem))
 
     def _differences(self, owner: str, instance: Instance | None) -> list[Difference]:

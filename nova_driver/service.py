@@ -14,11 +14,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from sluice.cli.rest import CommandError, Credentials
 from sluice.nova_driver.cloud import CloudError
 from sluice.nova_driver.notifications import Notifications
 from sluice.nova_driver.pool_events import follow
 from sluice.nova_driver.synchronising import Sides
+from sluice.pool_client.access import Access, Credentials
+from sluice.pool_client.errors import PoolError
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class OpenStackService:
     async def _follow_pool(self) -> None:
         section = self._sides.config.controller
         credentials = Credentials(section.ca_file, section.token_file)
-        async for event in follow(section.addresses, credentials):
+        async for event in follow(Access.of(",".join(section.addresses), credentials)):
             if event.kind.startswith("reservation."):
                 self._reservations.add(event.subject)
                 self._work.set()
@@ -122,7 +123,7 @@ class OpenStackService:
                 if self._told:
                     log.info("both sides answer again")
                 self._told = ""
-            except (CloudError, CommandError) as error:
+            except (CloudError, PoolError) as error:
                 if str(error) != self._told:
                     log.warning("%s; trying again", error)
                 self._told = str(error)

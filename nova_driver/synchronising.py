@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sluice.cli.rest import Controller, Credentials
 from sluice.nova_driver import flavors, inventory
 from sluice.nova_driver.cloud import Cloud
 from sluice.nova_driver.configuration import OpenStackConfig
@@ -18,6 +17,8 @@ from sluice.nova_driver.grant_life import Instance
 from sluice.nova_driver.grants import Grants
 from sluice.nova_driver.inventory import Found, Wanted
 from sluice.nova_driver.placement import Placement
+from sluice.pool_client.access import Access, Credentials
+from sluice.pool_client.client import PoolClient
 
 #: States in which Placement holds two sizes of an instance, or is about to hold another.
 _UNSETTLED = frozenset({"BUILD", "RESIZE", "VERIFY_RESIZE", "REVERT_RESIZE", "MIGRATING", "ERROR"})
@@ -34,7 +35,7 @@ class Sides:
 
     config: OpenStackConfig
     cloud: Cloud
-    controller: Controller
+    controller: PoolClient
     placement: Placement
     grants: Grants
     origin: str
@@ -97,11 +98,11 @@ def _unlike(instance: Instance, found: dict[str, int]) -> dict[str, int]:
 
 
 def connect(config: OpenStackConfig) -> Sides:
-    """Both ends, made but not spoken to; raises CloudError, CommandError."""
+    """Both ends, made but not spoken to; raises CloudError, PoolError."""
     cloud = Cloud(config.openstack.cloud, config.openstack.region)
     section = config.controller
     credentials = Credentials(section.ca_file, section.token_file)
-    controller = Controller(",".join(section.addresses), credentials=credentials)
+    controller = PoolClient(Access.of(",".join(section.addresses), credentials))
     origin = origin_of(cloud.region)
     return Sides(
         config, cloud, controller, Placement(cloud), Grants(cloud, controller, origin), origin

@@ -17,6 +17,7 @@ from typing import Any
 
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable, VsphereError
+from sluice.pool_client.errors import Refused
 from sluice.resources.problem_types import type_in
 
 MOST_ITEMS = 250  # that the controller takes in one call
@@ -65,7 +66,7 @@ class BatchedCalls:
                     )
                     self._settle(part, answer["outcomes"])
                 except ControllerRefused as refused:
-                    _fail(part, _refusal(refused.status, str(refused), refused.type))
+                    _fail(part, refused if refused.status < 500 else Unreachable(str(refused)))
                 except VsphereError as error:
                     self._fail_all(part, error)
                 except BaseException as error:
@@ -79,8 +80,8 @@ class BatchedCalls:
             if answer.done():
                 continue  # whoever asked has been cancelled
             if problem := outcome["problem"]:
-                kind = type_in(problem)
-                answer.set_exception(_refusal(outcome["status"], problem["detail"], kind))
+                refused = Refused(problem["detail"], outcome["status"], type_in(problem))
+                answer.set_exception(_refusal(refused))
             else:
                 answer.set_result(outcome[self._kind])
 
@@ -95,6 +96,6 @@ def _fail(part: Sequence[Asked], error: VsphereError) -> None:
             answer.set_exception(error)
 
 
-def _refusal(status: int, detail: str, type: str) -> VsphereError:  # noqa: A002
+def _refusal(refused: Refused) -> VsphereError:
     # of an error of the controller's own nobody knows what was done: the lists will say
-    return ControllerRefused(detail, status, type) if status < 500 else Unreachable(detail)
+    return ControllerRefused(refused) if refused.status < 500 else Unreachable(str(refused))

@@ -8,7 +8,7 @@ tries again, the commands print them and end with a status of their own.
 from __future__ import annotations
 
 from sluice.hypervisor.errors import HypervisorError
-from sluice.resources.problem_types import ProblemType
+from sluice.pool_client.errors import Refused
 
 
 class VsphereError(HypervisorError):
@@ -32,27 +32,9 @@ class SessionLost(VsphereError):
 
 
 class ControllerRefused(VsphereError):
-    """The controller says no, and why; `type` is its problem document's, "" without one."""
+    """The controller says no, and why."""
 
-    def __init__(self, message: str, status: int, type: str = "") -> None:  # noqa: A002
-        super().__init__(message)
-        self.status = status
-        self.type = type
-
-    @property
-    def is_over(self) -> bool:
-        """Whether what was to be ended is not there, or has ended already."""
-        if self.type:
-            return self.type in _OVER
-        return self.status in (404, 409)  # a controller of 0.1 gives no types
-
-
-_OVER = frozenset(
-    kind.uri
-    for kind in (
-        ProblemType.ENROLMENT_OVER,
-        ProblemType.GRANT_ENDED,
-        ProblemType.NOT_FOUND,
-        ProblemType.RESERVATION_OVER,
-    )
-)
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(str(refused))
+        self.status = refused.status
+        self.is_over = refused.is_over  # what was to be ended is not there, or has ended already

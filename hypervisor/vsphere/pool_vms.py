@@ -84,7 +84,7 @@ class PoolVms:
             await self.enrolments.withdraw(vm.instance_uuid)
             node = node_name(vm)
             if value_of(vm, "drained") == node:
-                await self._line.delete(f"/nodes/{node}/drain")
+                await self._line.remove(f"/nodes/{node}/drain")
             seconds = self._section.enrolment_seconds
             secret = await self.enrolments.make(vm.instance_uuid, seconds, node=node)
             log.info("VM %s joins as node %s", vm.name, node)

@@ -21,8 +21,8 @@ import pytest
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
 from controllers import Controllers, SimulatedServer, controllers
 
-from sluice.cli.rest import Credentials
 from sluice.nova_driver.pool_events import PoolEvent, follow
+from sluice.pool_client.access import Access, Credentials
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
@@ -111,7 +111,8 @@ async def test_a_stream_is_the_leaders_whoever_is_asked_for_it(
         finally:
             followed.kill()
             await followed.wait()
-        async with asyncio.timeout(60), contextlib.aclosing(follow(asked, credentials)) as told:
+        access = Access.of(",".join(asked), credentials)
+        async with asyncio.timeout(60), contextlib.aclosing(follow(access)) as told:
             assert await anext(told) == PoolEvent()  # it has connected
 
 

@@ -18,8 +18,10 @@ from control_plane import ControlPlane, running, wait_for
 
 pytest.importorskip("openstack")
 
-from sluice.cli.rest import CommandError, Controller, Credentials
 from sluice.nova_driver.grants import Grants
+from sluice.pool_client.access import Access
+from sluice.pool_client.client import PoolClient
+from sluice.pool_client.errors import Unanswered
 
 ORIGIN = "openstack.R1"
 
@@ -73,7 +75,7 @@ def nova() -> FakeNova:
 
 @pytest.fixture
 def grants(plane: ControlPlane, nova: FakeNova) -> Iterator[Grants]:
-    controller = Controller(f"127.0.0.1:{plane.rest_port}", credentials=Credentials())
+    controller = PoolClient(Access([f"127.0.0.1:{plane.rest_port}"]))
     yield Grants(nova, controller, ORIGIN)  # type: ignore[arg-type]
     for each in plane.rest.get("/reservations").json()["reservations"]:
         plane.rest.delete(f"/reservations/{each['id']}")
@@ -254,7 +256,7 @@ class Line(httpx.HTTPTransport):
 
 
 def by(plane: ControlPlane, nova: FakeNova, line: Line) -> Grants:
-    controller = Controller(f"127.0.0.1:{plane.rest_port}", line, Credentials())
+    controller = PoolClient(Access([f"127.0.0.1:{plane.rest_port}"]), transport=line)
     return Grants(nova, controller, ORIGIN)  # type: ignore[arg-type]
 
 
@@ -292,7 +294,7 @@ def test_a_lost_answer_makes_nothing_twice(
     assert unlucky.reconcile() == 1
     two = nova.put(2, memory_mib="100", compute="10")
     line.loses = True
-    with pytest.raises(CommandError, match="does not answer"):
+    with pytest.raises(Unanswered, match="does not answer"):
         unlucky.reconcile_changes()
     line.loses = False
     assert unlucky.reconcile_changes() == 0, "it was made, and is found"
@@ -301,7 +303,7 @@ def test_a_lost_answer_makes_nothing_twice(
     # and what never came there is done then
     three = nova.put(3, memory_mib="100", compute="10")
     plane.stop("controller")
-    with pytest.raises(CommandError, match="does not answer"):
+    with pytest.raises(Unanswered, match="does not answer"):
         unlucky.reconcile_changes()
     plane.start_controller()
     wait_for(lambda: plane.node_state() == "up")
@@ -342,6 +344,6 @@ def test_another_adapter_goes_on_where_one_ended(
 ) -> None:
     nova.put(1, memory_mib="100", compute="10")
     grants.reconcile()
-    controller = Controller(f"127.0.0.1:{plane.rest_port}", credentials=Credentials())
+    controller = PoolClient(Access([f"127.0.0.1:{plane.rest_port}"]))
     other = Grants(nova, controller, ORIGIN)  # type: ignore[arg-type]
     assert other.reconcile() == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -16,13 +16,13 @@ import pytest
 
 pytest.importorskip("openstack")
 
-from sluice.cli.rest import Credentials
 from sluice.nova_driver import service as service_module
 from sluice.nova_driver.cloud import CloudError
 from sluice.nova_driver.configuration import OpenStackConfig
 from sluice.nova_driver.pool_events import PoolEvent
 from sluice.nova_driver.service import OpenStackService
 from sluice.nova_driver.synchronising import Sides
+from sluice.pool_client.access import Access
 
 SECONDS = 20
 
@@ -80,7 +80,7 @@ class Rig:
         )
         self.service = OpenStackService(cast(Sides, sides))
 
-    async def _follow(self, _: Sequence[str], __: Credentials) -> AsyncIterator[PoolEvent]:
+    async def _follow(self, _: Access) -> AsyncIterator[PoolEvent]:
         while True:
             yield await self._events.get()
             self._events.task_done()

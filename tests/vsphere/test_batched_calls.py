@@ -15,6 +15,7 @@ from sluice.config.vsphere import ControllerSection
 from sluice.hypervisor.vsphere.batched_calls import MOST_ITEMS, BatchedCalls
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable
+from sluice.pool_client.access import Access
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,6 @@ async def test_a_leader_that_goes_takes_no_part_of_the_question_with_it(
 
     client = httpx.AsyncClient(transport=httpx.MockTransport(answer))
     monkeypatch.setattr(line, "_client", client)
-    monkeypatch.setattr(line, "_bases", ["http://follower/v1", "http://successor/v1"])
+    monkeypatch.setattr(line, "access", Access(["follower", "successor"]))
     assert await line.every("/reservations", "reservations", origin="mine") == []
     assert asked == ["http://successor/v1/reservations?limit=1000&origin=mine"]
