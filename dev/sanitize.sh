@@ -50,19 +50,23 @@ awk -v san="$san" '/: Skipped$/ { getline reason; getline; sub(/^\[  SKIPPED \] 
 
 if [[ $part == memory ]]; then
   seconds=${SLUICE_FUZZ_SECONDS:-30}
-  echo "fuzzing the decoder for $seconds s in $jobs processes (build/sanitize-address/fuzz-*.log)"
+  echo "fuzzing the decoder for $seconds s in $jobs processes, and the parsers in one (build/sanitize-address/fuzz-*.log)"
   fuzzers=()
   for ((i = 0; i < jobs; ++i)); do
     "$build/bin/fuzz_decoder" --seconds "$seconds" >"$build/fuzz-$i.log" 2>&1 &
     fuzzers+=($!)
   done
+  "$build/bin/fuzz_parsers" --seconds "$seconds" >"$build/fuzz-$jobs.log" 2>&1 &
+  fuzzers+=($!)
   failed=0
-  for ((i = 0; i < jobs; ++i)); do
+  for i in "${!fuzzers[@]}"; do
     if ! wait "${fuzzers[$i]}"; then
       failed=1
+      program=fuzz_decoder
+      ((i < jobs)) || program=fuzz_parsers
       grep -m1 -n -E 'ERROR|runtime error' "$build/fuzz-$i.log" >&2 || true
       tail -n 100 "$build/fuzz-$i.log" >&2
-      echo "again with: $build/bin/fuzz_decoder $(sed -n 's/^\([0-9]*\) inputs, seed /\1 /p' "$build/fuzz-$i.log" | tail -1)" >&2
+      echo "again with: $build/bin/$program $(sed -n 's/^\([0-9]*\) inputs, seed /\1 /p' "$build/fuzz-$i.log" | tail -1)" >&2
     else
       tail -n 1 "$build/fuzz-$i.log"
     fi

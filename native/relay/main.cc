@@ -167,9 +167,9 @@ void Relay::start_session(wire::Message& m) {
     channel::format_slot(mapped, index, channel::SlotState::kOpening);
   else
     channel::start_slot(mapped);
-  auto pump = std::make_unique<Pump>(std::move(mapped), std::move(connected.stream), socket_,
-                                     target.describe(),
-                                     [this](const wire::End& why) { ended(why); });
+  auto pump =
+      std::make_unique<Pump>(std::move(mapped), std::move(connected.stream), socket_,
+                             target.describe(), [this](const wire::End& why) { ended(why); });
   if (!pump->open(opened.reply, &error)) return refuse(error, kUnknown);
   pump_ = std::move(pump);
   log_info("session started over " + channel_ + ", relayed to " + target.describe() +

@@ -175,10 +175,9 @@ bool Pump::carry_back(iovec parts[2], int n, bool discards, size_t* count) {
     // A client that ends says so to its worker first, and a moment later here.
     if (got == 0) wait_until(kGoodbyeFirstNs, [this] { return !ready(); });
     if (ready())
-      finish({EndCause::kNodeLost,
-              "the connection to " + node_ + " was lost" +
-                  (got < 0 ? std::string(": ") + std::strerror(errno)
-                           : ": its worker ended, or the node went down")},
+      finish({EndCause::kNodeLost, "the connection to " + node_ + " was lost" +
+                                       (got < 0 ? std::string(": ") + std::strerror(errno)
+                                                : ": its worker ended, or the node went down")},
              kUnknown);
     else
       finish(closed(), 0);

@@ -134,8 +134,7 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
   command.bulk = bulk;
   const auto& table = dispatch_table();
   const uint16_t f = command.header.function;
-  if (f == wire::kClose)
-    return end(closed(), CUDA_ERROR_DEINITIALIZED), false;
+  if (f == wire::kClose) return end(closed(), CUDA_ERROR_DEINITIALIZED), false;
   const Handler* h = f < table.size() ? &table[f] : nullptr;
   const bool wants_answer = command.answered();
   if (!h || !h->run || (h->answered == Handler::Answered::kOnly && !wants_answer) ||

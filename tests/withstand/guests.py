@@ -30,7 +30,6 @@ BUNDLE = Path(
     os.environ.get("SLUICE_GUEST_BUNDLE", CHECKOUT / "dist" / "sluice-guest-x86_64.tar.gz")
 )
 REGION_MIB, SLOTS = 64, 4
-_GROUP = "sluice:x:999:"
 
 
 def serving(rig: Rig, **settings: object) -> dict[str, object]:
@@ -121,8 +120,8 @@ def prepare(guest: Guest) -> None:
 def install(guest: Guest) -> None:
     """The bundle and the programs: a guest's root is gone with each boot."""
     guest.check(
-        f"tar xf /host{installed()} -C / && echo '{_GROUP}' >>/etc/group"
-        " && udevadm control --reload && udevadm trigger --settle"
+        f"tar xf /host{installed()} -C / && groupadd -r sluice && export SYSTEMD_IGNORE_CHROOT=1"
+        " && udevadm control --reload && udevadm trigger --action=add --settle"
         " --attr-match=vendor=0x1af4 --attr-match=device=0x1110"
     )
 
@@ -140,7 +139,7 @@ def installed() -> Path:
     group = tree / "etc" / "group"
     for made in (group.parent, tree / "root"):
         made.mkdir(parents=True)
-    group.write_text(f"{_GROUP}\n")  # each guest has its own
+    group.write_text("sluice:x:999:\n")  # each guest has its own
     run = functools.partial(subprocess.run, check=True, capture_output=True)
     run(["tar", "xzf", BUNDLE, "-C", folder])
     run([folder / "sluice-guest/install.sh", "--root", tree, "--no-ldconfig"])
@@ -169,7 +168,13 @@ def installed() -> Path:
 
 def wait_usable(guest: Guest) -> None:
     """Until `sluice check` is content."""
-    wait_for(lambda: guest.run("sluice check")[0] == 0, message=f"{guest.name}: sluice check")
+    said = [""]
+
+    def usable() -> bool:
+        code, said[0], _ = guest.run("sluice check")
+        return code == 0
+
+    wait_for(usable, message=lambda: f"{guest.name}: {said[0]}")
 
 
 def region_file(guest: Guest) -> Path:

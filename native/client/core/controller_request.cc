@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "client/core/http.h"
+#include "client/core/json.h"
 #include "client/core/log.h"
 
 namespace sluice::client {
@@ -79,27 +80,6 @@ std::string json_of(const wire::OpenSession& request, const Wishes& wishes) {
          wish_members(wishes) + "}";
 }
 
-// The value of a top-level member of a flat JSON object, as text; "" when absent. Enough for the
-// controller's own answers.
-std::string json_member(const std::string& json, const std::string& name) {
-  size_t at = json.find("\"" + name + "\"");
-  if (at == std::string::npos) return "";
-  at = json.find(':', at);
-  if (at == std::string::npos) return "";
-  at = json.find_first_not_of(" \t\r\n", at + 1);
-  if (at == std::string::npos) return "";
-  std::string value;
-  if (json[at] != '"') {
-    const size_t end = json.find_first_of(",}\r\n", at);
-    return json.substr(at, end - at);
-  }
-  for (++at; at < json.size() && json[at] != '"'; ++at) {
-    if (json[at] == '\\' && at + 1 < json.size()) ++at;
-    value += json[at];
-  }
-  return value;
-}
-
 std::string new_key() {
   std::random_device random;
   std::string key;
@@ -109,10 +89,9 @@ std::string new_key() {
 
 // Whether the answer is a problem of this type (docs/rest-problems.md). A controller of release 0.1
 // has only the title.
-bool is_problem(const HttpAnswer& answer, const char* type, const char* title_of_0_1) {
-  const std::string said = json_member(answer.body, "type");
-  if (said.empty() || said == "about:blank")
-    return json_member(answer.body, "title") == title_of_0_1;
+bool is_problem(const JsonObject& body, const char* type, const char* title_of_0_1) {
+  const std::string& said = body.text("type");
+  if (said.empty() || said == "about:blank") return body.text("title") == title_of_0_1;
   return said == std::string("urn:sluice:problem:") + type;
 }
 
@@ -226,38 +205,39 @@ int ControllerRequest::show_place(const HttpAddress& address) {
   HttpAnswer answer;
   std::string error;
   if (http_ask(address, request, &answer, &error) == Asked::kAnswered && answer.status == 200) {
-    std::string line = json_member(answer.body, "line");
+    const JsonObject place(answer.body);
+    std::string line = place.text("line");
     for (char& c : line)
       if (static_cast<unsigned char>(c) < ' ') c = ' ';
     std::fprintf(stderr, "sluice: %s\n", line.c_str());
-    return std::clamp(std::atoi(json_member(answer.body, "line_seconds").c_str()), 1, 600);
+    return std::clamp(std::atoi(place.text("line_seconds").c_str()), 1, 600);
   }
   // It does not wait (yet), or the controller is too old to say.
   return look_again_ = std::min(look_again_ * 2, kPlaceSeconds);
 }
 
 ControllerRequest::Next ControllerRequest::judge(const HttpAnswer& answer) {
-  const bool refused = !json_member(answer.body, "cuda_error").empty();
+  const JsonObject body(answer.body);
+  const bool refused = !body.text("cuda_error").empty();
   const auto rest = [&](int seconds) {
     std::this_thread::sleep_for(std::chrono::seconds(std::clamp(seconds, 1, 5)));
   };
   if (answer.status == 409 && !refused &&
-      is_problem(answer, "request-under-way", "Request is under way") && patient()) {
+      is_problem(body, "request-under-way", "Request is under way") && patient()) {
     rest(answer.retry_after);  // the one that broke off, and that the controller has not missed yet
     return Next::kSameAgain;
   }
   if (answer.status == 409 && !refused &&
-      is_problem(answer, "outcome-unknown", "Outcome is not known") && patient()) {
+      is_problem(body, "outcome-unknown", "Outcome is not known") && patient()) {
     // Whatever was granted goes back when nobody comes with its key.
     key_ = new_key();
     return Next::kSameAgain;
   }
-  if (answer.status == 201 && json_member(answer.body, "key").empty() && patient()) {
+  if (answer.status == 201 && body.text("key").empty() && patient()) {
     key_ = new_key();  // an answer from before a restart, which secrets do not outlive
     return Next::kSameAgain;
   }
-  if (answer.status == 429 && is_problem(answer, "too-many-keys", "Too many keys") &&
-      !key_.empty()) {
+  if (answer.status == 429 && is_problem(body, "too-many-keys", "Too many keys") && !key_.empty()) {
     key_.clear();
     return Next::kSameAgain;
   }
@@ -356,9 +336,10 @@ bool ask_for_session(const Config& config, const wire::OpenSession& request, Tic
   ControllerRequest question(config, request);
   HttpAnswer answer;
   if (!question.prepare(config, error) || !question.ask(&answer, error)) return false;
+  const JsonObject body(answer.body);
   if (answer.status < 200 || answer.status > 299) {
-    *error = json_member(answer.body, "detail");
-    if (const int cuda = std::atoi(json_member(answer.body, "cuda_error").c_str()); cuda > 0)
+    *error = body.text("detail");
+    if (const int cuda = std::atoi(body.text("cuda_error").c_str()); cuda > 0)
       refusal->status = static_cast<uint32_t>(cuda);
     if (error->empty()) *error = "the controller answered " + std::to_string(answer.status);
     return false;
@@ -367,11 +348,11 @@ bool ask_for_session(const Config& config, const wire::OpenSession& request, Tic
     *error = "the controller ended the hold";
     return false;
   }
-  ticket->key = json_member(answer.body, "key");
-  ticket->address = json_member(answer.body, "address");
-  ticket->port = json_member(answer.body, "port");
-  ticket->tls = json_member(answer.body, "tls") == "true";
-  ticket->name = json_member(answer.body, "tls_name");
+  ticket->key = body.text("key");
+  ticket->address = body.text("address");
+  ticket->port = body.text("port");
+  ticket->tls = body.text("tls") == "true";
+  ticket->name = body.text("tls_name");
   if (!ticket->key.empty() && ticket->key.size() < sizeof request.key && !ticket->address.empty() &&
       !ticket->port.empty())
     return true;

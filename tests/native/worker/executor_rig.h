@@ -72,7 +72,7 @@ class Rig {
       endpoint = worker::make_tcp_endpoint(pair[1]);
       pump = std::make_unique<relay::Pump>(mapped.alias(),
                                            std::make_unique<channel::PlainStream>(pair[0]), pair[0],
-                                           "node", [](const std::string&) {});
+                                           "node", [](const wire::End&) {});
       const std::vector<std::byte> reply(600);
       EXPECT_TRUE(pump->open(reply, &error)) << error;
       EXPECT_TRUE(pump->start());
