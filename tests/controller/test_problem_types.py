@@ -33,6 +33,6 @@ def test_titles_that_old_clients_read_are_what_they_were() -> None:
 
 def test_the_client_decides_by_types_that_there_are() -> None:
     source = (CHECKOUT / "native/client/core/controller_request.cc").read_text()
-    named = re.findall(r'is_problem\(answer, "([a-z-]+)"', source)
+    named = re.findall(r'is_problem\(body, "([a-z-]+)"', source)
     assert len(named) == 3
     assert {PREFIX + name for name in named} <= {kind.uri for kind in ProblemType}
