@@ -198,7 +198,7 @@ static void kernels() {
 static void last_errors() {
   cudaEvent_t event;
   REQUIRE(cudaEventCreate(&event));
-  spin<<<1, 1>>>(20000000);
+  spin<<<1, 1>>>(200000000);  // a tenth of a second: a loaded machine stops a program for a while
   REQUIRE(cudaEventRecord(event));
   show("query a busy stream", cudaStreamQuery(nullptr));
   show("query its event", cudaEventQuery(event));

@@ -24,6 +24,7 @@ from sluice.config.native_files import find_native
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
+from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import ControllerLink
 from sluice.server.doorbell import Doorbell
@@ -57,6 +58,9 @@ class NoGpus:
 
     def report_holdings(self) -> None:
         """No VM here has a whole GPU."""
+
+    def end_grant(self, grant_id: str, why: End) -> None:
+        """Nothing of one is here."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sluice.protocol.control import WORKER_SENT
+from sluice.resources.ends import End
 from sluice.server.packets import Message, PacketLink, Unsent
 from sluice.server.worker import MOST_BEFORE, MOST_UNREAD, Worker
 from sluice.server.worker_process import WorkerFiles, WorkerRecord
@@ -92,8 +93,8 @@ class Standing:
         self.listening.listen(1)
         self.worker.connect()
         self.side, _ = self.listening.accept()
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.worker.on_exit = lambda _, reason: self.ended.set_result(reason)
+        self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.worker.on_exit = lambda _, why: self.ended.set_result(why)
 
     def close(self) -> None:
         self.side.close()
@@ -128,8 +129,8 @@ def test_a_worker_that_asks_and_never_reads_is_ended_with_a_reason(tmp_path: Pat
             await asyncio.sleep(0)
             most = max(most, descriptors_here() - before)
             assert most <= MOST_UNREAD.descriptors
-        reason = await standing.ended
-        assert "read none of the server's answers" in reason
+        why = await standing.ended
+        assert "read none of the server's answers" in why.text
         assert most > 0
         standing.close()
 
@@ -149,7 +150,7 @@ def test_a_worker_that_floods_before_it_has_a_session_is_ended(tmp_path: Path) -
                 break
             await asyncio.sleep(0)
             assert len(standing.worker._sharing_before) <= MOST_BEFORE
-        assert "before it had a session" in await standing.ended
+        assert "before it had a session" in (await standing.ended).text
         standing.close()
 
     asyncio.run(run())
