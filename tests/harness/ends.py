@@ -8,5 +8,5 @@ from sluice.resources.ends import End, EndCause
 DONE = End(EndCause.CLIENT_ENDED, "done")
 GONE = End(EndCause.WITHDRAWN, "the client went away")
 BY_OPERATOR = End(EndCause.OPERATOR, "ended by the operator")
-GAVE_WAY = End(EndCause.PREEMPTED, "preempted")
+GAVE_WAY = End(EndCause.PREEMPTED, "preempted: to begin anew")
 FAILED = End(EndCause.GPU_FAILED, "XID 79")
