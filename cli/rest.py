@@ -29,7 +29,7 @@ EXIT_REFUSED = 1
 EXIT_NOT_FOUND = 3
 EXIT_UNREACHABLE = 4
 EXIT_NOT_ALLOWED = 5
-_STATUS = {
+_STATUS: dict[int, int] = {
     HTTPStatus.UNAUTHORIZED: EXIT_NOT_ALLOWED,
     HTTPStatus.FORBIDDEN: EXIT_NOT_ALLOWED,
     HTTPStatus.NOT_FOUND: EXIT_NOT_FOUND,
@@ -52,7 +52,7 @@ def command_error(error: PoolError) -> CommandError:
         advice = "start sluice-controller, or name another with --controller or SLUICE_CONTROLLER"
         return CommandError(f"{error}; {advice}", EXIT_UNREACHABLE)
     if isinstance(error, Refused):
-        return CommandError(str(error), _STATUS.get(HTTPStatus(error.status), EXIT_REFUSED))
+        return CommandError(str(error), _STATUS.get(error.status, EXIT_REFUSED))
     return CommandError(str(error))
 
 
