@@ -19,8 +19,10 @@ import httpx
 from sluice.pool_client.access import Access
 from sluice.pool_client.conversation import (
     STREAM_SILENT_SECONDS,
+    Failure,
     Patience,
     Pause,
+    Send,
     checked,
     converse,
     leader_of,
@@ -105,22 +107,23 @@ class AsyncPoolClient:
 
     async def _answer(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         steps = converse(self.access, self._patience, method, path, options)
-        answer: httpx.Response | httpx.HTTPError | httpx.InvalidURL | None = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                found: httpx.Response = end.value
-                return found
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-                answer = None
-                continue
-            self.calls += 1
-            try:
-                answer = await self._client.request(step.method, step.url, **step.options)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                answer = error
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(await self._take(step))
+        except StopIteration as end:
+            answer: httpx.Response = end.value
+            return answer
+
+    async def _take(self, step: Send | Pause) -> httpx.Response | Failure | None:
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
+        self.calls += 1
+        try:
+            return await self._client.request(step.method, step.url, **step.options)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return error
 
     async def events(self, broke: Callable[[Exception], None]) -> AsyncIterator[dict[str, Any]]:
         """Follows the event log, for ever; {} says that it is followed from now on.

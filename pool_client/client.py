@@ -19,6 +19,7 @@ from sluice.pool_client.access import Access
 from sluice.pool_client.conversation import (
     MOST_REDIRECTS,
     STREAM_SILENT_SECONDS,
+    Failure,
     Patience,
     Pause,
     Send,
@@ -93,21 +94,22 @@ class PoolClient:
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """A controller's answer; `options` are httpx's."""
         steps = converse(self.access, self._patience, method, path, options)
-        answer: httpx.Response | httpx.HTTPError | httpx.InvalidURL | None = None
-        while True:
-            try:
-                step = steps.send(answer)
-            except StopIteration as end:
-                found: httpx.Response = end.value
-                return found
-            if isinstance(step, Pause):
-                time.sleep(step.seconds)
-                answer = None
-                continue
-            try:
-                answer = self._client.request(step.method, step.url, **step.options)
-            except (httpx.HTTPError, httpx.InvalidURL) as error:
-                answer = error
+        try:
+            step = next(steps)
+            while True:
+                step = steps.send(self._take(step))
+        except StopIteration as end:
+            answer: httpx.Response = end.value
+            return answer
+
+    def _take(self, step: Send | Pause) -> httpx.Response | Failure | None:
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        try:
+            return self._client.request(step.method, step.url, **step.options)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return error
 
     def events(
         self, since: int | None, broke: Callable[[Exception], None], **parameters: Any

@@ -25,7 +25,16 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import LocalGrant
 from sluice.server.open_session import OpenSession, RefusalError, with_key
 from sluice.server.session_logs import SessionLog
-from sluice.server.sessions import Asker, JobPart, Session, close_descriptor
+from sluice.server.sessions import (
+    CLIENT_ENDED,
+    ENDED_UNSEEN,
+    NOT_STARTED,
+    WENT_AWAY,
+    Asker,
+    JobPart,
+    Session,
+    close_descriptor,
+)
 from sluice.server.worker import Worker, WorkerError
 from sluice.server.worker_process import WorkerFiles, WorkerStarter
 
@@ -118,11 +127,11 @@ class Relays:
             await self._begin(session, fields, descriptor, tls=target.tls)
         except WorkerError as error:
             session.log.write(f"did not start: {error}", logging.ERROR)
-            worker.end(End(EndCause.NOT_TAKEN, "the session did not start"), grace=0)
+            worker.end(NOT_STARTED, grace=0)
             status = error.status or CudaStatus.OPERATING_SYSTEM
             raise RefusalError(status, f"session {session.id} on {target.node}: {error}") from error
         except asyncio.CancelledError:
-            worker.end(End(EndCause.WITHDRAWN, "the client went away"), grace=0)
+            worker.end(WENT_AWAY, grace=0)
             raise
         session.opening = False
         self._write(session)
@@ -140,7 +149,7 @@ class Relays:
         self._follow(session)
         session.log.write(f"adopted: {session.asker.describe()}, relay {session.worker.id}")
         if session.asker.channel == "shm" and session.asker.pidfd < 0:
-            session.worker.end(End(EndCause.CLIENT_ENDED, "the client ended while no server ran"))
+            session.worker.end(ENDED_UNSEEN)
 
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
@@ -201,7 +210,7 @@ class Relays:
     def _client_ended(self, session: Session) -> None:
         self._unwatch_client(session)
         # the relay sees the same pidfd and ends by itself; this is for one that cannot
-        session.worker.end(End(EndCause.CLIENT_ENDED, "the client ended"))
+        session.worker.end(CLIENT_ENDED)
 
     def _unwatch_client(self, session: Session) -> None:
         if session.asker.pidfd >= 0:

@@ -35,6 +35,10 @@ from sluice.server.relays import Relays
 from sluice.server.session_figures import SessionFigures
 from sluice.server.session_logs import SessionLog
 from sluice.server.sessions import (
+    CLIENT_ENDED,
+    ENDED_UNSEEN,
+    NOT_STARTED,
+    WENT_AWAY,
     Asker,
     JobPart,
     Session,
@@ -255,12 +259,12 @@ class SessionDesk:
             await worker.start_session(fields, descriptors)
         except WorkerError as error:
             session.log.write(f"did not start: {error}", logging.ERROR)
-            worker.end(End(EndCause.NOT_TAKEN, "the session did not start"), grace=0)
+            worker.end(NOT_STARTED, grace=0)
             raise RefusalError(
                 CudaStatus.OPERATING_SYSTEM, f"session {session_id} did not start: {error}"
             ) from error
         except asyncio.CancelledError:
-            worker.end(End(EndCause.WITHDRAWN, "the client went away"), grace=0)
+            worker.end(WENT_AWAY, grace=0)
             raise
         finally:
             for _, folder in folders:
@@ -294,7 +298,7 @@ class SessionDesk:
         self._follow(session)
         session.log.write(f"adopted: {session.asker.describe()}, worker {session.worker.id}")
         if session.asker.channel == "shm" and session.asker.pidfd < 0:
-            self.end(session, End(EndCause.CLIENT_ENDED, "the client ended while no server ran"))
+            self.end(session, ENDED_UNSEEN)
 
     def end(self, session: Session, why: End) -> None:
         """Ends a session; its client gets a sticky CUDA error."""
@@ -447,7 +451,7 @@ class SessionDesk:
     def _client_ended(self, session: Session) -> None:
         asyncio.get_running_loop().remove_reader(session.asker.pidfd)
         # the worker sees the same pidfd and ends by itself; this is for one that cannot
-        session.worker.end(End(EndCause.CLIENT_ENDED, "the client ended"))
+        session.worker.end(CLIENT_ENDED)
 
     def _worker_says_ended(self, session: Session, message: Message) -> None:
         self.figures.hear(session.id, message)

@@ -13,12 +13,19 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller_link import GrantedVgpu
 from sluice.server.open_session import OpenSession
 from sluice.server.peers import PeerGone, open_process
 from sluice.server.session_logs import SessionLog
 from sluice.server.worker import Worker
+
+# ends of sessions and of their relays
+NOT_STARTED = End(EndCause.NOT_TAKEN, "the session did not start")
+WENT_AWAY = End(EndCause.WITHDRAWN, "the client went away")
+CLIENT_ENDED = End(EndCause.CLIENT_ENDED, "the client ended")
+ENDED_UNSEEN = End(EndCause.CLIENT_ENDED, "the client ended while no server ran")
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mutated texts and images into what reads them: the client's JSON, HTTP and fat binaries, and the
-// worker's images of code. Whatever comes, nothing crashes (build with SLUICE_SANITIZE=address,
+// Mutated texts and images into what reads them: the client's JSON, HTTP answers, addresses and fat
+// binaries. Whatever comes, nothing crashes (build with SLUICE_SANITIZE=address,
 // undefined), and what is refused costs nothing. fuzz_parsers [inputs] [seed], or --seconds N.
 #include <array>
 #include <chrono>
