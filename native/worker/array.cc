@@ -18,7 +18,7 @@ CUresult make(const Driver& driver, const CUDA_ARRAY3D_DESCRIPTOR& p, uint32_t l
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& a = d.fixed<wire::SluiceArrayCreate>();
-  auto& table = a.levels ? s.mipmapped_arrays : s.arrays;
+  auto& table = a.levels ? s.objects.mipmapped_arrays : s.objects.arrays;
   ArrayObject o;
   o.shape = {a.width, a.height, a.depth, a.format, a.channels, a.flags, a.levels ? a.levels : 1};
   if (!d.ok() || !wire::sensible(o.shape) || !table.has_room(a.id))
@@ -29,7 +29,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   std::lock_guard lock(v->mutex);
   const uint64_t bytes = wire::array_bytes(o.shape);
   const uint64_t more = v->array_charges.needed(bytes);
-  if (!s.may_take(*v, more, "ArrayCreate", reply)) return;
+  if (!may_take(s, *v, more, "ArrayCreate", reply)) return;
   v->array_charges.add(bytes);
   v->mapped_bytes += more;
   CUDA_ARRAY3D_DESCRIPTOR p{};
@@ -48,18 +48,18 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& a = d.fixed<wire::SluiceArrayDestroy>();
   ArrayObject o;
-  if (!d.ok() || (s.arrays.get(a.id, &o) && o.parent != 0) ||
-      (!s.arrays.take(a.id, &o) && !s.mipmapped_arrays.take(a.id, &o)))
+  if (!d.ok() || (s.objects.arrays.get(a.id, &o) && o.parent != 0) ||
+      (!s.objects.arrays.take(a.id, &o) && !s.objects.mipmapped_arrays.take(a.id, &o)))
     return s.reject("ArrayDestroy names an array that the session does not have");
   Vgpu* v = s.use(o.device);
   if (!v) return;
   if (o.mipmapped) {
     std::vector<uint64_t> levels;
-    s.arrays.for_each([&](uint64_t id, const ArrayObject& level) {
+    s.objects.arrays.for_each([&](uint64_t id, const ArrayObject& level) {
       if (level.parent == a.id) levels.push_back(id);
     });
     ArrayObject gone;
-    for (const uint64_t id : levels) s.arrays.take(id, &gone);
+    for (const uint64_t id : levels) s.objects.arrays.take(id, &gone);
   }
   reply.status = o.mipmapped ? call(s.driver.cuMipmappedArrayDestroy, o.mipmapped)
                              : call(s.driver.cuArrayDestroy, o.array);
@@ -71,8 +71,8 @@ void level(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& a = d.fixed<wire::SluiceArrayLevel>();
   ArrayObject whole;
-  if (!d.ok() || !s.mipmapped_arrays.get(a.mipmapped, &whole) || a.level >= whole.shape.levels ||
-      !s.arrays.has_room(a.id))
+  if (!d.ok() || !s.objects.mipmapped_arrays.get(a.mipmapped, &whole) ||
+      a.level >= whole.shape.levels || !s.objects.arrays.has_room(a.id))
     return s.reject("ArrayLevel names a level that there is not, or mints no id that is free");
   if (!s.use(whole.device)) return;
   ArrayObject o;
@@ -80,7 +80,7 @@ void level(Session& s, const Command& c, Reply& reply) {
   o.shape = wire::level_of(whole.shape, a.level);
   o.parent = a.mipmapped;
   reply.status = call(s.driver.cuMipmappedArrayGetLevel, &o.array, whole.mipmapped, a.level);
-  if (reply.status == CUDA_SUCCESS) s.arrays.add(a.id, o);
+  if (reply.status == CUDA_SUCCESS) s.objects.arrays.add(a.id, o);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ struct HostCopy {
 // A box of an array that the stream's GPU has. False: rejected.
 bool find_array(Session& s, uint64_t id, uint64_t x, uint64_t y, uint64_t z, uint64_t width,
                 uint64_t rows, uint64_t slices, ArrayObject* o) {
-  if (!s.arrays.get(id, o)) {
+  if (!s.objects.arrays.get(id, o)) {
     s.reject("a copy names an array that the session does not have");
     return false;
   }
@@ -95,7 +95,7 @@ bool accept(Session& s, const Command& c, const Copy& copy, ArrayObject* array, 
     s.reject("a copy's host side lies nowhere");
     return false;
   }
-  if (copy.mark != wire::kNoMark && !s.mark_valid(copy.mark)) {
+  if (copy.mark != wire::kNoMark && !s.marks.valid(copy.mark)) {
     s.reject("a copy names a mark that there is not");
     return false;
   }

@@ -27,7 +27,7 @@ void begin(Session& s, const Command& c, Reply& reply) {
     graph = find_graph(s, m.graph, "CaptureBegin");
     if (!graph || !resolve_edges(s, *graph, edges, false, "CaptureBegin", &after)) return;
     if (graph->capturing) return s.reject("CaptureBegin names a graph that is being captured");
-  } else if (!s.graphs.has_room(m.graph) || m.edge_count) {
+  } else if (!s.objects.graphs.has_room(m.graph) || m.edge_count) {
     return s.reject("CaptureBegin mints no id that is free");
   }
   CUstream stream;
@@ -35,7 +35,7 @@ void begin(Session& s, const Command& c, Reply& reply) {
   if (!s.stream(m.stream, c.header.context, &stream, &v)) return;
   std::lock_guard lock(s.captures.mutex);
   if (s.captures.graph_of(m.stream)) return s.reject("CaptureBegin names a stream that captures");
-  s.keep_out(stream, v);
+  keep_out(s, stream, v);
   if (graph) {
     reply.status = s.driver.cuStreamBeginCaptureToGraph(stream, graph->handle, after.from.data(),
                                                         after.edge_data(), after.from.size(),
@@ -47,7 +47,7 @@ void begin(Session& s, const Command& c, Reply& reply) {
     CUstreamCaptureStatus status;
     reply.status = s.driver.cuStreamGetCaptureInfo_v2(stream, &status, nullptr, &graph->handle,
                                                       nullptr, nullptr);
-    s.graphs.add(m.graph, graph);
+    s.objects.graphs.add(m.graph, graph);
   }
   if (reply.status != CUDA_SUCCESS) return;
   graph->capturing = true;
@@ -78,7 +78,7 @@ void end(Session& s, const Command& c, Reply& reply) {
   if (m.discard && made && !graph->existing) s.driver.cuGraphDestroy(made);
   GraphRef gone;
   if (graph->existing) return count_captured(s, graph);
-  if (s.graphs.take(m.graph, &gone)) give_nodes(s, gone->size.nodes);
+  if (s.objects.graphs.take(m.graph, &gone)) give_nodes(s, gone->size.nodes);
 }
 
 // What the next node of a capture comes after; the driver's, until the stream's next call.

@@ -12,7 +12,7 @@ void occupancy(Session& s, const Command& c, Reply& reply) {
   const auto& o = d.fixed<wire::SluiceOccupancyOfClusters>();
   FunctionObject f;
   if (!d.ok() || o.potential > 1) return s.reject("OccupancyOfClusters makes no sense");
-  if (!s.functions.get(o.function, &f) && !s.kernels.get(o.function, &f))
+  if (!s.objects.functions.get(o.function, &f) && !s.objects.kernels.get(o.function, &f))
     return s.reject("OccupancyOfClusters names a function that the session does not have");
   CUlaunchAttribute cluster{};
   cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;

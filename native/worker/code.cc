@@ -14,12 +14,8 @@ namespace sluice::worker {
 
 namespace {
 
-// Of all images of a session that have come in part, or wait to be loaded: one of the largest.
-constexpr uint64_t kMaxPendingBytes = wire::kMaxBlobBytes;
 constexpr size_t kMaxParams = 4096;
 
-// Memory for it grows with what comes. Of what is too much nothing is kept, and whoever wants it
-// loaded hears that there is no memory.
 void upload(Session& s, const Command& c, Reply&) {
   Decoder d(c.body);
   const auto& u = d.fixed<wire::Upload>();
@@ -27,27 +23,14 @@ void upload(Session& s, const Command& c, Reply&) {
   if (!d.ok() || u.total == 0 || u.total > wire::kMaxBlobBytes || u.offset > u.total ||
       u.bytes > u.total - u.offset)
     return s.reject("Upload does not fit its blob");
-  std::lock_guard lock(s.blobs_mutex);
-  auto [it, fresh] = s.blobs.try_emplace(u.blob);
-  Session::Blob& blob = it->second;
-  if (fresh) {
-    if (s.blobs.size() > 64) return s.reject("Upload: too many images are under way");
-    blob.total = u.total;
+  switch (s.uploads.add(u.blob, u.total, u.offset, data)) {
+    case Uploads::Added::kYes:
+      return;
+    case Uploads::Added::kTooMany:
+      return s.reject("Upload: too many images are under way");
+    case Uploads::Added::kOutOfSequence:
+      return s.reject("Upload: the pieces do not follow one another");
   }
-  // Pieces come in order, so what has been received has no holes.
-  if (blob.total != u.total || u.offset != blob.received)
-    return s.reject("Upload: the pieces do not follow one another");
-  blob.received += data.size();
-  if (!blob.refused && data.size() > kMaxPendingBytes - s.blob_bytes) {
-    s.blob_bytes -= blob.bytes.size();
-    blob.refused = true;
-    std::vector<std::byte>().swap(blob.bytes);
-  }
-  if (blob.refused) return;
-  if (blob.received > blob.bytes.capacity())
-    blob.bytes.reserve(std::min(blob.total, 2 * blob.received) + 1);
-  blob.bytes.insert(blob.bytes.end(), data.begin(), data.end());
-  s.blob_bytes += data.size();
 }
 
 // What a command asks to be loaded, in either way.
@@ -66,7 +49,7 @@ bool read_wish(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_
     return false;
   }
   const auto pairs = d.bytes(size_t{option_count} * 8);
-  auto& table = kind == wire::CodeKind::kModule ? s.modules : s.libraries;
+  auto& table = kind == wire::CodeKind::kModule ? s.objects.modules : s.objects.libraries;
   if (!d.ok() || !table.has_room(id)) {
     s.reject("CodeLoad mints no id that is free");
     return false;
@@ -132,7 +115,7 @@ bool load_image(Session& s, uint32_t device, Wanted& w, std::vector<std::byte>& 
   }
   DeviceOutput::instance().expect(image);
   charge.keep(&code);
-  if ((module ? s.modules : s.libraries).add(w.id, code)) return true;
+  if ((module ? s.objects.modules : s.objects.libraries).add(w.id, code)) return true;
   // Two loads under way for one id: no client of ours does that.
   module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
   give_code(s, code);
@@ -177,18 +160,18 @@ void unload(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("CodeUnload is cut short");
   const bool module = u.kind == wire::CodeKind::kModule;
   CodeObject code;
-  if (!(module ? s.modules : s.libraries).take(u.id, &code))
+  if (!(module ? s.objects.modules : s.objects.libraries).take(u.id, &code))
     return s.reject("CodeUnload names code that the session does not have");
   if (!s.use(code.device)) return;
   // Its functions die with it.
-  auto& table = module ? s.functions : s.kernels;
+  auto& table = module ? s.objects.functions : s.objects.kernels;
   std::vector<uint64_t> dead;
   table.for_each([&](uint64_t id, const FunctionObject& f) {
     if (f.code == u.id) dead.push_back(id);
   });
   FunctionObject gone;
   for (uint64_t id : dead) table.take(id, &gone);
-  s.drop_globals_of(u.id);
+  s.globals.drop_of(u.id);
   reply.status =
       module ? s.driver.cuModuleUnload(code.module) : s.driver.cuLibraryUnload(code.library);
   give_code(s, code);
@@ -227,9 +210,9 @@ void function_get(Session& s, const Command& c, Reply& reply) {
   if (!d.ok()) return s.reject("FunctionGet is cut short");
   if (!take_name(s, d, g.name_bytes, &name)) return;
   const bool module = g.kind == wire::CodeKind::kModule;
-  auto& table = module ? s.functions : s.kernels;
+  auto& table = module ? s.objects.functions : s.objects.kernels;
   CodeObject code;
-  if (!(module ? s.modules : s.libraries).get(g.code, &code))
+  if (!(module ? s.objects.modules : s.objects.libraries).get(g.code, &code))
     return s.reject("FunctionGet names code that the session does not have");
   if (!table.has_room(g.id)) return s.reject("FunctionGet mints no id that is free");
   Vgpu* v = s.use_context(c.header.context);
@@ -277,8 +260,8 @@ void function_set(Session& s, const Command& c, Reply& reply) {
   const auto& f = d.fixed<wire::FunctionSet>();
   FunctionObject o;
   if (!d.ok()) return s.reject("FunctionSet is cut short");
-  const bool kernel = s.kernels.get(f.function, &o);
-  if (!kernel && !s.functions.get(f.function, &o))
+  const bool kernel = s.objects.kernels.get(f.function, &o);
+  if (!kernel && !s.objects.functions.get(f.function, &o))
     return s.reject("FunctionSet names a function that the session does not have");
   if (f.attribute < 0 || f.attribute >= CU_FUNC_ATTRIBUTE_MAX)
     return s.reject("FunctionSet names an attribute that there is not");
@@ -297,7 +280,7 @@ void global_get(Session& s, const Command& c, Reply& reply) {
   if (!take_name(s, d, g.name_bytes, &name)) return;
   const bool module = g.kind == wire::CodeKind::kModule;
   CodeObject code;
-  if (!(module ? s.modules : s.libraries).get(g.code, &code))
+  if (!(module ? s.objects.modules : s.objects.libraries).get(g.code, &code))
     return s.reject("GlobalGet names code that the session does not have");
   if (!s.use_context(c.header.context)) return;
   CUdeviceptr address = 0;
@@ -307,7 +290,7 @@ void global_get(Session& s, const Command& c, Reply& reply) {
                   : s.driver.cuLibraryGetGlobal(&address, &bytes, code.library, name.c_str());
   });
   if (reply.status != CUDA_SUCCESS) return;
-  s.add_global(address, bytes, g.code);
+  s.globals.add(address, bytes, g.code);
   reply.put(wire::GlobalReply{address, bytes});
 }
 

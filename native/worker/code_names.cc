@@ -19,7 +19,7 @@ void names(Session& s, const Command& c, Reply& reply) {
   if (!d.ok() || m.kind > 1) return s.reject("CodeNames makes no sense");
   const bool module = m.kind == static_cast<uint32_t>(wire::CodeKind::kModule);
   CodeObject code;
-  if (!(module ? s.modules : s.libraries).get(m.code, &code))
+  if (!(module ? s.objects.modules : s.objects.libraries).get(m.code, &code))
     return s.reject("CodeNames names code that the session does not have");
   if (!s.use(code.device)) return;
   unsigned total = 0;

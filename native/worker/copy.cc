@@ -102,7 +102,7 @@ CUresult run(Session& s, CUstream stream, Way way, uint64_t to, uint64_t to_pitc
       to_host ? span_of(to_pitch, width, rows) : span_of(from_pitch, width, rows);
   // A captured copy is one node, as natively.
   if ((to_host || from_host) && host_span > registered_from(s, to_host ? to : from) &&
-      s.capturing(stream)) {
+      capturing(s, stream)) {
     uint64_t& host = to_host ? to : from;
     host = s.arena_views.whole(s, host, host_span);
   }
@@ -175,7 +175,7 @@ bool accept(Session& s, const Command& c, const wire::CopyToDevice& copy, CUstre
     s.reject("a copy's host side lies nowhere");
     return false;
   }
-  if (copy.mark != wire::kNoMark && !s.mark_valid(copy.mark)) {
+  if (copy.mark != wire::kNoMark && !s.marks.valid(copy.mark)) {
     s.reject("a copy names a mark that there is not");
     return false;
   }

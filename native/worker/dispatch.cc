@@ -23,7 +23,7 @@ void reply_rest(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto from = d.fixed<uint64_t>();
   if (!d.ok() ||
-      !s.take_rest(c.header.lane, from, s.endpoint().reply_limit(), &reply.body, &reply.more))
+      !s.unfetched.take(c.header.lane, from, s.endpoint().reply_limit(), &reply.body, &reply.more))
     s.reject("ReplyRest asks for what there is none of");
 }
 

@@ -11,19 +11,20 @@ constexpr unsigned kFlags = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING;
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventCreate>();
-  if (!d.ok() || m.flags & ~kFlags || !s.events.has_room(m.id) || !s.shared_events.has_room(m.id))
+  if (!d.ok() || m.flags & ~kFlags || !s.objects.events.has_room(m.id) ||
+      !s.objects.shared_events.has_room(m.id))
     return s.reject("EventCreate mints no id that is free");
   if (!s.use_context(c.header.context)) return;
   CUevent event;
   reply.status = s.driver.cuEventCreate(&event, m.flags);
-  if (reply.status == CUDA_SUCCESS) s.events.add(m.id, event);
+  if (reply.status == CUDA_SUCCESS) s.objects.events.add(m.id, event);
 }
 
 void destroy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventId>();
   CUevent event;
-  if (!d.ok() || !s.events.take(m.event, &event))
+  if (!d.ok() || !s.objects.events.take(m.event, &event))
     return s.reject("EventDestroy names an event that the session does not have");
   reply.status = s.driver.cuEventDestroy_v2(event);
 }
@@ -33,7 +34,7 @@ void record(Session& s, const Command& c, Reply& reply) {
   const auto& r = d.fixed<wire::EventRecord>();
   CUevent event;
   CUstream stream;
-  if (!d.ok() || !s.events.get(r.event, &event))
+  if (!d.ok() || !s.objects.events.get(r.event, &event))
     return s.reject("EventRecord names an event that the session does not have");
   if (!s.stream(r.stream, c.header.context, &stream)) return;
   reply.status = s.driver.cuEventRecordWithFlags(event, stream, r.flags & CU_EVENT_RECORD_EXTERNAL);
@@ -44,7 +45,7 @@ void synchronize(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventId>();
   CUevent event;
-  if (!d.ok() || !s.events.get(m.event, &event))
+  if (!d.ok() || !s.objects.events.get(m.event, &event))
     return s.reject("EventSynchronize names an event that the session does not have");
   reply.status = s.driver.cuEventSynchronize(event);
 }
@@ -53,7 +54,7 @@ void query(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventId>();
   CUevent event;
-  if (!d.ok() || !s.events.get(m.event, &event))
+  if (!d.ok() || !s.objects.events.get(m.event, &event))
     return s.reject("EventQuery names an event that the session does not have");
   reply.status = s.driver.cuEventQuery(event);
 }
@@ -62,7 +63,7 @@ void elapsed(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventElapsed>();
   CUevent start, end;
-  if (!d.ok() || !s.events.get(m.start, &start) || !s.events.get(m.end, &end))
+  if (!d.ok() || !s.objects.events.get(m.start, &start) || !s.objects.events.get(m.end, &end))
     return s.reject("EventElapsed names an event that the session does not have");
   wire::ElapsedReply r{};
   reply.status = s.driver.cuEventElapsedTime_v2(&r.milliseconds, start, end);

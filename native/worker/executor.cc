@@ -144,7 +144,7 @@ bool Executor::run(std::byte* frame, BulkFrame* bulk, bool* parked) {
     return false;
   }
   if (wants_answer && !take_lane(command.header.lane)) return false;
-  session_.commands.fetch_add(1, std::memory_order_relaxed);
+  session_.figures.commands.fetch_add(1, std::memory_order_relaxed);
   Reply reply;
   if (h->may_block && wants_answer &&
       !(endpoint_.parking_is_dear() && h->done && h->done(session_, command)) &&
@@ -189,7 +189,7 @@ bool Executor::others_can_lead() {
 
 void Executor::finish(const Command& command, const Handler& handler, Reply& reply) {
   if (command.answered()) {
-    session_.round_trips.fetch_add(1, std::memory_order_relaxed);
+    session_.figures.round_trips.fetch_add(1, std::memory_order_relaxed);
     if (is_sticky(reply.status)) endpoint_.publish_error(reply.status, false);
     // CUDA shows what kernels printed no later than at a synchronisation.
     const bool output = handler.may_block && DeviceOutput::instance().waiting();
@@ -197,7 +197,7 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     const size_t limit = endpoint_.reply_limit();
     std::span<const std::byte> body = reply.body;
     if (reply.borrowed.empty() && body.size() > limit) {
-      if (session_.keep_rest(command.header.lane, limit, body.subspan(limit))) {
+      if (session_.unfetched.keep(command.header.lane, limit, body.subspan(limit))) {
         flags |= wire::kMoreFollows;
         body = body.first(limit);
       } else {
@@ -207,7 +207,8 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
         body = {};
       }
     }
-    session_.replied.fetch_add(body.size() + reply.borrowed.size(), std::memory_order_relaxed);
+    session_.figures.replied.fetch_add(body.size() + reply.borrowed.size(),
+                                       std::memory_order_relaxed);
     // Before the answer: who has it uses the lane again.
     lanes_[command.header.lane].store(false, std::memory_order_release);
     endpoint_.reply(command.header.lane, command.header.sequence,
@@ -223,7 +224,7 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
                 ". The client should have refused the call; the session is poisoned.");
     endpoint_.publish_error(reply.status, false);
   }
-  session_.activity.fetch_add(1, std::memory_order_relaxed);
+  session_.figures.activity.fetch_add(1, std::memory_order_relaxed);
   if (!watching_.load(std::memory_order_relaxed) && !watching_.exchange(true)) {
     watch_word_.fetch_add(1);
     channel::futex_wake(watch_word_);
@@ -241,11 +242,11 @@ void Executor::watch() {
       channel::futex_wait(watch_word_, seen);
       continue;
     }
-    uint64_t last = session_.activity.load(), pause = 10'000'000;
-    uint64_t taken = session_.commands.load(), taken_at = now_ns();
+    uint64_t last = session_.figures.activity.load(), pause = 10'000'000;
+    uint64_t taken = session_.figures.commands.load(), taken_at = now_ns();
     for (;;) {
       channel::sleep_ns(pause);
-      if (const uint64_t all = session_.commands.load(); all != taken)
+      if (const uint64_t all = session_.figures.commands.load(); all != taken)
         taken = all, taken_at = now_ns();
       else if (now_ns() - taken_at > kStandingNs)
         endpoint_.read_ahead();
@@ -262,18 +263,18 @@ void Executor::watch() {
           if (!capturing) busy |= d.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
         }
         if (!capturing)
-          session_.streams.for_each([&](uint64_t, const StreamObject& s) {
+          session_.objects.streams.for_each([&](uint64_t, const StreamObject& s) {
             busy |= d.cuStreamQuery(s.handle) == CUDA_ERROR_NOT_READY;
           });
       }
-      const uint64_t now = session_.activity.load();
+      const uint64_t now = session_.figures.activity.load();
       if (now == last && !busy) break;
       pause = now == last ? std::min<uint64_t>(pause * 2, 250'000'000) : 10'000'000;
       last = now;
     }
     watching_ = false;
     // Something may have come between the look and the flag.
-    if (session_.activity.load() != last) watching_ = true;
+    if (session_.figures.activity.load() != last) watching_ = true;
   }
 }
 

@@ -21,18 +21,20 @@ std::string with(const char* what, const char* rest) { return std::string(what) 
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphCreate>();
-  if (!d.ok() || !s.graphs.has_room(m.id)) return s.reject("GraphCreate mints no id that is free");
+  if (!d.ok() || !s.objects.graphs.has_room(m.id))
+    return s.reject("GraphCreate mints no id that is free");
   if (!s.use_context(c.header.context)) return;
   auto graph = std::make_shared<GraphObject>();
   graph->existing = true;
   reply.status = s.driver.cuGraphCreate(&graph->handle, 0);
-  if (reply.status == CUDA_SUCCESS) s.graphs.add(m.id, std::move(graph));
+  if (reply.status == CUDA_SUCCESS) s.objects.graphs.add(m.id, std::move(graph));
 }
 
 void copy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphCopy>();
-  if (!d.ok() || !s.graphs.has_room(m.id)) return s.reject("GraphCopy mints no id that is free");
+  if (!d.ok() || !s.objects.graphs.has_room(m.id))
+    return s.reject("GraphCopy mints no id that is free");
   const GraphRef from = find_graph(s, m.graph, "GraphCopy");
   if (!from || !s.use_context(c.header.context)) return;
   auto graph = std::make_shared<GraphObject>();
@@ -66,19 +68,19 @@ void copy(Session& s, const Command& c, Reply& reply) {
     graph->depth = from->depth + 1;
     reply.status = s.driver.cuGraphChildGraphNodeGetGraph(node, &graph->handle);
   }
-  if (reply.status == CUDA_SUCCESS) s.graphs.add(m.id, std::move(graph));
+  if (reply.status == CUDA_SUCCESS) s.objects.graphs.add(m.id, std::move(graph));
 }
 
 // Graphs inside of one that goes, or of one of its nodes, go with it.
 void forget_inside(Session& s, uint64_t parent, uint32_t node) {
   std::vector<uint64_t> inside;
-  s.graphs.for_each([&](uint64_t id, const GraphRef& g) {
+  s.objects.graphs.for_each([&](uint64_t id, const GraphRef& g) {
     if (g->parent == parent && (node == wire::kNoNode || g->node == node)) inside.push_back(id);
   });
   for (uint64_t id : inside) {
     forget_inside(s, id, wire::kNoNode);
     GraphRef gone;
-    s.graphs.take(id, &gone);
+    s.objects.graphs.take(id, &gone);
   }
 }
 
@@ -90,7 +92,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   if (!graph) return;
   if (graph->capturing) return s.reject("GraphDestroy names a graph that is being captured");
   forget_inside(s, m.graph, wire::kNoNode);
-  s.graphs.take(m.graph, &graph);
+  s.objects.graphs.take(m.graph, &graph);
   if (!graph->parent) give_nodes(s, graph->size.nodes);
   if (!graph->parent) reply.status = s.driver.cuGraphDestroy(graph->handle);
 }
@@ -242,7 +244,7 @@ void edit(Session& s, const Command& c, Reply& reply) {
   if (m.what == kDestroyNode) {
     // Bodies of conditions have grown by themselves.
     uint64_t nodes = 1 + graph->inside[m.node];
-    s.graphs.for_each([&](uint64_t, const GraphRef& g) {
+    s.objects.graphs.for_each([&](uint64_t, const GraphRef& g) {
       if (g->parent == m.graph && g->node == m.node) nodes += g->size.nodes;
     });
     forget_inside(s, m.graph, m.node);
@@ -256,7 +258,7 @@ void edit(Session& s, const Command& c, Reply& reply) {
     return;
   }
   GraphExecObject exec;
-  if (!s.graph_execs.get(m.exec, &exec))
+  if (!s.objects.graph_execs.get(m.exec, &exec))
     return s.reject("GraphEdit names an executable graph that the session does not have");
   reply.status = s.driver.cuGraphNodeSetEnabled(exec.handle, node, m.what == kEnable);
   if (reply.status == CUDA_SUCCESS) s.graph_traffic.switched(m.exec, node, m.what == kEnable);
@@ -268,7 +270,8 @@ void instantiate(Session& s, const Command& c, Reply& reply) {
   constexpr uint64_t kFlags = CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH |
                               CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
   if (!d.ok() || m.flags & ~kFlags) return s.reject("GraphInstantiate makes no sense");
-  if (!s.graph_execs.has_room(m.exec)) return s.reject("GraphInstantiate mints no id that is free");
+  if (!s.objects.graph_execs.has_room(m.exec))
+    return s.reject("GraphInstantiate mints no id that is free");
   const GraphRef graph = find_graph(s, m.graph, "GraphInstantiate");
   if (!graph || !s.use_context(c.header.context)) return;
   if (graph->capturing) {
@@ -289,7 +292,7 @@ void instantiate(Session& s, const Command& c, Reply& reply) {
     size_t count = 0;
     s.driver.cuGraphGetNodes(graph->handle, nullptr, &count);
     exec.nodes = static_cast<uint32_t>(std::clamp<size_t>(count, 1, 1 << 16));
-    s.graph_execs.add(m.exec, exec);
+    s.objects.graph_execs.add(m.exec, exec);
     s.graph_traffic.instantiated(s, m.exec, graph->handle);
     settle_local_memory(s, *s.used_last());
   } else {
@@ -303,7 +306,7 @@ void update(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphExecUpdate>();
   GraphExecObject exec;
-  if (!d.ok() || !s.graph_execs.get(m.exec, &exec))
+  if (!d.ok() || !s.objects.graph_execs.get(m.exec, &exec))
     return s.reject("GraphExecUpdate names an executable graph that the session does not have");
   const GraphRef graph = find_graph(s, m.graph, "GraphExecUpdate");
   if (!graph || !s.use_context(c.header.context)) return;
@@ -345,7 +348,7 @@ void destroy_exec(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphExecId>();
   GraphExecObject exec;
-  if (!d.ok() || !s.graph_execs.take(m.exec, &exec))
+  if (!d.ok() || !s.objects.graph_execs.take(m.exec, &exec))
     return s.reject("GraphExecDestroy names an executable graph that the session does not have");
   s.graph_traffic.destroyed(m.exec);
   give_nodes(s, exec.size.nodes);
@@ -356,7 +359,7 @@ void launch(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphLaunch>();
   GraphExecObject exec;
-  if (!d.ok() || m.upload > 1 || !s.graph_execs.get(m.exec, &exec))
+  if (!d.ok() || m.upload > 1 || !s.objects.graph_execs.get(m.exec, &exec))
     return s.reject("GraphLaunch names an executable graph that the session does not have");
   CUstream stream;
   Vgpu* v;
@@ -365,8 +368,8 @@ void launch(Session& s, const Command& c, Reply& reply) {
     reply.status = s.driver.cuGraphUpload(exec.handle, stream);
     return;
   }
-  const bool capturing = s.capturing(stream);
-  const GraphRef into = capturing ? captured_on(s, stream) : nullptr;
+  const bool captured = capturing(s, stream);
+  const GraphRef into = captured ? captured_on(s, stream) : nullptr;
   const GraphSize by{exec.size.nodes, exec.size.height + 1};  // it becomes a child
   if (into && !may_grow(s, into, by)) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
@@ -376,7 +379,7 @@ void launch(Session& s, const Command& c, Reply& reply) {
   reply.status = s.driver.cuGraphLaunch(exec.handle, stream);
   if (reply.status != CUDA_SUCCESS) return;
   if (into) note_grown(s, into, by);
-  if (capturing) return;
+  if (captured) return;
   v->gate->issued(stream, exec.nodes);
   s.graph_traffic.launched(s, m.exec);
 }
@@ -385,7 +388,7 @@ void launch(Session& s, const Command& c, Reply& reply) {
 
 GraphRef find_graph(Session& s, uint64_t id, const char* what) {
   GraphRef graph;
-  if (!s.graphs.get(id, &graph))
+  if (!s.objects.graphs.get(id, &graph))
     s.reject(with(what, " names a graph that the session does not have"));
   return graph;
 }

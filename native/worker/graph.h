@@ -2,14 +2,10 @@
 // Graphs of a session: what the worker keeps for the ids that the client minted, and what the
 // handlers of capture.cc, graph.cc, graph_node.cc and shadow.cc share. All of them run on the
 // leading thread, one after the other, so that these need no lock; only the watchdog and the
-// handlers that wait look on (Captures).
+// handlers that wait look on (captures.h).
 #pragma once
 
-#include <atomic>
-#include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -58,60 +54,6 @@ struct GraphExecObject {
   CUgraphExec handle = nullptr;
   uint32_t nodes = 1;  // how much a launch of it weighs
   GraphSize size;
-};
-
-// Which streams began captures that have not ended. The worker's own calls must not touch a stream
-// that captures: whoever does so without knowing holds the lock and finds that nobody captures.
-class Captures {
- public:
-  std::mutex mutex;
-  bool any() const { return count_.load(std::memory_order_acquire) != 0; }
-
-  // Under the lock.
-  bool begin(uint64_t stream, uint64_t graph) {
-    const bool fresh = graphs_.try_emplace(stream, graph).second;
-    count_.store(static_cast<uint32_t>(graphs_.size()), std::memory_order_release);
-    return fresh;
-  }
-  void end(uint64_t stream) {
-    graphs_.erase(stream);
-    count_.store(static_cast<uint32_t>(graphs_.size()), std::memory_order_release);
-  }
-  uint64_t graph_of(uint64_t stream) const {
-    const auto it = graphs_.find(stream);
-    return it == graphs_.end() ? 0 : it->second;
-  }
-
- private:
-  std::atomic<uint32_t> count_{0};
-  std::map<uint64_t, uint64_t> graphs_;
-};
-
-// Host memory of the worker's for copies of graphs (wire::ShadowMake). Reading one waits and so
-// runs beside the leader: whoever has found a shadow keeps its memory.
-class Shadows {
- public:
-  struct Memory {
-    std::byte* at = nullptr;
-    uint64_t bytes = 0;
-    std::function<void()> release;
-    ~Memory() {
-      if (release) release();
-    }
-  };
-  using Shadow = std::shared_ptr<Memory>;
-
-  Shadow find(uint64_t id) const;
-  // The shadow that an address lies in; 0: none.
-  uint64_t holder(const void* at) const;
-  bool room(uint64_t bytes) const;
-  void add(uint64_t id, Shadow shadow);
-  void drop(uint64_t id);
-
- private:
-  mutable std::mutex mutex_;
-  std::map<uint64_t, Shadow> all_;
-  uint64_t held_ = 0;
 };
 
 // The graph with this id; nullptr: there is none (rejected).

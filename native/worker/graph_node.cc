@@ -33,7 +33,7 @@ bool take_kernel(Session& s, Vgpu& v, std::span<const std::byte> body, NodeParam
   if (!take(body, &k) || k.param_bytes > kMaxParamBytes || k.param_bytes > body.size())
     return refuse(s, "is cut short");
   FunctionObject f;
-  if (!s.functions.get(k.function, &f) && !s.kernels.get(k.function, &f))
+  if (!s.objects.functions.get(k.function, &f) && !s.objects.kernels.get(k.function, &f))
     return refuse(s, "names a function that the session does not have");
   // The driver reads as many bytes as the function takes, whatever it is told.
   if (k.param_bytes < f.param_bytes) return refuse(s, "brings too few parameters");
@@ -126,7 +126,8 @@ bool take_fill(Session& s, const Vgpu& v, std::span<const std::byte> body, NodeP
 bool take_event(Session& s, std::span<const std::byte> body, CUevent* event) {
   wire::EventNode e;
   if (!take(body, &e)) return refuse(s, "is cut short");
-  return s.events.get(e.event, event) || refuse(s, "names an event that the session does not have");
+  return s.objects.events.get(e.event, event) ||
+         refuse(s, "names an event that the session does not have");
 }
 
 bool take_child(Session& s, std::span<const std::byte> body, NodeParams* p) {
@@ -156,7 +157,7 @@ bool has_conditional(Session& s, GraphRef graph, CUgraphConditionalHandle handle
   for (;;) {
     const auto& all = graph->conditionals;
     if (std::find(all.begin(), all.end(), handle) != all.end()) return true;
-    if (!graph->parent || !s.graphs.get(graph->parent, &graph)) return false;
+    if (!graph->parent || !s.objects.graphs.get(graph->parent, &graph)) return false;
   }
 }
 
@@ -173,7 +174,7 @@ bool take_conditional(Session& s, const Vgpu& v, const GraphRef& graph,
   p->bodies.resize(n.count);
   std::memcpy(p->bodies.data(), body.data(), n.count * sizeof(uint64_t));
   for (size_t i = 0; i < p->bodies.size(); ++i)
-    if (!s.graphs.has_room(p->bodies[i]) ||
+    if (!s.objects.graphs.has_room(p->bodies[i]) ||
         std::find(p->bodies.begin(), p->bodies.begin() + i, p->bodies[i]) != p->bodies.begin() + i)
       return refuse(s, "mints no id that is free");
   if (!has_conditional(s, graph, n.handle))
@@ -283,7 +284,7 @@ void add(Session& s, const Command& c, Reply& reply) {
     inside->node = ordinal;
     inside->depth = graph->depth + 1;
     inside->existing = true;
-    s.graphs.add(params.bodies[i], std::move(inside));
+    s.objects.graphs.add(params.bodies[i], std::move(inside));
   }
   reply.put(wire::GraphNodeReply{ordinal, 0});
 }
@@ -299,7 +300,7 @@ void set(Session& s, const Command& c, Reply& reply) {
   const CUgraphNode node = graph->node_at(m.node);
   if (!node) return s.reject("GraphNodeSet names a node that there is not");
   GraphExecObject exec;
-  if (m.exec && !s.graph_execs.get(m.exec, &exec))
+  if (m.exec && !s.objects.graph_execs.get(m.exec, &exec))
     return s.reject("GraphNodeSet names an executable graph that the session does not have");
   Vgpu* v = s.use_context(c.header.context);
   NodeParams params;
@@ -337,8 +338,8 @@ uint64_t function_id(Session& s, const CUDA_KERNEL_NODE_PARAMS& k, uint32_t* byt
     }
     if (same) found = id, *bytes = f.param_bytes;
   };
-  s.functions.for_each(look);
-  if (!found) s.kernels.for_each(look);
+  s.objects.functions.for_each(look);
+  if (!found) s.objects.kernels.for_each(look);
   return found;
 }
 
@@ -356,8 +357,8 @@ CUresult get_kernel(Session& s, CUgraphNode node, std::vector<std::byte>* body) 
   std::vector<std::byte> params(n.param_bytes);
   if (k.kernelParams) {
     FunctionObject f;
-    const bool module = s.functions.get(n.function, &f);
-    if (!module) s.kernels.get(n.function, &f);
+    const bool module = s.objects.functions.get(n.function, &f);
+    if (!module) s.objects.kernels.get(n.function, &f);
     for (size_t i = 0, offset = 0, size = 0;; ++i) {
       const CUresult e = module ? s.driver.cuFuncGetParamInfo(f.function, i, &offset, &size)
                                 : s.driver.cuKernelGetParamInfo(f.kernel, i, &offset, &size);
@@ -419,7 +420,8 @@ CUresult get_event(Session& s, CUgraphNode node, bool record, std::vector<std::b
                             : s.driver.cuGraphEventWaitNodeGetEvent(node, &event);
   if (e != CUDA_SUCCESS) return e;
   uint64_t found = 0;
-  s.events.for_each([&](uint64_t id, CUevent known) { found = known == event ? id : found; });
+  s.objects.events.for_each(
+      [&](uint64_t id, CUevent known) { found = known == event ? id : found; });
   put(wire::EventNode{found}, body);
   return CUDA_SUCCESS;
 }

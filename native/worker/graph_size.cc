@@ -14,7 +14,7 @@ void for_all_around(Session& s, GraphRef graph, F&& f) {
   while (graph) {
     f(*graph);
     GraphRef around;
-    if (!graph->parent || !s.graphs.get(graph->parent, &around)) return;
+    if (!graph->parent || !s.objects.graphs.get(graph->parent, &around)) return;
     graph = std::move(around);
   }
 }
@@ -28,7 +28,8 @@ GraphSize size_of(Session& s, GraphRef graph) {
 }
 
 bool may_grow(Session& s, GraphRef graph, const GraphSize& by) {
-  if (by.nodes > kMaxNodesOfSession - std::min(kMaxNodesOfSession, s.graph_nodes)) return false;
+  if (by.nodes > kMaxNodesOfSession - std::min(kMaxNodesOfSession, s.objects.graph_nodes))
+    return false;
   const uint32_t depth = graph->depth;
   const uint64_t nodes = size_of(s, std::move(graph)).nodes;
   return by.nodes <= 1 ||
@@ -36,7 +37,7 @@ bool may_grow(Session& s, GraphRef graph, const GraphSize& by) {
 }
 
 void note_grown(Session& s, GraphRef graph, const GraphSize& by) {
-  s.graph_nodes += by.nodes;
+  s.objects.graph_nodes += by.nodes;
   for_all_around(s, std::move(graph),
                  [height = by.height, nodes = by.nodes](GraphObject& g) mutable {
                    g.size.nodes += nodes;
@@ -46,7 +47,7 @@ void note_grown(Session& s, GraphRef graph, const GraphSize& by) {
 }
 
 void note_shrunk(Session& s, GraphRef graph, uint64_t nodes) {
-  s.graph_nodes -= nodes;
+  s.objects.graph_nodes -= nodes;
   for_all_around(s, std::move(graph), [nodes](GraphObject& g) { g.size.nodes -= nodes; });
 }
 
@@ -58,12 +59,13 @@ void count_captured(Session& s, const GraphRef& graph) {
 }
 
 bool take_nodes(Session& s, uint64_t nodes) {
-  if (nodes > kMaxNodesOfSession - std::min(kMaxNodesOfSession, s.graph_nodes)) return false;
-  s.graph_nodes += nodes;
+  if (nodes > kMaxNodesOfSession - std::min(kMaxNodesOfSession, s.objects.graph_nodes))
+    return false;
+  s.objects.graph_nodes += nodes;
   return true;
 }
 
-void give_nodes(Session& s, uint64_t nodes) { s.graph_nodes -= nodes; }
+void give_nodes(Session& s, uint64_t nodes) { s.objects.graph_nodes -= nodes; }
 
 GraphRef captured_on(Session& s, CUstream stream) {
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
@@ -72,7 +74,7 @@ GraphRef captured_on(Session& s, CUstream stream) {
   if (s.driver.cuStreamGetCaptureInfo_v2(stream, &status, nullptr, &handle, nullptr, nullptr) ==
           CUDA_SUCCESS &&
       status == CU_STREAM_CAPTURE_STATUS_ACTIVE && handle)
-    s.graphs.for_each([&](uint64_t, const GraphRef& g) {
+    s.objects.graphs.for_each([&](uint64_t, const GraphRef& g) {
       if (g->handle == handle) found = g;
     });
   return found;

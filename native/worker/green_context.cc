@@ -9,6 +9,7 @@
 #include "wire/generated.h"
 #include "worker/dispatch.h"
 #include "worker/library/charge.h"
+#include "worker/stream.h"
 
 namespace sluice::worker {
 
@@ -23,7 +24,7 @@ bool keep(Session& s, uint32_t device, const CUdevResource& r, wire::DevResource
   out->type = static_cast<uint32_t>(r.type);
   if (r.type == CU_DEV_RESOURCE_TYPE_INVALID) return true;
   std::memcpy(out->shown, r._oversize, sizeof out->shown);
-  auto& all = s.dev_resources;
+  auto& all = s.objects.dev_resources;
   size_t i = 0;
   while (i < all.size() &&
          (all[i].device != device || std::memcmp(&all[i].resource, &r, sizeof r) != 0))
@@ -46,7 +47,7 @@ void resource(Session& s, const Command& c, Reply& reply) {
   const auto& m = d.fixed<wire::SluiceDevResource>();
   if (!d.ok() || m.of > 1) return s.reject("DevResource makes no sense");
   GreenObject green;
-  if (m.green && !s.green_contexts.get(m.green, &green))
+  if (m.green && !s.objects.green_contexts.get(m.green, &green))
     return s.reject("DevResource names a green context that the session does not have");
   const uint32_t device = m.green ? green.device : c.header.context - 1;
   Vgpu* v = s.use(device);
@@ -70,10 +71,10 @@ void resource(Session& s, const Command& c, Reply& reply) {
 void split(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::SluiceDevResourceSplit>();
-  if (!d.ok() || m.input >= s.dev_resources.size() || m.query > 1 ||
+  if (!d.ok() || m.input >= s.objects.dev_resources.size() || m.query > 1 ||
       m.groups > wire::kMaxResourceGroups)
     return s.reject("DevResourceSplit makes no sense");
-  const auto input = s.dev_resources[m.input];
+  const auto input = s.objects.dev_resources[m.input];
   if (!s.use(input.device)) return;
   std::vector<CUdevResource> result(m.groups, blank());
   CUdevResource remaining = blank();
@@ -107,21 +108,21 @@ void describe(Session& s, const Command& c, Reply& reply) {
   for (uint32_t i = 0; i < m.count; ++i) {
     uint32_t number;
     std::memcpy(&number, numbers.data() + i * sizeof number, sizeof number);
-    if (number >= s.dev_resources.size())
+    if (number >= s.objects.dev_resources.size())
       return s.reject("DevResourceDescribe names a resource that the session does not have");
-    resources.push_back(s.dev_resources[number].resource);
-    device = s.dev_resources[number].device;
+    resources.push_back(s.objects.dev_resources[number].resource);
+    device = s.objects.dev_resources[number].device;
   }
   if (!s.use(device)) return;
-  if (s.dev_descriptions.size() == kMaxDescriptions) {
+  if (s.objects.dev_descriptions.size() == kMaxDescriptions) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;
   }
   CUdevResourceDesc made = nullptr;
   reply.status = call(s.driver.cuDevResourceGenerateDesc, &made, resources.data(), m.count);
   if (reply.status != CUDA_SUCCESS) return;
-  reply.put(wire::DevResourceDescription{s.dev_descriptions.size()});
-  s.dev_descriptions.push_back(made);
+  reply.put(wire::DevResourceDescription{s.objects.dev_descriptions.size()});
+  s.objects.dev_descriptions.push_back(made);
 }
 
 // A stream that runs on the green context's part. Blocking ones are made as a program makes them,
@@ -150,16 +151,17 @@ CUresult make_stream(Session& s, const GreenObject& green, unsigned flags, int p
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::SluiceGreenCreate>();
-  if (!d.ok() || !s.green_contexts.has_room(m.id) || !s.streams.has_room(m.standard))
+  if (!d.ok() || !s.objects.green_contexts.has_room(m.id) ||
+      !s.objects.streams.has_room(m.standard))
     return s.reject("GreenCreate mints no ids that are free");
-  if (m.description >= s.dev_descriptions.size() || m.flags > CU_GREEN_CTX_DEFAULT_STREAM)
+  if (m.description >= s.objects.dev_descriptions.size() || m.flags > CU_GREEN_CTX_DEFAULT_STREAM)
     return s.reject("GreenCreate makes no sense");
   Vgpu* v = s.use_context(c.header.context);
   if (!v) return;
   GreenObject green;
   green.device = c.header.context - 1;
-  reply.status = call(s.driver.cuGreenCtxCreate, &green.handle, s.dev_descriptions[m.description],
-                      v->gpu->ordinal, m.flags);
+  reply.status = call(s.driver.cuGreenCtxCreate, &green.handle,
+                      s.objects.dev_descriptions[m.description], v->gpu->ordinal, m.flags);
   if (reply.status != CUDA_SUCCESS) return;
   reply.status = call(s.driver.cuCtxFromGreenCtx, &green.context, green.handle);
   StreamObject standard;
@@ -168,8 +170,8 @@ void create(Session& s, const Command& c, Reply& reply) {
   if (reply.status == CUDA_SUCCESS)
     reply.status = make_stream(s, green, CU_STREAM_NON_BLOCKING, 0, &standard.handle);
   if (reply.status == CUDA_SUCCESS) {
-    s.green_contexts.add(m.id, green);
-    s.streams.add(m.standard, standard);
+    s.objects.green_contexts.add(m.id, green);
+    s.objects.streams.add(m.standard, standard);
   } else {
     call(s.driver.cuGreenCtxDestroy, green.handle);
   }
@@ -180,22 +182,22 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::SluiceGreenDestroy>();
   GreenObject green;
-  if (!d.ok() || !s.green_contexts.get(m.id, &green))
+  if (!d.ok() || !s.objects.green_contexts.get(m.id, &green))
     return s.reject("GreenDestroy names a green context that the session does not have");
   Vgpu* v = s.use(green.device);
   if (!v) return;
   std::lock_guard lock(s.captures.mutex);
   std::vector<uint64_t> streams;
-  s.streams.for_each([&](uint64_t id, const StreamObject& o) {
+  s.objects.streams.for_each([&](uint64_t id, const StreamObject& o) {
     if (o.green == m.id) streams.push_back(id);
   });
   for (const uint64_t id : streams)
     if (s.captures.graph_of(id))
       return s.reject("GreenDestroy names a green context with a stream that captures");
-  s.green_contexts.take(m.id, &green);
+  s.objects.green_contexts.take(m.id, &green);
   for (const uint64_t id : streams) {
     StreamObject o;
-    if (s.streams.take(id, &o)) s.end_stream(*v, o);
+    if (s.objects.streams.take(id, &o)) end_stream(s, *v, o);
   }
   reply.status = call(s.driver.cuGreenCtxDestroy, green.handle);
 }
@@ -204,16 +206,16 @@ void create_stream(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::SluiceGreenStreamCreate>();
   GreenObject green;
-  if (!d.ok() || m.flags > CU_STREAM_NON_BLOCKING || !s.streams.has_room(m.id))
+  if (!d.ok() || m.flags > CU_STREAM_NON_BLOCKING || !s.objects.streams.has_room(m.id))
     return s.reject("GreenStreamCreate mints no id that is free");
-  if (!s.green_contexts.get(m.green, &green))
+  if (!s.objects.green_contexts.get(m.green, &green))
     return s.reject("GreenStreamCreate names a green context that the session does not have");
   if (!s.use(green.device)) return;
   StreamObject o;
   o.device = green.device;
   o.green = m.green;
   reply.status = make_stream(s, green, m.flags, m.priority, &o.handle);
-  if (reply.status == CUDA_SUCCESS) s.streams.add(m.id, o);
+  if (reply.status == CUDA_SUCCESS) s.objects.streams.add(m.id, o);
 }
 
 // All that a context, green or primary, has been given; and all that it is given from now on.
@@ -222,10 +224,10 @@ void context_event(Session& s, const Command& c, Reply& reply) {
   const auto& m = d.fixed<wire::SluiceContextEvent>();
   if (!d.ok() || m.wait > 1) return s.reject("ContextEvent makes no sense");
   CUevent event;
-  if (!s.events.get(m.event, &event))
+  if (!s.objects.events.get(m.event, &event))
     return s.reject("ContextEvent names an event that the session does not have");
   GreenObject green;
-  if (m.green && !s.green_contexts.get(m.green, &green))
+  if (m.green && !s.objects.green_contexts.get(m.green, &green))
     return s.reject("ContextEvent names a green context that the session does not have");
   Vgpu* v = s.use(m.green ? green.device : c.header.context - 1);
   if (!v) return;

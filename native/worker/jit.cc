@@ -56,18 +56,17 @@ void JitOptions::put_logs(Reply& reply) const {
 }
 
 bool take_blob(Session& s, uint64_t id, std::vector<std::byte>* bytes, Reply& reply) {
-  std::lock_guard lock(s.blobs_mutex);
-  const auto it = s.blobs.find(id);
-  if (it == s.blobs.end() || it->second.received != it->second.total) {
-    s.reject("a command names an image that was not uploaded");
-    return false;
+  switch (s.uploads.take(id, bytes)) {
+    case Uploads::Taken::kWhole:
+      return true;
+    case Uploads::Taken::kRefused:
+      reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+      return false;
+    case Uploads::Taken::kIncomplete:
+      break;
   }
-  const bool refused = it->second.refused;
-  *bytes = std::move(it->second.bytes);
-  s.blob_bytes -= bytes->size();
-  s.blobs.erase(it);
-  if (refused) reply.status = CUDA_ERROR_OUT_OF_MEMORY;
-  return !refused;
+  s.reject("a command names an image that was not uploaded");
+  return false;
 }
 
 }  // namespace sluice::worker

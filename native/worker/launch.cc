@@ -21,7 +21,7 @@ void launch(Session& s, const Command& c, Reply& reply) {
   const auto raw = d.bytes(size_t{l.attribute_count} * sizeof(wire::LaunchAttribute));
   if (!d.ok()) return s.reject("Launch is cut short");
   FunctionObject f;
-  if (!s.functions.get(l.function, &f) && !s.kernels.get(l.function, &f))
+  if (!s.objects.functions.get(l.function, &f) && !s.objects.kernels.get(l.function, &f))
     return s.reject("Launch names a function that the session does not have");
   // The driver reads as many bytes as the function takes, whatever it is told.
   if (l.param_bytes < f.param_bytes)
@@ -59,12 +59,12 @@ void launch(Session& s, const Command& c, Reply& reply) {
     config.numAttrs = l.attribute_count;
     reply.status = s.driver.cuLaunchKernelEx(&config, f.function, nullptr, extra);
   }
-  if (reply.status != CUDA_SUCCESS || s.capturing(stream)) return;
+  if (reply.status != CUDA_SUCCESS || capturing(s, stream)) return;
   gate.issued(stream);
   if (f.settled) return;
   settle_local_memory(s, *v);
   f.settled = true;
-  if (!s.functions.set(l.function, f)) s.kernels.set(l.function, f);
+  if (!s.objects.functions.set(l.function, f)) s.objects.kernels.set(l.function, f);
 }
 
 }  // namespace

@@ -49,7 +49,8 @@ constexpr uint64_t kMaxImage = 2ull << 30;
 // nullptr after a rejection.
 std::shared_ptr<LinkState> find(Session& s, uint64_t id) {
   std::shared_ptr<LinkState> link;
-  if (!s.links.get(id, &link)) s.reject("a command names a link that the session does not have");
+  if (!s.objects.links.get(id, &link))
+    s.reject("a command names a link that the session does not have");
   return link;
 }
 
@@ -68,13 +69,13 @@ void begin(Session& s, const Command& c, Reply& reply) {
   if (!d.ok() || l.option_count > kMaxJitOptions) return s.reject("LinkBegin makes no sense");
   const auto pairs = d.bytes(size_t{l.option_count} * 8);
   if (!d.ok()) return s.reject("LinkBegin is cut short");
-  if (!s.links.has_room(l.id)) return s.reject("LinkBegin mints no id that is free");
+  if (!s.objects.links.has_room(l.id)) return s.reject("LinkBegin mints no id that is free");
   if (!s.use_context(c.header.context)) return;
   auto link = std::make_shared<LinkState>(s);
   link->device = c.header.context - 1;
   link->options->add_numbers(pairs);
   link->options->add_logs();
-  if (!s.links.add(l.id, link)) return s.reject("LinkBegin mints one id twice");
+  if (!s.objects.links.add(l.id, link)) return s.reject("LinkBegin mints one id twice");
   reply.status = CUDA_SUCCESS;
 }
 
@@ -148,7 +149,7 @@ void end(Session& s, const Command& c, Reply&) {
   if (!d.ok()) return s.reject("LinkEnd is cut short");
   const auto link = find(s, l.id);
   std::shared_ptr<LinkState> last;
-  if (link) s.links.take(l.id, &last);
+  if (link) s.objects.links.take(l.id, &last);
 }
 
 }  // namespace

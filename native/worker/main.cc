@@ -185,8 +185,8 @@ std::map<std::string, std::string> Worker::figures() {
   v["id"] = session_->plan.id;
   v["grant"] = session_->plan.grant;
   v["channel"] = session_->plan.channel;
-  v["commands"] = std::to_string(session_->commands.load());
-  v["round_trips"] = std::to_string(session_->round_trips.load());
+  v["commands"] = std::to_string(session_->figures.commands.load());
+  v["round_trips"] = std::to_string(session_->figures.round_trips.load());
   v["bytes_in"] = std::to_string(session_->bytes_in());
   v["bytes_out"] = std::to_string(session_->bytes_out());
   double busy = 0;

@@ -42,6 +42,19 @@ void uncharge(Session& s, Vgpu& v, uint64_t bytes) {
   s.ledger->give(GrantLedger::Kind::kMemory, v.grant_index, bytes);
 }
 
+bool may_take(Session& s, const Vgpu& v, uint64_t bytes, const char* what, Reply& reply) {
+  // A well-behaved client cannot get here: it keeps the same books, and asks for credit in a job.
+  if (bytes > (s.ledger ? v.room() : v.memory_bytes - v.mapped_bytes)) {
+    s.reject(std::string(what) + " asks for more than the vGPU's memory");
+    return false;
+  }
+  if (bytes <= v.room()) return true;
+  log_error(std::string(what) + ": libraries have taken " + std::to_string(v.library_bytes) +
+            " bytes of the vGPU's memory, so " + std::to_string(bytes) + " more are not there");
+  reply.status = CUDA_ERROR_OUT_OF_MEMORY;
+  return false;
+}
+
 namespace {
 
 bool check_range(Session& s, const Vgpu& v, const wire::MemoryMap& m) {
@@ -57,7 +70,7 @@ void map(Session& s, const Command& c, Reply& reply) {
   Vgpu* v = s.use(m.device);
   if (!v || !check_range(s, *v, m)) return;
   std::lock_guard lock(v->mutex);
-  if (!s.may_take(*v, m.bytes, "MemoryMap", reply)) return;
+  if (!may_take(s, *v, m.bytes, "MemoryMap", reply)) return;
   if (!free_for_mapping(*v, m.address, m.bytes))
     return s.reject("MemoryMap names addresses that are already backed");
 
@@ -134,7 +147,7 @@ void device_idle(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& i = d.fixed<wire::DeviceIdle>();
   if (!d.ok()) return s.reject("DeviceIdle is cut short");
-  if (Vgpu* v = s.use(i.device)) reply.status = s.wait_idle(v);
+  if (Vgpu* v = s.use(i.device)) reply.status = wait_idle(s, v);
 }
 
 }  // namespace

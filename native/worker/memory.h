@@ -18,6 +18,10 @@ bool free_for_mapping(const Vgpu& v, uint64_t address, uint64_t bytes);
 CUmemAllocationProp physical_memory_on(const Gpu& gpu);
 // The kind of compression that the driver granted.
 uint32_t compression_of(Session& s, CUmemGenericAllocationHandle handle);
+// Whether the client may take `bytes` of the vGPU's memory. More than the vGPU has ends the
+// session, as a client of ours counts itself. So much that only what libraries have taken is in the
+// way is an error of the session, out of memory: over TCP a client may learn of that too late.
+bool may_take(Session& s, const Vgpu& v, uint64_t bytes, const char* what, Reply& reply);
 // Memory that was charged is gone; a job's is the whole job's again.
 void uncharge(Session& s, Vgpu& v, uint64_t bytes);
 

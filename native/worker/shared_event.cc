@@ -167,7 +167,7 @@ namespace {
 
 // The event that a command names; nullptr after a rejection.
 bool find(Session& s, uint64_t id, SharedEventObject* event) {
-  if (s.shared_events.get(id, event)) return true;
+  if (s.objects.shared_events.get(id, event)) return true;
   s.reject("a command names a shared event that the session does not have");
   return false;
 }
@@ -175,19 +175,19 @@ bool find(Session& s, uint64_t id, SharedEventObject* event) {
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventId>();
-  if (!d.ok() || !s.shared_events.has_room(m.event) || !s.events.has_room(m.event))
+  if (!d.ok() || !s.objects.shared_events.has_room(m.event) || !s.objects.events.has_room(m.event))
     return s.reject("SharedEventCreate mints no id that is free");
   if (!s.use_context(c.header.context)) return;
   SharedEventObject event;
   reply.status = s.events_of_others->create(&event);
-  if (reply.status == CUDA_SUCCESS) s.shared_events.add(m.event, event);
+  if (reply.status == CUDA_SUCCESS) s.objects.shared_events.add(m.event, event);
 }
 
 void destroy(Session& s, const Command& c, Reply&) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::EventId>();
   SharedEventObject event;
-  if (!d.ok() || !s.shared_events.take(m.event, &event))
+  if (!d.ok() || !s.objects.shared_events.take(m.event, &event))
     return s.reject("SharedEventDestroy names an event that the session does not have");
   s.events_of_others->destroy(event);
 }
@@ -257,12 +257,12 @@ void share(Session& s, const Command& c, Reply& reply) {
 void open(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::OpenSharedEvent>();
-  if (!d.ok() || !s.shared_events.has_room(m.id) || !s.events.has_room(m.id))
+  if (!d.ok() || !s.objects.shared_events.has_room(m.id) || !s.objects.events.has_room(m.id))
     return s.reject("OpenSharedEvent mints no id that is free");
   if (!s.use_context(c.header.context)) return;
   SharedEventObject event;
   reply.status = s.events_of_others->open(m.event, &event);
-  if (reply.status == CUDA_SUCCESS) s.shared_events.add(m.id, event);
+  if (reply.status == CUDA_SUCCESS) s.objects.shared_events.add(m.id, event);
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ void share_allocation(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::AllocationId>();
   AllocationObject o;
-  if (!d.ok() || !s.allocations.get(m.id, &o))
+  if (!d.ok() || !s.objects.allocations.get(m.id, &o))
     return s.reject("ShareAllocation names memory that there is not");
   Vgpu* v = s.use(o.device);
   if (!v) return;
@@ -208,7 +208,7 @@ void share_allocation(Session& s, const Command& c, Reply& reply) {
   std::lock_guard lock(v->mutex);
   // Meanwhile another thread may have released it, or shared it.
   AllocationObject now;
-  if (!s.allocations.get(m.id, &now) || now.handle != o.handle) {
+  if (!s.objects.allocations.get(m.id, &now) || now.handle != o.handle) {
     s.broker->unshare(key);
     return void(reply.status = CUDA_ERROR_INVALID_VALUE);
   }
@@ -221,7 +221,7 @@ bool fetch(Session& s, const wire::ShareKey& key, SharedThing* thing) {
     std::lock_guard lock(v->mutex);
     for (const auto& [id, own] : v->exported) {
       AllocationObject o;
-      if (own != key || !s.allocations.get(id, &o)) continue;
+      if (own != key || !s.objects.allocations.get(id, &o)) continue;
       *thing = {"memory", uuid_text(v->gpu->uuid), o.bytes, -1};
       s.use(v->index);
       return s.driver.cuMemExportToShareableHandle(
@@ -237,7 +237,7 @@ bool fetch(Session& s, const wire::ShareKey& key, SharedThing* thing) {
 void open_allocation(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::OpenAllocation>();
-  if (!d.ok() || m.bytes == 0 || m.bytes % kGranularity || !s.allocations.has_room(m.id))
+  if (!d.ok() || m.bytes == 0 || m.bytes % kGranularity || !s.objects.allocations.has_room(m.id))
     return s.reject("OpenAllocation mints no id that is free, or no whole slabs");
   SharedThing thing;
   reply.status = CUDA_ERROR_INVALID_VALUE;
@@ -254,7 +254,7 @@ void open_allocation(Session& s, const Command& c, Reply& reply) {
           &o.handle, reinterpret_cast<void*>(static_cast<intptr_t>(thing.fd)),
           CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
     }
-    if (reply.status == CUDA_SUCCESS && !s.allocations.add(m.id, o)) {
+    if (reply.status == CUDA_SUCCESS && !s.objects.allocations.add(m.id, o)) {
       s.driver.cuMemRelease(o.handle);
       s.reject("OpenAllocation mints no id that is free");
     } else if (reply.status == CUDA_SUCCESS) {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams, marks in them, and the two ends of a host function.
+#include "worker/stream.h"
+
 #include "worker/dispatch.h"
 #include "worker/library/charge.h"
 
 namespace sluice::worker {
 
-CUresult Session::end_stream(Vgpu& v, const StreamObject& o) {
-  if (!capturing(o.handle)) v.gate->leave(o.handle);
-  const CUresult e = driver.cuStreamDestroy_v2(o.handle);
+CUresult end_stream(Session& s, Vgpu& v, const StreamObject& o) {
+  if (!capturing(s, o.handle)) v.gate->leave(o.handle);
+  const CUresult e = s.driver.cuStreamDestroy_v2(o.handle);
   give_stream(v);
   return e;
 }
@@ -17,7 +19,7 @@ namespace {
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::StreamCreate>();
-  if (!d.ok() || m.flags > CU_STREAM_NON_BLOCKING || !s.streams.has_room(m.id))
+  if (!d.ok() || m.flags > CU_STREAM_NON_BLOCKING || !s.objects.streams.has_room(m.id))
     return s.reject("StreamCreate mints no id that is free");
   if (!s.use_context(c.header.context)) return;
   StreamObject o;
@@ -27,7 +29,7 @@ void create(Session& s, const Command& c, Reply& reply) {
     return void(reply.status = CUDA_ERROR_OUT_OF_MEMORY);
   reply.status = s.driver.cuStreamCreateWithPriority(&o.handle, m.flags, m.priority);
   if (reply.status == CUDA_SUCCESS)
-    s.streams.add(m.id, o);
+    s.objects.streams.add(m.id, o);
   else
     give_stream(v);
 }
@@ -39,11 +41,11 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   std::lock_guard lock(s.captures.mutex);
   if (d.ok() && s.captures.graph_of(m.stream))
     return s.reject("StreamDestroy names a stream that captures");
-  if (!d.ok() || !s.streams.take(m.stream, &o))
+  if (!d.ok() || !s.objects.streams.take(m.stream, &o))
     return s.reject("StreamDestroy names a stream that the session does not have");
   Vgpu* v = s.use(o.device);
   if (!v) return;
-  reply.status = s.end_stream(*v, o);
+  reply.status = end_stream(s, *v, o);
 }
 
 void synchronize(Session& s, const Command& c, Reply& reply) {
@@ -76,15 +78,15 @@ void wait_event(Session& s, const Command& c, Reply& reply) {
   const auto& m = d.fixed<wire::StreamWaitEvent>();
   CUevent event;
   CUstream stream;
-  if (!d.ok() || !s.events.get(m.event, &event))
+  if (!d.ok() || !s.objects.events.get(m.event, &event))
     return s.reject("StreamWaitEvent names an event that the session does not have");
   Vgpu* v;
   if (!s.stream(m.stream, c.header.context, &stream, &v)) return;
   std::unique_lock<std::mutex> lock;
-  if (s.captures.any() && !s.capturing(stream)) {
+  if (s.captures.any() && !capturing(s, stream)) {
     // The stream may join a capture by this.
     lock = std::unique_lock(s.captures.mutex);
-    s.keep_out(stream, v);
+    keep_out(s, stream, v);
   }
   reply.status = s.driver.cuStreamWaitEvent(stream, event, m.flags & CU_EVENT_WAIT_EXTERNAL);
 }
@@ -93,9 +95,9 @@ void mark(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::Mark>();
   CUstream stream;
-  if (!d.ok() || !s.mark_valid(m.mark)) return s.reject("Mark names a word that there is not");
+  if (!d.ok() || !s.marks.valid(m.mark)) return s.reject("Mark names a word that there is not");
   // The stream may have begun to capture meanwhile, and a mark must not get into a graph.
-  if (s.stream(m.stream, c.header.context, &stream) && !s.capturing(stream))
+  if (s.stream(m.stream, c.header.context, &stream) && !capturing(s, stream))
     reply.status = s.mark(stream, m.mark, m.value);
 }
 
@@ -105,12 +107,12 @@ void host_function(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& h = d.fixed<wire::HostFunction>();
   CUstream stream;
-  if (!d.ok() || !s.mark_valid(h.ready_mark) || !s.mark_valid(h.done_mark))
+  if (!d.ok() || !s.marks.valid(h.ready_mark) || !s.marks.valid(h.done_mark))
     return s.reject("HostFunction names a mark that there is not");
   if (!s.stream(h.stream, c.header.context, &stream)) return;
   reply.status = s.mark(stream, h.ready_mark, h.value);
   if (reply.status == CUDA_SUCCESS)
-    reply.status = s.driver.cuStreamWaitValue64_v2(stream, s.mark_address(h.done_mark), h.value,
+    reply.status = s.driver.cuStreamWaitValue64_v2(stream, s.marks.address(h.done_mark), h.value,
                                                    CU_STREAM_WAIT_VALUE_GEQ);
 }
 

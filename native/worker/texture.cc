@@ -43,12 +43,12 @@ bool find_resource(Session& s, uint32_t device, const wire::SluiceTextureCreate&
   r->resType = static_cast<CUresourcetype>(t.resource);
   switch (t.resource) {
     case CU_RESOURCE_TYPE_ARRAY:
-      if (!s.arrays.get(t.array, &o) || o.device != device)
+      if (!s.objects.arrays.get(t.array, &o) || o.device != device)
         return refuse("TextureCreate names an array that the vGPU does not have");
       r->res.array.hArray = o.array;
       return true;
     case CU_RESOURCE_TYPE_MIPMAPPED_ARRAY:
-      if (!s.mipmapped_arrays.get(t.array, &o) || o.device != device)
+      if (!s.objects.mipmapped_arrays.get(t.array, &o) || o.device != device)
         return refuse("TextureCreate names an array that the vGPU does not have");
       r->res.mipmap.hMipmappedArray = o.mipmapped;
       return true;
@@ -85,7 +85,7 @@ bool find_resource(Session& s, uint32_t device, const wire::SluiceTextureCreate&
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& t = d.fixed<wire::SluiceTextureCreate>();
-  if (!d.ok() || t.surface > 1 || t.viewed > 1 || s.textures.size() >= kMaxTextures)
+  if (!d.ok() || t.surface > 1 || t.viewed > 1 || s.objects.textures.size() >= kMaxTextures)
     return s.reject("TextureCreate makes no sense, or there are too many");
   if (!s.use_context(c.header.context)) return;
   const uint32_t device = c.header.context - 1;
@@ -104,7 +104,7 @@ void create(Session& s, const Command& c, Reply& reply) {
     reply.status = call(s.driver.cuTexObjectCreate, &r.object, &resource, &t.texture,
                         t.viewed ? &t.view : nullptr);
   if (reply.status != CUDA_SUCCESS) return;
-  s.textures.insert({device, t.surface == 1, r.object});
+  s.objects.textures.insert({device, t.surface == 1, r.object});
   reply.put(r);
 }
 
@@ -112,7 +112,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& t = d.fixed<wire::SluiceTextureDestroy>();
   if (!d.ok() || t.surface > 1 ||
-      !s.textures.erase({c.header.context - 1, t.surface == 1, t.object}))
+      !s.objects.textures.erase({c.header.context - 1, t.surface == 1, t.object}))
     return s.reject("TextureDestroy names an object that the vGPU does not have");
   if (!s.use_context(c.header.context)) return;
   reply.status = t.surface ? call(s.driver.cuSurfObjectDestroy, t.object)

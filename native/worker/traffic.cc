@@ -73,13 +73,13 @@ Traffic traffic_of(Session& s, const NodeParams& p) {
 }
 
 void count(Session& s, const Traffic& moved) {
-  if (moved.in) s.shared_in.fetch_add(moved.in, std::memory_order_relaxed);
-  if (moved.out) s.shared_out.fetch_add(moved.out, std::memory_order_relaxed);
+  if (moved.in) s.figures.shared_in.fetch_add(moved.in, std::memory_order_relaxed);
+  if (moved.out) s.figures.shared_out.fetch_add(moved.out, std::memory_order_relaxed);
 }
 
 void count(Session& s, CUstream stream, const Traffic& moved) {
   if (!moved) return;
-  s.capturing(stream) ? s.graph_traffic.note() : count(s, moved);
+  capturing(s, stream) ? s.graph_traffic.note() : count(s, moved);
 }
 
 void GraphTraffic::Exec::set(size_t place, const Node& node) {

@@ -21,14 +21,14 @@ namespace {
 void create(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::AllocationCreate>();
-  if (!d.ok() || m.bytes == 0 || m.bytes % kGranularity || !s.allocations.has_room(m.id))
+  if (!d.ok() || m.bytes == 0 || m.bytes % kGranularity || !s.objects.allocations.has_room(m.id))
     return s.reject("AllocationCreate mints no id that is free, or no whole slabs");
   if (m.flags > wire::kCompressible || (m.flags == wire::kCompressible) != c.answered())
     return s.reject("AllocationCreate has flags that there are not, or no need of an answer");
   Vgpu* v = s.use(m.device);
   if (!v) return;
   std::lock_guard lock(v->mutex);
-  if (!s.may_take(*v, m.bytes, "AllocationCreate", reply)) return;
+  if (!may_take(s, *v, m.bytes, "AllocationCreate", reply)) return;
   CUmemAllocationProp prop = physical_memory_on(*v->gpu);
   if (m.flags) prop.allocFlags.compressionType = CU_MEM_ALLOCATION_COMP_GENERIC;
   AllocationObject o;
@@ -37,7 +37,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   reply.status = s.driver.cuMemCreate(&o.handle, m.bytes, &prop, 0);
   if (reply.status != CUDA_SUCCESS) return;
   v->mapped_bytes += m.bytes;
-  s.allocations.add(m.id, o);
+  s.objects.allocations.add(m.id, o);
   if (m.flags) reply.put(wire::AllocationReply{m.device, compression_of(s, o.handle)});
 }
 
@@ -45,7 +45,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::AllocationId>();
   AllocationObject o;
-  if (!d.ok() || s.times_mapped.contains(m.id) || !s.allocations.take(m.id, &o))
+  if (!d.ok() || s.objects.times_mapped.contains(m.id) || !s.objects.allocations.take(m.id, &o))
     return s.reject("AllocationDestroy names memory that is mapped or that there is not");
   Vgpu* v = s.use(o.device);
   std::lock_guard lock(v->mutex);
@@ -69,7 +69,7 @@ void map(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::AllocationMap>();
   AllocationObject o;
-  if (!d.ok() || !s.allocations.get(m.id, &o) || o.bytes != m.bytes)
+  if (!d.ok() || !s.objects.allocations.get(m.id, &o) || o.bytes != m.bytes)
     return s.reject("AllocationMap names memory that there is not");
   Vgpu* v = window_of(s, m.address, m.bytes);
   if (!v) return;
@@ -79,7 +79,7 @@ void map(Session& s, const Command& c, Reply& reply) {
   reply.status = s.driver.cuMemMap(m.address, m.bytes, 0, o.handle, 0);
   if (reply.status != CUDA_SUCCESS) return;
   v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, o.handle, m.id, false});
-  ++s.times_mapped[m.id];
+  ++s.objects.times_mapped[m.id];
 }
 
 // The mapping that a command names by its exact range; the end of the list after a rejection.
@@ -101,8 +101,8 @@ void unmap(Session& s, const Command& c, Reply& reply) {
   const auto it = find_mapping(s, *v, m.address, m.bytes);
   if (it == v->mappings.end()) return;
   reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
-  const auto times = s.times_mapped.find(it->second.allocation);
-  if (--times->second == 0) s.times_mapped.erase(times);
+  const auto times = s.objects.times_mapped.find(it->second.allocation);
+  if (--times->second == 0) s.objects.times_mapped.erase(times);
   v->mappings.erase(it);
 }
 

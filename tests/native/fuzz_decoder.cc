@@ -136,12 +136,13 @@ void run(const uint8_t* data, size_t size) {
     keep_small(f);
     FakeLibraries::get().calls.clear();
     worker::StreamObject stream;
-    if (f.in_capture && rig.session().streams.get(FurnishedRig::kStreamId, &stream) &&
-        rig.session().graphs.has_room(FurnishedRig::kCaptureId) &&
+    if (f.in_capture && rig.session().objects.streams.get(FurnishedRig::kStreamId, &stream) &&
+        rig.session().objects.graphs.has_room(FurnishedRig::kCaptureId) &&
         !rig.session().captures.graph_of(FurnishedRig::kStreamId))
       rig.begin_capture();
     std::shared_ptr<worker::LinkState> link;
-    if (f.linked && rig.session().links.get(FurnishedRig::kLinkId, &link)) rig.complete_link();
+    if (f.linked && rig.session().objects.links.get(FurnishedRig::kLinkId, &link))
+      rig.complete_link();
     Answer answer;
     const bool accepted = rig.dispatch(f.header(), f.body(), &answer);
     ++(accepted ? g_count.accepted : g_count.refused);

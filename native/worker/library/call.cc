@@ -182,7 +182,7 @@ bool LibraryCall::read(int index) {
       return true;
     case ParamKind::kEvent: {
       CUevent event = nullptr;
-      if (word != 0 && !session_.events.get(word, &event))
+      if (word != 0 && !session_.objects.events.get(word, &event))
         return reject(index, "names an event that the session does not have");
       words_[index] = as_word(event);
       return true;

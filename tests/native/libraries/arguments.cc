@@ -26,7 +26,7 @@ uint64_t mask(size_t bytes) { return bytes >= 8 ? ~0ull : (1ull << bytes * 8) - 
 
 worker::StreamObject stream_of(const RoundTrip::World& w, uint64_t id) {
   worker::StreamObject s{CU_STREAM_LEGACY, 0};
-  if (id > 2) w.channel->rig.session().streams.get(id, &s);
+  if (id > 2) w.channel->rig.session().objects.streams.get(id, &s);
   return s;
 }
 
@@ -245,7 +245,7 @@ void Arguments::make(int index) {
     case ParamKind::kEvent: {
       CUevent driver = nullptr;
       words_[index] = reinterpret_cast<uint64_t>(world_.event);
-      world_.channel->rig.session().events.get(words_[index], &driver);
+      world_.channel->rig.session().objects.events.get(words_[index], &driver);
       s.expected = reinterpret_cast<uint64_t>(driver);
       s.compared = true;
       return;

@@ -30,7 +30,7 @@ class Arrays : public RoundTrip {
   }
   Recording::StoredArray& stored(CUarray a) {
     worker::ArrayObject o;
-    if (!worker_session().arrays.get(id(a), &o)) throw std::runtime_error("no such array");
+    if (!worker_session().objects.arrays.get(id(a), &o)) throw std::runtime_error("no such array");
     return recording().arrays.at(o.array);
   }
   Bytes random_bytes(size_t n) {
@@ -54,9 +54,9 @@ TEST_F(Arrays, TheDriverGetsTheDescriptionAndIsAskedOnce) {
   EXPECT_TRUE(same(said, p));
   EXPECT_TRUE(same(stored(first).descriptor, p));
   EXPECT_LT(available(), before);
-  const auto trips = worker_session().round_trips.load();
+  const auto trips = worker_session().figures.round_trips.load();
   const CUarray second = create(p);
-  EXPECT_EQ(worker_session().round_trips.load(), trips) << "a shape that was taken before";
+  EXPECT_EQ(worker_session().figures.round_trips.load(), trips) << "a shape that was taken before";
   EXPECT_NE(first, second);
   ASSERT_EQ(cuArrayDestroy(first), CUDA_SUCCESS);
   EXPECT_EQ(cuArrayDestroy(first), CUDA_ERROR_INVALID_HANDLE);
@@ -80,7 +80,7 @@ TEST_F(Arrays, RefusedWithoutATrace) {
   EXPECT_EQ(cuArray3DCreate_v2(&a, &odd), CUDA_ERROR_INVALID_VALUE);
   recording().status = CUDA_SUCCESS;
   EXPECT_EQ(available(), before);
-  EXPECT_EQ(worker_session().arrays.count(), 0u);
+  EXPECT_EQ(worker_session().objects.arrays.count(), 0u);
   for (uint64_t wrong : wrong_handles()) {
     EXPECT_EQ(cuArrayDestroy(reinterpret_cast<CUarray>(wrong)), CUDA_ERROR_INVALID_HANDLE);
     EXPECT_EQ(cuMipmappedArrayDestroy(reinterpret_cast<CUmipmappedArray>(wrong)),
@@ -224,7 +224,7 @@ TEST_F(Arrays, Levels) {
   const auto p = describe(64, 40, 0);
   ASSERT_EQ(cuMipmappedArrayCreate(&whole, &p, 100), CUDA_SUCCESS);
   worker::ArrayObject o;
-  ASSERT_TRUE(worker_session().mipmapped_arrays.get(id(whole), &o));
+  ASSERT_TRUE(worker_session().objects.mipmapped_arrays.get(id(whole), &o));
   EXPECT_EQ(o.shape.levels, 7u) << "64, 32, ... 1";
   CUarray level = nullptr, again = nullptr;
   EXPECT_EQ(cuMipmappedArrayGetLevel(&level, whole, 7), CUDA_ERROR_INVALID_VALUE);
@@ -241,7 +241,7 @@ TEST_F(Arrays, Levels) {
   EXPECT_EQ(std::memcmp(stored(level).bytes.data(), data.data(), 64), 0);
   ASSERT_EQ(cuMipmappedArrayDestroy(whole), CUDA_SUCCESS);
   EXPECT_EQ(cuArrayGetDescriptor_v2(&flat, level), CUDA_ERROR_INVALID_HANDLE);
-  EXPECT_EQ(worker_session().arrays.count(), 0u);
+  EXPECT_EQ(worker_session().objects.arrays.count(), 0u);
   EXPECT_EQ(available(), before);
 }
 
@@ -275,7 +275,7 @@ TEST_F(Arrays, TexturesAndSurfacesAreTheDriversNumbers) {
   }
   EXPECT_EQ(object, 0x100023u);
   worker::ArrayObject o;
-  ASSERT_TRUE(worker_session().arrays.get(id(array), &o));
+  ASSERT_TRUE(worker_session().objects.arrays.get(id(array), &o));
   EXPECT_EQ(given_resource.res.array.hArray, o.array);
   EXPECT_TRUE(same(given, texture));
   EXPECT_TRUE(same(given_view, view));

@@ -256,15 +256,14 @@ TEST_F(CodeMemory, UploadsTakeMemoryAsTheyCome) {
     return rig.dispatch(header, bytes, &answer);
   };
   for (uint64_t blob = 1000; blob < 1004; ++blob) ASSERT_TRUE(send(blob, 2ull << 30, 0));
-  EXPECT_EQ(s.blob_bytes, 4 * 8u);
-  for (const auto& [id, blob] : s.blobs) EXPECT_LT(blob.bytes.capacity(), 1024u);
-  // Where there is no room the pieces are let go, and whoever wants the image is told.
-  s.blob_bytes = 2ull << 30;
-  EXPECT_TRUE(send(1000, 2ull << 30, 8));
-  EXPECT_TRUE(send(1000, 2ull << 30, 16));
-  EXPECT_EQ(s.blobs[1000].bytes.capacity(), 0u);
-  EXPECT_EQ(s.blobs[1000].received, 24u);
-  s.blob_bytes = 2ull << 30;
+  EXPECT_EQ(s.uploads.bytes(), 4 * 8u);
+  EXPECT_LT(s.uploads.reserved(), 4 * 1024u);
+  // Whoever wants an image for which there was no room is told (uploads_test.cc has the rest).
+  const auto bounded_by = [&](uint64_t most_bytes) {
+    std::destroy_at(&s.uploads);
+    std::construct_at(&s.uploads, most_bytes);
+  };
+  bounded_by(7);
   EXPECT_TRUE(send(1004, 8, 0));
   const uint64_t module = id(world().module) + 7;  // a free place
   wire::CodeLoad load{module, 1004, wire::CodeKind::kModule, 0};
@@ -274,8 +273,7 @@ TEST_F(CodeMemory, UploadsTakeMemoryAsTheyCome) {
   Answer answer;
   EXPECT_TRUE(rig.dispatch(header, bytes, &answer));
   EXPECT_EQ(answer.status, static_cast<uint32_t>(CUDA_ERROR_OUT_OF_MEMORY));
-  s.blobs.clear();
-  s.blob_bytes = 0;
+  bounded_by(worker::Uploads::kMostBytes);
 }
 
 TEST_F(CodeMemory, AnImageThatClaimsMoreThanHasComeDoesNotReachTheDriver) {

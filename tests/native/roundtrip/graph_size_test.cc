@@ -20,7 +20,7 @@ class GraphSizes : public Graphs {
     EXPECT_EQ(nodes(), before_) << "what is gone does not count";
     Graphs::TearDown();
   }
-  uint64_t nodes() { return worker_session().graph_nodes; }
+  uint64_t nodes() { return worker_session().objects.graph_nodes; }
   uint64_t made() { return nodes() - before_; }
   CUgraph graph() {
     graphs_.push_back(make_graph());
@@ -129,7 +129,7 @@ TEST_F(GraphSizes, WhatIsInsideCountsForAllAround) {
 }
 
 TEST_F(GraphSizes, OfASessionAllTogetherEnd) {
-  auto& all = worker_session().graph_nodes;
+  auto& all = worker_session().objects.graph_nodes;
   const uint64_t now = all;
   const CUgraph g = graph_of(3);
   all = worker::kMaxNodesOfSession - 2;
@@ -151,10 +151,10 @@ TEST_F(GraphSizes, LaunchesIntoCapturesEnd) {
   ASSERT_EQ(cuGraphInstantiateWithFlags(&exec, g, 0), CUDA_SUCCESS);
   worker::GraphExecObject known;
   auto& s = worker_session();
-  ASSERT_TRUE(s.graph_execs.get(id(exec), &known));
+  ASSERT_TRUE(s.objects.graph_execs.get(id(exec), &known));
   known.size = {worker::kMaxNodesOfGraph - 1, wire::kMaxGraphDepth - 1};
-  s.graph_execs.set(id(exec), known);
-  s.graph_nodes += known.size.nodes - 1;
+  s.objects.graph_execs.set(id(exec), known);
+  s.objects.graph_nodes += known.size.nodes - 1;
   ASSERT_EQ(cuStreamBeginCapture_v2(side_, kRelaxed), CUDA_SUCCESS);
   ScopedAnswer yes(SLUICE_ON(cuStreamIsCapturing), [](CUstream, CUstreamCaptureStatus* status) {
     return *status = CU_STREAM_CAPTURE_STATUS_ACTIVE, CUDA_SUCCESS;

@@ -22,7 +22,7 @@ class Green : public RoundTrip {
   }
   CUgreenCtx driver_green(CUgreenCtx h) {
     worker::GreenObject o;
-    EXPECT_TRUE(worker_session().green_contexts.get(id(h), &o));
+    EXPECT_TRUE(worker_session().objects.green_contexts.get(id(h), &o));
     return o.handle;
   }
 };
@@ -151,7 +151,7 @@ TEST_F(Green, StreamsRunThere) {
 }
 
 TEST_F(Green, ARefusedCreationLeavesNothing) {
-  const size_t before = worker_session().streams.count();
+  const size_t before = worker_session().objects.streams.count();
   ScopedAnswer a(SLUICE_ON(cuGreenCtxStreamCreate),
                  [](CUstream*, CUgreenCtx, unsigned, int) { return CUDA_ERROR_OUT_OF_MEMORY; });
   CUdevResource whole{};
@@ -163,7 +163,7 @@ TEST_F(Green, ARefusedCreationLeavesNothing) {
   EXPECT_EQ(cuGreenCtxCreate(&green, description, 0, CU_GREEN_CTX_DEFAULT_STREAM),
             CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(recording().calls_of("cuGreenCtxDestroy").size(), 1u);
-  EXPECT_EQ(worker_session().streams.count(), before);
+  EXPECT_EQ(worker_session().objects.streams.count(), before);
 }
 
 TEST_F(Green, EventsOfWholeContexts) {

@@ -16,17 +16,17 @@ constexpr uint64_t kGreenId = handle_id(HandleKind::kGreenContext, 3);
 
 void furnish(Rig& rig) {
   worker::Session& s = rig.session();
-  if (!s.dev_resources.empty()) return;
+  if (!s.objects.dev_resources.empty()) return;
   CUdevResource r{};
   r.type = CU_DEV_RESOURCE_TYPE_SM;
   for (unsigned count : {132u, 64u}) {
     r.sm.smCount = count;
-    s.dev_resources.push_back({r, 0});
+    s.objects.dev_resources.push_back({r, 0});
   }
-  s.dev_descriptions.push_back(nullptr);
+  s.objects.dev_descriptions.push_back(nullptr);
   worker::GreenObject green;
   green.context = Recording::get().mint<CUcontext>(Recording::get().contexts);
-  s.green_contexts.add(kGreenId, green);
+  s.objects.green_contexts.add(kGreenId, green);
 }
 
 void add_resources(Frames* all) {

@@ -117,11 +117,11 @@ TEST(HostileFrames, ReplyRest) {
   }
   for (const uint64_t from : {uint64_t{0}, uint64_t{39}, uint64_t{41}, ~uint64_t{0}}) {
     FurnishedRig rig;
-    ASSERT_TRUE(rig.session().keep_rest(3, 40, rest));
+    ASSERT_TRUE(rig.session().unfetched.keep(3, 40, rest));
     EXPECT_FALSE(ask(rig, from, &answer)) << from;
   }
   FurnishedRig rig;
-  ASSERT_TRUE(rig.session().keep_rest(3, 40, rest));
+  ASSERT_TRUE(rig.session().unfetched.keep(3, 40, rest));
   EXPECT_TRUE(ask(rig, 40, &answer));
   EXPECT_EQ(answer.body, std::vector<std::byte>(kReplyLimit, std::byte{7}));
   EXPECT_TRUE(ask(rig, 40 + kReplyLimit, &answer));
@@ -155,20 +155,6 @@ TEST(HostileFrames, SlicesOfCopyNodesAreWholeRows) {
       EXPECT_TRUE(o.accepted) << what << ": " << o.reason;
     }
   }
-}
-
-TEST(HostileFrames, AnswersThatNobodyFetchesAreBounded) {
-  FurnishedRig rig;
-  const std::vector<std::byte> rest(wire::kMaxAnswer);
-  uint16_t kept = 0;
-  while (kept < 64 && rig.session().keep_rest(kept, 0, rest)) ++kept;
-  EXPECT_EQ(kept, worker::Session::kMostRests / wire::kMaxAnswer);
-  EXPECT_TRUE(rig.session().keep_rest(0, 0, rest)) << "a lane's next answer takes its place";
-  std::vector<std::byte> piece;
-  bool more = true;
-  for (uint64_t from = 0; more; from += piece.size())
-    ASSERT_TRUE(rig.session().take_rest(0, from, kReplyLimit, &piece, &more));
-  EXPECT_TRUE(rig.session().keep_rest(kept, 0, rest)) << "what was fetched makes room";
 }
 
 // Of one row or one slice nothing lies at the next, so the client may say what it likes; the driver

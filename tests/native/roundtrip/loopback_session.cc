@@ -67,16 +67,22 @@ void RoundTrip::TearDown() {
 
 CUstream RoundTrip::driver_of(CUstream h) {
   if (h == nullptr || h == CU_STREAM_LEGACY) return CU_STREAM_LEGACY;
-  return find(worker_session().streams, h).handle;
+  return find(worker_session().objects.streams, h).handle;
 }
-CUevent RoundTrip::driver_of(CUevent h) { return find(worker_session().events, h); }
-CUmodule RoundTrip::driver_of(CUmodule h) { return find(worker_session().modules, h).module; }
-CUlibrary RoundTrip::driver_of(CUlibrary h) { return find(worker_session().libraries, h).library; }
+CUevent RoundTrip::driver_of(CUevent h) { return find(worker_session().objects.events, h); }
+CUmodule RoundTrip::driver_of(CUmodule h) {
+  return find(worker_session().objects.modules, h).module;
+}
+CUlibrary RoundTrip::driver_of(CUlibrary h) {
+  return find(worker_session().objects.libraries, h).library;
+}
 CUfunction RoundTrip::driver_of(CUfunction h) {
   worker::FunctionObject f;
-  if (worker_session().functions.get(id(h), &f)) return f.function;
-  return find(worker_session().kernels, h).function;
+  if (worker_session().objects.functions.get(id(h), &f)) return f.function;
+  return find(worker_session().objects.kernels, h).function;
 }
-CUkernel RoundTrip::driver_of(CUkernel h) { return find(worker_session().kernels, h).kernel; }
+CUkernel RoundTrip::driver_of(CUkernel h) {
+  return find(worker_session().objects.kernels, h).kernel;
+}
 
 }  // namespace sluice::test

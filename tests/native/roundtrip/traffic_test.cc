@@ -30,7 +30,8 @@ class TrafficCount : public RoundTrip {
   }
   // Since the last look.
   Ways moved() {
-    const Ways now{worker_session().shared_in.load(), worker_session().shared_out.load()};
+    const Ways now{worker_session().figures.shared_in.load(),
+                   worker_session().figures.shared_out.load()};
     const Ways since{now.first - seen_.first, now.second - seen_.second};
     seen_ = now;
     return since;

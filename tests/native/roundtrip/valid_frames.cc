@@ -461,7 +461,7 @@ FurnishedRig::FurnishedRig() {
   send(wire::kArenaRegister, false, wire::ArenaRegister{arena(), wire::kArenaChunk});
   send(wire::kOpenShared, true, wire::OpenShared{{{1, 2}}, opened(), 2 << 20, 0, 0});
   send(wire::kSharedEventCreate, true, wire::EventId{kSharedEventId});
-  if (!session().keep_rest(0, 8, std::as_bytes(std::span(image)))) std::abort();
+  if (!session().unfetched.keep(0, 8, std::as_bytes(std::span(image)))) std::abort();
   furnish_libraries();
   send(wire::kGraphCreate, false, wire::GraphCreate{kGraphId});
   send(wire::kGraphConditional, true, wire::GraphConditional{kGraphId, 1, 0});

@@ -90,8 +90,8 @@ TEST_F(VirtualMemory, TheDriverGetsWhatWasAskedFor) {
     }
   }
   EXPECT_EQ(available(), before);
-  EXPECT_TRUE(worker_session().times_mapped.empty());
-  EXPECT_EQ(worker_session().allocations.count(), 0u);
+  EXPECT_TRUE(worker_session().objects.times_mapped.empty());
+  EXPECT_EQ(worker_session().objects.allocations.count(), 0u);
 }
 
 TEST_F(VirtualMemory, ManyMappingsAreOnePieceToACopy) {

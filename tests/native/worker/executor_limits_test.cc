@@ -138,7 +138,7 @@ TEST(DeafClient, CanBeEnded) {
   uint64_t before = ~uint64_t{0};
   for (int same = 0; same < 5;) {  // until the worker stands still
     std::this_thread::sleep_for(50ms);
-    const uint64_t now = rig.session->commands.load();
+    const uint64_t now = rig.session->figures.commands.load();
     same = now == before ? same + 1 : 0;
     before = now;
   }

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the server said that a session is: read from its message (start_session.cc), never changed.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sluice::worker {
+
+struct SessionPlan {
+  std::string id, grant, channel;
+  struct VgpuPlan {
+    std::string device;  // UUID
+    uint64_t memory_mib;
+    uint32_t compute_percent;
+    uint32_t grant_index = 0;
+  };
+  std::vector<VgpuPlan> vgpus;
+  uint64_t grant_vgpus = 0;  // 0: the workers of other grants are this user, too
+};
+
+}  // namespace sluice::worker

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/vgpu.h"
+
+#include <cstdio>
+
+#include "wire/address_windows.h"
+#include "worker/hex.h"
+
+namespace sluice::worker {
+
+std::string uuid_text(const CUuuid& u) {
+  char text[48];
+  const auto b = [&](int i) { return static_cast<unsigned char>(u.bytes[i]); };
+  std::snprintf(text, sizeof text,
+                "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b(0),
+                b(1), b(2), b(3), b(4), b(5), b(6), b(7), b(8), b(9), b(10), b(11), b(12), b(13),
+                b(14), b(15));
+  return text;
+}
+
+bool reserve_windows(const Driver& driver, const std::vector<std::unique_ptr<Vgpu>>& vgpus,
+                     std::string* error) {
+  const uint64_t bytes = vgpus.size() <= 4 ? wire::kLargeWindowBytes : wire::kSmallWindowBytes;
+  uint64_t at = wire::kWindowsBegin;
+  for (auto& v : vgpus) {
+    if (at < wire::kWindowHoleEnd && at + bytes > wire::kWindowHoleBegin) at = wire::kWindowHoleEnd;
+    if (at + bytes > wire::kWindowsEnd) {
+      *error = "too many vGPUs for the address windows";
+      return false;
+    }
+    driver.cuCtxSetCurrent(v->gpu->context);
+    CUdeviceptr got = 0;
+    const CUresult e = driver.cuMemAddressReserve(&got, bytes, 0, at, 0);
+    if (e != CUDA_SUCCESS || got != at) {
+      *error = "the driver does not give the address window at " + hex_text(at) + ": " +
+               (e != CUDA_SUCCESS ? driver.error_text(e) : "it offers " + hex_text(got));
+      return false;
+    }
+    v->window_begin = at;
+    v->window_bytes = bytes;
+    at += bytes;
+  }
+  return true;
+}
+
+}  // namespace sluice::worker
