@@ -3,8 +3,10 @@
 
 Uses the software GPU (with launches dropped where the launch itself is measured), the real worker
 and channels; client start is taken with the real server and controller. Prints a table and writes
-build/bench.jsonl, one object a line: name, value, unit, floor, ratio. Timing decides nothing here:
-the exit status is 0 whenever everything could be measured.
+build/measurements/bench.jsonl (dev/measurements.py says what a record has, and takes it into the
+documents). Timing decides nothing here: the exit status is 0 whenever everything could be measured.
+
+    python tests/bench/bench.py [PART ...]         # calls, copies, relay …: PARTS below
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ BENCH = ROOT / "build" / "bench"
 sys.path[:0] = [str(ROOT / "tests" / name) for name in ("demo", "programs", "harness")]
 
 from counted import run_counted  # noqa: E402
-from figure import Figure, as_lines, print_table  # noqa: E402
+from figure import Figure, Run, publish  # noqa: E402
 from free_ports import free_port  # noqa: E402
 from grant_rates import store_figures  # noqa: E402
 from placement import decision_figures  # noqa: E402
@@ -178,7 +180,6 @@ def paired(
 
 def call_figures() -> list[Figure]:
     """Calls into a back end that does nothing."""
-    figures = []
     with static_server(BENCH / "libnullgpu.so") as server:
         floor, shm = paired(
             lambda: run_json([str(BENCH / "floors")]), lambda: server.calls("shm", "calls")
@@ -188,38 +189,29 @@ def call_figures() -> list[Figure]:
             lambda: run_counted([str(BENCH / "library_calls")], server.environment("shm"))
         )
     ping, tcp_ping = floor["shm_ping_pong_us"], floor["tcp_ping_pong_us"]
-    figures.append(Figure("async_call_us", shm["async_call_us"], "us", None, None, "at most 0.3"))
-    figures.append(
-        Figure(
-            "async_calls_per_s", shm["async_calls_per_s"], "1/s", None, None, "at least 1,500,000"
-        )
-    )
-    # a cublasSgemm that is known to be valid, into a stand-in that does nothing
-    figures += [
-        Figure("library_call_us", library["library_call_us"], "us", None, None, "at most 0.5"),
-        Figure("library_call_drained_us", library["library_call_drained_us"], "us", None, None, ""),
-    ]
-    figures.append(
+    return [
+        Figure("async_call_us", shm["async_call_us"], "us", limit=0.3),
+        Figure("async_calls_per_s", shm["async_calls_per_s"], "1/s", limit=1_500_000),
+        # a cublasSgemm that is known to be valid, into a stand-in that does nothing
+        Figure("library_call_us", library["library_call_us"], "us", limit=0.5),
+        Figure("library_call_drained_us", library["library_call_drained_us"], "us"),
         Figure(
             "sync_call_shm_us",
             shm["round_trip_us"],
             "us",
-            ping,
-            shm["round_trip_us"] / ping,
-            f"at most {1.5 * ping + 1:.2f}",
-        )
-    )
-    figures.append(
+            floor=ping,
+            floor_of="bare ping-pong",
+            limit=1.5 * ping + 1,
+        ),
         Figure(
             "sync_call_tcp_us",
             tcp["round_trip_us"],
             "us",
-            tcp_ping,
-            tcp["round_trip_us"] / tcp_ping,
-            f"at most {1.15 * tcp_ping:.1f}",
-        )
-    )
-    return figures
+            floor=tcp_ping,
+            floor_of="bare TCP ping-pong",
+            limit=1.15 * tcp_ping,
+        ),
+    ]
 
 
 def copy_figures() -> list[Figure]:
@@ -239,9 +231,9 @@ def copy_figures() -> list[Figure]:
             name,
             copy[key],
             "GiB/s",
-            ideal,
-            copy[key] / ideal,
-            f"at least {0.85 * ideal:.1f}" if not i else "",
+            floor=ideal,
+            floor_of="two memcpy in a pipeline",
+            limit=0.85 * ideal if not i else None,
         )
         for i, (name, key) in enumerate(rows)
     ]
@@ -278,8 +270,8 @@ def control_plane_figures() -> list[Figure]:
             )
         idle = idle_percent(pool, environment)
     return [
-        Figure("client_start_ms", median(starts), "ms", None, None, "at most 15"),
-        Figure("idle_cpu_percent", idle, "%", None, None, "at most 0.5"),
+        Figure("client_start_ms", median(starts), "ms", limit=15),
+        Figure("idle_cpu_percent", idle, "%", limit=0.5),
     ]
 
 
@@ -311,25 +303,31 @@ def idle_percent(pool: Pool, environment: dict[str, str], seconds: int = 10) -> 
     return max(b - a for a, b in zip(before, after, strict=True)) / seconds * 100
 
 
+PARTS: dict[str, Callable[[], list[Figure]]] = {
+    "calls": call_figures,
+    "copies": copy_figures,
+    "relay": relay_figures,
+    "start": control_plane_figures,
+    "grants": store_figures,
+    "placement": decision_figures,
+    "restart": restart_figures,
+    "queue": queue_figures,
+}
+
+
 def main() -> int:
-    """Measures, prints, writes."""
+    """Measures what is named, or everything; prints, writes."""
+    wanted = sys.argv[1:] or list(PARTS)
+    if unknown := [name for name in wanted if name not in PARTS]:
+        raise SystemExit(f"no part {', '.join(unknown)}; there are {', '.join(PARTS)}")
     BENCH.mkdir(parents=True, exist_ok=True)
     compile_parts()
+    run = Run("make bench", rounds=ROUNDS)
     figures = []
-    for part in (
-        call_figures,
-        copy_figures,
-        relay_figures,
-        control_plane_figures,
-        store_figures,
-        decision_figures,
-        restart_figures,
-        queue_figures,
-    ):
+    for part in (PARTS[name] for name in wanted):
         print(f"measuring: {(part.__doc__ or '').splitlines()[0]}", file=sys.stderr, flush=True)
         figures += part()
-    print_table(figures)
-    (ROOT / "build" / "bench.jsonl").write_text(as_lines(figures))
+    publish("bench", figures, run)
     return 0
 
 

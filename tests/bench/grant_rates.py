@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 from bare_pool import bare_pool, commit_ms  # noqa: E402
 from controllers import Controllers, controllers  # noqa: E402
 from etcd_members import etcd_members, is_there  # noqa: E402
-from figure import Figure, as_lines, print_table  # noqa: E402
+from figure import Figure, Run, publish  # noqa: E402
 
 from sluice.rpc import pool_pb2 as rpc  # noqa: E402
 from sluice.rpc import pool_pb2_grpc  # noqa: E402
@@ -43,6 +43,7 @@ FLOOR_SECONDS = 5.0
 NODES = 4
 GPUS_OF_A_NODE = 8
 BLOCK = b"x" * 4096
+WITHOUT_POOL = "the same load on a server without a pool"
 
 
 def fdatasync_ms(folder: Path) -> tuple[float, float]:
@@ -153,7 +154,7 @@ def floors(store: str) -> tuple[float, float]:
 def measure(
     several: Controllers, folder: Path, kind: str, bare: str, wanted: tuple[int, int]
 ) -> list[Figure]:
-    """The two figures of a store; `bare` is the store of the floor, as bare_pool.py takes it."""
+    """The figures of a store; `bare` is the store of the floor, as bare_pool.py takes it."""
     leader = several.leader()
     before, first = fdatasync_ms(folder), floors(bare)
     cpu_before = cpu_seconds(several, leader)
@@ -178,11 +179,20 @@ def measure(
             f"grants_per_s_{kind}",
             per_second,
             "1/s",
-            bare_rate,
-            per_second / bare_rate,
-            f"at least {wanted[0]:,}",
+            floor=bare_rate,
+            floor_of=WITHOUT_POOL,
+            limit=wanted[0],
         ),
-        Figure(f"grant_p99_ms_{kind}", p99, "ms", bare_p99, p99 / bare_p99, f"at most {wanted[1]}"),
+        Figure(
+            f"grant_p99_ms_{kind}",
+            p99,
+            "ms",
+            floor=bare_p99,
+            floor_of=WITHOUT_POOL,
+            limit=wanted[1],
+        ),
+        Figure(f"fdatasync_ms_{kind}", sync, "ms"),
+        Figure(f"fdatasync_p99_ms_{kind}", max(before[1], after[1]), "ms"),
     ]
 
 
@@ -222,11 +232,11 @@ def store_figures() -> list[Figure]:
 def main() -> int:
     """Measures what is named, or both."""
     wanted = sys.argv[1:] or ["sqlite", "etcd"]
+    run = Run("python tests/bench/grant_rates.py")
     figures = []
     for kind in wanted:
         figures += {"sqlite": sqlite_figures, "etcd": etcd_figures}[kind]()
-    print_table(figures)
-    print(as_lines(figures), end="")
+    publish("bench", figures, run)
     return 0
 
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
 from control_plane import running, wait_for  # noqa: E402
-from figure import Figure, as_lines, print_table  # noqa: E402
+from figure import Figure, Run, publish  # noqa: E402
 
 from sluice.hypervisor.request import NAMESPACE  # noqa: E402
 from tests.rigs.kvm.rig import Guest, Rig  # noqa: E402
@@ -37,6 +37,7 @@ WAYS = {
     "region_with_vsock": "region-mib='64' vsock='yes'",
     "vsock": "channel='vsock'",
 }
+AGAIN = "the same call right after it"
 
 
 def boot(fleet: Fleet, name: str, request: str, program: Path) -> Guest:
@@ -85,7 +86,8 @@ def measure(rounds: int, idle_ms: int) -> list[Figure]:
                 for way, guest in guests.items():
                     words = f"sluice run /root/idle_call {rounds} {idle_ms}"
                     cold, warm = map(float, guest.check(words, timeout=300).split())
-                    figures.append(Figure(f"{way}_idle_call_us", cold, "us", warm, cold / warm))
+                    name = f"{way}_idle_call_us"
+                    figures.append(Figure(name, cold, "us", floor=warm, floor_of=AGAIN))
             finally:
                 fleet.close()
     return figures
@@ -100,10 +102,10 @@ def main() -> int:
     if os.geteuid() != 0 or not BUNDLE.exists() or not BACKEND.exists():
         print("skipped: this needs root, the guest bundle and vhost-device-vsock (make test-rigs)")
         return 0
+    run = Run("python tests/bench/guest_wake.py", rounds=options.rounds)
     figures = measure(options.rounds, options.idle_ms)
-    print(f"floor: the same call right after it; load {os.getloadavg()[0]:.1f}")
-    print_table(figures)
-    print(as_lines(figures))
+    print(f"floor: {AGAIN}; load {os.getloadavg()[0]:.1f}")
+    publish("guest_wake", figures, run)
     return 0
 
 

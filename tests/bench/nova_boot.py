@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
 from control_plane import wait_for  # noqa: E402
-from figure import Figure, as_lines, print_table  # noqa: E402
+from figure import Figure, Run, publish  # noqa: E402
 from instances import delete  # noqa: E402
 
 from tests.openstack.conftest import (  # noqa: E402
@@ -143,8 +143,8 @@ def _compare(name: str, with_vgpu: list[float], without: list[float]) -> list[Fi
     ours, plain = median(with_vgpu), median(without)
     pairs = [one - other for one, other in zip(with_vgpu, without, strict=True)]
     return [
-        Figure(f"{name}_s", ours, "s", plain, ours / plain),
-        Figure(f"{name}_more_s", median(pairs), "s", None, None, "at most 1 s"),
+        Figure(f"{name}_s", ours, "s", floor=plain, floor_of="the same flavor without a vGPU"),
+        Figure(f"{name}_more_s", median(pairs), "s", limit=1, spread=(min(pairs), max(pairs))),
     ]
 
 
@@ -157,9 +157,9 @@ def main() -> int:
     if os.geteuid() != 0 or not BUNDLE.exists():
         print("skipped: this needs root and the guest bundle (make guest-bundle)")
         return 0
-    figures = measure(options.rounds, options.vendordata)
-    print_table(figures)
-    print(as_lines(figures))
+    setting = "vendordata" if options.vendordata else None
+    run = Run("python tests/bench/nova_boot.py", rounds=options.rounds, setting=setting)
+    publish("nova_boot", measure(options.rounds, options.vendordata), run)
     return 0
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import grpc
 from bare_pool import bare_pool
-from grant_rates import ROOT, percentile, registered, scratch
+from grant_rates import ROOT, WITHOUT_POOL, percentile, registered, scratch
 
 sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
 from controllers import controllers  # noqa: E402
-from figure import Figure, as_lines, print_table  # noqa: E402
+from figure import Figure, Run, publish  # noqa: E402
 
 from sluice.rpc import pool_pb2 as rpc  # noqa: E402
 from sluice.rpc import pool_pb2_grpc  # noqa: E402
@@ -101,14 +101,17 @@ def queue_figures() -> list[Figure]:
         f"machine {os.getloadavg()[0]:.1f}",
         file=sys.stderr,
     )
-    return [Figure("queue_wakeup_ms", p99, "ms", floor, p99 / floor, "at most 50")]
+    middle, bare_middle = percentile(taken, 0.5), percentile(bare, 0.5)
+    return [
+        Figure("queue_wakeup_ms", p99, "ms", floor=floor, floor_of=WITHOUT_POOL, limit=50),
+        Figure("queue_wakeup_median_ms", middle, "ms", floor=bare_middle, floor_of=WITHOUT_POOL),
+    ]
 
 
 def main() -> int:
     """Measures and prints."""
-    figures = queue_figures()
-    print_table(figures)
-    print(as_lines(figures), end="")
+    run = Run("python tests/bench/queue_wakeup.py")
+    publish("bench", queue_figures(), run)
     return 0
 
 

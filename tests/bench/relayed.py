@@ -18,6 +18,7 @@ Run = Callable[[str], dict[str, float]]
 #: Beside what a bare ping-pong takes of a relayed call.
 SLACK_US = 10.0
 PING_FACTOR = 1.15
+DIRECT = "direct TCP channel"
 
 
 def in_turn(runs: Sequence[Callable[[], dict[str, float]]], rounds: int) -> list[dict[str, float]]:
@@ -48,26 +49,31 @@ def relayed_calls(floors: Callable[[], dict[str, float]], server: Any, rounds: i
     allowed = call + PING_FACTOR * ping + SLACK_US
     each_second, there = relayed["async_calls_per_s"], direct["async_calls_per_s"]
     return [
-        Figure("relay_local_call_us", call, "us", None, None, ""),
-        Figure("relay_tcp_ping_pong_us", ping, "us", None, None, ""),
-        Figure("relay_direct_tcp_call_us", direct["round_trip_us"], "us", ping, None, ""),
+        Figure("relay_local_call_us", call, "us"),
+        Figure("relay_tcp_ping_pong_us", ping, "us"),
+        Figure(
+            "relay_direct_tcp_call_us",
+            direct["round_trip_us"],
+            "us",
+            floor=ping,
+            floor_of="bare TCP ping-pong",
+        ),
         Figure(
             "relay_sync_call_us",
             through,
             "us",
-            allowed,
-            through / allowed,
-            f"at most {allowed:.1f}",
+            floor=allowed,
+            floor_of="local call, 1.15 bare TCP ping-pongs and 10 us",
+            limit=allowed,
         ),
         Figure(
             "relay_async_throughput_ratio",
             each_second / there,
-            "",
-            there,
-            each_second / there,
-            "at least 0.95",
+            "ratio",
+            limit=0.95,
+            better="higher",
         ),
-        Figure("relay_async_calls_per_s", each_second, "1/s", there, each_second / there, ""),
+        Figure("relay_async_calls_per_s", each_second, "1/s", floor=there, floor_of=DIRECT),
     ]
 
 
@@ -82,6 +88,6 @@ def relayed_copies(server: Any, rounds: int) -> list[Figure]:
         ("relay_copy_back_gib_s", "pageable_to_host_gib_s"),
     )
     return [
-        Figure(name, relayed[key], "GiB/s", direct[key], relayed[key] / direct[key], "")
+        Figure(name, relayed[key], "GiB/s", floor=direct[key], floor_of=DIRECT)
         for name, key in rows
     ]

@@ -31,7 +31,7 @@ sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
 
 from controllers import Controllers  # noqa: E402
 from etcd_members import etcd_members, is_there  # noqa: E402
-from figure import Figure, as_lines, print_table  # noqa: E402
+from figure import Figure, Run, publish  # noqa: E402
 from full_pool import SIZES, filled, inventories, store_in_etcd, store_in_sqlite  # noqa: E402
 from grant_rates import cpu_seconds, load, percentile, scratch  # noqa: E402
 
@@ -162,13 +162,14 @@ def measured(kind: str, store: dict[str, Any], folder: Path, pool: Pool) -> list
             server_process.join()
     full = nodes == SIZES[-1]
     end = ("" if kind == "sqlite" else f"_{kind}") + ("" if full else f"_{nodes}_nodes")
-    wanted = ("at most 5", "at most 500") if full else ("", "")
     seconds = max(found.values())
     return [
-        Figure(f"controller_restart_s{end}", seconds, "s", None, None, wanted[0]),
-        Figure(f"controller_rss_mib{end}", weight, "MiB", None, None, wanted[1]),
-        Figure(f"grants_per_s_{kind}_{nodes}_nodes", rate, "1/s", None, None),
-        Figure(f"grant_p99_ms_{kind}_{nodes}_nodes", percentile(grants, 0.99), "ms", None, None),
+        Figure(f"controller_restart_s{end}", seconds, "s", limit=5 if full else None),
+        Figure(f"controller_restart_rest_s{end}", found["REST"], "s"),
+        Figure(f"controller_restart_cpu_s{end}", cpu, "s"),
+        Figure(f"controller_rss_mib{end}", weight, "MiB", limit=500 if full else None),
+        Figure(f"grants_per_s_{kind}_{nodes}_nodes", rate, "1/s"),
+        Figure(f"grant_p99_ms_{kind}_{nodes}_nodes", percentile(grants, 0.99), "ms"),
     ]
 
 
@@ -192,9 +193,8 @@ def restart_figures(kinds: tuple[str, ...] = ("sqlite", "etcd")) -> list[Figure]
 
 def main() -> int:
     """Measures what is named, or both."""
-    figures = restart_figures(tuple(sys.argv[1:]) or ("sqlite", "etcd"))
-    print_table(figures)
-    print(as_lines(figures), end="")
+    run = Run("python tests/bench/restart.py")
+    publish("bench", restart_figures(tuple(sys.argv[1:]) or ("sqlite", "etcd")), run)
     return 0
 
 

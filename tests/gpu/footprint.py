@@ -4,7 +4,8 @@
     python tests/gpu/footprint.py --preload LIB:LIB
 
 Prints GPU memory (as nvidia-smi counts it) and resident host memory of a process that has one small
-tensor, and the CPU seconds of 100,000 launches from PyTorch: in the program and in its worker.
+tensor, and the CPU seconds of 100,000 launches from PyTorch: in the program and in its worker. Also
+in build/measurements/footprint.jsonl.
 """
 
 from __future__ import annotations
@@ -15,8 +16,21 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dev"))
+
+from measurements import Measurement, Run, write_measured
+
+#: What measure() calls a figure: its name in the records, and its unit.
+FIGURES = {
+    "gpu_mib": ("idle_gpu_mib", "MiB"),
+    "host_mib": ("idle_host_mib", "MiB"),
+    "worker_mib": ("idle_worker_mib", "MiB"),
+    "cpu": ("launches_100000_cpu_s", "s"),
+    "worker_cpu": ("launches_100000_worker_cpu_s", "s"),
+}
 CHILD = """
 import json, sys, time, torch
 x = torch.zeros(1000, device="cuda")
@@ -104,17 +118,41 @@ def measure(environment: dict[str, str], ours: bool) -> dict[str, float]:
     return figures
 
 
+def torch_version() -> dict[str, str]:
+    """The PyTorch that is measured with."""
+    return {"PyTorch": version("torch").partition("+")[0]}
+
+
+def records(found: dict[str, dict[str, float]], run: Run) -> list[Measurement]:
+    """What is kept; a worker has no native counterpart."""
+    return [
+        run.record(
+            name,
+            found[channel][key],
+            unit,
+            channel=channel,
+            floor=found["native"].get(key),
+            floor_of="native",
+        )
+        for channel in ("shm", "tcp")
+        for key, (name, unit) in FIGURES.items()
+    ]
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Memory of an idle session, CPU of launches.")
     parser.add_argument("--preload", required=True)
     options = parser.parse_args()
     native = {k: v for k, v in os.environ.items() if not k.startswith("SLUICE_")}
+    run = Run("python tests/gpu/footprint.py", gpu=True, software=torch_version())
+    found: dict[str, dict[str, float]] = {}
     for channel in ("native", "shm", "tcp"):
         ours = channel != "native"
         sluice = {**os.environ, "LD_PRELOAD": options.preload, "SLUICE_CHANNEL": channel}
-        figures = measure(sluice if ours else native, ours)
+        figures = found[channel] = measure(sluice if ours else native, ours)
         print(channel, json.dumps({k: round(v, 3) for k, v in figures.items()}), flush=True)
+    print(f"figures: {write_measured('footprint', records(found, run))}")
     return 0
 
 

@@ -5,7 +5,8 @@ Needs an NVIDIA driver, a built native part (SLUICE_NATIVE_DIR, else build/nativ
 programs (build/programs, build/bench/calls: `make programs` and `make bench` build them, or bring
 them along); nothing else, and no network. Sessions come from tests/harness/static_server.py, with
 the sandbox on and the worker as an ordinary user. Prints the programs' table, the timings' table
-and `N passed, N failed`; exit status 0 only without a failure. Without a GPU it says so and counts
+and `N passed, N failed`, and writes build/measurements/calls.jsonl (dev/measurements.py keeps it
+for the documents); exit status 0 only without a failure. Without a GPU it says so and counts
 everything as skipped.
 """
 
@@ -27,14 +28,15 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "demo"))
+sys.path[:0] = [str(ROOT / "tests" / "demo"), str(ROOT / "dev")]
 
 import programs as cuda  # noqa: E402
+from measurements import Measurement, Run, write_measured  # noqa: E402
 
 NATIVE = Path(os.environ.get("SLUICE_NATIVE_DIR", ROOT / "build" / "native"))
 CALLS = ROOT / "build" / "bench" / "calls"
 SLICE_MIB = 16384
-UNIT = {"us": "us", "gib_s": "GiB/s", "ms": "ms"}
+UNIT = {"_us": "us", "_gib_s": "GiB/s", "_ms": "ms"}
 
 
 def find_driver() -> str:
@@ -224,8 +226,15 @@ def spread(ratios: Sequence[float]) -> str:
     return f"{median(ratios):7.2f} {min(ratios):6.2f}-{max(ratios):<6.2f}"
 
 
+def unit_of(key: str) -> str:
+    """The unit that a figure's name ends with."""
+    return next(unit for end, unit in UNIT.items() if key.endswith(end))
+
+
 def timings(server: Server, native: dict[str, str], pairs: int) -> None:
     """Native and ours in turn; medians and the paired ratios with their spread."""
+    run_of = Run("python tests/gpu/run.py --parts timings", rounds=pairs, gpu=True)
+    measured: list[Measurement] = []
 
     def once(environment: dict[str, str], mib: int) -> dict[str, float]:
         time.sleep(0.7)  # the next worker warms up meanwhile
@@ -261,11 +270,37 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
             name: [ours / own for own, ours in zip(values["native"], values[name], strict=True)]
             for name in ("shm", "tcp")
         }
+        for name, of_pairs in ratios.items():
+            measured.append(
+                run_of.record(
+                    key,
+                    middle[name],
+                    unit_of(key),
+                    channel=name,
+                    floor=middle["native"],
+                    floor_of="native",
+                    values=values[name],
+                    pairs=of_pairs,
+                )
+            )
         line = f"{key:28} {middle['native']:10.3f} {middle['shm']:10.3f} {spread(ratios['shm'])} "
         line += f"{middle['tcp']:10.3f} {spread(ratios['tcp'])}"
         if key.endswith("gib_s"):
             floors = sockets["to_device" if "to_device" in key else "to_host"]
-            line += "  " + spread([o / s for o, s in zip(values["tcp"], floors, strict=True)])
+            of_socket = [o / s for o, s in zip(values["tcp"], floors, strict=True)]
+            line += "  " + spread(of_socket)
+            measured.append(
+                run_of.record(
+                    f"{key}_of_socket",
+                    middle["tcp"],
+                    "GiB/s",
+                    channel="tcp",
+                    floor=median(floors),
+                    floor_of="a bare socket with the same memory",
+                    values=values["tcp"],
+                    pairs=of_socket,
+                )
+            )
         print(line)
     for name, text in (
         ("", "from cache to cache"),
@@ -273,6 +308,7 @@ def timings(server: Server, native: dict[str, str], pairs: int) -> None:
         ("to_host", "receiving 1 GiB of memory"),
     ):
         print(f"bare socket, {text:26} {median(sockets[name]):6.2f} GiB/s")
+    print(f"figures: {write_measured('calls', measured)}")
 
 
 def main() -> int:

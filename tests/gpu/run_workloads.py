@@ -6,7 +6,8 @@
 Each round runs all workloads in one process natively, then in one process for each channel
 (workloads.py). Sluice's environment is this process's with SLUICE_* set by the caller; --preload
 lists its libraries. A table is printed after every round, so that a run cut short has one; --out
-gets a line of JSON for every process.
+gets a line of JSON for every process, and build/measurements/workloads.jsonl the medians
+(dev/measurements.py keeps them for the documents).
 """
 
 from __future__ import annotations
@@ -17,15 +18,23 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-Run = dict[str, dict[str, Any]]
+sys.path.insert(0, str(HERE.parents[1] / "dev"))
+
+from measurements import Measurement, Run, write_measured  # noqa: E402
+
+Lines = dict[str, dict[str, Any]]
+
+#: Workloads whose steps are of several items: what their counts are told for.
+ITEMS = {"gpt2_generate": ("_per_token", 128)}
 
 
-def once(names: list[str], environment: dict[str, str], share: float) -> Run:
+def once(names: list[str], environment: dict[str, str], share: float) -> Lines:
     """One process: its lines by workload."""
     command = [sys.executable, str(HERE / "workloads.py"), *names]
     done = subprocess.run(
@@ -41,7 +50,12 @@ def once(names: list[str], environment: dict[str, str], share: float) -> Run:
     return {line["name"]: line for line in lines}
 
 
-def table(names: list[str], runs: dict[str, list[Run]]) -> None:
+def torch_version() -> dict[str, str]:
+    """The PyTorch that is measured with."""
+    return {"PyTorch": version("torch").partition("+")[0]}
+
+
+def table(names: list[str], runs: dict[str, list[Lines]]) -> None:
     """Medians, paired ratios with their spread, round trips and CPU."""
     rounds = len(runs["native"])
     print(
@@ -68,6 +82,53 @@ def table(names: list[str], runs: dict[str, list[Run]]) -> None:
     sys.stdout.flush()
 
 
+def records(names: list[str], runs: dict[str, list[Lines]], run: Run) -> list[Measurement]:
+    """Rates with their paired ratios, what each step sent, and the program's CPU."""
+    run.rounds = len(runs["native"])
+    found = []
+    for name in names:
+        native = [r[name] for r in runs["native"]]
+        for channel in [c for c in runs if c != "native"]:
+            ours = [r[name] for r in runs[channel]]
+            rates = [b["rate"] for b in ours]
+            found.append(
+                run.record(
+                    name,
+                    median(rates),
+                    ours[-1]["unit"],
+                    channel=channel,
+                    floor=median(a["rate"] for a in native),
+                    floor_of="native",
+                    values=rates,
+                    pairs=[b["rate"] / a["rate"] for a, b in zip(native, ours, strict=True)],
+                )
+            )
+            end, items = ITEMS.get(name, ("", 1))
+            for what in ("round_trips", "commands"):
+                if ours[-1][what] is not None:
+                    count = ours[-1][what] / items
+                    figure = f"{name}_{what}{end}"
+                    found.append(run.record(figure, count, "1", channel=channel, better="lower"))
+    of_processes = [("import_s", "import_s"), ("first_kernel_s", "first_kernel_s")]
+    for channel in [c for c in runs if c != "native"]:
+        for name, (key, figure) in [(names[0], pair) for pair in of_processes] + [
+            (name, ("cpu_s", f"{name}_cpu_s")) for name in names
+        ]:
+            own, other = ([r[name][key] for r in runs[c]] for c in ("native", channel))
+            found.append(
+                run.record(
+                    figure,
+                    median(other),
+                    "s",
+                    channel=channel,
+                    floor=median(own),
+                    floor_of="native",
+                    values=other,
+                )
+            )
+    return found
+
+
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="Workloads, natively and through Sluice.")
@@ -86,7 +147,8 @@ def main() -> int:
             "LD_PRELOAD": options.preload,
             "SLUICE_CHANNEL": channel,
         }
-    runs: dict[str, list[Run]] = {c: [] for c in environments}
+    run = Run("python tests/gpu/run_workloads.py", gpu=True, software=torch_version())
+    runs: dict[str, list[Lines]] = {c: [] for c in environments}
     for _ in range(options.rounds):
         for channel, environment in environments.items():
             runs[channel].append(once(options.names, environment, options.share_of_steps))
@@ -96,6 +158,8 @@ def main() -> int:
                     line = {"channel": channel, "runs": runs[channel][-1]}
                     file.write(json.dumps(line) + "\n")
         table(options.names, runs)
+        path = write_measured("workloads", records(options.names, runs, run))
+    print(f"figures: {path}")
     return 0
 
 
