@@ -57,7 +57,7 @@ test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, fea
 	$(PYTHON) tests/gpu/hostile_libraries.py
 	$(PYTHON) tests/gpu/conformance.py
 
-bench: build/.base programs native ## the figures, with the machine's own floors; also in build/bench.jsonl
+bench: build/.base programs native ## the figures, with the machine's own floors; also in build/measurements/bench.jsonl
 	$(PY) tests/bench/bench.py
 
 lint: build/.base python ## ruff, mypy --strict, clang-format
@@ -95,9 +95,10 @@ guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest
 release-data: programs native guest-bundle ## what later versions are held against, into tests/compatibility/VERSION: before a release is tagged
 	PYTHONPATH=$(CURDIR)/build/python:$(CURDIR)/tests/harness $(PY) -m tests.compatibility.recording.record
 
-docs: native ## docs/api-coverage.md and the tables of docs/protocol.md from the registry, docs/cli.md from the commands
+docs: native ## what is made from the registry, the commands and docs/measurements: api-coverage.md, cli.md, tables of other pages
 	$(PY) dev/cli_reference.py
 	$(PY) dev/protocol_reference.py
+	$(PY) dev/measurement_tables.py
 	cp $(BUILD)/generated/docs/api-coverage.md docs/api-coverage.md
 
 format: build/.base ## ruff format and clang-format, in place
