@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gives a whole GPU to a domain by `<hostdev>`, running or not, and takes it back.
 
-Called by server.native_gpus when the controller says so; blocking. Doing a thing twice changes
+Called by server.gpus.native when the controller says so; blocking. Doing a thing twice changes
 nothing; what fails is undone or named. It promises that a card is given with all its functions, to
 a domain that no other one's definition contests, and that a card which is taken back is bound to a
 driver of the host again before anybody is told so.

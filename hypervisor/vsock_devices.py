@@ -4,8 +4,8 @@
 Used by following.py and channel_devices.py; the client library knows the CIDs and the port too
 (native/client/core/open_vsock.cc). Where the host's kernel has vhost-vsock, libvirt's `<vsock>` is
 all that is needed. Where it has not, QEMU's vhost-user device does the same through a process
-beside it (server/vsock_backends.py): libvirt 9 has no XML for that, so it stands among QEMU's own
-arguments, and the guest's memory has to be shared with that process.
+beside it (server/guests/vsock_backends.py): libvirt 9 has no XML for that, so it stands among
+QEMU's own arguments, and the guest's memory has to be shared with that process.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from sluice.config.descriptors import allow_many
 from sluice.config.ini import ConfigError
 from sluice.config.logs import set_up_logging
 from sluice.config.server import ServerConfig, read_server_config
-from sluice.server.addresses import StartError
 from sluice.server.check import check
+from sluice.server.listeners.addresses import StartError
 from sluice.server.service import Server
 
 

@@ -13,8 +13,8 @@ from typing import TextIO
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.config.server import ServerConfig
-from sluice.server.cuda_libraries import find_libraries, search_folders
-from sluice.server.gpus import find_driver
+from sluice.server.gpus.cuda_libraries import find_libraries, search_folders
+from sluice.server.gpus.discovery import find_driver
 
 
 def check(config: ServerConfig, out: TextIO | None = None) -> int:

@@ -15,13 +15,13 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from sluice.config import peer_lines
 from sluice.config.metric_families import Family, FamilyCollector, Samples, exposition
 from sluice.config.version import own_version
-from sluice.server import gpu_figures
-from sluice.server.controller_link import ControllerLink
-from sluice.server.gpu_figures import GpuReader, Reading
-from sluice.server.gpu_health import GpuHealth
-from sluice.server.gpus import LocalGpu
-from sluice.server.session_figures import SessionFigures
-from sluice.server.warm_workers import WarmWorkers
+from sluice.server.controller.link import ControllerLink
+from sluice.server.gpus import figures as gpu_figures
+from sluice.server.gpus.discovery import LocalGpu
+from sluice.server.gpus.figures import GpuReader, Reading
+from sluice.server.gpus.health import GpuHealth
+from sluice.server.sessions.figures import SessionFigures
+from sluice.server.workers.warm import WarmWorkers
 
 MIB = 1 << 20
 

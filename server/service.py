@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The running server: every part of it, started and stopped in one readable order.
 
-Called by server.__main__ and by tests. Order of start: driver, adoption of what still runs, data
-port, GPUs and warm workers, the line to the controller, the other doors. On stop the doors close
-and sessions go on: their workers outlive the server, and the next one adopts them.
+Called by server.__main__ and by tests. Order of start: driver, sessions.adoption of what still
+runs, data port, GPUs and warm workers, the line to the controller, the other doors. On stop the
+doors close and sessions go on: their workers outlive the server, and the next one adopts them.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from sluice.config.server import ServerConfig
 from sluice.config.version import own_version
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.acceptance import Acceptance
-from sluice.server.accounts import Accounts
-from sluice.server.addresses import StartError, data_address, reachable_address
-from sluice.server.adoption import adopt_workers
-from sluice.server.code_cache import CodeCache
-from sluice.server.controller_line import ControllerLine
-from sluice.server.controller_link import ControllerLink
-from sluice.server.cuda_libraries import find_libraries, search_folders
-from sluice.server.data_tls import DataTls, DataTlsError, load_kernel_tls
-from sluice.server.gpu_figures import GpuReader
-from sluice.server.gpu_health import GpuHealth, driver_version
-from sluice.server.gpu_records import GpuRecords
-from sluice.server.gpus import Driver, LocalGpu, describe_gpus, find_driver
-from sluice.server.guest_machines import GuestMachines
-from sluice.server.native_gpus import NativeGpus
-from sluice.server.nvml_watch import NvmlWatch, nvml_beside
-from sluice.server.orders import OrderRefused
-from sluice.server.regions import Regions
-from sluice.server.session_desk import SessionDesk
-from sluice.server.session_logs import read_session_log
-from sluice.server.tcp_door import TcpDoor
-from sluice.server.unix_door import UnixDoor
-from sluice.server.warm_workers import WarmWorkers
-from sluice.server.worker import WorkerError
-from sluice.server.worker_process import WorkerFiles, WorkerStarter
+from sluice.server.controller.link import ControllerLink
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.controller.tls import ControllerLine
+from sluice.server.gpus.acceptance import Acceptance
+from sluice.server.gpus.cuda_libraries import find_libraries, search_folders
+from sluice.server.gpus.discovery import Driver, LocalGpu, describe_gpus, find_driver
+from sluice.server.gpus.figures import GpuReader
+from sluice.server.gpus.health import GpuHealth, driver_version
+from sluice.server.gpus.native import NativeGpus
+from sluice.server.gpus.nvml_watch import NvmlWatch, nvml_beside
+from sluice.server.gpus.records import GpuRecords
+from sluice.server.guests.machines import GuestMachines
+from sluice.server.guests.regions import Regions
+from sluice.server.listeners.addresses import StartError, data_address, reachable_address
+from sluice.server.listeners.data_port import DataPort
+from sluice.server.listeners.data_tls import DataTls, DataTlsError, load_kernel_tls
+from sluice.server.listeners.unix_socket import UnixListener
+from sluice.server.sessions.accounts import Accounts
+from sluice.server.sessions.adoption import adopt_workers
+from sluice.server.sessions.code_cache import CodeCache
+from sluice.server.sessions.logs import read_session_log
+from sluice.server.sessions.manager import SessionManager
+from sluice.server.workers.process import WorkerFiles, WorkerStarter
+from sluice.server.workers.warm import WarmWorkers
+from sluice.server.workers.worker import WorkerError
 
 if TYPE_CHECKING:
-    from sluice.server.guests import Guests
-    from sluice.server.metrics_door import MetricsDoor
+    from sluice.server.guests.service import Guests
+    from sluice.server.listeners.metrics_port import MetricsListener
 log = logging.getLogger("sluice.server")
 
 DISCOVERY_RETRY_SECONDS = 10.0
@@ -63,7 +63,7 @@ class Server:
         self._config = config
         self._tasks: set[asyncio.Task[Any]] = set()
         self._lock = -1
-        self._metrics_door: MetricsDoor | None = None
+        self._metrics_listener: MetricsListener | None = None
         self._guests: Guests | None = None
         self.gpus: list[LocalGpu] = []
 
@@ -91,7 +91,7 @@ class Server:
             controller.wait_seconds,
             self._line(),
         )
-        self.desk = SessionDesk(
+        self.desk = SessionManager(
             section.node_name,
             self.controller,
             self._workers,
@@ -116,14 +116,14 @@ class Server:
         await adopt_workers(starter, self._workers, self.desk)
 
         address = data_address(section.bind_addr, section.bind_net)
-        self.tcp_door = TcpDoor(
+        self.data_port = DataPort(
             address, section.listen_port, self.desk, self.controller, self._data_tls()
         )
         self._advertised = section.advertise_addr or reachable_address(
             address, controller.grpc_targets[0]
         )
         try:
-            self.tcp_door.open()
+            self.data_port.open()
         except OSError as error:
             raise StartError(
                 f"the data port {address}:{section.listen_port} cannot be opened "
@@ -132,12 +132,12 @@ class Server:
         await self._find_gpus(driver)
         self._run(self.health.run())
         self._run(self.controller.run())
-        self.unix_door = UnixDoor(
+        self.unix_listener = UnixListener(
             self._config.client_socket, self.desk, section.arena_mib, socket.gethostname()
         )
         if section.enable_shm:
             try:
-                self.unix_door.open()
+                self.unix_listener.open()
             except OSError as error:
                 raise StartError(
                     f"{self._config.client_socket} cannot be opened ({error.strerror}); set "
@@ -149,12 +149,12 @@ class Server:
 
     async def stop(self) -> None:
         """Closes the doors; sessions go on without this server."""
-        if self._metrics_door:
-            await self._metrics_door.close()
+        if self._metrics_listener:
+            await self._metrics_listener.close()
         if self._guests:
             await self._guests.close()
-        await self.unix_door.close()
-        await self.tcp_door.close()
+        await self.unix_listener.close()
+        await self.data_port.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,8 +168,8 @@ class Server:
         section = self._config.metrics
         if not section.listen:
             return
+        from sluice.server.listeners.metrics_port import MetricsListener
         from sluice.server.metrics import ServerMetrics
-        from sluice.server.metrics_door import MetricsDoor
 
         metrics = ServerMetrics(
             self._config.server.node_name,
@@ -181,11 +181,11 @@ class Server:
             health=self.health,
         )
         try:
-            self._metrics_door = MetricsDoor(section, self._config.tls, metrics.scrape)
-            self._metrics_door.open()
+            self._metrics_listener = MetricsListener(section, self._config.tls, metrics.scrape)
+            self._metrics_listener.open()
         except OSError as error:
             # sessions matter more than their figures
-            self._metrics_door = None
+            self._metrics_listener = None
             what = error.filename or section.listen
             log.error("there are no metrics: %s: %s; see [metrics]", what, error.strerror)
 
@@ -220,7 +220,7 @@ class Server:
         return rpc.Inventory(
             node=self._config.server.node_name,
             data_address=self._advertised,
-            data_port=self.tcp_door.port,
+            data_port=self.data_port.port,
             data_tls=self._config.tls.data_plane,
             version=own_version(),
             vgpu_count=self._config.server.vgpu_count,
@@ -246,7 +246,7 @@ class Server:
                 for condition in (self.health.condition(gpu.uuid),)
             ],
             hands_over=True,
-            sessions=sessions + self.tcp_door.expected_reports(),
+            sessions=sessions + self.data_port.expected_reports(),
             holds=self.desk.holds.reports(),
             labels=[
                 rpc.Label(name=name, value=value)
@@ -260,18 +260,18 @@ class Server:
         missing = [v.gpu_uuid for v in assignment.vgpus if v.gpu_uuid not in known]
         if missing:
             raise OrderRefused(f"it has no GPU {', '.join(missing)}")
-        self.tcp_door.expect(assignment)
+        self.data_port.expect(assignment)
 
     def end_grant(self, grant_id: str, why: End) -> None:
         """Ends what runs for a grant."""
         running = self.desk.end_grant(grant_id, why)
-        if not running and not self.tcp_door.forget_grant(grant_id, why):
+        if not running and not self.data_port.forget_grant(grant_id, why):
             # nothing of it is here: the books only need to hear that
             self.controller.report_end("", grant_id, why)
 
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
-        if self.tcp_door.resize_grant(grant_id, vgpus):
+        if self.data_port.resize_grant(grant_id, vgpus):
             return
         if not any(session.grant_id == grant_id for session in self.desk.sessions.values()):
             raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
@@ -439,7 +439,7 @@ class Server:
 
     def _serve_guests(self, starter: WorkerStarter) -> None:
         try:
-            from sluice.server.guests import Guests
+            from sluice.server.guests.service import Guests
         except ImportError as error:
             log.warning(
                 "guests are not served: %s; install the extra `sluice-gpu[libvirt]`, or set "

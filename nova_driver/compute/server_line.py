@@ -2,7 +2,7 @@
 """Asks this host's sluice-server to prepare a VM's channel.
 
 Used by driver.py. One line of JSON each way over a Unix socket; blocking, with a limit of time. The
-other end is server/vm_door.py.
+other end is server/listeners/vm_socket.py.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ from typing import Any
 
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller_line import ControllerLine
-from sluice.server.controller_link import ControllerLink, LocalGrant
-from sluice.server.open_session import RefusalError
-from sluice.server.orders import OrderRefused
+from sluice.server.controller.link import ControllerLink, LocalGrant
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.controller.tls import ControllerLine
+from sluice.server.sessions.open_session import RefusalError
 
 from .account import Account
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from sluice.hypervisor.domain_document import parse_domain
 from sluice.hypervisor.request import VgpuRequest
-from sluice.server.vm_door import VmDoor, render
+from sluice.server.listeners.vm_socket import VmListener, render
 
 
 def plain(value: Any) -> Any:
@@ -43,7 +43,7 @@ def read_domain(xml: str) -> Any:
 def ask_door(folder: Path, asked: str, **defaults: Any) -> dict[str, Any]:
     """What the door for Nova's driver answers, and the request that came of it."""
     prepared: list[VgpuRequest] = []
-    door = VmDoor(
+    door = VmListener(
         folder,
         group="no-such-group",
         region_mib=256,

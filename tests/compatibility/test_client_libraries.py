@@ -27,7 +27,7 @@ from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import UserSockets
-from sluice.server.vsock_guests import VsockGuests
+from sluice.server.guests.vsock import VsockGuests
 from tests.demo.programs import PROGRAMS, Program, Run, load_programs, run_on_host
 
 from .recording.record_frames import BROAD, NARROW

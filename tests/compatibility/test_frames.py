@@ -16,7 +16,7 @@ import pytest
 from control_plane import native_worker
 
 from sluice.protocol import frames
-from sluice.server.open_session import parse_open_session
+from sluice.server.sessions.open_session import parse_open_session
 
 from .openings import opening_differences, read_request
 from .recording.record_frames import SESSIONS

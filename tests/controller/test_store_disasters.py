@@ -25,7 +25,7 @@ import pytest
 from control_plane import PYTHON_PATH
 from controllers import Controllers, SimulatedServer
 
-from sluice.server.open_session import RefusalError
+from sluice.server.sessions.open_session import RefusalError
 
 PATIENCE = 180.0  # on a busy machine; nothing here is decided by it
 needs_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")

@@ -25,8 +25,8 @@ _package = types.ModuleType("sluice")
 _package.__path__ = [str(Path(__file__).resolve().parents[2])]
 sys.modules["sluice"] = _package
 
-from sluice.server.acceptance import Acceptance, Outcome, Report  # noqa: E402
-from sluice.server.gpu_expectations import (  # noqa: E402
+from sluice.server.gpus.acceptance import Acceptance, Outcome, Report  # noqa: E402
+from sluice.server.gpus.expectations import (  # noqa: E402
     FIGURES,
     LEAST_SHARE,
     expectation_of,

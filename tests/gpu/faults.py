@@ -4,10 +4,10 @@
     python tests/gpu/faults.py [--driver PATH]
 
 Needs a checkout, an NVIDIA GPU, its driver and nvidia-ml-py; Sluice's libraries as run.py needs
-them. NVML is watched as sluice-server watches it (server/nvml_watch.py) while a program writes to
-an address that it does not have: the XID that the driver reports has to be one that the table of
-server/xids.py calls an application's own, as the card must stay in the pool; a session beside the
-faulty one has to go on; and a session after it has to find a card that works. Where the driver
+them. NVML is watched as sluice-server watches it (server/gpus/nvml_watch.py) while a program writes
+to an address that it does not have: the XID that the driver reports has to be one that the table of
+server/gpus/xids.py calls an application's own, as the card must stay in the pool; a session beside
+the faulty one has to go on; and a session after it has to find a card that works. Where the driver
 tells containers and virtual machines of no XID, that is said, and the rest is still tried. Exit
 status 1 where anything differs.
 """
@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from run import Server, find_driver  # noqa: E402
 
-from sluice.server.nvml_watch import NvmlWatch  # noqa: E402
-from sluice.server.xids import Verdict, classify  # noqa: E402
+from sluice.server.gpus.nvml_watch import NvmlWatch  # noqa: E402
+from sluice.server.gpus.xids import Verdict, classify  # noqa: E402
 
 TOLD_SECONDS = 5.0  # how long after a fault NVML is listened to
 

@@ -31,8 +31,8 @@ from places import HERE, Place
 
 from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller_link import ControllerLink, LocalGrant
-from sluice.server.orders import OrderRefused
+from sluice.server.controller.link import ControllerLink, LocalGrant
+from sluice.server.controller.orders import OrderRefused
 
 
 class Controllers:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller_link import ControllerLink, GrantedVgpu, LocalGrant
+from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGrant
 
 
 class FakeControllerLink(ControllerLink):

@@ -22,12 +22,12 @@ from sluice.config.native_files import SOFTGPU, find_native
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
-from sluice.server.doorbell import Doorbell
-from sluice.server.gpus import Driver
-from sluice.server.regions import Regions
-from sluice.server.session_desk import SessionDesk
-from sluice.server.warm_workers import WarmWorkers
-from sluice.server.worker_process import WorkerFiles, WorkerStarter
+from sluice.server.gpus.discovery import Driver
+from sluice.server.guests.doorbell import Doorbell
+from sluice.server.guests.regions import Regions
+from sluice.server.sessions.manager import SessionManager
+from sluice.server.workers.process import WorkerFiles, WorkerStarter
+from sluice.server.workers.warm import WarmWorkers
 
 
 @dataclass
@@ -36,7 +36,7 @@ class GuestHost:
 
     folder: Path
     regions: Regions
-    desk: SessionDesk
+    desk: SessionManager
     controller: FakeControllerLink
     doorbell: Doorbell
 
@@ -70,7 +70,7 @@ async def guest_host(folder: Path) -> AsyncIterator[GuestHost]:
     workers = WarmWorkers(starter, driver, log, per_gpu=0, start_seconds=10)
     [gpu] = await workers.see_devices()
     controller = FakeControllerLink(gpu.uuid)
-    desk = SessionDesk("node-a", controller, workers, starter, log)
+    desk = SessionManager("node-a", controller, workers, starter, log)
     regions = Regions(desk, silent_seconds=300)
     doorbell = Doorbell(
         starter, folder / "run", log, regions.doorbell_said, regions.doorbell_connected

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from control_plane import ControlPlane, receive_reply, running, wait_for
 
-from sluice.server.open_session import pack_open_session, unpack_open_reply
+from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 
 def one_round(plane: ControlPlane) -> float:

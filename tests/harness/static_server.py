@@ -163,7 +163,8 @@ class StaticRelay:
 
 
 class SharedThings:
-    """What workers share by CUDA IPC, for clients of one user each (server/sharing.py is real)."""
+    """What workers share by CUDA IPC, for clients of one user each (server/sessions/sharing.py is
+    real)."""
 
     def __init__(self) -> None:
         self.domains: dict[StaticWorker, str] = {}
@@ -222,7 +223,8 @@ class SharedThings:
 
 
 class StaticJobs:
-    """Ledgers by user and token (server/grant_ledgers.py is the real thing, and is used here)."""
+    """Ledgers by user and token (server/sessions/grant_ledgers.py is the real thing, and is used
+    here)."""
 
     def __init__(self) -> None:
         self.ledgers = load_part("grant_ledgers").GrantLedgers()
@@ -451,7 +453,7 @@ def load_part(name: str) -> Any:
 
 
 def found_libraries() -> str:
-    """What server/cuda_libraries.py finds."""
+    """What server/gpus/cuda_libraries.py finds."""
     return ":".join(map(str, load_part("cuda_libraries").search_folders()))
 
 

@@ -11,7 +11,7 @@ import pytest
 from sluice.hypervisor import channel_devices
 from sluice.hypervisor.hook_commands import FILE
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.server.vm_door import VmDoor, make_regions, render
+from sluice.server.listeners.vm_socket import VmListener, make_regions, render
 from tests.rigs.kvm.rig import Guest, Rig
 
 from .conftest import VmCommand
@@ -43,7 +43,7 @@ async def looked(rig: Rig, vm: VmCommand) -> AsyncIterator[list[str]]:
     """The server's door; what it was told to look at."""
     found: list[str] = []
     vm.files.run_folder.mkdir(parents=True, exist_ok=True)
-    door = VmDoor(
+    door = VmListener(
         vm.files.run_folder,
         group="no-such-group",
         region_mib=64,

@@ -24,8 +24,10 @@ from scrapes import scrape
 from sluice.config.metric_families import FamilyCollector, declared_names
 from sluice.controller.api.metrics_routes import registry_of
 from sluice.controller.desk import GrantDesk
-from sluice.server import gpu_figures, metrics, session_figures
-from sluice.server.session_figures import SessionFigures
+from sluice.server import metrics
+from sluice.server.gpus import figures as gpu_figures
+from sluice.server.sessions import figures as session_figures
+from sluice.server.sessions.figures import SessionFigures
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "packaging" / "monitoring"

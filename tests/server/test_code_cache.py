@@ -15,8 +15,8 @@ import pytest
 from control_plane import native_worker, running, wait_for
 
 from sluice.config.native_files import NativeFileMissing, find_native
-from sluice.server.code_cache import CodeCache, project_of
-from sluice.server.sessions import Asker
+from sluice.server.sessions.code_cache import CodeCache, project_of
+from sluice.server.sessions.records import Asker
 
 PROGRAM = Path(__file__).resolve().parents[2] / "build" / "programs" / "module_launch"
 SOURCE = Path(__file__).resolve().parents[1] / "programs" / "module_launch.cu"

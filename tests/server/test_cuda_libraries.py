@@ -12,9 +12,9 @@ import pytest
 
 from sluice.config.ini import ConfigError
 from sluice.config.server import ServerConfig, ServerSection, read_server_config
-from sluice.server import cuda_libraries
 from sluice.server.check import check
-from sluice.server.cuda_libraries import LIBRARIES, find_libraries, search_folders
+from sluice.server.gpus import cuda_libraries
+from sluice.server.gpus.cuda_libraries import LIBRARIES, find_libraries, search_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,7 +22,7 @@ from control_plane import PYTHON_PATH, ControlPlane, read_stream, running, wait_
 from network_program import built, run, start
 from pool_certificates import Pair, PoolCa, handshaker, listening
 
-from sluice.server.open_session import pack_open_session, unpack_open_reply
+from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "build" / "programs"
 

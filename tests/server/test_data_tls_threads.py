@@ -27,8 +27,8 @@ from control_plane import ControlPlane, running, wait_for
 from network_program import built
 from pool_certificates import Pair, PoolCa
 
-from sluice.server.data_tls import HANDSHAKE_THREADS, DataTls, TlsLine
-from sluice.server.open_session import pack_open_session, unpack_open_reply
+from sluice.server.listeners.data_tls import HANDSHAKE_THREADS, DataTls, TlsLine
+from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 MANY = 24
 

@@ -17,9 +17,9 @@ import pytest
 
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.vsock_devices import UserSockets
-from sluice.server.foreign_folders import given_folder, given_socket, own_folder
-from sluice.server.ivshmem_doorbells import IvshmemDoorbells
-from sluice.server.peers import start_time_of
+from sluice.server.guests.foreign_folders import given_folder, given_socket, own_folder
+from sluice.server.guests.ivshmem_doorbells import IvshmemDoorbells
+from sluice.server.listeners.peers import start_time_of
 
 from .test_vsock_guests import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, sockets_in
 

@@ -22,13 +22,13 @@ from control_plane import PYTHON_PATH, running, wait_for
 
 from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 from sluice.config.server import HealthSection
-from sluice.server.acceptance import Acceptance, Outcome, judge
-from sluice.server.gpu_expectations import expectation_of, shortfalls
-from sluice.server.gpu_health import CHECKING, GpuHealth
-from sluice.server.gpu_records import GpuRecords
-from sluice.server.gpus import LocalGpu
-from sluice.server.orders import OrderRefused
-from sluice.server.xids import CATALOGUE, Verdict, classify
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.gpus.acceptance import Acceptance, Outcome, judge
+from sluice.server.gpus.discovery import LocalGpu
+from sluice.server.gpus.expectations import expectation_of, shortfalls
+from sluice.server.gpus.health import CHECKING, GpuHealth
+from sluice.server.gpus.records import GpuRecords
+from sluice.server.gpus.xids import CATALOGUE, Verdict, classify
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = {

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
-from sluice.server.nvml_facts import SWITCH, nvlink_groups
+from sluice.server.gpus.nvml_facts import SWITCH, nvlink_groups
 
 ROOT = Path(__file__).resolve().parents[2]
 NVML = """
@@ -31,7 +31,7 @@ int nvmlDeviceGetMemoryInfo_v2(void* d, unsigned long long* m){ m[2] = 384ull <<
 TRAP = "#include <stdlib.h>\nint nvmlInitWithFlags(unsigned f){ abort(); }"
 ASK = """
 import sys
-from sluice.server.nvml_facts import facts_of_gpus
+from sluice.server.gpus.nvml_facts import facts_of_gpus
 facts = facts_of_gpus(sys.argv[1])
 print({uuid: (fact.kept_mib, fact.architecture, fact.numa_node) for uuid, fact in facts.items()})
 """

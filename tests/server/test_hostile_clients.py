@@ -11,7 +11,7 @@ import pytest
 from control_plane import ControlPlane, read_stream, receive_reply, wait_for
 
 from sluice.protocol.frames import ChannelKind
-from sluice.server.open_session import (
+from sluice.server.sessions.open_session import (
     BadOpen,
     pack_open_session,
     parse_open_session,

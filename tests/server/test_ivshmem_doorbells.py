@@ -16,7 +16,7 @@ import pytest
 
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.server.ivshmem_doorbells import IvshmemDoorbells
+from sluice.server.guests.ivshmem_doorbells import IvshmemDoorbells
 
 UUID = "11111111-2222-3333-4444-555555555555"
 OWNER = RegionOwner(UUID, "guest")

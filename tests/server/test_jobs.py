@@ -22,7 +22,14 @@ from job_process import JobProcess
 
 from sluice.config.native_files import find_native
 from sluice.protocol import frames
-from sluice.server.grant_ledgers import BYTES, HEADER_BYTES, MAGIC, SLOTS, VGPUS, GrantLedgers
+from sluice.server.sessions.grant_ledgers import (
+    BYTES,
+    HEADER_BYTES,
+    MAGIC,
+    SLOTS,
+    VGPUS,
+    GrantLedgers,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")

@@ -13,9 +13,9 @@ import pytest
 
 from sluice.config.places import Full, Places, owner_of_address
 from sluice.protocol.cuda_status import CudaStatus
-from sluice.server import unix_door
-from sluice.server.listener import Listener, uid_of
-from sluice.server.open_session import unpack_open_reply
+from sluice.server.listeners import unix_socket
+from sluice.server.listeners.accepting import Listener, uid_of
+from sluice.server.sessions.open_session import unpack_open_reply
 
 
 async def connected(address: tuple[str, int], source: str) -> tuple[socket.socket, bool]:
@@ -113,12 +113,12 @@ def test_whose_a_local_connection_is_the_kernel_says() -> None:
 def test_a_user_has_some_places_of_the_unix_socket_and_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unix_door, "MOST_OF_USER", 3)
+    monkeypatch.setattr(unix_socket, "MOST_OF_USER", 3)
     loop_desk: Any = None
 
     async def run() -> None:
         path = tmp_path / "server.sock"
-        door = unix_door.UnixDoor(path, loop_desk, 256, "host")
+        door = unix_socket.UnixListener(path, loop_desk, 256, "host")
         door.open()
         lines = []
         for _ in range(4):

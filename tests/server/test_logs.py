@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from control_plane import ControlPlane, read_stream, running, wait_for
 
-from sluice.server.open_session import FRAME_BYTES, pack_open_session, unpack_open_reply
+from sluice.server.sessions.open_session import FRAME_BYTES, pack_open_session, unpack_open_reply
 
 Line = dict[str, Any]
 

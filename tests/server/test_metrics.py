@@ -19,10 +19,10 @@ from control_plane import ControlPlane, native_worker, running, wait_for
 from job_process import JobProcess
 from scrapes import Scrape, read_registry, scrape
 
-from sluice.server.controller_link import GrantedVgpu
-from sluice.server.packets import Message
-from sluice.server.session_figures import SessionFigures
-from sluice.server.sessions import Asker
+from sluice.server.controller.link import GrantedVgpu
+from sluice.server.sessions.figures import SessionFigures
+from sluice.server.sessions.records import Asker
+from sluice.server.workers.packets import Message
 
 MIB = 1 << 20
 COUNTERS = [
@@ -306,8 +306,8 @@ def test_refusals_are_counted_by_names_that_there_are() -> None:
 
 READ = """
 import asyncio, ctypes, json, sys
-from sluice.server.gpu_figures import GpuReader
-from sluice.server.gpus import Driver
+from sluice.server.gpus.figures import GpuReader
+from sluice.server.gpus.discovery import Driver
 async def read():
     reader = GpuReader(Driver(sys.argv[1], software=False))
     found = [await reader.read(["GPU-0", "GPU-1", "GPU-gone"]), await reader.read(["GPU-1"])]

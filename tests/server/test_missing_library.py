@@ -15,7 +15,7 @@ import pytest
 from control_plane import ControlPlane, native_worker
 
 from sluice.config.native_files import NativeFileMissing, find_native
-from sluice.server.cuda_libraries import find_libraries, search_folders
+from sluice.server.gpus.cuda_libraries import find_libraries, search_folders
 
 PROGRAM = """
 import ctypes

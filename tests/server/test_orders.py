@@ -14,8 +14,8 @@ import pytest
 from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
-from sluice.server.controller_link import ControllerLink
-from sluice.server.open_session import RefusalError
+from sluice.server.controller.link import ControllerLink
+from sluice.server.sessions.open_session import RefusalError
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 from open_files import open_descriptors
 
-from sluice.server.peer_waits import unless_gone
-from sluice.server.peers import PeerGone
+from sluice.server.listeners.peer_waits import unless_gone
+from sluice.server.listeners.peers import PeerGone
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from sluice.config.server import ProjectsSection
-from sluice.server.accounts import Accounts
-from sluice.server.peers import MOST_GROUPS, Peer, peer_of
-from sluice.server.sessions import Asker
+from sluice.server.listeners.peers import MOST_GROUPS, Peer, peer_of
+from sluice.server.sessions.accounts import Accounts
+from sluice.server.sessions.records import Asker
 
 CLIENT = """
 import os, socket, sys

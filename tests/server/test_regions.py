@@ -22,15 +22,15 @@ from sluice.config.server import ProjectsSection, ServerConfig
 from sluice.hypervisor.ports import RegionKeeper, RegionOwner
 from sluice.hypervisor.request import VgpuRequest
 from sluice.resources.ends import End, EndCause
-from sluice.server.accounts import Accounts
-from sluice.server.doorbell import Doorbell
-from sluice.server.gpus import Driver
-from sluice.server.open_session import pack_open_session
-from sluice.server.packets import Message
-from sluice.server.regions import Regions
-from sluice.server.session_desk import SessionDesk
-from sluice.server.warm_workers import WarmWorkers
-from sluice.server.worker_process import WorkerFiles, WorkerStarter
+from sluice.server.gpus.discovery import Driver
+from sluice.server.guests.doorbell import Doorbell
+from sluice.server.guests.regions import Regions
+from sluice.server.sessions.accounts import Accounts
+from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.open_session import pack_open_session
+from sluice.server.workers.packets import Message
+from sluice.server.workers.process import WorkerFiles, WorkerStarter
+from sluice.server.workers.warm import WarmWorkers
 
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
 REQUEST = VgpuRequest(memory_mib=1024, compute=50, count=1, region_mib=64, slots=4, priority=2)
@@ -65,7 +65,7 @@ class Host:
     """A server's inner parts around one region."""
 
     regions: Regions
-    desk: SessionDesk
+    desk: SessionManager
     doorbell: FakeDoorbell
     controller: FakeControllerLink
     path: Path
@@ -100,7 +100,7 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     projects = ProjectsSection.model_validate(
         {"vms": "guest=vision nlp", "labels": "vm:guest=team-a", "users": "0=speech"}
     )
-    desk = SessionDesk(
+    desk = SessionManager(
         "node-a", controller, workers, starter, tmp_path / "log", accounts=Accounts(projects)
     )
     regions = Regions(desk, silent_seconds=300)

@@ -26,8 +26,8 @@ from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.regions import Regions
-from sluice.server.session_desk import SessionDesk
+from sluice.server.guests.regions import Regions
+from sluice.server.sessions.manager import SessionManager
 
 PROGRAMS = Path(__file__).resolve().parent.parent.parent / "build" / "programs"
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
@@ -58,7 +58,7 @@ class Guest:
         return self.host.regions
 
     @property
-    def desk(self) -> SessionDesk:
+    def desk(self) -> SessionManager:
         return self.host.desk
 
     @property

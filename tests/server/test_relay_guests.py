@@ -26,13 +26,13 @@ from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import VgpuRequest
 from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller_link import ControllerLink
-from sluice.server.doorbell import Doorbell
-from sluice.server.gpus import Driver
-from sluice.server.regions import Regions
-from sluice.server.session_desk import SessionDesk
-from sluice.server.warm_workers import WarmWorkers
-from sluice.server.worker_process import WorkerFiles, WorkerStarter
+from sluice.server.controller.link import ControllerLink
+from sluice.server.gpus.discovery import Driver
+from sluice.server.guests.doorbell import Doorbell
+from sluice.server.guests.regions import Regions
+from sluice.server.sessions.manager import SessionManager
+from sluice.server.workers.process import WorkerFiles, WorkerStarter
+from sluice.server.workers.warm import WarmWorkers
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "demo"))
@@ -69,7 +69,7 @@ class Guest:
 
     path: Path
     regions: Regions
-    desk: SessionDesk
+    desk: SessionManager
     doorbell: Doorbell
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -118,7 +118,7 @@ async def guest(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Guest]:
     log = tmp_path / "log"
     workers = WarmWorkers(starter, Driver("", software=False), log, per_gpu=0, start_seconds=10)
     link = ControllerLink([f"127.0.0.1:{plane.grpc_port}"], NoGpus(), 5)  # type: ignore[arg-type]
-    desk = SessionDesk("node-b", link, workers, starter, log)
+    desk = SessionManager("node-b", link, workers, starter, log)
     desk.relay_by(tmp_path / "run", None)
     regions = Regions(desk, silent_seconds=300)
     doorbell = Doorbell(

@@ -11,8 +11,8 @@ from control_plane import ControlPlane, running, wait_for
 from job_process import JobProcess
 
 from sluice.config.server import ServerConfig, ServerSection
-from sluice.server.session_memory import session_memory_mib
-from sluice.server.worker_process import WorkerFiles, WorkerStarter
+from sluice.server.workers.memory_limit import session_memory_mib
+from sluice.server.workers.process import WorkerFiles, WorkerStarter
 
 
 def writable_memory_cgroup() -> bool:

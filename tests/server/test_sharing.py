@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 from open_files import open_descriptors
 
-from sluice.server.packets import Message
-from sluice.server.sharing import MOST_PER_SESSION, Sharing
+from sluice.server.sessions.sharing import MOST_PER_SESSION, Sharing
+from sluice.server.workers.packets import Message
 
 KEY = "0123456789abcdef0123456789abcdef"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from control_plane import ControlPlane, read_stream, running, wait_for
 
-from sluice.server.open_session import pack_open_session, unpack_open_reply
+from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 
 def ticket(plane: ControlPlane, **wish: Any) -> dict[str, Any]:

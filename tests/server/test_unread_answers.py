@@ -15,9 +15,9 @@ import pytest
 
 from sluice.protocol.control import WORKER_SENT
 from sluice.resources.ends import End
-from sluice.server.packets import Message, PacketLink, Unsent
-from sluice.server.worker import MOST_BEFORE, MOST_UNREAD, Worker
-from sluice.server.worker_process import WorkerFiles, WorkerRecord
+from sluice.server.workers.packets import Message, PacketLink, Unsent
+from sluice.server.workers.process import WorkerFiles, WorkerRecord
+from sluice.server.workers.worker import MOST_BEFORE, MOST_UNREAD, Worker
 
 
 def descriptors_here() -> int:

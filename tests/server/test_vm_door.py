@@ -15,7 +15,13 @@ import pytest
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import cids_for
-from sluice.server.vm_door import MOST_BYTES, SOCKET_NAME, VmDoor, make_regions, render
+from sluice.server.listeners.vm_socket import (
+    MOST_BYTES,
+    SOCKET_NAME,
+    VmListener,
+    make_regions,
+    render,
+)
 
 UUID = "11111111-2222-3333-4444-555555555555"
 RIGHT = {"uuid": UUID, "memory_mib": 1024, "compute": 25}
@@ -41,8 +47,8 @@ def rooms() -> Rooms:
 
 
 @pytest.fixture
-async def door(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmDoor]:
-    opened = VmDoor(
+async def door(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmListener]:
+    opened = VmListener(
         tmp_path,
         group="no-such-group",
         region_mib=64,
@@ -71,7 +77,7 @@ async def prepare(folder: Path, **sizes: Any) -> dict[str, Any]:
     return await ask(folder, json.dumps({"prepare": {**RIGHT, **sizes}}).encode() + b"\n")
 
 
-async def test_a_vm_gets_its_channel(door: VmDoor, rooms: Rooms, tmp_path: Path) -> None:
+async def test_a_vm_gets_its_channel(door: VmListener, rooms: Rooms, tmp_path: Path) -> None:
     answer = await prepare(tmp_path, count=2, priority=-3, uuid=UUID.upper())
     assert rooms.prepared == [(UUID, VgpuRequest(1024, 25, 2, 64, 2, -3))]
     [device] = answer["devices"]
@@ -86,17 +92,17 @@ async def test_a_vm_gets_its_channel(door: VmDoor, rooms: Rooms, tmp_path: Path)
     assert not door.expects(UUID)
 
 
-async def test_on_demand_is_passed_on(door: VmDoor, rooms: Rooms, tmp_path: Path) -> None:
+async def test_on_demand_is_passed_on(door: VmListener, rooms: Rooms, tmp_path: Path) -> None:
     answer = await prepare(tmp_path, mode="on-demand")
     assert "mode='on-demand'" in answer["metadata"]
 
 
-async def test_only_root_may_ask_where_there_is_no_group(door: VmDoor, tmp_path: Path) -> None:
+async def test_only_root_may_ask_where_there_is_no_group(door: VmListener, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / SOCKET_NAME).stat().st_mode) == 0o600
 
 
 async def test_a_refusal_says_why_and_leaves_nothing(
-    door: VmDoor, rooms: Rooms, tmp_path: Path
+    door: VmListener, rooms: Rooms, tmp_path: Path
 ) -> None:
     rooms.full = True
     assert await prepare(tmp_path) == {"error": "a region of 64 MiB does not fit: free some"}
@@ -118,7 +124,7 @@ async def test_a_refusal_says_why_and_leaves_nothing(
     ],
 )
 async def test_sizes_are_bounded(
-    door: VmDoor, rooms: Rooms, tmp_path: Path, sizes: dict[str, Any], said: str
+    door: VmListener, rooms: Rooms, tmp_path: Path, sizes: dict[str, Any], said: str
 ) -> None:
     answer = await prepare(tmp_path, **sizes)
     if said:
@@ -129,12 +135,12 @@ async def test_sizes_are_bounded(
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[]\n", b"{}\n", b'{"prepare": 7}\n', b"\xff\xfe\n"])
-async def test_nonsense_is_refused(door: VmDoor, tmp_path: Path, line: bytes) -> None:
+async def test_nonsense_is_refused(door: VmListener, tmp_path: Path, line: bytes) -> None:
     answer = await ask(tmp_path, line)
     assert "error" in answer
 
 
-async def test_an_endless_line_is_cut(door: VmDoor, tmp_path: Path) -> None:
+async def test_an_endless_line_is_cut(door: VmListener, tmp_path: Path) -> None:
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET_NAME))
     writer.write(b"x" * (2 * MOST_BYTES))
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
@@ -144,7 +150,7 @@ async def test_an_endless_line_is_cut(door: VmDoor, tmp_path: Path) -> None:
 
 
 async def test_who_would_move_a_vm_learns_which_programs_use_its_channel(
-    door: VmDoor, tmp_path: Path
+    door: VmListener, tmp_path: Path
 ) -> None:
     line = json.dumps({"sessions": {"uuid": UUID.upper()}}).encode() + b"\n"
     assert await ask(tmp_path, line) == {"sessions": [f"a program of {UUID}"]}
@@ -154,7 +160,7 @@ async def test_who_would_move_a_vm_learns_which_programs_use_its_channel(
 
 
 async def test_what_the_hook_says_is_logged_and_looked_at(
-    door: VmDoor, rooms: Rooms, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    door: VmListener, rooms: Rooms, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     said = {"uuid": UUID, "name": "web\n1", "operation": "release", "sub": "end", "extra": "-"}
@@ -167,7 +173,7 @@ async def test_what_the_hook_says_is_logged_and_looked_at(
 
 
 async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms) -> None:
-    door = VmDoor(
+    door = VmListener(
         tmp_path,
         group="no-such-group",
         region_mib=64,
@@ -189,7 +195,7 @@ async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms)
 def test_a_compute_host_without_vhost_vsock_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.server.vm_door.VHOST_VSOCK", tmp_path / "none")
+    monkeypatch.setattr("sluice.server.listeners.vm_socket.VHOST_VSOCK", tmp_path / "none")
     ready = make_regions("test:///default", None)
     with pytest.raises(HypervisorError, match="modprobe vhost_vsock"):
         ready(UUID, VgpuRequest(memory_mib=1024, compute=25, channel="vsock"))

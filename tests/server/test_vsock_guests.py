@@ -19,9 +19,9 @@ import pytest
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import UserSockets
-from sluice.server.open_session import unpack_open_reply
-from sluice.server.vsock_backends import LOG_MIB, RECORDS
-from sluice.server.vsock_guests import VsockGuests
+from sluice.server.guests.vsock import VsockGuests
+from sluice.server.guests.vsock_backends import LOG_MIB, RECORDS
+from sluice.server.sessions.open_session import unpack_open_reply
 
 UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
 OWNER = RegionOwner(UUID, "guest")
@@ -180,7 +180,7 @@ def test_a_device_without_a_process_is_said(short_path: Path, name: str, wanted:
 def test_a_kernel_without_vhost_vsock_is_said(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluice.server.vsock_guests.VHOST_VSOCK", short_path / "none")
+    monkeypatch.setattr("sluice.server.guests.vsock.VHOST_VSOCK", short_path / "none")
 
     async def check() -> None:
         guests = guests_of(short_path, "")

@@ -15,9 +15,14 @@ from control_plane import ControlPlane, running
 from sluice.config.ini import ConfigError
 from sluice.config.server import ProjectsSection, read_server_config
 from sluice.protocol.frames import OpenFlags
-from sluice.server.accounts import Accounts
-from sluice.server.open_session import BadOpen, RefusalError, pack_open_session, parse_open_session
-from sluice.server.sessions import Asker, grant_request
+from sluice.server.sessions.accounts import Accounts
+from sluice.server.sessions.open_session import (
+    BadOpen,
+    RefusalError,
+    pack_open_session,
+    parse_open_session,
+)
+from sluice.server.sessions.records import Asker, grant_request
 
 EVERYTHING = (
     "project=vision",

@@ -9,7 +9,7 @@ import pytest
 from control_plane import native_worker
 
 from sluice.config.server import ServerConfig
-from sluice.server.worker_process import WorkerFiles, WorkerStarter
+from sluice.server.workers.process import WorkerFiles, WorkerStarter
 
 pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
 

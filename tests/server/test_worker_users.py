@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sluice.config.native_files import find_native
 from sluice.config.server import ServerSection
-from sluice.server.worker_users import NoUserLeftError, User, WorkerUsers, unusable
+from sluice.server.workers.users import NoUserLeftError, User, WorkerUsers, unusable
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has users to give")

@@ -17,7 +17,7 @@ import time
 
 from control_plane import ControlPlane, receive_reply
 
-from sluice.server.open_session import pack_open_session, unpack_open_reply
+from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 from .prompted import SCRIBBLE
 

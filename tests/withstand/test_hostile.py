@@ -16,7 +16,7 @@ import pytest
 from control_plane import ControlPlane, read_stream, running, wait_for
 
 from sluice.protocol.frames import ChannelKind
-from sluice.server.open_session import pack_open_session, unpack_open_reply
+from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 from .hostile_session import NO_LANE, HostileSession
 from .prompted import ENDLESS, Prompted

@@ -19,8 +19,8 @@ from sluice.hypervisor.ports import RegionOwner, VsockPlace
 from sluice.hypervisor.request import VgpuRequest
 from sluice.hypervisor.vsock_devices import BELL_PORT
 from sluice.protocol.cuda_status import CudaStatus
-from sluice.server.open_session import RefusalError
-from sluice.server.vsock_guests import VsockGuests
+from sluice.server.guests.vsock import VsockGuests
+from sluice.server.sessions.open_session import RefusalError
 
 LOOPBACK = 1
 REQUEST = VgpuRequest(memory_mib=64, compute=10, channel="vsock")

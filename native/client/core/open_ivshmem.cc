@@ -87,7 +87,7 @@ bool start_watcher(const std::string& resource, uint32_t slot, uint32_t generati
 
 // The registers of an ivshmem-doorbell device (QEMU, docs/specs/ivshmem-spec), in 32-bit words.
 constexpr size_t kOwnId = 2, kDoorbell = 3;
-// server/ivshmem_doorbells.py is peer 0 of its device, with one vector.
+// server/guests/ivshmem_doorbells.py is peer 0 of its device, with one vector.
 constexpr uint32_t kHostsVector = 0;
 
 // What the region's device can wake the host with, or its vsock device.

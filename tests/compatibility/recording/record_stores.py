@@ -25,8 +25,8 @@ from controllers import Controllers, SimulatedServer, controllers
 from etcd_members import EtcdMembers, etcd_members
 
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller_line import ControllerLine
-from sluice.server.controller_link import ControllerLink, LocalGrant
+from sluice.server.controller.link import ControllerLink, LocalGrant
+from sluice.server.controller.tls import ControllerLine
 
 VM = "606ef660-97e7-4293-92c4-c8b7480e0c99"
 PREFIX = "/sluice/"

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door for processes of this host: a SOCK_SEQPACKET socket, credentials from the kernel.
+
+Started by server.service. One task serves one connection: it reads OpenSession, has the session
+opened, and passes the memfd and the worker's pidfd to the client. Anything wrong is answered with
+an OpenReply. The client's death is learned from its pidfd, also while it still waits for a grant.
+A session keeps its connection's place, and a user has only some of them.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice.config.peer_lines import OFTEN
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.protocol.frames import ChannelKind
+from sluice.resources.ends import End, EndCause
+from sluice.server.listeners.accepting import Listener, uid_of
+from sluice.server.listeners.peer_waits import unless_gone
+from sluice.server.listeners.peers import Peer, PeerGone, peer_of, user_domain
+from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.open_session import (
+    BadOpen,
+    OpenSession,
+    RefusalError,
+    pack_open_reply,
+    parse_open_session,
+)
+from sluice.server.sessions.records import Asker, Session
+from sluice.server.workers.packets import receive
+
+log = logging.getLogger("sluice.server")
+
+FIRST_FRAME_SECONDS = 5.0
+MOST_CONNECTIONS = 4096
+#: Of one user: sessions, and what waits for one.
+MOST_OF_USER = 1024
+#: That nobody but root gets.
+KEPT_FOR_ROOT = 64
+#: The header page and a slot's control words, lanes, marks and largest ring (channel/slot.h).
+SLOT_OVERHEAD_MIB = 8
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class UnixListener:
+    """Listens on one Unix socket."""
+
+    def __init__(self, path: Path, desk: SessionManager, arena_mib: int, host: str) -> None:
+        self._path = path
+        self._desk = desk
+        self._region_bytes = (arena_mib + SLOT_OVERHEAD_MIB) << 20
+        self._arena_mib = arena_mib
+        self._host = host
+        self._listener: Listener | None = None
+
+    def open(self) -> None:
+        """Begins to listen; raises OSError. Any user of the host may connect."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(str(self._path))
+            self._path.chmod(0o666)
+            listener.listen(128)
+        except OSError:
+            listener.close()
+            raise
+        self._listener = Listener(
+            listener,
+            str(self._path),
+            MOST_CONNECTIONS,
+            self._serve,
+            most_of_owner=MOST_OF_USER,
+            owner_of=uid_of,
+            turn_away=_turn_away,
+            privileged="uid 0",
+            kept=KEPT_FOR_ROOT,
+        )
+        log.info("local clients: %s", self._path)
+
+    async def close(self) -> None:
+        """Stops listening; clients that wait for a grant are sent away, sessions go on."""
+        if self._listener:
+            self._path.unlink(missing_ok=True)
+            await self._listener.close()
+            self._listener = None
+
+    async def _serve(self, connected: socket.socket) -> None:
+        try:
+            peer = peer_of(connected)
+        except PeerGone as error:
+            text = "a local client was not served: %s"
+            PEERS.info("Unix socket: gone", uid_of(connected), text, error)
+            return
+        try:
+            await self._serve_peer(connected, peer)
+        finally:
+            os.close(peer.pidfd)
+
+    async def _serve_peer(self, connected: socket.socket, peer: Peer) -> None:
+        try:
+            frame = await asyncio.wait_for(_receive(connected), FIRST_FRAME_SECONDS)
+            if not frame:
+                return
+            wish = parse_open_session(frame)
+            if wish.channel not in (ChannelKind.AUTO, ChannelKind.SHM):
+                raise BadOpen(
+                    CudaStatus.NOT_SUPPORTED,
+                    f"channel {wish.channel} was asked for on the Unix socket, which carries shm",
+                )
+        except TimeoutError:
+            text = "pid %d connected and sent nothing"
+            PEERS.info("Unix socket: silent", f"uid {peer.uid}", text, peer.pid)
+            return
+        except RefusalError as refusal:
+            PEERS.warning(
+                "Unix socket: rubbish",
+                f"uid {peer.uid}",
+                "refused pid %d uid %d: %s",
+                *(peer.pid, peer.uid, refusal.message),
+            )
+            _reply(connected, refusal.status, 0, refusal.message)
+            return
+        if wish.holds_job:
+            await self._hold(connected, peer, wish)
+            return
+        for older in self._desk.of_process(peer.pid, peer.start_time):
+            if older.replaced:
+                why = End(EndCause.CLIENT_ENDED, "its process started another program")
+                self._desk.end(older, why)
+        session = await self._open(connected, peer, wish)
+        if session is None:
+            return
+        # nothing more is said on this connection, and its closing is no end: a process that opens
+        # another session after it has closed it is one that exec made a new program
+        await _until_closed(connected)
+        session.replaced = True
+
+    def _asker(self, peer: Peer, wish: OpenSession) -> Asker:
+        return Asker(
+            channel="shm",
+            host=self._host,
+            program=wish.program,
+            pid=peer.pid,
+            uid=peer.uid,
+            start_time=peer.start_time,
+            pidfd=peer.pidfd,
+            user_domain=user_domain(peer),
+            groups=(peer.gid, *peer.groups),
+        )
+
+    async def _hold(self, connected: socket.socket, peer: Peer, wish: OpenSession) -> None:
+        part = self._desk.part_of(wish, self._asker(peer, wish))
+        if part is None:
+            return
+        self._desk.holds.begin(part)
+        _reply(connected, CudaStatus.NOT_READY, 0, "the job is held")
+        with contextlib.suppress(PeerGone):
+            await unless_gone(asyncio.create_task(_until_closed(connected)), peer.pidfd)
+        # a server that stops does not get here, and does not say that the launcher has ended
+        self._desk.holds.end(part)
+
+    async def _open(
+        self, connected: socket.socket, peer: Peer, wish: OpenSession
+    ) -> Session | None:
+        asker = self._asker(peer, wish)
+        memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(memory, self._region_bytes)
+            # the client gets it too, and must not shorten it under the worker
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
+            fields = {
+                "slot": "0",
+                "slots": "1",
+                "region_bytes": str(self._region_bytes),
+                "arena_mib": str(self._arena_mib),
+            }
+
+            def tell(line: str) -> None:
+                _reply(connected, CudaStatus.NOT_READY, 0, line)
+
+            opening = asyncio.create_task(self._desk.open(wish, asker, fields, memory, tell))
+            try:
+                session = await unless_gone(opening, peer.pidfd)
+            except PeerGone:
+                text = "pid %d ended before its session was open"
+                PEERS.info("Unix socket: gone", f"uid {peer.uid}", text, peer.pid, often=OFTEN)
+                return None
+            except RefusalError as refusal:
+                _reply(connected, refusal.status, 0, refusal.message)
+                return None
+            # the pidfd shows the client its worker's end, also where nobody could mark the slot
+            descriptors = [memory] if session.worker.exited else [memory, session.worker.pidfd]
+            if not _reply(connected, 0, int(session.id, 16), "", descriptors):
+                why = End(EndCause.CLIENT_ENDED, "the client cannot be answered")
+                self._desk.end(session, why)
+            return session
+        finally:
+            os.close(memory)
+
+
+def _turn_away(connected: socket.socket, why: str) -> None:
+    _reply(connected, CudaStatus.SYSTEM_NOT_READY, 0, f"{why}; end some of its programs")
+
+
+async def _until_closed(connected: socket.socket) -> None:
+    while await _receive(connected):
+        pass
+
+
+async def _receive(connected: socket.socket) -> bytes:
+    """One packet, b"" at the end; descriptors that a client sends are closed unseen."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            packet, descriptors = receive(connected)
+        except BlockingIOError:
+            readable = loop.create_future()
+            loop.add_reader(connected, _wake, readable)
+            try:
+                await readable
+            finally:
+                loop.remove_reader(connected)
+            continue
+        except OSError:
+            return b""
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return packet
+
+
+def _wake(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
+
+
+def _reply(
+    connected: socket.socket,
+    status: int,
+    session_id: int,
+    message: str,
+    descriptors: Sequence[int] = (),
+) -> bool:
+    ancillary = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+        if descriptors
+        else []
+    )
+    try:
+        connected.sendmsg(
+            [pack_open_reply(status, session_id, message)], ancillary, socket.MSG_NOSIGNAL
+        )
+    except OSError as error:
+        # a full socket buffer included: this client does not read
+        text = "a local client cannot be answered: %s"
+        PEERS.info("Unix socket: no answer", uid_of(connected), text, error)
+        return False
+    return True

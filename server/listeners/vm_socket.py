@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door for what defines and moves VMs on this host: Nova's virt driver, `sluice vm`, the hook.
+
+Started by server.service. One line of JSON is a request, one is the answer, one request a
+connection. `prepare` names a VM that is about to be defined and the vGPUs that it is to have; the
+region's file is made, and the answer holds the XML that belongs into the definition. From then on
+libvirt is followed as for every other domain. `sessions` asks which programs of a VM use its
+channel. `hook` is what libvirt's hook says of one. Only root and one group of the host may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import grp
+import json
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sluice.config.peer_lines import OFTEN
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.hypervisor.domain_document import REGION_PREFIX
+from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
+from sluice.server.listeners.accepting import Listener, uid_of
+
+log = logging.getLogger("sluice.server")
+
+SOCKET_NAME = "vms.sock"
+MOST_BYTES = 64 << 10
+MOST_CONNECTIONS = 256
+#: Of one user: Nova's, whose compute service asks for one VM after another.
+MOST_OF_USER = 64
+REQUEST_SECONDS = 5.0
+#: So long a region may be without its domain, which is being defined.
+DEFINE_SECONDS = 120.0
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+#: A definer that reserves does so itself, as OpenStack's adapter does: `reserved` is not for here.
+_MODES = ("auto", "on-demand")
+_SIZES = ("count", "memory_mib", "compute", "priority")
+
+#: Makes what the channel of a VM needs, for one that is not defined or off; blocking.
+Prepare = Callable[[str, VgpuRequest], None]
+#: The programs of a VM that use its channel, a line each.
+Sessions = Callable[[str], list[str]]
+#: Has a VM looked at now.
+Look = Callable[[str], None]
+#: Writes the devices and the metadata element of a request.
+Render = Callable[[str, VgpuRequest], tuple[list[str], str]]
+
+
+class VmListener:
+    """Listens on run_dir/vms.sock."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        group: str,
+        region_mib: int,
+        slots: int,
+        channel: str = "ivshmem",
+        prepare: Prepare,
+        render: Render,
+        sessions: Sessions,
+        look: Look,
+    ) -> None:
+        self._path = run_dir / SOCKET_NAME
+        self._group = group
+        self._defaults: dict[str, Any] = {
+            "region_mib": region_mib,
+            "slots": slots,
+            "channel": channel,
+        }
+        self._prepare = prepare
+        self._render = render
+        self._sessions = sessions
+        self._look = look
+        self._expected: dict[str, float] = {}
+        self._listener: Listener | None = None
+
+    def open(self) -> None:
+        """Begins to listen; raises OSError."""
+        self._path.unlink(missing_ok=True)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            listening.bind(str(self._path))
+            with contextlib.suppress(KeyError):  # no such group: root alone
+                os.chown(self._path, -1, grp.getgrnam(self._group).gr_gid)
+                self._path.chmod(0o660)
+            listening.listen(64)
+        except OSError:
+            listening.close()
+            raise
+        finally:
+            os.umask(before)
+        self._listener = Listener(
+            listening,
+            str(self._path),
+            MOST_CONNECTIONS,
+            self._serve,
+            most_of_owner=MOST_OF_USER,
+            owner_of=uid_of,
+        )
+        log.info("definers of VMs: %s", self._path)
+
+    async def close(self) -> None:
+        """Stops listening."""
+        if self._listener:
+            self._path.unlink(missing_ok=True)
+            await self._listener.close()
+            self._listener = None
+
+    def expects(self, uuid: str) -> bool:
+        """Whether a region was prepared for a VM that may not be defined yet."""
+        now = time.monotonic()
+        self._expected = {name: until for name, until in self._expected.items() if until > now}
+        return uuid in self._expected
+
+    def defined(self, uuid: str) -> None:
+        """The VM is defined, with its channel: what becomes of it decides about the region."""
+        self._expected.pop(uuid, None)
+
+    async def _serve(self, connected: socket.socket) -> None:
+        try:
+            line = await asyncio.wait_for(_line(connected), REQUEST_SECONDS)
+        except TimeoutError:
+            return
+        if line is None:
+            return
+        try:
+            answer = await self._answer(line)
+        except (ValueError, HypervisorError, OSError) as error:
+            text = "%s: refused: %s"
+            PEERS.warning("VMs' socket", uid_of(connected), text, self._path.name, error)
+            answer = {"error": str(error)}
+        with contextlib.suppress(OSError, TimeoutError):
+            loop = asyncio.get_running_loop()
+            said = loop.sock_sendall(connected, json.dumps(answer).encode() + b"\n")
+            await asyncio.wait_for(said, REQUEST_SECONDS)
+
+    async def _answer(self, line: bytes) -> dict[str, Any]:
+        asked = _object(line)
+        if "sessions" in asked:
+            return {"sessions": self._sessions(_uuid(_part(asked, "sessions")))}
+        if "hook" in asked:
+            return self._hook(_part(asked, "hook"))
+        uuid, request = self._parse(_part(asked, "prepare"))
+        self._expected[uuid] = time.monotonic() + DEFINE_SECONDS
+        try:
+            await asyncio.to_thread(self._prepare, uuid, request)
+        except BaseException:
+            self._expected.pop(uuid, None)
+            raise
+        devices, metadata = self._render(uuid, request)
+        log.info("channel %s: prepared for a VM that is to be defined, %s", uuid, request)
+        return {"devices": devices, "metadata": metadata}
+
+    def _hook(self, said: dict[str, Any]) -> dict[str, Any]:
+        """What libvirt does with a VM, for the log; whatever it is, the VM is looked at."""
+        uuid = _uuid(said)
+        words = " ".join(str(said.get(part, ""))[:80] for part in ("operation", "sub", "extra"))
+        text, name = "libvirt: domain %s (%s): %s", ascii(str(said.get("name"))[:80])
+        PEERS.info("libvirt's hook", "libvirt", text, name, uuid, words, often=OFTEN)
+        self._look(uuid)
+        return {}
+
+    def _parse(self, found: dict[str, Any]) -> tuple[str, VgpuRequest]:
+        """Raises ValueError (InvalidRequest is one) with the field that is wrong."""
+        uuid = _uuid(found)
+        sizes: dict[str, Any] = {}
+        for name in _SIZES:
+            value = found.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{name}: give a number")
+            sizes[name] = value
+        for name in ("memory_mib", "compute"):
+            if name not in sizes:
+                raise ValueError(f"{name} is missing: give a number")
+        mode = found.get("mode", "auto")
+        if mode not in _MODES:
+            raise ValueError(f"mode: give {' or '.join(_MODES)}")
+        return uuid, VgpuRequest(vsock=False, mode=mode, **sizes, **self._defaults)
+
+
+def make_regions(uri: str, files: Any) -> Prepare:
+    """What makes regions' files on this host's libvirt; `files` are its RegionFiles."""
+    from sluice.hypervisor.libvirt_host import connected, host_account, is_active
+
+    def prepare(uuid: str, request: VgpuRequest) -> None:
+        if not request.has_region:
+            if not VHOST_VSOCK.exists():
+                raise HypervisorError(
+                    f"[nova] channel = vsock, and this host has no {VHOST_VSOCK} "
+                    "(modprobe vhost_vsock)"
+                )
+            return
+        with connected(uri) as connection, files.locked():
+            account = host_account(connection)
+            running = is_active(connection, uuid)
+            files.renew(uuid, request.region_bytes, account, in_use=running)
+
+    return prepare
+
+
+def render(uuid: str, request: VgpuRequest) -> tuple[list[str], str]:
+    """The channel's device, at a place that libvirt chooses, and the metadata."""
+    from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
+
+    device = (
+        region_device(REGION_PREFIX + uuid, request.region_mib, None)
+        if request.has_region
+        else vsock_device(next(cids_for(uuid)), None)
+    )
+    return [device], request_metadata(request, with_namespace=True)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+    except ValueError:
+        asked = None
+    if not isinstance(asked, dict):
+        raise ValueError("the request is no JSON object in one line")
+    return asked
+
+
+def _part(asked: dict[str, Any], name: str) -> dict[str, Any]:
+    found = asked.get(name)
+    if not isinstance(found, dict):
+        raise ValueError(f'the request has no object "{name}"')
+    return found
+
+
+def _uuid(found: dict[str, Any]) -> str:
+    uuid = str(found.get("uuid", "")).lower()
+    if not _UUID.fullmatch(uuid):
+        raise ValueError("uuid: give the VM's UUID")
+    return uuid
+
+
+async def _line(connected: socket.socket) -> bytes | None:
+    """A line, or None where none came."""
+    loop = asyncio.get_running_loop()
+    found = b""
+    while b"\n" not in found:
+        piece = await loop.sock_recv(connected, 4096)
+        found += piece
+        if not piece or len(found) > MOST_BYTES:
+            return None
+    return found.partition(b"\n")[0]

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a session is: records that sessions.manager keeps and that survive a restart of the server.
+
+Used by sessions.manager, regions, sessions.adoption and the doors. Plain data; what of it must
+survive is what to_record() writes beside the worker's socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sluice.resources.ends import End, EndCause
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.link import GrantedVgpu
+from sluice.server.listeners.peers import PeerGone, open_process
+from sluice.server.sessions.logs import SessionLog
+from sluice.server.sessions.open_session import OpenSession
+from sluice.server.workers.worker import Worker
+
+# ends of sessions and of their relays
+NOT_STARTED = End(EndCause.NOT_TAKEN, "the session did not start")
+WENT_AWAY = End(EndCause.WITHDRAWN, "the client went away")
+CLIENT_ENDED = End(EndCause.CLIENT_ENDED, "the client ended")
+ENDED_UNSEEN = End(EndCause.CLIENT_ENDED, "the client ended while no server ran")
+
+
+@dataclass(slots=True)
+class Asker:
+    """Who asks for a session, as the host knows it; `pidfd` is owned by whoever holds it."""
+
+    channel: str
+    host: str
+    program: str
+    pid: int = 0
+    uid: int = 0
+    start_time: int = 0
+    pidfd: int = -1
+    region_id: str = ""
+    slot: int = 0
+    domain_uuid: str = ""
+    domain_name: str = ""
+    user_domain: str = ""  # of a local process (peers.user_domain)
+    relay: str = ""  # the node beside it, whose server relays it; empty: none does
+    groups: tuple[int, ...] = ()  # of a local process, its own first
+
+    @property
+    def owner(self) -> str:
+        """Whose doing it is, for what is bounded by that: a guest, a node, an address or a user."""
+        if self.domain_name:
+            return f"domain {self.domain_name}"
+        if self.channel == "tcp":
+            return f"node {self.relay}" if self.relay else self.host
+        return f"uid {self.uid}"
+
+    def describe(self) -> str:
+        """In words, for logs."""
+        if self.channel == "ivshmem":
+            return f"{self.program or 'a program'} in domain {self.domain_name} slot {self.slot}"
+        if self.channel == "vsock":
+            return f"{self.program or 'a program'} in domain {self.domain_name} by vsock"
+        if self.channel == "tcp":
+            by = f", relayed by node {self.relay}" if self.relay else ""
+            return f"{self.program or 'a program'} at {self.host}{by}"
+        return f"{self.program or 'a program'} pid {self.pid} uid {self.uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobPart:
+    """A session's part in a job: its name, whose it is, and which of its vGPUs the session has.
+
+    `domain` is who the host says presents the token; `chosen` names none where it has all vGPUs.
+    """
+
+    job: str
+    domain: str
+    processes: int = 0
+    chosen: tuple[int, ...] = ()
+
+    def report(self) -> dict[str, Any]:
+        """The fields of the messages that name a job."""
+        return {
+            "job": self.job,
+            "job_domain": self.domain,
+            "job_processes": self.processes,
+            "chosen": self.chosen,
+        }
+
+
+def trust_domain(node: str, asker: Asker) -> str:
+    """Whose processes may belong to one job with this one: its VM's, or its user's on this host."""
+    if asker.domain_uuid:
+        return f"vm {asker.domain_uuid}"
+    if asker.user_domain:
+        return f"user {node} {asker.user_domain}"
+    return f"process {node} {asker.pid} {asker.start_time}"
+
+
+@dataclass(slots=True)
+class Session:
+    """A session that runs, or is about to; `vgpus` are its grant's."""
+
+    id: str
+    grant_id: str
+    request_id: str
+    vgpus: tuple[GrantedVgpu, ...]
+    priority: int
+    asker: Asker
+    worker: Worker
+    log: SessionLog
+    started: float = field(default_factory=time.time)
+    opening: bool = True
+    part: JobPart | None = None
+    ledger_slot: int = -1  # in its grant's ledger
+    project: str = ""  # on whose account it goes
+    relayed_to: str = ""  # the node that its worker is on, when `worker` is a relay to it
+    replaced: bool = False  # its process has closed the connection it opened the session on
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def sharing_domains(self) -> frozenset[str]:
+        """Whom it trusts: sessions of its grant, of its VM, of its user in the same namespaces."""
+        domains = {f"grant {self.grant_id}"}
+        if self.asker.domain_uuid:
+            domains.add(f"vm {self.asker.domain_uuid}")
+        elif self.asker.user_domain:
+            domains.add(f"user {self.asker.user_domain}")
+        return frozenset(domains)
+
+    def report(self) -> rpc.SessionReport:
+        """As the controller is told."""
+        asker = self.asker
+        return rpc.SessionReport(
+            session_id=self.id,
+            grant_id=self.grant_id,
+            request_id=self.request_id,
+            vgpus=[
+                rpc.Vgpu(
+                    gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent
+                )
+                for v in self.vgpus
+            ],
+            channel="relay" if asker.relay else asker.channel,
+            relay=asker.relay,
+            host=asker.host,
+            program=asker.program,
+            client_pid=asker.pid,
+            client_uid=asker.uid,
+            domain_uuid=asker.domain_uuid,
+            domain_name=asker.domain_name,
+            started=self.started,
+            priority=self.priority,
+            opening=self.opening,
+            project=self.project,
+            **(self.part.report() if self.part else {}),
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        """What a later server needs to adopt it."""
+        asker = self.asker
+        return {
+            "id": self.id,
+            "grant_id": self.grant_id,
+            "request_id": self.request_id,
+            "vgpus": [[v.gpu_uuid, v.memory_mib, v.compute_percent] for v in self.vgpus],
+            "priority": self.priority,
+            "started": self.started,
+            "opening": self.opening,
+            "part": asdict(self.part) if self.part else None,
+            "ledger_slot": self.ledger_slot,
+            "project": self.project,
+            "asker": {
+                "channel": asker.channel,
+                "host": asker.host,
+                "program": asker.program,
+                "pid": asker.pid,
+                "uid": asker.uid,
+                "start_time": asker.start_time,
+                "region_id": asker.region_id,
+                "slot": asker.slot,
+                "domain_uuid": asker.domain_uuid,
+                "domain_name": asker.domain_name,
+                "user_domain": asker.user_domain,
+                "relay": asker.relay,
+            },
+            "relayed_to": self.relayed_to,
+        }
+
+
+def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog) -> Session:
+    """Rebuilds a session of an earlier server; its client's pidfd is -1 if the client is gone."""
+    asker = Asker(**record["asker"])
+    if asker.pid and asker.channel == "shm":
+        try:
+            asker.pidfd = open_process(asker.pid, asker.start_time)
+        except PeerGone:
+            asker.pidfd = -1
+    return Session(
+        id=record["id"],
+        grant_id=record["grant_id"],
+        request_id=record["request_id"],
+        vgpus=tuple(GrantedVgpu(*vgpu) for vgpu in record["vgpus"]),
+        priority=record["priority"],
+        asker=asker,
+        worker=worker,
+        log=log,
+        started=record["started"],
+        opening=False,
+        part=_part_from_record(record.get("part")),
+        ledger_slot=record.get("ledger_slot", -1),
+        project=record.get("project", ""),
+        relayed_to=record.get("relayed_to", ""),
+    )
+
+
+def _part_from_record(part: dict[str, Any] | None) -> JobPart | None:
+    return JobPart(**{**part, "chosen": tuple(part["chosen"])}) if part else None
+
+
+def grant_request(
+    node: str,
+    wish: OpenSession,
+    asker: Asker,
+    part: JobPart | None = None,
+    *,
+    project: str = "",
+    owner_label: str = "",
+    relay: bool = False,
+) -> rpc.GrantRequest:
+    """What the controller is asked for a client of this host."""
+    return rpc.GrantRequest(
+        node=node,
+        vgpu_count=wish.vgpu_count or 1,
+        memory_mib=wish.gmem_mib,
+        compute_percent=wish.ratio_percent,
+        priority=wish.priority,
+        wait_seconds=wish.wait_seconds,
+        local_only=True,
+        cross_node=wish.crosses_nodes,
+        channel=asker.channel,
+        host=asker.host,
+        program=asker.program,
+        client_pid=asker.pid,
+        client_uid=asker.uid,
+        domain_uuid=asker.domain_uuid,
+        domain_name=asker.domain_name,
+        same_gpu_allowed=wish.same_gpu_allowed,
+        gpu_model=wish.wishes.gpu_model,
+        gpu_architecture=wish.wishes.gpu_architecture,
+        labels=[rpc.Label(name=name, value=value) for name, value in wish.wishes.labels],
+        preempt=wish.preempts,
+        mode=wish.mode,
+        project=project,
+        owner_label=owner_label,
+        relay=relay,
+        **(part.report() if part else {}),
+    )
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Closes a descriptor unless there is none."""
+    if descriptor >= 0:
+        os.close(descriptor)

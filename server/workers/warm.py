@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers that wait ready, one or more per GPU, so that a client need not wait for a driver.
+
+Used by sessions.manager (take) and service (start, stop). It owns every worker that has no session.
+A taken worker is replaced in the background, a little later, so that the new session has the CPU
+first. A GPU that was let go is held by no worker of these until it is served again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from sluice.config.native_files import NativeFileMissing
+from sluice.resources.ends import End, EndCause
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.gpus.discovery import Driver
+from sluice.server.workers.process import WorkerStarter
+from sluice.server.workers.worker import Worker, WorkerDevice, WorkerError
+
+log = logging.getLogger("sluice.server")
+
+REFILL_DELAY_SECONDS = 0.5
+RETRY_SECONDS = 10.0
+STOP_SECONDS = 1.0
+LET_GO_SECONDS = 10.0
+
+
+class WarmWorkers:
+    """Ready workers by GPU UUID."""
+
+    def __init__(
+        self,
+        starter: WorkerStarter,
+        driver: Driver,
+        log_dir: Path,
+        *,
+        per_gpu: int,
+        start_seconds: float,
+    ) -> None:
+        self._starter = starter
+        self._driver = driver
+        self._log_dir = log_dir
+        self._per_gpu = per_gpu
+        self._start_seconds = start_seconds
+        self._warm: dict[str, list[Worker]] = {}
+        self._refills: dict[str, asyncio.Task[None]] = {}
+        self._let_go: set[str] = set()
+        self._resting: set[str] = set()
+        self._looking: list[Worker] = []  # at every GPU of the host
+        self._stopping = False
+
+    async def see_devices(self) -> list[WorkerDevice]:
+        """Starts a worker that sees every GPU, asks it what they are, and lets it end."""
+        worker = self._spawn([])
+        self._looking = [w for w in self._looking if not w.exited] + [worker]
+        try:
+            await worker.wait_ready(self._start_seconds)
+            return worker.devices
+        finally:
+            worker.end(_unused("it was started to look at the GPUs"))
+
+    def serve(self, gpus: Sequence[str]) -> None:
+        """Keeps workers warm for these GPUs from now on."""
+        for uuid in gpus:
+            self._let_go.discard(uuid)
+            self._warm.setdefault(uuid, [])
+            self._refill(uuid, 0)
+
+    def ready(self, uuid: str) -> int:
+        """How many workers wait ready for a GPU."""
+        return sum(1 for worker in self._warm.get(uuid, ()) if worker.is_ready)
+
+    def has_let_go(self, uuid: str) -> bool:
+        """Whether none of these workers may hold the GPU."""
+        return uuid in self._let_go
+
+    async def let_go(self, uuid: str) -> None:
+        """Ends the GPU's warm workers and waits until they are gone. Raises OrderRefused."""
+        self._let_go.add(uuid)
+        if task := self._refills.pop(uuid, None):
+            task.cancel()
+        holding = [*self._warm.get(uuid, []), *self._looking]
+        for worker in holding:
+            worker.end(_unused("its GPU is handed over"))
+        if not await _exited(holding, LET_GO_SECONDS):
+            pids = ", ".join(str(w.record.pid) for w in holding if not w.exited)
+            raise OrderRefused(f"worker process {pids} still holds it after {LET_GO_SECONDS:g} s")
+        if uuid not in self._let_go:
+            raise OrderRefused("it was taken back meanwhile")
+        log.info("GPU %s is let go: %d warm worker(s) ended", uuid, len(holding))
+
+    def rest(self, uuid: str) -> None:
+        """Keeps none for this GPU while it is unfit or being checked, whoever has it."""
+        self._resting.add(uuid)
+        if task := self._refills.pop(uuid, None):
+            task.cancel()
+        for worker in self._warm.get(uuid, []):
+            worker.end(_unused("its GPU is not given out for now"))
+
+    def wake(self, uuid: str) -> None:
+        """It is fit: workers are kept for it again, unless it is let go."""
+        self._resting.discard(uuid)
+        self._warm.setdefault(uuid, [])
+        self._refill(uuid, 0)
+
+    def adopt(self, worker: Worker) -> bool:
+        """Takes in a worker of an earlier server that has no session; False if it is of no use."""
+        record = worker.record
+        if self._per_gpu == 0 or record.driver != self._driver.path or len(record.devices) != 1:
+            return False
+        if record.libraries != self._starter.libraries:
+            return False
+        if record.waits_for_user != bool(self._starter.users.ids):
+            return False  # it is of another configuration, or release
+        warm = self._warm.setdefault(record.devices[0], [])
+        if len(warm) >= self._per_gpu:
+            return False
+        worker.on_exit = self._warm_one_ended
+        warm.append(worker)
+        return True
+
+    async def take(self, gpus: Sequence[str]) -> Worker:
+        """Returns a ready worker that sees exactly these GPUs; raises WorkerError.
+
+        The caller owns it from then on. A GPU that several vGPUs are on may be named several times.
+        """
+        gpus = list(dict.fromkeys(gpus))
+        if len(gpus) == 1:
+            warm = self._warm.get(gpus[0], [])
+            ready = [w for w in warm if w.is_ready] or warm
+            if ready:
+                worker = ready[0]
+                warm.remove(worker)
+                worker.on_exit = None
+                self._refill(gpus[0], REFILL_DELAY_SECONDS)
+                try:
+                    await worker.wait_ready(self._start_seconds)
+                except (WorkerError, asyncio.CancelledError):
+                    worker.end(_unused("it was not ready in time"))
+                    raise
+                return worker
+        worker = self._spawn(gpus)
+        try:
+            await worker.wait_ready(self._start_seconds)
+        except (WorkerError, asyncio.CancelledError):
+            worker.end(_unused("it was not ready in time"))
+            raise
+        return worker
+
+    async def stop(self) -> None:
+        """Ends the warm workers: without a session nothing is lost with them."""
+        self._stopping = True
+        for task in self._refills.values():
+            task.cancel()
+        ending = [worker for warm in self._warm.values() for worker in warm]
+        for worker in ending:
+            worker.on_exit = self._unused_one_ended
+            worker.end(_unused("the server stops"), grace=0)
+        await _exited(ending, STOP_SECONDS)
+
+    def _spawn(self, gpus: list[str]) -> Worker:
+        worker_id = secrets.token_hex(6)
+        log_path = self._log_dir / "worker" / f"{worker_id}.log"
+        try:
+            record, pidfd = self._starter.start(
+                worker_id, self._driver.path, gpus, log_path, software=self._driver.software
+            )
+        except (OSError, NativeFileMissing) as error:
+            raise WorkerError(f"no worker can be started: {error}") from error
+        worker = Worker(record, pidfd, self._starter.files)
+        worker.on_exit = self._unused_one_ended
+        try:
+            worker.connect()
+        except OSError as error:
+            worker.kill()
+            raise WorkerError(f"worker {worker_id} cannot be reached: {error}") from error
+        return worker
+
+    def _refill(self, uuid: str, delay: float) -> None:
+        if self._stopping or uuid in self._let_go or uuid in self._resting:
+            return
+        if (task := self._refills.get(uuid)) and not task.done():
+            return
+        # in a context of its own: the next session's worker must not log the ids of this one
+        filling = asyncio.create_task(self._fill(uuid, delay), context=contextvars.Context())
+        self._refills[uuid] = filling
+
+    async def _fill(self, uuid: str, delay: float) -> None:
+        await asyncio.sleep(delay)
+        while len(self._warm[uuid]) < self._per_gpu:
+            try:
+                worker = self._spawn([uuid])
+                worker.on_exit = self._warm_one_ended
+                self._warm[uuid].append(worker)
+                await worker.wait_ready(self._start_seconds)
+            except WorkerError as error:
+                log.error("GPU %s has no warm worker: %s", uuid, error)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def _warm_one_ended(self, worker: Worker, why: End) -> None:
+        uuid = worker.record.devices[0]
+        warm = self._warm.get(uuid, [])
+        if worker in warm:
+            warm.remove(worker)
+            if uuid in self._let_go or uuid in self._resting:
+                self._clean(worker)
+                return
+            log.warning("the warm worker %s of GPU %s ended: %s", worker.id, uuid, why)
+            self._clean(worker)
+            self._refill(uuid, RETRY_SECONDS)
+
+    def _unused_one_ended(self, worker: Worker, why: End) -> None:
+        log.debug("worker %s ended unused: %s", worker.id, why)
+        self._clean(worker)
+
+    def _clean(self, worker: Worker) -> None:
+        if self._starter.cgroups:
+            self._starter.cgroups.remove(worker.id)
+        path = Path(worker.record.log)
+        # an unused worker's log matters only if it said something
+        if path.exists() and path.stat().st_size == 0:
+            path.unlink()
+
+
+def _unused(text: str) -> End:
+    """Of a worker that no session has: nobody is told."""
+    return End(EndCause.UNKNOWN, text)
+
+
+async def _exited(workers: Sequence[Worker], seconds: float) -> bool:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while any(not worker.exited for worker in workers) and loop.time() < deadline:
+        await asyncio.sleep(0.01)
+    return all(worker.exited for worker in workers)
