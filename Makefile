@@ -13,7 +13,7 @@ DEMO_JOBS ?= $(shell nproc)
 ifneq ($(words $(CURDIR)),1)
 $(error The path "$(CURDIR)" has spaces, with which make and several tools do not work: move the checkout to one without)
 endif
-export PYTHONPATH := $(CURDIR)/build/python
+export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
 .PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu test-threads test-memory bench lint format sanitize native programs python guest-bundle guest-packages release-data docs clean
@@ -83,7 +83,7 @@ native: build/.base ## everything in C++, into build/native
 programs: build/.base ## the CUDA test programs (nvcc comes as a wheel)
 	flock build/.programs.lock $(PY) tests/programs/build.py
 
-python: build/.base ## build/python: the package sluice of this checkout, gRPC code generated
+python: build/.base ## what python/sluice lacks: gRPC code and the protocol, generated
 	@$(PY) dev/python_layout.py
 
 guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
@@ -93,7 +93,7 @@ guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest
 	$(PY) packaging/guest_packages.py
 
 release-data: programs native guest-bundle ## what later versions are held against, into tests/compatibility/VERSION: before a release is tagged
-	PYTHONPATH=$(CURDIR)/build/python:$(CURDIR)/tests/harness $(PY) -m tests.compatibility.recording.record
+	PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests/harness $(PY) -m tests.compatibility.recording.record
 
 docs: native ## what is made from the registry, the commands and docs/measurements: api-coverage.md, cli.md, tables of other pages
 	$(PY) dev/cli_reference.py
@@ -140,4 +140,4 @@ build/.openstack: build/.rig tests/rigs/openstack/install.sh tests/rigs/openstac
 	@touch $@
 
 clean:
-	rm -rf build dist
+	rm -rf build dist python/sluice/rpc python/sluice/protocol

@@ -23,7 +23,7 @@ def native_folders() -> Iterator[Path]:
     """Yields the folders that may hold native files, best first."""
     if named := os.environ.get("SLUICE_NATIVE_DIR"):
         yield Path(named)
-    # not resolved: in a checkout this file is reached through build/python/sluice/config
+    # not resolved: in a checkout this file is reached through python/sluice/config
     yield Path(os.path.abspath(__file__)).parent.parent / "native"
     yield Path(__file__).resolve().parent.parent / "build" / "native"
 

@@ -107,7 +107,7 @@ def _first(command: Any) -> str:
 
 def main() -> int:
     """Writes the page."""
-    from sluice.cli.__main__ import app  # the package exists after python_layout only
+    from sluice.cli.__main__ import app  # what is generated exists after python_layout only
 
     REFERENCE.write_text(reference(app))
     return 0

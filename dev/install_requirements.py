@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs this project's requirements and the named extras, not the project itself.
 
-Called by the Makefile: a checkout runs from build/python, so only what pyproject.toml lists is
+Called by the Makefile: a checkout runs from python/, so only what pyproject.toml lists is
 wanted. libvirt-python has to match the libvirt that is installed, so it is pinned to that.
 """
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lays out build/python, from which a checkout runs without being installed.
+"""Generates what python/sluice lacks, so that a checkout runs without being installed.
 
-Called by `make python` and by hand after a clone. It owns build/python (links to the top-level
-folders under the package name `sluice`, and what is generated: `sluice/rpc` from controller/proto,
-`sluice/protocol` from native/api) and
-build/bin (launchers). Run with a virtual environment's Python it also writes a .pth file there, so
-that `python -m sluice.server` needs no PYTHONPATH. Running it again is cheap and changes only what
-is out of date; it needs no network.
+python/sluice holds a link to each top-level folder of the package and is committed: editors and
+tools follow imports in a fresh clone. Called by `make python` and by hand after a clone, this adds
+what is generated: `sluice/rpc` from controller/proto, `sluice/protocol` from native/api; and it
+writes launchers into build/bin. Run with a virtual environment's Python it also writes a .pth file
+there, so that `python -m sluice.server` needs no PYTHONPATH. Running it again is cheap and changes
+only what is out of date; it needs no network.
 """
 
 from __future__ import annotations
@@ -18,36 +18,13 @@ import sysconfig
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-FOLDERS = (
-    "cli",
-    "config",
-    "controller",
-    "guest_runtime",
-    "hypervisor",
-    "nova_driver",
-    "pool_client",
-    "resources",
-    "server",
-    "templates",
-)
+PACKAGE = CHECKOUT / "python"
 COMMANDS = {
     "sluice": "sluice.cli",
     "sluice-controller": "sluice.controller",
     "sluice-server": "sluice.server",
     "sluice-vsphere": "sluice.hypervisor.vsphere",
 }
-
-
-def link_folders(package: Path) -> None:
-    """Makes package/<folder> a link to each top-level folder that exists."""
-    package.mkdir(parents=True, exist_ok=True)
-    for name in FOLDERS:
-        source, link = CHECKOUT / name, package / name
-        if link.is_symlink() and link.readlink() == source:
-            continue
-        link.unlink(missing_ok=True)
-        if source.is_dir():
-            link.symlink_to(source)
 
 
 def write_launchers(folder: Path, python_path: Path) -> None:
@@ -76,23 +53,21 @@ def write_pth(python_path: Path) -> None:
 
 
 def main() -> int:
-    """Parses the arguments and lays everything out; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Lay out build/python for a checkout.")
+    """Parses the arguments and generates; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Generate what python/sluice lacks.")
     parser.add_argument("--build", type=Path, default=CHECKOUT / "build")
     build = Path(os.path.abspath(parser.parse_args().build))
-    python_path = build / "python"
-    link_folders(python_path / "sluice")
     sys.path.insert(0, str(CHECKOUT / "controller" / "proto"))
     from generate import generate  # type: ignore[import-not-found]
 
-    generate(python_path)
+    generate(PACKAGE)
     sys.path.insert(0, str(CHECKOUT / "native" / "codegen"))
     from generate_protocol import generate as generate_protocol
 
-    generate_protocol(python_path)
-    write_launchers(build / "bin", python_path)
-    write_pth(python_path)
-    print(f"build/python is laid out; commands are in {build / 'bin'}")
+    generate_protocol(PACKAGE)
+    write_launchers(build / "bin", PACKAGE)
+    write_pth(PACKAGE)
+    print(f"python/sluice is complete; commands are in {build / 'bin'}")
     return 0
 
 

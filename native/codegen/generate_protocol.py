@@ -4,7 +4,7 @@
 Called by dev/python_layout.py for a checkout, by native/codegen/CMakeLists.txt for a wheel, and by
 hand:
 
-    python native/codegen/generate_protocol.py build/python
+    python native/codegen/generate_protocol.py python
 
 It owns OUT/sluice/protocol: `frames` (protocol.yaml, and commands.yaml's numbers),
 `control` (control.yaml) and `cuda_status` (CUDA's error codes, as imported). Files are written only

@@ -46,7 +46,7 @@ def pool(tmp_path: Path) -> Iterator[StaticPool]:
 def torch_part(pool: StaticPool, part: str, **variables: str) -> tuple[dict[str, Any], str]:
     """(what a part of torch_app.py found, what was written on the screen)."""
     variables = {
-        "PYTHONPATH": str(ROOT / "build/python"),
+        "PYTHONPATH": str(ROOT / "python"),
         "SLUICE_LIBRARIES": str(find_native("libcuda.so.1").parent),
         "TRITON_CACHE_DIR": str(pool.folder / "triton"),
         "LD_LIBRARY_PATH": "",
@@ -124,7 +124,7 @@ def test_triton_links_what_it_compiles_with_our_driver(pool: StaticPool) -> None
 
 def test_sluice_check_tells_what_of_it_is_served(pool: StaticPool) -> None:
     ours = find_native("libcuda.so.1").parent
-    variables = {"PYTHONPATH": str(ROOT / "build/python"), "SLUICE_LIBRARIES": str(ours)}
+    variables = {"PYTHONPATH": str(ROOT / "python"), "SLUICE_LIBRARIES": str(ours)}
     command = [sys.executable, "-m", "sluice.guest_runtime", "check"]
     done = subprocess.run(
         [*command, str(PYTHON), "-c", "import torch"],

@@ -41,7 +41,7 @@ def test_a_config_drive_is_mounted_read_and_let_go(tmp_path: Path, broken: bool)
             *("--source", "openstack", "--system", tmp_path / "system", "--dir", tmp_path / "etc"),
             *("--metadata", "http://127.0.0.1:1"),
         ],
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "build/python")},
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT / "python")},
         capture_output=True,
         text=True,
         check=False,

@@ -104,7 +104,7 @@ class Instance:
             [*command, *self.words(), *words],
             env={
                 "PATH": "/nonexistent",
-                "PYTHONPATH": str(CHECKOUT / "build/python"),
+                "PYTHONPATH": str(CHECKOUT / "python"),
                 **environment,
             },
             capture_output=True,

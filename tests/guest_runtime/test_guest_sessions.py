@@ -75,7 +75,7 @@ def guest(rig: Rig, plane: ControlPlane, bundle: Path) -> Iterator[Guest]:
 def vm(rig: Rig, plane: ControlPlane, *words: str) -> int:
     environment = dict(
         os.environ,
-        PYTHONPATH=str(CHECKOUT / "build/python"),
+        PYTHONPATH=str(CHECKOUT / "python"),
         LIBVIRT_DEFAULT_URI=rig.uri,
         SLUICE_RUN_DIR=str(plane.folder / "run"),
     )

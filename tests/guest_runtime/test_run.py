@@ -72,7 +72,7 @@ class Setting:
             [sys.executable, "-m", "sluice.guest_runtime", "run", *command],
             env={
                 **os.environ,
-                "PYTHONPATH": str(CHECKOUT / "build/python"),
+                "PYTHONPATH": str(CHECKOUT / "python"),
                 "SLUICE_LIBRARIES": str(self.lib),
                 **variables,
             },
@@ -174,7 +174,7 @@ def test_a_program_that_is_not_there_ends_like_a_shell(setting: Setting) -> None
         [sys.executable, "-m", "sluice.guest_runtime", "run", "/no/such/program"],
         env={
             **os.environ,
-            "PYTHONPATH": str(CHECKOUT / "build/python"),
+            "PYTHONPATH": str(CHECKOUT / "python"),
             "SLUICE_LIBRARIES": str(setting.lib),
         },
         check=False,

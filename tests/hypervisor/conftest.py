@@ -35,7 +35,7 @@ class VmCommand:
         self.files = RegionFiles(libvirt_identity(rig.uri), run_folder=run_folder)
         self._environment = dict(
             os.environ,
-            PYTHONPATH=str(CHECKOUT / "build/python"),
+            PYTHONPATH=str(CHECKOUT / "python"),
             LIBVIRT_DEFAULT_URI=rig.uri,
             SLUICE_RUN_DIR=str(run_folder),
         )

@@ -133,7 +133,7 @@ def commands(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ]
     environment = {
         **os.environ,
-        "PYTHONPATH": str(CHECKOUT / "build/python"),
+        "PYTHONPATH": str(CHECKOUT / "python"),
         "SLUICE_RUN_DIR": "/elsewhere/run",
     }
     return subprocess.run(command, env=environment, check=False, capture_output=True, text=True)

@@ -52,7 +52,7 @@ def test_a_card_goes_to_a_vm_and_comes_back_to_its_driver(rig: Rig, outer: Guest
         boot = f"{prepared.kernel} {built}"
     outer.check("modprobe vfio-pci; mkdir -p /run/lv")
     done = outer.spawn(
-        f"cd {CHECKOUT} && PYTHONPATH=build/python:. .venv/bin/python -m "
+        f"cd {CHECKOUT} && PYTHONPATH=python:. .venv/bin/python -m "
         f"tests.hypervisor.inside_vfio {boot}"
     ).wait(2400 if boot else 400)
     steps: dict[str, dict[str, Any]] = {

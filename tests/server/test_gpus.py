@@ -51,7 +51,7 @@ def kept(driver_folder: Path, first_found: Path) -> str:
         [sys.executable, "-c", ASK, str(driver_folder / "libcuda.so.1")],
         env={
             **os.environ,
-            "PYTHONPATH": str(ROOT / "build/python"),
+            "PYTHONPATH": str(ROOT / "python"),
             "LD_LIBRARY_PATH": str(first_found),
         },
         capture_output=True,

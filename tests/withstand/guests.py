@@ -93,7 +93,7 @@ class Fleet:
         """The same, with what it says."""
         environment = dict(
             os.environ,
-            PYTHONPATH=str(CHECKOUT / "build/python"),
+            PYTHONPATH=str(CHECKOUT / "python"),
             LIBVIRT_DEFAULT_URI=self.rig.uri,
             SLUICE_RUN_DIR=str(self.plane.folder / "run"),
         )

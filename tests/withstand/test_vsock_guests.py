@@ -33,7 +33,7 @@ from .traces import LIMIT
 
 BACKEND = CHECKOUT / "build/tools/bin/vhost-device-vsock"
 FIGURES = {"memory_mib": 64, "compute": 10}
-PYTHON = {"PYTHONPATH": str(CHECKOUT / "build/python")}
+PYTHON = {"PYTHONPATH": str(CHECKOUT / "python")}
 RIGHT = "compute: wrong 0 of 1000"
 
 pytestmark = [
