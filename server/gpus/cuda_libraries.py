@@ -2,7 +2,8 @@
 """Finds NVIDIA's libraries (cuBLAS, cuDNN, …) on this host, which workers call for their clients.
 
 Called by server.service (folders for the workers), by `sluice-server --check` (what there is, for
-people) and by the tests' static server, which loads this file alone: it imports nothing of Sluice.
+people) and by the tests' static server, on GPU hosts with a bare Python: so it imports nothing
+else of Sluice.
 Only files are looked at; nothing is loaded here. It promises folders in the order in which a
 worker shall look, without those that a worker could not read or that others than root and this
 account could write: what lies there runs inside every session's worker.

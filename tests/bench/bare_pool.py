@@ -27,7 +27,7 @@ from typing import Any
 import grpc
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 from control_plane import PYTHON_PATH  # noqa: E402
 from free_ports import free_port  # noqa: E402

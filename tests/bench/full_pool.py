@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 from sluice.config.controller import StoreSection  # noqa: E402
 from sluice.controller.election import Candidate, LeaderAddress  # noqa: E402

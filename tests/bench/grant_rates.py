@@ -26,7 +26,7 @@ import grpc
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "build" / "bench"
-sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 from bare_pool import bare_pool, commit_ms  # noqa: E402
 from controllers import Controllers, controllers  # noqa: E402

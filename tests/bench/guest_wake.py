@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT), str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 from control_plane import running, wait_for  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402

@@ -19,7 +19,7 @@ import grpc
 from bare_pool import bare_pool
 from grant_rates import ROOT, WITHOUT_POOL, percentile, registered, scratch
 
-sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 from controllers import controllers  # noqa: E402
 from figure import Figure, Run, publish  # noqa: E402

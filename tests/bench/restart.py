@@ -27,7 +27,7 @@ import grpc
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 from controllers import Controllers  # noqa: E402
 from etcd_members import etcd_members, is_there  # noqa: E402

@@ -99,7 +99,7 @@ def pool(
                 program=("-m", "tests.compatibility.controller_then"),
                 environment={
                     controller_then.VARIABLE: str(then),
-                    "PYTHONPATH": f"{ROOT / 'build' / 'python'}:{ROOT}",
+                    "PYTHONPATH": f"{ROOT / 'python'}:{ROOT}",
                 },
             )
         )

@@ -87,7 +87,7 @@ class Pool:
 
     def start_part(self, part: str) -> None:
         """Starts sluice-controller or sluice-server."""
-        paths = [str(ROOT / "build" / "python"), os.environ.get("PYTHONPATH", "")]
+        paths = [str(ROOT / "python"), os.environ.get("PYTHONPATH", "")]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in paths if p))
         with (self.folder / f"{part}.out").open("ab") as out:
             self._processes[part] = subprocess.Popen(

@@ -230,7 +230,7 @@ def environment(checkout: Path) -> dict[str, str]:
     }
     for name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "VIRTUAL_ENV"):
         kept.pop(name, None)
-    kept["PYTHONPATH"] = str(checkout / "build" / "python")
+    kept["PYTHONPATH"] = str(checkout / "python")
     kept["PATH"] = os.pathsep.join(
         [str(checkout / ".venv" / "bin"), kept.get("PATH", ""), "/usr/sbin", "/sbin"]
     )

@@ -84,7 +84,7 @@ def test_every_command_exists(words: tuple[str, ...]) -> None:
 def test_the_options_of_run_exist() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sluice.guest_runtime", "help"],
-        cwd=CHECKOUT / "build" / "python",
+        cwd=CHECKOUT / "python",
         capture_output=True,
         text=True,
         check=True,

@@ -32,7 +32,7 @@ from free_ports import free_port
 from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 
 HARNESS = Path(__file__).resolve().parent
-PYTHON_PATH = HARNESS.parent.parent / "build" / "python"
+PYTHON_PATH = HARNESS.parent.parent / "python"
 
 
 def wait_for(

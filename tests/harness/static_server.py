@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import array
 import contextlib
-import importlib.util
 import itertools
 import os
 import secrets
@@ -26,7 +25,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+# Parts of the server that want the standard library alone: a GPU host may have no more.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
+from sluice.server.gpus.cuda_libraries import search_folders
+from sluice.server.sessions.grant_ledgers import GrantLedgers
 
 OPEN_BYTES = 512
 REGION_PAGE = 4096
@@ -223,18 +226,17 @@ class SharedThings:
 
 
 class StaticJobs:
-    """Ledgers by user and token (server/sessions/grant_ledgers.py is the real thing, and is used
-    here)."""
+    """Ledgers by user and token."""
 
     def __init__(self) -> None:
-        self.ledgers = load_part("grant_ledgers").GrantLedgers()
+        self.ledgers = GrantLedgers()
         self.slots: dict[StaticWorker, tuple[str, int]] = {}
 
     def join(self, worker: StaticWorker, job: str) -> int:
         """The descriptor of the job's ledger; the worker has a slot in it."""
         descriptor, slot = self.ledgers.join(job)
         self.slots[worker] = (job, slot)
-        return int(descriptor)
+        return descriptor
 
     def leave(self, worker: StaticWorker) -> None:
         """The worker's process has ended."""
@@ -440,21 +442,9 @@ class StaticServer:
                     key.data(connection)
 
 
-def load_part(name: str) -> Any:
-    """A module of the server that is a file on its own."""
-    path = Path(__file__).resolve().parents[2] / "server" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses ask for it
-    spec.loader.exec_module(module)
-    return module
-
-
 def found_libraries() -> str:
-    """What server/gpus/cuda_libraries.py finds."""
-    return ":".join(map(str, load_part("cuda_libraries").search_folders()))
+    """What a real server finds."""
+    return ":".join(map(str, search_folders()))
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ def shared(tmp_path: Path) -> Iterator[ControlPlane]:
 def variables(plane: ControlPlane, **more: str) -> dict[str, str]:
     ours = {
         "HOME": str(plane.folder),
-        "PYTHONPATH": str(ROOT / "build" / "python"),
+        "PYTHONPATH": str(ROOT / "python"),
         "SLUICE_LIBRARIES": str(find_native("libcuda.so.1").parent),
         "SLUICE_GMEM": str(MIB),
         "SLUICE_WAIT": "10",

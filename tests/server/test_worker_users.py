@@ -242,7 +242,7 @@ def shared(tmp_path: Path) -> Iterator[ControlPlane]:
 def test_a_jobs_workers_share_a_user_over_a_restart_of_the_server(shared: ControlPlane) -> None:
     job = shared.program_environment(
         HOME=str(shared.folder),
-        PYTHONPATH=str(ROOT / "build" / "python"),
+        PYTHONPATH=str(ROOT / "python"),
         SLUICE_LIBRARIES=str(find_native("libcuda.so.1").parent),
         SLUICE_GMEM="128",
         SLUICE_JOB=secrets.token_hex(16),

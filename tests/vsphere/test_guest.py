@@ -64,7 +64,7 @@ class Guest:
     def enrol(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "sluice.guest_runtime", "enrol", "--dir", str(self.dir), *words],
-            env={"PATH": str(self.bin), "PYTHONPATH": str(ROOT / "build" / "python")},
+            env={"PATH": str(self.bin), "PYTHONPATH": str(ROOT / "python")},
             capture_output=True,
             text=True,
             timeout=60,

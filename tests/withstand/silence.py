@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "build" / "python"), str(ROOT / "tests" / "harness")]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 import cuda_holder  # noqa: E402
 from control_plane import running, wait_for  # noqa: E402

@@ -16,7 +16,7 @@ from pathlib import Path
 from sluice.config.native_files import SOFTGPU, find_native
 
 ROOT = Path(__file__).resolve().parents[3]
-PYTHON = ROOT / "build" / "python" / "sluice"
+PYTHON = ROOT / "python" / "sluice"
 PACKAGES = ("config", "hypervisor", "rpc", "server", "templates")
 PROGRAMS = ("sluice-worker", "sluice-relay", "sluice-doorbell")
 LIBRARIES = (SOFTGPU, "sluice_meter.so")
