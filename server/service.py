@@ -91,7 +91,7 @@ class Server:
             controller.wait_seconds,
             self._line(),
         )
-        self.desk = SessionManager(
+        self.manager = SessionManager(
             section.node_name,
             self.controller,
             self._workers,
@@ -103,8 +103,8 @@ class Server:
         )
         if section.enable_relay:
             tls = self._config.tls
-            self.desk.relay_by(section.run_dir, tls.data_ca_file or tls.ca_file)
-        self.regions = Regions(self.desk, section.silent_seconds)
+            self.manager.relay_by(section.run_dir, tls.data_ca_file or tls.ca_file)
+        self.regions = Regions(self.manager, section.silent_seconds)
         self.machines = GuestMachines(Accounts(self._config.projects), self.controller.report)
         self.native = NativeGpus(
             self._config,
@@ -113,11 +113,11 @@ class Server:
             lambda: self._look_and_report(driver),
             self.controller.report,
         )
-        await adopt_workers(starter, self._workers, self.desk)
+        await adopt_workers(starter, self._workers, self.manager)
 
         address = data_address(section.bind_addr, section.bind_net)
         self.data_port = DataPort(
-            address, section.listen_port, self.desk, self.controller, self._data_tls()
+            address, section.listen_port, self.manager, self.controller, self._data_tls()
         )
         self._advertised = section.advertise_addr or reachable_address(
             address, controller.grpc_targets[0]
@@ -133,7 +133,7 @@ class Server:
         self._run(self.health.run())
         self._run(self.controller.run())
         self.unix_listener = UnixListener(
-            self._config.client_socket, self.desk, section.arena_mib, socket.gethostname()
+            self._config.client_socket, self.manager, section.arena_mib, socket.gethostname()
         )
         if section.enable_shm:
             try:
@@ -159,10 +159,10 @@ class Server:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._workers.stop()
-        self.desk.let_go()
+        self.manager.let_go()
         await self.controller.close()
         os.close(self._lock)
-        log.info("stopped; %d session(s) go on", len(self.desk.served))
+        log.info("stopped; %d session(s) go on", len(self.manager.served))
 
     def _open_metrics(self, driver: Driver) -> None:
         section = self._config.metrics
@@ -175,7 +175,7 @@ class Server:
             self._config.server.node_name,
             gpus=lambda: self.gpus,
             reader=GpuReader(driver),
-            sessions=self.desk.figures,
+            sessions=self.manager.figures,
             workers=self._workers,
             controller=self.controller,
             health=self.health,
@@ -216,7 +216,7 @@ class Server:
 
     def inventory(self) -> rpc.Inventory:
         """Everything that is here and runs here, now."""
-        sessions = [session.report() for session in self.desk.sessions.values()]
+        sessions = [session.report() for session in self.manager.sessions.values()]
         return rpc.Inventory(
             node=self._config.server.node_name,
             data_address=self._advertised,
@@ -247,7 +247,7 @@ class Server:
             ],
             hands_over=True,
             sessions=sessions + self.data_port.expected_reports(),
-            holds=self.desk.holds.reports(),
+            holds=self.manager.holds.reports(),
             labels=[
                 rpc.Label(name=name, value=value)
                 for name, value in sorted(self._config.node.labels.items())
@@ -264,7 +264,7 @@ class Server:
 
     def end_grant(self, grant_id: str, why: End) -> None:
         """Ends what runs for a grant."""
-        running = self.desk.end_grant(grant_id, why)
+        running = self.manager.end_grant(grant_id, why)
         if not running and not self.data_port.forget_grant(grant_id, why):
             # nothing of it is here: the books only need to hear that
             self.controller.report_end("", grant_id, why)
@@ -273,16 +273,16 @@ class Server:
         """Changes the limits of what runs for a grant. Raises OrderRefused."""
         if self.data_port.resize_grant(grant_id, vgpus):
             return
-        if not any(session.grant_id == grant_id for session in self.desk.sessions.values()):
+        if not any(session.grant_id == grant_id for session in self.manager.sessions.values()):
             raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
-        await self.desk.resize_grant(grant_id, vgpus)
+        await self.manager.resize_grant(grant_id, vgpus)
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         """Lets a GPU go, or takes it back. Raises OrderRefused."""
         if order.back:
             await self.native.take_back(order)
             self.health.take_back(order.gpu_uuid)
-        await self.desk.hand_over(order.gpu_uuid, back=order.back)
+        await self.manager.hand_over(order.gpu_uuid, back=order.back)
         if order.to_native:
             await self.health.give_away(order.gpu_uuid)
             await self.native.leave(order)
@@ -318,16 +318,16 @@ class Server:
         if now.fault:
             cause, _, _ = now.fault.partition(";")  # what to do then is for operators
             why = End(EndCause.GPU_FAILED, f"GPU {uuid} has failed: {cause}")
-            for session in self.desk.on_gpu(uuid):
-                self.desk.end(session, why)
+            for session in self.manager.on_gpu(uuid):
+                self.manager.end(session, why)
 
     def sessions_on(self, uuid: str) -> int:
         """How many sessions use a GPU."""
-        return len(self.desk.on_gpu(uuid))
+        return len(self.manager.on_gpu(uuid))
 
     def note_on_sessions(self, uuid: str, text: str) -> None:
         """Tells in the logs of a GPU's sessions what happened on it."""
-        for session in self.desk.on_gpu(uuid):
+        for session in self.manager.on_gpu(uuid):
             session.log.write(text, logging.WARNING)
 
     # within
@@ -449,7 +449,7 @@ class Server:
             return
         self._guests = Guests(
             self._config,
-            self.desk,
+            self.manager,
             self.regions,
             starter,
             host_devices=self.native,

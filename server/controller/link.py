@@ -4,8 +4,8 @@
 Used by service and sessions.manager. It owns the gRPC channels and reconnects for ever, whoever
 started first; each time it reports what really runs here. Of several controllers it finds the one
 that leads: any other names it, and where none answers the next address is tried. It promises that a
-grant whose answer was lost, or whose asker is gone, is given back, and that one which is ordered to
-end while its session is still being made does end.
+grant whose answer was lost, or whose requester is gone, is given back, and that one which is ended
+while its session is still being made does end.
 """
 
 from __future__ import annotations

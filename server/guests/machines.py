@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from sluice.hypervisor.ports import SeenMachine
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.sessions.accounts import Accounts
-from sluice.server.sessions.records import Asker
+from sluice.server.sessions.records import Requester
 
 
 class GuestMachines:
@@ -43,14 +43,14 @@ class GuestMachines:
             domain_uuid=machine.uuid, domain_name=machine.name, problems=machine.problems
         )
         if request := machine.request:
-            asker = Asker(
+            requester = Requester(
                 channel="ivshmem",
                 host=machine.name,
                 program="",
                 domain_uuid=machine.uuid,
                 domain_name=machine.name,
             )
-            message.project = self._accounts.of(asker).projects[0]
+            message.project = self._accounts.of(requester).projects[0]
             message.vgpu_count = request.count
             message.memory_mib = request.memory_mib
             message.compute_percent = request.compute

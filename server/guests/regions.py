@@ -29,7 +29,7 @@ from sluice.server.guests.bounds import bounded
 from sluice.server.guests.doorbell import Doorbell, DoorbellError
 from sluice.server.sessions.manager import SessionManager
 from sluice.server.sessions.open_session import RefusalError, parse_open_session
-from sluice.server.sessions.records import Asker, JobPart, Session
+from sluice.server.sessions.records import JobPart, Requester, Session
 from sluice.server.workers.packets import Message
 
 log = logging.getLogger("sluice.server")
@@ -58,13 +58,13 @@ class Region:
 class Regions:
     """Every region of this host."""
 
-    def __init__(self, desk: SessionManager, silent_seconds: float) -> None:
-        self._desk = desk
+    def __init__(self, manager: SessionManager, silent_seconds: float) -> None:
+        self._manager = manager
         self._silent_seconds = silent_seconds
         self._regions: dict[str, Region] = {}
         self._doorbell: Doorbell | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        desk.on_end.append(self._session_ended)
+        manager.on_end.append(self._session_ended)
 
     def use_doorbell(self, doorbell: Doorbell) -> None:
         """Names the doorbell that watches the regions."""
@@ -129,9 +129,9 @@ class Regions:
     def programs(self, region_id: str) -> list[str]:
         """Who has a session through the region or waits for one, a line each."""
         sessions = {
-            s.asker.slot: f"{s.asker.describe()} has a session"
-            for s in self._desk.sessions.values()
-            if s.asker.region_id == region_id
+            s.requester.slot: f"{s.requester.describe()} has a session"
+            for s in self._manager.sessions.values()
+            if s.requester.region_id == region_id
         }
         region = self._regions.get(region_id)
         waiting = region.opening if region else {}
@@ -188,8 +188,8 @@ class Regions:
     # within
 
     def _session_of(self, region_id: str, slot: int) -> Session | None:
-        for session in self._desk.served:
-            if session.asker.region_id == region_id and session.asker.slot == slot:
+        for session in self._manager.served:
+            if session.requester.region_id == region_id and session.requester.slot == slot:
                 return session
         return None
 
@@ -199,7 +199,7 @@ class Regions:
         if older := self._session_of(region.id, slot):
             # the slot was claimed again, so its former client is gone; the worker still holds it
             why = End(EndCause.CLIENT_ENDED, "its slot was claimed by another client")
-            self._desk.end(older, why)
+            self._manager.end(older, why)
         task = asyncio.create_task(self._open_slot(region, slot, request))
         region.opening[slot] = task
         task.add_done_callback(lambda _: self._opened(region, slot, task))
@@ -220,7 +220,7 @@ class Regions:
         try:
             wish = parse_open_session(_bytes(request))
             wish = bounded(region.owner.name, region.request, wish)
-            asker = Asker(
+            requester = Requester(
                 channel="ivshmem",
                 host=region.owner.name,
                 program=wish.program,
@@ -229,7 +229,7 @@ class Regions:
                 domain_uuid=region.owner.uuid,
                 domain_name=region.owner.name,
             )
-            if part := self._desk.part_of(wish, asker) if wish.holds_job else None:
+            if part := self._manager.part_of(wish, requester) if wish.holds_job else None:
                 await self._hold(part, tell)
             try:
                 descriptor = open_region(region.path, region.owner.account)
@@ -246,7 +246,7 @@ class Regions:
                     "region_bytes": str(os.fstat(descriptor).st_size),
                     "region": region.id,
                 }
-                await self._desk.open(wish, asker, fields, descriptor, tell)
+                await self._manager.open(wish, requester, fields, descriptor, tell)
             finally:
                 os.close(descriptor)
         except RefusalError as refusal:
@@ -257,32 +257,32 @@ class Regions:
 
     async def _hold(self, part: JobPart, tell: Callable[[str], None]) -> None:
         """Until the slot is closed, which cancels this."""
-        self._desk.holds.begin(part)
+        self._manager.holds.begin(part)
         tell("the job is held")
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            self._desk.holds.end(part)
+            self._manager.holds.end(part)
 
     def _close(self, region: Region, slot: int, why: End) -> None:
         if task := region.opening.get(slot):
             task.cancel()
         if session := self._session_of(region.id, slot):
-            self._desk.end(session, why)
+            self._manager.end(session, why)
         elif slot not in region.opening:
             self._tell(region, "release", slot)
 
     def _session_ended(self, session: Session, why: End) -> None:
-        region = self._regions.get(session.asker.region_id)
+        region = self._regions.get(session.requester.region_id)
         if region:
-            self._tell(region, "release", session.asker.slot)
+            self._tell(region, "release", session.requester.slot)
 
     async def _end_all(self, region: Region, why: End) -> None:
         for task in list(region.opening.values()):
             task.cancel()
-        ending = [s for s in self._desk.served if s.asker.region_id == region.id]
+        ending = [s for s in self._manager.served if s.requester.region_id == region.id]
         for session in ending:
-            self._desk.end(session, why)
+            self._manager.end(session, why)
         for session in ending:
             await session.gone.wait()
 

@@ -33,7 +33,7 @@ class Guests:
     def __init__(
         self,
         config: ServerConfig,
-        desk: SessionManager,
+        manager: SessionManager,
         regions: Regions,
         starter: WorkerStarter,
         *,
@@ -53,7 +53,7 @@ class Guests:
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
         vsock = VsockGuests(
-            desk, section.run_dir, log_dir, section.vsock_backend, add_bell=regions.add_bell
+            manager, section.run_dir, log_dir, section.vsock_backend, add_bell=regions.add_bell
         )
         channels = self._channels = GuestChannels(regions, vsock, files)
         self._run_dir: Path = section.run_dir

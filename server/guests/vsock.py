@@ -51,7 +51,7 @@ from sluice.server.sessions.open_session import (
     pack_open_reply,
     parse_open_session,
 )
-from sluice.server.sessions.records import Asker, Session
+from sluice.server.sessions.records import Requester, Session
 
 log = logging.getLogger("sluice.server")
 
@@ -79,7 +79,7 @@ class VsockGuests:
 
     def __init__(
         self,
-        desk: SessionManager,
+        manager: SessionManager,
         run_dir: Path,
         log_dir: Path,
         backend: str,
@@ -91,7 +91,7 @@ class VsockGuests:
         `add_bell` takes a domain and the connection of its bell, of which it makes a copy.
         """
         self._add_bell = add_bell
-        self._desk = desk
+        self._manager = manager
         self._run_dir = run_dir
         self._log_dir = log_dir
         self._backend = backend
@@ -141,7 +141,7 @@ class VsockGuests:
         """Who has a session by the domain's device or waits for one, a line each."""
         guest = self._guests.get(uuid)
         waiting = len(guest.opening) if guest else 0
-        lines = [f"{s.asker.describe()} has a session" for s in self._sessions_of(uuid)]
+        lines = [f"{s.requester.describe()} has a session" for s in self._sessions_of(uuid)]
         return lines + ["a program waits for a session by vsock"] * waiting
 
     async def close(self) -> None:
@@ -287,7 +287,7 @@ class VsockGuests:
                 CudaStatus.NOT_SUPPORTED, f"channel {wish.channel} was asked for, and this is vsock"
             )
         wish = bounded(guest.owner.name, guest.request, wish)
-        asker = Asker(
+        requester = Requester(
             channel="vsock",
             host=guest.owner.name,
             program=wish.program,
@@ -296,43 +296,45 @@ class VsockGuests:
         )
         connected.setblocking(True)  # as the worker expects it; nothing here waits on it
         if wish.holds_job:
-            await self._hold(connected, wish, asker)
+            await self._hold(connected, wish, requester)
             return
 
         def tell(line: str) -> None:
             _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, line))
 
         opening = asyncio.create_task(
-            self._desk.open(wish, asker, {"slot": "0"}, connected.fileno(), tell)
+            self._manager.open(wish, requester, {"slot": "0"}, connected.fileno(), tell)
         )
         await unless_gone(opening, connected.fileno(), lambda: _has_closed(connected))
 
-    async def _hold(self, connected: socket.socket, wish: OpenSession, asker: Asker) -> None:
-        part = self._desk.part_of(wish, asker)
+    async def _hold(
+        self, connected: socket.socket, wish: OpenSession, requester: Requester
+    ) -> None:
+        part = self._manager.part_of(wish, requester)
         if part is None:
             return
-        self._desk.holds.begin(part)
+        self._manager.holds.begin(part)
         _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, "the job is held"))
         try:
             never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             await unless_gone(never, connected.fileno(), lambda: _has_closed(connected))
         finally:
-            self._desk.holds.end(part)
+            self._manager.holds.end(part)
 
     async def _end_all(self, guest: _Guest, why: End) -> None:
         for task in list(guest.opening):
             task.cancel()
         ending = self._sessions_of(guest.owner.uuid)
         for session in ending:
-            self._desk.end(session, why)
+            self._manager.end(session, why)
         for session in ending:
             await session.gone.wait()
 
     def _sessions_of(self, uuid: str) -> list[Session]:
         return [
             session
-            for session in self._desk.served
-            if session.asker.channel == "vsock" and session.asker.domain_uuid == uuid
+            for session in self._manager.served
+            if session.requester.channel == "vsock" and session.requester.domain_uuid == uuid
         ]
 
 

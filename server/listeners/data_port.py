@@ -38,7 +38,7 @@ from sluice.server.sessions.open_session import (
     pack_open_reply,
     parse_open_session,
 )
-from sluice.server.sessions.records import Asker, JobPart
+from sluice.server.sessions.records import JobPart, Requester
 
 log = logging.getLogger("sluice.server")
 
@@ -108,14 +108,14 @@ class DataPort:
         self,
         address: str,
         port: int,
-        desk: SessionManager,
+        manager: SessionManager,
         controller: ControllerLink,
         tls: DataTls | None = None,
     ) -> None:
         self._tls = tls
         self._address = address
         self._port = port
-        self._desk = desk
+        self._manager = manager
         self._controller = controller
         self._expected: dict[str, Expected] = {}  # by session id; keys are compared, not looked up
         self._attaching: dict[str, Expected] = {}
@@ -168,7 +168,7 @@ class DataPort:
         return [
             expected.report()
             for session_id, expected in waiting.items()
-            if session_id not in self._desk.sessions
+            if session_id not in self._manager.sessions
         ]
 
     def forget_grant(self, grant_id: str, why: End) -> bool:
@@ -263,7 +263,7 @@ class DataPort:
         finally:
             del self._attaching[session_id]
             if expected.ended:
-                self._desk.end_grant(expected.assignment.grant_id, expected.ended)
+                self._manager.end_grant(expected.assignment.grant_id, expected.ended)
 
     async def _attach(
         self,
@@ -275,24 +275,24 @@ class DataPort:
     ) -> None:
         wish, rest = opened
         assignment = expected.assignment
-        asker = Asker(
+        requester = Requester(
             channel="tcp",
             host=host,
             program=wish.program or assignment.program,
         )
         if assignment.relay:  # who it is, the server beside it knows, and the controller has it
-            asker.host, asker.relay = assignment.host, assignment.relay
-            asker.pid, asker.uid = assignment.client_pid, assignment.client_uid
-            asker.domain_uuid = assignment.domain_uuid
-            asker.domain_name = assignment.domain_name
+            requester.host, requester.relay = assignment.host, assignment.relay
+            requester.pid, requester.uid = assignment.client_pid, assignment.client_uid
+            requester.domain_uuid = assignment.domain_uuid
+            requester.domain_name = assignment.domain_name
         # the worker gets a frame that no longer carries a secret
         keyless = replace(wish, raw=wish.raw[:72] + bytes(64) + wish.raw[136:])
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
         try:
-            await self._desk.attach(
+            await self._manager.attach(
                 keyless,
-                asker,
+                requester,
                 {"slot": "0", **rest},
                 connected.fileno(),
                 ids=(assignment.session_id, assignment.grant_id, ""),

@@ -35,7 +35,7 @@ from sluice.server.sessions.open_session import (
     pack_open_reply,
     parse_open_session,
 )
-from sluice.server.sessions.records import Asker, Session
+from sluice.server.sessions.records import Requester, Session
 from sluice.server.workers.packets import receive
 
 log = logging.getLogger("sluice.server")
@@ -54,9 +54,9 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class UnixListener:
     """Listens on one Unix socket."""
 
-    def __init__(self, path: Path, desk: SessionManager, arena_mib: int, host: str) -> None:
+    def __init__(self, path: Path, manager: SessionManager, arena_mib: int, host: str) -> None:
         self._path = path
-        self._desk = desk
+        self._manager = manager
         self._region_bytes = (arena_mib + SLOT_OVERHEAD_MIB) << 20
         self._arena_mib = arena_mib
         self._host = host
@@ -134,10 +134,10 @@ class UnixListener:
         if wish.holds_job:
             await self._hold(connected, peer, wish)
             return
-        for older in self._desk.of_process(peer.pid, peer.start_time):
+        for older in self._manager.of_process(peer.pid, peer.start_time):
             if older.replaced:
                 why = End(EndCause.CLIENT_ENDED, "its process started another program")
-                self._desk.end(older, why)
+                self._manager.end(older, why)
         session = await self._open(connected, peer, wish)
         if session is None:
             return
@@ -146,8 +146,8 @@ class UnixListener:
         await _until_closed(connected)
         session.replaced = True
 
-    def _asker(self, peer: Peer, wish: OpenSession) -> Asker:
-        return Asker(
+    def _requester(self, peer: Peer, wish: OpenSession) -> Requester:
+        return Requester(
             channel="shm",
             host=self._host,
             program=wish.program,
@@ -160,20 +160,20 @@ class UnixListener:
         )
 
     async def _hold(self, connected: socket.socket, peer: Peer, wish: OpenSession) -> None:
-        part = self._desk.part_of(wish, self._asker(peer, wish))
+        part = self._manager.part_of(wish, self._requester(peer, wish))
         if part is None:
             return
-        self._desk.holds.begin(part)
+        self._manager.holds.begin(part)
         _reply(connected, CudaStatus.NOT_READY, 0, "the job is held")
         with contextlib.suppress(PeerGone):
             await unless_gone(asyncio.create_task(_until_closed(connected)), peer.pidfd)
         # a server that stops does not get here, and does not say that the launcher has ended
-        self._desk.holds.end(part)
+        self._manager.holds.end(part)
 
     async def _open(
         self, connected: socket.socket, peer: Peer, wish: OpenSession
     ) -> Session | None:
-        asker = self._asker(peer, wish)
+        requester = self._requester(peer, wish)
         memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, self._region_bytes)
@@ -189,7 +189,7 @@ class UnixListener:
             def tell(line: str) -> None:
                 _reply(connected, CudaStatus.NOT_READY, 0, line)
 
-            opening = asyncio.create_task(self._desk.open(wish, asker, fields, memory, tell))
+            opening = asyncio.create_task(self._manager.open(wish, requester, fields, memory, tell))
             try:
                 session = await unless_gone(opening, peer.pidfd)
             except PeerGone:
@@ -203,7 +203,7 @@ class UnixListener:
             descriptors = [memory] if session.worker.exited else [memory, session.worker.pidfd]
             if not _reply(connected, 0, int(session.id, 16), "", descriptors):
                 why = End(EndCause.CLIENT_ENDED, "the client cannot be answered")
-                self._desk.end(session, why)
+                self._manager.end(session, why)
             return session
         finally:
             os.close(memory)

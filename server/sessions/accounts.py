@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sluice.config.server import ProjectsSection
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.sessions.open_session import RefusalError
-from sluice.server.sessions.records import Asker
+from sluice.server.sessions.records import Requester
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,19 @@ class Accounts:
     def __init__(self, section: ProjectsSection | None = None) -> None:
         self._section = section or ProjectsSection()
 
-    def of(self, asker: Asker) -> Account:
+    def of(self, requester: Requester) -> Account:
         """The account of a client of this host: its guest's, else its user's, else a group's."""
         section = self._section
         kinds: list[tuple[str, Mapping[str, list[str]], Callable[[str], bool]]]
-        if asker.domain_uuid:
-            kinds = [("vm", section.vms, {asker.domain_uuid, asker.domain_name}.__contains__)]
+        if requester.domain_uuid:
+            kinds = [
+                ("vm", section.vms, {requester.domain_uuid, requester.domain_name}.__contains__)
+            ]
         else:
             # the file's groups are looked up, not the process's: these may be 65,536
-            groups = frozenset(asker.groups)
+            groups = frozenset(requester.groups)
             kinds = [
-                ("user", section.users, set(_user_names(asker.uid)).__contains__),
+                ("user", section.users, set(_user_names(requester.uid)).__contains__),
                 ("group", section.groups, lambda name: not groups.isdisjoint(_group_ids(name))),
             ]
         projects = next(

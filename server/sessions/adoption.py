@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """After a restart: finds the workers that an earlier server started, and takes them over.
 
-Called once by server.service before a door opens. A worker with a session goes to the session desk,
-a warm one to the warm workers or to its end, and what has no process any more is removed.
+Called once by server.service before a listener opens. A worker with a session goes to the session
+manager, a warm one to the warm workers or to its end, and what has no process any more is removed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ log = logging.getLogger("sluice.server")
 UNANSWERED = End(EndCause.NOT_TAKEN, "the server ended before it could answer the client")
 
 
-async def adopt_workers(starter: WorkerStarter, workers: WarmWorkers, desk: SessionManager) -> int:
+async def adopt_workers(
+    starter: WorkerStarter, workers: WarmWorkers, manager: SessionManager
+) -> int:
     """Takes over every worker that still runs; returns how many sessions were adopted."""
     files = starter.files
-    take_over = partial(_take_over, workers=workers, desk=desk)
+    take_over = partial(_take_over, workers=workers, manager=manager)
     adopting = [_adopt(worker_id, files, take_over) for worker_id in files.worker_ids()]
-    if relays := desk.relays:
+    if relays := manager.relays:
         relayed = partial(_take_over_relay, relays=relays)
         adopting += [_adopt(name, relays.files, relayed) for name in relays.files.worker_ids()]
     found = await asyncio.gather(*adopting)
-    desk.ledgers.reconcile()
+    manager.ledgers.reconcile()
     if starter.cgroups:
         known = set(files.worker_ids())
         if relays:
@@ -77,14 +79,16 @@ async def _adopt(
     return take_over(worker, status)
 
 
-def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: SessionManager) -> bool:
+def _take_over(
+    worker: Worker, status: Message, workers: WarmWorkers, manager: SessionManager
+) -> bool:
     session = worker.record.session
     if adopted := _session_of(worker, status):
-        desk.adopt(adopted, status)
-        if session["opening"] and adopted.asker.channel == "shm":
+        manager.adopt(adopted, status)
+        if session["opening"] and adopted.requester.channel == "shm":
             # its client waited for an answer on a connection that ended with the server; over
             # other channels the worker answers by itself
-            desk.end(adopted, UNANSWERED)
+            manager.end(adopted, UNANSWERED)
         return True
     if status.get("state") == "idle" and not session and workers.adopt(worker):
         return False
@@ -95,7 +99,7 @@ def _take_over(worker: Worker, status: Message, workers: WarmWorkers, desk: Sess
 def _take_over_relay(worker: Worker, status: Message, relays: Relays) -> bool:
     if adopted := _session_of(worker, status):
         relays.adopt(adopted)
-        if worker.record.session["opening"] and adopted.asker.channel == "shm":
+        if worker.record.session["opening"] and adopted.requester.channel == "shm":
             worker.end(UNANSWERED)
         return True
     worker.end(End(EndCause.UNKNOWN, "it is of no use to the server that found it"))

@@ -19,7 +19,7 @@ import re
 from pathlib import Path
 
 from sluice.config.peer_lines import SERVER as PEERS
-from sluice.server.sessions.records import Asker
+from sluice.server.sessions.records import Requester
 
 SHARED = "shared"
 NAME = re.compile(r"[0-9a-f]{64}")
@@ -29,17 +29,17 @@ MAX_WAITING = 64
 PIECE_BYTES = 1 << 20
 
 
-def project_of(asker: Asker) -> str:
+def project_of(requester: Requester) -> str:
     """Whose images a session sees: by what the host knows of it, never by what it says.
 
     Until there are projects: the domain, the user of this host, or the network peer's address.
     """
-    if asker.domain_uuid:
-        name = f"domain-{asker.domain_uuid}"
-    elif asker.channel == "shm":
-        name = f"uid-{asker.uid}"
+    if requester.domain_uuid:
+        name = f"domain-{requester.domain_uuid}"
+    elif requester.channel == "shm":
+        name = f"uid-{requester.uid}"
     else:
-        name = f"net-{asker.host}"
+        name = f"net-{requester.host}"
     return re.sub(r"[^A-Za-z0-9.:-]", "_", name)
 
 

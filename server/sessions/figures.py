@@ -166,7 +166,7 @@ class SessionFigures:
         base = _numbers(adopted) if adopted else {}
         self._followed[session.id] = Followed(session, found, base)
         if not adopted:
-            self._started[session.asker.channel] += 1
+            self._started[session.requester.channel] += 1
 
     def hear(self, session_id: str, status: Message) -> None:
         """A worker said how it stands: when it was asked, or with its last words."""
@@ -196,7 +196,7 @@ class SessionFigures:
         followed = self._followed.pop(session_id, None)
         if followed is None:
             return
-        channel = followed.session.asker.channel
+        channel = followed.session.requester.channel
         self._ended[channel] += 1
         self._moved[channel].update(_moved(followed))
         if alone := _alone(followed):
@@ -231,10 +231,10 @@ class SessionFigures:
 
     def fill(self, samples: Samples) -> None:
         """Adds every series."""
-        here = Counter(f.session.asker.channel for f in self._followed.values())
+        here = Counter(f.session.requester.channel for f in self._followed.values())
         moved = {channel: Counter(sums) for channel, sums in self._moved.items()}
         for followed in self._followed.values():
-            moved.setdefault(followed.session.asker.channel, Counter()).update(_moved(followed))
+            moved.setdefault(followed.session.requester.channel, Counter()).update(_moved(followed))
         for channel in sorted({"shm", "ivshmem", "vsock", "tcp", *here, *moved}):
             samples.add("sluice_server_sessions", here[channel], channel)
             samples.add("sluice_server_sessions_started_total", self._started[channel], channel)

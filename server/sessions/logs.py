@@ -46,8 +46,8 @@ class SessionLog:
     def write(self, text: str, level: int = logging.INFO) -> None:
         """Adds a line, to server.log too."""
         ids = dict(self._ids)
-        if asker := request_id() or self._asked_by:
-            ids["request_id"] = asker
+        if requester := request_id() or self._asked_by:
+            ids["request_id"] = requester
         fields = {**ids, "message": text}
         log.log(level, "%s %s", self._prefix, text, extra={"fields": fields})
         now = time.time()

@@ -37,8 +37,8 @@ from sluice.server.sessions.records import (
     ENDED_UNSEEN,
     NOT_STARTED,
     WENT_AWAY,
-    Asker,
     JobPart,
+    Requester,
     Session,
     close_descriptor,
     grant_request,
@@ -102,7 +102,7 @@ class SessionManager:
     async def open(
         self,
         wish: OpenSession,
-        asker: Asker,
+        requester: Requester,
         channel_fields: dict[str, str],
         descriptor: int,
         tell: Callable[[str], None],
@@ -114,15 +114,17 @@ class SessionManager:
         """
         request_id = log_ids.new_request_id()
         with log_ids.bound(request_id=request_id):
-            who, text = asker.describe(), "open: %s asks for %s"
-            PEERS.info("open", asker.owner, text, who, _wanted(wish), often=OFTEN)
+            who, text = requester.describe(), "open: %s asks for %s"
+            PEERS.info("open", requester.owner, text, who, _wanted(wish), often=OFTEN)
             try:
-                return await self._open(request_id, wish, asker, channel_fields, descriptor, tell)
+                return await self._open(
+                    request_id, wish, requester, channel_fields, descriptor, tell
+                )
             except RefusalError as refusal:
                 self.figures.refused(refusal.status)
                 PEERS.warning(
                     "open: refused",
-                    asker.owner,
+                    requester.owner,
                     "refused: %s: %s (status %d)",
                     *(who, refusal.message, refusal.status),
                 )
@@ -132,30 +134,30 @@ class SessionManager:
         self,
         request_id: str,
         wish: OpenSession,
-        asker: Asker,
+        requester: Requester,
         channel_fields: dict[str, str],
         descriptor: int,
         tell: Callable[[str], None],
     ) -> Session:
-        part = self.part_of(wish, asker)
-        account = self._accounts.of(asker)
-        project = account.project(wish.wishes.project, asker.describe())
+        part = self.part_of(wish, requester)
+        account = self._accounts.of(requester)
+        project = account.project(wish.wishes.project, requester.describe())
         request = grant_request(
             self._node,
             wish,
-            asker,
+            requester,
             part,
             project=project,
             owner_label=account.label,
             # a relay carries a slot
-            relay=self.relays is not None and wish.takes_relay and asker.channel != "vsock",
+            relay=self.relays is not None and wish.takes_relay and requester.channel != "vsock",
         )
         request.request_id = request_id
         async with self._controller.grant(request, tell) as grant:
             if self.relays and grant.relay:
                 return await self.relays.open(
                     wish,
-                    asker,
+                    requester,
                     channel_fields,
                     descriptor,
                     grant=grant,
@@ -165,7 +167,7 @@ class SessionManager:
                 )
             return await self.attach(
                 wish,
-                asker,
+                requester,
                 channel_fields,
                 descriptor,
                 ids=(grant.session_id, grant.grant_id, grant.request_id),
@@ -174,17 +176,17 @@ class SessionManager:
                 project=project,
             )
 
-    def part_of(self, wish: OpenSession, asker: Asker) -> JobPart | None:
+    def part_of(self, wish: OpenSession, requester: Requester) -> JobPart | None:
         """The part in a job that a client of this host asks for."""
         if not wish.job:
             return None
-        domain = trust_domain(self._node, asker)
+        domain = trust_domain(self._node, requester)
         return JobPart(wish.job, domain, wish.job_processes, wish.chosen)
 
     async def attach(
         self,
         wish: OpenSession,
-        asker: Asker,
+        requester: Requester,
         channel_fields: dict[str, str],
         descriptor: int,
         *,
@@ -197,12 +199,12 @@ class SessionManager:
         began = time.monotonic()
         session_id, grant_id, request_id = ids
         places = _places(part, vgpus)
-        if asker.pidfd >= 0:
-            asker = replace(asker, pidfd=os.dup(asker.pidfd))
+        if requester.pidfd >= 0:
+            requester = replace(requester, pidfd=os.dup(requester.pidfd))
         try:
             worker = await self._workers.take([vgpus[place].gpu_uuid for place in places])
         except BaseException as error:
-            close_descriptor(asker.pidfd)
+            close_descriptor(requester.pidfd)
             if not isinstance(error, WorkerError):
                 raise
             raise RefusalError(
@@ -214,7 +216,7 @@ class SessionManager:
             request_id=request_id,
             vgpus=vgpus,
             priority=wish.priority,
-            asker=asker,
+            requester=requester,
             worker=worker,
             log=SessionLog.take_over(
                 self._log_dir, worker.record.log, session_id, grant_id, log_ids.request_id()
@@ -228,19 +230,19 @@ class SessionManager:
         worker.record.session = session.to_record()
         self._starter.files.write(worker.record)
         self._follow(session)
-        by_socket = asker.channel in ("tcp", "vsock")
+        by_socket = requester.channel in ("tcp", "vsock")
         region = "socket" if by_socket else "region"
         descriptors = [(region, descriptor), *ledger]
         # where memory is shared, an upload is faster than hashing
         keeps_code = self._code_cache if by_socket else None
-        folders = keeps_code.open_folders(project_of(asker)) if keeps_code else []
+        folders = keeps_code.open_folders(project_of(requester)) if keeps_code else []
         descriptors += folders
-        if asker.pidfd >= 0:
-            descriptors.append(("client_pidfd", asker.pidfd))
+        if requester.pidfd >= 0:
+            descriptors.append(("client_pidfd", requester.pidfd))
         fields = {
             "id": session_id,
             "grant": grant_id,
-            "channel": asker.channel,
+            "channel": requester.channel,
             "vgpus": str(len(places)),
             "request": wish.raw.hex(),
             **becomes,
@@ -271,12 +273,12 @@ class SessionManager:
                 os.close(folder)
         session.opening = False
         self.figures.begin(session)
-        self.figures.started(asker.channel, time.monotonic() - began)
+        self.figures.started(requester.channel, time.monotonic() - began)
         worker.record.session = session.to_record()
         self._starter.files.write(worker.record)
         self._controller.report(rpc.NodeReport(session_started=session.report()))
         session.log.write(
-            f"started: {asker.describe()} over {asker.channel}, worker {worker.id} pid "
+            f"started: {requester.describe()} over {requester.channel}, worker {worker.id} pid "
             f"{worker.record.pid}, "
             + ", ".join(
                 f"{v.gpu_uuid} {v.memory_mib} MiB {v.compute_percent} %"
@@ -296,8 +298,8 @@ class SessionManager:
             users = self._starter.users
             users.adopt(record.id, users.key_of(session.grant_id, session.project), record.uid)
         self._follow(session)
-        session.log.write(f"adopted: {session.asker.describe()}, worker {session.worker.id}")
-        if session.asker.channel == "shm" and session.asker.pidfd < 0:
+        session.log.write(f"adopted: {session.requester.describe()}, worker {session.worker.id}")
+        if session.requester.channel == "shm" and session.requester.pidfd < 0:
             self.end(session, ENDED_UNSEEN)
 
     def end(self, session: Session, why: End) -> None:
@@ -383,7 +385,9 @@ class SessionManager:
         return [
             s
             for s in self.served
-            if s.asker.pid == pid and s.asker.start_time == start_time and s.asker.pidfd >= 0
+            if s.requester.pid == pid
+            and s.requester.start_time == start_time
+            and s.requester.pidfd >= 0
         ]
 
     def let_go(self) -> None:
@@ -401,7 +405,7 @@ class SessionManager:
             page, session.ledger_slot = self.ledgers.join(session.grant_id)
         except (LedgerFullError, OSError) as error:
             session.worker.end(End(EndCause.NOT_TAKEN, "its grant has no ledger for it"), grace=0)
-            close_descriptor(session.asker.pidfd)
+            close_descriptor(session.requester.pidfd)
             raise RefusalError(
                 CudaStatus.OPERATING_SYSTEM, f"session {session.id}: {error}"
             ) from error
@@ -417,7 +421,7 @@ class SessionManager:
         except NoUserLeftError as error:
             self.ledgers.leave(session.grant_id, session.ledger_slot)
             session.worker.end(End(EndCause.NOT_TAKEN, "there is no user for it"), grace=0)
-            close_descriptor(session.asker.pidfd)
+            close_descriptor(session.requester.pidfd)
             raise RefusalError(
                 CudaStatus.OPERATING_SYSTEM, f"session {session.id}: {error}"
             ) from error
@@ -433,12 +437,12 @@ class SessionManager:
         )
         self.sharing.join(session.id, session.sharing_domains(), session.worker)
         session.worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
-        if session.asker.pidfd >= 0:
+        if session.requester.pidfd >= 0:
             loop = asyncio.get_running_loop()
-            loop.add_reader(session.asker.pidfd, self._client_ended, session)
+            loop.add_reader(session.requester.pidfd, self._client_ended, session)
 
     def _code(self, session: Session, message: Message, descriptor: int) -> None:
-        project = project_of(session.asker)
+        project = project_of(session.requester)
         if self._code_cache is None:
             close_descriptor(descriptor)
         elif descriptor >= 0:
@@ -449,7 +453,7 @@ class SessionManager:
             self._code_cache.damaged(project, message.get("name"))
 
     def _client_ended(self, session: Session) -> None:
-        asyncio.get_running_loop().remove_reader(session.asker.pidfd)
+        asyncio.get_running_loop().remove_reader(session.requester.pidfd)
         # the worker sees the same pidfd and ends by itself; this is for one that cannot
         session.worker.end(CLIENT_ENDED)
 
@@ -469,8 +473,8 @@ class SessionManager:
         self.ledgers.leave(session.grant_id, session.ledger_slot)
         self._starter.users.leave(session.worker.id)
         self._unwatch_client(session)
-        close_descriptor(session.asker.pidfd)
-        session.asker.pidfd = -1
+        close_descriptor(session.requester.pidfd)
+        session.requester.pidfd = -1
         if self._starter.cgroups:
             if session.worker.why is None and self._starter.cgroups.ran_out_of_memory(
                 session.worker.id
@@ -487,8 +491,8 @@ class SessionManager:
             told(session, why)
 
     def _unwatch_client(self, session: Session) -> None:
-        if session.asker.pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(session.asker.pidfd)
+        if session.requester.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(session.requester.pidfd)
 
 
 def _places(part: JobPart | None, vgpus: tuple[GrantedVgpu, ...]) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ ENDED_UNSEEN = End(EndCause.CLIENT_ENDED, "the client ended while no server ran"
 
 
 @dataclass(slots=True)
-class Asker:
+class Requester:
     """Who asks for a session, as the host knows it; `pidfd` is owned by whoever holds it."""
 
     channel: str
@@ -90,13 +90,13 @@ class JobPart:
         }
 
 
-def trust_domain(node: str, asker: Asker) -> str:
+def trust_domain(node: str, requester: Requester) -> str:
     """Whose processes may belong to one job with this one: its VM's, or its user's on this host."""
-    if asker.domain_uuid:
-        return f"vm {asker.domain_uuid}"
-    if asker.user_domain:
-        return f"user {node} {asker.user_domain}"
-    return f"process {node} {asker.pid} {asker.start_time}"
+    if requester.domain_uuid:
+        return f"vm {requester.domain_uuid}"
+    if requester.user_domain:
+        return f"user {node} {requester.user_domain}"
+    return f"process {node} {requester.pid} {requester.start_time}"
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class Session:
     request_id: str
     vgpus: tuple[GrantedVgpu, ...]
     priority: int
-    asker: Asker
+    requester: Requester
     worker: Worker
     log: SessionLog
     started: float = field(default_factory=time.time)
@@ -123,15 +123,15 @@ class Session:
     def sharing_domains(self) -> frozenset[str]:
         """Whom it trusts: sessions of its grant, of its VM, of its user in the same namespaces."""
         domains = {f"grant {self.grant_id}"}
-        if self.asker.domain_uuid:
-            domains.add(f"vm {self.asker.domain_uuid}")
-        elif self.asker.user_domain:
-            domains.add(f"user {self.asker.user_domain}")
+        if self.requester.domain_uuid:
+            domains.add(f"vm {self.requester.domain_uuid}")
+        elif self.requester.user_domain:
+            domains.add(f"user {self.requester.user_domain}")
         return frozenset(domains)
 
     def report(self) -> rpc.SessionReport:
         """As the controller is told."""
-        asker = self.asker
+        requester = self.requester
         return rpc.SessionReport(
             session_id=self.id,
             grant_id=self.grant_id,
@@ -142,14 +142,14 @@ class Session:
                 )
                 for v in self.vgpus
             ],
-            channel="relay" if asker.relay else asker.channel,
-            relay=asker.relay,
-            host=asker.host,
-            program=asker.program,
-            client_pid=asker.pid,
-            client_uid=asker.uid,
-            domain_uuid=asker.domain_uuid,
-            domain_name=asker.domain_name,
+            channel="relay" if requester.relay else requester.channel,
+            relay=requester.relay,
+            host=requester.host,
+            program=requester.program,
+            client_pid=requester.pid,
+            client_uid=requester.uid,
+            domain_uuid=requester.domain_uuid,
+            domain_name=requester.domain_name,
             started=self.started,
             priority=self.priority,
             opening=self.opening,
@@ -159,7 +159,7 @@ class Session:
 
     def to_record(self) -> dict[str, Any]:
         """What a later server needs to adopt it."""
-        asker = self.asker
+        requester = self.requester
         return {
             "id": self.id,
             "grant_id": self.grant_id,
@@ -172,18 +172,18 @@ class Session:
             "ledger_slot": self.ledger_slot,
             "project": self.project,
             "asker": {
-                "channel": asker.channel,
-                "host": asker.host,
-                "program": asker.program,
-                "pid": asker.pid,
-                "uid": asker.uid,
-                "start_time": asker.start_time,
-                "region_id": asker.region_id,
-                "slot": asker.slot,
-                "domain_uuid": asker.domain_uuid,
-                "domain_name": asker.domain_name,
-                "user_domain": asker.user_domain,
-                "relay": asker.relay,
+                "channel": requester.channel,
+                "host": requester.host,
+                "program": requester.program,
+                "pid": requester.pid,
+                "uid": requester.uid,
+                "start_time": requester.start_time,
+                "region_id": requester.region_id,
+                "slot": requester.slot,
+                "domain_uuid": requester.domain_uuid,
+                "domain_name": requester.domain_name,
+                "user_domain": requester.user_domain,
+                "relay": requester.relay,
             },
             "relayed_to": self.relayed_to,
         }
@@ -191,19 +191,19 @@ class Session:
 
 def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog) -> Session:
     """Rebuilds a session of an earlier server; its client's pidfd is -1 if the client is gone."""
-    asker = Asker(**record["asker"])
-    if asker.pid and asker.channel == "shm":
+    requester = Requester(**record["asker"])
+    if requester.pid and requester.channel == "shm":
         try:
-            asker.pidfd = open_process(asker.pid, asker.start_time)
+            requester.pidfd = open_process(requester.pid, requester.start_time)
         except PeerGone:
-            asker.pidfd = -1
+            requester.pidfd = -1
     return Session(
         id=record["id"],
         grant_id=record["grant_id"],
         request_id=record["request_id"],
         vgpus=tuple(GrantedVgpu(*vgpu) for vgpu in record["vgpus"]),
         priority=record["priority"],
-        asker=asker,
+        requester=requester,
         worker=worker,
         log=log,
         started=record["started"],
@@ -222,7 +222,7 @@ def _part_from_record(part: dict[str, Any] | None) -> JobPart | None:
 def grant_request(
     node: str,
     wish: OpenSession,
-    asker: Asker,
+    requester: Requester,
     part: JobPart | None = None,
     *,
     project: str = "",
@@ -239,13 +239,13 @@ def grant_request(
         wait_seconds=wish.wait_seconds,
         local_only=True,
         cross_node=wish.crosses_nodes,
-        channel=asker.channel,
-        host=asker.host,
-        program=asker.program,
-        client_pid=asker.pid,
-        client_uid=asker.uid,
-        domain_uuid=asker.domain_uuid,
-        domain_name=asker.domain_name,
+        channel=requester.channel,
+        host=requester.host,
+        program=requester.program,
+        client_pid=requester.pid,
+        client_uid=requester.uid,
+        domain_uuid=requester.domain_uuid,
+        domain_name=requester.domain_name,
         same_gpu_allowed=wish.same_gpu_allowed,
         gpu_model=wish.wishes.gpu_model,
         gpu_architecture=wish.wishes.gpu_architecture,

@@ -3,7 +3,7 @@
 
 Used by sessions.manager, which asks the controller, and by sessions.adoption. The books of such a
 session are kept by the GPU node's server; here it is a client's slot and the process that carries
-its bytes. It promises what the desk promises: that a session's end leaves no process, no
+its bytes. It promises what the manager promises: that a session's end leaves no process, no
 descriptor, no cgroup.
 """
 
@@ -31,8 +31,8 @@ from sluice.server.sessions.records import (
     ENDED_UNSEEN,
     NOT_STARTED,
     WENT_AWAY,
-    Asker,
     JobPart,
+    Requester,
     Session,
     close_descriptor,
 )
@@ -68,7 +68,7 @@ class Relays:
     async def open(
         self,
         wish: OpenSession,
-        asker: Asker,
+        requester: Requester,
         channel_fields: dict[str, str],
         descriptor: int,
         *,
@@ -81,12 +81,12 @@ class Relays:
 
         The grant and the descriptors are the caller's: the session keeps copies.
         """
-        if asker.pidfd >= 0:
-            asker = replace(asker, pidfd=os.dup(asker.pidfd))
+        if requester.pidfd >= 0:
+            requester = replace(requester, pidfd=os.dup(requester.pidfd))
         try:
             worker = await self._start()
         except BaseException as error:
-            close_descriptor(asker.pidfd)
+            close_descriptor(requester.pidfd)
             if not isinstance(error, WorkerError):
                 raise
             raise RefusalError(CudaStatus.OPERATING_SYSTEM, str(error)) from error
@@ -96,7 +96,7 @@ class Relays:
             request_id=grant.request_id,
             vgpus=grant.vgpus,
             priority=wish.priority,
-            asker=asker,
+            requester=requester,
             worker=worker,
             log=SessionLog.take_over(
                 self._log_dir,
@@ -115,7 +115,7 @@ class Relays:
         fields = {
             "id": session.id,
             "grant": session.grant_id,
-            "channel": asker.channel,
+            "channel": requester.channel,
             "node": target.node,
             "address": target.address,
             "port": str(target.port),
@@ -137,7 +137,7 @@ class Relays:
         session.opening = False
         self._write(session)
         session.log.write(
-            f"started: {asker.describe()} over {asker.channel}, relay {worker.id} pid "
+            f"started: {requester.describe()} over {requester.channel}, relay {worker.id} pid "
             f"{worker.record.pid} to node {target.node} at {target.address}:{target.port}"
         )
         return session
@@ -148,8 +148,8 @@ class Relays:
         if record.uid is not None:
             self._starter.users.adopt(record.id, f"relay {record.id}", record.uid)
         self._follow(session)
-        session.log.write(f"adopted: {session.asker.describe()}, relay {session.worker.id}")
-        if session.asker.channel == "shm" and session.asker.pidfd < 0:
+        session.log.write(f"adopted: {session.requester.describe()}, relay {session.worker.id}")
+        if session.requester.channel == "shm" and session.requester.pidfd < 0:
             session.worker.end(ENDED_UNSEEN)
 
     def let_go(self) -> None:
@@ -182,8 +182,8 @@ class Relays:
         self, session: Session, fields: dict[str, str], region: int, *, tls: bool
     ) -> None:
         descriptors = [("region", region)]
-        if session.asker.pidfd >= 0:
-            descriptors.append(("client_pidfd", session.asker.pidfd))
+        if session.requester.pidfd >= 0:
+            descriptors.append(("client_pidfd", session.requester.pidfd))
         ca = -1
         if tls and self._ca_file:
             try:
@@ -204,9 +204,9 @@ class Relays:
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
         session.worker.on_exit = lambda _, why: self._ended(session, why)
-        if session.asker.pidfd >= 0:
+        if session.requester.pidfd >= 0:
             loop = asyncio.get_running_loop()
-            loop.add_reader(session.asker.pidfd, self._client_ended, session)
+            loop.add_reader(session.requester.pidfd, self._client_ended, session)
 
     def _client_ended(self, session: Session) -> None:
         self._unwatch_client(session)
@@ -214,14 +214,14 @@ class Relays:
         session.worker.end(CLIENT_ENDED)
 
     def _unwatch_client(self, session: Session) -> None:
-        if session.asker.pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(session.asker.pidfd)
+        if session.requester.pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(session.requester.pidfd)
 
     def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
         self._unwatch_client(session)
-        close_descriptor(session.asker.pidfd)
-        session.asker.pidfd = -1
+        close_descriptor(session.requester.pidfd)
+        session.requester.pidfd = -1
         self._clean(session.worker)
         session.log.write(f"ended: {why}")
         session.gone.set()

@@ -217,7 +217,7 @@ class Worker:
             self._answer(Message("error", {"message": f"its answer is none: {fault}"}))
 
     def _answers(self, message: Message) -> bool:
-        """Whether it is what the oldest asker waits for."""
+        """Whether it is what the oldest requester waits for."""
         return bool(self._asked) and message.verb in ("error", self._asked[0][0])
 
     def _answer(self, message: Message) -> None:

@@ -173,7 +173,11 @@ async def vsock_guest(host: GuestHost, folder: Path) -> AsyncIterator[dict[str, 
     """What a program of a guest with a vsock device finds."""
     device = HERE / "vsock_device.py"
     guests = VsockGuests(
-        host.desk, host.folder / "run", host.folder / "log", str(device), add_bell=lambda *_: None
+        host.manager,
+        host.folder / "run",
+        host.folder / "log",
+        str(device),
+        add_bell=lambda *_: None,
     )
     request = VgpuRequest(memory_mib=1024, compute=25, channel="vsock")
     await guests.add(OWNER, VsockPlace(), request)

@@ -36,7 +36,7 @@ class GuestHost:
 
     folder: Path
     regions: Regions
-    desk: SessionManager
+    manager: SessionManager
     controller: FakeControllerLink
     doorbell: Doorbell
 
@@ -56,9 +56,9 @@ class GuestHost:
     async def quiet(self) -> None:
         """Waits until no session is left."""
         async with asyncio.timeout(60):
-            for session in list(self.desk.sessions.values()):
+            for session in list(self.manager.sessions.values()):
                 await session.gone.wait()
-        assert self.desk.sessions == {}
+        assert self.manager.sessions == {}
 
 
 @asynccontextmanager
@@ -70,8 +70,8 @@ async def guest_host(folder: Path) -> AsyncIterator[GuestHost]:
     workers = WarmWorkers(starter, driver, log, per_gpu=0, start_seconds=10)
     [gpu] = await workers.see_devices()
     controller = FakeControllerLink(gpu.uuid)
-    desk = SessionManager("node-a", controller, workers, starter, log)
-    regions = Regions(desk, silent_seconds=300)
+    manager = SessionManager("node-a", controller, workers, starter, log)
+    regions = Regions(manager, silent_seconds=300)
     doorbell = Doorbell(
         starter, folder / "run", log, regions.doorbell_said, regions.doorbell_connected
     )
@@ -81,7 +81,7 @@ async def guest_host(folder: Path) -> AsyncIterator[GuestHost]:
         while not doorbell.is_connected:
             await asyncio.sleep(0.01)
     try:
-        yield GuestHost(folder, regions, desk, controller, doorbell)
+        yield GuestHost(folder, regions, manager, controller, doorbell)
     finally:
         running.cancel()
         doorbell.close()

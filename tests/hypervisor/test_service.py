@@ -53,7 +53,7 @@ class FakeRegions:
     async def domain_stopped(self, region_id: str, reason: str) -> None:
         if self.deaf:
             self.deaf = False
-            raise RuntimeError("the session desk does not answer")
+            raise RuntimeError("the session manager does not answer")
         self.calls.append(("stopped", region_id, reason))
 
     async def told(self, *expected: str, within: float = 60) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from control_plane import native_worker, running, wait_for
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.server.sessions.code_cache import CodeCache, project_of
-from sluice.server.sessions.records import Asker
+from sluice.server.sessions.records import Requester
 
 PROGRAM = Path(__file__).resolve().parents[2] / "build" / "programs" / "module_launch"
 SOURCE = Path(__file__).resolve().parents[1] / "programs" / "module_launch.cu"
@@ -124,10 +124,10 @@ def test_a_worker_cannot_name_other_files(tmp_path: Path) -> None:
 
 
 def test_a_project_is_what_the_host_knows() -> None:
-    assert project_of(Asker("shm", "h", "p", uid=7)) == "uid-7"
-    assert project_of(Asker("tcp", "10.0.0.3", "p", uid=7)) == "net-10.0.0.3"
-    assert project_of(Asker("tcp", "fe80::1%eth0/../x", "p")) == "net-fe80::1_eth0_.._x"
-    assert project_of(Asker("ivshmem", "vm", "p", domain_uuid="12-34")) == "domain-12-34"
+    assert project_of(Requester("shm", "h", "p", uid=7)) == "uid-7"
+    assert project_of(Requester("tcp", "10.0.0.3", "p", uid=7)) == "net-10.0.0.3"
+    assert project_of(Requester("tcp", "fe80::1%eth0/../x", "p")) == "net-fe80::1_eth0_.._x"
+    assert project_of(Requester("ivshmem", "vm", "p", domain_uuid="12-34")) == "domain-12-34"
 
 
 def built() -> bool:

@@ -114,11 +114,11 @@ def test_a_user_has_some_places_of_the_unix_socket_and_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unix_socket, "MOST_OF_USER", 3)
-    loop_desk: Any = None
+    no_manager: Any = None
 
     async def run() -> None:
         path = tmp_path / "server.sock"
-        door = unix_socket.UnixListener(path, loop_desk, 256, "host")
+        door = unix_socket.UnixListener(path, no_manager, 256, "host")
         door.open()
         lines = []
         for _ in range(4):

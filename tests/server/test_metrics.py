@@ -21,7 +21,7 @@ from scrapes import Scrape, read_registry, scrape
 
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.sessions.figures import SessionFigures
-from sluice.server.sessions.records import Asker
+from sluice.server.sessions.records import Requester
 from sluice.server.workers.packets import Message
 
 MIB = 1 << 20
@@ -262,7 +262,7 @@ class FakeSession:
         self.id = session_id
         self.grant_id = f"grant of {session_id}"
         self.vgpus = (GrantedVgpu("GPU-1", 1024, 25),)
-        self.asker = Asker("shm", "host", "program")
+        self.requester = Requester("shm", "host", "program")
         self.part = None
         self.opening = False
         self.gone = asyncio.Event()

@@ -16,7 +16,7 @@ import pytest
 from sluice.config.server import ProjectsSection
 from sluice.server.listeners.peers import MOST_GROUPS, Peer, peer_of
 from sluice.server.sessions.accounts import Accounts
-from sluice.server.sessions.records import Asker
+from sluice.server.sessions.records import Requester
 
 CLIENT = """
 import os, socket, sys
@@ -65,6 +65,6 @@ def test_all_groups_of_a_process_are_read(tmp_path: Path, count: int) -> None:
         section = ProjectsSection.model_validate(
             {"groups": f"{first + count - 1}=vision", "labels": f"group:{first + count - 1}=team-a"}
         )
-        account = Accounts(section).of(Asker("shm", "h", "p", uid=4711, groups=peer.groups))
+        account = Accounts(section).of(Requester("shm", "h", "p", uid=4711, groups=peer.groups))
         given = (("vision",), "team-a") if count else (("default",), "")
         assert (account.projects, account.label) == given

@@ -65,7 +65,7 @@ class Host:
     """A server's inner parts around one region."""
 
     regions: Regions
-    desk: SessionManager
+    manager: SessionManager
     doorbell: FakeDoorbell
     controller: FakeControllerLink
     path: Path
@@ -100,10 +100,10 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     projects = ProjectsSection.model_validate(
         {"vms": "guest=vision nlp", "labels": "vm:guest=team-a", "users": "0=speech"}
     )
-    desk = SessionManager(
+    manager = SessionManager(
         "node-a", controller, workers, starter, tmp_path / "log", accounts=Accounts(projects)
     )
-    regions = Regions(desk, silent_seconds=300)
+    regions = Regions(manager, silent_seconds=300)
     keeper: RegionKeeper = regions  # what the hypervisor part relies on
     doorbell = FakeDoorbell()
     regions.use_doorbell(doorbell)
@@ -112,9 +112,9 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     with path.open("r+b") as file:
         file.truncate(REQUEST.region_bytes)
     await keeper.add_region(OWNER.uuid, path, OWNER, REQUEST)
-    yield Host(regions, desk, doorbell, controller, path)
+    yield Host(regions, manager, doorbell, controller, path)
     await keeper.remove_region(OWNER.uuid, "the test is over")
-    assert desk.sessions == {}
+    assert manager.sessions == {}
 
 
 async def test_a_region_is_watched_as_its_domain_asked(host: Host) -> None:
@@ -144,13 +144,13 @@ async def test_every_doorbell_is_told_of_the_devices_bell(host: Host) -> None:
 
 async def test_the_domains_figures_are_the_default(host: Host) -> None:
     await host.open(slot=2)
-    await host.until(lambda: host.desk.sessions)
+    await host.until(lambda: host.manager.sessions)
     [asked] = host.controller.asked
     assert (asked.vgpu_count, asked.memory_mib, asked.compute_percent) == (1, 1024, 50)
     assert (asked.priority, asked.channel) == (2, "ivshmem")
     assert (asked.domain_uuid, asked.domain_name) == (OWNER.uuid, "guest")
-    [session] = host.desk.sessions.values()
-    assert (session.asker.region_id, session.asker.slot) == (OWNER.uuid, 2)
+    [session] = host.manager.sessions.values()
+    assert (session.requester.region_id, session.requester.slot) == (OWNER.uuid, 2)
     assert [m.get("message") for m in host.doorbell.verbs("wait")] == ["sluice: waiting"]
 
 
@@ -176,13 +176,13 @@ async def test_a_guest_cannot_raise_its_priority(host: Host) -> None:
     await host.open(priority=99)
     await host.until(lambda: host.controller.asked)
     assert host.controller.asked[0].priority == 2
-    await host.until(lambda: host.desk.sessions)
+    await host.until(lambda: host.manager.sessions)
 
 
 async def test_a_guest_works_for_its_domains_projects_and_no_others(host: Host) -> None:
     await host.open(slot=0)
     await host.open(slot=1, wishes=["project=nlp", "gpu_model=h200"])
-    await host.until(lambda: len(host.desk.sessions) == 2)
+    await host.until(lambda: len(host.manager.sessions) == 2)
     asked = {request.project: request for request in host.controller.asked}
     assert asked.keys() == {"vision", "nlp"}
     assert asked["nlp"].gpu_model == "h200"
@@ -196,11 +196,11 @@ async def test_a_guest_works_for_its_domains_projects_and_no_others(host: Host) 
 
 async def test_a_slot_is_released_after_its_worker_has_ended(host: Host) -> None:
     await host.open(slot=1)
-    await host.until(lambda: [s for s in host.desk.sessions.values() if not s.opening])
+    await host.until(lambda: [s for s in host.manager.sessions.values() if not s.opening])
     host.says("closed", slot=1, reason="the client closed it")
     assert host.doorbell.verbs("release") == []
     await host.until(lambda: host.doorbell.verbs("release"))
-    assert host.desk.sessions == {}
+    assert host.manager.sessions == {}
     ended = [r.session_ended for r in host.controller.reports if r.HasField("session_ended")]
     assert [e.reason for e in ended] == ["the client closed it"]
 
@@ -208,7 +208,7 @@ async def test_a_slot_is_released_after_its_worker_has_ended(host: Host) -> None
 async def test_a_repeated_open_is_served_once(host: Host) -> None:
     for _ in range(5):
         await host.open()
-    await host.until(lambda: host.desk.sessions)
+    await host.until(lambda: host.manager.sessions)
     assert len(host.controller.asked) == 1
 
 
@@ -216,17 +216,17 @@ async def test_a_slot_that_is_closed_before_it_is_open_is_released(host: Host) -
     await host.open()
     host.says("closed")
     await host.until(lambda: host.doorbell.verbs("release"))
-    assert host.desk.sessions == {}
+    assert host.manager.sessions == {}
     await host.open()
-    await host.until(lambda: host.desk.sessions)
+    await host.until(lambda: host.manager.sessions)
 
 
 async def test_a_stopped_domain_ends_all_its_sessions(host: Host) -> None:
     for slot in range(3):
         await host.open(slot=slot)
-    await host.until(lambda: len(host.desk.sessions) == 3)
+    await host.until(lambda: len(host.manager.sessions) == 3)
     await host.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
-    assert host.desk.sessions == {}
+    assert host.manager.sessions == {}
     assert sorted(m.fields["slot"] for m in host.doorbell.verbs("release")) == [
         "0",
         "1",
@@ -261,7 +261,9 @@ async def test_what_the_doorbell_could_not_hear_it_is_told_when_it_is_back(host:
 async def test_who_uses_a_channel_is_said_by_name(host: Host) -> None:
     assert host.regions.programs(OWNER.uuid) == []
     await host.open()
-    await host.until(lambda: host.desk.sessions and not host.regions._regions[OWNER.uuid].opening)
+    await host.until(
+        lambda: host.manager.sessions and not host.regions._regions[OWNER.uuid].opening
+    )
     assert host.regions.programs(OWNER.uuid) == ["in-guest in domain guest slot 0 has a session"]
     assert host.regions.programs("22222222-2222-2222-2222-222222222222") == []
 
@@ -270,10 +272,10 @@ async def test_silence_ends_a_session_only_when_long_and_not_paused(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await host.open()
-    await host.until(lambda: host.desk.sessions)
-    [session] = host.desk.sessions.values()
+    await host.until(lambda: host.manager.sessions)
+    [session] = host.manager.sessions.values()
     ended: list[End] = []
-    monkeypatch.setattr(host.desk, "end", lambda _, why: ended.append(why))
+    monkeypatch.setattr(host.manager, "end", lambda _, why: ended.append(why))
     host.says("silent", seconds=120)
     await host.regions.domain_paused(OWNER.uuid)
     host.says("silent", seconds=400)
@@ -284,7 +286,7 @@ async def test_silence_ends_a_session_only_when_long_and_not_paused(
     host.says("silent", seconds=400)
     assert ended == [End(EndCause.CLIENT_LOST, "the guest was silent for 400 s")]
     monkeypatch.undo()
-    host.desk.end(session, DONE)
+    host.manager.end(session, DONE)
 
 
 async def test_a_guests_nonsense_is_survived(host: Host) -> None:
@@ -295,4 +297,4 @@ async def test_a_guests_nonsense_is_survived(host: Host) -> None:
     await host.until(lambda: host.doorbell.verbs("release"))
     host.says("open", request="zz")
     await host.until(lambda: host.doorbell.verbs("refuse"))
-    assert host.desk.sessions == {}
+    assert host.manager.sessions == {}

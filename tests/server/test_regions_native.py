@@ -58,8 +58,8 @@ class Guest:
         return self.host.regions
 
     @property
-    def desk(self) -> SessionManager:
-        return self.host.desk
+    def manager(self) -> SessionManager:
+        return self.host.manager
 
     @property
     def controller(self) -> FakeControllerLink:
@@ -122,17 +122,17 @@ async def test_a_guest_that_asks_for_more_than_its_domain_has_is_refused(guest: 
     out, error = await asyncio.wait_for(program.communicate(), 60)
     assert program.returncode != 0
     assert "domain guest was given 1024" in (out + error).decode()
-    assert guest.desk.sessions == {}
+    assert guest.manager.sessions == {}
 
 
 async def test_the_vms_end_ends_its_programs_session(guest: Guest) -> None:
     program = await guest.start("hold_vgpu")
     async with asyncio.timeout(10):
-        while not guest.desk.sessions:
+        while not guest.manager.sessions:
             assert program.returncode is None, await program.communicate()
             await asyncio.sleep(0.005)
     await guest.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
-    assert guest.desk.sessions == {}
+    assert guest.manager.sessions == {}
     await asyncio.wait_for(program.wait(), 10)
     again = await guest.start("vector_add")
     out, error = await asyncio.wait_for(again.communicate(), 60)

@@ -69,7 +69,7 @@ class Guest:
 
     path: Path
     regions: Regions
-    desk: SessionManager
+    manager: SessionManager
     doorbell: Doorbell
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -93,14 +93,14 @@ class Guest:
 
     async def opened(self, program: asyncio.subprocess.Process) -> None:
         async with asyncio.timeout(20):
-            while not any(not s.opening for s in self.desk.served):
+            while not any(not s.opening for s in self.manager.served):
                 assert program.returncode is None, await program.communicate()
                 await asyncio.sleep(0.01)
 
     async def quiet(self, plane: ControlPlane) -> None:
         """Waits until nothing is left, here and in the pool."""
         async with asyncio.timeout(10):
-            for session in list(self.desk.served):
+            for session in list(self.manager.served):
                 await session.gone.wait()
             while plane.grants() or plane.session_worker_pids():
                 await asyncio.sleep(0.05)
@@ -118,9 +118,9 @@ async def guest(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Guest]:
     log = tmp_path / "log"
     workers = WarmWorkers(starter, Driver("", software=False), log, per_gpu=0, start_seconds=10)
     link = ControllerLink([f"127.0.0.1:{plane.grpc_port}"], NoGpus(), 5)  # type: ignore[arg-type]
-    desk = SessionManager("node-b", link, workers, starter, log)
-    desk.relay_by(tmp_path / "run", None)
-    regions = Regions(desk, silent_seconds=300)
+    manager = SessionManager("node-b", link, workers, starter, log)
+    manager.relay_by(tmp_path / "run", None)
+    regions = Regions(manager, silent_seconds=300)
     doorbell = Doorbell(
         starter, tmp_path / "run", log, regions.doorbell_said, regions.doorbell_connected
     )
@@ -134,7 +134,7 @@ async def guest(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Guest]:
         file.truncate(REQUEST.region_bytes)
     try:
         await regions.add_region(OWNER.uuid, path, OWNER, REQUEST)
-        yield Guest(path, regions, desk, doorbell)
+        yield Guest(path, regions, manager, doorbell)
         await regions.remove_region(OWNER.uuid, "the test is over")
     finally:
         for part in running_parts:
@@ -190,7 +190,7 @@ async def test_the_vms_end_ends_its_programs_session_on_the_gpus_node_too(
     program = await guest.start("hold_vgpu", "60")
     await guest.opened(program)
     await guest.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
-    assert guest.desk.served == []
+    assert guest.manager.served == []
     await guest.quiet(plane)
     program.kill()  # it sleeps
     await program.communicate()
@@ -220,15 +220,15 @@ async def test_a_guest_that_writes_over_its_counters_loses_its_own_session_only(
 ) -> None:
     program, other = await guest.start("hold_vgpu", "60"), await guest.start("hold_vgpu", "60")
     async with asyncio.timeout(20):
-        while sum(not s.opening for s in guest.desk.served) < 2:
+        while sum(not s.opening for s in guest.manager.served) < 2:
             await asyncio.sleep(0.01)
-    hit, spared = sorted(guest.desk.served, key=lambda s: s.asker.slot)
+    hit, spared = sorted(guest.manager.served, key=lambda s: s.requester.slot)
     # slot 0 begins behind the region's header; its state lies at 128, the client's counter at 192
     with guest.path.open("r+b") as region:
         region.seek(4096 + offset)
         region.write(value.to_bytes(8 if offset == 192 else 4, "little"))
     await asyncio.wait_for(hit.gone.wait(), 15)
-    assert spared in guest.desk.served
+    assert spared in guest.manager.served
     assert not spared.worker.exited
     for each in (program, other):
         if each.returncode is None:

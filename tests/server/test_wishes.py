@@ -22,7 +22,7 @@ from sluice.server.sessions.open_session import (
     pack_open_session,
     parse_open_session,
 )
-from sluice.server.sessions.records import Asker, grant_request
+from sluice.server.sessions.records import Requester, grant_request
 
 EVERYTHING = (
     "project=vision",
@@ -44,7 +44,9 @@ def test_every_wish_reaches_the_request_to_the_controller() -> None:
     )
     assert len(wish.raw) == 512
     assert wish.raw[:4] == (512).to_bytes(4, "little"), "a worker knows the fixed part alone"
-    asked = grant_request("node", wish, Asker("shm", "h", "p"), project="vision", owner_label="a")
+    asked = grant_request(
+        "node", wish, Requester("shm", "h", "p"), project="vision", owner_label="a"
+    )
     assert (asked.project, asked.gpu_model, asked.gpu_architecture) == (
         "vision",
         "NVIDIA H200",
@@ -96,7 +98,7 @@ SECTION = ProjectsSection.model_validate(
 
 
 @pytest.mark.parametrize(
-    ("asker", "projects", "label"),
+    ("requester", "projects", "label"),
     [
         ({"uid": 0}, ("vision", "nlp"), ""),
         ({"uid": 4711, "groups": (811,)}, ("speech",), "team-a"),
@@ -109,14 +111,14 @@ SECTION = ProjectsSection.model_validate(
     ],
 )
 def test_the_host_says_whose_account_it_is(
-    asker: dict[str, Any], projects: tuple[str, ...], label: str
+    requester: dict[str, Any], projects: tuple[str, ...], label: str
 ) -> None:
-    account = Accounts(SECTION).of(Asker("shm", "h", "p", **asker))
+    account = Accounts(SECTION).of(Requester("shm", "h", "p", **requester))
     assert (account.projects, account.label) == (projects, label)
 
 
 def test_a_client_chooses_among_its_own() -> None:
-    account = Accounts(SECTION).of(Asker("shm", "h", "p", uid=0))
+    account = Accounts(SECTION).of(Requester("shm", "h", "p", uid=0))
     assert (account.project("", "me"), account.project("nlp", "me")) == ("vision", "nlp")
     with pytest.raises(RefusalError, match=r"speech .* is not for me, who may use vision, nlp"):
         account.project("speech", "me")

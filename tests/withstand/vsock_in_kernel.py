@@ -31,10 +31,10 @@ class Desk:
 
     served: tuple[Any, ...] = ()
 
-    async def open(self, wish: Any, asker: Any, *_: Any) -> None:
+    async def open(self, wish: Any, requester: Any, *_: Any) -> None:
         raise RefusalError(
             CudaStatus.NO_DEVICE,
-            f"{asker.domain_name} over {asker.channel} wants {wish.vgpu_count} of "
+            f"{requester.domain_name} over {requester.channel} wants {wish.vgpu_count} of "
             f"{wish.gmem_mib} MiB for {wish.program}",
         )
 
