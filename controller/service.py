@@ -32,13 +32,13 @@ from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.keystone import KeystoneTokens, ask_cloud
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
 from sluice.controller.auth.tokens import Role, TokenBook
-from sluice.controller.desk import GrantDesk
-from sluice.controller.election import Candidate, LeaderAddress, Term
-from sluice.controller.front import Front, Office, PoolFront, RestFront
+from sluice.controller.grant_service import GrantDesk
+from sluice.controller.leadership.election import Candidate, LeaderAddress, Term
+from sluice.controller.leadership.leader_only import Front, Office, PoolFront, RestFront
 from sluice.controller.metrics.meters import ControllerMeters
-from sluice.controller.node_service import PoolService
-from sluice.controller.pool.policies import POLICIES
+from sluice.controller.pool.placement.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot
+from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.store.etcd import EtcdStore
 from sluice.controller.store.etcd_cluster import EtcdCluster
 from sluice.controller.store.sqlite import SqliteStore

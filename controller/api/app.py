@@ -17,10 +17,10 @@ from sluice.config.buckets import Buckets
 from sluice.config.controller import OpenStackSection
 from sluice.config.version import own_version
 from sluice.controller.api import problems
+from sluice.controller.api.access_middleware import Doorway
 from sluice.controller.api.attachment_routes import attachment_routes
 from sluice.controller.api.authorisation import undeclared
 from sluice.controller.api.description import describe
-from sluice.controller.api.doorway import Doorway
 from sluice.controller.api.enrolment_batch import enrolment_batch_routes
 from sluice.controller.api.enrolment_routes import enrolment_routes
 from sluice.controller.api.event_routes import event_routes
@@ -37,9 +37,9 @@ from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.keystone import KeystoneTokens
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.model import Document
+from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.store.store import StoreError
 
 

@@ -20,15 +20,15 @@ from sluice.controller.api.operations import carried_out
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Time, time_of
-from sluice.controller.attaching import Attaching
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
-from sluice.controller.pool.attachment import Attachment, AttachWhen
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import Decisions
+from sluice.controller.pool.gpus.attachment import Attachment, AttachWhen
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import GpuKey
 from sluice.controller.pool.pool import Pool
-from sluice.controller.server_link import OrderRefused, ServerSilent
+from sluice.controller.rpc.attaching import Attaching
+from sluice.controller.rpc.node_service import PoolService
+from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.resources.problem_types import ProblemType
 
 PATIENCE_SECONDS = 8.0  # callers give up sooner or later; what they asked for does not

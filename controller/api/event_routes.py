@@ -27,7 +27,7 @@ from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import TokenBook
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.model import Event
 from sluice.controller.store.store import EventQuery, NumberedEvent
 from sluice.resources.problem_types import ProblemType

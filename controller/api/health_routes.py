@@ -15,9 +15,9 @@ from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import Problem, ProblemDocument
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
-from sluice.controller.server_link import OrderRefused, ServerSilent
+from sluice.controller.grant_service import GrantDesk
+from sluice.controller.rpc.node_service import PoolService
+from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.resources.problem_types import ProblemType
 
 ORDER_SECONDS = 10.0

@@ -26,7 +26,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from sluice.config.places import Full, Places
-from sluice.controller.api.doorway import App, Receive, Scope, Send
+from sluice.controller.api.access_middleware import App, Receive, Scope, Send
 from sluice.controller.api.problems import Problem, problem_answer
 from sluice.controller.auth.access import Caller
 from sluice.controller.pool.model import Document, DocumentRemoved

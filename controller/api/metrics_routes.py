@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from sluice.config import peer_lines
 from sluice.config.metric_families import FamilyCollector, exposition
 from sluice.controller.api.authorisation import Viewer
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.metrics.collector import PoolFigures
 
 

@@ -18,12 +18,12 @@ from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
 from sluice.controller.pool.model import GpuKey, GpuMode, Grant
-from sluice.controller.server_link import OrderRefused, ServerSilent
+from sluice.controller.rpc.node_service import PoolService
+from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.controller.store.store import StoreError
 from sluice.resources.problem_types import ProblemType
 

@@ -34,10 +34,10 @@ from sluice.controller.api.share_routes import (
     refuse_in_trouble,
     reservation_view,
 )
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import Reservation
-from sluice.controller.pool.reservation_steps import (
+from sluice.controller.pool.reservations.steps import (
     Create,
     End,
     Outcome,

@@ -26,11 +26,11 @@ from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.auth.access import Caller
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.metrics.tallies import LOST
-from sluice.controller.node_service import PoolService
 from sluice.controller.pool.model import Gpu, Grant, NodeState, Session, SessionState
-from sluice.controller.server_link import NotConnected, OrderRefused, ServerSilent
+from sluice.controller.rpc.node_service import PoolService
+from sluice.controller.rpc.server_link import NotConnected, OrderRefused, ServerSilent
 from sluice.resources.ends import End, EndCause
 from sluice.resources.problem_types import ProblemType
 

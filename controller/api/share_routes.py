@@ -23,7 +23,7 @@ from sluice.controller.api.operations import carried_out
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import ProblemDocument, not_found
 from sluice.controller.api.schemas import Name, Time, time_of
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.model import (
     DEFAULT_PROJECT,
     OwnerKind,

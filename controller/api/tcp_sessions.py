@@ -17,17 +17,17 @@ from fastapi import APIRouter, Header, Request
 
 from sluice.config.job_token import job_of
 from sluice.config.places import Places
-from sluice.controller.announcing import NODE_TRIES, NotTaken, announce
 from sluice.controller.api.authorisation import Client
 from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
-from sluice.controller.pool.jobs import JobKey
+from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.model import DEFAULT_PROJECT, Mode
+from sluice.controller.rpc.announcing import NODE_TRIES, NotTaken, announce
+from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.store.store import StoreError
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause

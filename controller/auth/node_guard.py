@@ -19,8 +19,8 @@ import grpc
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.audit import DENIED
-from sluice.controller.call_ids import name_call
 from sluice.controller.pool.pool import Pool
+from sluice.controller.rpc.call_ids import name_call
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 
 from sluice.config.metric_families import Family, FamilyCollector, Samples
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.metrics.meters import priority_label
 from sluice.controller.metrics.tallies import FAULTY, HEALTHY, LOST, Size
 from sluice.controller.pool.model import GpuMode, NodeState, ReservationState
-from sluice.controller.pool.quotas import Held
+from sluice.controller.pool.projects.quotas import Held
 from sluice.resources.ends import EndCause, cause_name
 
 MIB = 1 << 20

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sums over the pool's records, kept up to date by the changes that go to the store.
 
-Owned by controller.desk, which shows it every change once; read by collector.py. So a scrape costs
-as much as there are series, however large the pool is: 1,000 nodes of 8 GPUs are walked once, when
-a controller begins to lead. Records replace one another by their ids, so showing one twice does no
-harm. It promises that the sums are those that a walk through the pool would find.
+Owned by controller.grant_service, which shows it every change once; read by collector.py. So a
+scrape costs as much as there are series, however large the pool is: 1,000 nodes of 8 GPUs are
+walked once, when a controller begins to lead. Records replace one another by their ids, so showing
+one twice does no harm. It promises that the sums are those that a walk through the pool would find.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Any, Protocol, TypeVar, cast
 
-from sluice.controller.pool.attachment import Attachment, AttachmentRemoved
+from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
 from sluice.resources.ends import End, EndCause
 
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sluice.controller.pool import refusals
-from sluice.controller.pool.attachments import Attachments
-from sluice.controller.pool.books import Books
+from sluice.controller.pool.admission import refusals
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
-from sluice.controller.pool.fleet import Fleet
+from sluice.controller.pool.gpus.attachments import Attachments
+from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.gpus.modes import TwoPools
+from sluice.controller.pool.grants.jobs import Jobs
+from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.resizing import Resizing
 from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
-from sluice.controller.pool.jobs import Jobs
-from sluice.controller.pool.machines import Machines, Reserver
 from sluice.controller.pool.model import (
     GpuKey,
     GpuMode,
@@ -26,12 +27,11 @@ from sluice.controller.pool.model import (
     Reservation,
     ReservationState,
 )
-from sluice.controller.pool.pools import TwoPools
-from sluice.controller.pool.quotas import Held
-from sluice.controller.pool.reservation_steps import Create, Outcome, ReservationStep, Resize
-from sluice.controller.pool.reserving import request_of
-from sluice.controller.pool.resizing import Resizing
-from sluice.controller.pool.scheduling import Scheduler
+from sluice.controller.pool.projects.quotas import Held
+from sluice.controller.pool.queue.scheduling import Scheduler
+from sluice.controller.pool.reservations.machines import Machines, Reserver
+from sluice.controller.pool.reservations.reserving import request_of
+from sluice.controller.pool.reservations.steps import Create, Outcome, ReservationStep, Resize
 from sluice.resources.ends import End
 
 

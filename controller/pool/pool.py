@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool: one object that knows every node, GPU, grant, session and waiting request, and decides.
 
-Called by controller.desk, one step at a time, never from two tasks at once. It does no I/O: time
-and ids are injected, what must be stored is collected as changes (take_changes), and what others
-must be told is returned. It promises that live grants never exceed a GPU, except where a server
-reports work that really runs and that the books had lost: that is adopted as it is.
+Called by controller.grant_service, one step at a time, never from two tasks at once. It does no
+I/O: time and ids are injected, what must be stored is collected as changes (take_changes), and what
+others must be told is returned. It promises that live grants never exceed a GPU, except where a
+server reports work that really runs and that the books had lost: that is adopted as it is.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.controller.pool import feasibility, refusals, rights
-from sluice.controller.pool.adoption import Adoption, ReportedSession
-from sluice.controller.pool.attachment import Attachment
-from sluice.controller.pool.attachments import Attachments
-from sluice.controller.pool.books import Books
+from sluice.controller.pool.admission import refusals, rights
 from sluice.controller.pool.decisions import Decisions, EndOrder, GrantRequest, Refused, Waiting
-from sluice.controller.pool.fleet import Fleet
-from sluice.controller.pool.fragmentation import Fragmentation
-from sluice.controller.pool.jobs import JobKey, Jobs
-from sluice.controller.pool.ledger import Usage
-from sluice.controller.pool.machines import Machines
+from sluice.controller.pool.gpus.allocations import Usage
+from sluice.controller.pool.gpus.attachment import Attachment
+from sluice.controller.pool.gpus.attachments import Attachments
+from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.gpus.fragmentation import Fragmentation
+from sluice.controller.pool.gpus.modes import TwoPools
+from sluice.controller.pool.grants.adoption import Adoption, ReportedSession
+from sluice.controller.pool.grants.jobs import JobKey, Jobs
+from sluice.controller.pool.grants.ledger import Books
 from sluice.controller.pool.model import (
     NODE_LOST,
     Change,
@@ -48,11 +48,12 @@ from sluice.controller.pool.model import (
     as_it_is,
 )
 from sluice.controller.pool.operations import Operations
-from sluice.controller.pool.policies import BinPack, PlacementPolicy
-from sluice.controller.pool.pools import TwoPools
-from sluice.controller.pool.quotas import Held
-from sluice.controller.pool.reserving import request_of
-from sluice.controller.pool.scheduling import Ending, Scheduler
+from sluice.controller.pool.placement import feasibility
+from sluice.controller.pool.placement.policies import BinPack, PlacementPolicy
+from sluice.controller.pool.projects.quotas import Held
+from sluice.controller.pool.queue.scheduling import Ending, Scheduler
+from sluice.controller.pool.reservations.machines import Machines
+from sluice.controller.pool.reservations.reserving import request_of
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 

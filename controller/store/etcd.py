@@ -4,7 +4,7 @@
 Used by the controller that leads. Under the prefix of [store]:
 
     format                the version of all that follows
-    leader                who leads (controller.election); every write is guarded by it
+    leader                who leads (controller.leadership.election); every write is guarded by it
     commit                the term and the number of the last write
     pool/KIND/KEY...      a record, as a JSON object of its fields
     events/NUMBER         the events of one write, as a JSON list; NUMBER is that of the first
@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 from pydantic_core import from_json
 
-from sluice.controller.election import Term
+from sluice.controller.leadership.election import Term
 from sluice.controller.pool.model import (
     Change,
     Event,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The line to an etcd cluster: every call with a deadline, every failure a StoreError in words.
 
-Used by etcd.py (the store) and controller.election. It owns the channel over all endpoints and the
-session of etcd's user, which it renews when etcd no longer takes it. Nothing else of the controller
-knows the client library (etcd3aio, loaded only where [store] kind = etcd).
+Used by etcd.py (the store) and controller.leadership.election. It owns the channel over all
+endpoints and the session of etcd's user, which it renews when etcd no longer takes it. Nothing else
+of the controller knows the client library (etcd3aio, loaded only where [store] kind = etcd).
 """
 
 from __future__ import annotations

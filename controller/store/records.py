@@ -18,7 +18,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from sluice.controller.pool.attachment import Attachment, AttachmentRemoved
+from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
 from sluice.controller.pool.model import (
     Change,
     Document,

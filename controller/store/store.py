@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store's interface: what the controller needs of whatever keeps the pool's state.
 
-Called by controller.desk. A store promises that a commit that returned survives the process, that
-changes of one commit are stored together or not at all, and that commits are stored in the order in
-which commit() was called. sqlite.py is the store of one controller, etcd.py that of several.
+Called by controller.grant_service. A store promises that a commit that returned survives the
+process, that changes of one commit are stored together or not at all, and that commits are stored
+in the order in which commit() was called. sqlite.py is the store of one controller, etcd.py that of
+several.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the pool decided while the store did not work, kept until it does.
 
-Owned by controller.desk. It keeps one entry per record, so that a long outage costs no more memory
-than the pool itself, and hands records over as they are by then: they may have changed since.
+Owned by controller.grant_service. It keeps one entry per record, so that a long outage costs no
+more memory than the pool itself, and hands records over as they are by then: they may have changed
+since.
 """
 
 from __future__ import annotations

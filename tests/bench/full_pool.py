@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
 from sluice.config.controller import StoreSection  # noqa: E402
-from sluice.controller.election import Candidate, LeaderAddress  # noqa: E402
+from sluice.controller.leadership.election import Candidate, LeaderAddress  # noqa: E402
 from sluice.controller.pool.decisions import Granted, GrantRequest  # noqa: E402
 from sluice.controller.pool.model import Change, Gpu, Node  # noqa: E402
-from sluice.controller.pool.policies import POLICIES  # noqa: E402
+from sluice.controller.pool.placement.policies import POLICIES  # noqa: E402
 from sluice.controller.pool.pool import Pool  # noqa: E402
 from sluice.controller.store.etcd import EtcdStore  # noqa: E402
 from sluice.controller.store.etcd_cluster import EtcdCluster  # noqa: E402

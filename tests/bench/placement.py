@@ -19,10 +19,10 @@ from full_pool import SIZES, Load, filled
 from grant_rates import percentile
 
 from sluice.controller import garbage
-from sluice.controller.pool import feasibility, placement
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.model import Grant, GrantState
-from sluice.controller.pool.policies import POLICIES
+from sluice.controller.pool.placement import feasibility, placement
+from sluice.controller.pool.placement.policies import POLICIES
 from sluice.controller.pool.pool import Pool
 from sluice.resources.ends import End, EndCause
 

@@ -16,9 +16,9 @@ from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.keystone import KeystoneTokens
 from sluice.controller.auth.tokens import TokenBook
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.pool import Pool
+from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore
 

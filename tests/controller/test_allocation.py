@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, GrantRequest
+from sluice.controller.pool.gpus.slices import is_wanted, slice_on
 from sluice.controller.pool.model import Gpu, GpuKey, GrantState, Node, NodeState, SessionState
 from sluice.controller.pool.ordered import Ordered
-from sluice.controller.pool.policies import POLICIES
+from sluice.controller.pool.placement.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot
-from sluice.controller.pool.slices import is_wanted, slice_on
 
 MODELS = (("NVIDIA H200", "sm_90"), ("NVIDIA A10", "sm_86"), ("NVIDIA A100 PCIe", "sm_80"))
 LABELS = st.lists(

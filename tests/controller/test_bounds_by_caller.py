@@ -19,8 +19,8 @@ import pytest
 
 from sluice.config.controller import AuthSection
 from sluice.config.peer_lines import WINDOW_SECONDS
-from sluice.controller import node_service
-from sluice.controller.api import doorway, event_routes, idempotency, tcp_sessions
+from sluice.controller.api import access_middleware as doorway
+from sluice.controller.api import event_routes, idempotency, tcp_sessions
 from sluice.controller.api.app import build_app
 from sluice.controller.api.idempotency import LEAST_SECONDS, Answer, Idempotency
 from sluice.controller.auth import node_guard
@@ -28,11 +28,12 @@ from sluice.controller.auth.access import Access, Caller
 from sluice.controller.auth.audit import OFTEN, AuditTrail
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import Role, TokenBook
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService, ServerLink
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.model import Change, Document, Event, Gpu, Node
 from sluice.controller.pool.pool import Pool
+from sluice.controller.rpc import node_service
+from sluice.controller.rpc.node_service import PoolService, ServerLink
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore
 from sluice.controller.store.store import EventQuery, NumberedEvent

@@ -17,7 +17,7 @@ from free_ports import free_port
 from pool_bench import PoolBench
 
 from sluice.config.controller import StoreSection
-from sluice.controller.election import Candidate, LeaderAddress, Term
+from sluice.controller.leadership.election import Candidate, LeaderAddress, Term
 from sluice.controller.pool.model import (
     Event,
     Gpu,

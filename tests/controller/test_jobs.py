@@ -12,7 +12,7 @@ from ends import BY_OPERATOR, DONE, GONE
 from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, Refused
-from sluice.controller.pool.jobs import JobKey
+from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.model import GpuKey, GrantState, Node, SessionState
 from sluice.controller.pool.pool import Pool, ReportedSession, Snapshot
 from sluice.protocol.cuda_status import CudaStatus

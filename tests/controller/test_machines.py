@@ -9,7 +9,6 @@ import pytest
 from ends import DONE
 from pool_bench import PoolBench
 
-from sluice.controller.pool.machines import COLLECTION, Machine
 from sluice.controller.pool.model import (
     Document,
     Event,
@@ -18,6 +17,7 @@ from sluice.controller.pool.model import (
     Reservation,
     ReservationState,
 )
+from sluice.controller.pool.reservations.machines import COLLECTION, Machine
 
 UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
 ASKS = Machine(UUID, "web", "", "vision", 1, 4000, 50)

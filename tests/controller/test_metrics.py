@@ -22,8 +22,8 @@ from scrapes import Scrape, read_registry, scrape
 
 from sluice.config.metric_families import Samples, declared_names
 from sluice.controller.api.metrics_routes import registry_of
-from sluice.controller.desk import GrantDesk
-from sluice.controller.front import Front, RestFront
+from sluice.controller.grant_service import GrantDesk
+from sluice.controller.leadership.leader_only import Front, RestFront
 from sluice.controller.metrics.collector import FAMILIES, MOST_PROJECTS, PoolFigures
 from sluice.controller.metrics.meters import ControllerMeters, Standing, priority_label
 from sluice.controller.metrics.tallies import PoolTallies

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from pool_bench import PoolBench
 
-from sluice.controller.pool.attachment import (
+from sluice.controller.pool.gpus.attachment import (
     Attachment,
     AttachmentState,
     AttachWhen,
     ReportedHolding,
 )
-from sluice.controller.pool.attachments import Attachments
+from sluice.controller.pool.gpus.attachments import Attachments
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import Event, GpuKey, GpuMode
 from sluice.controller.pool.pool import Snapshot

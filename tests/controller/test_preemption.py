@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool_bench import PoolBench
 
-from sluice.controller.pool import preemption
-from sluice.controller.pool.adoption import ReportedSession
 from sluice.controller.pool.decisions import Granted, GrantRequest
+from sluice.controller.pool.grants.adoption import ReportedSession
 from sluice.controller.pool.model import Event, Gpu, GpuKey, Grant, Quota, Vgpu
-from sluice.controller.pool.placement import GpuRoom, slice_on
-from sluice.controller.pool.preemption import Candidate, Loss, freed_by, make_plan
+from sluice.controller.pool.placement.placement import GpuRoom, slice_on
+from sluice.controller.pool.queue import preemption
+from sluice.controller.pool.queue.preemption import Candidate, Loss, freed_by, make_plan
 from sluice.protocol.cuda_status import CudaStatus
 
 

@@ -14,7 +14,7 @@ from pool_bench import PoolBench
 
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.model import Event
-from sluice.controller.pool.waiting import WaitingQueue
+from sluice.controller.pool.queue.waiting import WaitingQueue
 from sluice.resources.ends import EndCause
 
 REQUESTS = st.lists(

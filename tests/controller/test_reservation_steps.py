@@ -13,7 +13,7 @@ from pool_bench import PoolBench
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
 from sluice.controller.pool.model import Event, OwnerKind, Reservation, ReservationState
-from sluice.controller.pool.reservation_steps import Create, End, Outcome, ReservationStep, Resize
+from sluice.controller.pool.reservations.steps import Create, End, Outcome, ReservationStep, Resize
 
 
 def record(

@@ -19,12 +19,12 @@ from sluice.controller.api.authorisation import Viewer, undeclared
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.model import Event, Gpu, Node
 from sluice.controller.pool.pool import Pool
-from sluice.controller.server_link import OrderRefused, ServerLink
+from sluice.controller.rpc.node_service import PoolService
+from sluice.controller.rpc.server_link import OrderRefused, ServerLink
 from sluice.controller.service import SystemClock
 from sluice.controller.store.sqlite import SqliteStore
 

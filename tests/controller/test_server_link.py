@@ -11,7 +11,7 @@ import pytest
 
 from sluice.controller.pool.decisions import ResizeOrder
 from sluice.controller.pool.model import Vgpu
-from sluice.controller.server_link import (
+from sluice.controller.rpc.server_link import (
     ANSWERS,
     ASSIGN,
     GPU,

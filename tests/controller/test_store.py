@@ -19,7 +19,7 @@ from control_plane import PYTHON_PATH
 from ends import BY_OPERATOR, DONE
 from pool_bench import FakeClock, PoolBench
 
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.model import Change, Event, Gpu, GrantState, Node, Vgpu
 from sluice.controller.pool.pool import Snapshot

@@ -10,8 +10,8 @@ import pytest
 from ends import DONE, FAILED
 from pool_bench import PoolBench
 
-from sluice.controller.pool.adoption import ReportedSession
 from sluice.controller.pool.decisions import Granted, Refused
+from sluice.controller.pool.grants.adoption import ReportedSession
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import Event, Gpu, GpuKey, GpuMode, GrantState, Node, SwitchStep
 

@@ -12,8 +12,7 @@ import pytest
 from ends import BY_OPERATOR, GAVE_WAY, GONE
 from pool_bench import PoolBench
 
-from sluice.controller.desk import GrantDesk
-from sluice.controller.node_service import PoolService
+from sluice.controller.grant_service import GrantDesk
 from sluice.controller.pool.decisions import EndOrder, Granted, GrantRequest, Refused, Waiting
 from sluice.controller.pool.model import (
     Change,
@@ -26,7 +25,8 @@ from sluice.controller.pool.model import (
     Vgpu,
 )
 from sluice.controller.pool.pool import NODE_LOST, ReportedSession, Snapshot
-from sluice.controller.server_link import ServerLink
+from sluice.controller.rpc.node_service import PoolService
+from sluice.controller.rpc.server_link import ServerLink
 from sluice.controller.store.group_commit import GroupCommit
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc

@@ -23,7 +23,7 @@ from scrapes import scrape
 
 from sluice.config.metric_families import FamilyCollector, declared_names
 from sluice.controller.api.metrics_routes import registry_of
-from sluice.controller.desk import GrantDesk
+from sluice.controller.grant_service import GrantDesk
 from sluice.server import metrics
 from sluice.server.gpus import figures as gpu_figures
 from sluice.server.sessions import figures as session_figures

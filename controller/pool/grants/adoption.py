@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the books say what a server that came (back) really runs: adopts it, or orders its end.
+
+Called by pool.Pool for each session that a server reports. It promises that work which runs is in
+the books, even beyond what is free, and that work which was ended meanwhile is ended there too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from sluice.controller.pool.decisions import Decisions, EndOrder
+from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.grants.jobs import Jobs
+from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.model import (
+    GpuKey,
+    Grant,
+    GrantState,
+    ReservationState,
+    Session,
+    SessionState,
+    Vgpu,
+)
+from sluice.resources.ends import End, EndCause
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSession:
+    """A session that a server says it runs or is about to open."""
+
+    session: Session
+    vgpus: tuple[Vgpu, ...]
+    request_id: str
+    priority: int
+    job: str = ""
+    job_domain: str = ""
+    job_processes: int = 0
+    project: str = ""
+
+
+class Adoption:
+    """What is done about reported sessions."""
+
+    def __init__(
+        self, books: Books, fleet: Fleet, jobs: Jobs, is_resizing: Callable[[str], bool]
+    ) -> None:
+        self._books = books
+        self._fleet = fleet
+        self._jobs = jobs
+        self._is_resizing = is_resizing
+
+    def revive(self, node: str, pending: Collection[str], decisions: Decisions) -> None:
+        """Books again what a lost node was granted and may yet start.
+
+        It stood still with the answer on its way to it, and names the request as one that waits: if
+        its grant were over, its room would be given away, and the answer would come after all.
+        """
+        for grant in self._books.ended() if pending else ():
+            if grant.node != node or not grant.lost:
+                continue
+            for session in self._books.sessions_of(grant.id):
+                if session.request_id not in pending or self._books.held_by(session.request_id):
+                    continue
+                again = replace(
+                    session,
+                    state=SessionState.OPENING,
+                    ended=None,
+                    reason="",
+                    cause=EndCause.UNKNOWN,
+                )
+                report = ReportedSession(
+                    again,
+                    grant.vgpus,
+                    grant.request_id,
+                    grant.priority,
+                    grant.job,
+                    grant.job_domain,
+                    grant.job_processes,
+                    grant.project,
+                )
+                self.reconcile(node, report, decisions)
+
+    def reconcile(self, node: str, report: ReportedSession, decisions: Decisions) -> None:
+        """Adopts a session, or has it ended."""
+        session = report.session
+        grant = self._books.grants.get(session.grant_id)
+        if grant and grant.state is GrantState.ENDED and len(grant.nodes) > 1:
+            # what was lost with one of several nodes is over: the others' GPUs were given back
+            decisions.ends.append(EndOrder(node, grant.id, End(grant.cause, grant.reason)))
+            return
+        if grant is None or grant.state is GrantState.ENDED:
+            over = (grant.ordered_end or (None if grant.lost else grant.end)) if grant else None
+            grant = self._adopt(node, report, grant)
+            if over:
+                # its room is nobody else's before it is gone
+                self._books.end_soon(grant, over)
+        elif not self._is_resizing(grant.id):
+            self._take_sizes(grant, report.vgpus)
+        if why := self._jobs.why_ending(grant):
+            decisions.ends.append(EndOrder(node, grant.id, why))
+        known = self._books.sessions.get(session.id)
+        if known is None or known.state is not session.state:
+            self._books.add_session(session)
+            self._books.recount(grant)
+
+    def _adopt(self, node: str, report: ReportedSession, known: Grant | None) -> Grant:
+        """Books what runs and the books had lost."""
+        session = report.session
+        grant = Grant(
+            id=session.grant_id,
+            request_id=report.request_id,
+            node=node,
+            vgpus=self._with_overhead(node, report.vgpus),
+            priority=report.priority,
+            created=session.started,
+            generation=known.generation + 1 if known else 1,
+            job=report.job,
+            job_domain=report.job_domain,
+            job_processes=report.job_processes,
+            project=report.project,
+        )
+        if known:
+            grant.project = known.project
+            reservation = self._books.reservations.records.get(known.reservation)
+            if reservation and reservation.state is ReservationState.HELD:
+                keys = self._books.reservations.held(reservation).keys()
+                grant.reservation = (
+                    reservation.id if {key for key, _ in grant.placed()} <= keys else ""
+                )
+        self._books.begin(grant)
+        self._books.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
+        for key, _ in grant.placed():
+            room = self._fleet.rooms.room(key)
+            if room and (room.free_mib < 0 or room.free_percent < 0):
+                text = f"grant {grant.id} runs there beyond what is free; nothing new is placed"
+                self._books.event("gpu.overcommitted", str(key), text)
+        return grant
+
+    def _take_sizes(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
+        """It runs with other limits than the books say: a resize whose end was not heard."""
+        if [v.gpu_uuid for v in vgpus] != [v.gpu_uuid for v in grant.vgpus]:
+            return
+        sized = tuple(
+            replace(old, memory_mib=new.memory_mib, compute_percent=new.compute_percent)
+            for old, new in zip(grant.vgpus, vgpus, strict=True)
+        )
+        if sized != grant.vgpus:
+            self._books.rebook(grant, sized)
+            sizes = ", ".join(f"{v.memory_mib} MiB and {v.compute_percent} %" for v in sized)
+            self._books.event("grant.resized", grant.id, f"runs with {sizes}")
+
+    def _with_overhead(self, node: str, vgpus: tuple[Vgpu, ...]) -> tuple[Vgpu, ...]:
+        gpus = [self._fleet.gpus.get(GpuKey(node, vgpu.gpu_uuid)) for vgpu in vgpus]
+        return tuple(
+            replace(vgpu, overhead_mib=gpu.context_overhead_mib if gpu else 0)
+            for vgpu, gpu in zip(vgpus, gpus, strict=True)
+        )

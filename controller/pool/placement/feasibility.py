@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells requests that can never be granted from those that do not fit now.
+
+Called by pool.Pool when a request comes in. It looks at what nodes are made of (few shapes, however
+many nodes), as if nothing were booked; nodes that are away count, lost ones and GPUs at fault do
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sluice.controller.pool.admission.refusals import wanted
+from sluice.controller.pool.decisions import GrantRequest, Refused
+from sluice.controller.pool.gpus.capacity import GpuKind, Rooms, Shape
+from sluice.controller.pool.model import Gpu, GpuKey
+from sluice.controller.pool.placement.search import Wish
+from sluice.protocol.cuda_status import CudaStatus
+
+
+def never(request: GrantRequest, rooms: Rooms, *, across: bool) -> Refused | None:
+    """Refuses what would not fit even if every GPU that may be used were empty.
+
+    `across`: whether a grant may have vGPUs of several nodes, if it asks for that.
+    """
+    where = f"node {request.node}" if request.local_only else "the pool"
+    wish = Wish(request, rooms)
+    shapes = dict(_shapes(wish, rooms))
+    kinds = {kind for shape in shapes for _, kind in shape}
+    if not kinds:
+        return _nothing(request, rooms, where)
+    if not any(wish.need(kind) for kind in kinds):
+        return _not_of_that_kind(request, kinds, where)
+    each = {shape: _on_one_node(wish, shape) for shape in shapes}
+    if not any(cards for cards, _ in each.values()):
+        return _too_large(request, kinds, where)
+    cards = max(cards for cards, _ in each.values())
+    slices = max(slices for _, slices in each.values())
+    on_one = slices if request.same_gpu_allowed else cards
+    if on_one >= request.vgpu_count:
+        return None
+    in_all = sum(each[shape][0] * nodes for shape, nodes in shapes.items())
+    if request.cross_node and in_all >= request.vgpu_count:
+        return None if across else _one_node_only(request, on_one)
+    if request.cross_node and across:
+        text = f"{where} has {in_all} such GPU(s) in all"
+        most = max(in_all, on_one)
+    elif request.same_gpu_allowed:
+        text = f"the GPUs of one node of {where} hold at most {slices} of them"
+        most = slices
+    else:
+        text = f"{where} has at most {cards} such GPU(s) on one node"
+        most = cards
+    placed = (
+        "on one node, if need be on the same GPU"
+        if request.same_gpu_allowed
+        else "each on a GPU of its own" + ("" if request.cross_node else " on one node")
+    )
+    return Refused(
+        CudaStatus.DEVICE_UNAVAILABLE,
+        f"wanted {wanted(request)}, {placed}; {text}; set SLUICE_VGPU to at most {most}",
+    )
+
+
+def reach(request: GrantRequest, rooms: Rooms) -> set[GpuKey]:
+    """The GPUs that one of its vGPUs would fit on if they were empty."""
+    wish = Wish(request, rooms)
+    fit = {kind for shape in rooms.shapes for kind in _capable(wish, shape)}
+    names = rooms.nodes if wish.nodes is None else wish.nodes & rooms.nodes.keys()
+    return {
+        room.gpu.key for name in names for room in rooms.nodes[name].every() if room.kind in fit
+    }
+
+
+def _capable(wish: Wish, shape: Shape) -> Iterator[GpuKind]:
+    for count, kind in shape:
+        if _on_one_node(wish, ((count, kind),))[0]:
+            yield kind
+
+
+def _shapes(wish: Wish, rooms: Rooms) -> Iterator[tuple[Shape, int]]:
+    """What the nodes that may be used are made of, and how many of each there are."""
+    if wish.nodes is None:
+        yield from ((shape, len(names)) for shape, names in rooms.shapes.items())
+        return
+    counts: dict[Shape, int] = {}
+    for name in wish.nodes:
+        if node := rooms.nodes.get(name):
+            counts[node.shape] = counts.get(node.shape, 0) + 1
+    yield from counts.items()
+
+
+def _on_one_node(wish: Wish, shape: Shape) -> tuple[int, int]:
+    """On how many GPUs of such a node a vGPU fits, and how many vGPUs fit in all."""
+    cards = slices = 0
+    for count, kind in shape:
+        need = wish.need(kind)
+        if need is None:
+            continue
+        room_mib = kind.sample.memory_mib - kind.sample.reserved_mib
+        times = min(room_mib // need.memory_mib, 100 // need.compute_percent)
+        if times > 0:
+            cards += count
+            slices += count * times
+    return cards, slices
+
+
+def _nothing(request: GrantRequest, rooms: Rooms, where: str) -> Refused:
+    if request.labels and any(rooms.shapes):
+        labels = ", ".join(f"{name}={value}" for name, value in request.labels)
+        return Refused(
+            CudaStatus.NO_DEVICE,
+            f"no node with GPUs of {where} has the label(s) {labels}; look at `sluice node list`, "
+            "or ask for others",
+        )
+    fix = (
+        "set SLUICE_CONTROLLER and use the TCP channel to reach a GPU node"
+        if request.local_only
+        else "start sluice-server on a GPU node and look at `sluice gpu list`"
+    )
+    return Refused(CudaStatus.NO_DEVICE, f"{where} has no GPU; {fix}")
+
+
+def _not_of_that_kind(request: GrantRequest, kinds: set[GpuKind], where: str) -> Refused:
+    asked = " ".join(part for part in (request.gpu_model, request.gpu_architecture) if part)
+    there = sorted({f"{kind.model} {kind.architecture}".strip() for kind in kinds})
+    return Refused(
+        CudaStatus.NO_DEVICE, f"wanted a GPU {asked}; {where} has {', '.join(there)}: ask for these"
+    )
+
+
+def _too_large(request: GrantRequest, kinds: set[GpuKind], where: str) -> Refused:
+    def most_of(gpu: Gpu) -> int:
+        return gpu.grantable_beside(request.contexts)
+
+    samples = [kind.sample for kind in kinds]
+    largest = min(samples, key=lambda gpu: (-most_of(gpu), gpu.node, gpu.uuid))
+    most_mib = most_of(largest)
+    return Refused(
+        CudaStatus.OUT_OF_MEMORY,
+        f"wanted {request.memory_mib} MiB in one vGPU; the largest that {where} can give is "
+        f"{most_mib} MiB ({largest.model} {largest.uuid} on {largest.node}); "
+        f"set SLUICE_GMEM to at most {most_mib}",
+    )
+
+
+def _one_node_only(request: GrantRequest, most: int) -> Refused:
+    return Refused(
+        CudaStatus.NOT_SUPPORTED,
+        f"wanted {wanted(request)} on several nodes (SLUICE_CROSS_NODE); sessions open on one node "
+        f"only so far, and the largest has {most} such GPU(s); set SLUICE_VGPU to at most {most}",
+    )

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request as the search for room sees it: what it needs of each kind of GPU, and where it may go.
+
+Made anew for each decision by placement; it reads rooms and changes nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from sluice.controller.pool.decisions import GrantRequest
+from sluice.controller.pool.gpus.capacity import Family, GpuKind, NodeRooms, Room, Rooms
+from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, is_wanted, slice_on
+from sluice.controller.pool.model import GpuKey
+
+FEW_NODES = 64  # so many are looked at one by one rather than found in the orders of all
+
+
+class Need(NamedTuple):
+    """What one vGPU takes of a GPU, its contexts included."""
+
+    memory_mib: int
+    compute_percent: int
+
+
+class Wish:
+    """What is looked for."""
+
+    def __init__(
+        self, request: GrantRequest, rooms: Rooms, barred: Collection[GpuKey] = ()
+    ) -> None:
+        self.request = request
+        self.count = request.vgpu_count
+        self._rooms = rooms
+        self._barred = barred
+        self._needs: dict[GpuKind, Need | None] = {}
+        self._floors: dict[Family, Need | None] = {}
+        self.nodes = rooms.with_labels(request.labels)
+        if request.local_only:
+            own = {request.node}
+            self.nodes = own if self.nodes is None else self.nodes & own
+
+    def within(self, nodes: Collection[str] | None) -> Wish:
+        """The same wish, on these nodes only; None: no further bound."""
+        if nodes is None:
+            return self
+        narrower = object.__new__(Wish)
+        narrower.__dict__.update(self.__dict__)
+        narrower.nodes = (
+            set(nodes) if self.nodes is None else {name for name in nodes if name in self.nodes}
+        )
+        return narrower
+
+    # what it needs
+
+    def need(self, kind: GpuKind) -> Need | None:
+        """What a vGPU takes of such a GPU; None: it is not of the kind that is wanted."""
+        try:
+            return self._needs[kind]
+        except KeyError:
+            pass
+        need = None
+        if is_wanted(self.request, kind.model, kind.architecture):
+            vgpu = slice_on(self.request, kind.sample, kind.vgpu_count)
+            need = Need(vgpu.memory_mib + vgpu.overhead_mib, vgpu.compute_percent)
+        self._needs[kind] = need
+        return need
+
+    def floor(self, family: Family) -> Need | None:
+        """The least that a vGPU takes on any GPU of such nodes; None: there is none for it."""
+        try:
+            return self._floors[family]
+        except KeyError:
+            pass
+        needs = [need for kind in family.kinds if (need := self.need(kind))]
+        floor = (
+            Need(min(n.memory_mib for n in needs), min(n.compute_percent for n in needs))
+            if needs
+            else None
+        )
+        self._floors[family] = floor
+        return floor
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it wants whole cards, wherever it goes."""
+        asked = self.request.compute_percent
+        if asked or self.request.cross_node:
+            return self.request.cross_node or asked == WHOLE_PERCENT
+        needs = [need for kind in self._rooms.kinds() if (need := self.need(kind))]
+        return bool(needs) and all(need.compute_percent == WHOLE_PERCENT for need in needs)
+
+    # where it may go
+
+    @property
+    def is_unbound(self) -> bool:
+        """Whether every open GPU of the pool may be used."""
+        return self.nodes is None and not self._barred
+
+    @property
+    def few_nodes(self) -> list[NodeRooms] | None:
+        """The nodes that it is bound to, by name, if these are few."""
+        if self.nodes is None or len(self.nodes) > FEW_NODES:
+            return None
+        known = self._rooms.nodes
+        return [known[name] for name in sorted(self.nodes) if name in known]
+
+    def may_use(self, room: Room) -> bool:
+        """Whether it may go to this GPU, whatever is free there."""
+        return (self.nodes is None or room.gpu.node in self.nodes) and (
+            not self._barred or room.gpu.key not in self._barred
+        )
+
+    def fitting(self, node: NodeRooms) -> list[Room]:
+        """The node's GPUs that one vGPU fits on, by UUID."""
+        if self.nodes is not None and node.name not in self.nodes:
+            return []
+        found = []
+        for room in node.rooms:
+            need = self.need(room.kind)
+            if (
+                need is not None
+                and room.free_mib >= need.memory_mib
+                and room.free_percent >= need.compute_percent
+            ):
+                found.append(room)
+        if self._barred:
+            found = [room for room in found if room.gpu.key not in self._barred]
+        return found
+
+    def fitting_times(self, room: Room) -> int:
+        """How many of its vGPUs fit on the GPU together."""
+        need = self.need(room.kind)
+        if need is None:
+            return 0
+        return min(
+            room.free_mib // need.memory_mib, max(0, room.free_percent) // need.compute_percent
+        )
+
+    def may_fit(self, node: NodeRooms) -> bool:
+        """A quick look: False if it cannot fit there on GPUs of their own."""
+        n, floor = self.count, self.floor(node.family)
+        return (
+            floor is not None
+            and len(node.free_mib) >= n
+            and node.free_mib[n - 1] >= floor.memory_mib
+            and node.free_percent[n - 1] >= floor.compute_percent
+            and (self.nodes is None or node.name in self.nodes)
+        )
+
+    # orders
+
+    def tightest_first(self) -> Iterator[NodeRooms]:
+        """Nodes where it may fit, those first whose n-th best GPU has the least memory free."""
+        few = self.few_nodes
+        if few is not None:
+            yield from (node for node in few if self.may_fit(node))
+            return
+        n = self.count
+        orders = []
+        for family in self._rooms.families():
+            floor = self.floor(family)
+            if floor is not None and len(family.by_nth) >= n:
+                order = family.by_nth[n - 1]
+                orders.append(order.islice(order.bisect_left((floor.memory_mib,))))
+        for _, _, node in heapq.merge(*orders) if len(orders) > 1 else (orders or [()])[0]:
+            if self.may_fit(node):
+                yield node
+
+    def emptiest_first(self) -> Iterator[NodeRooms]:
+        """Nodes where it may be, those with the most free memory first."""
+        few = self.few_nodes
+        if few is not None:
+            yield from sorted(few, key=lambda node: (-node.total_mib, node.name))
+            return
+        for _, _, node in self._rooms.by_total:
+            if self.nodes is None or node.name in self.nodes:
+                yield node
+
+    def by_untouched(self, at_least: int, *, most_first: bool = False) -> Iterator[NodeRooms]:
+        """Nodes with at least so many untouched GPUs: those with small GPUs first, and of these
+        the ones with the fewest (or the most) untouched."""
+        few = self.few_nodes
+        if few is not None:
+            enough = [node for node in few if node.untouched >= at_least]
+            enough.sort(key=lambda node: (node.untouched, node.name), reverse=most_first)
+            yield from enough
+            return
+        for family in self._smallest_first():
+            order = family.by_untouched
+            start = order.bisect_left((at_least,))
+            for _, _, node in order.islice(start, reverse=most_first):
+                if self.nodes is None or node.name in self.nodes:
+                    yield node
+
+    def _smallest_first(self) -> list[Family]:
+        sizes = []
+        for family in self._rooms.families():
+            wanted = [kind.sample for kind in family.kinds if self.need(kind)]
+            if wanted and family.by_untouched:
+                _, name, _ = family.by_untouched[0]
+                sizes.append((min(g.memory_mib - g.reserved_mib for g in wanted), name, family))
+        return [family for _, _, family in sorted(sizes, key=lambda size: size[:2])]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each project may hold, holds and has used."""

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Preemption: whose work gives way to a request, and who has the room until the request has it.
+
+Called by scheduling.Scheduler. A plan names GPUs for the request and the cheapest set of grants of
+lower priority whose going makes room there: the fewest sessions, then the lowest priorities, then
+the least time that they have run, then the least memory. Up to EXACT_CANDIDATES grants the set is
+the cheapest one; beyond, it is found greedily and has nobody in it who could stay. Victims are
+asked through Yield and the room is claimed (booked for the request) from then on, so that nobody
+else takes what they give back one after another.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from sluice.controller.pool.decisions import EndOrder, GrantRequest
+from sluice.controller.pool.gpus.slices import GpuRoom, is_wanted, slice_on
+from sluice.controller.pool.model import GpuKey, Grant
+from sluice.resources.ends import End
+
+EXACT_CANDIDATES = 12
+
+
+class Yield(Protocol):
+    """How a grant is made to give its room back; suspending it will be another way."""
+
+    def ask(self, grant: Grant, why: End) -> list[EndOrder]:
+        """Returns what its server is to be told; the room is back when the books say so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What is lost when a grant goes, the worst first; sums compare like single ones."""
+
+    sessions: int
+    priority: int
+    seconds: float
+    memory_mib: int
+
+    def plus(self, other: Loss) -> Loss:
+        """Both together."""
+        return Loss(
+            self.sessions + other.sessions,
+            self.priority + other.priority,
+            self.seconds + other.seconds,
+            self.memory_mib + other.memory_mib,
+        )
+
+    @property
+    def order(self) -> tuple[int, int, float, int]:
+        """For comparing."""
+        return (self.sessions, self.priority, self.seconds, self.memory_mib)
+
+
+NO_LOSS = Loss(0, 0, 0.0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A grant that may be made to go, and what that would free."""
+
+    grant: Grant
+    loss: Loss
+    frees: dict[GpuKey, tuple[int, int]]  # MiB and percent
+
+    @property
+    def order(self) -> tuple[tuple[int, int, float, int], str]:
+        """For comparing; ids make it the same every time."""
+        return (self.loss.order, self.grant.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who goes, and where the request then fits."""
+
+    victims: tuple[Candidate, ...]
+    rooms: tuple[GpuRoom, ...]  # as they are now
+
+    @property
+    def loss(self) -> Loss:
+        """Of all victims."""
+        total = NO_LOSS
+        for victim in self.victims:
+            total = total.plus(victim.loss)
+        return total
+
+
+@dataclass(slots=True)
+class Claim:
+    """Room that is being made for a request; booked as a grant that is not one."""
+
+    request_id: str
+    booking: Grant
+    rooms: tuple[GpuRoom, ...]
+    waits_for: set[str] = field(default_factory=set)  # grants
+
+
+def make_plan(
+    request: GrantRequest, rooms: Iterable[GpuRoom], candidates: Sequence[Candidate]
+) -> Plan | None:
+    """The cheapest way to make the request fit on one node; None where there is none."""
+    by_node: dict[str, list[GpuRoom]] = {}
+    for room in rooms:
+        by_node.setdefault(room.gpu.node, []).append(room)
+    best: Plan | None = None
+    for node, node_rooms in sorted(by_node.items()):
+        here = sorted((c for c in candidates if node in c.grant.nodes), key=lambda c: c.order)
+        plan = _on_node(request, node_rooms, here)
+        if plan and (best is None or plan.loss.order < best.loss.order):
+            best = plan
+    return best
+
+
+def _on_node(
+    request: GrantRequest, rooms: list[GpuRoom], candidates: list[Candidate]
+) -> Plan | None:
+    if request.vgpu_count == 1:
+        # one GPU decides: who is not on it frees nothing there
+        plans = []
+        for room in rooms:
+            here = [c for c in candidates if room.gpu.key in c.frees]
+            if plan := _cheapest(request, [room], here):
+                plans.append(plan)
+        return min(plans, key=lambda p: p.loss.order, default=None)
+    keys = {room.gpu.key for room in rooms}
+    return _cheapest(request, rooms, [c for c in candidates if keys & c.frees.keys()])
+
+
+def _cheapest(
+    request: GrantRequest, rooms: list[GpuRoom], candidates: list[Candidate]
+) -> Plan | None:
+    def place(victims: Sequence[Candidate]) -> tuple[GpuRoom, ...] | None:
+        fitting = [room for room in rooms if _fits(request, room, victims)]
+        fitting.sort(key=lambda room: (room.free_mib, room.free_percent, room.gpu.uuid))
+        enough = len(fitting) >= request.vgpu_count
+        return tuple(fitting[: request.vgpu_count]) if enough else None
+
+    if place(candidates) is None:
+        return None
+    search = _exact if len(candidates) <= EXACT_CANDIDATES else _greedy
+    victims = search(place, candidates)
+    found = place(victims)
+    assert found is not None
+    return Plan(tuple(victims), found)
+
+
+Place = Callable[[Sequence[Candidate]], "tuple[GpuRoom, ...] | None"]
+
+
+def _exact(place: Place, candidates: list[Candidate]) -> list[Candidate]:
+    """Looks at sets of candidates in the order of their loss; the first that frees enough is it."""
+    if place([]) is not None:
+        return []
+    # each set is reached once: from the one without its last member, or with another last member
+    first = candidates[0].loss
+    heap: list[tuple[tuple[int, int, float, int], tuple[int, ...], Loss]] = []
+    heapq.heappush(heap, (first.order, (0,), first))
+    while True:
+        _, members, loss = heapq.heappop(heap)
+        chosen = [candidates[index] for index in members]
+        if place(chosen) is not None:
+            return chosen
+        following = members[-1] + 1
+        if following < len(candidates):
+            more = loss.plus(candidates[following].loss)
+            heapq.heappush(heap, (more.order, (*members, following), more))
+            without = NO_LOSS
+            for member in chosen[:-1]:
+                without = without.plus(member.loss)
+            other = without.plus(candidates[following].loss)
+            heapq.heappush(heap, (other.order, (*members[:-1], following), other))
+
+
+def _greedy(place: Place, candidates: list[Candidate]) -> list[Candidate]:
+    """Adds the cheapest until it is enough, then lets stay whoever can, the dearest first."""
+    chosen: list[Candidate] = []
+    for candidate in candidates:
+        if place(chosen) is not None:
+            break
+        chosen.append(candidate)
+    for candidate in reversed(list(chosen)):
+        rest = [other for other in chosen if other is not candidate]
+        if place(rest) is not None:
+            chosen = rest
+    return chosen
+
+
+def _fits(request: GrantRequest, room: GpuRoom, victims: Iterable[Candidate]) -> bool:
+    wanted = slice_on(request, room.gpu, room.vgpu_count)
+    free_mib, free_percent = room.free_mib, room.free_percent
+    for victim in victims:
+        mib, percent = victim.frees.get(room.gpu.key, (0, 0))
+        free_mib += mib
+        free_percent += percent
+    return (
+        wanted.memory_mib + wanted.overhead_mib <= free_mib
+        and wanted.compute_percent <= free_percent
+        and is_wanted(request, room.gpu.model, room.gpu.architecture)
+    )
+
+
+def freed_by(grant: Grant) -> dict[GpuKey, tuple[int, int]]:
+    """What a grant's going gives back of each GPU."""
+    frees: dict[GpuKey, tuple[int, int]] = {}
+    for key, vgpu in grant.placed():
+        mib, percent = frees.get(key, (0, 0))
+        frees[key] = (mib + vgpu.memory_mib + vgpu.overhead_mib, percent + vgpu.compute_percent)
+    return frees
+
+
+def booking_of(request: GrantRequest, rooms: Sequence[GpuRoom]) -> Grant:
+    """What is booked for a request while room is being made for it."""
+    vgpus = tuple(slice_on(request, r.gpu, r.vgpu_count) for r in rooms)
+    return Grant(request.request_id, "", rooms[0].gpu.node, vgpus, request.priority, 0.0)

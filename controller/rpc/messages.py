@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Turns gRPC messages into the pool's records and back.
+
+Called by what speaks to servers: node_service, server_link, announcing, attaching.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from sluice.config.log_ids import request_id
+from sluice.controller.pool import decisions, model
+from sluice.controller.pool.gpus.attachment import AttachOrder, DetachOrder, ReportedHolding
+from sluice.controller.pool.grants.jobs import JobKey
+from sluice.controller.pool.pool import ReportedSession
+from sluice.controller.pool.reservations.machines import Machine
+from sluice.rpc import pool_pb2 as rpc
+
+MODES = {mode.value for mode in model.Mode}
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
+
+
+def gpu_of(node: str, message: rpc.Gpu) -> model.Gpu:
+    """A GPU as its node reports it."""
+    return model.Gpu(
+        node=node,
+        uuid=message.uuid,
+        model=message.model,
+        memory_mib=message.memory_mib,
+        software=message.software,
+        context_overhead_mib=message.context_overhead_mib,
+        reserved_mib=message.reserved_mib,
+        architecture=message.architecture,
+        numa_node=message.numa_node if message.HasField("numa_node") else -1,
+        nvlink_group=message.nvlink_group,
+        fault=message.fault,
+        pci_address=message.pci_address if PCI_ADDRESS.fullmatch(message.pci_address) else "",
+        native_problem=message.native_problem,
+        held=message.held,
+        note=message.note,
+    )
+
+
+def holding_of(message: rpc.NativeHolding) -> ReportedHolding:
+    """What a node's libvirt says that a VM has."""
+    return ReportedHolding(
+        message.pci_address,
+        message.domain_uuid,
+        message.domain_name,
+        message.live,
+        message.config,
+    )
+
+
+def machine_of(node: str, message: rpc.GuestMachine) -> Machine:
+    """What a node says of one of its VMs."""
+    return Machine(
+        uuid=message.domain_uuid,
+        name=message.domain_name,
+        node=node,
+        project=message.project or model.DEFAULT_PROJECT,
+        count=message.vgpu_count,
+        memory_mib=message.memory_mib,
+        compute_percent=message.compute_percent,
+        priority=message.priority,
+        mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
+        problems=tuple(message.problems),
+    )
+
+
+def native_message(order: AttachOrder | DetachOrder) -> rpc.NativeOrder:
+    """An operator's word about a native GPU, for its server."""
+    message = rpc.NativeOrder(gpu_uuid=order.uuid, pci_address=order.pci_address)
+    if isinstance(order, AttachOrder):
+        message.attach.domain = order.domain
+        message.attach.when = order.when.value
+        message.attach.no_rom_bar = not order.rom_bar
+    else:
+        message.detach.domain = order.domain
+    return message
+
+
+def labels_of(messages: Iterable[rpc.Label]) -> model.Labels:
+    """Labels in their order; of two with one name and value one."""
+    return tuple(sorted({(label.name, label.value) for label in messages}))
+
+
+def vgpus_of(messages: Iterable[rpc.Vgpu]) -> tuple[model.Vgpu, ...]:
+    """The slices of a session, without the overhead that only the pool knows."""
+    return tuple(model.Vgpu(m.gpu_uuid, m.memory_mib, m.compute_percent) for m in messages)
+
+
+def vgpu_messages(vgpus: Iterable[model.Vgpu]) -> list[rpc.Vgpu]:
+    """A grant's slices for the server that runs them."""
+    return [
+        rpc.Vgpu(gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent)
+        for v in vgpus
+    ]
+
+
+def assignment_message(granted: decisions.Granted, key: str, key_seconds: int) -> rpc.Assignment:
+    """A session for the server that is to expect it of whoever shows the key."""
+    grant, session = granted.grant, granted.session
+    return rpc.Assignment(
+        session_id=session.id,
+        grant_id=grant.id,
+        key=key,
+        key_seconds=key_seconds,
+        vgpus=vgpu_messages(grant.vgpus),
+        host=session.host,
+        program=session.program,
+        priority=grant.priority,
+        job=grant.job,
+        job_domain=grant.job_domain,
+        job_processes=grant.job_processes,
+        chosen=session.chosen,
+        request_id=request_id(),
+        project=grant.project,
+        relay=session.relay,
+        domain_uuid=session.domain_uuid,
+        domain_name=session.domain_name,
+        client_pid=session.client_pid,
+        client_uid=session.client_uid,
+    )
+
+
+def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
+    """A session that a server reports."""
+    session = model.Session(
+        id=message.session_id,
+        grant_id=message.grant_id,
+        node=node,
+        channel=message.channel,
+        host=message.host,
+        program=message.program,
+        client_pid=message.client_pid,
+        client_uid=message.client_uid,
+        domain_uuid=message.domain_uuid,
+        domain_name=message.domain_name,
+        started=message.started,
+        state=model.SessionState.OPENING if message.opening else model.SessionState.RUNNING,
+        request_id=message.request_id,
+        chosen=tuple(message.chosen),
+        relay=message.relay,
+    )
+    return ReportedSession(
+        session,
+        vgpus_of(message.vgpus),
+        message.request_id,
+        message.priority,
+        message.job,
+        message.job_domain,
+        message.job_processes,
+        message.project,
+    )
+
+
+def job_key(message: rpc.JobHold) -> JobKey:
+    """The job that is held."""
+    return JobKey(message.job, message.domain)
+
+
+def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
+    """A client's request as its server passes it on."""
+    return decisions.GrantRequest(
+        request_id=message.request_id,
+        vgpu_count=message.vgpu_count or 1,
+        memory_mib=message.memory_mib,
+        compute_percent=message.compute_percent,
+        priority=message.priority,
+        wait_seconds=message.wait_seconds,
+        node=message.node,
+        local_only=message.local_only,
+        channel=message.channel,
+        host=message.host,
+        program=message.program,
+        client_pid=message.client_pid,
+        client_uid=message.client_uid,
+        domain_uuid=message.domain_uuid,
+        domain_name=message.domain_name,
+        job=message.job,
+        job_domain=message.job_domain,
+        job_processes=message.job_processes,
+        chosen=tuple(message.chosen),
+        cross_node=message.cross_node,
+        same_gpu_allowed=message.same_gpu_allowed,
+        gpu_model=message.gpu_model,
+        gpu_architecture=message.gpu_architecture,
+        labels=labels_of(message.labels),
+        preempt=message.preempt,
+        waited_seconds=max(0.0, message.waited_seconds),
+        owner_label=message.owner_label,
+        project=message.project,
+        mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
+        relay=message.relay,
+    )
+
+
+def answer_message(
+    answer: decisions.Waiting | decisions.Granted | decisions.Refused,
+    relay: rpc.RelayTarget | None = None,
+) -> rpc.GrantAnswer:
+    """The desk's answer on the wire; `relay`: where the granted session is, if not at the asker."""
+    if isinstance(answer, decisions.Waiting):
+        return rpc.GrantAnswer(waiting=rpc.Waiting(position=answer.position, line=answer.line))
+    if isinstance(answer, decisions.Refused):
+        return rpc.GrantAnswer(
+            refused=rpc.Refused(status=int(answer.status), message=answer.message)
+        )
+    return rpc.GrantAnswer(
+        granted=rpc.Granted(
+            grant_id=answer.grant.id,
+            session_id=answer.session.id,
+            vgpus=vgpu_messages(answer.grant.vgpus),
+            relay=relay,
+        )
+    )
