@@ -97,25 +97,24 @@ class Table:
                 raise MeasurementError(f"{self.name}: show is one of {', '.join(SHOWN)}")
 
     def record(self, records: Records, row: dict[str, Any], column: dict[str, Any]) -> Measurement:
-        """The one record of a cell; MeasurementError where there are none or several."""
+        """The one record of a cell; MeasurementError where there is none."""
         name = column.get("name", row.get("name", "")).format_map(row)
         place = str(row.get("file", self.said.get("file")))
-        wanted = {
+        said = {
             **self.said.get("with", {}),
             **row.get("with", {}),
             **column.get("with", {}),
-            "name": name,
         }
-        found = [
-            each
-            for each in records.get(place, ())
-            if all(getattr(each, key) == value for key, value in wanted.items())
-        ]
-        if len(found) != 1:
-            raise MeasurementError(
-                f"{self.name}: {place}.jsonl has {len(found)} records with {wanted}, wanted is one"
-            )
-        return found[0]
+        if unknown := set(said) - {"machine", "channel", "setting"}:
+            raise MeasurementError(f"{self.name}: with: unknown: {', '.join(unknown)}")
+        wanted = name, said.get("channel"), said.get("machine"), said.get("setting")
+        for each in records.get(place, ()):
+            if each.key == wanted:
+                return each
+        raise MeasurementError(
+            f"{self.name}: {place}.jsonl has no {name!r} with channel {wanted[1]!r}, machine "
+            f"{wanted[2]!r} and setting {wanted[3]!r}: keep one, or change {LAYOUT.name}"
+        )
 
     def written(self, records: Records) -> str:
         """The table, and what its records have in common below it."""

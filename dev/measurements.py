@@ -50,6 +50,7 @@ BETTER = {
     "ratio": "",  # of figures that are not known themselves, or of pairs
 }
 COMMIT = re.compile("[0-9a-f]{7,40}")
+UNKNOWN = "unknown"  # the commit of a run in a copy without git, until somebody says it
 DIGITS = 4  # significant ones of what is written
 TOLERANCE = 0.002  # of a ratio, made of numbers that were rounded to DIGITS or printed with fewer
 
@@ -331,7 +332,7 @@ class Run:
             load=(min(self.load, rounded(now)), max(self.load, rounded(now))),
             date=time.strftime("%Y-%m-%d", time.gmtime()),
             # a run may not know its commit: it can be told when the record is kept
-            commit=self.commit or "unknown",
+            commit=self.commit or UNKNOWN,
             recorded=None,
             command=self.command,
         )
@@ -362,11 +363,11 @@ def keep(
     if unknown := [name for name in names if name not in {record.name for record in found}]:
         raise MeasurementError(f"{path} has no {', '.join(unknown)}")
     for place, record in enumerate(chosen):
-        of = commit or record.commit
+        of = commit if commit and record.commit == UNKNOWN else record.commit
         if of is None or not COMMIT.fullmatch(of):
             raise MeasurementError(
                 f"{record.name} was measured on commit {of!r}, and nobody could repeat that: "
-                "commit and measure again, or say --commit"
+                + ("say --commit" if of == UNKNOWN else "commit, and measure again")
             )
         chosen[place] = replace(record, commit=of, setting=setting or record.setting)
     write(kept / f"{subject}.jsonl", chosen)

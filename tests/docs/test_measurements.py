@@ -188,17 +188,33 @@ def test_what_was_measured_is_kept_on_purpose_only(run: Run, tmp_path: Path) -> 
         keep("calls", measured=measured, kept=kept)
 
 
-@pytest.mark.parametrize("commit", ["85737fd7b6d1-dirty", "unknown"])
+@pytest.mark.parametrize(
+    ("measured_on", "said", "error"),
+    [
+        ("85737fd7b6d1-dirty", None, "commit, and measure again"),
+        ("85737fd7b6d1-dirty", "85737fd", "commit, and measure again"),
+        ("unknown", None, "say --commit"),
+        ("unknown", "main", "nobody could repeat that"),
+        ("unknown", "85737fd", ""),
+    ],
+)
 def test_what_nobody_can_repeat_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commit: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    measured_on: str,
+    said: str | None,
+    error: str,
 ) -> None:
-    monkeypatch.setenv("SLUICE_COMMIT", commit)
+    monkeypatch.setenv("SLUICE_COMMIT", measured_on)
     write(tmp_path / "build" / "bench.jsonl", [Run("make bench").record("async_us", 0.04, "us")])
-    with pytest.raises(MeasurementError, match="nobody could repeat that"):
-        keep("bench", measured=tmp_path / "build", kept=tmp_path / "docs")
-    assert not (tmp_path / "docs").exists()
-    keep("bench", commit="85737fd", measured=tmp_path / "build", kept=tmp_path / "docs")
-    assert read_kept(tmp_path / "docs")["bench"][0].commit == "85737fd"
+    kept = tmp_path / "docs"
+    if error:
+        with pytest.raises(MeasurementError, match=error):
+            keep("bench", commit=said, measured=tmp_path / "build", kept=kept)
+        assert not kept.exists()
+        return
+    keep("bench", commit=said, measured=tmp_path / "build", kept=kept)
+    assert read_kept(kept)["bench"][0].commit == said
 
 
 def test_a_record_of_the_documents_has_a_commit(tmp_path: Path) -> None:
@@ -210,6 +226,7 @@ def test_a_record_of_the_documents_has_a_commit(tmp_path: Path) -> None:
 def one_table(**row: object) -> dict[str, tables.Table]:
     said = {
         "file": "calls",
+        "with": {"machine": "1 NVIDIA H200, 16 cores", "channel": "shm"},
         "labels": ["figure"],
         "columns": [{"head": "native", "show": "floor"}, {"head": "Sluice"}],
         "rows": [{"label": "a launch", "name": "launch_us"} | row],
@@ -230,16 +247,26 @@ def test_a_page_changes_between_its_marks_only() -> None:
     assert tables.written(page, one_table(), records) == page
 
 
-def test_a_cell_is_one_record() -> None:
+def test_a_cell_is_the_record_of_its_machine_channel_and_setting() -> None:
     record = from_line(line(), "here:1")
-    with pytest.raises(MeasurementError, match="has 0 records"):
-        tables.written(PAGE, one_table(), {"calls": []})
-    both = {"calls": [record, replace(record, channel="tcp")]}
-    with pytest.raises(MeasurementError, match="has 2 records"):
-        tables.written(PAGE, one_table(), both)
-    assert "2.72 µs" in tables.written(PAGE, one_table(**{"with": {"channel": "tcp"}}), both)
+    records = {"calls": [record]}
+    page = tables.written(PAGE, one_table(), records)
+    records["calls"] += [
+        replace(record, value=2.65, ratio=1.0, **other)  # type: ignore[arg-type]
+        for other in ({"channel": "tcp"}, {"setting": "busy"}, {"machine": "1 NVIDIA B200"})
+    ]
+    assert tables.written(PAGE, one_table(), records) == page
+    busy = one_table(**{"with": {"setting": "busy"}})
+    assert "| a launch | 2.65 µs | 2.65 µs |" in tables.written(PAGE, busy, records)
+    for row, error in (
+        ({"name": "other_us"}, "calls.jsonl has no 'other_us' with channel 'shm'"),
+        ({"with": {"machine": "8 cores"}}, "machine '8 cores' and setting None: keep one"),
+        ({"with": {"host": "a"}}, "with: unknown: host"),
+    ):
+        with pytest.raises(MeasurementError, match=error):
+            tables.written(PAGE, one_table(**row), records)
     with pytest.raises(MeasurementError, match="launches is not in"):
-        tables.written(PAGE, {}, both)
+        tables.written(PAGE, {}, records)
 
 
 @pytest.mark.parametrize(
