@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from sluice.config.ini import ConfigError, Section, read_config
 from sluice.config.sections import HostPorts, LogSection, Port, RestSection
+from sluice.resources.vgpu_request import COMPUTE_PERCENT, COUNT, MEMORY_MIB
 
 DEFAULT_PATH = Path("/etc/sluice/vsphere.conf")
 USER_VARIABLE, PASSWORD_VARIABLE = "SLUICE_VSPHERE_USER", "SLUICE_VSPHERE_PASSWORD"
@@ -32,7 +33,7 @@ def _thumbprint(value: str) -> str:
 
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,60}$")]
-Mib = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Mib = Annotated[int, Field(ge=0, le=MEMORY_MIB.high)]
 
 
 class VcenterSection(Section):
@@ -98,9 +99,13 @@ class ClientsSection(Section):
     projects_allowed: str = Field(
         "", description="the projects that VMs may name, with commas (empty: only `project`)"
     )
-    count: int = Field(1, ge=1, le=64, description="vGPUs of a VM that does not say")
+    count: int = Field(
+        1, ge=COUNT.low, le=COUNT.high, description="vGPUs of a VM that does not say"
+    )
     memory_mib: Mib = Field(0, description="MiB of each (0: the pool's default)")
-    compute_percent: int = Field(0, ge=0, le=100, description="percent (0: the pool's default)")
+    compute_percent: int = Field(
+        0, ge=0, le=COMPUTE_PERCENT.high, description="percent (0: the pool's default)"
+    )
     mode: Literal["auto", "reserved", "on-demand"] = Field(
         "auto", description="auto, reserved or on-demand, for a VM that does not say"
     )

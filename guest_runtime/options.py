@@ -41,7 +41,7 @@ class WrongUsage(Exception):
     """Options that `sluice run` does not have; the text says which."""
 
 
-class Wish(NamedTuple):
+class RunOptions(NamedTuple):
     """What stands before the program on the command line."""
 
     share: bool
@@ -49,7 +49,7 @@ class Wish(NamedTuple):
     command: Sequence[str]
 
 
-def parse(words: Sequence[str]) -> Wish:
+def parse(words: Sequence[str]) -> RunOptions:
     """Reads `[--share] [--vgpu N] … [--] CMD…`; raises WrongUsage."""
     rest = list(words)
     share = False
@@ -78,7 +78,7 @@ def parse(words: Sequence[str]) -> Wish:
             )
     if not share and "SLUICE_JOB_PROCESSES" in variables:
         raise WrongUsage("--processes belongs to --share")
-    return Wish(share, variables, rest)
+    return RunOptions(share, variables, rest)
 
 
 def _checked(name: str, value: str) -> tuple[str, str]:

@@ -52,18 +52,18 @@ def run(words: Sequence[str]) -> NoReturn:
     Exits with 2, 126 or 127 as a shell does where it cannot.
     """
     try:
-        wish = parse(words)
+        options = parse(words)
     except WrongUsage as error:
         print(f"sluice run: {error}", file=sys.stderr)
         sys.exit(2)
-    command = wish.command
+    command = options.command
     if not command:
         print("sluice run: name a program", file=sys.stderr)
         sys.exit(2)
     found = find_installation()
     try:
-        environment = environment_for(found, {**os.environ, **wish.variables})
-        if wish.share:
+        environment = environment_for(found, {**os.environ, **options.variables})
+        if options.share:
             from .share import run_shared  # a plain program starts without what it needs
 
             sys.exit(run_shared(command, environment, found.driver))

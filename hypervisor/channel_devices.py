@@ -32,7 +32,7 @@ from sluice.hypervisor.libvirt_host import (
 )
 from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.hypervisor.request import NAMESPACE, NAMESPACE_KEY, VgpuRequest
+from sluice.hypervisor.request import NAMESPACE, NAMESPACE_KEY, DomainRequest
 from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
 
 #: A guest releases a device within a second; one that is booting or paused may never.
@@ -71,7 +71,7 @@ class _State:
 class _Change:
     """What attach is about to do; None where nothing is missing."""
 
-    request: VgpuRequest
+    request: DomainRequest
     metadata_differs: bool
     #: A device of another size that has to leave an inactive definition first.
     stale_xml: str | None
@@ -93,7 +93,7 @@ def _read(domain: libvirt.virDomain) -> _State:
 
 def attach(
     domain: libvirt.virDomain,
-    request: VgpuRequest,
+    request: DomainRequest,
     files: RegionFiles,
     *,
     vsock: bool = True,
@@ -167,7 +167,7 @@ def detach(
 
 
 def _attach_followed(
-    state: _State, request: VgpuRequest, files: RegionFiles, outcome: Outcome, *, dry_run: bool
+    state: _State, request: DomainRequest, files: RegionFiles, outcome: Outcome, *, dry_run: bool
 ) -> None:
     """The metadata says it all, and is then followed as if virsh had written it."""
     sides = [side for side in (state.persistent, state.live) if side is not None]
@@ -178,7 +178,7 @@ def _attach_followed(
         outcome.documents.append(region_device(name, request.region_mib, None, server))
     if any(side.request != wanted for side in sides):
         outcome.documents.append(request_metadata(wanted, with_namespace=True))
-    lacking = following.wishes_of(state.persistent, state.live).any
+    lacking = following.plan_of(state.persistent, state.live).any
     outcome.changed = bool(outcome.documents) or lacking
     if dry_run or not outcome.changed:
         return
@@ -190,7 +190,7 @@ def _attach_followed(
         outcome.notes.append("sluice-server plugs the device in once it listens for it")
 
 
-def _plan(state: _State, request: VgpuRequest, outcome: Outcome, *, vsock: bool) -> _Change:
+def _plan(state: _State, request: DomainRequest, outcome: Outcome, *, vsock: bool) -> _Change:
     stale_xml = _stale_region(state, request)
     region_xml, flags, place = _region_change(state, request, replaced=stale_xml is not None)
     vsock_xml = _vsock_change(state, place, outcome) if vsock else None
@@ -245,7 +245,7 @@ def _refuse_foreign(state: _State) -> None:
             )
 
 
-def _stale_region(state: _State, request: VgpuRequest) -> str | None:
+def _stale_region(state: _State, request: DomainRequest) -> str | None:
     """The device to replace in an inactive definition, because its size changes."""
     name = state.persistent.name
     for document in (state.live, state.persistent):
@@ -263,7 +263,7 @@ def _stale_region(state: _State, request: VgpuRequest) -> str | None:
 
 
 def _region_change(
-    state: _State, request: VgpuRequest, *, replaced: bool
+    state: _State, request: DomainRequest, *, replaced: bool
 ) -> tuple[str | None, int, PciAddress | None]:
     """The region's device, where it is missing (libvirt's flags), and its place."""
     in_config = None if replaced else state.persistent.region

@@ -39,7 +39,7 @@ from sluice.hypervisor.libvirt_host import (
     persistent_document,
 )
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest, read_mode
 
 app = typer.Typer(
     name="vm", help="Give libvirt domains a vGPU, and take it back.", no_args_is_help=True
@@ -72,14 +72,14 @@ def attach(
     """Give each DOMAIN a channel to the pool, now and for every later start."""
 
     def work(name: str, found: libvirt.virDomain, files: RegionFiles) -> None:
-        request = VgpuRequest(
+        request = DomainRequest(
             count=count,
             memory_mib=memory_mib,
-            compute=compute,
+            compute_percent=compute,
             region_mib=region_mib,
             slots=slots,
             priority=priority,
-            mode=mode,
+            mode=read_mode(mode),
             channel=channel,
         )
         _attach(name, found, files, request, vsock=vsock, dry_run=dry_run)
@@ -108,7 +108,7 @@ def resize(
     """
     wanted: dict[str, Any] = {
         "memory_mib": memory_mib,
-        "compute": compute,
+        "compute_percent": compute,
         "count": count,
         "slots": slots,
         "priority": priority,
@@ -148,7 +148,7 @@ def _attach(
     name: str,
     domain: libvirt.virDomain,
     files: RegionFiles,
-    request: VgpuRequest,
+    request: DomainRequest,
     *,
     vsock: bool,
     dry_run: bool,
@@ -164,8 +164,8 @@ def _attach(
     where = "plugged in" if device.get("plugged") else "from the next start"
     place = "vsock" if not request.has_region else f"at {device.get('address')}"
     print(
-        f"{name}: {verb}, {request.count} x {request.memory_mib} MiB, {request.compute} %, "
-        f"{place}, {where}"
+        f"{name}: {verb}, {request.count} x {request.memory_mib} MiB, "
+        f"{request.compute_percent} %, {place}, {where}"
     )
 
 

@@ -19,7 +19,7 @@ from sluice.hypervisor.domain_document import (
     ShmemDevice,
 )
 from sluice.hypervisor.pci_devices import HostAddress
-from sluice.hypervisor.request import ELEMENT, NAMESPACE, NAMESPACE_KEY, VgpuRequest
+from sluice.hypervisor.request import ELEMENT, NAMESPACE, NAMESPACE_KEY, DomainRequest
 
 #: The folders install side by side below `sluice`, as they lie in a checkout.
 TEMPLATES = Path(__file__).resolve().parent.parent / "templates" / "libvirt"
@@ -67,7 +67,7 @@ def native_gpu_device(source: HostAddress, place: PciAddress | None, *, rom_bar:
     return template.render(source=source, place=place, rom_bar=rom_bar, alias=native_alias(source))
 
 
-def request_metadata(request: VgpuRequest, *, with_namespace: bool = False) -> str:
+def request_metadata(request: DomainRequest, *, with_namespace: bool = False) -> str:
     """The `<vgpu>` element: bare for libvirt's metadata call, or as it stands in domain XML."""
     return (
         _environment()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sluice.hypervisor.errors import HypervisorError, InvalidRequest
 from sluice.hypervisor.pci_devices import HostAddress
-from sluice.hypervisor.request import NAMESPACE, VgpuRequest, parse_request
+from sluice.hypervisor.request import NAMESPACE, DomainRequest, parse_request
 
 REGION_PREFIX = "sluice-"
 REGION_ALIAS = "ua-sluice-region"
@@ -90,7 +90,7 @@ class DomainDocument:
     controllers: dict[int, str] = field(default_factory=dict)
     used: frozenset[PciAddress] = frozenset()
     #: The request, or None where there is none or it is not valid: then `problem` says so.
-    request: VgpuRequest | None = None
+    request: DomainRequest | None = None
     problem: str | None = None
     host_devices: tuple[HostDevice, ...] = ()
     #: libvirt's number of this run; -1 of what does not run.
@@ -163,7 +163,7 @@ def parse_domain(xml: str) -> DomainDocument:
     )
 
 
-def _request_of(root: ElementTree.Element) -> tuple[VgpuRequest | None, str | None]:
+def _request_of(root: ElementTree.Element) -> tuple[DomainRequest | None, str | None]:
     metadata = root.find("metadata")
     ours = [
         element

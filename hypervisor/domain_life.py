@@ -15,7 +15,7 @@ from sluice.hypervisor.domain_document import DomainDocument, ShmemDevice, Vsock
 from sluice.hypervisor.errors import InvalidRequest
 from sluice.hypervisor.pci_devices import HostAddress
 from sluice.hypervisor.ports import VsockPlace
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 
 
 class Life(enum.Enum):
@@ -36,7 +36,7 @@ class Observed:
     #: libvirt's number of this run of the domain; -1 while off.
     boot: int
     #: The request that counts, or None where there is none or it cannot be served.
-    request: VgpuRequest | None
+    request: DomainRequest | None
     #: A region is in the definition or plugged in: the file has to stay.
     has_device: bool
     #: Its vsock device, in the definition or plugged in.
@@ -60,7 +60,7 @@ class Known:
     """What the server was told of a domain's region."""
 
     name: str
-    request: VgpuRequest
+    request: DomainRequest
     life: Life
     boot: int
     vsock: VsockPlace | None = None
@@ -146,11 +146,11 @@ def _place_of(device: VsockDevice | None, account: tuple[int, int] | None) -> Vs
     return VsockPlace(device.cid, account if device.user else None)
 
 
-def _other_kind(request: VgpuRequest, region: ShmemDevice) -> bool:
+def _other_kind(request: DomainRequest, region: ShmemDevice) -> bool:
     return request.has_doorbell != (region.server is not None)
 
 
-def _of_size(request: VgpuRequest, region_mib: int) -> VgpuRequest | None:
+def _of_size(request: DomainRequest, region_mib: int) -> DomainRequest | None:
     """The request for the device that there is; None where its slots do not fit into that."""
     try:
         return replace(request, region_mib=region_mib)

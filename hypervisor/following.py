@@ -3,7 +3,7 @@
 
 Called by service.py for every look at a domain; blocking. What runs follows the metadata of what
 runs, the definition its own, as libvirt keeps them apart: `virsh metadata` on a running domain
-hot-plugs, `virsh edit` counts from the next start. The decision is `wishes_of`, pure. Doing it
+hot-plugs, `virsh edit` counts from the next start. The decision is `plan_of`, pure. Doing it
 again changes nothing, and what cannot be done is said and tried again at the next look. It shares a
 lock with `sluice vm attach|detach`, whose steps it must not see half done.
 """
@@ -30,7 +30,7 @@ from sluice.hypervisor.libvirt_host import (
 )
 from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import (
     VHOST_VSOCK,
     UserSockets,
@@ -45,65 +45,65 @@ _CONFIG = int(libvirt.VIR_DOMAIN_AFFECT_CONFIG)
 
 
 @dataclass(frozen=True)
-class Wish:
+class DeviceChange:
     """What one side of a domain, what runs or the definition, lacks or has too much of."""
 
-    put: VgpuRequest | None = None  # the channel that is missing
+    put: DomainRequest | None = None  # the channel that is missing
     take: ShmemDevice | None = None  # the channel that has to go, before another is put
     take_vsock: VsockDevice | None = None  # likewise
     put_vsock: bool = False  # the vsock device that is to be beside a region
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Plan:
     """Both sides."""
 
-    live: Wish = Wish()
-    config: Wish = Wish()
+    live: DeviceChange = DeviceChange()
+    config: DeviceChange = DeviceChange()
 
     @property
     def any(self) -> bool:
         """Whether anything is to be done."""
-        return self != Wishes()
+        return self != Plan()
 
 
-def wishes_of(
+def plan_of(
     persistent: DomainDocument | None, live: DomainDocument | None, *, may_plug: bool = True
-) -> Wishes:
+) -> Plan:
     """What to do; `persistent` is None for a transient domain.
 
     `may_plug` is False where the device was unplugged from this run of the domain, by the guest or
     with `virsh detach-device`: it comes back with the next start. A request that cannot be read
     moves nothing, and neither does a region of another domain: service.py reports both.
     """
-    running, defined = _wish(live, keep_size=True), _wish(persistent, keep_size=False)
+    running, defined = _change(live, keep_size=True), _change(persistent, keep_size=False)
     if running.take_vsock is not None and running.take_vsock.user:
         # it stays until the VM is off, and nobody serves it
         running = replace(running, take_vsock=None)
     if not may_plug and running.put is not None:
         running = replace(running, put=None)
-    return Wishes(running, defined)
+    return Plan(running, defined)
 
 
-def _wish(side: DomainDocument | None, *, keep_size: bool) -> Wish:
+def _change(side: DomainDocument | None, *, keep_size: bool) -> DeviceChange:
     if side is None or side.problem is not None or side.foreign_regions:
-        return Wish()
+        return DeviceChange()
     request, region = side.request, side.region
     ours = side.vsock if side.vsock is not None and side.vsock.ours else None
     if request is None:
-        return Wish(take=region, take_vsock=ours)
+        return DeviceChange(take=region, take_vsock=ours)
     if not request.has_region:
-        return Wish(put=request if side.vsock is None else None, take=region)
+        return DeviceChange(put=request if side.vsock is None else None, take=region)
     if request.vsock:
         ours = None
     if region is None:
-        return Wish(put=request, take_vsock=ours)
+        return DeviceChange(put=request, take_vsock=ours)
     same = region.size_bytes == request.region_bytes and (
         (region.server is not None) == request.has_doorbell
     )
     if keep_size or same:
-        return Wish(take_vsock=ours, put_vsock=request.vsock and side.vsock is None)
-    return Wish(put=request, take=region, take_vsock=ours)
+        return DeviceChange(take_vsock=ours, put_vsock=request.vsock and side.vsock is None)
+    return DeviceChange(put=request, take=region, take_vsock=ours)
 
 
 def follow(
@@ -124,39 +124,39 @@ def follow(
         live = live_document(domain)
         definition = persistent_document(domain)
         defined = bool(domain.isPersistent())
-        wishes = wishes_of(definition if defined else None, live, may_plug=may_plug)
+        plan = plan_of(definition if defined else None, live, may_plug=may_plug)
         problems: list[str] = []
-        if not wishes.any:
+        if not plan.any:
             return problems
-        for wish, flag in ((wishes.config, _CONFIG), (wishes.live, _LIVE)):
+        for change, flag in ((plan.config, _CONFIG), (plan.live, _LIVE)):
             side = live if flag == _LIVE else definition
             if side is None:
                 continue
             try:
-                if wish.take is not None:
-                    xml = device_again(wish.take)
+                if change.take is not None:
+                    xml = device_again(change.take)
                     call(lambda xml=xml, flag=flag: domain.detachDeviceFlags(xml, flag))  # type: ignore[misc]
-                if wish.take_vsock is not None:
-                    _take_vsock(domain, wish.take_vsock, flag)
-                if flag == _CONFIG and (wish.take is not None or wish.take_vsock is not None):
+                if change.take_vsock is not None:
+                    _take_vsock(domain, change.take_vsock, flag)
+                if flag == _CONFIG and (change.take is not None or change.take_vsock is not None):
                     definition = persistent_document(domain)  # the place taken away is free
-                if wish.put is not None:
+                if change.put is not None:
                     plug = _Plug(domain, definition, live, flag)
-                    if flag == _LIVE and _waits(wish.put, definition.uuid, files):
+                    if flag == _LIVE and _waits(change.put, definition.uuid, files):
                         continue
-                    if wish.put.has_region:
-                        place = _put(plug, wish.put, files)
-                        if wish.put.vsock and side.vsock is None:
+                    if change.put.has_region:
+                        place = _put(plug, change.put, files)
+                        if change.put.vsock and side.vsock is None:
                             _put_vsock(plug, files, vsock, taken, place)
                     else:
                         _put_vsock(plug, files, vsock, taken, None)
-                elif wish.put_vsock:
+                elif change.put_vsock:
                     plug = _Plug(domain, definition, live, flag)
                     _put_vsock(plug, files, vsock, taken, None)
             except HypervisorError as error:
                 why = str(error).removeprefix(f"{definition.name}: ")
                 defined_too = definition.region is not None or definition.vsock is not None
-                later = flag == _LIVE and wish.put is not None and defined_too
+                later = flag == _LIVE and change.put is not None and defined_too
                 when = "its channel comes with the next start: " if later else ""
                 problems.append(f"{definition.name}: {when}{why}")
             if flag == _CONFIG:
@@ -187,7 +187,7 @@ def _take_vsock(domain: libvirt.virDomain, device: VsockDevice, flag: int) -> No
         call(lambda: domain.detachDeviceFlags(xml, flag))
 
 
-def _put(plug: _Plug, request: VgpuRequest, files: RegionFiles) -> PciAddress | None:
+def _put(plug: _Plug, request: DomainRequest, files: RegionFiles) -> PciAddress | None:
     domain, definition, live, flag = plug.domain, plug.definition, plug.live, plug.flag
     _refuse_saved(plug)
     uuid, size = definition.uuid, request.region_bytes
@@ -210,7 +210,7 @@ def _put(plug: _Plug, request: VgpuRequest, files: RegionFiles) -> PciAddress | 
     return place
 
 
-def _waits(request: VgpuRequest, uuid: str, files: RegionFiles) -> bool:
+def _waits(request: DomainRequest, uuid: str, files: RegionFiles) -> bool:
     """Whether it is too early: a running QEMU asks for its region at once.
 
     The server listens once it has seen the device in the definition, and looks again then.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sluice.hypervisor.pci_devices import HostAddress
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SeenMachine:
 
     uuid: str
     name: str
-    request: VgpuRequest | None
+    request: DomainRequest | None
     problems: tuple[str, ...] = ()
 
 
@@ -66,7 +66,7 @@ class RegionKeeper(Protocol):
     """
 
     async def add_region(
-        self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
+        self, region_id: str, path: Path, owner: RegionOwner, request: DomainRequest
     ) -> None:
         """Formats (if blank) and watches the region; called again when owner or request changed.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a domain asks for: the `<vgpu>` element of its metadata as a checked value.
 
+The vGPU request itself, its bounds and its attributes are resources'; the channel is added here.
 Made by cli.py from options and by domain_document.py from domain XML, which anybody who may edit
 the domain wrote: every number is bounded before it is believed. Owns the metadata's vocabulary,
 whose attributes are append-only.
@@ -8,13 +9,22 @@ whose attributes are append-only.
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sluice.hypervisor.errors import InvalidRequest
+from sluice.resources.request_forms import METADATA, NumberKey, read_numbers
+from sluice.resources.vgpu_request import (
+    MODE,
+    Choice,
+    Mode,
+    Number,
+    RequestError,
+    VgpuRequest,
+    shown,
+)
 
 NAMESPACE = "https://sluice.dev/xmlns/libvirt/1"
 NAMESPACE_KEY = "sluice"
@@ -24,14 +34,17 @@ ELEMENT = "vgpu"
 MIN_SLOT_BYTES = 4 << 20
 REGION_HEADER_BYTES = 4096
 
-#: Attribute → (field, lowest, highest, default; None where it must be given).
-_NUMBERS: Mapping[str, tuple[str, int, int, int | None]] = {
-    "count": ("count", 1, 64, 1),
-    "memory-mib": ("memory_mib", 1, 16 << 20, None),
-    "compute": ("compute", 1, 100, None),
-    "region-mib": ("region_mib", 1, 1 << 20, 256),
-    "slots": ("slots", 1, 64, 4),
-    "priority": ("priority", -1000, 1000, 0),
+REGION_MIB = Number(1, 1 << 20)
+SLOTS = Number(1, 64)
+CHANNEL = Choice(("ivshmem", "ivshmem-doorbell", "vsock"))
+_VSOCK = Choice(("yes", "no"))
+
+#: The attributes with numbers, in the order in which they are written.
+_NUMBERS: Mapping[str, NumberKey] = {
+    **{name: METADATA[name] for name in ("count", "memory-mib", "compute")},
+    "region-mib": NumberKey("region_mib", REGION_MIB, 256),
+    "slots": NumberKey("slots", SLOTS, 4),
+    "priority": METADATA["priority"],
 }
 
 
@@ -40,55 +53,51 @@ def slot_bytes_of(region_bytes: int, slots: int) -> int:
     return (region_bytes - REGION_HEADER_BYTES) // slots // 4096 * 4096
 
 
-_VSOCK = {"yes": True, "no": False}
-MODES = ("auto", "on-demand", "reserved")
-CHANNELS = ("ivshmem", "ivshmem-doorbell", "vsock")
+@dataclass(frozen=True, kw_only=True)
+class DomainRequest(VgpuRequest):
+    """A domain's request and its channel; always valid once made.
 
-
-@dataclass(frozen=True)
-class VgpuRequest:
-    """One request; always valid once made.
-
-    `memory_mib` and `compute` (percent) are per vGPU. `region_mib` is the size of the ivshmem
-    region, `slots` how many processes of the guest share it. `mode` "reserved" has the controller
-    hold this much for the VM whether it is used or not, "on-demand" draws on no reservation, "auto"
-    first on one, if there is any. `channel` "ivshmem-doorbell" is a region whose device has a
-    register that wakes the host; "vsock" has no region: the domain's vsock device carries all.
-    Beside a region, `vsock` says that the `<vsock>` device of the domain was put there for this
-    request and goes with it.
+    Of the vGPU request it has count, memory, compute, priority and mode. `region_mib` is the size
+    of the ivshmem region, `slots` how many processes of the guest share it. `mode` RESERVED has the
+    controller hold this much for the VM whether it is used or not. `channel` "ivshmem-doorbell" is
+    a region whose device has a register that wakes the host; "vsock" has no region: the domain's
+    vsock device carries all. Beside a region, `vsock` says that the `<vsock>` device of the domain
+    was put there for this request and goes with it.
     """
 
     memory_mib: int
-    compute: int
-    count: int = 1
+    compute_percent: int
     region_mib: int = 256
     slots: int = 4
-    priority: int = 0
     vsock: bool = False
-    mode: str = "auto"
     channel: str = "ivshmem"
 
     def __post_init__(self) -> None:
-        if self.channel not in CHANNELS:
-            raise InvalidRequest(f"channel={_shown(self.channel)}: give {', '.join(CHANNELS)}")
-        if self.mode not in MODES:
-            raise InvalidRequest(f"mode={_shown(self.mode)}: give {', '.join(MODES)}")
-        for attribute, (field, low, high, _) in _NUMBERS.items():
-            value = getattr(self, field)
-            if not low <= value <= high:
-                raise InvalidRequest(f"{attribute}={value}: give {low} to {high}")
+        try:
+            CHANNEL.read("channel", self.channel)
+            MODE.read("mode", self.mode)
+            for attribute, key in _NUMBERS.items():
+                key.bounds.check(attribute, getattr(self, key.field))
+        except RequestError as error:
+            raise InvalidRequest(error.field, error.found, error.allowed) from None
         if self.region_mib & (self.region_mib - 1):
             below = 1 << (self.region_mib.bit_length() - 1)
             raise InvalidRequest(
-                f"region-mib={self.region_mib} is not a power of two, which a PCI BAR has to be: "
-                f"give {below} or {below * 2}"
+                "region-mib",
+                str(self.region_mib),
+                f"is not a power of two, which a PCI BAR has to be: give {below} or {below * 2}",
             )
         if slot_bytes_of(self.region_bytes, self.slots) < MIN_SLOT_BYTES:
             needed = 1 << ((self.slots * MIN_SLOT_BYTES + REGION_HEADER_BYTES) - 1).bit_length()
             raise InvalidRequest(
-                f"region-mib={self.region_mib} is too small for {self.slots} slots of at least "
-                f"{MIN_SLOT_BYTES >> 20} MiB: give region-mib={needed >> 20} or fewer slots"
+                "region-mib",
+                str(self.region_mib),
+                f"is too small for {self.slots} slots of at least {MIN_SLOT_BYTES >> 20} MiB: give "
+                f"region-mib={needed >> 20} or fewer slots",
             )
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.attributes().items())
 
     @property
     def has_region(self) -> bool:
@@ -107,41 +116,34 @@ class VgpuRequest:
 
     def attributes(self) -> dict[str, str]:
         """The attributes of the metadata element, complete and in a fixed order."""
-        numbers = {name: str(getattr(self, entry[0])) for name, entry in _NUMBERS.items()}
-        words = {"mode": self.mode, "vsock": "yes" if self.vsock else "no"}
+        numbers = {name: str(getattr(self, key.field)) for name, key in _NUMBERS.items()}
+        words = {"mode": str(self.mode), "vsock": "yes" if self.vsock else "no"}
         return {**numbers, **words, "channel": self.channel}
 
 
-def parse_request(element: ElementTree.Element) -> VgpuRequest:
+def read_mode(text: str) -> Mode:
+    """A mode as a person gives it; raises InvalidRequest."""
+    try:
+        return Mode(MODE.read("mode", text))
+    except RequestError as error:
+        raise InvalidRequest(error.field, error.found, error.allowed) from None
+
+
+def parse_request(element: ElementTree.Element) -> DomainRequest:
     """Reads a `<vgpu>` element of our namespace; InvalidRequest says what is wrong with it.
 
     Attributes that this version does not know are ignored, so that an older server reads what a
     newer one wrote.
     """
     if element.tag != f"{{{NAMESPACE}}}{ELEMENT}":
-        raise InvalidRequest(f"the element {_shown(element.tag)} is not ours: expected <{ELEMENT}>")
-    values: dict[str, Any] = {}
-    for attribute, (field, low, high, default) in _NUMBERS.items():
-        text = element.get(attribute)
-        if text is None:
-            if default is None:
-                raise InvalidRequest(f"{attribute} is missing: give {low} to {high}")
-            values[field] = default
-        elif not re.fullmatch(r"-?[0-9]{1,9}", text):
-            raise InvalidRequest(f"{attribute}={_shown(text)}: give a number, {low} to {high}")
-        else:
-            values[field] = int(text)
-    vsock = element.get("vsock", "no")
-    if vsock not in _VSOCK:
-        raise InvalidRequest(f"vsock={_shown(vsock)}: give yes or no")
-    return VgpuRequest(
-        **values,
-        vsock=_VSOCK[vsock],
-        mode=element.get("mode", "auto"),
-        channel=element.get("channel", "ivshmem"),
-    )
-
-
-def _shown(text: str) -> str:
-    """A hostile string, safe and short enough for a log line."""
-    return ascii(text if len(text) <= 60 else text[:57] + "...")
+        raise InvalidRequest("element", shown(element.tag), f"is not ours: give <{ELEMENT}>")
+    said = element.attrib
+    try:
+        values: dict[str, Any] = {
+            **read_numbers(_NUMBERS, said),
+            "mode": read_mode(said.get("mode", Mode.AUTO)),
+            "vsock": _VSOCK.read("vsock", said.get("vsock", "no")) == "yes",
+        }
+    except RequestError as error:
+        raise InvalidRequest(error.field, error.found, error.allowed) from None
+    return DomainRequest(**values, channel=said.get("channel", "ivshmem"))

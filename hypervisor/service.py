@@ -466,8 +466,8 @@ def observe_domain(connection: libvirt.virConnect, uuid: str) -> Observed | None
                 else _CRASHED * (state == libvirt.VIR_DOMAIN_CRASHED)
             ),
         )
-        wishes = following.wishes_of(persistent if defined else None, live)
-        return replace(seen, out_of_line=wishes.any)
+        plan = following.plan_of(persistent if defined else None, live)
+        return replace(seen, out_of_line=plan.any)
     except (libvirt.libvirtError, HypervisorError) as error:
         if is_gone(error):
             return None

@@ -26,6 +26,7 @@ from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.controller.store.store import StoreError
 from sluice.resources.problem_types import ProblemType
+from sluice.resources.vgpu_request import COMPUTE_PERCENT, I32
 
 RESIZE_SECONDS = 10.0
 _OVER = {"grant": ProblemType.GRANT_ENDED, "reservation": ProblemType.RESERVATION_OVER}
@@ -62,8 +63,8 @@ class SwitchView(BaseModel):
 class GrantSize(BaseModel):
     """The limits of each vGPU that are to change; zeros leave one as it is."""
 
-    memory_mib: int = Field(0, ge=0, le=2**31 - 1)
-    compute_percent: int = Field(0, ge=0, le=100)
+    memory_mib: int = Field(0, ge=0, le=I32.high)
+    compute_percent: int = Field(0, ge=0, le=COMPUTE_PERCENT.high)
 
 
 def problem_of(error: Impossible | Unknown | Outdated) -> Problem:

@@ -17,7 +17,9 @@ from sluice.controller.api.pages import Page
 from sluice.controller.pool import model
 from sluice.controller.pool.pool import Pool
 from sluice.protocol import frames
+from sluice.resources import vgpu_request
 from sluice.resources.ends import End, EndCause, cause_name
+from sluice.resources.vgpu_request import I32
 
 Time = datetime
 
@@ -30,7 +32,9 @@ def _line(value: str) -> str:
 
 
 Line = Annotated[str, Field(max_length=255), AfterValidator(_line)]
-Name = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9._-]+$")]
+Name = Annotated[
+    str, Field(min_length=1, max_length=frames.MAX_PROJECT_BYTES, pattern=r"^[A-Za-z0-9._-]+$")
+]
 
 
 def time_of(seconds: float) -> datetime:
@@ -167,21 +171,30 @@ class SessionRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    vgpu_count: int = Field(0, ge=0, le=frames.MAX_DEVICES)
-    gmem_mib: int = Field(0, ge=0, le=2**31 - 1)
-    ratio_percent: int = Field(0, ge=0, le=100)
+    vgpu_count: int = Field(0, ge=0, le=vgpu_request.COUNT.high)
+    gmem_mib: int = Field(0, ge=0, le=I32.high)
+    ratio_percent: int = Field(0, ge=0, le=vgpu_request.COMPUTE_PERCENT.high)
     cross_node: bool = Field(False, description="the vGPUs may be on several nodes; 100 % each")
-    gpu_model: str = Field("", max_length=120, description="words of the model's name, as h200")
-    gpu_architecture: str = Field("", max_length=32, description="such as sm_90")
-    labels: dict[str, str] = Field(
-        {}, max_length=frames.MAX_LABELS, description="that the node must have"
+    gpu_model: str = Field(
+        "", max_length=frames.MAX_GPU_MODEL_BYTES, description="words of the model's name, as h200"
     )
-    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    gpu_architecture: str = Field(
+        "", max_length=frames.MAX_ARCHITECTURE_BYTES, description="such as sm_90"
+    )
+    labels: dict[str, str] = Field(
+        {}, max_length=vgpu_request.MAX_LABELS, description="that the node must have"
+    )
+    priority: int = Field(0, ge=I32.low, le=I32.high)
     preempt: bool = Field(False, description="end lower-priority work; the project's right")
-    wait_seconds: int = Field(0, ge=-1, le=2**31 - 1, description="-1 = for ever, 0 = not at all")
+    wait_seconds: int = Field(
+        0,
+        ge=vgpu_request.WAIT_SECONDS.low,
+        le=I32.high,
+        description="-1 = for ever, 0 = not at all",
+    )
     host: Line = ""
     program: Line = ""
-    pid: int = Field(0, ge=0, le=2**31 - 1)
+    pid: int = Field(0, ge=0, le=I32.high)
     project: Name | None = Field(
         None,
         description="whose it is to be; a tenant's is the tenant's own, and only operators choose",
@@ -196,11 +209,11 @@ class SessionRequest(BaseModel):
     )
     job: str = Field("", max_length=64, description="the token of the job that it belongs to")
     job_processes: int = Field(
-        0, ge=0, le=frames.MAX_JOB_PROCESSES, description="leave room for so many contexts"
+        0, ge=0, le=vgpu_request.JOB_PROCESSES.high, description="leave room for so many contexts"
     )
-    chosen: list[Annotated[int, Field(ge=0, le=frames.MAX_DEVICES - 1)]] = Field(
+    chosen: list[Annotated[int, Field(ge=0, le=vgpu_request.COUNT.high - 1)]] = Field(
         [],
-        max_length=frames.MAX_DEVICES,
+        max_length=vgpu_request.COUNT.high,
         description="which of the job's vGPUs the process has; empty: all",
     )
 

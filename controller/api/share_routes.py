@@ -34,9 +34,9 @@ from sluice.controller.pool.model import (
 )
 from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import StoreError
+from sluice.resources.vgpu_request import COMPUTE_PERCENT, I32
 
 HOUR_SECONDS = 3600
-MOST = 2**31 - 1
 
 _404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
 _CHANGED: dict[int | str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ _CHANGED: dict[int | str, dict[str, Any]] = {
 
 Begin = Annotated[AwareDatetime | None, Query(alias="from", description="the first hour")]
 End = Annotated[AwareDatetime | None, Query(alias="to", description="the last hour")]
-Mib = Annotated[int, Field(ge=0, le=MOST)]
+Mib = Annotated[int, Field(ge=0, le=I32.high)]
 Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
@@ -65,8 +65,8 @@ class ReservationRequest(BaseModel):
     project: Name | None = Field(None, description="on whose account (default: default)")
     count: int = Field(1, ge=1, le=1024)
     memory_mib: Mib = 0
-    compute_percent: int = Field(0, ge=0, le=100)
-    priority: int = Field(0, ge=-(2**31), le=MOST)
+    compute_percent: int = Field(0, ge=0, le=COMPUTE_PERCENT.high)
+    priority: int = Field(0, ge=I32.low, le=I32.high)
     node: Name | None = Field(None, description="where it must be (default: anywhere)")
     wait: bool = Field(False, description="let it wait in the queue; else it is refused")
     origin: Name | None = Field(
@@ -79,7 +79,7 @@ class ReservationSize(BaseModel):
 
     count: int = Field(0, ge=0, le=1024)
     memory_mib: Mib = 0
-    compute_percent: int = Field(0, ge=0, le=100)
+    compute_percent: int = Field(0, ge=0, le=COMPUTE_PERCENT.high)
 
 
 class SlotView(BaseModel):
@@ -128,8 +128,8 @@ class QuotaRequest(BaseModel):
     may_preempt: bool = False
     max_priority: int | None = Field(
         None,
-        ge=-(2**31),
-        le=MOST,
+        ge=I32.low,
+        le=I32.high,
         description="the highest that its requests may have; null: any, and 0 for tenants' tokens",
     )
 
@@ -403,7 +403,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
         project: str | None,
     ) -> list[UsageRecord]:
         first = int(begin.timestamp() // HOUR_SECONDS) if begin else 0
-        last = int(end.timestamp() // HOUR_SECONDS) if end else MOST
+        last = int(end.timestamp() // HOUR_SECONDS) if end else I32.high
         whose = caller_project if caller_project is not None else project
         stored = await desk.store.usage(first, last, whose)
         records = {(r.hour, r.project): r for r in stored}

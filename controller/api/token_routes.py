@@ -19,6 +19,7 @@ from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import CLIENT, Caller
 from sluice.controller.auth.tokens import Role, Token, TokenBook
 from sluice.resources.problem_types import ProblemType
+from sluice.resources.vgpu_request import I32
 
 TEN_YEARS_SECONDS = 10 * 366 * 86400
 
@@ -39,8 +40,8 @@ class TokenRequest(BaseModel):
 
     max_priority: int | None = Field(
         None,
-        ge=-(2**31),
-        le=2**31 - 1,
+        ge=I32.low,
+        le=I32.high,
         description="the highest priority of a tenant's requests; null: its project's limit, or 0",
     )
     may_preempt: bool | None = Field(

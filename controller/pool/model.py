@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
 from sluice.resources.ends import End, EndCause
+from sluice.resources.vgpu_request import Mode as Mode
 
 
 class Clock(Protocol):
@@ -92,14 +93,6 @@ class OwnerKind(StrEnum):
     VM = "vm"
     PROJECT = "project"
     LABEL = "label"
-
-
-class Mode(StrEnum):
-    """RESERVED draws on a reservation or waits, ON_DEMAND on none; AUTO first on one, if any."""
-
-    AUTO = "auto"
-    RESERVED = "reserved"
-    ON_DEMAND = "on-demand"
 
 
 class GrantState(StrEnum):

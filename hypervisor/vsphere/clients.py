@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client VMs: what their administrators wish becomes a reservation, an enrolment and guestinfo.
+"""Client VMs: what their administrators ask for becomes a reservation, an enrolment and guestinfo.
 
 Called by service.py, for all VMs at a time that have something to be seen to. It owns what is known
-of the controller's records of these VMs. It promises that a VM that is as wished costs no call,
-that a wish which cannot be read or held changes nothing and is told (`refused`, and once in the
-event log), and that a VM which wishes nothing any more, or is gone, leaves neither reservation nor
-token behind.
+of the controller's records of these VMs. It promises that a VM that is as asked for costs no call,
+that a request which cannot be read or held changes nothing and is told (`refused`, and once in the
+event log), and that a VM which asks for nothing any more, or is gone, leaves neither reservation
+nor token behind.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from sluice.config.vsphere import VsphereConfig
 from sluice.hypervisor.vsphere.batched_calls import BatchedCalls
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.enrolments import Enrolments
-from sluice.hypervisor.vsphere.errors import ControllerRefused
+from sluice.hypervisor.vsphere.errors import BadVmRequest, ControllerRefused
 from sluice.hypervisor.vsphere.guestinfo import GuestInfo, own_keys, value_of
 from sluice.hypervisor.vsphere.model import Vm
-from sluice.hypervisor.vsphere.wishes import Wish, WishError, parse, wanted_text
+from sluice.hypervisor.vsphere.vm_request import is_reserved, parse, wanted_text
+from sluice.resources.vgpu_request import VgpuRequest
 
 log = logging.getLogger("sluice.vsphere")
 
@@ -45,7 +46,7 @@ class Clients:
         self._told = read_told(config)
         self.enrolments = Enrolments(line, self._origin, "tenant")
         self.reservations: dict[str, dict[str, Any]] = {}  # by instance UUID
-        self.refused: dict[str, str] = {}  # why a VM's wish is not met, by instance UUID
+        self.refused: dict[str, str] = {}  # why a VM's request is not met, by instance UUID
 
     async def load(self, enrolments: list[dict[str, Any]]) -> None:
         """Takes in what the controller has; what is there twice is given back."""
@@ -68,7 +69,7 @@ class Clients:
         return wanted_text(vm, self._section) is not None
 
     async def reconcile(self, vm: Vm) -> Step | None:
-        """Sees to what a VM wishes of the pool, and returns what brings it to its guest, if any.
+        """Sees to what a VM asks of the pool, and returns what brings it to its guest, if any.
 
         Both raise VsphereError. In between, the VM's secret is not made yet: it is good for minutes
         only, and vCenter may be long at others' reconfigurations.
@@ -78,22 +79,24 @@ class Clients:
             await self.remove(vm.instance_uuid, vm)
             return None
         try:
-            wish = parse(text, self._section)
-            reservation = await self._reserve(vm, wish)
-        except (WishError, ControllerRefused) as refused:
+            request = parse(text, self._section)
+            reservation = await self._reserve(vm, request)
+        except (BadVmRequest, ControllerRefused) as refused:
             await self._refuse(vm, str(refused))
             return None
-        return lambda: self._bring(vm, wish, reservation)
+        return lambda: self._bring(vm, request, reservation)
 
-    async def _bring(self, vm: Vm, wish: Wish, reservation: dict[str, Any] | None) -> None:
+    async def _bring(
+        self, vm: Vm, request: VgpuRequest, reservation: dict[str, Any] | None
+    ) -> None:
         try:
-            secret = await self._enrol(vm, wish, reservation)
+            secret = await self._enrol(vm, request, reservation)
         except ControllerRefused as refused:
             await self._refuse(vm, str(refused))
             return
         if self.refused.pop(vm.instance_uuid, None):
             await self._tell("client_met", vm, "its wish is met now")
-        wanted = secret if not vm.is_on else {**self._told, **_settings(vm, wish), **secret}
+        wanted = secret if not vm.is_on else {**self._told, **_settings(vm, request), **secret}
         if differences := self._info.differences(vm, wanted):
             await self._write(vm, differences)
 
@@ -117,17 +120,17 @@ class Clients:
 
     # within
 
-    async def _reserve(self, vm: Vm, wish: Wish) -> dict[str, Any] | None:
+    async def _reserve(self, vm: Vm, request: VgpuRequest) -> dict[str, Any] | None:
         uuid = vm.instance_uuid
         known = self.reservations.get(uuid)
-        wanted = (wish.count, wish.memory, wish.compute)
+        wanted = (request.count, request.memory_mib, request.compute_percent)
         if known:
             has = (known["count"], known["memory_mib"], known["compute_percent"])
             # a size cannot be changed back to the pool's default, nor a project at all
-            anew = known["project"] != wish.project or any(
+            anew = known["project"] != request.project or any(
                 old and not new for old, new in zip(has, wanted, strict=True)
             )
-            if not wish.reserves or anew:
+            if not is_reserved(request) or anew:
                 await self._calls.remove("end", known["id"])
                 self.reservations.pop(uuid, None)
                 known = None
@@ -135,14 +138,14 @@ class Clients:
                 size = {"count": wanted[0], "memory_mib": wanted[1], "compute_percent": wanted[2]}
                 known = await self._calls.ask("resize", id=known["id"], **size)
                 self.reservations[uuid] = known
-        if known is None and wish.reserves:
+        if known is None and is_reserved(request):
             body = {
                 "owner_kind": "vm",
                 "owner": uuid,
-                "project": wish.project,
-                "count": wish.count,
-                "memory_mib": wish.memory,
-                "compute_percent": wish.compute,
+                "project": request.project,
+                "count": request.count,
+                "memory_mib": request.memory_mib,
+                "compute_percent": request.compute_percent,
                 "wait": True,
                 "origin": self._origin,
             }
@@ -151,12 +154,12 @@ class Clients:
         return known
 
     async def _enrol(
-        self, vm: Vm, wish: Wish, reservation: dict[str, Any] | None
+        self, vm: Vm, request: VgpuRequest, reservation: dict[str, Any] | None
     ) -> dict[str, str]:
         """The keys of its secret: new ones, as they are, or empty."""
         uuid = vm.instance_uuid
         known = await self.enrolments.current(vm)
-        if known and known["project"] != wish.project:
+        if known and known["project"] != request.project:
             await self.enrolments.withdraw(uuid)
             known = None
         gone = {"enrolment": ""}
@@ -177,7 +180,7 @@ class Clients:
         where = (
             {"reservation": reservation["id"]}
             if reservation
-            else {"project": wish.project, "vm": uuid}
+            else {"project": request.project, "vm": uuid}
         )
         return await self.enrolments.make(uuid, self._section.enrolment_seconds, **where)
 
@@ -208,12 +211,12 @@ def read_told(config: VsphereConfig) -> dict[str, str]:
     return told
 
 
-def _settings(vm: Vm, wish: Wish) -> dict[str, str]:
+def _settings(vm: Vm, request: VgpuRequest) -> dict[str, str]:
     settings = {
-        "count": wish.count,
-        "memory_mib": wish.memory,
-        "compute_percent": wish.compute,
-        "mode": wish.mode,
-        "project": wish.project,
+        "count": request.count,
+        "memory_mib": request.memory_mib,
+        "compute_percent": request.compute_percent,
+        "mode": request.mode,
+        "project": request.project,
     }
     return {"role": "client", "vm": vm.instance_uuid, "settings": json.dumps(settings)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sluice.hypervisor.errors import HypervisorError
 from sluice.pool_client.errors import Refused
+from sluice.resources.vgpu_request import RequestError
 
 
 class VsphereError(HypervisorError):
@@ -29,6 +30,10 @@ class BadLogin(VsphereError):
 
 class SessionLost(VsphereError):
     """The session is over: log in anew."""
+
+
+class BadVmRequest(VsphereError, RequestError):
+    """What a VM's attribute or tag asks for cannot be right; the message names the field."""
 
 
 class ControllerRefused(VsphereError):

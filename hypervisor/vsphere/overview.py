@@ -15,14 +15,14 @@ from sluice.config.vsphere import Credentials, VsphereConfig
 from sluice.hypervisor.vsphere.connection import Vcenter
 from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.enrolments import Enrolments
-from sluice.hypervisor.vsphere.errors import ControllerRefused
+from sluice.hypervisor.vsphere.errors import BadVmRequest, ControllerRefused
 from sluice.hypervisor.vsphere.guestinfo import value_of
 from sluice.hypervisor.vsphere.inventory import Inventory
 from sluice.hypervisor.vsphere.model import Vm
 from sluice.hypervisor.vsphere.pool_checks import problems_of
 from sluice.hypervisor.vsphere.pool_vms import PoolVms, node_name
 from sluice.hypervisor.vsphere.tags import TagReader
-from sluice.hypervisor.vsphere.wishes import WishError, parse, wanted_text
+from sluice.hypervisor.vsphere.vm_request import is_reserved, parse, wanted_text
 
 Row = dict[str, Any]
 
@@ -147,22 +147,22 @@ def _client(config: VsphereConfig, vm: Vm, reservation: Row | None) -> Row:
         "error": "",
     }
     try:
-        wish = parse(wanted_text(vm, config.clients) or "", config.clients)
-    except WishError as error:
+        request = parse(wanted_text(vm, config.clients) or "", config.clients)
+    except BadVmRequest as error:
         return {**row, "state": "refused", "error": str(error)}
     row |= {
-        "count": wish.count,
-        "memory_mib": wish.memory,
-        "compute_percent": wish.compute,
-        "mode": wish.mode,
-        "project": wish.project,
+        "count": request.count,
+        "memory_mib": request.memory_mib,
+        "compute_percent": request.compute_percent,
+        "mode": request.mode,
+        "project": request.project,
     }
-    if not wish.reserves:
+    if not is_reserved(request):
         told = value_of(vm, "vm") == vm.instance_uuid
         row["state"] = "on-demand" if told or not vm.is_on else "missing"
     elif reservation:
         has = tuple(reservation[key] for key in ("count", "memory_mib", "compute_percent"))
-        if has != (wish.count, wish.memory, wish.compute):
+        if has != (request.count, request.memory_mib, request.compute_percent):
             row["state"] = "different"
     return row
 

@@ -21,7 +21,7 @@ from sluice.hypervisor.vsphere.errors import ControllerRefused
 from sluice.hypervisor.vsphere.guestinfo import GuestInfo, own_keys, value_of
 from sluice.hypervisor.vsphere.model import Host, Vm
 from sluice.hypervisor.vsphere.pool_checks import problems_of
-from sluice.hypervisor.vsphere.wishes import is_below
+from sluice.hypervisor.vsphere.vm_request import is_below
 
 log = logging.getLogger("sluice.vsphere")
 

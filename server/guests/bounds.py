@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.sessions.open_session import OpenSession, RefusalError
 
 
-def bounded(domain: str, bound: VgpuRequest, wish: OpenSession) -> OpenSession:
+def bounded(domain: str, bound: DomainRequest, wish: OpenSession) -> OpenSession:
     """The request with the domain's figures as defaults; raises RefusalError above them."""
-    asked = (
-        ("vGPUs", "SLUICE_VGPU", wish.vgpu_count, bound.count),
-        ("MiB", "SLUICE_GMEM", wish.gmem_mib, bound.memory_mib),
-        ("% of a GPU", "SLUICE_RATIO", wish.ratio_percent, bound.compute),
+    asked = wish.request
+    figures = (
+        ("vGPUs", "SLUICE_VGPU", asked.count, bound.count),
+        ("MiB", "SLUICE_GMEM", asked.memory_mib, bound.memory_mib),
+        ("% of a GPU", "SLUICE_RATIO", asked.compute_percent, bound.compute_percent),
     )
-    for unit, variable, wanted, most in asked:
+    for unit, variable, wanted, most in figures:
         if wanted > most:
             raise RefusalError(
                 CudaStatus.INVALID_VALUE,
@@ -25,10 +26,10 @@ def bounded(domain: str, bound: VgpuRequest, wish: OpenSession) -> OpenSession:
                 f"{variable} to at most {most}, or raise it with `sluice vm attach`",
             )
     within = replace(
-        wish,
-        vgpu_count=wish.vgpu_count or bound.count,
-        gmem_mib=wish.gmem_mib or bound.memory_mib,
-        ratio_percent=wish.ratio_percent or bound.compute,
-        priority=min(wish.priority, bound.priority) if wish.priority else bound.priority,
+        asked,
+        count=asked.count or bound.count,
+        memory_mib=asked.memory_mib or bound.memory_mib,
+        compute_percent=asked.compute_percent or bound.compute_percent,
+        priority=min(asked.priority, bound.priority) if asked.priority else bound.priority,
     )
-    return within.drawing_on(bound.mode)
+    return replace(wish, request=within).drawing_on(bound.mode)

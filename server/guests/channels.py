@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.server.guests.ivshmem_doorbells import IvshmemDoorbells
 from sluice.server.guests.regions import Regions
 from sluice.server.guests.vsock import VsockGuests
@@ -27,7 +27,7 @@ class GuestChannels:
         self._doorbells = IvshmemDoorbells(regions.set_device_bell)
 
     async def add_region(
-        self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
+        self, region_id: str, path: Path, owner: RegionOwner, request: DomainRequest
     ) -> None:
         """Serves what the domain has; called again when its owner or request changed."""
         if request.has_region:

@@ -53,7 +53,7 @@ class GuestMachines:
             message.project = self._accounts.of(requester).projects[0]
             message.vgpu_count = request.count
             message.memory_mib = request.memory_mib
-            message.compute_percent = request.compute
+            message.compute_percent = request.compute_percent
             message.priority = request.priority
             message.mode = request.mode
         return message

@@ -22,7 +22,7 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.hypervisor.errors import HypervisorError
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.region_file import open_region
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.server.guests.bounds import bounded
@@ -44,7 +44,7 @@ class Region:
     id: str
     path: Path
     owner: RegionOwner
-    request: VgpuRequest
+    request: DomainRequest
     paused: bool = False
     resumed: float = 0.0  # monotonic; silence before it was the pause's
     watched: bool = False
@@ -73,7 +73,7 @@ class Regions:
     # what the hypervisor part tells
 
     async def add_region(
-        self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
+        self, region_id: str, path: Path, owner: RegionOwner, request: DomainRequest
     ) -> None:
         """Formats (if blank) and watches the region; called again when name or request changed."""
         region = self._regions.get(region_id)

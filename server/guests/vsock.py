@@ -25,7 +25,7 @@ from pathlib import Path
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import (
     BELL_PORT,
     PORT,
@@ -68,7 +68,7 @@ class _Guest:
 
     owner: RegionOwner
     place: VsockPlace
-    request: VgpuRequest
+    request: DomainRequest
     listeners: list[Listener] = field(default_factory=list)
     backend: VsockBackend | None = None
     opening: set[asyncio.Task[None]] = field(default_factory=set)
@@ -100,7 +100,7 @@ class VsockGuests:
 
     # what the hypervisor part tells
 
-    async def add(self, owner: RegionOwner, place: VsockPlace, request: VgpuRequest) -> None:
+    async def add(self, owner: RegionOwner, place: VsockPlace, request: DomainRequest) -> None:
         """Serves a domain's device; called again when something about it changed."""
         guest = self._guests.get(owner.uuid)
         if guest is not None and guest.place != place:

@@ -27,8 +27,9 @@ from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.hypervisor.domain_document import REGION_PREFIX
 from sluice.hypervisor.errors import HypervisorError
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
+from sluice.resources.vgpu_request import Mode
 from sluice.server.listeners.accepting import Listener, uid_of
 
 log = logging.getLogger("sluice.server")
@@ -43,17 +44,23 @@ REQUEST_SECONDS = 5.0
 DEFINE_SECONDS = 120.0
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: A definer that reserves does so itself, as OpenStack's adapter does: `reserved` is not for here.
-_MODES = ("auto", "on-demand")
-_SIZES = ("count", "memory_mib", "compute", "priority")
+_MODES = (Mode.AUTO, Mode.ON_DEMAND)
+#: What a definer calls a number, and the field.
+_SIZES = {
+    "count": "count",
+    "memory_mib": "memory_mib",
+    "compute": "compute_percent",
+    "priority": "priority",
+}
 
 #: Makes what the channel of a VM needs, for one that is not defined or off; blocking.
-Prepare = Callable[[str, VgpuRequest], None]
+Prepare = Callable[[str, DomainRequest], None]
 #: The programs of a VM that use its channel, a line each.
 Sessions = Callable[[str], list[str]]
 #: Has a VM looked at now.
 Look = Callable[[str], None]
 #: Writes the devices and the metadata element of a request.
-Render = Callable[[str, VgpuRequest], tuple[list[str], str]]
+Render = Callable[[str, DomainRequest], tuple[list[str], str]]
 
 
 class VmListener:
@@ -173,31 +180,31 @@ class VmListener:
         self._look(uuid)
         return {}
 
-    def _parse(self, found: dict[str, Any]) -> tuple[str, VgpuRequest]:
+    def _parse(self, found: dict[str, Any]) -> tuple[str, DomainRequest]:
         """Raises ValueError (InvalidRequest is one) with the field that is wrong."""
         uuid = _uuid(found)
         sizes: dict[str, Any] = {}
-        for name in _SIZES:
+        for name, field in _SIZES.items():
             value = found.get(name)
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ValueError(f"{name}: give a number")
-            sizes[name] = value
+            sizes[field] = value
         for name in ("memory_mib", "compute"):
-            if name not in sizes:
+            if found.get(name) is None:
                 raise ValueError(f"{name} is missing: give a number")
-        mode = found.get("mode", "auto")
+        mode = found.get("mode", Mode.AUTO)
         if mode not in _MODES:
             raise ValueError(f"mode: give {' or '.join(_MODES)}")
-        return uuid, VgpuRequest(vsock=False, mode=mode, **sizes, **self._defaults)
+        return uuid, DomainRequest(vsock=False, mode=Mode(mode), **sizes, **self._defaults)
 
 
 def make_regions(uri: str, files: Any) -> Prepare:
     """What makes regions' files on this host's libvirt; `files` are its RegionFiles."""
     from sluice.hypervisor.libvirt_host import connected, host_account, is_active
 
-    def prepare(uuid: str, request: VgpuRequest) -> None:
+    def prepare(uuid: str, request: DomainRequest) -> None:
         if not request.has_region:
             if not VHOST_VSOCK.exists():
                 raise HypervisorError(
@@ -213,7 +220,7 @@ def make_regions(uri: str, files: Any) -> Prepare:
     return prepare
 
 
-def render(uuid: str, request: VgpuRequest) -> tuple[list[str], str]:
+def render(uuid: str, request: DomainRequest) -> tuple[list[str], str]:
     """The channel's device, at a place that libvirt chooses, and the metadata."""
     from sluice.hypervisor.device_xml import region_device, request_metadata, vsock_device
 

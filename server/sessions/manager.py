@@ -141,7 +141,7 @@ class SessionManager:
     ) -> Session:
         part = self.part_of(wish, requester)
         account = self._accounts.of(requester)
-        project = account.project(wish.wishes.project, requester.describe())
+        project = account.project(wish.request.project, requester.describe())
         request = grant_request(
             self._node,
             wish,
@@ -215,7 +215,7 @@ class SessionManager:
             grant_id=grant_id,
             request_id=request_id,
             vgpus=vgpus,
-            priority=wish.priority,
+            priority=wish.request.priority,
             requester=requester,
             worker=worker,
             log=SessionLog.take_over(
@@ -510,6 +510,7 @@ def _places(part: JobPart | None, vgpus: tuple[GrantedVgpu, ...]) -> tuple[int, 
 
 
 def _wanted(wish: OpenSession) -> str:
-    memory = f"{wish.gmem_mib} MiB" if wish.gmem_mib else "default memory"
-    compute = f"{wish.ratio_percent} %" if wish.ratio_percent else "default compute"
-    return f"{wish.vgpu_count or 1} vGPU of {memory} and {compute}"
+    asked = wish.request
+    memory = f"{asked.memory_mib} MiB" if asked.memory_mib else "default memory"
+    compute = f"{asked.compute_percent} %" if asked.compute_percent else "default compute"
+    return f"{asked.count or 1} vGPU of {memory} and {compute}"

@@ -7,7 +7,6 @@ that is wrong raises BadOpen, whose status and message go back to the client as 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,29 +14,20 @@ from sluice.config.job_token import job_of
 from sluice.protocol import frames
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.protocol.frames import ChannelKind, ControlFunction, OpenFlags
+from sluice.resources.request_forms import read_session_lines
+from sluice.resources.vgpu_request import (
+    COMPUTE_PERCENT,
+    COUNT,
+    MEMORY_MIB,
+    WAIT_SECONDS,
+    Mode,
+    RequestError,
+    VgpuRequest,
+)
 
 FRAME_BYTES = frames.OpenSession.BYTES
 
-_MODE_FLAGS = {"reserved": OpenFlags.RESERVED_ONLY, "on-demand": OpenFlags.ON_DEMAND_ONLY}
-_ANY = re.compile(r".*", re.DOTALL)
-_WISHES = {
-    "project": (
-        re.compile(r"[A-Za-z0-9._-]{1,120}"),
-        "a name of letters, digits, dot, dash and underscore (SLUICE_PROJECT)",
-    ),
-    "gpu_model": (
-        re.compile(r"[A-Za-z0-9 ._()/-]{1,120}"),
-        "words of a model's name (SLUICE_GPU_MODEL)",
-    ),
-    "gpu_architecture": (
-        re.compile(r"[A-Za-z0-9._]{1,32}"),
-        "an architecture such as sm_90 (SLUICE_GPU_ARCHITECTURE)",
-    ),
-    "label": (
-        re.compile(r"[A-Za-z0-9._/-]{1,63}=[A-Za-z0-9._/-]{1,63}"),
-        "NAME=VALUE, such as rack=r12 (SLUICE_LABELS)",
-    ),
-}
+_MODES = {OpenFlags.RESERVED_ONLY: Mode.RESERVED, OpenFlags.ON_DEMAND_ONLY: Mode.ON_DEMAND}
 
 
 class RefusalError(Exception):
@@ -54,31 +44,16 @@ class BadOpen(RefusalError):
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What stands behind the fixed part; "" is nothing in particular.
-
-    The project is the client's wish: accounts.py says whether it is the client's to choose.
-    """
-
-    project: str = ""
-    gpu_model: str = ""
-    gpu_architecture: str = ""
-    labels: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class OpenSession:
-    """What a client asks for. Memory in MiB, compute in percent, per vGPU; 0 = the default.
+    """What a client asks for, and what it says of itself.
 
-    pid, uid, start_time, host and program are the client's own words: shown, never believed.
+    A count of 0 in `request` is a job's whole grant, else 1. Its project is what the client says:
+    accounts.py decides whether that is the client's to choose. pid, uid, start_time, host and
+    program are the client's own words: shown, never believed.
     """
 
-    vgpu_count: int
-    gmem_mib: int
-    ratio_percent: int
+    request: VgpuRequest
     flags: int
-    priority: int
-    wait_seconds: int
     pid: int
     uid: int
     start_time: int
@@ -91,46 +66,22 @@ class OpenSession:
     job: str = ""  # what the token stands for
     job_processes: int = 0
     chosen: tuple[int, ...] = ()  # of the job's vGPUs; none named: all
-    wishes: Wishes = Wishes()
-
-    @property
-    def preempts(self) -> bool:
-        """Whether lower-priority work may be ended for it."""
-        return bool(self.flags & OpenFlags.PREEMPT)
-
-    @property
-    def same_gpu_allowed(self) -> bool:
-        """Whether two of its vGPUs may be on one card."""
-        return bool(self.flags & OpenFlags.SAME_GPU)
 
     @property
     def takes_relay(self) -> bool:
         """Whether the client knows slots that carry bytes to a worker on another host."""
         return bool(self.flags & OpenFlags.TAKES_RELAY)
 
-    @property
-    def mode(self) -> str:
-        """What it draws on: "reserved", "on-demand", or "auto"."""
-        if self.flags & OpenFlags.RESERVED_ONLY:
-            return "reserved"
-        return "on-demand" if self.flags & OpenFlags.ON_DEMAND_ONLY else "auto"
-
-    def drawing_on(self, mode: str) -> OpenSession:
-        """The same, drawing on what `mode` says; "auto" leaves it to the client."""
-        if mode == "auto":
+    def drawing_on(self, mode: Mode) -> OpenSession:
+        """The same, drawing on what `mode` says; AUTO leaves it to the client."""
+        if mode is Mode.AUTO:
             return self
-        flags = self.flags & ~(OpenFlags.RESERVED_ONLY | OpenFlags.ON_DEMAND_ONLY)
-        return replace(self, flags=flags | _MODE_FLAGS[mode])
+        return replace(self, request=replace(self.request, mode=mode))
 
     @property
     def holds_job(self) -> bool:
         """Whether no session is wanted: the job is to keep its grant while the client lives."""
         return bool(self.flags & OpenFlags.HOLD_JOB)
-
-    @property
-    def crosses_nodes(self) -> bool:
-        """Whether its vGPUs may be on several nodes."""
-        return bool(self.flags & OpenFlags.CROSS_NODE)
 
 
 def with_key(wish: OpenSession, key: str) -> bytes:
@@ -158,7 +109,7 @@ def check_header(header: bytes, most_wish_bytes: int = 0) -> int:
 
 
 def parse_open_session(frame: bytes) -> OpenSession:
-    """Reads a frame, wishes included; raises BadOpen."""
+    """Reads a frame and the lines behind it; raises BadOpen."""
     if len(frame) < FRAME_BYTES:
         raise BadOpen(
             CudaStatus.INVALID_VALUE,
@@ -189,12 +140,8 @@ def parse_open_session(frame: bytes) -> OpenSession:
     # a worker is told the fixed part, which alone it knows, and not the job's secret
     fixed = replace(said, header=replace(said.header, size=FRAME_BYTES), job=b"")
     opened = OpenSession(
-        vgpu_count=said.vgpu_count,
-        gmem_mib=said.gmem_mib,
-        ratio_percent=said.ratio_percent,
+        request=_request(said, frame[FRAME_BYTES:]),
         flags=said.flags,
-        priority=said.priority,
-        wait_seconds=said.wait_seconds,
         pid=said.pid,
         uid=said.uid,
         start_time=said.start_time,
@@ -207,31 +154,9 @@ def parse_open_session(frame: bytes) -> OpenSession:
         job=job,
         job_processes=said.job_processes if job else 0,
         chosen=chosen,
-        wishes=_wishes(frame[FRAME_BYTES:]),
     )
-    if opened.flags & OpenFlags.RESERVED_ONLY and opened.flags & OpenFlags.ON_DEMAND_ONLY:
-        raise BadOpen(
-            CudaStatus.INVALID_VALUE,
-            "both a reservation and none is wanted; set SLUICE_MODE to reserved or on-demand",
-        )
     if opened.holds_job and not opened.job:
         raise BadOpen(CudaStatus.INVALID_VALUE, "a job is to be held, but none is named")
-    if opened.wait_seconds < -1:
-        raise BadOpen(
-            CudaStatus.INVALID_VALUE,
-            f"SLUICE_WAIT is {opened.wait_seconds}; give seconds, 0 to fail at once, -1 for ever",
-        )
-    if (
-        opened.vgpu_count > frames.MAX_DEVICES
-        or opened.ratio_percent > frames.MAX_RATIO_PERCENT
-        or opened.gmem_mib > frames.MAX_GMEM_MIB
-    ):
-        raise BadOpen(
-            CudaStatus.INVALID_VALUE,
-            f"wanted {opened.vgpu_count} vGPUs of {opened.gmem_mib} MiB and "
-            f"{opened.ratio_percent} %; at most {frames.MAX_DEVICES} vGPUs of "
-            f"{frames.MAX_RATIO_PERCENT} % can be asked for",
-        )
     return opened
 
 
@@ -255,33 +180,43 @@ def _job(said: frames.OpenSession) -> tuple[str, tuple[int, ...]]:
     return job, chosen
 
 
-def _wishes(text: bytes) -> Wishes:
-    try:
-        lines = text.rstrip(b"\0").decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise BadOpen(CudaStatus.INVALID_VALUE, f"what is wished for is no text: {error}") from None
-    found: dict[str, str] = {}
-    labels: set[tuple[str, str]] = set()
-    for line in lines:
-        name, _, value = line.partition("=")
-        pattern, wanted = _WISHES.get(name, (_ANY, ""))
-        if not pattern.fullmatch(value):
-            raise BadOpen(
-                CudaStatus.INVALID_VALUE,
-                f"{_text(name.encode())} is {_text(value.encode())!r:.80}; {wanted} is wanted",
-            )
-        if name == "label":
-            label, _, content = value.partition("=")
-            labels.add((label, content))
-        elif name in _WISHES:
-            found[name] = value
-        # what a newer client says besides is not known here
-    if len(labels) > frames.MAX_LABELS:
+def _request(said: frames.OpenSession, lines: bytes) -> VgpuRequest:
+    flags = OpenFlags(said.flags)
+    if flags & OpenFlags.RESERVED_ONLY and flags & OpenFlags.ON_DEMAND_ONLY:
         raise BadOpen(
             CudaStatus.INVALID_VALUE,
-            f"{len(labels)} labels are wanted; SLUICE_LABELS has at most {frames.MAX_LABELS}",
+            "both a reservation and none is wanted; set SLUICE_MODE to reserved or on-demand",
         )
-    return Wishes(**found, labels=tuple(sorted(labels)))
+    if said.wait_seconds < WAIT_SECONDS.low:
+        raise BadOpen(
+            CudaStatus.INVALID_VALUE,
+            f"SLUICE_WAIT is {said.wait_seconds}; give seconds, 0 to fail at once, -1 for ever",
+        )
+    if (
+        said.vgpu_count > COUNT.high
+        or said.ratio_percent > COMPUTE_PERCENT.high
+        or said.gmem_mib > MEMORY_MIB.high
+    ):
+        raise BadOpen(
+            CudaStatus.INVALID_VALUE,
+            f"wanted {said.vgpu_count} vGPUs of {said.gmem_mib} MiB and {said.ratio_percent} %; at "
+            f"most {COUNT.high} vGPUs of {COMPUTE_PERCENT.high} % can be asked for",
+        )
+    fixed = VgpuRequest(
+        count=said.vgpu_count,
+        memory_mib=said.gmem_mib,
+        compute_percent=said.ratio_percent,
+        mode=next((mode for flag, mode in _MODES.items() if flags & flag), Mode.AUTO),
+        priority=said.priority,
+        wait_seconds=said.wait_seconds,
+        preempt=bool(flags & OpenFlags.PREEMPT),
+        same_gpu=bool(flags & OpenFlags.SAME_GPU),
+        cross_node=bool(flags & OpenFlags.CROSS_NODE),
+    )
+    try:
+        return read_session_lines(lines, fixed)
+    except RequestError as error:
+        raise BadOpen(CudaStatus.INVALID_VALUE, str(error)) from None
 
 
 def pack_open_reply(status: int, session_id: int, message: str) -> bytes:

@@ -95,7 +95,7 @@ class Relays:
             grant_id=grant.grant_id,
             request_id=grant.request_id,
             vgpus=grant.vgpus,
-            priority=wish.priority,
+            priority=wish.request.priority,
             requester=requester,
             worker=worker,
             log=SessionLog.take_over(

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from sluice.hypervisor.domain_document import parse_domain
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.server.listeners.vm_socket import VmListener, render
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, sets and tuples as JSON has them."""
+    """Dataclasses, sets and tuples as JSON has them; fields go by the names that 0.1 recorded."""
+    if isinstance(value, DomainRequest):
+        return {"compute": value.compute_percent, **plain(asdict(value))}
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
@@ -42,7 +44,7 @@ def read_domain(xml: str) -> Any:
 
 def ask_door(folder: Path, asked: str, **defaults: Any) -> dict[str, Any]:
     """What the door for Nova's driver answers, and the request that came of it."""
-    prepared: list[VgpuRequest] = []
+    prepared: list[DomainRequest] = []
     door = VmListener(
         folder,
         group="no-such-group",
@@ -66,7 +68,7 @@ def ask_door(folder: Path, asked: str, **defaults: Any) -> dict[str, Any]:
         finally:
             await door.close()
 
-    return {"answer": asyncio.run(call()), "requests": [asdict(each) for each in prepared]}
+    return {"answer": asyncio.run(call()), "requests": [plain(each) for each in prepared]}
 
 
 def contains(found: Any, recorded: Any, where: str = "") -> Iterable[str]:

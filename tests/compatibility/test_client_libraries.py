@@ -25,7 +25,7 @@ from relay_host import RelayHost, relay_host
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import UserSockets
 from sluice.server.guests.vsock import VsockGuests
 from tests.demo.programs import PROGRAMS, Program, Run, load_programs, run_on_host
@@ -38,7 +38,7 @@ from .unpacked import unpacked
 LIBRARY_CALLS = HERE / "library_calls.py"
 ALL = {program.name: program for program in load_programs(milestone_only=False)}
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
-REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64, slots=2)
+REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64, slots=2)
 IN_GUESTS = ("vector_add", "streams_events", "host_callback")
 
 
@@ -179,7 +179,7 @@ async def vsock_guest(host: GuestHost, folder: Path) -> AsyncIterator[dict[str, 
         str(device),
         add_bell=lambda *_: None,
     )
-    request = VgpuRequest(memory_mib=1024, compute=25, channel="vsock")
+    request = DomainRequest(memory_mib=1024, compute_percent=25, channel="vsock")
     await guests.add(OWNER, VsockPlace(), request)
     try:
         sockets = UserSockets.of(host.folder / "run", OWNER.uuid)

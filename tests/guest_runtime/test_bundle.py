@@ -15,13 +15,13 @@ from sluice.guest_runtime.channels import REGION_MAGIC
 from sluice.hypervisor import channel_devices
 from sluice.hypervisor.libvirt_host import libvirt_identity
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 
 from .conftest import Guest, Rig, install_bundle
 
 pytestmark = [pytest.mark.slow, pytest.mark.vm]
 
-REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64)
+REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64)
 #: Some of each kind: ours, forwarding, not available, and what knows the session from aside.
 STANDING_IN = (
     "libcuda.so.1",
@@ -135,7 +135,7 @@ def test_a_hot_plugged_channel_is_ready_by_itself(guest: Guest, files: RegionFil
 
 def test_it_may_come_and_go_again_with_another_size(guest: Guest, files: RegionFiles) -> None:
     for mib in (32, 256, 64):
-        request = VgpuRequest(memory_mib=1024, compute=25, region_mib=mib)
+        request = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=mib)
         channel_devices.attach(guest.domain, request, files)
         try:
             assert channel_ready(guest) == f"sluice 660 {mib << 20}"

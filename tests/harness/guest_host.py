@@ -21,7 +21,7 @@ from fake_controller_link import FakeControllerLink
 from sluice.config.native_files import SOFTGPU, find_native
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.server.gpus.discovery import Driver
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
@@ -41,7 +41,7 @@ class GuestHost:
     doorbell: Doorbell
 
     @asynccontextmanager
-    async def region(self, owner: RegionOwner, request: VgpuRequest) -> AsyncIterator[Path]:
+    async def region(self, owner: RegionOwner, request: DomainRequest) -> AsyncIterator[Path]:
         """The region of a guest, for as long as the guest lives."""
         path = Path("/dev/shm") / f"sluice-test-{os.getpid()}"
         with path.open("wb") as file:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from sluice.hypervisor.device_xml import region_device, request_metadata
 from sluice.hypervisor.domain_document import PciAddress
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 
 UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
 OTHER_UUID = "11111111-2222-3333-4444-555555555555"
-REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64)
+REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64)
 
 
 def q35(
@@ -92,7 +92,7 @@ def microvm(devices: str = "", *, pcie: bool = True) -> str:
     </domain>"""
 
 
-def ours(request: VgpuRequest = REQUEST) -> str:
+def ours(request: DomainRequest = REQUEST) -> str:
     """The metadata of a request."""
     return request_metadata(request, with_namespace=True)
 

@@ -46,7 +46,7 @@ def test_nothing_new_is_nothing_to_do() -> None:
         (PAUSED, replace(RUNNING, boot=8), [Step.STOP, Step.RESUME]),
         (PAUSED, replace(PAUSED, boot=8), [Step.STOP, Step.PAUSE]),
         (RUNNING, replace(RUNNING, name="renamed"), [Step.ADD]),
-        (RUNNING, replace(RUNNING, request=replace(REQUEST, compute=50)), [Step.ADD]),
+        (RUNNING, replace(RUNNING, request=replace(REQUEST, compute_percent=50)), [Step.ADD]),
         (RUNNING, replace(RUNNING, request=None), [Step.REMOVE]),
         (RUNNING, None, [Step.REMOVE]),
         (OFF, None, [Step.REMOVE]),
@@ -107,7 +107,7 @@ def test_of_a_crashed_guest_only_qemu_is_kept() -> None:
 
 
 def test_what_runs_counts_before_what_is_defined() -> None:
-    edited = q35(metadata=ours(replace(REQUEST, compute=99)), devices=region())
+    edited = q35(metadata=ours(replace(REQUEST, compute_percent=99)), devices=region())
     assert look(edited, q35(metadata=ours(), devices=region())).request == REQUEST
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sluice.hypervisor.domain_document import DomainDocument, parse_domain
-from sluice.hypervisor.following import Wish, Wishes, wishes_of
+from sluice.hypervisor.following import DeviceChange, Plan, plan_of
 
 from .domain_texts import OTHER_UUID, REQUEST, UUID, ours, q35, region
 
@@ -26,32 +26,37 @@ SMALLER = parse_domain(q35(devices=region(size_mib=32), metadata=ours()))
 
 
 @pytest.mark.parametrize(
-    ("persistent", "live", "live_wish", "config_wish"),
+    ("persistent", "live", "live_change", "config_change"),
     [
-        (NONE, None, Wish(), Wish()),
-        (BOTH, BOTH, Wish(), Wish()),
-        (ASKS, None, Wish(), Wish(put=REQUEST)),
-        (ASKS, NONE, Wish(), Wish(put=REQUEST)),  # virsh edit: from the next start
-        (NONE, ASKS, Wish(put=REQUEST), Wish()),  # virsh metadata without --config: now
-        (ASKS, ASKS, Wish(put=REQUEST), Wish(put=REQUEST)),
-        (BOTH, ASKS, Wish(put=REQUEST), Wish()),
-        (HAS, HAS, Wish(take=HAS.region), Wish(take=HAS.region)),
-        (NONE, HAS, Wish(take=HAS.region), Wish()),
-        (BAD, BAD, Wish(), Wish()),  # nobody is thrown out for a slip of the pen
-        (FOREIGN, FOREIGN, Wish(), Wish()),
-        (SMALLER, SMALLER, Wish(), Wish(put=REQUEST, take=SMALLER.region)),
-        (None, ASKS, Wish(put=REQUEST), Wish()),  # a transient domain
+        (NONE, None, DeviceChange(), DeviceChange()),
+        (BOTH, BOTH, DeviceChange(), DeviceChange()),
+        (ASKS, None, DeviceChange(), DeviceChange(put=REQUEST)),
+        (ASKS, NONE, DeviceChange(), DeviceChange(put=REQUEST)),  # virsh edit: from the next start
+        (
+            NONE,
+            ASKS,
+            DeviceChange(put=REQUEST),
+            DeviceChange(),
+        ),  # virsh metadata without --config: now
+        (ASKS, ASKS, DeviceChange(put=REQUEST), DeviceChange(put=REQUEST)),
+        (BOTH, ASKS, DeviceChange(put=REQUEST), DeviceChange()),
+        (HAS, HAS, DeviceChange(take=HAS.region), DeviceChange(take=HAS.region)),
+        (NONE, HAS, DeviceChange(take=HAS.region), DeviceChange()),
+        (BAD, BAD, DeviceChange(), DeviceChange()),  # nobody is thrown out for a slip of the pen
+        (FOREIGN, FOREIGN, DeviceChange(), DeviceChange()),
+        (SMALLER, SMALLER, DeviceChange(), DeviceChange(put=REQUEST, take=SMALLER.region)),
+        (None, ASKS, DeviceChange(put=REQUEST), DeviceChange()),  # a transient domain
     ],
 )
 def test_each_side_follows_its_own_metadata(
     persistent: DomainDocument | None,
     live: DomainDocument | None,
-    live_wish: Wish,
-    config_wish: Wish,
+    live_change: DeviceChange,
+    config_change: DeviceChange,
 ) -> None:
-    wishes = wishes_of(persistent, live)
-    assert wishes == Wishes(live_wish, config_wish)
-    assert wishes.any == (live_wish != Wish() or config_wish != Wish())
+    plan = plan_of(persistent, live)
+    assert plan == Plan(live_change, config_change)
+    assert plan.any == (live_change != DeviceChange() or config_change != DeviceChange())
 
 
 def test_bad_metadata_is_named() -> None:
@@ -60,8 +65,8 @@ def test_bad_metadata_is_named() -> None:
 
 
 def test_what_was_unplugged_comes_back_with_the_next_start_only() -> None:
-    assert wishes_of(BOTH, ASKS, may_plug=False) == Wishes()
-    assert wishes_of(HAS, HAS, may_plug=False).live.take is not None
+    assert plan_of(BOTH, ASKS, may_plug=False) == Plan()
+    assert plan_of(HAS, HAS, may_plug=False).live.take is not None
 
 
 def test_a_doorbell_is_another_device() -> None:
@@ -71,16 +76,16 @@ def test_a_doorbell_is_another_device() -> None:
     )
     assert has.region is not None
     assert has.region.size_bytes == REQUEST.region_bytes
-    assert wishes_of(asks, asks) == Wishes(Wish(put=RINGING), Wish(put=RINGING))
-    assert wishes_of(has, has) == Wishes()
+    assert plan_of(asks, asks) == Plan(DeviceChange(put=RINGING), DeviceChange(put=RINGING))
+    assert plan_of(has, has) == Plan()
     # what runs keeps what it has
-    assert wishes_of(plain, plain) == Wishes(config=Wish(put=RINGING, take=plain.region))
+    assert plan_of(plain, plain) == Plan(config=DeviceChange(put=RINGING, take=plain.region))
     back = parse_domain(q35(metadata=ours(), devices=region(served=UUID)))
-    assert wishes_of(back, back) == Wishes(config=Wish(put=REQUEST, take=back.region))
+    assert plan_of(back, back) == Plan(config=DeviceChange(put=REQUEST, take=back.region))
 
 
 def test_anothers_server_gives_anothers_memory() -> None:
     copied = parse_domain(q35(metadata=ours(RINGING), devices=region(served=OTHER_UUID)))
     assert copied.region is None
     assert copied.foreign_regions == (f"sluice-{UUID}",)
-    assert wishes_of(copied, copied) == Wishes()
+    assert plan_of(copied, copied) == Plan()

@@ -9,7 +9,7 @@ import pytest
 
 from sluice.hypervisor.device_xml import request_metadata
 from sluice.hypervisor.errors import InvalidRequest
-from sluice.hypervisor.request import NAMESPACE, VgpuRequest, parse_request
+from sluice.hypervisor.request import NAMESPACE, DomainRequest, parse_request
 
 
 def element(attributes: str) -> ElementTree.Element:
@@ -17,8 +17,14 @@ def element(attributes: str) -> ElementTree.Element:
 
 
 def test_a_request_survives_its_own_metadata() -> None:
-    request = VgpuRequest(
-        count=2, memory_mib=3072, compute=50, region_mib=64, slots=8, priority=-3, vsock=True
+    request = DomainRequest(
+        count=2,
+        memory_mib=3072,
+        compute_percent=50,
+        region_mib=64,
+        slots=8,
+        priority=-3,
+        vsock=True,
     )
     written = ElementTree.fromstring(request_metadata(request, with_namespace=True))
     assert parse_request(written) == request
@@ -66,9 +72,9 @@ def test_bad_numbers_are_refused_by_name(attributes: str, named: str) -> None:
 
 def test_the_refusal_of_a_small_region_names_one_that_works() -> None:
     with pytest.raises(InvalidRequest, match="region-mib=32") as refused:
-        VgpuRequest(memory_mib=1, compute=1, region_mib=16, slots=4)
+        DomainRequest(memory_mib=1, compute_percent=1, region_mib=16, slots=4)
     assert "4 MiB" in str(refused.value)
-    VgpuRequest(memory_mib=1, compute=1, region_mib=32, slots=4)
+    DomainRequest(memory_mib=1, compute_percent=1, region_mib=32, slots=4)
 
 
 def test_another_namespaces_element_is_not_a_request() -> None:

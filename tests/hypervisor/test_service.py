@@ -14,7 +14,7 @@ import pytest
 from sluice.hypervisor import channel_devices
 from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.region_file import RegionFiles
-from sluice.hypervisor.request import NAMESPACE, VgpuRequest
+from sluice.hypervisor.request import NAMESPACE, DomainRequest
 from sluice.hypervisor.service import HypervisorService
 from tests.rigs.kvm.rig import Guest, Rig
 
@@ -22,7 +22,7 @@ from .conftest import VmCommand
 
 pytestmark = pytest.mark.vm
 
-REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=32)
+REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=32)
 
 
 class FakeRegions:
@@ -33,13 +33,13 @@ class FakeRegions:
         self.broken = self.deaf = False
 
     async def add_region(
-        self, region_id: str, path: Path, owner: RegionOwner, request: VgpuRequest
+        self, region_id: str, path: Path, owner: RegionOwner, request: DomainRequest
     ) -> None:
         if self.broken:
             raise RuntimeError("the doorbell does not answer")
         size = await asyncio.to_thread(lambda: path.stat().st_size)
         assert size == request.region_bytes, "the file is whole before it is told of"
-        self.calls.append(("add", region_id, owner.name, str(request.compute)))
+        self.calls.append(("add", region_id, owner.name, str(request.compute_percent)))
 
     async def remove_region(self, region_id: str, reason: str) -> None:
         self.calls.append(("remove", region_id, reason))

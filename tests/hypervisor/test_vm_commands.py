@@ -342,7 +342,7 @@ def test_many_domains_by_pattern_and_other_figures_later(
     for guest in guests:
         request = persistent_document(guest.domain).request
         assert request is not None
-        assert (request.memory_mib, request.compute, request.mode) == (1024, 75, "auto")
+        assert (request.memory_mib, request.compute_percent, request.mode) == (1024, 75, "auto")
     assert persistent_document(other.domain).request is None
     # one that cannot be done disturbs no other
     some = vm("resize", other.name, guests[0].name, "--count", "2")

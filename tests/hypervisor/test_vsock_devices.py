@@ -16,9 +16,9 @@ from sluice.hypervisor.device_xml import request_metadata, vsock_device
 from sluice.hypervisor.domain_document import QEMU_ARG, PciAddress, VsockDevice, parse_domain
 from sluice.hypervisor.domain_life import Known, Life, Step, observe, steps
 from sluice.hypervisor.errors import HypervisorError, InvalidRequest
-from sluice.hypervisor.following import Wish, Wishes, wishes_of
+from sluice.hypervisor.following import DeviceChange, Plan, plan_of
 from sluice.hypervisor.ports import VsockPlace
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import (
     CIDS,
     FIRST_CID,
@@ -46,7 +46,7 @@ def test_the_request_says_which_channel() -> None:
     assert parse_domain(q35(metadata=METADATA)).request == BY_VSOCK
     assert not BY_VSOCK.has_region
     with pytest.raises(InvalidRequest, match="channel='pigeon'"):
-        VgpuRequest(memory_mib=1, compute=1, channel="pigeon")
+        DomainRequest(memory_mib=1, compute_percent=1, channel="pigeon")
 
 
 def test_cids_are_ours_the_same_each_time_and_not_taken() -> None:
@@ -57,35 +57,35 @@ def test_cids_are_ours_the_same_each_time_and_not_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "change"),
     [
-        (q35(metadata=METADATA), Wish(put=BY_VSOCK)),
-        (q35(metadata=METADATA, devices=DEVICE), Wish()),
-        (q35(metadata=METADATA, devices=FOREIGN), Wish()),  # the guest has one already
-        (q35(devices=FOREIGN), Wish()),  # not ours to take
+        (q35(metadata=METADATA), DeviceChange(put=BY_VSOCK)),
+        (q35(metadata=METADATA, devices=DEVICE), DeviceChange()),
+        (q35(metadata=METADATA, devices=FOREIGN), DeviceChange()),  # the guest has one already
+        (q35(devices=FOREIGN), DeviceChange()),  # not ours to take
         (
             q35(devices=DEVICE),
-            Wish(take_vsock=VsockDevice(CID, PciAddress(bus=3, slot=0), ours=True)),
+            DeviceChange(take_vsock=VsockDevice(CID, PciAddress(bus=3, slot=0), ours=True)),
         ),
-        (by_user(q35(metadata=METADATA)), Wish()),
-        (by_user(q35()), Wish(take_vsock=VsockDevice(None, None, ours=True, user=True))),
+        (by_user(q35(metadata=METADATA)), DeviceChange()),
+        (by_user(q35()), DeviceChange(take_vsock=VsockDevice(None, None, ours=True, user=True))),
     ],
 )
-def test_what_is_missing_and_what_is_too_much(text: str, wish: Wish) -> None:
+def test_what_is_missing_and_what_is_too_much(text: str, change: DeviceChange) -> None:
     document = parse_domain(text)
-    assert wishes_of(document, None).config == wish
-    live = wishes_of(None, document).live
+    assert plan_of(document, None).config == change
+    live = plan_of(None, document).live
     # QEMU keeps a vhost-user device as long as it runs
-    kept = wish.take_vsock is not None and wish.take_vsock.user
-    assert live == (Wish() if kept else wish)
+    kept = change.take_vsock is not None and change.take_vsock.user
+    assert live == (DeviceChange() if kept else change)
 
 
 def test_another_channel_replaces_the_one_there_is() -> None:
     had = parse_domain(q35(metadata=METADATA, devices=region()))
-    assert wishes_of(had, None).config == Wish(put=BY_VSOCK, take=had.region)
+    assert plan_of(had, None).config == DeviceChange(put=BY_VSOCK, take=had.region)
     metadata = request_metadata(REQUEST, with_namespace=True)
     back = parse_domain(q35(metadata=metadata, devices=DEVICE))
-    assert wishes_of(back, None).config == Wish(put=REQUEST, take_vsock=back.vsock)
+    assert plan_of(back, None).config == DeviceChange(put=REQUEST, take_vsock=back.vsock)
 
 
 @pytest.mark.parametrize("machine", [q35, pc])
@@ -162,9 +162,11 @@ def test_beside_a_region_the_device_is_a_second_way() -> None:
     seen = observe(document, document, paused=False, boot=1)
     assert seen.vsock == VsockPlace(CID)
     assert seen.has_device
-    assert wishes_of(document, document) == Wishes()
+    assert plan_of(document, document) == Plan()
     without = parse_domain(q35(metadata=metadata, devices=region()))
-    assert wishes_of(without, without) == Wishes(Wish(put_vsock=True), Wish(put_vsock=True))
+    assert plan_of(without, without) == Plan(
+        DeviceChange(put_vsock=True), DeviceChange(put_vsock=True)
+    )
 
 
 def test_sockets_lie_in_a_folder_of_the_domains_own() -> None:

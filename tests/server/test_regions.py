@@ -20,7 +20,7 @@ from fake_controller_link import FakeControllerLink
 
 from sluice.config.server import ProjectsSection, ServerConfig
 from sluice.hypervisor.ports import RegionKeeper, RegionOwner
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.resources.ends import End, EndCause
 from sluice.server.gpus.discovery import Driver
 from sluice.server.guests.doorbell import Doorbell
@@ -33,7 +33,9 @@ from sluice.server.workers.process import WorkerFiles, WorkerStarter
 from sluice.server.workers.warm import WarmWorkers
 
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
-REQUEST = VgpuRequest(memory_mib=1024, compute=50, count=1, region_mib=64, slots=4, priority=2)
+REQUEST = DomainRequest(
+    memory_mib=1024, compute_percent=50, count=1, region_mib=64, slots=4, priority=2
+)
 
 
 @dataclass

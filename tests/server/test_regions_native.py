@@ -24,14 +24,14 @@ from region_slots import FREE, slot_states
 
 from sluice.config.native_files import NativeFileMissing, find_native
 from sluice.hypervisor.ports import RegionOwner
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.guests.regions import Regions
 from sluice.server.sessions.manager import SessionManager
 
 PROGRAMS = Path(__file__).resolve().parent.parent.parent / "build" / "programs"
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
-REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64, slots=2)
+REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64, slots=2)
 
 
 def built() -> bool:

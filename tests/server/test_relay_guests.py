@@ -23,7 +23,7 @@ from network_program import built
 from sluice.config.native_files import find_native
 from sluice.config.server import ServerConfig
 from sluice.hypervisor.ports import RegionOwner
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
@@ -41,7 +41,7 @@ import programs as cuda  # noqa: E402
 
 PROGRAMS = ROOT / "build" / "programs"
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
-REQUEST = VgpuRequest(memory_mib=1024, compute=25, region_mib=64, slots=2)
+REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64, slots=2)
 
 pytestmark = pytest.mark.skipif(
     not (built() and (PROGRAMS / "vector_add").exists()),

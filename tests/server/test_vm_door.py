@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sluice.hypervisor.errors import HypervisorError
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import cids_for
 from sluice.server.listeners.vm_socket import (
     MOST_BYTES,
@@ -25,17 +25,20 @@ from sluice.server.listeners.vm_socket import (
 
 UUID = "11111111-2222-3333-4444-555555555555"
 RIGHT = {"uuid": UUID, "memory_mib": 1024, "compute": 25}
+REQUEST = DomainRequest(
+    memory_mib=1024, compute_percent=25, count=2, region_mib=64, slots=2, priority=-3
+)
 
 
 class Rooms:
     """What stands in for the regions' files, which need a libvirt."""
 
     def __init__(self) -> None:
-        self.prepared: list[tuple[str, VgpuRequest]] = []
+        self.prepared: list[tuple[str, DomainRequest]] = []
         self.full = False
         self.looked: list[str] = []
 
-    def prepare(self, uuid: str, request: VgpuRequest) -> None:
+    def prepare(self, uuid: str, request: DomainRequest) -> None:
         if self.full:
             raise HypervisorError("a region of 64 MiB does not fit: free some")
         self.prepared.append((uuid, request))
@@ -79,7 +82,7 @@ async def prepare(folder: Path, **sizes: Any) -> dict[str, Any]:
 
 async def test_a_vm_gets_its_channel(door: VmListener, rooms: Rooms, tmp_path: Path) -> None:
     answer = await prepare(tmp_path, count=2, priority=-3, uuid=UUID.upper())
-    assert rooms.prepared == [(UUID, VgpuRequest(1024, 25, 2, 64, 2, -3))]
+    assert rooms.prepared == [(UUID, REQUEST)]
     [device] = answer["devices"]
     assert f"<shmem name='sluice-{UUID}'>" in device
     assert "<size unit='M'>64</size>" in device
@@ -198,4 +201,4 @@ def test_a_compute_host_without_vhost_vsock_says_so(
     monkeypatch.setattr("sluice.server.listeners.vm_socket.VHOST_VSOCK", tmp_path / "none")
     ready = make_regions("test:///default", None)
     with pytest.raises(HypervisorError, match="modprobe vhost_vsock"):
-        ready(UUID, VgpuRequest(memory_mib=1024, compute=25, channel="vsock"))
+        ready(UUID, DomainRequest(memory_mib=1024, compute_percent=25, channel="vsock"))

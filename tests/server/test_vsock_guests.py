@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import UserSockets
 from sluice.server.guests.vsock import VsockGuests
 from sluice.server.guests.vsock_backends import LOG_MIB, RECORDS
@@ -25,7 +25,7 @@ from sluice.server.sessions.open_session import unpack_open_reply
 
 UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
 OWNER = RegionOwner(UUID, "guest")
-REQUEST = VgpuRequest(memory_mib=64, compute=10, channel="vsock")
+REQUEST = DomainRequest(memory_mib=64, compute_percent=10, channel="vsock")
 
 #: Listens where the real one does, and connects to the door for whoever connects to it.
 DEVICE = """#!{python}

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.config.vsphere import ClientsSection
+from sluice.hypervisor.vsphere.errors import BadVmRequest
 from sluice.hypervisor.vsphere.model import NVIDIA, Host, HostGpu, PassedThrough, Vm
 from sluice.hypervisor.vsphere.pool_checks import mmio_gb_wanted, problems_of
-from sluice.hypervisor.vsphere.wishes import Wish, WishError, parse, wanted_text
+from sluice.hypervisor.vsphere.vm_request import parse, wanted_text
+from sluice.resources.vgpu_request import VgpuRequest
 
 SECTION = ClientsSection(memory_mib=100, compute_percent=5, projects_allowed="amber, blue")
 GPU = HostGpu("0000:3b:00.0", 0x2330, "H100", 80 << 10, is_active=True)
@@ -46,7 +48,13 @@ FIT = Vm(
 )
 def test_a_text_is_a_wish(text: str, wish: tuple[Any, ...]) -> None:
     found = parse(text, SECTION)
-    assert (found.count, found.memory, found.compute, found.mode, found.project) == wish
+    assert (
+        found.count,
+        found.memory_mib,
+        found.compute_percent,
+        found.mode,
+        found.project,
+    ) == wish
 
 
 @settings(deadline=None)
@@ -59,10 +67,10 @@ def test_a_text_is_a_wish(text: str, wish: tuple[Any, ...]) -> None:
     )
 )
 def test_any_text_is_a_wish_or_an_error_that_can_be_shown(text: str) -> None:
-    found: Wish | str
+    found: VgpuRequest | str
     try:
         found = parse(text, SECTION)
-    except WishError as error:
+    except BadVmRequest as error:
         found = str(error)
     if isinstance(found, str):
         assert found.isprintable()

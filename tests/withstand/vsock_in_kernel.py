@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from sluice.hypervisor.ports import RegionOwner, VsockPlace
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import BELL_PORT
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.guests.vsock import VsockGuests
 from sluice.server.sessions.open_session import RefusalError
 
 LOOPBACK = 1
-REQUEST = VgpuRequest(memory_mib=64, compute=10, channel="vsock")
+REQUEST = DomainRequest(memory_mib=64, compute_percent=10, channel="vsock")
 
 
 class Desk:

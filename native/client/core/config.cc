@@ -144,7 +144,7 @@ class Reader {
   }
 
  private:
-  static constexpr size_t kLongestLabel = 63, kMostLabels = 16;
+  static constexpr size_t kLongestLabel = wire::kMaxLabelBytes, kMostLabels = wire::kMaxLabels;
 
   static bool is_name(const std::string& text, size_t longest, const char* others) {
     return !text.empty() && text.size() <= longest &&
@@ -212,22 +212,25 @@ Config read_config() {
   r.text("client.ivshmem", {"SLUICE_IVSHMEM"}, &c.ivshmem);
   r.flag("client.enable_net", {}, &c.enable_net);
   r.flag("log.log_to_screen", {}, &c.log_to_screen);
-  r.number("client.vgpu_count", {"SLUICE_VGPU", "ORION_VGPU"}, 1, 64, &c.vgpu_count);
-  r.number("client.gmem", {"SLUICE_GMEM", "ORION_GMEM"}, 1, 1 << 30, &c.gmem_mib);
-  r.number("client.ratio", {"SLUICE_RATIO", "ORION_RATIO"}, 1, 100, &c.ratio_percent);
+  r.number("client.vgpu_count", {"SLUICE_VGPU", "ORION_VGPU"}, 1, wire::kMaxDevices, &c.vgpu_count);
+  r.number("client.gmem", {"SLUICE_GMEM", "ORION_GMEM"}, 1, wire::kMaxGmemMib, &c.gmem_mib);
+  r.number("client.ratio", {"SLUICE_RATIO", "ORION_RATIO"}, 1, wire::kMaxRatioPercent,
+           &c.ratio_percent);
   r.flag("client.cross_node", {"SLUICE_CROSS_NODE", "ORION_CROSS_NODE"}, &c.cross_node);
-  r.number("client.priority", {"SLUICE_PRIORITY"}, -1000, 1000, &c.priority);
-  r.number("client.wait", {"SLUICE_WAIT"}, -1, 1 << 30, &c.wait_seconds);
-  r.name("client.project", {"SLUICE_PROJECT"}, 120, "._-", &c.wishes.project);
-  r.name("client.gpu_model", {"SLUICE_GPU_MODEL"}, 120, " ._-()/", &c.wishes.gpu_model);
-  r.name("client.gpu_architecture", {"SLUICE_GPU_ARCHITECTURE"}, 32, "._",
+  r.number("client.priority", {"SLUICE_PRIORITY"}, -wire::kMaxPriority, wire::kMaxPriority,
+           &c.priority);
+  r.number("client.wait", {"SLUICE_WAIT"}, -1, wire::kMaxWaitSeconds, &c.wait_seconds);
+  r.name("client.project", {"SLUICE_PROJECT"}, wire::kMaxProjectBytes, "._-", &c.wishes.project);
+  r.name("client.gpu_model", {"SLUICE_GPU_MODEL"}, wire::kMaxGpuModelBytes, " ._-()/",
+         &c.wishes.gpu_model);
+  r.name("client.gpu_architecture", {"SLUICE_GPU_ARCHITECTURE"}, wire::kMaxArchitectureBytes, "._",
          &c.wishes.gpu_architecture);
   r.labels("client.labels", {"SLUICE_LABELS"}, &c.wishes.labels);
   r.word("client.mode", {"SLUICE_MODE"}, {"auto", "reserved", "on-demand"}, &c.wishes.mode);
   r.flag("client.preempt", {"SLUICE_PREEMPT"}, &c.wishes.preempt);
   r.flag("client.same_gpu", {"SLUICE_SAME_GPU"}, &c.wishes.same_gpu);
   r.text(nullptr, {"SLUICE_JOB"}, &c.job);
-  r.number(nullptr, {"SLUICE_JOB_PROCESSES"}, 1, 256, &c.job_processes);
+  r.number(nullptr, {"SLUICE_JOB_PROCESSES"}, 1, wire::kMaxJobProcesses, &c.job_processes);
   if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())
     c.error =
         "SLUICE_JOB is no token of `sluice run --share` (32 hexadecimal digits): unset it, or "

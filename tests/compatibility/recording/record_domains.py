@@ -15,7 +15,7 @@ from pathlib import Path
 from sluice.hypervisor.device_xml import native_gpu_device, vsock_device
 from sluice.hypervisor.domain_document import PciAddress
 from sluice.hypervisor.pci_devices import HostAddress
-from sluice.hypervisor.request import VgpuRequest
+from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import cids_for
 from sluice.nova_driver.compute import server_line
 from sluice.nova_driver.compute.extra_specs import VgpuSpecs
@@ -27,13 +27,15 @@ from ..domains import ask_door, read_domain
 
 def texts() -> dict[str, str]:
     """Domains as they are found in libvirt."""
-    plain = VgpuRequest(memory_mib=1024, compute=25, region_mib=64)
-    full = VgpuRequest(
-        memory_mib=8192, compute=50, count=2, region_mib=512, slots=8, priority=-3,
+    plain = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64)
+    full = DomainRequest(
+        memory_mib=8192, compute_percent=50, count=2, region_mib=512, slots=8, priority=-3,
         mode="reserved", vsock=True,
     )  # fmt: skip
-    doorbell = VgpuRequest(memory_mib=2048, compute=10, channel="ivshmem-doorbell", region_mib=64)
-    vsock = VgpuRequest(memory_mib=4096, compute=100, channel="vsock", mode="on-demand")
+    doorbell = DomainRequest(
+        memory_mib=2048, compute_percent=10, channel="ivshmem-doorbell", region_mib=64
+    )
+    vsock = DomainRequest(memory_mib=4096, compute_percent=100, channel="vsock", mode="on-demand")
     cid = vsock_device(next(cids_for(UUID)), PciAddress(bus=3, slot=0))
     gpu = native_gpu_device(HostAddress(0, 0x65, 0, 0), PciAddress(bus=3, slot=0), rom_bar=False)
     hand = (

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the pool: the fields of a vGPU request, their bounds, and what is wrong.
+
+The one definition. Each way to say it (a domain's metadata, a flavor, a VM's attribute, the
+variables of a program, REST) is read by request_forms.py or by an adapter of its own with these
+bounds. What runs without the rest of Sluice, in guests (guest_runtime) and in Nova
+(nova_driver/compute), has copies, which tests/resources holds against this file. The numbers are
+native/api/protocol.yaml's, as the client library has them too.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice.protocol import frames
+
+SHOWN_CHARACTERS = 60
+
+
+class RequestError(ValueError):
+    """A field that cannot be right: which, what was found there, what is allowed."""
+
+    def __init__(self, field: str, found: str | None, allowed: str) -> None:
+        what = f"{field} is missing" if found is None else f"{field}={found}"
+        super().__init__(f"{what}: {allowed}")
+        self.field = field
+        self.found = found
+        self.allowed = allowed
+
+
+class Mode(StrEnum):
+    """RESERVED draws on a reservation or waits, ON_DEMAND on none; AUTO first on one, if any."""
+
+    AUTO = "auto"
+    RESERVED = "reserved"
+    ON_DEMAND = "on-demand"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """The bounds of a whole number, both included."""
+
+    low: int
+    high: int
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return f"{self.low} to {self.high}"
+
+    def check(self, field: str, value: int) -> int:
+        """The value; raises RequestError."""
+        if not self.low <= value <= self.high:
+            raise RequestError(field, str(value), f"give {self.allowed}")
+        return value
+
+    def read(self, field: str, text: str) -> int:
+        """The value of a text, which may be a stranger's; raises RequestError."""
+        if not re.fullmatch(r"-?[0-9]{1,10}", text):
+            raise RequestError(field, shown(text), f"give a number, {self.allowed}")
+        return self.check(field, int(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a text may be: a regular expression, and in words."""
+
+    pattern: str
+    allowed: str
+
+    def read(self, field: str, text: str) -> str:
+        """The text; raises RequestError."""
+        if not re.fullmatch(self.pattern, text):
+            raise RequestError(field, shown(text), f"give {self.allowed}")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of a few words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        """In words."""
+        return ", ".join(self.words)
+
+    def read(self, field: str, text: str) -> str:
+        """The word; raises RequestError."""
+        if text not in self.words:
+            raise RequestError(field, shown(text), f"give {self.allowed}")
+        return text
+
+
+COUNT = Number(1, frames.MAX_DEVICES)
+MEMORY_MIB = Number(1, frames.MAX_GMEM_MIB)
+#: Of a domain's metadata and of a flavor, which say what a VM has for good.
+DEFINED_MEMORY_MIB = Number(1, frames.MAX_DEFINED_GMEM_MIB)
+COMPUTE_PERCENT = Number(1, frames.MAX_RATIO_PERCENT)
+PRIORITY = Number(-frames.MAX_PRIORITY, frames.MAX_PRIORITY)
+WAIT_SECONDS = Number(-1, frames.MAX_WAIT_SECONDS)
+JOB_PROCESSES = Number(1, frames.MAX_JOB_PROCESSES)
+#: What a message or a record of the store has room for; REST's numbers have no closer bound.
+I32 = Number(-(2**31), 2**31 - 1)
+
+MODE = Choice(tuple(Mode))
+PROJECT = Text(
+    rf"[A-Za-z0-9._-]{{1,{frames.MAX_PROJECT_BYTES}}}",
+    "a name of letters, digits, dot, dash and underscore",
+)
+GPU_MODEL = Text(
+    rf"[A-Za-z0-9 ._()/-]{{1,{frames.MAX_GPU_MODEL_BYTES}}}",
+    "words of a model's name, such as h200",
+)
+GPU_ARCHITECTURE = Text(
+    rf"[A-Za-z0-9._]{{1,{frames.MAX_ARCHITECTURE_BYTES}}}", "an architecture such as sm_90"
+)
+_LABEL_WORD = rf"[A-Za-z0-9._/-]{{1,{frames.MAX_LABEL_BYTES}}}"
+LABEL = Text(f"{_LABEL_WORD}={_LABEL_WORD}", "NAME=VALUE, such as rack=r12")
+MAX_LABELS = frames.MAX_LABELS
+
+
+@dataclass(frozen=True, kw_only=True)
+class VgpuRequest:
+    """`count` vGPUs of one size, and on what terms; zeros and "" leave it to the pool.
+
+    `memory_mib` and `compute_percent` (of a GPU's time) are of each vGPU. `wait_seconds` -1 waits
+    for ever, 0 not at all. `preempt` says that lower-priority work may be ended for it, `same_gpu`
+    that two of its vGPUs may be on one card where there are too few, `cross_node` that they may be
+    on several nodes.
+    """
+
+    count: int = 1
+    memory_mib: int = 0
+    compute_percent: int = 0
+    mode: Mode = Mode.AUTO
+    priority: int = 0
+    wait_seconds: int = 0
+    preempt: bool = False
+    same_gpu: bool = False
+    cross_node: bool = False
+    gpu_model: str = ""
+    gpu_architecture: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    project: str = ""
+
+
+def shown(text: str) -> str:
+    """A stranger's text, safe and short enough for a line of a log."""
+    quoted = ascii(text[:SHOWN_CHARACTERS])
+    whole = len(text) <= SHOWN_CHARACTERS and len(quoted) <= SHOWN_CHARACTERS + 2
+    return quoted if whole else quoted[: SHOWN_CHARACTERS - 2] + "...'"
