@@ -29,8 +29,10 @@ from sluice.server.guests.bounds import bounded
 from sluice.server.guests.doorbell import Doorbell, DoorbellError
 from sluice.server.sessions.manager import SessionManager
 from sluice.server.sessions.open_session import RefusalError, parse_open_session
+from sluice.server.sessions.opening import SessionRequest
 from sluice.server.sessions.records import JobPart, Requester, Session
 from sluice.server.workers.packets import Message
+from sluice.server.workers.session_start import SharedRegion
 
 log = logging.getLogger("sluice.server")
 
@@ -240,13 +242,14 @@ class Regions:
                     "it again with `sluice vm attach`",
                 ) from error
             try:
-                fields = {
-                    "slot": str(slot),
-                    "slots": str(region.request.slots),
-                    "region_bytes": str(os.fstat(descriptor).st_size),
-                    "region": region.id,
-                }
-                await self._manager.open(wish, requester, fields, descriptor, tell)
+                channel = SharedRegion(
+                    descriptor,
+                    os.fstat(descriptor).st_size,
+                    slot=slot,
+                    slots=region.request.slots,
+                    region_id=region.id,
+                )
+                await self._manager.open(SessionRequest(wish, requester, channel), tell)
             finally:
                 os.close(descriptor)
         except RefusalError as refusal:

@@ -51,7 +51,9 @@ from sluice.server.sessions.open_session import (
     pack_open_reply,
     parse_open_session,
 )
+from sluice.server.sessions.opening import SessionRequest
 from sluice.server.sessions.records import Requester, Session
+from sluice.server.workers.session_start import ConnectedSocket
 
 log = logging.getLogger("sluice.server")
 
@@ -302,9 +304,8 @@ class VsockGuests:
         def tell(line: str) -> None:
             _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, line))
 
-        opening = asyncio.create_task(
-            self._manager.open(wish, requester, {"slot": "0"}, connected.fileno(), tell)
-        )
+        request = SessionRequest(wish, requester, ConnectedSocket(connected.fileno()))
+        opening = asyncio.create_task(self._manager.open(request, tell))
         await unless_gone(opening, connected.fileno(), lambda: _has_closed(connected))
 
     async def _hold(

@@ -25,7 +25,7 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller.link import ControllerLink, GrantedVgpu
+from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGrant
 from sluice.server.listeners.accepting import Listener
 from sluice.server.listeners.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
 from sluice.server.sessions.manager import SessionManager
@@ -38,7 +38,9 @@ from sluice.server.sessions.open_session import (
     pack_open_reply,
     parse_open_session,
 )
+from sluice.server.sessions.opening import SessionGrant, SessionRequest
 from sluice.server.sessions.records import JobPart, Requester
+from sluice.server.workers.session_start import ConnectedSocket
 
 log = logging.getLogger("sluice.server")
 
@@ -64,11 +66,12 @@ class Expected:
     ended: End | None = None  # why it is to end as soon as it has begun
 
     @property
-    def vgpus(self) -> tuple[GrantedVgpu, ...]:
-        """The granted slices."""
-        return tuple(
-            GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in self.assignment.vgpus
-        )
+    def grant(self) -> SessionGrant:
+        """What was granted."""
+        a = self.assignment
+        vgpus = tuple(GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in a.vgpus)
+        granted = LocalGrant(a.grant_id, a.session_id, request_id="", vgpus=vgpus)
+        return SessionGrant(granted, self.part, a.project)
 
     @property
     def part(self) -> JobPart | None:
@@ -285,20 +288,14 @@ class DataPort:
             requester.pid, requester.uid = assignment.client_pid, assignment.client_uid
             requester.domain_uuid = assignment.domain_uuid
             requester.domain_name = assignment.domain_name
-        # the worker gets a frame that no longer carries a secret
-        keyless = replace(wish, raw=wish.raw[:72] + bytes(64) + wish.raw[136:])
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
+        # the worker gets a frame that no longer carries a secret
+        keyless = replace(wish, raw=wish.raw[:72] + bytes(64) + wish.raw[136:])
+        channel = ConnectedSocket(connected.fileno(), rest)
         try:
-            await self._manager.attach(
-                keyless,
-                requester,
-                {"slot": "0", **rest},
-                connected.fileno(),
-                ids=(assignment.session_id, assignment.grant_id, ""),
-                vgpus=expected.vgpus,
-                part=expected.part,
-                project=assignment.project,
+            await self._manager.open_granted(
+                SessionRequest(keyless, requester, channel), expected.grant
             )
         except RefusalError as refusal:
             connected.setblocking(False)

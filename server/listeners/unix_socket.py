@@ -35,8 +35,10 @@ from sluice.server.sessions.open_session import (
     pack_open_reply,
     parse_open_session,
 )
+from sluice.server.sessions.opening import SessionRequest
 from sluice.server.sessions.records import Requester, Session
 from sluice.server.workers.packets import receive
+from sluice.server.workers.session_start import SharedRegion
 
 log = logging.getLogger("sluice.server")
 
@@ -58,7 +60,6 @@ class UnixListener:
         self._path = path
         self._manager = manager
         self._region_bytes = (arena_mib + SLOT_OVERHEAD_MIB) << 20
-        self._arena_mib = arena_mib
         self._host = host
         self._listener: Listener | None = None
 
@@ -173,23 +174,18 @@ class UnixListener:
     async def _open(
         self, connected: socket.socket, peer: Peer, wish: OpenSession
     ) -> Session | None:
-        requester = self._requester(peer, wish)
         memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(memory, self._region_bytes)
             # the client gets it too, and must not shorten it under the worker
             fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-            fields = {
-                "slot": "0",
-                "slots": "1",
-                "region_bytes": str(self._region_bytes),
-                "arena_mib": str(self._arena_mib),
-            }
 
             def tell(line: str) -> None:
                 _reply(connected, CudaStatus.NOT_READY, 0, line)
 
-            opening = asyncio.create_task(self._manager.open(wish, requester, fields, memory, tell))
+            channel = SharedRegion(memory, self._region_bytes)
+            request = SessionRequest(wish, self._requester(peer, wish), channel)
+            opening = asyncio.create_task(self._manager.open(request, tell))
             try:
                 session = await unless_gone(opening, peer.pidfd)
             except PeerGone:

@@ -158,9 +158,7 @@ class SessionFigures:
         """A session began, or was adopted and its worker's counters stood so already."""
         if session.gone.is_set():
             return  # its worker has exited before this could be said
-        found = {
-            index: self._place(session, place) for index, place in enumerate(places_of(session))
-        }
+        found = {index: self._place(session, place) for index, place in enumerate(session.places)}
         for place in found.values():
             place.sessions.add(session.id)
         base = _numbers(adopted) if adopted else {}
@@ -280,15 +278,9 @@ class SessionFigures:
         return here[key]
 
 
-def places_of(session: Session) -> tuple[int, ...]:
-    """Which of its grant's vGPUs a session has."""
-    chosen = session.part.chosen if session.part else ()
-    return chosen or tuple(range(len(session.vgpus)))
-
-
 def _vgpus(followed: Followed) -> Iterator[tuple[int, Place, GrantedVgpu]]:
     for (index, place), number in zip(
-        followed.places.items(), places_of(followed.session), strict=True
+        followed.places.items(), followed.session.places, strict=True
     ):
         yield index, place, followed.session.vgpus[number]
 

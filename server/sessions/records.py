@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from sluice.resources.ends import End, EndCause
@@ -46,6 +46,15 @@ class Requester:
     user_domain: str = ""  # of a local process (peers.user_domain)
     relay: str = ""  # the node beside it, whose server relays it; empty: none does
     groups: tuple[int, ...] = ()  # of a local process, its own first
+
+    def copy(self) -> Requester:
+        """The same with a pidfd of its own, which close() closes; raises OSError."""
+        return replace(self, pidfd=os.dup(self.pidfd) if self.pidfd >= 0 else -1)
+
+    def close(self) -> None:
+        """Closes the pidfd, once."""
+        pidfd, self.pidfd = self.pidfd, -1
+        close_descriptor(pidfd)
 
     @property
     def owner(self) -> str:
@@ -119,6 +128,12 @@ class Session:
     relayed_to: str = ""  # the node that its worker is on, when `worker` is a relay to it
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Which of its grant's vGPUs it has."""
+        chosen = self.part.chosen if self.part else ()
+        return chosen or tuple(range(len(self.vgpus)))
 
     def sharing_domains(self) -> frozenset[str]:
         """Whom it trusts: sessions of its grant, of its VM, of its user in the same namespaces."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of this host whose GPUs are another host's: each has a sluice-relay process here.
 
-Used by sessions.manager, which asks the controller, and by sessions.adoption. The books of such a
-session are kept by the GPU node's server; here it is a client's slot and the process that carries
-its bytes. It promises what the manager promises: that a session's end leaves no process, no
-descriptor, no cgroup.
+Used by sessions.manager, which asks the controller, and by sessions.adoption. Such a session is the
+GPU node's server's to account for; here it is a client's slot and the process that carries its
+bytes. It promises that a session's end, however it came, leaves no process, no descriptor and no
+cgroup.
 """
 
 from __future__ import annotations
@@ -14,29 +14,27 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from sluice.config import log_ids
 from sluice.config.native_files import NativeFileMissing
 from sluice.protocol.control import RELAY_SENT
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
-from sluice.server.controller.link import LocalGrant
-from sluice.server.sessions.logs import SessionLog
-from sluice.server.sessions.open_session import OpenSession, RefusalError, with_key
-from sluice.server.sessions.records import (
-    CLIENT_ENDED,
-    ENDED_UNSEEN,
-    NOT_STARTED,
-    WENT_AWAY,
-    JobPart,
-    Requester,
-    Session,
-    close_descriptor,
+from sluice.server.sessions.client_watch import forget_client, unwatch_client, watch_client
+from sluice.server.sessions.open_session import RefusalError, with_key
+from sluice.server.sessions.opening import (
+    SessionGrant,
+    SessionRequest,
+    end_unopened,
+    new_session,
 )
+from sluice.server.sessions.records import ENDED_UNSEEN, NOT_STARTED, Session
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
+from sluice.server.workers.session_start import RelayStart, SharedRegion
 from sluice.server.workers.worker import Worker, WorkerError
 
 log = logging.getLogger("sluice.server")
@@ -66,81 +64,88 @@ class Relays:
         self.sessions: dict[str, Session] = {}
 
     async def open(
-        self,
-        wish: OpenSession,
-        requester: Requester,
-        channel_fields: dict[str, str],
-        descriptor: int,
-        *,
-        grant: LocalGrant,
-        target: rpc.RelayTarget,
-        part: JobPart | None,
-        project: str,
+        self, request: SessionRequest, grant: SessionGrant, target: rpc.RelayTarget
     ) -> Session:
         """Has a granted session carried to its node; raises RefusalError.
 
         The grant and the descriptors are the caller's: the session keeps copies.
         """
-        if requester.pidfd >= 0:
-            requester = replace(requester, pidfd=os.dup(requester.pidfd))
         try:
-            worker = await self._start()
-        except BaseException as error:
-            close_descriptor(requester.pidfd)
-            if not isinstance(error, WorkerError):
-                raise
-            raise RefusalError(CudaStatus.OPERATING_SYSTEM, str(error)) from error
-        session = Session(
-            id=grant.session_id,
-            grant_id=grant.grant_id,
-            request_id=grant.request_id,
-            vgpus=grant.vgpus,
-            priority=wish.request.priority,
-            requester=requester,
-            worker=worker,
-            log=SessionLog.take_over(
-                self._log_dir,
-                worker.record.log,
-                grant.session_id,
-                grant.grant_id,
-                log_ids.request_id(),
-            ),
-            part=part,
-            project=project,
-            relayed_to=target.node,
-        )
-        worker.record.log = str(session.log.path)
-        self._write(session)
-        self._follow(session)
-        fields = {
-            "id": session.id,
-            "grant": session.grant_id,
-            "channel": requester.channel,
-            "node": target.node,
-            "address": target.address,
-            "port": str(target.port),
-            "tls": "1" if target.tls else "0",
-            "tls_name": target.node if target.tls else "",
-            "request": with_key(wish, target.key).hex(),
-            **channel_fields,
-        }
-        try:
-            await self._begin(session, fields, descriptor, tls=target.tls)
-        except WorkerError as error:
-            session.log.write(f"did not start: {error}", logging.ERROR)
-            worker.end(NOT_STARTED, grace=0)
-            status = error.status or CudaStatus.OPERATING_SYSTEM
-            raise RefusalError(status, f"session {session.id} on {target.node}: {error}") from error
-        except asyncio.CancelledError:
-            worker.end(WENT_AWAY, grace=0)
-            raise
-        session.opening = False
-        self._write(session)
+            with ExitStack() as undo:
+                session = await self._with_relay(request, grant, target, undo)
+                try:
+                    await self._start(session, request, target)
+                    session.opening = False
+                    self._write(session)
+                except (WorkerError, OSError) as error:
+                    session.log.write(f"did not start: {error}", logging.ERROR)
+                    raise
+                undo.pop_all()  # it is open
+        except (WorkerError, OSError) as error:
+            said = error.status if isinstance(error, WorkerError) else 0
+            status = said or CudaStatus.OPERATING_SYSTEM
+            text = f"session {grant.granted.session_id} on {target.node}: {error}"
+            raise RefusalError(status, text) from error
+        requester, relay = session.requester, session.worker
         session.log.write(
-            f"started: {requester.describe()} over {requester.channel}, relay {worker.id} pid "
-            f"{worker.record.pid} to node {target.node} at {target.address}:{target.port}"
+            f"started: {requester.describe()} over {requester.channel}, relay {relay.id} pid "
+            f"{relay.record.pid} to node {target.node} at {target.address}:{target.port}"
         )
         return session
+
+    async def _with_relay(
+        self,
+        request: SessionRequest,
+        grant: SessionGrant,
+        target: rpc.RelayTarget,
+        undo: ExitStack,
+    ) -> Session:
+        """The session with a relay that is ready and followed; raises WorkerError, OSError."""
+        requester = request.requester.copy()
+        undo.callback(requester.close)
+        relay = await self._start_process()
+        undo.callback(relay.end, NOT_STARTED, grace=0)
+        own = replace(request, requester=requester)
+        session = new_session(self._log_dir, own, grant, relay, relayed_to=target.node)
+        self._write(session)
+        self._follow(session)
+        undo.pop_all()  # all of it comes back with the relay's end from now on
+        undo.push(partial(end_unopened, session))
+        return session
+
+    async def _start(
+        self, session: Session, request: SessionRequest, target: rpc.RelayTarget
+    ) -> None:
+        """Has the relay carry the session; raises WorkerError."""
+        channel = request.channel
+        if not isinstance(channel, SharedRegion):
+            raise WorkerError(f"channel {session.requester.channel} has no slot to relay")
+        with ExitStack() as opened:
+            start = RelayStart(
+                session_id=session.id,
+                grant_id=session.grant_id,
+                channel_name=session.requester.channel,
+                channel=channel,
+                request=with_key(request.asked, target.key),
+                node=target.node,
+                address=target.address,
+                port=target.port,
+                tls=target.tls,
+                ca=self._open_ca(opened) if target.tls else -1,
+                client_pidfd=session.requester.pidfd,
+            )
+            await session.worker.start_session(start, OPEN_SECONDS)
+
+    def _open_ca(self, opened: ExitStack) -> int:
+        if self._ca_file is None:
+            return -1
+        try:
+            ca = os.open(self._ca_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            what = f"[tls] data_ca_file {self._ca_file}: {error.strerror}"
+            raise WorkerError(what) from error
+        opened.callback(os.close, ca)
+        return ca
 
     def adopt(self, session: Session) -> None:
         """Takes over a session that an earlier server opened."""
@@ -155,10 +160,10 @@ class Relays:
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
         for session in self.sessions.values():
-            self._unwatch_client(session)
+            unwatch_client(session)
             session.worker.let_go()
 
-    async def _start(self) -> Worker:
+    async def _start_process(self) -> Worker:
         relay_id = secrets.token_hex(6)
         log_path = self._log_dir / "relay" / f"{relay_id}.log"
         try:
@@ -178,25 +183,6 @@ class Relays:
             raise
         return worker
 
-    async def _begin(
-        self, session: Session, fields: dict[str, str], region: int, *, tls: bool
-    ) -> None:
-        descriptors = [("region", region)]
-        if session.requester.pidfd >= 0:
-            descriptors.append(("client_pidfd", session.requester.pidfd))
-        ca = -1
-        if tls and self._ca_file:
-            try:
-                ca = os.open(self._ca_file, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                what = f"[tls] data_ca_file {self._ca_file}: {error.strerror}"
-                raise WorkerError(what) from error
-            descriptors.append(("ca", ca))
-        try:
-            await session.worker.start_session(fields, descriptors, OPEN_SECONDS)
-        finally:
-            close_descriptor(ca)
-
     def _write(self, session: Session) -> None:
         session.worker.record.session = session.to_record()
         self.files.write(session.worker.record)
@@ -204,24 +190,11 @@ class Relays:
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
         session.worker.on_exit = lambda _, why: self._ended(session, why)
-        if session.requester.pidfd >= 0:
-            loop = asyncio.get_running_loop()
-            loop.add_reader(session.requester.pidfd, self._client_ended, session)
-
-    def _client_ended(self, session: Session) -> None:
-        self._unwatch_client(session)
-        # the relay sees the same pidfd and ends by itself; this is for one that cannot
-        session.worker.end(CLIENT_ENDED)
-
-    def _unwatch_client(self, session: Session) -> None:
-        if session.requester.pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(session.requester.pidfd)
+        watch_client(session)
 
     def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
-        self._unwatch_client(session)
-        close_descriptor(session.requester.pidfd)
-        session.requester.pidfd = -1
+        forget_client(session)
         self._clean(session.worker)
         session.log.write(f"ended: {why}")
         session.gone.set()

@@ -74,13 +74,13 @@ class WorkerUsers:
         self._of_worker[worker_id] = uid
         return User(uid, uid if self.gid is None else self.gid, own=True)
 
-    def told(self, user: User | None, vgpus: int) -> dict[str, str]:
-        """How a worker whose grant has so many vGPUs hears of its user."""
-        if user is None:
-            return {}
-        # so that NCCL does not look for the files of ranks that are other users
-        ranks = {} if self.per_project else {"grant_vgpus": str(vgpus)}
-        return {"uid": str(user.uid), "gid": str(user.gid), **ranks}
+    def ranks_of_others(self, user: User | None, vgpus: int) -> int:
+        """How many vGPUs a worker is told that its grant has, 0 if it is not.
+
+        It is where other workers of the grant may be other users, so that NCCL does not look for
+        the files of their ranks.
+        """
+        return vgpus if user and not self.per_project else 0
 
     def adopt(self, worker_id: str, key: str, uid: int) -> None:
         """A worker of an earlier server keeps its user, and so do those that join it."""

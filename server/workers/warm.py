@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Workers that wait ready, one or more per GPU, so that a client need not wait for a driver.
 
-Used by sessions.manager (take) and service (start, stop). It owns every worker that has no session.
+Used by sessions.opening (take) and service (start, stop). It owns every worker that has no session.
 A taken worker is replaced in the background, a little later, so that the new session has the CPU
 first. A GPU that was let go is held by no worker of these until it is served again.
 """
@@ -127,7 +127,8 @@ class WarmWorkers:
     async def take(self, gpus: Sequence[str]) -> Worker:
         """Returns a ready worker that sees exactly these GPUs; raises WorkerError.
 
-        The caller owns it from then on. A GPU that several vGPUs are on may be named several times.
+        The caller owns it from then on; until it sets on_exit, an end is that of an unused worker.
+        A GPU that several vGPUs are on may be named several times.
         """
         gpus = list(dict.fromkeys(gpus))
         if len(gpus) == 1:
@@ -136,7 +137,7 @@ class WarmWorkers:
             if ready:
                 worker = ready[0]
                 warm.remove(worker)
-                worker.on_exit = None
+                worker.on_exit = self._unused_one_ended
                 self._refill(gpus[0], REFILL_DELAY_SECONDS)
                 try:
                     await worker.wait_ready(self._start_seconds)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One sluice-worker process as the server sees it: its control socket, its life and its death.
 
-Used by workers.warm, sessions.manager and sessions.adoption. It owns the connection and the pidfd;
-it promises that on_exit is called exactly once, after the process has really ended, with the reason
-that the worker gave or what its end looked like.
+Used by workers.warm, sessions.opening, sessions.relays and sessions.adoption. It owns the
+connection and the pidfd; it promises that on_exit is called exactly once, after the process has
+really ended, with the reason that the worker gave or what its end looked like.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.ends import End, EndCause, read_cause
 from sluice.server.workers.packets import Message, PacketLink, Unsent
 from sluice.server.workers.process import WorkerFiles, WorkerRecord, reap
+from sluice.server.workers.session_start import RelayStart, SessionStart
 
 log = logging.getLogger("sluice.server")
 
@@ -120,15 +121,11 @@ class Worker:
             ) from None
 
     async def start_session(
-        self,
-        fields: Mapping[str, str],
-        descriptors: Sequence[tuple[str, int]],
-        seconds: float = ANSWER_SECONDS,
+        self, start: SessionStart | RelayStart, seconds: float = ANSWER_SECONDS
     ) -> None:
-        """Gives the worker its session, with named descriptors beside it; raises WorkerError."""
-        names = ",".join(name for name, _ in descriptors)
-        message = Message("session", {**fields, "descriptors": names})
-        answer = await self._ask(message, "started", [fd for _, fd in descriptors], seconds)
+        """Gives the worker, or relay, its session; raises WorkerError."""
+        descriptors = [descriptor for _, descriptor in start.descriptors]
+        answer = await self._ask(start.message, "started", descriptors, seconds)
         if answer.verb == "error":
             why = answer.get("message", "no reason given")
             raise WorkerError(f"worker {self.id}: {why}", answer.number("status"))
@@ -217,7 +214,7 @@ class Worker:
             self._answer(Message("error", {"message": f"its answer is none: {fault}"}))
 
     def _answers(self, message: Message) -> bool:
-        """Whether it is what the oldest requester waits for."""
+        """Whether it is what was asked first and has no answer yet."""
         return bool(self._asked) and message.verb in ("error", self._asked[0][0])
 
     def _answer(self, message: Message) -> None:

@@ -264,6 +264,7 @@ class FakeSession:
         self.vgpus = (GrantedVgpu("GPU-1", 1024, 25),)
         self.requester = Requester("shm", "host", "program")
         self.part = None
+        self.places = (0,)
         self.opening = False
         self.gone = asyncio.Event()
 

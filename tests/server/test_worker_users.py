@@ -64,7 +64,8 @@ def test_grants_have_users_of_their_own_and_a_jobs_sessions_share_one(host: Host
     assert one == User(uid_of(one), uid_of(one), own=True)
     assert users.join("w2", users.key_of("g1", "project")) == one
     assert users.join("w3", users.key_of("g2", "project")) != one
-    assert users.told(one, 2) == {"uid": str(one.uid), "gid": str(one.gid), "grant_vgpus": "2"}
+    assert users.ranks_of_others(one, 2) == 2
+    assert users.ranks_of_others(None, 2) == 0, "the worker stays who it is, as all others do"
 
 
 def test_a_project_may_share_a_user(host: Host) -> None:
@@ -73,7 +74,7 @@ def test_a_project_may_share_a_user(host: Host) -> None:
     assert users.join("w2", users.key_of("g2", "blue")) == one
     assert users.join("w3", users.key_of("g3", "red")) != one
     assert users.join("w4", users.key_of("g4", "")) != one
-    assert "grant_vgpus" not in users.told(one, 2), "ranks of other grants are the same user"
+    assert users.ranks_of_others(one, 2) == 0, "ranks of other grants are the same user"
 
 
 def test_no_id_is_given_again_while_a_process_of_it_lives(host: Host) -> None:

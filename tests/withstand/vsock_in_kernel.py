@@ -21,28 +21,30 @@ from sluice.hypervisor.vsock_devices import BELL_PORT
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.guests.vsock import VsockGuests
 from sluice.server.sessions.open_session import RefusalError
+from sluice.server.sessions.opening import SessionRequest
 
 LOOPBACK = 1
 REQUEST = DomainRequest(memory_mib=64, compute_percent=10, channel="vsock")
 
 
-class Desk:
+class FakeManager:
     """Says what it was asked for, as a refusal."""
 
     served: tuple[Any, ...] = ()
 
-    async def open(self, wish: Any, requester: Any, *_: Any) -> None:
+    async def open(self, request: SessionRequest, *_: Any) -> None:
+        asked, requester = request.asked, request.requester
         raise RefusalError(
             CudaStatus.NO_DEVICE,
-            f"{requester.domain_name} over {requester.channel} wants {wish.vgpu_count} of "
-            f"{wish.gmem_mib} MiB for {wish.program}",
+            f"{requester.domain_name} over {requester.channel} wants {asked.request.count} of "
+            f"{asked.request.memory_mib} MiB for {asked.program}",
         )
 
 
 async def _run(program: str) -> None:
     rung: list[str] = []
     guests = VsockGuests(
-        Desk(),  # type: ignore[arg-type]
+        FakeManager(),  # type: ignore[arg-type]
         *(Path("/tmp"), Path("/tmp"), ""),
         add_bell=lambda uuid, _: rung.append(uuid[-1]),
     )

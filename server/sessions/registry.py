@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sessions whose workers run here: what each holds, what others are told of it, its end.
+
+Filled by sessions.opening and sessions.manager (those of an earlier server). From follow() on a
+session ends with its worker's process and in no other way. It promises that whatever a session held
+(its slot in the ledger, its user, what it shared, its client's pidfd, its cgroup) comes back then,
+and that the controller hears of its begin and end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluice.resources.ends import End, EndCause
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.link import ControllerLink
+from sluice.server.sessions.client_watch import forget_client, unwatch_client, watch_client
+from sluice.server.sessions.code_cache import CodeCache, project_of
+from sluice.server.sessions.figures import SessionFigures
+from sluice.server.sessions.grant_ledgers import GrantLedgers
+from sluice.server.sessions.records import Session, close_descriptor
+from sluice.server.sessions.sharing import Sharing
+from sluice.server.workers.packets import Message
+from sluice.server.workers.process import WorkerStarter
+
+OUT_OF_HOST_MEMORY = (
+    "the kernel ended the worker: the session used more host memory than [server] "
+    "session_memory_mib of its node allows"
+)
+
+
+class SessionRegistry:
+    """Every session whose worker runs here, by id."""
+
+    def __init__(
+        self,
+        controller: ControllerLink,
+        starter: WorkerStarter,
+        code_cache: CodeCache | None,
+        ended: Callable[[Session, End], None],
+    ) -> None:
+        """`ended` is told of each session's end, once everything of it is given back."""
+        self._controller = controller
+        self._starter = starter
+        self._code_cache = code_cache
+        self._told = ended
+        self.sessions: dict[str, Session] = {}
+        self.sharing = Sharing()
+        self.ledgers = GrantLedgers()
+        self.figures = SessionFigures()
+
+    def of_grant(self, grant_id: str) -> list[Session]:
+        """The sessions of a grant."""
+        return [s for s in self.sessions.values() if s.grant_id == grant_id]
+
+    def on_gpu(self, uuid: str) -> list[Session]:
+        """The sessions that use a GPU."""
+        return [
+            session
+            for session in self.sessions.values()
+            if any(session.vgpus[place].gpu_uuid == uuid for place in session.places)
+        ]
+
+    def write(self, session: Session) -> None:
+        """Stores what a later server needs of the session; raises OSError."""
+        session.worker.record.session = session.to_record()
+        self._starter.files.write(session.worker.record)
+
+    def follow(self, session: Session) -> None:
+        """Hears of the session's worker and client from now on; its worker's end is its own."""
+        worker = session.worker
+        worker.on_exit = lambda _, why: self._ended(session, why)
+        self.sessions[session.id] = session
+        worker.on_ended = lambda _, message: self._worker_says_ended(session, message)
+        worker.on_code = lambda message, descriptor: self._code(session, message, descriptor)
+        self.sharing.join(session.id, session.sharing_domains(), worker)
+        worker.follow_sharing(lambda message: self.sharing.take(session.id, message))
+        watch_client(session)
+
+    def opened(self, session: Session, seconds: float) -> None:
+        """Its worker serves it, so long after it was asked to; raises OSError."""
+        session.opening = False
+        self.write(session)
+        self.figures.begin(session)
+        self.figures.started(session.requester.channel, seconds)
+        self._controller.report(rpc.NodeReport(session_started=session.report()))
+
+    def adopt(self, session: Session, status: Message) -> None:
+        """Takes over a session of an earlier server, whose worker says how it is."""
+        self.figures.begin(session, status)
+        if session.part:
+            self.ledgers.adopt(session.grant_id, session.ledger_slot, session.worker.take_ledger())
+        record = session.worker.record
+        if record.uid is not None:
+            users = self._starter.users
+            users.adopt(record.id, users.key_of(session.grant_id, session.project), record.uid)
+        self.follow(session)
+        session.log.write(f"adopted: {session.requester.describe()}, worker {session.worker.id}")
+
+    def let_go(self) -> None:
+        """The server stops: sessions go on without it."""
+        for session in self.sessions.values():
+            unwatch_client(session)
+            session.worker.let_go()
+
+    def _code(self, session: Session, message: Message, descriptor: int) -> None:
+        project = project_of(session.requester)
+        if self._code_cache is None:
+            close_descriptor(descriptor)
+        elif descriptor >= 0:
+            self._code_cache.keep(project, descriptor)
+        elif message.verb == "code_used":
+            self._code_cache.used(project, message.get("name"))
+        else:
+            self._code_cache.damaged(project, message.get("name"))
+
+    def _worker_says_ended(self, session: Session, message: Message) -> None:
+        self.figures.hear(session.id, message)
+        figures = " ".join(
+            f"{key}={value}"
+            for key, value in message.fields.items()
+            if key not in ("reason", "cause")
+        )
+        session.log.write(f"the worker ends: {message.get('reason')} {figures}".rstrip())
+
+    def _ended(self, session: Session, why: End) -> None:
+        self.sessions.pop(session.id, None)
+        self.figures.end(session.id)
+        self.sharing.leave(session.id)
+        self.ledgers.leave(session.grant_id, session.ledger_slot)
+        self._starter.users.leave(session.worker.id)
+        forget_client(session)
+        if cgroups := self._starter.cgroups:
+            if session.worker.why is None and cgroups.ran_out_of_memory(session.worker.id):
+                why = End(EndCause.HOST_MEMORY, OUT_OF_HOST_MEMORY)
+            cgroups.remove(session.worker.id)
+        session.log.write(f"ended: {why}")
+        self._controller.report_end(session.id, session.grant_id, why)
+        session.gone.set()
+        self._told(session, why)
