@@ -10,6 +10,7 @@ lock with `sluice vm attach|detach`, whose steps it must not see half done.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, replace
 
 import libvirt
@@ -27,6 +28,7 @@ from sluice.hypervisor.libvirt_host import (
     live_document,
     persistent_document,
     qemu_account,
+    system_errno,
 )
 from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
@@ -256,7 +258,7 @@ def _put_vsock(
             plug.attach(vsock_device(cid, place))
             return
         except HypervisorError as error:
-            if cid == candidates[-1] or "in use" not in str(error):
+            if cid == candidates[-1] or system_errno(error) != errno.EADDRINUSE:
                 raise
 
 

@@ -148,6 +148,16 @@ def call(action: Callable[[], _Result]) -> _Result:
         raise HypervisorError(words(error)) from error
 
 
+def system_errno(error: HypervisorError) -> int | None:
+    """The errno of a system call that failed under libvirt's hands, None where it was none."""
+    cause = error.__cause__
+    if not isinstance(cause, libvirt.libvirtError):
+        return None
+    if cause.get_error_code() != libvirt.VIR_ERR_SYSTEM_ERROR:
+        return None
+    return int(cause.get_int1())
+
+
 def words(error: libvirt.libvirtError) -> str:
     """libvirt's message on one line."""
     return " ".join(str(error.get_error_message() or error).split())

@@ -25,6 +25,22 @@ PAGE_BYTES = 2_500_000
 FIRST_PAGE_KEYS = 1000
 PAGE_MOST_KEYS = 10_000
 
+#: etcd has one gRPC code for several errors: its own clients, too, tell them apart by these texts,
+#: which are part of its API (api/v3rpc/rpctypes). Of those here an absent or refused log-in.
+NOT_LOGGED_IN = frozenset(
+    {
+        "etcdserver: user name is empty",
+        "etcdserver: revision of auth store is old",
+        "etcdserver: invalid auth token",
+        "etcdserver: invalid auth management",
+        "etcdserver: authentication is not enabled",
+        "etcdserver: authentication failed, invalid user ID or password",
+        "auth: authentication failed, password was given for no password user",
+    }
+)
+NO_SPACE = "etcdserver: mvcc: database space exceeded"
+TOO_MANY_REQUESTS = "etcdserver: too many requests"
+
 T = TypeVar("T")
 
 
@@ -196,10 +212,7 @@ class EtcdCluster:
                     raise
             except grpc.aio.AioRpcError as error:
                 # etcd says so of a call without a token, or after its users were changed
-                details = error.details() or ""
-                if not self._section.user or not (
-                    "user name is empty" in details or "auth" in details
-                ):
+                if not self._section.user or error.details() not in NOT_LOGGED_IN:
                     raise
             await self._log_in()
             return await call()
@@ -236,14 +249,15 @@ class EtcdCluster:
 
     def _explain(self, error: grpc.aio.AioRpcError) -> StoreError:
         text, code = error.details() or error.code().name, error.code()
-        if "space exceeded" in text:
+        if text == NO_SPACE:
             return StoreError(
                 f"{self.name}: {text}; compact and defragment etcd (`etcdctl defrag`), raise "
                 "--quota-backend-bytes if need be, then `etcdctl alarm disarm`"
             )
-        if "user name is empty" in text or "auth" in text:
+        if text in NOT_LOGGED_IN:
             return self._not_logged_in(text)
-        if "larger than max" in text:
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED and text != TOO_MANY_REQUESTS:
+            # gRPC's own: the answer is longer than this side takes
             return AnswerTooLargeError(f"{self.name}: {text}")
         if code is grpc.StatusCode.INVALID_ARGUMENT:
             return RecordError(f"{self.name}: {text}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
+import libvirt
 import pytest
 
 from sluice.hypervisor.device_xml import request_metadata, vsock_device
@@ -17,6 +19,7 @@ from sluice.hypervisor.domain_document import QEMU_ARG, PciAddress, VsockDevice,
 from sluice.hypervisor.domain_life import Known, Life, Step, observe, steps
 from sluice.hypervisor.errors import HypervisorError, InvalidRequest
 from sluice.hypervisor.following import DeviceChange, Plan, plan_of
+from sluice.hypervisor.libvirt_host import call, system_errno
 from sluice.hypervisor.ports import VsockPlace
 from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import (
@@ -175,3 +178,26 @@ def test_sockets_lie_in_a_folder_of_the_domains_own() -> None:
         Path("/run/sluice/vsock") / UUID
     }
     assert str(sockets.door) == f"{sockets.guest}_9960"
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "want"),
+    [
+        (libvirt.VIR_ERR_SYSTEM_ERROR, errno.EADDRINUSE, errno.EADDRINUSE),
+        (libvirt.VIR_ERR_OPERATION_FAILED, errno.EADDRINUSE, None),
+    ],
+)
+def test_what_the_kernel_refused_libvirt_is_told_by_its_number(
+    code: int, number: int, want: int | None
+) -> None:
+    """A CID that another process has taken: the message is for readers and may be translated."""
+
+    def refuse() -> None:
+        error = libvirt.libvirtError("failed")
+        error.err = (code, libvirt.VIR_FROM_QEMU, "kein Platz", 2, None, None, None, number, -1)
+        raise error
+
+    with pytest.raises(HypervisorError) as caught:
+        call(refuse)
+    assert system_errno(caught.value) == want
+    assert system_errno(HypervisorError("of our own")) is None
