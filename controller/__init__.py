@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sluice-controller: the pool's books, its REST API and the servers' gRPC service."""
+"""sluice-controller: the pool and its ledger, its REST API and the servers' gRPC service."""

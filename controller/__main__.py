@@ -17,7 +17,7 @@ from pathlib import Path
 from sluice.config.controller import ControllerConfig, read_controller_config
 from sluice.config.ini import ConfigError
 from sluice.config.logs import set_up_logging
-from sluice.controller.service import Controller, DoorError
+from sluice.controller.service import Controller, ListenError
 from sluice.controller.store import maintenance
 from sluice.controller.store.store import StoreError
 
@@ -31,7 +31,7 @@ async def serve(config: ControllerConfig) -> int:
     controller = Controller(config)
     try:
         await controller.start()
-    except (StoreError, DoorError) as error:
+    except (StoreError, ListenError) as error:
         print(f"sluice-controller: {error}", file=sys.stderr)
         return 1
     await stop.wait()

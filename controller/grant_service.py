@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The desk between the doors (REST, gRPC) and the pool: takes requests, stores decisions, tells.
+"""Between the APIs (REST, gRPC) and the pool: takes requests, stores decisions, tells.
 
 Called by controller.api and controller.rpc.node_service. It owns the pool and the store, wakes
 whoever waits for a decision, and sends orders to connected servers. It promises that nothing is
@@ -45,7 +45,7 @@ COMPLAIN_EVERY_SECONDS = 30.0
 
 
 class NodeLink(Protocol):
-    """A connected server, as far as the desk speaks to it."""
+    """A connected server, as far as the grant service speaks to it."""
 
     def end_grant(self, order: EndOrder) -> None:
         """Tells the server to end what it runs for a grant; must not block."""
@@ -61,7 +61,7 @@ class NodeLink(Protocol):
 
 
 @dataclass(slots=True)
-class Asker:
+class PendingRequest:
     """Someone who waits for a decision."""
 
     request: GrantRequest
@@ -69,7 +69,7 @@ class Asker:
     name: str  # of the call that asks, in logs
 
 
-class GrantDesk:
+class GrantService:
     """Serialises the pool's steps and makes them durable."""
 
     def __init__(
@@ -87,12 +87,12 @@ class GrantDesk:
         self.trouble: StoreError | None = None  # why nothing can be stored for now
         self.stepped_down = asyncio.Event()
         self.line_seconds = waiting_line_seconds
-        self._askers: dict[str, Asker] = {}
+        self._pending: dict[str, PendingRequest] = {}
         self._unstored = Unstored(pool)
         self._last_complaint = 0.0
 
     async def request(
-        self, request: GrantRequest, cancelled: str = "the asker went away"
+        self, request: GrantRequest, cancelled: str = "the requester went away"
     ) -> AsyncGenerator[Waiting | Granted | Refused, None]:
         """Yields Waiting any number of times, then one Granted or Refused.
 
@@ -100,25 +100,27 @@ class GrantDesk:
         longer leads: the request is then asked again elsewhere, under the same id.
         """
         request_id = request.request_id
-        if other := self._askers.get(request_id):
+        if other := self._pending.get(request_id):
             other.answer.cancel()  # the same request asked again: the first call was lost
-        asker = Asker(request, asyncio.get_running_loop().create_future(), log_ids.request_id())
-        self._askers[request_id] = asker
+        pending = PendingRequest(
+            request, asyncio.get_running_loop().create_future(), log_ids.request_id()
+        )
+        self._pending[request_id] = pending
         answered = waited = False
         arrived = time.monotonic()
         try:
             await self.step(lambda: self.pool.submit(request))
-            while not asker.answer.done():
+            while not pending.answer.done():
                 waited = True
                 yield self.pool.waiting(request)
-                await asyncio.wait([asker.answer], timeout=self.line_seconds)
+                await asyncio.wait([pending.answer], timeout=self.line_seconds)
             answered = True
-            answer = asker.answer.result()
+            answer = pending.answer.result()
             self.meters.request_left(request, answer, time.monotonic() - arrived, waited=waited)
             yield answer
         finally:
-            if self._askers.get(request_id) is asker:
-                del self._askers[request_id]
+            if self._pending.get(request_id) is pending:
+                del self._pending[request_id]
                 if not answered and not self.stepped_down.is_set():
                     seconds = time.monotonic() - arrived
                     self.meters.request_left(request, None, seconds, waited=waited)
@@ -148,7 +150,7 @@ class GrantDesk:
     async def end_grant(self, grant_id: str, why: End) -> bool:
         """Ends a grant on an operator's word; False if it is not live.
 
-        The server is told to end what runs; the books are cleared when it says that it has, or at
+        The server is told to end what runs; the ledger is cleared when it says that it has, or at
         once when the server is not connected (it is told when it returns). Either is stored: a
         controller that takes over ends it, too. Raises StoreError when that is not stored yet.
         """
@@ -166,7 +168,7 @@ class GrantDesk:
 
     async def tick(self) -> None:
         """Lets time pass in the pool and stores what could not be stored, until it steps down."""
-        self.pool.doors_open()
+        self.pool.listening()
         with contextlib.suppress(DeposedError):
             while True:
                 before = time.monotonic()
@@ -182,10 +184,10 @@ class GrantDesk:
         if self.stepped_down.is_set():
             return
         self.stepped_down.set()
-        for asker in self._askers.values():
-            if not asker.answer.done():
-                asker.answer.set_exception(error)
-                asker.answer.exception()  # seen: its asker may be gone already
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(error)
+                pending.answer.exception()  # seen: its requester may be gone already
         for link in list(self.links.values()):
             link.close()
 
@@ -200,8 +202,8 @@ class GrantDesk:
         elif about == "grant" and (grant := self.pool.grants.get(event.subject)):
             request_id = grant.request_id
             fields["grant_id"] = grant.id
-        if asker := self._askers.get(request_id):
-            fields["request_id"] = asker.name or request_id
+        if pending := self._pending.get(request_id):
+            fields["request_id"] = pending.name or request_id
         log.info("%s %s: %s", event.kind, event.subject, event.text, extra={"fields": fields})
 
     def _take_changes(self) -> list[Change]:
@@ -259,18 +261,18 @@ class GrantDesk:
 
     def _tell(self, decisions: Decisions) -> None:
         for request_id, answer in decisions.answers.items():
-            asker = self._askers.get(request_id)
+            pending = self._pending.get(request_id)
             if isinstance(answer, Granted) and answer.session.state is SessionState.ENDED:
                 # ended while it was being stored: its first call was lost, or the store failed
                 if self.pool.knows_request(request_id):
                     continue  # it was asked again, and that has an answer of its own
-                if asker and asker.request.wait_seconds != 0:
-                    self.begin(lambda asker=asker: self.pool.submit(asker.request))  # type: ignore[misc]
+                if pending and pending.request.wait_seconds != 0:
+                    self.begin(lambda pending=pending: self.pool.submit(pending.request))  # type: ignore[misc]
                     continue
                 answer = _not_given(self.trouble)
-            if asker and not asker.answer.done():
-                asker.answer.set_result(answer)
-            elif isinstance(answer, Granted) and asker is None:
+            if pending and not pending.answer.done():
+                pending.answer.set_result(answer)
+            elif isinstance(answer, Granted) and pending is None:
                 log.warning("grant %s has nobody waiting for it; taking it back", answer.grant.id)
                 with contextlib.suppress(DeposedError):
                     self._begin_withdrawing(request_id, "nobody waited for it any more")
@@ -313,9 +315,9 @@ class GrantDesk:
             del decisions.answers[request_id]
             why = End(EndCause.NOT_STORED, "it could not be stored")
             self._merge(decisions, self.pool.withdraw(request_id, why))
-            asker = self._askers.get(request_id)
-            if asker and asker.request.wait_seconds != 0 and not isinstance(error, RecordError):
-                self._merge(decisions, self.pool.submit(asker.request))  # it waits for the store
+            pending = self._pending.get(request_id)
+            if pending and pending.request.wait_seconds != 0 and not isinstance(error, RecordError):
+                self._merge(decisions, self.pool.submit(pending.request))  # it waits for the store
             else:
                 decisions.answers[request_id] = _not_given(error)
 

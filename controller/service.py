@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running controller: store, pool, desk, gRPC and REST, started and stopped in order.
+"""The running controller: store, pool, grant service, gRPC and REST, started and stopped in order.
 
 Called by controller.__main__ and by tests. It owns every task and socket of the controller. With
 SQLite the store is read before anything is answered, so that a restarted controller never answers
-from empty books; servers that call meanwhile wait. With etcd the doors open first and refer to the
-leader; a controller that is elected reads the store, serves until it is deposed, and is a follower
-again.
+from an empty pool; servers that call meanwhile wait. With etcd the listeners open first and refer
+to the leader; a controller that is elected reads the store, serves until it is deposed, and is a
+follower again.
 """
 
 from __future__ import annotations
@@ -32,9 +32,14 @@ from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.keystone import KeystoneTokens, ask_cloud
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
 from sluice.controller.auth.tokens import Role, TokenBook
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.leadership.election import Candidate, LeaderAddress, Term
-from sluice.controller.leadership.leader_only import Front, Office, PoolFront, RestFront
+from sluice.controller.leadership.leader_only import (
+    LeaderOnlyGrpc,
+    LeaderOnlyRest,
+    Leadership,
+    LeaderState,
+)
 from sluice.controller.metrics.meters import ControllerMeters
 from sluice.controller.pool.placement.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot
@@ -82,7 +87,7 @@ class SystemClock:
         return time.monotonic()
 
 
-class DoorError(Exception):
+class ListenError(Exception):
     """A port cannot be opened; the message says which and what to do."""
 
 
@@ -99,34 +104,36 @@ class Controller:
     def __init__(self, config: ControllerConfig) -> None:
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
-        self._front = Front()
+        self._leadership = Leadership()
         self._store: SqliteStore | None = None
         self._cluster: EtcdCluster | None = None
         self._meters = meters = ControllerMeters()
-        self._rest_app = RequestIds(RestFront(self._front, meters.standing), meters.answered)
+        self._rest_app = RequestIds(
+            LeaderOnlyRest(self._leadership, meters.standing), meters.answered
+        )
         self._keystone: KeystoneTokens | None = None
         self.rest_port = 0
         self.grpc_port = 0
-        doors = config.controller
-        rest, nodes = connections_within(allow_many(), doors.rest_connections)
-        self._rest_bounds = Bounds(rest, min(doors.rest_connections_of_address, rest))
+        section = config.controller
+        rest, nodes = connections_within(allow_many(), section.rest_connections)
+        self._rest_bounds = Bounds(rest, min(section.rest_connections_of_address, rest))
         self._grpc_connections = nodes
 
     @property
-    def desk(self) -> GrantDesk:
-        """The desk of a controller that leads."""
-        assert self._front.office
-        return self._front.office.desk
+    def grant_service(self) -> GrantService:
+        """The grant service of a controller that leads."""
+        assert self._leadership.leader_state
+        return self._leadership.leader_state.grant_service
 
     async def start(self) -> None:
-        """Opens the store and then the doors; raises StoreError or DoorError."""
+        """Opens the store and then the listeners; raises StoreError or ListenError."""
         sys.setswitchinterval(SWITCH_SECONDS)
         section = self._config.openstack
         if section.vendordata:
             try:
                 self._keystone = KeystoneTokens(ask_cloud(section.cloud), section.users)
             except OSError as error:
-                raise DoorError(f"[openstack] vendordata: {error}") from None
+                raise ListenError(f"[openstack] vendordata: {error}") from None
         most = ("grpc.max_allowed_incoming_connections", self._grpc_connections)
         self._grpc = grpc.aio.server(options=(*GRPC_OPTIONS, most))
         self._garbage = asyncio.create_task(garbage.tend())
@@ -136,26 +143,26 @@ class Controller:
             await self._start_alone()
 
     async def _start_alone(self) -> None:
-        doors, shares = self._config.controller, self._config.pool
+        section, shares = self._config.controller, self._config.pool
         self._store = store = SqliteStore(
-            doors.store,
-            synchronous=doors.store_synchronous,
+            section.store,
+            synchronous=section.store_synchronous,
             ended_kept=shares.ended_grants_kept,
             events_kept=shares.events_kept,
         )
         try:
-            with self._front.loading(), garbage.held():
+            with self._leadership.loading(), garbage.held():
                 await self._open_grpc()
-                office = await self._make_office(store, await store.load(), None)
-                self._front.office = office
-            await self._first_token(office)
+                leader_state = await self._make_leader_state(store, await store.load(), None)
+                self._leadership.leader_state = leader_state
+            await self._first_token(leader_state)
             await self._open_rest()
-        except (DoorError, StoreError):
+        except (ListenError, StoreError):
             await self._grpc.stop(None)
             await store.close()
             raise
-        self._tasks.append(asyncio.create_task(office.desk.tick()))
-        log.info("serving: %s, store %s", self._where(), doors.store)
+        self._tasks.append(asyncio.create_task(leader_state.grant_service.tick()))
+        log.info("serving: %s, store %s", self._where(), section.store)
 
     async def _start_as_candidate(self) -> None:
         section = self._config.store
@@ -167,11 +174,11 @@ class Controller:
         host = f"[{host}]" if ":" in host else host
         me = LeaderAddress(f"{host}:{self.rest_port}", f"{host}:{self.grpc_port}")
         candidate = Candidate(cluster, section.prefix, section.lease_seconds, me)
-        # not itself, once it only may be: that would send askers round in a circle
-        self._front.leader = lambda: (
-            candidate.leader if candidate.leader != me or self._front.serving else None
+        # not itself, once it only may be: that would send requesters round in a circle
+        self._leadership.leader = lambda: (
+            candidate.leader if candidate.leader != me or self._leadership.serving else None
         )
-        self._front.trouble = lambda: candidate.trouble
+        self._leadership.trouble = lambda: candidate.trouble
         self._tasks.append(asyncio.create_task(self._follow_and_lead(cluster, candidate)))
         log.info("waiting to lead: %s, store %s", self._where(), cluster.name)
 
@@ -181,14 +188,14 @@ class Controller:
             term = await candidate.campaign()
             began = time.monotonic()
             try:
-                async with self._leading(cluster, term) as office:
+                async with self._leading(cluster, term) as leader_state:
                     log.info(
                         "leading: %d node(s), %d grant(s), loaded in %.2f s",
-                        len(office.desk.pool.nodes),
-                        len(office.desk.pool.grants),
+                        len(leader_state.grant_service.pool.nodes),
+                        len(leader_state.grant_service.pool.grants),
                         time.monotonic() - began,
                     )
-                    await office.desk.stepped_down.wait()
+                    await leader_state.grant_service.stepped_down.wait()
             except StoreError as error:
                 log.error("this controller cannot lead: %s", error)
             except Exception:
@@ -199,7 +206,7 @@ class Controller:
                 await asyncio.sleep(AFTER_TROUBLE_SECONDS)  # another may do better
 
     @contextlib.asynccontextmanager
-    async def _leading(self, cluster: EtcdCluster, term: Term) -> AsyncIterator[Office]:
+    async def _leading(self, cluster: EtcdCluster, term: Term) -> AsyncIterator[LeaderState]:
         shares = self._config.pool
         store = EtcdStore(
             cluster,
@@ -210,19 +217,19 @@ class Controller:
         )
         tasks = [asyncio.create_task(term.hold())]
         try:
-            with self._front.loading(), garbage.held():
-                office = await self._make_office(store, await store.load(), term)
+            with self._leadership.loading(), garbage.held():
+                leader_state = await self._make_leader_state(store, await store.load(), term)
                 term.check()
-                await self._first_token(office)
+                await self._first_token(leader_state)
                 deposed = DeposedError(f"{cluster.name}: the leader's lease has ended")
-                tasks[0].add_done_callback(lambda _: office.desk.step_down(deposed))
-                tasks.append(asyncio.create_task(office.desk.tick()))
-                self._front.office = office
+                tasks[0].add_done_callback(lambda _: leader_state.grant_service.step_down(deposed))
+                tasks.append(asyncio.create_task(leader_state.grant_service.tick()))
+                self._leadership.leader_state = leader_state
             try:
-                yield office
+                yield leader_state
             finally:
-                self._front.office = None
-                office.desk.step_down(deposed)
+                self._leadership.leader_state = None
+                leader_state.grant_service.step_down(deposed)
         finally:
             for task in tasks:
                 task.cancel()
@@ -230,7 +237,9 @@ class Controller:
             await store.close()
             await term.resign()
 
-    async def _make_office(self, store: Store, snapshot: Snapshot, term: Term | None) -> Office:
+    async def _make_leader_state(
+        self, store: Store, snapshot: Snapshot, term: Term | None
+    ) -> LeaderState:
         shares = self._config.pool
         ids = random.Random()  # seeded by the system; an id is no secret
         pool = Pool(
@@ -249,9 +258,9 @@ class Controller:
             snapshot=snapshot,
         )
         await asyncio.sleep(BREATH_SECONDS)
-        desk = GrantDesk(pool, store, shares.waiting_line_seconds, self._meters)
+        grant_service = GrantService(pool, store, shares.waiting_line_seconds, self._meters)
         await asyncio.sleep(BREATH_SECONDS)
-        service = PoolService(desk, shares.heartbeat_seconds, shares.key_seconds)
+        service = PoolService(grant_service, shares.heartbeat_seconds, shares.key_seconds)
         tokens = TokenBook(store, snapshot.documents)
         access = Access(
             self._config.auth,
@@ -260,7 +269,7 @@ class Controller:
             loopback_only=is_loopback(self._config.controller.bind_addr),
         )
         app = build_app(
-            desk,
+            grant_service,
             service,
             shares.key_seconds,
             access,
@@ -269,11 +278,13 @@ class Controller:
             openstack=self._openstack(),
             keystone=self._keystone,
         )
-        return Office(desk, service, app, access, lambda: term is None or term.is_current)
+        return LeaderState(
+            grant_service, service, app, access, lambda: term is None or term.is_current
+        )
 
-    async def _first_token(self, office: Office) -> None:
+    async def _first_token(self, leader_state: LeaderState) -> None:
         """Makes the admin token of a new pool: it is printed here, once, and written nowhere."""
-        tokens = office.access.tokens
+        tokens = leader_state.access.tokens
         if tokens.tokens:
             return
         try:
@@ -290,45 +301,45 @@ class Controller:
         )
 
     async def _guarded(self) -> Guarded | None:
-        await self._front.settled()
-        office = self._front.serving
-        if office is None:
+        await self._leadership.settled()
+        leader_state = self._leadership.serving
+        if leader_state is None:
             return None
-        return Guarded(office.access, office.desk.pool)
+        return Guarded(leader_state.access, leader_state.grant_service.pool)
 
     async def _open_grpc(self) -> None:
-        doors, tls = self._config.controller, self._config.tls
+        section, tls = self._config.controller, self._config.tls
         try:
             credentials, self._rest_tls = grpc_credentials(tls), rest_options(tls)
         except TlsError as error:
-            raise DoorError(str(error)) from None
-        guard = NodeGuard(PoolFront(self._front), self._guarded)
+            raise ListenError(str(error)) from None
+        guard = NodeGuard(LeaderOnlyGrpc(self._leadership), self._guarded)
         pool_pb2_grpc.add_PoolServicer_to_server(guard, self._grpc)
-        host = f"[{doors.bind_addr}]" if ":" in doors.bind_addr else doors.bind_addr
+        host = f"[{section.bind_addr}]" if ":" in section.bind_addr else section.bind_addr
         try:
-            address = f"{host}:{doors.grpc_port}"
+            address = f"{host}:{section.grpc_port}"
             self.grpc_port = (
                 self._grpc.add_secure_port(address, credentials)
                 if credentials
                 else self._grpc.add_insecure_port(address)
             )
         except RuntimeError as error:
-            raise DoorError(
-                f"gRPC cannot listen on {host}:{doors.grpc_port} ({error}); set [controller] "
+            raise ListenError(
+                f"gRPC cannot listen on {host}:{section.grpc_port} ({error}); set [controller] "
                 "bind_addr and grpc_port, or end what uses the port"
             ) from None
         await self._grpc.start()
 
     async def _open_rest(self) -> None:
-        doors = self._config.controller
+        section = self._config.controller
         self._warn_of_open_doors()
-        host = f"[{doors.bind_addr}]" if ":" in doors.bind_addr else doors.bind_addr
+        host = f"[{section.bind_addr}]" if ":" in section.bind_addr else section.bind_addr
         self._rest = Door("REST", self._rest_app, self._rest_bounds, PEERS, **self._rest_tls)
         try:
-            self.rest_port = self._rest.listen(doors.bind_addr, doors.rest_port)
+            self.rest_port = self._rest.listen(section.bind_addr, section.rest_port)
         except OSError as error:
-            raise DoorError(
-                f"REST cannot listen on {host}:{doors.rest_port} ({error.strerror}); set "
+            raise ListenError(
+                f"REST cannot listen on {host}:{section.rest_port} ({error.strerror}); set "
                 "[controller] bind_addr and rest_port, or end what uses the port"
             ) from None
         self._tasks.append(asyncio.create_task(self._rest.run_until_closed()))
@@ -349,11 +360,11 @@ class Controller:
             )
 
     def _openstack(self) -> OpenStackSection:
-        section, doors = self._config.openstack, self._config.controller
+        section, own = self._config.openstack, self._config.controller
         if section.guest_address:
             return section
-        host = doors.advertise_addr or doors.bind_addr
-        address = f"[{host}]:{doors.rest_port}" if ":" in host else f"{host}:{doors.rest_port}"
+        host = own.advertise_addr or own.bind_addr
+        address = f"[{host}]:{own.rest_port}" if ":" in host else f"{host}:{own.rest_port}"
         return section.model_copy(update={"guest_address": address})
 
     def _where(self) -> str:
@@ -361,7 +372,7 @@ class Controller:
         return f"REST {host}:{self.rest_port}, gRPC {host}:{self.grpc_port}"
 
     async def stop(self) -> None:
-        """Closes the doors, then the store; grants stay in it, and another may lead at once."""
+        """Closes the listeners, then the store; grants stay in it, and another may lead at once."""
         self._garbage.cancel()
         self._rest.should_exit = True
         self._rest.force_exit = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificates of the controller's doors, read and checked before a door opens.
+"""The certificates of the controller's listeners, read and checked before one opens.
 
-Used by controller.service. With `node_ca_file` the gRPC door takes servers with a certificate of
-that CA only; the certificate's common name is then the node's name (auth/node_guard.py).
+Used by controller.service. With `node_ca_file` the gRPC listener takes servers with a certificate
+of that CA only; the certificate's common name is then the node's name (auth/node_guard.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def rest_options(section: TlsSection) -> dict[str, Any]:
 
 
 def grpc_credentials(section: TlsSection) -> grpc.ServerCredentials | None:
-    """The gRPC door's credentials, None for plain text; raises TlsError."""
+    """The gRPC listener's credentials, None for plain text; raises TlsError."""
     if not section.cert_file or not section.key_file:
         return None
     pair = (_read(section.key_file), _read(section.cert_file))

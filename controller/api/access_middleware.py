@@ -44,7 +44,7 @@ MOST_OF_CALLER = 1024
 KEPT_FOR_OPERATORS = 64
 
 
-class Doorway:
+class AccessMiddleware:
     """The middleware."""
 
     def __init__(

@@ -2,7 +2,8 @@
 """Assembles the REST application: the way in, every route and every error handler, in one place.
 
 Called by controller.service, and by tests that speak to it without a socket. A request passes the
-doorway (how often, who, audit), idempotency, then its handler, which declares the role it needs.
+access middleware (how often, who, audit), idempotency, then its handler, which declares the role it
+needs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sluice.config.buckets import Buckets
 from sluice.config.controller import OpenStackSection
 from sluice.config.version import own_version
 from sluice.controller.api import problems
-from sluice.controller.api.access_middleware import Doorway
+from sluice.controller.api.access_middleware import AccessMiddleware
 from sluice.controller.api.attachment_routes import attachment_routes
 from sluice.controller.api.authorisation import undeclared
 from sluice.controller.api.description import describe
@@ -37,14 +38,14 @@ from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.keystone import KeystoneTokens
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Document
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.store.store import StoreError
 
 
 def build_app(
-    desk: GrantDesk,
+    grant_service: GrantService,
     service: PoolService,
     key_seconds: int,
     access: Access,
@@ -64,25 +65,25 @@ def build_app(
         redoc_url=None,
     )
     routers = [
-        resource_routes(desk, service),
-        event_routes(desk, access.tokens),
+        resource_routes(grant_service, service),
+        event_routes(grant_service, access.tokens),
         token_routes(access.tokens),
-        enrolment_routes(access.enrolments, desk.pool, access.tokens.wall),
-        enrolment_batch_routes(access.enrolments, desk.pool, access.tokens.wall),
-        share_routes(desk),
-        reservation_batch_routes(desk),
-        vgpu_routes(desk.pool),
-        operation_routes(desk, service),
-        attachment_routes(desk, service),
-        health_routes(desk, service),
-        tcp_session_routes(desk, service, key_seconds),
+        enrolment_routes(access.enrolments, grant_service.pool, access.tokens.wall),
+        enrolment_batch_routes(access.enrolments, grant_service.pool, access.tokens.wall),
+        share_routes(grant_service),
+        reservation_batch_routes(grant_service),
+        vgpu_routes(grant_service.pool),
+        operation_routes(grant_service, service),
+        attachment_routes(grant_service, service),
+        health_routes(grant_service, service),
+        tcp_session_routes(grant_service, service, key_seconds),
     ]
     if openstack is not None and keystone is not None:
         wall = access.tokens.wall
-        routers.append(vendordata_routes(openstack, desk.pool, access.enrolments, wall))
+        routers.append(vendordata_routes(openstack, grant_service.pool, access.enrolments, wall))
     for routes in routers:
         app.include_router(routes, prefix="/v1")
-    metrics = metrics_routes(desk)
+    metrics = metrics_routes(grant_service)
     app.include_router(metrics)
     if forgotten := undeclared([*routers, metrics]):
         raise RuntimeError(f"routes that declare no role: {'; '.join(forgotten)}")
@@ -91,9 +92,9 @@ def build_app(
     app.add_exception_handler(HTTPException, problems.answer_http_error)
     app.add_exception_handler(RequestValidationError, problems.answer_invalid)
     # the last one added is the first that a request meets
-    app.add_middleware(Idempotency, store=desk.store, documents=documents)
+    app.add_middleware(Idempotency, store=grant_service.store, documents=documents)
     app.add_middleware(
-        Doorway,
+        AccessMiddleware,
         access=access,
         buckets=Buckets(requests_per_second),
         keystone=keystone,

@@ -20,7 +20,7 @@ from sluice.controller.api.operations import carried_out
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Time, time_of
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.gpus.attachment import Attachment, AttachWhen
 from sluice.controller.pool.impossible import Impossible, Unknown
@@ -90,11 +90,11 @@ def attachment_view(pool: Pool, found: Attachment) -> AttachmentView:
     )
 
 
-def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
+def attachment_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool = desk.pool
-    attaching = Attaching(desk, service)
+    pool = grant_service.pool
+    attaching = Attaching(grant_service, service)
 
     def record_of(key: GpuKey) -> Attachment:
         if (found := pool.attachments.get(key)) is None:
@@ -170,7 +170,7 @@ def attachment_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
                 pool.operations.attachments.forget(key)
                 return Decisions()
 
-            await carried_out(desk, drop)
+            await carried_out(grant_service, drop)
         else:
             try:
                 task = await attaching.detach(key)

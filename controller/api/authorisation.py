@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which route needs which role: declared at the route, checked here, shown in the OpenAPI document.
 
-Used by every module of handlers. The doorway has found out who calls before a handler is chosen;
-`needs` then compares. A route that declares nothing is refused when the application is assembled,
-so a forgotten declaration cannot open a door.
+Used by every module of handlers. the access middleware has found out who calls before a handler is
+chosen; `needs` then compares. A route that declares nothing is refused when the application is
+assembled, so a forgotten declaration cannot let anyone in.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 """REST handlers for enrolments: made and withdrawn by operators, used once by a new machine.
 
 Mounted by controller.api.app. The machine shows the enrolment's secret where others show a token
-(`Authorization: Bearer sluice_enrol_…`), so the doorway counts, checks and records it like every
-other caller; the one thing that such a caller may do is `POST /v1/enrol`.
+(`Authorization: Bearer sluice_enrol_…`), so the access middleware counts, checks and records it
+like every other caller; the one thing that such a caller may do is `POST /v1/enrol`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import TokenBook
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Event
 from sluice.controller.store.store import EventQuery, NumberedEvent
 from sluice.resources.problem_types import ProblemType
@@ -86,10 +86,10 @@ class EventList(Page):
     events: list[EventView]
 
 
-def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
+def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    store, pool = desk.store, desk.pool
+    store, pool = grant_service.store, grant_service.pool
     streams = Places(MOST_STREAMS, MOST_OF_CALLER, kept=KEPT_FOR_OPERATORS)
 
     def visible_to(caller: Caller) -> Visible:
@@ -197,7 +197,7 @@ def event_routes(desk: GrantDesk, tokens: TokenBook) -> APIRouter:
         def goes_on() -> bool:
             token = tokens.tokens.get(caller.id)
             valid = token is None or token.state(tokens.wall()) == "valid"
-            return valid and not desk.stepped_down.is_set()
+            return valid and not grant_service.stepped_down.is_set()
 
         owner = caller.owner
         if full := streams.take(owner, privileged=caller.is_operator):

@@ -15,7 +15,7 @@ from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import Problem, ProblemDocument
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.resources.problem_types import ProblemType
@@ -27,10 +27,10 @@ _REFUSED: dict[int | str, dict[str, Any]] = {
 }
 
 
-def health_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
+def health_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool = desk.pool
+    pool = grant_service.pool
 
     async def order(gpu_id: str, *, clear: bool) -> schemas.GpuView:
         key = gpu_key(pool.gpus, gpu_id)

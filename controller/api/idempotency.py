@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Idempotency-Key`: a creation that is sent twice, because no answer came, happens once.
 
-Put behind the doorway by app.py. A key belongs to its caller and is kept for 24 hours; a caller
-that uses so many that they would be others' places loses its oldest ones, but none of the last ten
-minutes. That a request with it has begun is stored before the request runs, its answer afterwards;
-so even a controller that dies in between never creates twice: it then says that it does not know.
-Only creations that succeeded are remembered; what was refused may be tried again with the same key.
+Put behind the access middleware by app.py. A key belongs to its caller and is kept for 24 hours; a
+caller that uses so many that they would be others' places loses its oldest ones, but none of the
+last ten minutes. That a request with it has begun is stored before the request runs, its answer
+afterwards; so even a controller that dies in between never creates twice: it then says that it does
+not know. Only creations that succeeded are remembered; what was refused may be tried again with the
+same key.
 
 Secrets in an answer (a token, a session's one-time key) are repeated from memory, not from the
 store: they are never written.

@@ -18,7 +18,7 @@ from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Time, time_of
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
 from sluice.controller.pool.model import GpuKey, GpuMode, Grant
@@ -77,20 +77,20 @@ def problem_of(error: Impossible | Unknown | Outdated) -> Problem:
     return Problem(409, kind, str(error))
 
 
-async def carried_out(desk: GrantDesk, decide: Callable[[], Decisions]) -> None:
+async def carried_out(grant_service: GrantService, decide: Callable[[], Decisions]) -> None:
     """Takes a step; what cannot be is a problem document, what is not stored an error."""
     try:
-        stored = await desk.step(decide)
+        stored = await grant_service.step(decide)
     except (Impossible, Unknown, Outdated) as error:
         raise problem_of(error) from None
     if not stored:
-        raise StoreError(f"it is done, but not stored yet: {desk.trouble}")
+        raise StoreError(f"it is done, but not stored yet: {grant_service.trouble}")
 
 
-def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
+def operation_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool, operations = desk.pool, desk.pool.operations
+    pool, operations = grant_service.pool, grant_service.pool.operations
 
     def key_of(gpu_id: str) -> GpuKey:
         return gpu_key(pool.gpus, gpu_id)
@@ -126,30 +126,34 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         key = key_of(gpu_id)
         check_generation(if_match, "gpu", gpu_id, view(key).generation)
         to = GpuMode(body.to)
-        await carried_out(desk, lambda: operations.switch_gpu(key, to, preempt=body.preempt))
+        await carried_out(
+            grant_service, lambda: operations.switch_gpu(key, to, preempt=body.preempt)
+        )
         return view(key)
 
     @routes.delete("/gpus/{gpu_id}/switch", tags=["gpus"], responses=_CHANGED)
     async def cancel_switch(gpu_id: str, _: Operator) -> SwitchView:
         """Leaves a GPU in the pool that is still draining."""
         key = key_of(gpu_id)
-        await carried_out(desk, lambda: operations.cancel_switch(key))
+        await carried_out(grant_service, lambda: operations.cancel_switch(key))
         return view(key)
 
     @routes.put("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
     async def drain_node(name: str, _: Operator) -> schemas.NodeView:
         """A node takes nothing new; what runs there goes on."""
-        await carried_out(desk, lambda: operations.drain_node(name, drained=True))
+        await carried_out(grant_service, lambda: operations.drain_node(name, drained=True))
         return schemas.node_view(pool, pool.nodes[name])
 
     @routes.delete("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
     async def undrain_node(name: str, _: Operator) -> schemas.NodeView:
         """It takes new grants again."""
-        await carried_out(desk, lambda: operations.drain_node(name, drained=False))
+        await carried_out(grant_service, lambda: operations.drain_node(name, drained=False))
         return schemas.node_view(pool, pool.nodes[name])
 
     async def _not_known(grant: Grant, why: str) -> NoReturn:
-        await carried_out(desk, lambda: operations.finish_resize(grant.id, why, known=False))
+        await carried_out(
+            grant_service, lambda: operations.finish_resize(grant.id, why, known=False)
+        )
         if link := service.links.get(grant.node):
             link.close()  # it connects anew and reports what it runs
         raise Problem(
@@ -177,7 +181,7 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
             order = operations.begin_resize(grant_id, body.memory_mib, body.compute_percent)
             return Decisions()
 
-        await carried_out(desk, begin)
+        await carried_out(grant_service, begin)
         if order is not None:
             why = ""
             try:
@@ -186,7 +190,7 @@ def operation_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
                 await _not_known(grant, str(silent))
             except OrderRefused as refused:
                 why = str(refused)
-            await carried_out(desk, lambda: operations.finish_resize(grant_id, why))
+            await carried_out(grant_service, lambda: operations.finish_resize(grant_id, why))
             if why:
                 raise Problem(
                     409, ProblemType.NOT_RESIZED, f"grant {grant_id} stays as it was: {why}"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A name for every REST request, by which its log lines, audit line and answer are found.
 
-Put around the whole REST door by controller.service. The name is the caller's `X-Request-ID` where
-that is fit for a log, else a new one; the answer carries it back. It is also the one place that
-sees every answer, so answers are counted here.
+Put around the whole REST application by controller.service. The name is the caller's `X-Request-ID`
+where that is fit for a log, else a new one; the answer carries it back. It is also the one place
+that sees every answer, so answers are counted here.
 """
 
 from __future__ import annotations

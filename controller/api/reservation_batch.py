@@ -34,7 +34,7 @@ from sluice.controller.api.share_routes import (
     refuse_in_trouble,
     reservation_view,
 )
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import Reservation
 from sluice.controller.pool.reservations.steps import (
@@ -100,10 +100,10 @@ class BatchAnswer(BaseModel):
     outcomes: list[BatchOutcome]
 
 
-def reservation_batch_routes(desk: GrantDesk) -> APIRouter:
+def reservation_batch_routes(grant_service: GrantService) -> APIRouter:
     """The handler, bound to one pool."""
     routes = APIRouter()
-    operations = desk.pool.operations
+    operations = grant_service.pool.operations
 
     @routes.post("/reservations:batch", tags=["reservations"])
     async def change_reservations(body: BatchRequest, caller: Operator) -> BatchAnswer:
@@ -111,7 +111,7 @@ def reservation_batch_routes(desk: GrantDesk) -> APIRouter:
         items: Sequence[Item | Malformed] = body.items
         steps = [_step(item) for item in items if not isinstance(item, Malformed)]
         if any(isinstance(step, Create) for step in steps):
-            refuse_in_trouble(desk)
+            refuse_in_trouble(grant_service)
         found: list[Reservation | Problem] = []
 
         def decide() -> Decisions:
@@ -126,14 +126,14 @@ def reservation_batch_routes(desk: GrantDesk) -> APIRouter:
                 operations.note(AUDIT_KIND, caller.id, line)
             return decisions
 
-        await carried_out(desk, decide)
+        await carried_out(grant_service, decide)
         return BatchAnswer(
             outcomes=[
                 BatchOutcome(status=each.status, reservation=None, problem=document_of(PATH, each))
                 if isinstance(each, Problem)
                 else BatchOutcome(
                     status=201 if isinstance(item, CreateItem) else 200,
-                    reservation=reservation_view(desk.pool, each),
+                    reservation=reservation_view(grant_service.pool, each),
                     problem=None,
                 )
                 for item, each in zip(items, found, strict=True)

@@ -2,8 +2,8 @@
 """REST handlers that list, show and end what the pool has.
 
 Mounted by controller.api.app under /v1. They read the pool's memory and change it only through the
-desk. A tenant sees the grants and sessions of its project, and of the pool nothing else. What can
-be changed carries its generation as an ETag; `If-Match` guards against a lost update.
+grant service. A tenant sees the grants and sessions of its project, and of the pool nothing else.
+What can be changed carries its generation as an ETag; `If-Match` guards against a lost update.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.auth.access import Caller
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.metrics.tallies import LOST
 from sluice.controller.pool.model import Gpu, Grant, NodeState, Session, SessionState
 from sluice.controller.rpc.node_service import PoolService
@@ -46,10 +46,10 @@ _CHANGE: dict[int | str, dict[str, Any]] = {
 NodeStateName = Literal["up", "away", "lost"]
 
 
-def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
+def resource_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool = desk.pool
+    pool = grant_service.pool
 
     def grant_of(grant_id: str, caller: Caller) -> Grant:
         grant = pool.grants.get(grant_id)
@@ -71,7 +71,7 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
     @routes.get("/pool", tags=["pool"])
     async def show_pool(_: Viewer) -> schemas.PoolView:
         """The pool in one look."""
-        tallies = desk.tallies
+        tallies = grant_service.tallies
         return schemas.PoolView(
             version=own_version(),
             nodes=len(pool.nodes),
@@ -196,7 +196,7 @@ def resource_routes(desk: GrantDesk, service: PoolService) -> APIRouter:
         grant = grant_of(grant_id, caller)
         check_generation(if_match, "grant", grant_id, grant.generation)
         who = "the operator" if caller.project is None else f"project {caller.project}"
-        if not await desk.end_grant(grant_id, End(EndCause.OPERATOR, f"ended by {who}")):
+        if not await grant_service.end_grant(grant_id, End(EndCause.OPERATOR, f"ended by {who}")):
             raise Problem(
                 409, ProblemType.GRANT_ENDED, f"grant {grant_id} has ended already: {grant.reason}"
             )

@@ -23,7 +23,7 @@ from sluice.controller.api.operations import carried_out
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import ProblemDocument, not_found
 from sluice.controller.api.schemas import Name, Time, time_of
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import (
     DEFAULT_PROJECT,
     OwnerKind,
@@ -189,10 +189,10 @@ class WaitingList(BaseModel):
     total: int
 
 
-def refuse_in_trouble(desk: GrantDesk) -> None:
+def refuse_in_trouble(grant_service: GrantService) -> None:
     """Raises StoreError rather than that there is no room, which nobody looks for then."""
-    if desk.trouble:
-        raise StoreError(f"nothing is reserved for now: {desk.trouble}")
+    if grant_service.trouble:
+        raise StoreError(f"nothing is reserved for now: {grant_service.trouble}")
 
 
 def new_reservation(wanted: ReservationRequest) -> Reservation:
@@ -240,10 +240,10 @@ def reservation_view(pool: Pool, reservation: Reservation) -> ReservationView:
     )
 
 
-def share_routes(desk: GrantDesk) -> APIRouter:
+def share_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool, operations = desk.pool, desk.pool.operations
+    pool, operations = grant_service.pool, grant_service.pool.operations
 
     def reservation_of(name: str) -> Reservation:
         if (found := pool.reservations.get(name)) is None:
@@ -298,9 +298,9 @@ def share_routes(desk: GrantDesk) -> APIRouter:
     )
     async def create_reservation(body: ReservationRequest, _: Operator) -> ReservationView:
         """Holds room for an owner, or lets it wait for room."""
-        refuse_in_trouble(desk)
+        refuse_in_trouble(grant_service)
         reservation = new_reservation(body)
-        await carried_out(desk, lambda: operations.reserve(reservation, wait=body.wait))
+        await carried_out(grant_service, lambda: operations.reserve(reservation, wait=body.wait))
         return view(reservation)
 
     @routes.get("/reservations/{name}", tags=["reservations"], responses=_404)
@@ -318,7 +318,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
         reservation = reservation_of(name)
         check_generation(if_match, "reservation", name, reservation.generation)
         await carried_out(
-            desk,
+            grant_service,
             lambda: operations.resize_reservation(
                 name, body.count, body.memory_mib, body.compute_percent
             ),
@@ -333,7 +333,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
         reservation = reservation_of(name)
         check_generation(if_match, "reservation", name, reservation.generation)
         reason = "deleted by the operator"
-        await carried_out(desk, lambda: operations.end_reservation(name, reason))
+        await carried_out(grant_service, lambda: operations.end_reservation(name, reason))
         return view(reservation)
 
     @routes.get("/quotas", tags=["quotas"])
@@ -362,13 +362,13 @@ def share_routes(desk: GrantDesk) -> APIRouter:
             body.may_preempt,
             max_priority=body.max_priority,
         )
-        await carried_out(desk, lambda: operations.set_quota(quota))
+        await carried_out(grant_service, lambda: operations.set_quota(quota))
         return quota_view(project)
 
     @routes.delete("/quotas/{project}", tags=["quotas"], responses=_CHANGED)
     async def remove_quota(project: Name, _: Operator) -> QuotaView:
         """The project may hold whatever there is."""
-        await carried_out(desk, lambda: operations.remove_quota(project))
+        await carried_out(grant_service, lambda: operations.remove_quota(project))
         return quota_view(project)
 
     @routes.get("/queue", tags=["queue"])
@@ -405,7 +405,7 @@ def share_routes(desk: GrantDesk) -> APIRouter:
         first = int(begin.timestamp() // HOUR_SECONDS) if begin else 0
         last = int(end.timestamp() // HOUR_SECONDS) if end else I32.high
         whose = caller_project if caller_project is not None else project
-        stored = await desk.store.usage(first, last, whose)
+        stored = await grant_service.store.usage(first, last, whose)
         records = {(r.hour, r.project): r for r in stored}
         for record in pool.used_up_to_now():
             if first <= record.hour <= last and whose in (None, record.project):

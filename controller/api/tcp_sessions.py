@@ -22,7 +22,7 @@ from sluice.controller.api.problems import Problem, ProblemDocument, no_place
 from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.model import DEFAULT_PROJECT, Mode
@@ -40,7 +40,9 @@ MOST_HOLDS = 2048
 MOST_HOLDS_OF_CALLER = 512
 
 
-def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) -> APIRouter:
+def tcp_session_routes(
+    grant_service: GrantService, service: PoolService, key_seconds: int
+) -> APIRouter:
     """The handler, bound to one pool."""
     routes = APIRouter()
     holds = Places(MOST_HOLDS, MOST_HOLDS_OF_CALLER)
@@ -89,10 +91,10 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                 mode=Mode(body.mode),
                 owner_label=caller.label,
                 domain_uuid=caller.vm,
-                max_priority=_max_priority(desk, caller),
+                max_priority=_max_priority(grant_service, caller),
                 may_preempt=caller.may_preempt,
             )
-            if refusal := desk.pool.not_allowed(wanted):
+            if refusal := grant_service.pool.not_allowed(wanted):
                 raise Problem(
                     403, ProblemType.NOT_ALLOWED, refusal.message, cuda_error=int(refusal.status)
                 )
@@ -101,12 +103,12 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             service.under_way.add(wanted.request_id)
             waits[asked] = wanted
             try:
-                answer = await _answer_or_hangup(desk, wanted, request)
-                node = desk.pool.nodes[answer.grant.node]
+                answer = await _answer_or_hangup(grant_service, wanted, request)
+                node = grant_service.pool.nodes[answer.grant.node]
                 # a client that waited may be gone by now, and nobody else has the key
                 gone = await request.is_disconnected()
                 if not gone:
-                    await announce(desk, service.links, answer, key, key_seconds)
+                    await announce(grant_service, service.links, answer, key, key_seconds)
                     gone = await request.is_disconnected()
             except NotTaken as not_taken:
                 trouble = str(not_taken)
@@ -127,8 +129,8 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
                     key_seconds=key_seconds,
                 )
             why = End(EndCause.WITHDRAWN, HUNG_UP) if gone else End(EndCause.NOT_TAKEN, trouble)
-            await desk.step(
-                lambda answer=answer, why=why: desk.pool.session_ended(  # type: ignore[misc]
+            await grant_service.step(
+                lambda answer=answer, why=why: grant_service.pool.session_ended(  # type: ignore[misc]
                     answer.session.id, answer.grant.id, why
                 )
             )
@@ -147,18 +149,18 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
     ) -> PlaceInQueue:
         """Where the caller's `POST /sessions` with this Idempotency-Key stands while it waits."""
         wanted = waits.get((caller.id, idempotency_key)) if idempotency_key else None
-        if wanted is None or wanted.request_id not in desk.pool.queue:
+        if wanted is None or wanted.request_id not in grant_service.pool.queue:
             raise Problem(
                 404,
                 ProblemType.NOTHING_WAITS,
                 "no request of yours with this Idempotency-Key waits for a grant here",
             )
-        place = desk.pool.waiting(wanted)
+        place = grant_service.pool.waiting(wanted)
         return PlaceInQueue(
             position=place.position,
-            waiting=len(desk.pool.queue),
+            waiting=len(grant_service.pool.queue),
             line=place.line,
-            line_seconds=desk.line_seconds,
+            line_seconds=grant_service.line_seconds,
         )
 
     @routes.post(
@@ -182,11 +184,11 @@ def tcp_session_routes(desk: GrantDesk, service: PoolService, key_seconds: int) 
             raise no_place(full, ProblemType.TOO_MANY_HOLDS, caller.owner, what, "end one of them")
         holder = f"request {secrets.token_hex(8)}"
         with holds.held(caller.owner):
-            desk.pool.job_held(key, holder)
+            grant_service.pool.job_held(key, holder)
             # a controller that stops is no end of the job: its launcher asks the next one
             while not await request.is_disconnected():
                 await asyncio.sleep(HANGUP_POLL_SECONDS)
-            await desk.step(lambda: desk.pool.job_released(key, holder))
+            await grant_service.step(lambda: grant_service.pool.job_released(key, holder))
 
     return routes
 
@@ -204,11 +206,11 @@ def _job_name(token: str) -> str:
         ) from None
 
 
-def _max_priority(desk: GrantDesk, caller: Caller) -> int | None:
+def _max_priority(grant_service: GrantService, caller: Caller) -> int | None:
     """The highest priority of the caller's requests: a tenant's is 0 unless somebody said more."""
     if caller.project is None or caller.max_priority is not None:
         return caller.max_priority
-    most = desk.pool.quotas.max_priority(caller.project)
+    most = grant_service.pool.quotas.max_priority(caller.project)
     return 0 if most is None else most
 
 
@@ -237,12 +239,14 @@ def _domain(caller: Caller, peer: str) -> str:
     return f"project {caller.project}" if caller.project else f"net {peer}"
 
 
-async def _answer_or_hangup(desk: GrantDesk, wanted: GrantRequest, request: Request) -> Granted:
+async def _answer_or_hangup(
+    grant_service: GrantService, wanted: GrantRequest, request: Request
+) -> Granted:
     async def decided() -> Granted | Refused:
-        async for answer in desk.request(wanted, HUNG_UP):
+        async for answer in grant_service.request(wanted, HUNG_UP):
             if isinstance(answer, Granted | Refused):
                 return answer
-        raise AssertionError("the desk ended without an answer")
+        raise AssertionError("the grant service ended without an answer")
 
     task = asyncio.create_task(decided())
     try:

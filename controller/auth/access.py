@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose a call is, and what its caller may do: the one place where that is decided.
 
-Used by both doors: controller.api for REST, node_guard for gRPC. Whoever shows a token is who the
+Used by both APIs: controller.api for REST, node_guard for gRPC. Whoever shows a token is who the
 token says, and nobody else even where none is needed. Without a token, `[auth] required` says
 whether there is an answer at all, and `[auth] local` what the caller may do.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The audit trail: who changed what, and who was refused; stored, and in the log.
 
-Used by both doors. Every change is a line. What was refused or came to nothing is one, too, as long
+Used by both APIs. Every change is a line. What was refused or came to nothing is one, too, as long
 as its caller does not make many of them: then they are counted, and the sum is a line a minute
 later, so that nobody pushes older lines out of the store by being refused.
 """

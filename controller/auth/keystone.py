@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asks Keystone whose a token is, for callers that are OpenStack's own services.
 
-Used by the doorway for the one route that Nova calls. Nova shows a Keystone token (X-Auth-Token);
-Keystone says whose it is, and only the accounts that the operator named are let in. Answers are
-remembered for a minute by the token's hash, as Nova asks several times for each instance, and that
-a token is none for some seconds; the token itself is kept nowhere. Anybody can make tokens up: so
-Keystone is asked a few things at a time, and fewer for one address. openstacksdk is imported when a
-controller is configured for this, and needs only be installed there.
+Used by the access middleware for the one route that Nova calls. Nova shows a Keystone token
+(X-Auth-Token); Keystone says whose it is, and only the accounts that the operator named are let in.
+Answers are remembered for a minute by the token's hash, as Nova asks several times for each
+instance, and that a token is none for some seconds; the token itself is kept nowhere. Anybody can
+make tokens up: so Keystone is asked a few things at a time, and fewer for one address. openstacksdk
+is imported when a controller is configured for this, and needs only be installed there.
 """
 
 from __future__ import annotations

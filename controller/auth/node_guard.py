@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC door's guard: which server calls, and that it speaks for its own node only.
+"""The guard of the gRPC service: which server calls, and that it speaks for its own node only.
 
 Put before the pool's service by controller.service. A server shows a certificate of the operator's
 CA, whose common name is its node's name, or a node token in its metadata; where neither is wanted

@@ -60,7 +60,7 @@ class Token(BaseModel):
     vm: str = ""  # the UUID of the VM that it is of, whose reservations they draw on too
 
     def state(self, now: float) -> Literal["valid", "expired", "revoked"]:
-        """Whether it opens a door now."""
+        """Whether it lets a caller in now."""
         if self.revoked is not None:
             return "revoked"
         return "expired" if self.expires is not None and self.expires <= now else "valid"

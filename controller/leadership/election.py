@@ -29,7 +29,7 @@ COMPLAIN_EVERY_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LeaderAddress:
-    """Where a controller's doors are, as others reach them."""
+    """Where a controller listens, as others reach it."""
 
     rest: str
     grpc: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The doors of a controller: they serve while it leads, and else say who does.
+"""What a controller answers: it serves while it leads, and else says who does.
 
 Set up by controller.service. A call that comes while the pool is being loaded waits for it, so that
 servers need not try again. Where there are several controllers, REST answers 307 with the leader's
@@ -26,7 +26,7 @@ from sluice.config.log_ids import request_id
 from sluice.config.metric_families import exposition
 from sluice.config.version import own_version
 from sluice.controller.auth.access import Access
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.leadership.election import LeaderAddress
 from sluice.controller.metrics.meters import Standing
 from sluice.controller.rpc.node_service import PoolService
@@ -40,21 +40,21 @@ Scope = MutableMapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Office:
+class LeaderState:
     """What a controller has while it leads."""
 
-    desk: GrantDesk
+    grant_service: GrantService
     service: PoolService
     app: FastAPI
     access: Access
     is_current: Callable[[], bool]
 
 
-class Front:
-    """What both doors look at."""
+class Leadership:
+    """Whether this controller leads, and who does: what REST and gRPC look at."""
 
     def __init__(self) -> None:
-        self.office: Office | None = None
+        self.leader_state: LeaderState | None = None
         self.leader: Callable[[], LeaderAddress | None] = lambda: None
         self.trouble: Callable[[], StoreError | None] = lambda: None
         self._settled = asyncio.Event()
@@ -62,7 +62,7 @@ class Front:
 
     @contextlib.contextmanager
     def loading(self) -> Iterator[None]:
-        """The block in which this controller's office is being made, or cannot be."""
+        """The block in which this controller takes the lead over, or fails to."""
         self._settled.clear()
         try:
             yield
@@ -70,14 +70,14 @@ class Front:
             self._settled.set()
 
     async def settled(self) -> None:
-        """Returns when no office is being made."""
+        """Returns when the lead is not just being taken over."""
         await self._settled.wait()
 
     @property
-    def serving(self) -> Office | None:
-        """The office, if this controller certainly leads."""
-        office = self.office
-        return office if office and office.is_current() else None
+    def serving(self) -> LeaderState | None:
+        """What it leads with, if this controller certainly leads."""
+        leader_state = self.leader_state
+        return leader_state if leader_state and leader_state.is_current() else None
 
     def no_leader(self) -> str:
         """Why nobody can be named, and what to do."""
@@ -86,36 +86,36 @@ class Front:
         return "there is no leader yet; one is elected within seconds, try again"
 
 
-class RestFront:
-    """The ASGI application of the REST door."""
+class LeaderOnlyRest:
+    """REST: the ASGI application around the one that serves."""
 
-    def __init__(self, front: Front, standing: Standing) -> None:
-        self._front = front
+    def __init__(self, leadership: Leadership, standing: Standing) -> None:
+        self._leadership = leadership
         self._standing = standing
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         """Serves, or refers to the leader."""
         if scope["type"] != "http":
             return
-        office = self._front.serving
-        self._standing.leads.set(1 if office else 0)
+        leader_state = self._leadership.serving
+        self._standing.leads.set(1 if leader_state else 0)
         if scope["path"] == "/v1/controller":
-            await self._own_part(office)(scope, receive, send)
-        elif scope["path"] == "/metrics" and office is None:
+            await self._own_part(leader_state)(scope, receive, send)
+        elif scope["path"] == "/metrics" and leader_state is None:
             # a scraper that was referred to the leader would count it several times
             await self._own_metrics(scope)(scope, receive, send)
-        elif office:
-            await office.app(scope, receive, send)
+        elif leader_state:
+            await leader_state.app(scope, receive, send)
         else:
             await self._refer(scope)(scope, receive, send)
 
-    def _own_part(self, office: Office | None) -> Response:
-        leader = self._front.leader()
-        trouble = office.desk.trouble if office else self._front.trouble()
+    def _own_part(self, leader_state: LeaderState | None) -> Response:
+        leader = self._leadership.leader()
+        trouble = leader_state.grant_service.trouble if leader_state else self._leadership.trouble()
         return JSONResponse(
             {
                 "version": own_version(),
-                "leads": office is not None,
+                "leads": leader_state is not None,
                 "leader": leader.rest if leader else None,
                 "store_trouble": str(trouble) if trouble else None,
             }
@@ -127,7 +127,7 @@ class RestFront:
         return Response(body, headers={"Content-Type": content_type})
 
     def _refer(self, scope: Mapping[str, Any]) -> Response:
-        if leader := self._front.leader():
+        if leader := self._leadership.leader():
             query = scope["query_string"].decode("latin-1")
             path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
             return RedirectResponse(
@@ -139,7 +139,7 @@ class RestFront:
                     "type": "about:blank",
                     "title": "No leader",
                     "status": 503,
-                    "detail": self._front.no_leader(),
+                    "detail": self._leadership.no_leader(),
                     "instance": scope["path"],
                     "request_id": request_id(),
                 }
@@ -150,11 +150,11 @@ class RestFront:
         )
 
 
-class PoolFront(pool_pb2_grpc.PoolServicer):
-    """The gRPC door."""
+class LeaderOnlyGrpc(pool_pb2_grpc.PoolServicer):
+    """gRPC: the service around the one that serves."""
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, leadership: Leadership) -> None:
+        self._leadership = leadership
 
     async def Register(  # noqa: N802
         self,
@@ -162,11 +162,11 @@ class PoolFront(pool_pb2_grpc.PoolServicer):
         context: grpc.aio.ServicerContext[rpc.NodeReport, rpc.Order],
     ) -> AsyncIterator[rpc.Order]:
         """Serves one server's stream while this controller leads."""
-        office = self._front.serving
-        if office:
-            async for order in office.service.Register(request_iterator, context):
+        leader_state = self._leadership.serving
+        if leader_state:
+            async for order in leader_state.service.Register(request_iterator, context):
                 yield order
-            if not office.desk.stepped_down.is_set():
+            if not leader_state.grant_service.stepped_down.is_set():
                 return
         await self._refer(context)
 
@@ -176,9 +176,9 @@ class PoolFront(pool_pb2_grpc.PoolServicer):
         context: grpc.aio.ServicerContext[rpc.GrantRequest, rpc.GrantAnswer],
     ) -> AsyncIterator[rpc.GrantAnswer]:
         """Answers a client's request; the leader that takes over is asked again by the server."""
-        if office := self._front.serving:
+        if leader_state := self._leadership.serving:
             try:
-                async for answer in office.service.RequestGrant(request, context):
+                async for answer in leader_state.service.RequestGrant(request, context):
                     yield answer
                 return
             except DeposedError:
@@ -191,18 +191,18 @@ class PoolFront(pool_pb2_grpc.PoolServicer):
         context: grpc.aio.ServicerContext[rpc.GrantRelease, rpc.GrantReleased],
     ) -> rpc.GrantReleased:
         """Gives a grant back."""
-        if office := self._front.serving:
+        if leader_state := self._leadership.serving:
             try:
-                return await office.service.ReleaseGrant(request, context)
+                return await leader_state.service.ReleaseGrant(request, context)
             except DeposedError:
                 pass
         return await self._refer(context)
 
     async def _refer(self, context: grpc.aio.ServicerContext[Any, Any]) -> NoReturn:
-        leader = self._front.leader()
+        leader = self._leadership.leader()
         await context.abort(
             grpc.StatusCode.UNAVAILABLE,
-            f"the leader is {leader.grpc}" if leader else self._front.no_leader(),
+            f"the leader is {leader.grpc}" if leader else self._leadership.no_leader(),
             ((LEADER_KEY, leader.grpc),) if leader else (),
         )
         raise AssertionError("abort() raises")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pool's figures for Prometheus: what there is, who holds it, who waits.
 
-Made by controller.api.app for one desk, registered while this controller leads. A scrape reads
-sums that are kept anyway (tallies, fragmentation, queue, quotas): its cost does not depend on the
-number of nodes, GPUs, grants or sessions.
+Made by controller.api.app for one grant service, registered while this controller leads. A scrape
+reads sums that are kept anyway (tallies, fragmentation, queue, quotas): its cost does not depend on
+the number of nodes, GPUs, grants or sessions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from sluice.config.metric_families import Family, FamilyCollector, Samples
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.metrics.meters import priority_label
 from sluice.controller.metrics.tallies import FAULTY, HEALTHY, LOST, Size
 from sluice.controller.pool.model import GpuMode, NodeState, ReservationState
@@ -122,10 +122,10 @@ FAMILIES = (
 
 
 class PoolFigures:
-    """Reads one desk's pool."""
+    """Reads the pool of one grant service."""
 
-    def __init__(self, desk: GrantDesk) -> None:
-        self._desk = desk
+    def __init__(self, grant_service: GrantService) -> None:
+        self._grant_service = grant_service
         self._shown: dict[str, None] = {}  # projects with series of their own
 
     def collector(self) -> FamilyCollector:
@@ -139,14 +139,14 @@ class PoolFigures:
         self._fill_queue(samples)
         self._fill_reservations(samples)
         self._fill_projects(samples)
-        tallies = self._desk.tallies
+        tallies = self._grant_service.tallies
         samples.add("sluice_preemptions_total", tallies.events["grant.preempted"])
         for kind, count in tallies.events.items():
             samples.add("sluice_pool_events_total", count, kind)
-        samples.add("sluice_store_up", 0 if self._desk.trouble else 1)
+        samples.add("sluice_store_up", 0 if self._grant_service.trouble else 1)
 
     def _fill_pool(self, samples: Samples) -> None:
-        tallies = self._desk.tallies
+        tallies = self._grant_service.tallies
         for state in NodeState:
             samples.add("sluice_pool_nodes", tallies.nodes[state], state.value)
         samples.add("sluice_pool_nodes_drained", tallies.drained_nodes)
@@ -167,7 +167,7 @@ class PoolFigures:
             samples.add("sluice_sessions_ended_total", tallies.ended[cause], cause_name(cause))
 
     def _fill_fragmentation(self, samples: Samples) -> None:
-        found = self._desk.pool.fragmentation()
+        found = self._grant_service.pool.fragmentation()
         samples.add("sluice_pool_memory_free_bytes", found.free_mib * MIB)
         samples.add("sluice_pool_free_cards", found.free_cards)
         samples.add("sluice_pool_free_default_slices", found.free_default_slices)
@@ -176,7 +176,7 @@ class PoolFigures:
         samples.add("sluice_pool_fragmentation_ratio", found.default_slice_loss, "default_slice")
 
     def _fill_queue(self, samples: Samples) -> None:
-        queue = self._desk.pool.queue
+        queue = self._grant_service.pool.queue
         waiting = {"0": 0}
         for priority, count in queue.by_priority.items():
             label = priority_label(priority)
@@ -188,7 +188,7 @@ class PoolFigures:
             samples.add("sluice_queue_oldest_request_seconds", age)
 
     def _fill_reservations(self, samples: Samples) -> None:
-        tallies = self._desk.tallies
+        tallies = self._grant_service.tallies
         for state in (ReservationState.WAITING, ReservationState.HELD):
             samples.add("sluice_pool_reservations", tallies.reservations[state], state.value)
         held, used = tallies.reserved, tallies.drawn
@@ -198,7 +198,7 @@ class PoolFigures:
         samples.add("sluice_reservation_used_memory_bytes", used.memory_mib * MIB)
 
     def _fill_projects(self, samples: Samples) -> None:
-        quotas = self._desk.pool.quotas
+        quotas = self._grant_service.pool.quotas
         projects = quotas.projects()
         there = set(projects)
         # whoever has series keeps them, so that they are not cut when another passes it

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the controller measures as it happens: latencies, outcomes, the store.
 
-Made once per process by controller.service and handed to the desk, which observes; a controller
-that leads again goes on counting. The pool's own figures are collector.py's. No label ever holds
-a name that a caller chose.
+Made once per process by controller.service and handed to the grant service, which observes; a
+controller that leads again goes on counting. The pool's own figures are collector.py's. No label
+ever holds a name that a caller chose.
 """
 
 from __future__ import annotations

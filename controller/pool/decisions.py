@@ -47,8 +47,8 @@ class GrantRequest:
     preempt: bool = False  # lower-priority work may be ended for it
     waited_seconds: float = 0.0  # before this controller heard of it
     mode: Mode = Mode.AUTO
-    max_priority: int | None = None  # that its asker's token allows; None: as its project
-    may_preempt: bool | None = None  # that its asker's token says; None: as its project
+    max_priority: int | None = None  # that its requester's token allows; None: as its project
+    may_preempt: bool | None = None  # that its requester's token says; None: as its project
     reservation: str = ""  # it is not a process: this reservation wants its vGPUs
     relay: bool = False  # what its node can never give it may be another's: its server relays
 

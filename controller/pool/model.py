@@ -292,7 +292,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What the controller's doors keep and the pool does not know: tokens, answers given."""
+    """What the controller's APIs keep and the pool does not know: tokens, answers given."""
 
     collection: str
     key: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What operators ask of the pool: resizing, reservations, quotas, the two pools, VMs' own GPUs.
 
-Part of pool.Pool, called by controller.api through the desk, one step at a time like every other
-step. A step that cannot be done raises Impossible or Unknown and has changed nothing.
+Part of pool.Pool, called by controller.api through the grant service, one step at a time like every
+other step. A step that cannot be done raises Impossible or Unknown and has changed nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sluice.controller.pool.admission import refusals
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.gpus.attachments import Attachments
 from sluice.controller.pool.gpus.fleet import Fleet
-from sluice.controller.pool.gpus.modes import TwoPools
+from sluice.controller.pool.gpus.modes import GpuModes
 from sluice.controller.pool.grants.jobs import Jobs
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.resizing import Resizing
 from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
 from sluice.controller.pool.model import (
@@ -40,23 +40,23 @@ class Operations:
 
     def __init__(
         self,
-        books: Books,
+        ledger: GrantLedger,
         fleet: Fleet,
         jobs: Jobs,
         scheduler: Scheduler,
-        pools: TwoPools,
+        pools: GpuModes,
         attachments: Attachments,
         moved_on: Callable[[Decisions], Decisions],
         machines: Callable[[Reserver], Machines],
     ) -> None:
-        self._books = books
+        self._ledger = ledger
         self._jobs = jobs
         self._scheduler = scheduler
         self._pools = pools
         self._moved_on = moved_on
         self.attachments = attachments  # its steps move nothing else of the pool
         self.machines = machines(self)
-        self._resizing = Resizing(books, fleet, jobs)
+        self._resizing = Resizing(ledger, fleet, jobs)
 
     # grants
 
@@ -73,8 +73,8 @@ class Operations:
 
     def why_over(self, grant_id: str) -> End | None:
         """Why a grant that was made has ended or is being ended; None while it is neither."""
-        grant = self._books.grants[grant_id]
-        return self._jobs.why_ending(grant) if self._books.is_live(grant_id) else grant.end
+        grant = self._ledger.grants[grant_id]
+        return self._jobs.why_ending(grant) if self._ledger.is_live(grant_id) else grant.end
 
     def is_resizing(self, grant_id: str) -> bool:
         """Whether a server's answer is waited for."""
@@ -159,24 +159,24 @@ class Operations:
 
     def set_quota(self, quota: Quota) -> Decisions:
         """From now on a project may hold this; what it holds already stays."""
-        known = self._books.quotas.limits.get(quota.project)
+        known = self._ledger.quotas.limits.get(quota.project)
         quota = replace(quota, generation=known.generation + 1 if known else 1)
-        self._books.quotas.limits[quota.project] = quota
-        self._books.changes.append(quota)
+        self._ledger.quotas.limits[quota.project] = quota
+        self._ledger.changes.append(quota)
         text = (
             f"{quota.vgpus} vGPUs, {quota.memory_mib} MiB, {quota.compute_percent} % "
             f"(0: no limit){', may preempt' if quota.may_preempt else ''}"
             + ("" if quota.max_priority is None else f", priority at most {quota.max_priority}")
         )
-        self._books.event("quota.set", quota.project, text)
+        self._ledger.event("quota.set", quota.project, text)
         return self._moved_on(Decisions())
 
     def remove_quota(self, project: str) -> Decisions:
         """The project may hold what there is; raises Unknown."""
-        if self._books.quotas.limits.pop(project, None) is None:
+        if self._ledger.quotas.limits.pop(project, None) is None:
             raise Unknown("quota", project)
-        self._books.changes.append(QuotaRemoved(project))
-        self._books.event("quota.removed", project, "no limit")
+        self._ledger.changes.append(QuotaRemoved(project))
+        self._ledger.event("quota.removed", project, "no limit")
         return self._moved_on(Decisions())
 
     # the two pools
@@ -205,7 +205,7 @@ class Operations:
 
     def note(self, kind: str, subject: str, text: str) -> None:
         """A line of the event log that is stored with the step that is being taken."""
-        self._books.event(kind, subject, text)
+        self._ledger.event(kind, subject, text)
 
     # within
 
@@ -218,9 +218,9 @@ class Operations:
             raise Impossible(
                 f"wanted {refusals.wanted(request)}; the pool could not give that if it were empty"
             )
-        if never := self._books.quotas.never(reservation.project, Held.at_least(request)):
+        if never := self._ledger.quotas.never(reservation.project, Held.at_least(request)):
             raise Impossible(str(never))
-        self._books.reservations.add(reservation)
+        self._ledger.reservations.add(reservation)
         self._scheduler.enqueue(request)
 
     def _settle(self, reservation: Reservation, *, wait: bool) -> None:
@@ -228,17 +228,17 @@ class Operations:
         wanted = refusals.wanted(request_of(reservation))
         if reservation.state is ReservationState.WAITING and not wait:
             self._scheduler.leave(reservation.id)
-            self._books.reservations.forget(reservation)
+            self._ledger.reservations.forget(reservation)
             raise Impossible(
                 f"wanted {wanted}; there is no room for it now: let it wait (--queue), or end "
                 "other work"
             )
-        self._books.changes.append(replace(reservation))
+        self._ledger.changes.append(replace(reservation))
         owner = f"{reservation.owner_kind.value} {reservation.owner}"
-        self._books.event("reservation.made", reservation.id, f"{wanted} for {owner}")
+        self._ledger.event("reservation.made", reservation.id, f"{wanted} for {owner}")
 
     def _sizes(self, reservation_id: str) -> tuple[int, ...]:
-        found = self._books.reservations.records.get(reservation_id)
+        found = self._ledger.reservations.records.get(reservation_id)
         return (found.count, found.memory_mib, found.compute_percent) if found else ()
 
     def _resize(self, step: Resize) -> Reservation:
@@ -254,7 +254,7 @@ class Operations:
             self._scheduler.leave(step.id)
             reservation.count, reservation.memory_mib, reservation.compute_percent = sizes
             reservation.generation += 1
-            self._books.changes.append(replace(reservation))
+            self._ledger.changes.append(replace(reservation))
             self._scheduler.enqueue(request_of(reservation))
         return reservation
 
@@ -265,7 +265,7 @@ class Operations:
         return reservation
 
     def _check(self, reservation_id: str, generation: int | None) -> None:
-        known = self._books.reservations.records.get(reservation_id)
+        known = self._ledger.reservations.records.get(reservation_id)
         if known is not None and generation not in (None, known.generation):
             raise Outdated(
                 f"reservation {reservation_id} is at generation {known.generation}, not "
@@ -273,7 +273,7 @@ class Operations:
             )
 
     def _live_reservation(self, reservation_id: str) -> Reservation:
-        reservation = self._books.reservations.records.get(reservation_id)
+        reservation = self._ledger.reservations.records.get(reservation_id)
         if reservation is None:
             raise Unknown("reservation", reservation_id)
         if reservation.state is ReservationState.ENDED:

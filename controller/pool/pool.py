@@ -4,7 +4,7 @@
 Called by controller.grant_service, one step at a time, never from two tasks at once. It does no
 I/O: time and ids are injected, what must be stored is collected as changes (take_changes), and what
 others must be told is returned. It promises that live grants never exceed a GPU, except where a
-server reports work that really runs and that the books had lost: that is adopted as it is.
+server reports work that really runs and that the ledger had lost: that is adopted as it is.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sluice.controller.pool.gpus.attachment import Attachment
 from sluice.controller.pool.gpus.attachments import Attachments
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.fragmentation import Fragmentation
-from sluice.controller.pool.gpus.modes import TwoPools
+from sluice.controller.pool.gpus.modes import GpuModes
 from sluice.controller.pool.grants.adoption import Adoption, ReportedSession
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.model import (
     NODE_LOST,
     Change,
@@ -106,12 +106,12 @@ class Pool:
         self._opening_seconds = opening_seconds
         self._jobs = Jobs(clock, job_linger_seconds)
         gpus: dict[GpuKey, Gpu] = {}
-        self._books = Books(clock, new_id, self._jobs, gpus, ended_kept)
-        self._fleet = Fleet(clock, self._books, gpus, vgpu_count)
+        self._ledger = GrantLedger(clock, new_id, self._jobs, gpus, ended_kept)
+        self._fleet = Fleet(clock, self._ledger, gpus, vgpu_count)
         self._scheduler = Scheduler(
             clock,
             new_id,
-            self._books,
+            self._ledger,
             self._fleet,
             self._jobs,
             policy or BinPack(),
@@ -122,40 +122,42 @@ class Pool:
         )
         # whether grants may be on several nodes: the data path opens sessions on one node only
         self._cross_node = cross_node
-        self.rooms = self._fleet.rooms
-        attachments = Attachments(clock, self._books, self._fleet)
+        self.capacity = self._fleet.capacity
+        attachments = Attachments(clock, self._ledger, self._fleet)
         self.attachments = attachments.records
-        self._pools = TwoPools(
+        self._pools = GpuModes(
             clock,
-            self._books,
+            self._ledger,
             self._fleet,
-            Ending(self._books),
+            Ending(self._ledger),
             self._held_by,
             hands_over=hands_over,
         )
         self.operations = Operations(
-            self._books,
+            self._ledger,
             self._fleet,
             self._jobs,
             self._scheduler,
             self._pools,
             attachments,
             self._moved_on,
-            lambda reserver: Machines(clock, new_id, self._books, reserver),
+            lambda reserver: Machines(clock, new_id, self._ledger, reserver),
         )
-        self._adoption = Adoption(self._books, self._fleet, self._jobs, self.operations.is_resizing)
+        self._adoption = Adoption(
+            self._ledger, self._fleet, self._jobs, self.operations.is_resizing
+        )
         self.nodes = self._fleet.nodes
         self.nodes_in_order = self._fleet.nodes_in_order
         self.gpus_in_order = self._fleet.gpus_in_order
-        self.grants_in_order = self._books.grants_in_order
-        self.sessions_in_order = self._books.sessions_in_order
+        self.grants_in_order = self._ledger.grants_in_order
+        self.sessions_in_order = self._ledger.sessions_in_order
         self.gpus = gpus
         self.switches = self._fleet.switches
         self.queue = self._scheduler.queue
-        self.grants = self._books.grants
-        self.sessions = self._books.sessions
-        self.reservations = self._books.reservations.records
-        self.quotas = self._books.quotas
+        self.grants = self._ledger.grants
+        self.sessions = self._ledger.sessions
+        self.reservations = self._ledger.reservations.records
+        self.quotas = self._ledger.quotas
         if snapshot:
             self._restore(snapshot)
 
@@ -172,10 +174,10 @@ class Pool:
 
     def usage(self, key: GpuKey) -> Usage:
         """What live grants have of a GPU."""
-        booked, kept = self._books.ledger.usage(key), self.kept(key)
+        booked, kept = self._ledger.allocations.usage(key), self.kept(key)
         vgpus = sum(
             1
-            for grant in self._books.live_on_gpu(key)
+            for grant in self._ledger.live_on_gpu(key)
             for place, _ in grant.placed()
             if place == key
         )
@@ -191,19 +193,19 @@ class Pool:
 
     def live_sessions_on(self, node: str) -> int:
         """How many sessions live on a node."""
-        return self._books.live_sessions_on(node)
+        return self._ledger.live_sessions_on(node)
 
     def grants_live_on(self, node: str) -> list[Grant]:
         """The live grants that have a vGPU on a node."""
-        return self._books.live_on(node)
+        return self._ledger.live_on(node)
 
     def ended_grants(self) -> list[Grant]:
         """The ended grants that are remembered."""
-        return self._books.ended()
+        return self._ledger.ended()
 
     def kept(self, key: GpuKey) -> Usage:
         """What is kept free of it: for reservations' owners, and for requests that preempt."""
-        undrawn = self._books.reservations.undrawn_on(key)
+        undrawn = self._ledger.reservations.undrawn_on(key)
         claimed_mib, claimed_percent = self._scheduler.claimed_on(key)
         return Usage(undrawn.memory_mib + claimed_mib, undrawn.compute_percent + claimed_percent, 0)
 
@@ -213,42 +215,42 @@ class Pool:
 
     def reservations_of(self, kind: OwnerKind, name: str) -> list[Reservation]:
         """An owner's reservations that have not ended, oldest first."""
-        return self._books.reservations.owned(kind, name)
+        return self._ledger.reservations.owned(kind, name)
 
     def grants_of_reservation(self, reservation: Reservation) -> list[Grant]:
         """The live grants that draw on a reservation."""
         found = {
             grant.id: grant
             for key in {slot.key for slot in reservation.slots}
-            for grant in self._books.live_on_gpu(key)
+            for grant in self._ledger.live_on_gpu(key)
             if grant.reservation == reservation.id
         }
         return list(found.values())
 
     def fragmentation(self) -> Fragmentation:
         """How much of the free memory can still be given in useful pieces."""
-        return self.rooms.fragments.read()
+        return self.capacity.fragments.read()
 
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
-        return self._books.sessions_of(grant_id)
+        return self._ledger.sessions_of(grant_id)
 
     def knows_request(self, request_id: str) -> bool:
         """Whether it waits, or holds a session that lives."""
-        return request_id in self.queue or self._books.held_by(request_id) is not None
+        return request_id in self.queue or self._ledger.held_by(request_id) is not None
 
     def node_of_request(self, request_id: str) -> str:
         """The node that asked for what a request was given; empty if it was given nothing."""
-        held = self._books.held_by(request_id)
+        held = self._ledger.held_by(request_id)
         return (held.session.relay or held.grant.node) if held else ""
 
     def used_up_to_now(self) -> list[UsageRecord]:
         """What the store does not have yet: every project's newest hours, up to now."""
-        return self._books.usage.up_to_now()
+        return self._ledger.usage.up_to_now()
 
     def take_changes(self) -> list[Change]:
         """Hands over what must be stored since the last call, in order."""
-        changes, self._books.changes = self._books.changes, []
+        changes, self._ledger.changes = self._ledger.changes, []
         return changes
 
     # nodes
@@ -262,7 +264,7 @@ class Pool:
         holds: Iterable[JobKey] = (),
         let_go: Collection[str] = (),
     ) -> Decisions:
-        """Takes in a server that came (back) and makes the books say what it really runs.
+        """Takes in a server that came (back) and makes the ledger say what it really runs.
 
         `let_go` names the GPUs that it has handed over.
         """
@@ -276,7 +278,7 @@ class Pool:
         pending = set(pending_requests)
         self._adoption.revive(node.name, pending, decisions)
         self._jobs.replace(node.name, holds)
-        self._books.end_unreported(node.name, reported | pending)
+        self._ledger.end_unreported(node.name, reported | pending)
         for gpu in self._fleet.of_node(node.name):
             self._end_faulty(gpu, decisions)
         return self._moved_on(decisions)
@@ -302,14 +304,14 @@ class Pool:
             node.last_seen = self._clock.monotonic()
             self._fleet.set_state(node, NodeState.AWAY, "its stream ended")
 
-    def doors_open(self) -> None:
+    def listening(self) -> None:
         """From now on servers can be heard: what they did not say before was no silence."""
         self._fleet.was_away(self._clock.monotonic() - self._made)
 
     def was_away(self, seconds: float) -> None:
         """The controller itself stood still for so long: nobody else was silent."""
         self._fleet.was_away(seconds)
-        self._books.event("controller.stalled", "controller", f"stood still for {seconds:.1f} s")
+        self._ledger.event("controller.stalled", "controller", f"stood still for {seconds:.1f} s")
 
     def expire(self) -> Decisions:
         """Lets time pass: silent nodes are lost, overdue requests are refused."""
@@ -321,23 +323,23 @@ class Pool:
             decisions.lost.append(node.name)
             silent = f"silent for {now - node.last_seen:.0f} s"
             self._fleet.set_state(node, NodeState.LOST, silent)
-            for grant in self._books.live_on(node.name):
+            for grant in self._ledger.live_on(node.name):
                 why = End(EndCause.NODE_LOST, NODE_LOST)
-                self._books.end(grant, why, lost=True)
+                self._ledger.end(grant, why, lost=True)
                 others = sorted(grant.nodes - {node.name})
                 decisions.ends += [EndOrder(other, grant.id, why) for other in others]
             self._jobs.replace(node.name, ())
         for grant in self._jobs.grants():
-            self._books.end_if_over(grant)
-        for grant_id in self._books.never_opened(self._opening_seconds):
+            self._ledger.end_if_over(grant)
+        for grant_id in self._ledger.never_opened(self._opening_seconds):
             text = f"its client did not come within {self._opening_seconds:g} s"
             never_came = End(EndCause.CLIENT_NEVER_CAME, text)
             decisions.ends += self.end_soon(grant_id, never_came).ends
         for request in self.queue.overdue(now):
             self._scheduler.leave(request.request_id)
             decisions.answers[request.request_id] = self._not_now(request, len(self.queue) + 1)
-            self._books.event("request.expired", request.request_id, request.program)
-        self._books.changes += self._books.usage.cut()
+            self._ledger.event("request.expired", request.request_id, request.program)
+        self._ledger.changes += self._ledger.usage.cut()
         return self._moved_on(decisions)
 
     # grants
@@ -348,7 +350,7 @@ class Pool:
         A request id that already holds a live grant is answered with that grant.
         """
         decisions = Decisions()
-        if held := self._books.held_by(request.request_id):
+        if held := self._ledger.held_by(request.request_id):
             decisions.answers[request.request_id] = held
             return decisions
         if self.paused and request.wait_seconds == 0:
@@ -357,7 +359,7 @@ class Pool:
         request = self._scheduler.reaching(request)
         if refusal := self._at_once(request):
             decisions.answers[request.request_id] = refusal
-            self._books.event("request.refused", request.request_id, refusal.message)
+            self._ledger.event("request.refused", request.request_id, refusal.message)
             return decisions
         self._scheduler.enqueue(request)
         self._moved_on(decisions)
@@ -366,7 +368,7 @@ class Pool:
             refusal = self._not_now(request, position)
             self._scheduler.leave(request.request_id)
             decisions.answers[request.request_id] = refusal
-            self._books.event("request.refused", request.request_id, refusal.message)
+            self._ledger.event("request.refused", request.request_id, refusal.message)
         return decisions
 
     def not_allowed(self, request: GrantRequest) -> Refused | None:
@@ -383,17 +385,17 @@ class Pool:
         return Waiting(position, refusals.waiting_line(request, position, len(self.queue), why))
 
     def withdraw(self, request_id: str, why: End) -> Decisions:
-        """The asker is gone: leaves the queue, or gives back the session whose answer was lost."""
+        """The requester is gone: leaves the queue, or gives back a session not answered."""
         self._scheduler.leave(request_id)
-        if held := self._books.held_by(request_id):
-            self._books.end_session(held.grant, held.session, why)
+        if held := self._ledger.held_by(request_id):
+            self._ledger.end_session(held.grant, held.session, why)
         return self._moved_on(Decisions())
 
     def release(self, grant_id: str, why: End) -> Decisions:
         """A server says that nothing of the grant runs any more."""
         grant = self.grants.get(grant_id)
         if grant and grant.state is GrantState.LIVE:
-            self._books.end(grant, why)
+            self._ledger.end(grant, why)
         return self._moved_on(Decisions())
 
     def session_ended(self, session_id: str, grant_id: str, why: End) -> Decisions:
@@ -401,11 +403,11 @@ class Pool:
         session = self.sessions.get(session_id)
         if session is None or session.grant_id != grant_id:
             grant = self.grants.get(grant_id)
-            keep = grant is not None and session_id and self._books.live_sessions_of(grant_id)
+            keep = grant is not None and session_id and self._ledger.live_sessions_of(grant_id)
             return Decisions() if keep else self.release(grant_id, why)
         grant = self.grants.get(grant_id)
         if grant and grant.state is GrantState.LIVE:
-            self._books.end_session(grant, session, why)
+            self._ledger.end_session(grant, session, why)
         return self._moved_on(Decisions())
 
     def end_soon(self, grant_id: str, why: End) -> Decisions:
@@ -413,7 +415,7 @@ class Pool:
         grant = self.grants.get(grant_id)
         if grant is None or grant.state is not GrantState.LIVE:
             return Decisions()
-        self._books.end_soon(grant, why)
+        self._ledger.end_soon(grant, why)
         return Decisions(ends=[EndOrder(grant.node, grant_id, why)])
 
     def job_held(self, key: JobKey, holder: str) -> None:
@@ -424,7 +426,7 @@ class Pool:
         """It was seen to end."""
         self._jobs.release(key, holder)
         for grant in self._jobs.grants():
-            self._books.end_if_over(grant)
+            self._ledger.end_if_over(grant)
         return self._moved_on(Decisions())
 
     def session_started(self, session_id: str, client_pid: int, channel: str) -> Decisions:
@@ -435,8 +437,10 @@ class Pool:
             session.state = SessionState.RUNNING
             session.client_pid = client_pid or session.client_pid
             session.channel = channel or session.channel
-            self._books.changes.append(as_it_is(session))
-            self._books.event("session.running", session.id, f"{session.program} on {session.node}")
+            self._ledger.changes.append(as_it_is(session))
+            self._ledger.event(
+                "session.running", session.id, f"{session.program} on {session.node}"
+            )
         elif session and session.state is SessionState.ENDED:
             # ended here while its client was on its way there
             grant = self.grants[session.grant_id]
@@ -452,7 +456,7 @@ class Pool:
         return attachment.domain_name if attachment else ""
 
     def _end_faulty(self, gpu: Gpu, decisions: Decisions) -> None:
-        for grant in self._books.live_on_gpu(gpu.key) if gpu.fault else ():
+        for grant in self._ledger.live_on_gpu(gpu.key) if gpu.fault else ():
             cause, _, _ = gpu.fault.partition(";")  # what to do then is for operators
             why = End(EndCause.GPU_FAILED, f"GPU {gpu.uuid} has failed: {cause}")
             self._jobs.end_soon(grant.id, why)
@@ -468,7 +472,7 @@ class Pool:
         self.operations.attachments.restore(snapshot.attachments)
         self.operations.machines.restore(snapshot.documents)
         self.quotas.limits.update({quota.project: quota for quota in snapshot.quotas})
-        self._books.restore(
+        self._ledger.restore(
             snapshot.grants, snapshot.sessions, snapshot.reservations, snapshot.usage
         )
         for reservation in snapshot.reservations:
@@ -486,11 +490,11 @@ class Pool:
             return None
         if request.mode is Mode.RESERVED:
             return self._scheduler.never_reserved(request)
-        if self._books.reservations.of(request):
+        if self._ledger.reservations.of(request):
             return None
         if never := self.quotas.never(request.project, Held.at_least(request)):
             return refusals.over_quota(request, never)
-        return feasibility.never(request, self.rooms, across=self._cross_node)
+        return feasibility.never(request, self.capacity, across=self._cross_node)
 
     def _not_now(self, request: GrantRequest, position: int) -> Refused:
         if self._jobs.grant_of(request):

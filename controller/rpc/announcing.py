@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused, Waiting
 from sluice.controller.rpc.messages import answer_message
 from sluice.controller.rpc.server_link import NotConnected, OrderRefused, ServerLink, ServerSilent
@@ -28,13 +28,17 @@ class NotTaken(Exception):
 
 
 async def announce(
-    desk: GrantDesk, links: Mapping[str, ServerLink], granted: Granted, key: str, key_seconds: int
+    grant_service: GrantService,
+    links: Mapping[str, ServerLink],
+    granted: Granted,
+    key: str,
+    key_seconds: int,
 ) -> None:
     """Returns once the node expects whoever shows the key. Raises NotTaken."""
     node = granted.grant.node
     try:
         # its end may have been ordered since it was made: nothing may come after that
-        if over := desk.pool.operations.why_over(granted.grant.id):
+        if over := grant_service.pool.operations.why_over(granted.grant.id):
             raise OrderRefused(over.text)
         if (link := links.get(node)) is None:
             raise NotConnected(node)
@@ -45,7 +49,7 @@ async def announce(
 
 
 async def answers_for_relay(
-    desk: GrantDesk,
+    grant_service: GrantService,
     links: Mapping[str, ServerLink],
     under_way: set[str],
     wanted: GrantRequest,
@@ -55,7 +59,7 @@ async def answers_for_relay(
     trouble = ""
     for _ in range(NODE_TRIES):
         under_way.add(wanted.request_id)
-        answers = desk.request(wanted)
+        answers = grant_service.request(wanted)
         granted: Granted | None = None
         told = False
         try:
@@ -71,9 +75,9 @@ async def answers_for_relay(
                 return
             key = secrets.token_hex(16)
             trouble = "its server went away"
-            await announce(desk, links, granted, key, key_seconds)
+            await announce(grant_service, links, granted, key, key_seconds)
             told = True
-            yield answer_message(granted, _target(desk, granted, key))
+            yield answer_message(granted, _target(grant_service, granted, key))
             return
         except NotTaken as not_taken:
             trouble = str(not_taken)
@@ -83,8 +87,8 @@ async def answers_for_relay(
             if granted and not told:
                 # nobody else has the key: a server that asks again is given another
                 not_taken_by_it = End(EndCause.NOT_TAKEN, trouble)
-                desk.begin(
-                    lambda granted=granted, why=not_taken_by_it: desk.pool.session_ended(  # type: ignore[misc]
+                grant_service.begin(
+                    lambda granted=granted, why=not_taken_by_it: grant_service.pool.session_ended(  # type: ignore[misc]
                         granted.session.id, granted.grant.id, why
                     )
                 )
@@ -93,8 +97,8 @@ async def answers_for_relay(
     )
 
 
-def _target(desk: GrantDesk, granted: Granted, key: str) -> rpc.RelayTarget:
-    node = desk.pool.nodes[granted.grant.node]
+def _target(grant_service: GrantService, granted: Granted, key: str) -> rpc.RelayTarget:
+    node = grant_service.pool.nodes[granted.grant.node]
     return rpc.RelayTarget(
         node=node.name, address=node.address, port=node.port, key=key, tls=node.data_tls
     )

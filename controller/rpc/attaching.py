@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.gpus.attachment import (
     AttachOrder,
@@ -35,8 +35,8 @@ Finish = Callable[[GpuKey, ReportedHolding | None, str, str], None]
 class Attaching:
     """What is under way between REST and servers about VMs' own GPUs."""
 
-    def __init__(self, desk: GrantDesk, service: PoolService) -> None:
-        self._desk = desk
+    def __init__(self, grant_service: GrantService, service: PoolService) -> None:
+        self._grant_service = grant_service
         self._service = service
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -47,7 +47,7 @@ class Attaching:
 
         Raises Impossible, Unknown, StoreError, and nothing is booked then.
         """
-        attachments = self._desk.pool.operations.attachments
+        attachments = self._grant_service.pool.operations.attachments
         order: AttachOrder | None = None
 
         def begin() -> Decisions:
@@ -61,7 +61,7 @@ class Attaching:
 
     async def detach(self, key: GpuKey) -> asyncio.Task[None]:
         """Tells the server to take it out of its VM; as attach()."""
-        attachments = self._desk.pool.operations.attachments
+        attachments = self._grant_service.pool.operations.attachments
         order: DetachOrder | None = None
 
         def begin() -> Decisions:
@@ -74,25 +74,29 @@ class Attaching:
         return self._in_background(self._carry_out(order, attachments.finish_detach))
 
     async def _stored(self, begin: Callable[[], Decisions], key: GpuKey, finish: Finish) -> None:
-        if await self._desk.step(begin):
+        if await self._grant_service.step(begin):
             return
-        why = f"it could not be stored: {self._desk.trouble}"
-        await self._desk.step(lambda: _nothing_else(lambda: finish(key, None, why, "")))
+        why = f"it could not be stored: {self._grant_service.trouble}"
+        await self._grant_service.step(lambda: _nothing_else(lambda: finish(key, None, why, "")))
         raise StoreError(why)
 
     async def _carry_out(self, order: AttachOrder | DetachOrder, finish: Finish) -> None:
         key = GpuKey(order.node, order.uuid)
-        attachments = self._desk.pool.operations.attachments
+        attachments = self._grant_service.pool.operations.attachments
         try:
             link = self._service.link_of(order.node)
             done = await link.native(native_message(order), ANSWER_SECONDS)
         except (NotConnected, ServerSilent) as silent:
             why = str(silent)
-            await self._desk.step(lambda: _nothing_else(lambda: attachments.unanswered(key, why)))
+            await self._grant_service.step(
+                lambda: _nothing_else(lambda: attachments.unanswered(key, why))
+            )
             raise
         holding = holding_of(done.holding) if done.HasField("holding") else None
         note = "; ".join(done.notes)
-        await self._desk.step(lambda: _nothing_else(lambda: finish(key, holding, done.error, note)))
+        await self._grant_service.step(
+            lambda: _nothing_else(lambda: finish(key, holding, done.error, note))
+        )
         if done.error:
             raise OrderRefused(done.error)
 

@@ -201,7 +201,7 @@ def answer_message(
     answer: decisions.Waiting | decisions.Granted | decisions.Refused,
     relay: rpc.RelayTarget | None = None,
 ) -> rpc.GrantAnswer:
-    """The desk's answer on the wire; `relay`: where the granted session is, if not at the asker."""
+    """An answer on the wire; `relay`: where the granted session is, if not at the requester."""
     if isinstance(answer, decisions.Waiting):
         return rpc.GrantAnswer(waiting=rpc.Waiting(position=answer.position, line=answer.line))
     if isinstance(answer, decisions.Refused):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gRPC service that servers speak to: registration streams and grant requests.
 
-Started by controller.service. It owns one ServerLink per connected server, through which the
-REST handlers speak to servers. It promises that a server's newest stream is the one
-that counts, and that what a server reports reaches the desk in the order in which it was sent.
+Started by controller.service. It owns one ServerLink per connected server, through which the REST
+handlers speak to servers. It promises that a server's newest stream is the one that counts, and
+that what a server reports reaches the grant service in the order in which it was sent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import grpc
 
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.config.version import own_version
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import GpuKey, Node
 from sluice.controller.rpc.announcing import answers_for_relay
@@ -46,8 +46,10 @@ MOST_UNREAD_ORDERS = 20_000
 class PoolService(pool_pb2_grpc.PoolServicer):
     """What controller/proto/pool.proto promises to servers."""
 
-    def __init__(self, desk: GrantDesk, heartbeat_seconds: int, key_seconds: int = 60) -> None:
-        self._desk = desk
+    def __init__(
+        self, grant_service: GrantService, heartbeat_seconds: int, key_seconds: int = 60
+    ) -> None:
+        self._grant_service = grant_service
         self._key_seconds = key_seconds
         self._heartbeat_seconds = heartbeat_seconds
         self.links: dict[str, ServerLink] = {}
@@ -89,13 +91,13 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         wanted = request_of(request)
         if wanted.relay:
             relaying = answers_for_relay(
-                self._desk, self.links, self.under_way, wanted, self._key_seconds
+                self._grant_service, self.links, self.under_way, wanted, self._key_seconds
             )
             async with contextlib.aclosing(relaying):
                 async for message in relaying:
                     yield message
             return
-        answers = self._desk.request(wanted)
+        answers = self._grant_service.request(wanted)
         try:
             async for answer in answers:
                 yield answer_message(answer)
@@ -114,12 +116,12 @@ class PoolService(pool_pb2_grpc.PoolServicer):
         def release() -> Decisions:
             nonlocal was_live
             if request.grant_id:
-                grant = self._desk.pool.grants.get(request.grant_id)
+                grant = self._grant_service.pool.grants.get(request.grant_id)
                 was_live = grant is not None and grant.ended is None
-                return self._desk.pool.release(request.grant_id, why)
-            return self._desk.pool.withdraw(request.request_id, why)
+                return self._grant_service.pool.release(request.grant_id, why)
+            return self._grant_service.pool.withdraw(request.request_id, why)
 
-        await self._desk.step(release)
+        await self._grant_service.step(release)
         return rpc.GrantReleased(was_live=was_live)
 
     async def _read(
@@ -141,7 +143,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     PEERS.warning("gRPC: no inventory", peer, text, peer, kind)
                     return
                 else:
-                    self._desk.pool.seen(node)
+                    self._grant_service.pool.seen(node)
                     self._take(node, kind, report, link)
         except asyncio.CancelledError:
             raise
@@ -154,8 +156,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             link.close()
             if node and self.links.get(node) is link:
                 del self.links[node]
-                del self._desk.links[node]
-                self._desk.pool.disconnected(node)
+                del self._grant_service.links[node]
+                self._grant_service.pool.disconnected(node)
 
     async def _register(self, inventory: rpc.Inventory, link: ServerLink) -> None:
         name = inventory.node
@@ -165,7 +167,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             older.close()
         link.hands_over = inventory.hands_over
         self.links[name] = link
-        self._desk.links[name] = link
+        self._grant_service.links[name] = link
         link.orders.put_nowait(
             rpc.Order(
                 welcome=rpc.Welcome(
@@ -182,8 +184,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             labels=labels_of(inventory.labels),
             data_tls=inventory.data_tls,
         )
-        await self._desk.step(
-            lambda: self._desk.pool.register(
+        await self._grant_service.step(
+            lambda: self._grant_service.pool.register(
                 node,
                 [gpu_of(name, gpu) for gpu in inventory.gpus],
                 [
@@ -199,7 +201,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
 
     def _take(self, node: str, kind: str | None, report: rpc.NodeReport, link: ServerLink) -> None:
         # none of these is answered, so none waits for the disk: a node's ends share their commits
-        pool = self._desk.pool
+        pool = self._grant_service.pool
         if kind == "heartbeat":
             link.orders.put_nowait(
                 rpc.Order(heartbeat_seen=rpc.HeartbeatSeen(beat=report.heartbeat.beat))
@@ -208,7 +210,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             started = report.session_started
             if not self._is_of(node, started.session_id):
                 return
-            self._desk.begin(
+            self._grant_service.begin(
                 lambda: pool.session_started(
                     started.session_id, started.client_pid, started.channel
                 )
@@ -218,21 +220,25 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             if not self._is_of(node, ended.session_id, ended.grant_id):
                 return
             why = End(read_cause(ended.cause), ended.reason)
-            self._desk.begin(lambda: pool.session_ended(ended.session_id, ended.grant_id, why))
+            self._grant_service.begin(
+                lambda: pool.session_ended(ended.session_id, ended.grant_id, why)
+            )
         elif kind == "job_held":
             pool.job_held(job_key(report.job_held), node)
         elif kind == "job_released":
             released = job_key(report.job_released)
-            self._desk.begin(lambda: pool.job_released(released, node))
+            self._grant_service.begin(lambda: pool.job_released(released, node))
         elif kind == "gpu_condition":
             gpu = report.gpu_condition
-            self._desk.begin(
+            self._grant_service.begin(
                 lambda: pool.gpu_condition(GpuKey(node, gpu.uuid), gpu.fault, gpu.held, gpu.note)
             )
         elif kind == "handed_over":
             done = report.handed_over
             key = GpuKey(node, done.gpu_uuid)
-            self._desk.begin(lambda: pool.operations.handed_over(key, done.error, done.generation))
+            self._grant_service.begin(
+                lambda: pool.operations.handed_over(key, done.error, done.generation)
+            )
         elif kind == "native_holdings":
             holdings = [holding_of(each) for each in report.native_holdings.holdings]
 
@@ -240,17 +246,17 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 pool.operations.attachments.report(node, holdings)
                 return Decisions()
 
-            self._desk.begin(reconcile)
+            self._grant_service.begin(reconcile)
         elif kind == "guest_machines":
             machines = [machine_of(node, each) for each in report.guest_machines.machines]
-            self._desk.begin(lambda: pool.operations.machines.report(node, machines))
+            self._grant_service.begin(lambda: pool.operations.machines.report(node, machines))
         elif kind in ANSWERS:
             link.answered(ANSWERS[kind], getattr(report, kind))
 
     def _is_of(self, node: str, session_id: str, grant_id: str = "") -> bool:
-        """Whether what a node reports is its own, as far as the books know it."""
-        session = self._desk.pool.sessions.get(session_id)
-        grant = self._desk.pool.grants.get(session.grant_id if session else grant_id)
+        """Whether what a node reports is its own, as far as the ledger knows it."""
+        session = self._grant_service.pool.sessions.get(session_id)
+        grant = self._grant_service.pool.grants.get(session.grant_id if session else grant_id)
         found = session or grant
         if found is None or found.node == node:
             return True

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """One server's open stream, as the controller uses it: orders, and calls that the server answers.
 
-Made by node_service; used by desk, announcing, attaching and the REST handlers. A call has an id,
-one answer, and one place here while it is under way, whatever it asks for. It ends in its answer,
-in OrderRefused (the server says that it does not, and nothing has changed), or in ServerSilent (no
-answer in time, or the stream ended: whether it was done is not known).
+Made by node_service; used by grant_service, announcing, attaching and the REST handlers. A call has
+an id, one answer, and one place here while it is under way, whatever it asks for. It ends in its
+answer, in OrderRefused (the server says that it does not, and nothing has changed), or in
+ServerSilent (no answer in time, or the stream ended: whether it was done is not known).
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def restore(path: Path, source: Path) -> str:
     was = f"; the store as it was: {kept}" if kept else ""
     return (
         f"{path}: restored from {source}; {counts}{was}. Start the controller: servers report "
-        "what really runs, and the books follow that."
+        "what really runs, and the ledger follows that."
     )
 
 

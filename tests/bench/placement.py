@@ -42,8 +42,8 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
     while len(taken) < DECISIONS:
         request = load.any()
         begin, cpu = time.perf_counter(), time.thread_time()
-        refused = feasibility.never(request, pool.rooms, across=False)
-        chosen = None if refused else placement.choose(chooses, request, pool.rooms)
+        refused = feasibility.never(request, pool.capacity, across=False)
+        chosen = None if refused else placement.choose(chooses, request, pool.capacity)
         computed.append((time.thread_time() - cpu) * 1e3)
         taken.append((time.perf_counter() - begin) * 1e3)
         if chosen:

@@ -16,7 +16,7 @@ from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.keystone import KeystoneTokens
 from sluice.controller.auth.tokens import TokenBook
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.pool import Pool
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.service import SystemClock
@@ -28,10 +28,10 @@ def rest_document() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         store = SqliteStore(Path(folder) / "store.db")  # never opened
         tokens = TokenBook(store)
-        desk = GrantDesk(Pool(SystemClock(), lambda: ""), store)
+        grant_service = GrantService(Pool(SystemClock(), lambda: ""), store)
         app = build_app(
-            desk,
-            PoolService(desk, 5),
+            grant_service,
+            PoolService(grant_service, 5),
             60,
             Access(AuthSection(), tokens, EnrolmentBook(store, tokens), loopback_only=True),
             openstack=OpenStackSection(),

@@ -163,7 +163,7 @@ def check_books(pool: Pool, model: Model) -> None:
     for key in pool.gpus:
         assert pool.usage(key).memory_mib == used[key]
     opened = {}
-    for kind in pool.rooms.kinds():
+    for kind in pool.capacity.kinds():
         for percent, order in kind.by_percent.items():
             for mib, name, uuid, _ in order:
                 opened[GpuKey(name, uuid)] = (mib, percent)
@@ -174,7 +174,7 @@ def check_books(pool: Pool, model: Model) -> None:
     overhead = {key: pool.gpus[key].context_overhead_mib for key in free}
     largest = max((mib - overhead[key] for key, (mib, pct) in free.items() if pct), default=0)
     assert fragmentation.largest_vgpu_mib == max(0, largest)
-    totals = [(node.total_mib, name) for _, name, node in pool.rooms.by_total]
+    totals = [(node.total_mib, name) for _, name, node in pool.capacity.by_total]
     expected: Counter[str] = Counter()
     for key, (mib, _) in free.items():
         expected[key.node] += mib

@@ -19,8 +19,7 @@ import pytest
 
 from sluice.config.controller import AuthSection
 from sluice.config.peer_lines import WINDOW_SECONDS
-from sluice.controller.api import access_middleware as doorway
-from sluice.controller.api import event_routes, idempotency, tcp_sessions
+from sluice.controller.api import access_middleware, event_routes, idempotency, tcp_sessions
 from sluice.controller.api.app import build_app
 from sluice.controller.api.idempotency import LEAST_SECONDS, Answer, Idempotency
 from sluice.controller.auth import node_guard
@@ -28,7 +27,7 @@ from sluice.controller.auth.access import Access, Caller
 from sluice.controller.auth.audit import OFTEN, AuditTrail
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import Role, TokenBook
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.model import Change, Document, Event, Gpu, Node
 from sluice.controller.pool.pool import Pool
@@ -79,8 +78,10 @@ class Place:
             self.secrets[name] = secret
         book = EnrolmentBook(self.store, self.tokens)
         self.access = Access(AuthSection(), self.tokens, book, loopback_only=False)
-        self.desk = GrantDesk(self.pool, self.store)
-        self.app: Any = build_app(self.desk, PoolService(self.desk, 5), 60, self.access)
+        self.grant_service = GrantService(self.pool, self.store)
+        self.app: Any = build_app(
+            self.grant_service, PoolService(self.grant_service, 5), 60, self.access
+        )
 
     def grant(self, project: str) -> Granted:
         wish = GrantRequest(f"r {project}", project=project, compute_percent=100)
@@ -291,7 +292,7 @@ async def test_held_jobs_are_bounded_by_caller(
 async def test_requests_under_way_are_bounded_by_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doorway, "MOST_OF_CALLER", 3)
+    monkeypatch.setattr(access_middleware, "MOST_OF_CALLER", 3)
     place = Place(tmp_path)
     await place.open()
     streams = [Waiting(place, "one", "GET", "/events/stream") for _ in range(3)]
@@ -480,7 +481,7 @@ async def test_a_server_that_reports_and_does_not_read_loses_its_stream(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_service, "MOST_UNREAD_ORDERS", 50)
-    service, link, sent = PoolService(place.desk, 5), ServerLink(), 0
+    service, link, sent = PoolService(place.grant_service, 5), ServerLink(), 0
 
     async def reports() -> AsyncIterator[rpc.NodeReport]:
         nonlocal sent

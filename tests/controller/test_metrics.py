@@ -22,8 +22,8 @@ from scrapes import Scrape, read_registry, scrape
 
 from sluice.config.metric_families import Samples, declared_names
 from sluice.controller.api.metrics_routes import registry_of
-from sluice.controller.grant_service import GrantDesk
-from sluice.controller.leadership.leader_only import Front, RestFront
+from sluice.controller.grant_service import GrantService
+from sluice.controller.leadership.leader_only import LeaderOnlyRest, Leadership
 from sluice.controller.metrics.collector import FAMILIES, MOST_PROJECTS, PoolFigures
 from sluice.controller.metrics.meters import ControllerMeters, Standing, priority_label
 from sluice.controller.metrics.tallies import PoolTallies
@@ -58,10 +58,10 @@ def sums(tallies: PoolTallies) -> dict[str, Any]:
     }
 
 
-def desk_of(bench: PoolBench) -> GrantDesk:
-    """A desk whose store is never asked."""
+def grant_service_of(bench: PoolBench) -> GrantService:
+    """A grant service whose store is never asked."""
     store: Store = object()  # type: ignore[assignment]
-    return GrantDesk(bench.pool, store)
+    return GrantService(bench.pool, store)
 
 
 class Churn:
@@ -193,7 +193,7 @@ def test_a_scrape_costs_the_same_at_10_nodes_and_at_1000() -> None:
             bench.node(f"n{number}", *[65536] * 8)
         for _ in range(5 * nodes):
             bench.granted(memory_mib=1000, compute_percent=10)
-        figures = PoolFigures(desk_of(bench))
+        figures = PoolFigures(grant_service_of(bench))
         samples = Samples(FAMILIES)
         costs.append(calls_of(lambda: figures.fill(samples)))  # noqa: B023
     assert costs[0] == costs[1]
@@ -210,8 +210,8 @@ def test_labels_are_bounded_whatever_callers_choose() -> None:
     for number in range(MOST_PROJECTS + 30):
         bench.granted(memory_mib=10, compute_percent=1, project=f"p{number:03d}")
     bench.granted(memory_mib=1, compute_percent=1, channel="$(reboot)")
-    desk = desk_of(bench)
-    figures = PoolFigures(desk)
+    grant_service = grant_service_of(bench)
+    figures = PoolFigures(grant_service)
     for _ in range(2):
         found = _filled(figures)
         projects = found.series("sluice_project_vgpus")
@@ -243,7 +243,7 @@ def _filled(figures: PoolFigures) -> Scrape:
 
 
 def test_names_follow_prometheus_conventions() -> None:
-    names = declared_names(registry_of(desk_of(PoolBench())))
+    names = declared_names(registry_of(grant_service_of(PoolBench())))
     for name, kind in names.items():
         assert re.fullmatch(r"(sluice|process)_[a-z0-9_]+", name), name
         assert name.endswith("_total") == (kind == "counter"), name
@@ -254,8 +254,8 @@ def test_names_follow_prometheus_conventions() -> None:
 
 async def test_a_controller_that_does_not_lead_says_only_that_and_refers_nobody() -> None:
     meters = ControllerMeters()
-    front = RestFront(Front(), meters.standing)
-    transport = httpx.ASGITransport(front)
+    leader_only = LeaderOnlyRest(Leadership(), meters.standing)
+    transport = httpx.ASGITransport(leader_only)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         answer = await client.get("/metrics")
     assert answer.status_code == 200
@@ -353,11 +353,11 @@ def test_ended_sessions_are_counted_by_their_causes() -> None:
     bench = PoolBench()
     bench.node("n", *[65536] * 8)
     held = [bench.granted(memory_mib=10, compute_percent=1) for _ in range(3)]
-    desk = desk_of(bench)
+    grant_service = grant_service_of(bench)
     for granted, why in zip(held, (DONE, DONE, GAVE_WAY), strict=True):
         bench.pool.session_ended(granted.session.id, granted.grant.id, why)
-    desk.tallies.take(bench.pool.take_changes())
-    found = _filled(PoolFigures(desk))
+    grant_service.tallies.take(bench.pool.take_changes())
+    found = _filled(PoolFigures(grant_service))
     assert found.value("sluice_sessions_ended_total", cause="client-ended") == 2
     assert found.value("sluice_sessions_ended_total", cause="preempted") == 1
     assert found.value("sluice_sessions_ended_total", cause="unknown") == 0

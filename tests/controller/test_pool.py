@@ -366,7 +366,7 @@ def test_a_controller_that_starts_slowly_takes_nobody_for_silent(bench: PoolBenc
     clock = FakeClock()
     pool = Pool(clock, lambda: "id", snapshot=snapshot)
     clock.seconds += 40  # its doors are still closed
-    pool.doors_open()
+    pool.listening()
     assert pool.expire().lost == []
     clock.seconds += 31
     assert pool.expire().lost == ["a"]

@@ -15,7 +15,7 @@ from pool_bench import PoolBench
 from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.grants.adoption import ReportedSession
 from sluice.controller.pool.model import Event, Gpu, GpuKey, Grant, Quota, Vgpu
-from sluice.controller.pool.placement.placement import GpuRoom, slice_on
+from sluice.controller.pool.placement.placement import FreeCapacity, slice_on
 from sluice.controller.pool.queue import preemption
 from sluice.controller.pool.queue.preemption import Candidate, Loss, freed_by, make_plan
 from sluice.protocol.cuda_status import CudaStatus
@@ -139,7 +139,7 @@ WORK = st.builds(
 )
 
 
-def scene(works: list[Work]) -> tuple[list[GpuRoom], list[Candidate]]:
+def scene(works: list[Work]) -> tuple[list[FreeCapacity], list[Candidate]]:
     gpus = [Gpu("a", f"g{n}", "M", 100) for n in range(3)]
     candidates = []
     for number, work in enumerate(works):
@@ -148,23 +148,23 @@ def scene(works: list[Work]) -> tuple[list[GpuRoom], list[Candidate]]:
         mib = sum(spot[1] for spot in work.spots)
         loss = Loss(work.sessions, work.priority, float(work.age), mib)
         candidates.append(Candidate(grant, loss, freed_by(grant)))
-    rooms = []
+    capacities = []
     for gpu in gpus:
         taken = [c.frees.get(gpu.key, (0, 0)) for c in candidates]
-        rooms.append(
-            GpuRoom(gpu, 100 - sum(t[0] for t in taken), 100 - sum(t[1] for t in taken), 1)
+        capacities.append(
+            FreeCapacity(gpu, 100 - sum(t[0] for t in taken), 100 - sum(t[1] for t in taken), 1)
         )
-    return rooms, candidates
+    return capacities, candidates
 
 
-def enough(request: GrantRequest, rooms: list[GpuRoom], victims: list[Candidate]) -> bool:
+def enough(request: GrantRequest, capacities: list[FreeCapacity], victims: list[Candidate]) -> bool:
     fitting = 0
-    for room in rooms:
-        wanted = slice_on(request, room.gpu, room.vgpu_count)
-        freed = [v.frees.get(room.gpu.key, (0, 0)) for v in victims]
+    for capacity in capacities:
+        wanted = slice_on(request, capacity.gpu, capacity.vgpu_count)
+        freed = [v.frees.get(capacity.gpu.key, (0, 0)) for v in victims]
         fitting += (
-            room.free_mib + sum(f[0] for f in freed) >= wanted.memory_mib
-            and room.free_percent + sum(f[1] for f in freed) >= wanted.compute_percent
+            capacity.free_mib + sum(f[0] for f in freed) >= wanted.memory_mib
+            and capacity.free_percent + sum(f[1] for f in freed) >= wanted.compute_percent
         )
     return fitting >= request.vgpu_count
 
@@ -189,21 +189,21 @@ REQUEST = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(WORK, max_size=7), REQUEST)
 def test_the_plan_is_the_cheapest_of_all(works: list[Work], request: GrantRequest) -> None:
-    rooms, candidates = scene(works)
+    capacities, candidates = scene(works)
     sets = [
         list(chosen)
         for size in range(len(candidates) + 1)
         for chosen in itertools.combinations(candidates, size)
-        if enough(request, rooms, list(chosen))
+        if enough(request, capacities, list(chosen))
     ]
-    plan = make_plan(request, rooms, candidates)
+    plan = make_plan(request, capacities, candidates)
     if not sets:
         assert plan is None
         return
     assert plan is not None
     assert plan.loss.order == min(map(loss_of, sets))
-    assert enough(request, rooms, list(plan.victims))
-    assert len({room.gpu.key for room in plan.rooms}) == request.vgpu_count
+    assert enough(request, capacities, list(plan.victims))
+    assert len({capacity.gpu.key for capacity in plan.capacities}) == request.vgpu_count
 
 
 @settings(max_examples=80, deadline=None)
@@ -211,12 +211,12 @@ def test_the_plan_is_the_cheapest_of_all(works: list[Work], request: GrantReques
 def test_beyond_the_exact_size_nobody_goes_who_could_stay(
     works: list[Work], request: GrantRequest
 ) -> None:
-    rooms, candidates = scene(works)
-    plan = make_plan(request, rooms, candidates)
+    capacities, candidates = scene(works)
+    plan = make_plan(request, capacities, candidates)
     if plan is None:
-        assert not enough(request, rooms, candidates)
+        assert not enough(request, capacities, candidates)
         return
     victims = list(plan.victims)
-    assert enough(request, rooms, victims)
+    assert enough(request, capacities, victims)
     for victim in victims:
-        assert not enough(request, rooms, [v for v in victims if v is not victim])
+        assert not enough(request, capacities, [v for v in victims if v is not victim])

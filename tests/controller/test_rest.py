@@ -19,7 +19,7 @@ from sluice.controller.api.authorisation import Viewer, undeclared
 from sluice.controller.auth.access import Access
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted
 from sluice.controller.pool.model import Event, Gpu, Node
 from sluice.controller.pool.pool import Pool
@@ -44,9 +44,9 @@ CASES = yaml.safe_load((Path(__file__).parent / "rest_cases.yaml").read_text())
 class FakeServerLink(ServerLink):
     """A connected server that takes (or refuses) assignments and ends what it is told to end."""
 
-    def __init__(self, desk: GrantDesk, refuses: bool) -> None:
+    def __init__(self, grant_service: GrantService, refuses: bool) -> None:
         super().__init__()
-        self._desk = desk
+        self._grant_service = grant_service
         self._refuses = refuses
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -56,7 +56,9 @@ class FakeServerLink(ServerLink):
             raise OrderRefused("it was told to refuse")
 
     def end_grant(self, order: Any) -> None:
-        release = self._desk.step(lambda: self._desk.pool.release(order.grant_id, order.why))
+        release = self._grant_service.step(
+            lambda: self._grant_service.pool.release(order.grant_id, order.why)
+        )
         self._tasks.append(asyncio.ensure_future(release))
 
     async def read_log(self, session_id: str, tail_bytes: int, timeout: float) -> str:
@@ -101,12 +103,12 @@ async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
     pool.register(Node("node-a", "10.0.0.1", 9960, "1", 4), gpus, [])
     store = SqliteStore(tmp_path / "store.db")
     await store.load()
-    desk = GrantDesk(pool, store)
-    service = PoolService(desk, 5)
-    link = FakeServerLink(desk, case.get("link") == "refuses")
-    service.links["node-a"] = desk.links["node-a"] = link
-    ticking = asyncio.create_task(desk.tick())
-    transport = httpx.ASGITransport(build_app(desk, service, 60, operator_access(store)))
+    grant_service = GrantService(pool, store)
+    service = PoolService(grant_service, 5)
+    link = FakeServerLink(grant_service, case.get("link") == "refuses")
+    service.links["node-a"] = grant_service.links["node-a"] = link
+    ticking = asyncio.create_task(grant_service.tick())
+    transport = httpx.ASGITransport(build_app(grant_service, service, 60, operator_access(store)))
     kept: dict[str, str] = {}
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -144,8 +146,8 @@ async def test_a_stream_has_begun_when_its_headers_come(tmp_path: Path) -> None:
     """Who follows the log connects, lists what there is, and misses nothing in between."""
     store = SqliteStore(tmp_path / "store.db")
     await store.load()
-    desk = GrantDesk(Pool(SystemClock(), lambda: "0"), store)
-    app = build_app(desk, PoolService(desk, 5), 60, operator_access(store))
+    grant_service = GrantService(Pool(SystemClock(), lambda: "0"), store)
+    app = build_app(grant_service, PoolService(grant_service, 5), 60, operator_access(store))
     seen = bytearray()
     found = asyncio.Event()
 

@@ -19,7 +19,7 @@ from control_plane import PYTHON_PATH
 from ends import BY_OPERATOR, DONE
 from pool_bench import FakeClock, PoolBench
 
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.model import Change, Event, Gpu, GrantState, Node, Vgpu
 from sluice.controller.pool.pool import Snapshot
@@ -130,10 +130,10 @@ async def test_a_grant_that_cannot_be_stored_is_not_given(tmp_path: Path, bench:
     bench.pool.register(Node("a", "x", 1, "1", 4), [Gpu("a", "g", "M", 8000)], [])
     store = SqliteStore(tmp_path / "store.db")
     await store.load()
-    desk = GrantDesk(bench.pool, store)
+    grant_service = GrantService(bench.pool, store)
 
     async def ask(request_id: str) -> Granted | Refused:
-        async for answer in desk.request(GrantRequest(request_id)):
+        async for answer in grant_service.request(GrantRequest(request_id)):
             if isinstance(answer, Granted | Refused):
                 return answer
         raise AssertionError
@@ -145,7 +145,7 @@ async def test_a_grant_that_cannot_be_stored_is_not_given(tmp_path: Path, bench:
         assert "cannot store a grant" in answer.message
         assert bench.pool.usage(Gpu("a", "g", "M", 8000).key).vgpus == 0
         blocker.execute("ROLLBACK")
-    await desk.step(bench.pool.expire)  # as every tick does
+    await grant_service.step(bench.pool.expire)  # as every tick does
     assert isinstance(await ask("y"), Granted)
     await store.close()
     loaded = await SqliteStore(tmp_path / "store.db").load()
@@ -239,8 +239,10 @@ async def test_a_commit_that_cannot_be_stored_fails_alone_and_order_is_kept(
     }
 
 
-async def ask(desk: GrantDesk, request_id: str, wait_seconds: int = 0) -> Granted | Refused:
-    async for answer in desk.request(
+async def ask(
+    grant_service: GrantService, request_id: str, wait_seconds: int = 0
+) -> Granted | Refused:
+    async for answer in grant_service.request(
         GrantRequest(request_id, compute_percent=1, wait_seconds=wait_seconds)
     ):
         if isinstance(answer, Granted | Refused):
@@ -252,12 +254,14 @@ def run(*command: str) -> bool:
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
-async def fill_until_refused(desk: GrantDesk) -> list[Granted]:
+async def fill_until_refused(grant_service: GrantService) -> list[Granted]:
     given = []
     long = End(EndCause.CLIENT_ENDED, "x" * 4000)
-    while isinstance(answer := await ask(desk, secrets.token_hex(8)), Granted):
+    while isinstance(answer := await ask(grant_service, secrets.token_hex(8)), Granted):
         given.append(answer)
-        await desk.step(lambda answer=answer: desk.pool.release(answer.grant.id, long))  # type: ignore[misc]
+        await grant_service.step(
+            lambda answer=answer: grant_service.pool.release(answer.grant.id, long)
+        )  # type: ignore[misc]
         assert len(given) < 3000
     return given
 
@@ -270,25 +274,25 @@ async def test_a_full_disk_stops_grants_only_and_what_waits_is_served_when_there
     await store.load()
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]
     store._db.execute(f"PRAGMA max_page_count = {pages + 60}")
-    desk = GrantDesk(bench.pool, store)
-    held = await ask(desk, "held")
+    grant_service = GrantService(bench.pool, store)
+    held = await ask(grant_service, "held")
     assert isinstance(held, Granted)
-    given = await fill_until_refused(desk)
-    assert "free space on its disk" in str(desk.trouble)
-    waiting = asyncio.create_task(ask(desk, "patient", wait_seconds=-1))
-    refused = await ask(desk, "late")
+    given = await fill_until_refused(grant_service)
+    assert "free space on its disk" in str(grant_service.trouble)
+    waiting = asyncio.create_task(ask(grant_service, "patient", wait_seconds=-1))
+    refused = await ask(grant_service, "late")
     assert isinstance(refused, Refused)
     assert "cannot store a grant" in refused.message
-    assert await ask(desk, "held") == held  # what was given is still known
+    assert await ask(grant_service, "held") == held  # what was given is still known
     assert await store.events(3)  # reading goes on
     with pytest.raises(StoreError, match="not stored yet"):
-        await desk.end_grant(held.grant.id, BY_OPERATOR)
+        await grant_service.end_grant(held.grant.id, BY_OPERATOR)
     assert not waiting.done()
     store._db.execute("PRAGMA max_page_count = 100000")
-    ticks = asyncio.create_task(desk.tick())
+    ticks = asyncio.create_task(grant_service.tick())
     assert isinstance(await asyncio.wait_for(waiting, 10), Granted)
     ticks.cancel()
-    assert desk.trouble is None
+    assert grant_service.trouble is None
     await store.close()
     loaded = {g.id: g for g in (await SqliteStore(tmp_path / "store.db").load()).grants}
     assert [g.request_id for g in loaded.values() if g.state is GrantState.LIVE] == ["patient"]
@@ -308,14 +312,14 @@ async def test_a_real_disk_that_is_full_or_read_only_is_survived(
         bench.node("a", 8000)
         store = SqliteStore(disk / "store.db")
         await store.load()
-        desk = GrantDesk(bench.pool, store)
-        assert isinstance(await ask(desk, "held"), Granted)
-        given = await fill_until_refused(desk)
+        grant_service = GrantService(bench.pool, store)
+        assert isinstance(await ask(grant_service, "held"), Granted)
+        given = await fill_until_refused(grant_service)
         assert given
-        assert isinstance(await ask(desk, "full"), Refused)
+        assert isinstance(await ask(grant_service, "full"), Refused)
         assert run("mount", "-o", "remount,size=64m", str(disk))
-        await desk.step(bench.pool.expire)
-        assert isinstance(await ask(desk, "roomy"), Granted)
+        await grant_service.step(bench.pool.expire)
+        assert isinstance(await ask(grant_service, "roomy"), Granted)
         await store.close()
 
         assert run("mount", "-o", "remount,ro", str(disk))

@@ -12,7 +12,7 @@ import pytest
 from ends import BY_OPERATOR, GAVE_WAY, GONE
 from pool_bench import PoolBench
 
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import EndOrder, Granted, GrantRequest, Refused, Waiting
 from sluice.controller.pool.model import (
     Change,
@@ -192,12 +192,12 @@ async def test_a_request_asked_again_while_its_grant_is_stored_is_answered_then_
         await goes_on.wait()
 
     store = GroupCommit(write, 100)
-    desk = GrantDesk(bench.pool, store)  # type: ignore[arg-type]
+    grant_service = GrantService(bench.pool, store)  # type: ignore[arg-type]
     request = GrantRequest("x", wait_seconds=-1)
-    lost = asyncio.create_task(first_answer(desk.request(request)))
+    lost = asyncio.create_task(first_answer(grant_service.request(request)))
     await asyncio.sleep(0.01)
     assert bench.pool.node_of_request("x"), "decided, and not stored"
-    again = asyncio.create_task(first_answer(desk.request(request)))
+    again = asyncio.create_task(first_answer(grant_service.request(request)))
     await asyncio.sleep(0.01)
     assert not again.done(), "nobody is told of what is not stored"
     goes_on.set()
@@ -214,15 +214,15 @@ async def test_a_request_asked_again_while_its_first_answer_was_stored_is_not_re
 ) -> None:
     bench.node("a", 8000)
     store = SlowStore()
-    desk = GrantDesk(bench.pool, store)  # type: ignore[arg-type]
+    grant_service = GrantService(bench.pool, store)  # type: ignore[arg-type]
     request = GrantRequest("x", wait_seconds=-1)
-    first = asyncio.create_task(first_answer(desk.request(request)))
+    first = asyncio.create_task(first_answer(grant_service.request(request)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert bench.pool.node_of_request("x"), "decided, and not stored"
     first.cancel()  # its call broke
     await asyncio.sleep(0)
-    again = asyncio.create_task(first_answer(desk.request(request)))
+    again = asyncio.create_task(first_answer(grant_service.request(request)))
     await asyncio.sleep(0.05)
     store.goes_on.set()
     answer = await asyncio.wait_for(again, 10)
@@ -236,7 +236,7 @@ async def test_an_inventory_that_crosses_an_assignment_does_not_end_it(bench: Po
     bench.node("a", 8000)
     store = SlowStore()
     store.goes_on.set()
-    service = PoolService(GrantDesk(bench.pool, store), 5)  # type: ignore[arg-type]
+    service = PoolService(GrantService(bench.pool, store), 5)  # type: ignore[arg-type]
     link = ServerLink()
     granted = bench.granted(channel="tcp", request_id="x")
     service.under_way.add("x")

@@ -23,7 +23,7 @@ from scrapes import scrape
 
 from sluice.config.metric_families import FamilyCollector, declared_names
 from sluice.controller.api.metrics_routes import registry_of
-from sluice.controller.grant_service import GrantDesk
+from sluice.controller.grant_service import GrantService
 from sluice.server import metrics
 from sluice.server.gpus import figures as gpu_figures
 from sluice.server.sessions import figures as session_figures
@@ -56,7 +56,7 @@ def expressions() -> list[str]:
 
 
 def registries() -> Iterator[CollectorRegistry]:
-    yield registry_of(GrantDesk(PoolBench().pool, object()))  # type: ignore[arg-type]
+    yield registry_of(GrantService(PoolBench().pool, object()))  # type: ignore[arg-type]
     of_server = CollectorRegistry()
     for families in (metrics.FAMILIES, gpu_figures.FAMILIES):
         of_server.register(FamilyCollector(families, lambda _: None))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The books of every GPU: what live grants take of its memory and compute.
+"""What is allocated of every GPU: what live grants take of its memory and compute.
 
 Owned by pool.Pool, which books each live grant once and unbooks it once. It promises exact sums: a
 GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else. Whoever
@@ -24,7 +24,7 @@ class Usage:
     vgpus: int = 0
 
 
-class Ledger:
+class Allocations:
     """Use by GPU, changed only by booking and unbooking whole grants."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def without(self, grants: Iterable[Grant]) -> Iterator[None]:
-        """For the length of a block, the books as they would be if these grants had ended."""
+        """For the length of a block, the allocations as they would be if these grants had ended."""
         gone = list(grants)
         for grant in gone:
             self.unbook(grant)

@@ -22,7 +22,7 @@ from sluice.controller.pool.gpus.attachment import (
     ReportedHolding,
 )
 from sluice.controller.pool.gpus.fleet import Fleet
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import Clock, Gpu, GpuKey, GpuMode, NodeState
 
@@ -30,9 +30,9 @@ from sluice.controller.pool.model import Clock, Gpu, GpuKey, GpuMode, NodeState
 class Attachments:
     """Every native GPU that a VM holds."""
 
-    def __init__(self, clock: Clock, books: Books, fleet: Fleet) -> None:
+    def __init__(self, clock: Clock, ledger: GrantLedger, fleet: Fleet) -> None:
         self._clock = clock
-        self._books = books
+        self._ledger = ledger
         self._fleet = fleet
         self.records: dict[GpuKey, Attachment] = {}
         self._ordered: set[GpuKey] = set()  # that a server has an order about now
@@ -95,7 +95,7 @@ class Attachments:
         if key in self._ordered:
             raise Impossible(f"node {key.node} has an order about GPU {key}: wait for its answer")
         self._remove(key)
-        self._books.event("gpu.detached", str(key), "the operator dropped the record")
+        self._ledger.event("gpu.detached", str(key), "the operator dropped the record")
 
     # what servers answer
 
@@ -111,13 +111,13 @@ class Attachments:
             known.domain_uuid, known.domain_name = holding.domain_uuid, holding.domain_name
             known.live, known.config = holding.live, holding.config
             if known.state is not AttachmentState.ATTACHED:
-                self._books.event("gpu.attached", str(key), f"to VM {known.domain_name}")
+                self._ledger.event("gpu.attached", str(key), f"to VM {known.domain_name}")
             self._set(key, known, AttachmentState.ATTACHED, note)
         elif known.state is AttachmentState.ATTACHED:
             self._set(key, known, AttachmentState.ATTACHED, error)
         else:
             self._remove(key)
-            self._books.event("gpu.not_attached", str(key), f"to VM {known.domain_name}: {error}")
+            self._ledger.event("gpu.not_attached", str(key), f"to VM {known.domain_name}: {error}")
 
     def finish_detach(
         self, key: GpuKey, holding: ReportedHolding | None, error: str, _note: str = ""
@@ -129,7 +129,7 @@ class Attachments:
             return
         if not error:
             self._remove(key)
-            self._books.event("gpu.detached", str(key), f"from VM {known.domain_name}")
+            self._ledger.event("gpu.detached", str(key), f"from VM {known.domain_name}")
             return
         if holding is not None:
             known.live, known.config = holding.live, holding.config
@@ -163,7 +163,7 @@ class Attachments:
             if known:
                 self._remove(key)
                 text = f"VM {known.domain_name} no longer has it"
-                self._books.event("gpu.detached", str(key), text)
+                self._ledger.event("gpu.detached", str(key), text)
             return
         # who runs with it has it; of definitions, the recorded one's
         ours = known.domain_uuid if known else ""
@@ -173,7 +173,7 @@ class Attachments:
         if known is None or known.domain_uuid != first.domain_uuid:
             begun = known is not None and known.state is AttachmentState.ATTACHING
             how = "" if begun else ", not by the controller"
-            self._books.event("gpu.attached", str(key), f"to VM {first.domain_name}{how}")
+            self._ledger.event("gpu.attached", str(key), f"to VM {first.domain_name}{how}")
         now = (first.domain_uuid, first.domain_name, first.live, first.config)
         if known is None:
             known = Attachment(
@@ -198,7 +198,7 @@ class Attachments:
                 if key in self.records
                 else f"it is {mode.value}"
             )
-            self._books.event(
+            self._ledger.event(
                 "gpu.contested",
                 str(key),
                 f"VM {holding.domain_name} has it in its definition, but {whose}: take it out with "
@@ -234,8 +234,8 @@ class Attachments:
             known.since = self._clock.wall()
         known.state, known.reason = state, reason
         known.generation += 1
-        self._books.changes.append(replace(known))
+        self._ledger.changes.append(replace(known))
 
     def _remove(self, key: GpuKey) -> None:
         del self.records[key]
-        self._books.changes.append(AttachmentRemoved(key.node, key.uuid))
+        self._ledger.changes.append(AttachmentRemoved(key.node, key.uuid))

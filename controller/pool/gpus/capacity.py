@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is free on every GPU, sorted so that a placement looks at few of them.
 
-Owned by pool.Pool, which says which nodes and GPUs there are (`put`, `drop`) and lets the ledger
-tell of every booking (`changed`); read by placement and fragmentation. GPUs on which any request
-means the same slice are of one kind. It promises that the orders below always agree with the
-ledger, and that they depend on names and figures only, never on who came first:
+Owned by pool.Pool, which says which nodes and GPUs there are (`put`, `drop`) and lets the
+allocations tell of every booking (`changed`); read by placement and fragmentation. GPUs on which
+any request means the same slice are of one kind. It promises that the orders below always agree
+with the allocations, and that they depend on names and figures only, never on who came first:
 
     kind.by_percent     the kind's GPUs by free compute, then by free memory
     family.by_nth       nodes with GPUs of the same kinds, by the free memory of their n-th best GPU
@@ -25,7 +25,7 @@ from sortedcontainers import SortedList
 
 from sluice.controller.pool.gpus.allocations import Usage
 from sluice.controller.pool.gpus.fragmentation import Fragments
-from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, GpuRoom
+from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, FreeCapacity
 from sluice.controller.pool.model import Gpu, GpuKey, Labels
 
 NOTHING = Usage()
@@ -41,16 +41,16 @@ class GpuKind:
         self.model = gpu.model
         self.architecture = gpu.architecture
         self.vgpu_count = vgpu_count
-        # by free percent the GPUs that have it: (free MiB, node, UUID, room)
+        # by free percent the GPUs that have it: (free MiB, node, UUID, capacity)
         self.by_percent: dict[int, SortedList] = defaultdict(SortedList)
 
 
-class Room:
+class GpuCapacity:
     """A GPU and what is free on it, now."""
 
     __slots__ = ("free_mib", "free_percent", "gpu", "is_open", "kind", "node")
 
-    def __init__(self, gpu: Gpu, kind: GpuKind, node: NodeRooms, *, is_open: bool) -> None:
+    def __init__(self, gpu: Gpu, kind: GpuKind, node: NodeCapacity, *, is_open: bool) -> None:
         self.gpu = gpu
         self.kind = kind
         self.node = node
@@ -58,7 +58,7 @@ class Room:
         self.set_usage(NOTHING)
 
     def set_usage(self, usage: Usage) -> None:
-        """Takes over what the ledger says."""
+        """Takes over what is allocated."""
         self.free_mib = self.gpu.memory_mib - self.gpu.reserved_mib - usage.memory_mib
         self.free_percent = 100 - usage.compute_percent
 
@@ -73,12 +73,12 @@ class Room:
         return self.kind.vgpu_count
 
     @property
-    def figures(self) -> GpuRoom:
+    def figures(self) -> FreeCapacity:
         """A copy of what is free on it now."""
-        return GpuRoom(self.gpu, self.free_mib, self.free_percent, self.kind.vgpu_count)
+        return FreeCapacity(self.gpu, self.free_mib, self.free_percent, self.kind.vgpu_count)
 
     @property
-    def entry(self) -> tuple[int, str, str, Room]:
+    def entry(self) -> tuple[int, str, str, GpuCapacity]:
         """Its place among those with the same free percent."""
         return (self.free_mib, self.gpu.node, self.gpu.uuid, self)
 
@@ -95,18 +95,18 @@ class Family:
         self.by_untouched = SortedList()  # (untouched GPUs, node's name, node)
 
 
-class NodeRooms:
+class NodeCapacity:
     """A node's GPUs and the figures by which it is found."""
 
     __slots__ = (
-        "closed",
+        "closed_gpus",
         "family",
         "free_mib",
         "free_percent",
         "in_group",
         "labels",
         "name",
-        "rooms",
+        "open_gpus",
         "shape",
         "total_mib",
         "total_percent",
@@ -116,8 +116,8 @@ class NodeRooms:
     def __init__(self, name: str, labels: Labels) -> None:
         self.name = name
         self.labels = labels
-        self.rooms: list[Room] = []  # open ones
-        self.closed: list[Room] = []
+        self.open_gpus: list[GpuCapacity] = []
+        self.closed_gpus: list[GpuCapacity] = []
         self.family = Family(())
         self.shape: Shape = ()
         self.free_mib: list[int] = []  # of each open GPU, most first
@@ -127,21 +127,25 @@ class NodeRooms:
         self.untouched = 0
         self.in_group = 0  # the most untouched GPUs that one NVLink group has
 
-    def every(self) -> list[Room]:
+    def every(self) -> list[GpuCapacity]:
         """Its GPUs, closed ones too."""
-        return [*self.rooms, *self.closed]
+        return [*self.open_gpus, *self.closed_gpus]
 
     def sum_up(self) -> None:
-        """Counts its rooms anew."""
-        self.free_mib = sorted([room.free_mib for room in self.rooms], reverse=True)
-        self.free_percent = sorted([room.free_percent for room in self.rooms], reverse=True)
+        """Sums up its GPUs anew."""
+        self.free_mib = sorted([capacity.free_mib for capacity in self.open_gpus], reverse=True)
+        self.free_percent = sorted(
+            [capacity.free_percent for capacity in self.open_gpus], reverse=True
+        )
         self.total_mib = sum(self.free_mib)
         self.total_percent = sum(self.free_percent)
-        untouched = [room for room in self.rooms if room.free_percent == WHOLE_PERCENT]
+        untouched = [
+            capacity for capacity in self.open_gpus if capacity.free_percent == WHOLE_PERCENT
+        ]
         self.untouched = len(untouched)
         self.in_group = 0
         if untouched:
-            groups = Counter([room.gpu.nvlink_group for room in untouched])
+            groups = Counter([capacity.gpu.nvlink_group for capacity in untouched])
             alone = 1 if groups.pop("", 0) else 0
             self.in_group = max(groups.values(), default=alone)
 
@@ -149,15 +153,15 @@ class NodeRooms:
 Shape = tuple[tuple[int, GpuKind], ...]  # how many GPUs of which kinds, closed ones too
 
 
-class Rooms:
+class PoolCapacity:
     """Every node that may come into question, and the orders in which they are looked at."""
 
     def __init__(self, usage: Callable[[GpuKey], Usage]) -> None:
         self._usage = usage
-        self._rooms: dict[GpuKey, Room] = {}
+        self._gpus: dict[GpuKey, GpuCapacity] = {}
         self._kinds: dict[tuple[Any, ...], GpuKind] = {}
         self._families: dict[tuple[GpuKind, ...], Family] = {}
-        self.nodes: dict[str, NodeRooms] = {}
+        self.nodes: dict[str, NodeCapacity] = {}
         self.by_label: dict[tuple[str, str], set[str]] = defaultdict(set)
         self.shapes: dict[Shape, set[str]] = defaultdict(set)  # names of nodes
         self.by_total = SortedList()  # (-free MiB, node's name, node)
@@ -176,46 +180,46 @@ class Rooms:
     ) -> None:
         """Takes in a node as it is now; GPUs that are not open are remembered only."""
         self.drop(name)
-        node = self.nodes[name] = NodeRooms(name, labels)
+        node = self.nodes[name] = NodeCapacity(name, labels)
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
             opened = is_open if isinstance(is_open, bool) else is_open(gpu)
-            room = Room(gpu, self._kind(gpu, vgpu_count), node, is_open=opened)
-            room.set_usage(self._usage(gpu.key))
-            self._rooms[gpu.key] = room
-            (node.rooms if room.is_open else node.closed).append(room)
+            capacity = GpuCapacity(gpu, self._kind(gpu, vgpu_count), node, is_open=opened)
+            capacity.set_usage(self._usage(gpu.key))
+            self._gpus[gpu.key] = capacity
+            (node.open_gpus if capacity.is_open else node.closed_gpus).append(capacity)
         node.shape = _shape(node.every())
         self.shapes[node.shape].add(name)
         for label in labels:
             self.by_label[label].add(name)
         node.family = self._family(node)
         node.sum_up()
-        for room in node.rooms:
-            self._enter(room)
+        for capacity in node.open_gpus:
+            self._enter(capacity)
         for n, mib in enumerate(node.free_mib):
             node.family.by_nth[n].add((mib, name, node))
-        if node.rooms:
+        if node.open_gpus:
             self.by_total.add((-node.total_mib, name, node))
             node.family.by_untouched.add((node.untouched, name, node))
 
     def set_open(self, name: str, *, is_open: bool | Callable[[Gpu], bool]) -> None:
         """The same node, with its GPUs open or not."""
         if node := self.nodes.get(name):
-            rooms = node.every()
-            count = rooms[0].vgpu_count if rooms else 1
-            self.put(name, node.labels, [r.gpu for r in rooms], count, is_open=is_open)
+            capacities = node.every()
+            count = capacities[0].vgpu_count if capacities else 1
+            self.put(name, node.labels, [r.gpu for r in capacities], count, is_open=is_open)
 
     def drop(self, name: str) -> None:
         """Forgets a node."""
         node = self.nodes.pop(name, None)
         if node is None:
             return
-        for room in node.rooms:
-            self._leave(room)
-        for room in node.every():
-            del self._rooms[room.gpu.key]
+        for capacity in node.open_gpus:
+            self._leave(capacity)
+        for capacity in node.every():
+            del self._gpus[capacity.gpu.key]
         for n, mib in enumerate(node.free_mib):
             node.family.by_nth[n].remove((mib, name, node))
-        if node.rooms:
+        if node.open_gpus:
             self.by_total.remove((-node.total_mib, name, node))
             node.family.by_untouched.remove((node.untouched, name, node))
         self.shapes[node.shape].discard(name)
@@ -227,21 +231,21 @@ class Rooms:
                 del self.by_label[label]
 
     def changed(self, key: GpuKey, usage: Usage) -> None:
-        """The ledger has booked or unbooked something on a GPU."""
-        room = self._rooms.get(key)
-        if room is None:
+        """The allocations have booked or unbooked something on a GPU."""
+        capacity = self._gpus.get(key)
+        if capacity is None:
             return
-        if not room.is_open:
-            room.set_usage(usage)
+        if not capacity.is_open:
+            capacity.set_usage(usage)
             return
-        self._leave(room)
-        room.set_usage(usage)
-        self._enter(room)
-        self._sum_up(room.node)
+        self._leave(capacity)
+        capacity.set_usage(usage)
+        self._enter(capacity)
+        self._sum_up(capacity.node)
 
-    def room(self, key: GpuKey) -> Room | None:
+    def of(self, key: GpuKey) -> GpuCapacity | None:
         """One GPU's room; None for one of a lost node."""
-        return self._rooms.get(key)
+        return self._gpus.get(key)
 
     def kinds(self) -> set[GpuKind]:
         """Every kind of GPU that there is."""
@@ -258,17 +262,17 @@ class Rooms:
 
     # within
 
-    def _enter(self, room: Room) -> None:
-        if 0 < room.free_percent <= 100 and room.free_mib > 0:
-            room.kind.by_percent[room.free_percent].add(room.entry)
-        self.fragments.count(room.figures, 1)
+    def _enter(self, capacity: GpuCapacity) -> None:
+        if 0 < capacity.free_percent <= 100 and capacity.free_mib > 0:
+            capacity.kind.by_percent[capacity.free_percent].add(capacity.entry)
+        self.fragments.count(capacity.figures, 1)
 
-    def _leave(self, room: Room) -> None:
-        if 0 < room.free_percent <= 100 and room.free_mib > 0:
-            room.kind.by_percent[room.free_percent].remove(room.entry)
-        self.fragments.count(room.figures, -1)
+    def _leave(self, capacity: GpuCapacity) -> None:
+        if 0 < capacity.free_percent <= 100 and capacity.free_mib > 0:
+            capacity.kind.by_percent[capacity.free_percent].remove(capacity.entry)
+        self.fragments.count(capacity.figures, -1)
 
-    def _sum_up(self, node: NodeRooms) -> None:
+    def _sum_up(self, node: NodeCapacity) -> None:
         mibs, total, untouched = node.free_mib, node.total_mib, node.untouched
         node.sum_up()
         for order, old, new in zip(node.family.by_nth, mibs, node.free_mib, strict=False):
@@ -296,14 +300,14 @@ class Rooms:
             kind = self._kinds[key] = GpuKind(gpu, vgpu_count)
         return kind
 
-    def _family(self, node: NodeRooms) -> Family:
-        kinds = tuple(dict.fromkeys(kind for _, kind in _shape(node.rooms)))
+    def _family(self, node: NodeCapacity) -> Family:
+        kinds = tuple(dict.fromkeys(kind for _, kind in _shape(node.open_gpus)))
         family = self._families.setdefault(kinds, Family(kinds))
-        while len(family.by_nth) < len(node.rooms):
+        while len(family.by_nth) < len(node.open_gpus):
             family.by_nth.append(SortedList())
         return family
 
 
-def _shape(rooms: Sequence[Room]) -> Shape:
-    counts = Counter(room.kind for room in rooms)
+def _shape(capacities: Sequence[GpuCapacity]) -> Shape:
+    counts = Counter(capacity.kind for capacity in capacities)
     return tuple(sorted(((n, kind) for kind, n in counts.items()), key=lambda c: (c[0], id(c[1]))))

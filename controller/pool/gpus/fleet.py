@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sluice.controller.pool.decisions import GrantRequest
-from sluice.controller.pool.gpus.capacity import Rooms
-from sluice.controller.pool.gpus.slices import GpuRoom
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.gpus.capacity import PoolCapacity
+from sluice.controller.pool.gpus.slices import FreeCapacity
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.model import (
     Clock,
     Gpu,
@@ -34,10 +34,10 @@ class Fleet:
     """Nodes, GPUs and their modes."""
 
     def __init__(
-        self, clock: Clock, books: Books, gpus: dict[GpuKey, Gpu], vgpu_count: int
+        self, clock: Clock, ledger: GrantLedger, gpus: dict[GpuKey, Gpu], vgpu_count: int
     ) -> None:
         self._clock = clock
-        self._books = books
+        self._ledger = ledger
         self._vgpu_count = vgpu_count
         self.nodes: dict[str, Node] = {}
         self.gpus = gpus
@@ -47,8 +47,8 @@ class Fleet:
         self.faulty: set[GpuKey] = set()  # as their nodes say
         self.unreported: set[GpuKey] = set()  # native GPUs that their nodes do not see
         self._by_node: dict[str, dict[GpuKey, Gpu]] = defaultdict(dict)
-        self.rooms = Rooms(books.ledger.usage)
-        books.ledger.on_change = self.rooms.changed
+        self.capacity = PoolCapacity(ledger.allocations.usage)
+        ledger.allocations.on_change = self.capacity.changed
         self._reach: dict[GrantRequest, frozenset[GpuKey]] = {}
 
     # changes
@@ -80,8 +80,8 @@ class Fleet:
         node.state = NodeState.UP
         node.last_seen = self._clock.monotonic()
         self._put_node(node)
-        self._books.changes.append(replace(node))
-        self._books.event("node.up", node.name, f"{node.version} at {node.address}:{node.port}")
+        self._ledger.changes.append(replace(node))
+        self._ledger.event("node.up", node.name, f"{node.version} at {node.address}:{node.port}")
         reported = {gpu.key for gpu in gpus}
         for key in [key for key in self._by_node[node.name] if key not in reported]:
             if self.mode(key) in (GpuMode.NATIVE, GpuMode.RETURNING):
@@ -90,17 +90,17 @@ class Fleet:
             del self.gpus[key], self._by_node[node.name][key]
             self.gpus_in_order.drop((key.node, key.uuid))
             self.faulty.discard(key)
-            self._books.changes.append(GpuRemoved(key.node, key.uuid))
-            self._books.event("gpu.gone", str(key), "its node no longer reports it")
+            self._ledger.changes.append(GpuRemoved(key.node, key.uuid))
+            self._ledger.event("gpu.gone", str(key), "its node no longer reports it")
         for gpu in gpus:
             self.unreported.discard(gpu.key)
             before = self.gpus.get(gpu.key)
             if before == gpu:
                 continue
             self._put(gpu)
-            self._books.changes.append(gpu)
+            self._ledger.changes.append(gpu)
             if before is None or _well(before) != _well(gpu):
-                self._books.event("gpu.joined", str(gpu.key), f"{gpu.model}, {gpu.memory_mib} MiB")
+                self._ledger.event("gpu.joined", str(gpu.key), f"{gpu.model}, {gpu.memory_mib} MiB")
             self._note_condition(before, gpu)
         self.changed(node.name)
 
@@ -110,7 +110,7 @@ class Fleet:
         if before == gpu:
             return
         self._put(gpu)
-        self._books.changes.append(gpu)
+        self._ledger.changes.append(gpu)
         self._note_condition(before, gpu)
         self.changed(gpu.node)
 
@@ -120,20 +120,20 @@ class Fleet:
             return
         subject = str(now.key)
         if now.fault:
-            self._books.event("gpu.fault", subject, now.fault)
+            self._ledger.event("gpu.fault", subject, now.fault)
         elif now.held:
-            self._books.event("gpu.held", subject, now.held)
+            self._ledger.event("gpu.held", subject, now.held)
         elif now.note:
-            self._books.event("gpu.flagged", subject, now.note)
+            self._ledger.event("gpu.flagged", subject, now.note)
         else:
-            self._books.event("gpu.well", subject, "it takes grants again")
+            self._ledger.event("gpu.well", subject, "it takes grants again")
 
     def set_state(self, node: Node, state: NodeState, why: str) -> None:
         """A node is there, away or lost."""
         node.state = state
         self.changed(node.name)
-        self._books.changes.append(replace(node))
-        self._books.event(f"node.{state.value}", node.name, why)
+        self._ledger.changes.append(replace(node))
+        self._ledger.event(f"node.{state.value}", node.name, why)
 
     def was_away(self, seconds: float) -> None:
         """The controller itself stood still for so long: that is nobody's silence."""
@@ -141,11 +141,11 @@ class Fleet:
             node.last_seen += seconds
 
     def changed(self, name: str) -> None:
-        """A node, or what it has, is another than before: its rooms are put anew."""
+        """A node, or what it has, is another than before: its GPUs are counted anew."""
         self._reach.clear()
         node = self.nodes.get(name)
         if node is None or node.state is NodeState.LOST:
-            self.rooms.drop(name)
+            self.capacity.drop(name)
             return
         inside = [
             gpu
@@ -153,7 +153,7 @@ class Fleet:
             if not gpu.fault and self.mode(gpu.key) is not GpuMode.NATIVE
         ]
         count = self._vgpu_count or node.vgpu_count or 1
-        self.rooms.put(name, node.labels, inside, count, is_open=self.is_open)
+        self.capacity.put(name, node.labels, inside, count, is_open=self.is_open)
 
     def _put_node(self, node: Node) -> None:
         self.nodes[node.name] = node
@@ -190,15 +190,15 @@ class Fleet:
         """The GPUs that such a request would fit on if they were empty; it holds them waiting."""
         found = self._reach.get(alike)
         if found is None:
-            found = self._reach[alike] = frozenset(feasibility.reach(alike, self.rooms))
+            found = self._reach[alike] = frozenset(feasibility.reach(alike, self.capacity))
         return found
 
-    def room(self, gpu: Gpu) -> GpuRoom:
+    def capacity_of(self, gpu: Gpu) -> FreeCapacity:
         """What is free on a GPU, as it is now; nothing on one that is not in the pool."""
-        room = self.rooms.room(gpu.key)
-        if room is None:
-            return GpuRoom(gpu, 0, 0, 1)
-        return GpuRoom(gpu, room.free_mib, room.free_percent, room.vgpu_count)
+        capacity = self.capacity.of(gpu.key)
+        if capacity is None:
+            return FreeCapacity(gpu, 0, 0, 1)
+        return FreeCapacity(gpu, capacity.free_mib, capacity.free_percent, capacity.vgpu_count)
 
 
 def _well(gpu: Gpu) -> Gpu:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much of the free memory can still be given in useful pieces.
 
-Owned by rooms.Rooms, which counts every open GPU in and out as it changes, so that reading the
-figures is cheap; read by pool.Pool for REST and metrics.
+Owned by capacity.PoolCapacity, which counts every open GPU in and out as it changes, so that
+reading the figures is cheap; read by pool.Pool for REST and metrics.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, GpuRoom
+from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, FreeCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,20 @@ class Fragments:
         self._slices = 0
         self._largest: Counter[int] = Counter()  # GPUs by the largest vGPU that they could give
 
-    def count(self, room: GpuRoom, sign: int) -> None:
+    def count(self, capacity: FreeCapacity, sign: int) -> None:
         """Adds a GPU as it is now, or takes it off as it was added."""
-        free = max(0, room.free_mib)
+        free = max(0, capacity.free_mib)
         self._free_mib += sign * free
-        if room.free_percent == WHOLE_PERCENT:
+        if capacity.free_percent == WHOLE_PERCENT:
             self._cards += sign
             self._on_cards_mib += sign * free
-        slices, of_each = _default_slices(room)
+        slices, of_each = _default_slices(capacity)
         self._slices += sign * slices
         self._in_slices_mib += sign * slices * of_each
-        if room.free_percent > 0 and (most := room.free_mib - room.gpu.context_overhead_mib) > 0:
+        if (
+            capacity.free_percent > 0
+            and (most := capacity.free_mib - capacity.gpu.context_overhead_mib) > 0
+        ):
             self._largest[most] += sign
             if not self._largest[most]:
                 del self._largest[most]
@@ -66,11 +69,11 @@ class Fragments:
         )
 
 
-def _default_slices(room: GpuRoom) -> tuple[int, int]:
+def _default_slices(capacity: FreeCapacity) -> tuple[int, int]:
     """How many default slices fit beside what is there, and the MiB of each with its context."""
-    gpu, count = room.gpu, room.vgpu_count
+    gpu, count = capacity.gpu, capacity.vgpu_count
     each = max((gpu.memory_mib - gpu.reserved_mib) // count, gpu.context_overhead_mib + 1)
-    fit = min(room.free_mib // each, room.free_percent // max(1, 100 // count), count)
+    fit = min(capacity.free_mib // each, capacity.free_percent // max(1, 100 // count), count)
     return max(0, fit), each
 
 

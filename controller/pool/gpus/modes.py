@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from sluice.controller.pool.decisions import Decisions, Handover
 from sluice.controller.pool.gpus.fleet import Fleet
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import (
     Clock,
@@ -31,13 +31,13 @@ from sluice.controller.pool.queue.preemption import Yield
 from sluice.resources.ends import End, EndCause
 
 
-class TwoPools:
+class GpuModes:
     """Every GPU that is not simply pooled."""
 
     def __init__(
         self,
         clock: Clock,
-        books: Books,
+        ledger: GrantLedger,
         fleet: Fleet,
         give_way: Yield,
         held_by: Callable[[GpuKey], str],
@@ -45,7 +45,7 @@ class TwoPools:
         hands_over: bool,
     ) -> None:
         self._clock = clock
-        self._books = books
+        self._ledger = ledger
         self._fleet = fleet
         self._yield = give_way
         self._held_by = held_by  # the VM that holds a GPU; empty: none
@@ -93,12 +93,12 @@ class TwoPools:
         known.target, known.preempt = to, preempt
         self._set(known, GpuMode.DRAINING, f"to be {to.value}")
         if preempt:
-            for grant in self._books.live_on_gpu(key):
+            for grant in self._ledger.live_on_gpu(key):
                 why = End(
                     EndCause.GPU_WITHDRAWN, f"the operator takes GPU {key.uuid} out of the pool"
                 )
                 decisions.ends += self._yield.ask(grant, why)
-                self._books.event("grant.preempted", grant.id, why.text)
+                self._ledger.event("grant.preempted", grant.id, why.text)
         self.advance(decisions)
         return known
 
@@ -122,10 +122,10 @@ class TwoPools:
             return
         node.drained = drained
         self._fleet.changed(name)
-        self._books.changes.append(replace(node))
+        self._ledger.changes.append(replace(node))
         kind = "node.drained" if drained else "node.undrained"
         text = "it takes no new grants" if drained else "it takes grants again"
-        self._books.event(kind, name, text)
+        self._ledger.event(kind, name, text)
 
     def joined(self, node: str, let_go: Collection[str], decisions: Decisions) -> None:
         """A server came (back), and says of which GPUs it has let go: it is told what is so now."""
@@ -159,9 +159,9 @@ class TwoPools:
             self._stuck[key] = (error, self._clock.monotonic() + RETRY_SECONDS)
             known.step, known.reason = SwitchStep.STUCK, f"{STUCK}: {error}"
             known.generation += 1
-            self._books.changes.append(replace(known))
+            self._ledger.changes.append(replace(known))
             if news:
-                self._books.event("gpu.stuck", str(key), known.reason)
+                self._ledger.event("gpu.stuck", str(key), known.reason)
         elif returning:
             self._returned.add(key)
         else:
@@ -209,13 +209,13 @@ class TwoPools:
                 decisions.handovers.append(Handover(key.node, key.uuid, GpuMode.POOLED))
         for key in sorted(self._fleet.faulty - self._let_go, key=str):
             up = self._fleet.nodes[key.node].state is NodeState.UP
-            if up and key not in self._fleet.switches and not self._books.live_on_gpu(key):
+            if up and key not in self._fleet.switches and not self._ledger.live_on_gpu(key):
                 self._let_go.add(key)
                 decisions.handovers.append(Handover(key.node, key.uuid, GpuMode.DRAINED))
 
     def _drain(self, key: GpuKey, switch: GpuSwitch, decisions: Decisions) -> None:
-        grants = len(self._books.live_on_gpu(key))
-        reservations = self._books.reservations.on(key)
+        grants = len(self._ledger.live_on_gpu(key))
+        reservations = self._ledger.reservations.on(key)
         waits = []
         if grants:
             waits.append(f"{grants} grant(s) to end")
@@ -226,13 +226,13 @@ class TwoPools:
             if reason != switch.reason:
                 switch.step, switch.reason = SwitchStep.WAITING, reason
                 switch.generation += 1
-                self._books.changes.append(replace(switch))
+                self._ledger.changes.append(replace(switch))
         elif not self._hands_over:
             self._set(switch, switch.target, EMPTY[switch.target])
         elif switch.step not in TOLD:
             switch.step, switch.reason = SwitchStep.HANDING_OVER, HANDED_OVER
             switch.generation += 1
-            self._books.changes.append(replace(switch))
+            self._ledger.changes.append(replace(switch))
             self._order(switch, switch.target, decisions)
 
     def _order(self, switch: GpuSwitch, to: GpuMode, decisions: Decisions) -> None:
@@ -257,8 +257,8 @@ class TwoPools:
         switch.step = SwitchStep.NONE
         switch.generation += 1
         self._fleet.changed(switch.node)
-        self._books.changes.append(replace(switch))
-        self._books.event(f"gpu.{mode.value}", str(switch.key), reason)
+        self._ledger.changes.append(replace(switch))
+        self._ledger.event(f"gpu.{mode.value}", str(switch.key), reason)
 
 
 EMPTY = {GpuMode.NATIVE: "one VM's alone", GpuMode.DRAINED: "nothing is on it"}

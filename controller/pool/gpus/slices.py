@@ -15,7 +15,7 @@ WHOLE_PERCENT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class GpuRoom:
+class FreeCapacity:
     """A GPU and what is free on it; vgpu_count is its node's default cut."""
 
     gpu: Gpu
@@ -51,11 +51,11 @@ def is_wanted(request: GrantRequest, model: str, architecture: str) -> bool:
     )
 
 
-def fits(request: GrantRequest, room: GpuRoom) -> bool:
+def fits(request: GrantRequest, capacity: FreeCapacity) -> bool:
     """Whether one vGPU of the request fits into what is free."""
-    vgpu = slice_on(request, room.gpu, room.vgpu_count)
+    vgpu = slice_on(request, capacity.gpu, capacity.vgpu_count)
     return (
-        vgpu.memory_mib + vgpu.overhead_mib <= room.free_mib
-        and vgpu.compute_percent <= room.free_percent
-        and is_wanted(request, room.gpu.model, room.gpu.architecture)
+        vgpu.memory_mib + vgpu.overhead_mib <= capacity.free_mib
+        and vgpu.compute_percent <= capacity.free_percent
+        and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the books say what a server that came (back) really runs: adopts it, or orders its end.
+"""Makes the ledger say what a server that came (back) really runs: adopts it, or orders its end.
 
 Called by pool.Pool for each session that a server reports. It promises that work which runs is in
-the books, even beyond what is free, and that work which was ended meanwhile is ended there too.
+the ledger, even beyond what is free, and that work which was ended meanwhile is ended there too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from sluice.controller.pool.decisions import Decisions, EndOrder
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.model import (
     GpuKey,
     Grant,
@@ -44,9 +44,9 @@ class Adoption:
     """What is done about reported sessions."""
 
     def __init__(
-        self, books: Books, fleet: Fleet, jobs: Jobs, is_resizing: Callable[[str], bool]
+        self, ledger: GrantLedger, fleet: Fleet, jobs: Jobs, is_resizing: Callable[[str], bool]
     ) -> None:
-        self._books = books
+        self._ledger = ledger
         self._fleet = fleet
         self._jobs = jobs
         self._is_resizing = is_resizing
@@ -57,11 +57,11 @@ class Adoption:
         It stood still with the answer on its way to it, and names the request as one that waits: if
         its grant were over, its room would be given away, and the answer would come after all.
         """
-        for grant in self._books.ended() if pending else ():
+        for grant in self._ledger.ended() if pending else ():
             if grant.node != node or not grant.lost:
                 continue
-            for session in self._books.sessions_of(grant.id):
-                if session.request_id not in pending or self._books.held_by(session.request_id):
+            for session in self._ledger.sessions_of(grant.id):
+                if session.request_id not in pending or self._ledger.held_by(session.request_id):
                     continue
                 again = replace(
                     session,
@@ -85,7 +85,7 @@ class Adoption:
     def reconcile(self, node: str, report: ReportedSession, decisions: Decisions) -> None:
         """Adopts a session, or has it ended."""
         session = report.session
-        grant = self._books.grants.get(session.grant_id)
+        grant = self._ledger.grants.get(session.grant_id)
         if grant and grant.state is GrantState.ENDED and len(grant.nodes) > 1:
             # what was lost with one of several nodes is over: the others' GPUs were given back
             decisions.ends.append(EndOrder(node, grant.id, End(grant.cause, grant.reason)))
@@ -95,18 +95,18 @@ class Adoption:
             grant = self._adopt(node, report, grant)
             if over:
                 # its room is nobody else's before it is gone
-                self._books.end_soon(grant, over)
+                self._ledger.end_soon(grant, over)
         elif not self._is_resizing(grant.id):
             self._take_sizes(grant, report.vgpus)
         if why := self._jobs.why_ending(grant):
             decisions.ends.append(EndOrder(node, grant.id, why))
-        known = self._books.sessions.get(session.id)
+        known = self._ledger.sessions.get(session.id)
         if known is None or known.state is not session.state:
-            self._books.add_session(session)
-            self._books.recount(grant)
+            self._ledger.add_session(session)
+            self._ledger.recount(grant)
 
     def _adopt(self, node: str, report: ReportedSession, known: Grant | None) -> Grant:
-        """Books what runs and the books had lost."""
+        """Books what runs and the ledger had lost."""
         session = report.session
         grant = Grant(
             id=session.grant_id,
@@ -123,23 +123,23 @@ class Adoption:
         )
         if known:
             grant.project = known.project
-            reservation = self._books.reservations.records.get(known.reservation)
+            reservation = self._ledger.reservations.records.get(known.reservation)
             if reservation and reservation.state is ReservationState.HELD:
-                keys = self._books.reservations.held(reservation).keys()
+                keys = self._ledger.reservations.held(reservation).keys()
                 grant.reservation = (
                     reservation.id if {key for key, _ in grant.placed()} <= keys else ""
                 )
-        self._books.begin(grant)
-        self._books.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
+        self._ledger.begin(grant)
+        self._ledger.event("grant.adopted", grant.id, f"{node} runs session {session.id}")
         for key, _ in grant.placed():
-            room = self._fleet.rooms.room(key)
-            if room and (room.free_mib < 0 or room.free_percent < 0):
+            capacity = self._fleet.capacity.of(key)
+            if capacity and (capacity.free_mib < 0 or capacity.free_percent < 0):
                 text = f"grant {grant.id} runs there beyond what is free; nothing new is placed"
-                self._books.event("gpu.overcommitted", str(key), text)
+                self._ledger.event("gpu.overcommitted", str(key), text)
         return grant
 
     def _take_sizes(self, grant: Grant, vgpus: tuple[Vgpu, ...]) -> None:
-        """It runs with other limits than the books say: a resize whose end was not heard."""
+        """It runs with other limits than the ledger says: a resize whose end was not heard."""
         if [v.gpu_uuid for v in vgpus] != [v.gpu_uuid for v in grant.vgpus]:
             return
         sized = tuple(
@@ -147,9 +147,9 @@ class Adoption:
             for old, new in zip(grant.vgpus, vgpus, strict=True)
         )
         if sized != grant.vgpus:
-            self._books.rebook(grant, sized)
+            self._ledger.rebook(grant, sized)
             sizes = ", ".join(f"{v.memory_mib} MiB and {v.compute_percent} %" for v in sized)
-            self._books.event("grant.resized", grant.id, f"runs with {sizes}")
+            self._ledger.event("grant.resized", grant.id, f"runs with {sizes}")
 
     def _with_overhead(self, node: str, vgpus: tuple[Vgpu, ...]) -> tuple[Vgpu, ...]:
         gpus = [self._fleet.gpus.get(GpuKey(node, vgpu.gpu_uuid)) for vgpu in vgpus]

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from sluice.controller.pool.decisions import Granted, GrantRequest
-from sluice.controller.pool.gpus.allocations import Ledger
+from sluice.controller.pool.gpus.allocations import Allocations
 from sluice.controller.pool.grants.jobs import Jobs, with_contexts
 from sluice.controller.pool.model import (
     DEFAULT_PROJECT,
@@ -40,7 +40,7 @@ from sluice.controller.pool.reservations.reservations import Reservations
 from sluice.resources.ends import End, EndCause
 
 
-class Books:
+class GrantLedger:
     """What is granted."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Books:
         self._gpus = gpus
         self._ended_kept = ended_kept
         self._by_request: dict[str, str] = {}  # request id, session id
-        self.ledger = Ledger()
+        self.allocations = Allocations()
         self.changes: list[Change] = []
         self.grants: dict[str, Grant] = {}
         self.sessions: dict[str, Session] = {}
@@ -339,9 +339,9 @@ class Books:
         if grant.reservation:
             self.reservations.draw(grant, sign)
         elif sign > 0:
-            self.ledger.book(grant)
+            self.allocations.book(grant)
         else:
-            self.ledger.unbook(grant)
+            self.allocations.unbook(grant)
         nodes = [self._live_on[node] for node in grant.nodes]
         gpus = [self._live_by_gpu[key] for key, _ in grant.placed()]
         for keep in (*nodes, *gpus):
@@ -363,7 +363,7 @@ class Books:
         for slot in reservation.slots:
             vgpu = Vgpu(slot.gpu_uuid, slot.memory_mib, slot.compute_percent, slot.overhead_mib)
             booking = Grant(reservation.id, "", slot.node, (vgpu,), 0, 0.0)
-            (self.ledger.book if sign > 0 else self.ledger.unbook)(booking)
+            (self.allocations.book if sign > 0 else self.allocations.unbook)(booking)
 
     def _forget_old(self) -> None:
         # ended grants are kept for people to look at, in the order in which they ended

@@ -3,7 +3,7 @@
 
 Called by pool.Pool. A resize of a grant that runs has two steps: what it grows by is booked and the
 server is told; when the server has done it the rest is given back, and when it cannot, everything
-is as it was. It promises that the books never say less than what a server may still run with.
+is as it was. It promises that the ledger never says less than what a server may still run with.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible, Over, Unknown
 from sluice.controller.pool.model import Grant, GrantState, NodeState, Vgpu
 from sluice.controller.pool.projects.quotas import Held
@@ -24,8 +24,8 @@ Vgpus = tuple[Vgpu, ...]
 class Resizing:
     """Grants whose limits are being changed."""
 
-    def __init__(self, books: Books, fleet: Fleet, jobs: Jobs) -> None:
-        self._books = books
+    def __init__(self, ledger: GrantLedger, fleet: Fleet, jobs: Jobs) -> None:
+        self._ledger = ledger
         self._fleet = fleet
         self._jobs = jobs
         self._under_way: dict[str, tuple[Vgpus, Vgpus]] = {}  # by grant: before, after
@@ -35,7 +35,7 @@ class Resizing:
 
         None: nothing runs with the old limits, so it is done.
         """
-        grant = self._books.grants.get(grant_id)
+        grant = self._ledger.grants.get(grant_id)
         if grant is None:
             raise Unknown("grant", grant_id)
         if grant.state is not GrantState.LIVE or self._jobs.is_ending(grant):
@@ -63,17 +63,17 @@ class Resizing:
             for old, new in zip(before, after, strict=True)
         )
         if not grant.reservation:
-            over = self._books.quotas.exceeded(grant.project, Held.of(larger), Held.of(before))
+            over = self._ledger.quotas.exceeded(grant.project, Held.of(larger), Held.of(before))
             if over and Held.of(larger) != Held.of(before):
                 raise Impossible(str(over))
-        if not self._books.live_sessions_of(grant_id):
+        if not self._ledger.live_sessions_of(grant_id):
             self._set(grant, after)
             return None
         node = self._fleet.nodes.get(grant.node)
         if node is None or node.state is not NodeState.UP:
             raise Impossible(f"node {grant.node} of grant {grant_id} is not connected; try later")
         if larger != before:
-            self._books.rebook(grant, larger)
+            self._ledger.rebook(grant, larger)
         self._under_way[grant_id] = (before, after)
         return ResizeOrder(grant.node, grant_id, after)
 
@@ -87,11 +87,11 @@ class Resizing:
         Where that is not known, the larger sizes stay booked until the server reports what it runs.
         """
         before, after = self._under_way.pop(grant_id)
-        grant = self._books.grants.get(grant_id)
+        grant = self._ledger.grants.get(grant_id)
         if grant is None or grant.state is not GrantState.LIVE:
             return Decisions()
         if not known:
-            self._books.event("grant.not_resized", grant_id, f"it is not known: {error}")
+            self._ledger.event("grant.not_resized", grant_id, f"it is not known: {error}")
             return Decisions()
         sizes = before if error else after
         # a job's sessions may have come and gone meanwhile: their contexts stay as they are
@@ -101,16 +101,16 @@ class Resizing:
         )
         if error:
             if vgpus != grant.vgpus:
-                self._books.rebook(grant, vgpus)
-            self._books.event("grant.not_resized", grant_id, error)
+                self._ledger.rebook(grant, vgpus)
+            self._ledger.event("grant.not_resized", grant_id, error)
         else:
             self._set(grant, vgpus)
         return Decisions()
 
     def _set(self, grant: Grant, vgpus: Vgpus) -> None:
-        self._books.rebook(grant, vgpus)
+        self._ledger.rebook(grant, vgpus)
         sizes = ", ".join(f"{v.memory_mib} MiB and {v.compute_percent} %" for v in vgpus)
-        self._books.event("grant.resized", grant.id, f"now {sizes}")
+        self._ledger.event("grant.resized", grant.id, f"now {sizes}")
 
     def _check_room(self, grant: Grant, after: Vgpus) -> None:
         for (key, old), new in zip(grant.placed(), after, strict=True):
@@ -119,15 +119,15 @@ class Resizing:
             if more_mib <= 0 and more_percent <= 0:
                 continue
             if grant.reservation:
-                reservation = self._books.reservations.records[grant.reservation]
-                left = self._books.reservations.free(reservation)[key]
+                reservation = self._ledger.reservations.records[grant.reservation]
+                left = self._ledger.reservations.free(reservation)[key]
                 free_mib, free_percent = left.memory_mib, left.compute_percent
                 whose = f"reservation {grant.reservation} has on {key}"
             else:
-                room = self._fleet.rooms.room(key)
-                if room is None:
+                capacity = self._fleet.capacity.of(key)
+                if capacity is None:
                     raise Impossible(f"GPU {key} of grant {grant.id} is not in the pool now")
-                free_mib, free_percent = room.free_mib, room.free_percent
+                free_mib, free_percent = capacity.free_mib, capacity.free_percent
                 whose = f"GPU {key} has"
             if more_mib > max(0, free_mib) or more_percent > max(0, free_percent):
                 raise Impossible(

@@ -12,26 +12,26 @@ from collections.abc import Iterator
 
 from sluice.controller.pool.admission.refusals import wanted
 from sluice.controller.pool.decisions import GrantRequest, Refused
-from sluice.controller.pool.gpus.capacity import GpuKind, Rooms, Shape
+from sluice.controller.pool.gpus.capacity import GpuKind, PoolCapacity, Shape
 from sluice.controller.pool.model import Gpu, GpuKey
-from sluice.controller.pool.placement.search import Wish
+from sluice.controller.pool.placement.search import PlacementSearch
 from sluice.protocol.cuda_status import CudaStatus
 
 
-def never(request: GrantRequest, rooms: Rooms, *, across: bool) -> Refused | None:
+def never(request: GrantRequest, pool_capacity: PoolCapacity, *, across: bool) -> Refused | None:
     """Refuses what would not fit even if every GPU that may be used were empty.
 
     `across`: whether a grant may have vGPUs of several nodes, if it asks for that.
     """
     where = f"node {request.node}" if request.local_only else "the pool"
-    wish = Wish(request, rooms)
-    shapes = dict(_shapes(wish, rooms))
+    search = PlacementSearch(request, pool_capacity)
+    shapes = dict(_shapes(search, pool_capacity))
     kinds = {kind for shape in shapes for _, kind in shape}
     if not kinds:
-        return _nothing(request, rooms, where)
-    if not any(wish.need(kind) for kind in kinds):
+        return _nothing(request, pool_capacity, where)
+    if not any(search.need(kind) for kind in kinds):
         return _not_of_that_kind(request, kinds, where)
-    each = {shape: _on_one_node(wish, shape) for shape in shapes}
+    each = {shape: _on_one_node(search, shape) for shape in shapes}
     if not any(cards for cards, _ in each.values()):
         return _too_large(request, kinds, where)
     cards = max(cards for cards, _ in each.values())
@@ -62,39 +62,44 @@ def never(request: GrantRequest, rooms: Rooms, *, across: bool) -> Refused | Non
     )
 
 
-def reach(request: GrantRequest, rooms: Rooms) -> set[GpuKey]:
+def reach(request: GrantRequest, pool_capacity: PoolCapacity) -> set[GpuKey]:
     """The GPUs that one of its vGPUs would fit on if they were empty."""
-    wish = Wish(request, rooms)
-    fit = {kind for shape in rooms.shapes for kind in _capable(wish, shape)}
-    names = rooms.nodes if wish.nodes is None else wish.nodes & rooms.nodes.keys()
+    search = PlacementSearch(request, pool_capacity)
+    fit = {kind for shape in pool_capacity.shapes for kind in _capable(search, shape)}
+    names = (
+        pool_capacity.nodes if search.nodes is None else search.nodes & pool_capacity.nodes.keys()
+    )
     return {
-        room.gpu.key for name in names for room in rooms.nodes[name].every() if room.kind in fit
+        capacity.gpu.key
+        for name in names
+        for capacity in pool_capacity.nodes[name].every()
+        if capacity.kind in fit
     }
 
 
-def _capable(wish: Wish, shape: Shape) -> Iterator[GpuKind]:
+def _capable(search: PlacementSearch, shape: Shape) -> Iterator[GpuKind]:
     for count, kind in shape:
-        if _on_one_node(wish, ((count, kind),))[0]:
+        if _on_one_node(search, ((count, kind),))[0]:
             yield kind
 
 
-def _shapes(wish: Wish, rooms: Rooms) -> Iterator[tuple[Shape, int]]:
+def _shapes(search: PlacementSearch, pool_capacity: PoolCapacity) -> Iterator[tuple[Shape, int]]:
     """What the nodes that may be used are made of, and how many of each there are."""
-    if wish.nodes is None:
-        yield from ((shape, len(names)) for shape, names in rooms.shapes.items())
+    if search.nodes is None:
+        yield from ((shape, len(names)) for shape, names in pool_capacity.shapes.items())
         return
     counts: dict[Shape, int] = {}
-    for name in wish.nodes:
-        if node := rooms.nodes.get(name):
+    for name in search.nodes:
+        if node := pool_capacity.nodes.get(name):
             counts[node.shape] = counts.get(node.shape, 0) + 1
     yield from counts.items()
 
 
-def _on_one_node(wish: Wish, shape: Shape) -> tuple[int, int]:
+def _on_one_node(search: PlacementSearch, shape: Shape) -> tuple[int, int]:
     """On how many GPUs of such a node a vGPU fits, and how many vGPUs fit in all."""
     cards = slices = 0
     for count, kind in shape:
-        need = wish.need(kind)
+        need = search.need(kind)
         if need is None:
             continue
         room_mib = kind.sample.memory_mib - kind.sample.reserved_mib
@@ -105,8 +110,8 @@ def _on_one_node(wish: Wish, shape: Shape) -> tuple[int, int]:
     return cards, slices
 
 
-def _nothing(request: GrantRequest, rooms: Rooms, where: str) -> Refused:
-    if request.labels and any(rooms.shapes):
+def _nothing(request: GrantRequest, pool_capacity: PoolCapacity, where: str) -> Refused:
+    if request.labels and any(pool_capacity.shapes):
         labels = ", ".join(f"{name}={value}" for name, value in request.labels)
         return Refused(
             CudaStatus.NO_DEVICE,

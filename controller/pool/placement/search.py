@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A request as the search for room sees it: what it needs of each kind of GPU, and where it may go.
 
-Made anew for each decision by placement; it reads rooms and changes nothing.
+Made anew for each decision by placement; it reads the capacity and changes nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from sluice.controller.pool.decisions import GrantRequest
-from sluice.controller.pool.gpus.capacity import Family, GpuKind, NodeRooms, Room, Rooms
+from sluice.controller.pool.gpus.capacity import (
+    Family,
+    GpuCapacity,
+    GpuKind,
+    NodeCapacity,
+    PoolCapacity,
+)
 from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, is_wanted, slice_on
 from sluice.controller.pool.model import GpuKey
 
@@ -25,28 +31,28 @@ class Need(NamedTuple):
     compute_percent: int
 
 
-class Wish:
+class PlacementSearch:
     """What is looked for."""
 
     def __init__(
-        self, request: GrantRequest, rooms: Rooms, barred: Collection[GpuKey] = ()
+        self, request: GrantRequest, pool_capacity: PoolCapacity, barred: Collection[GpuKey] = ()
     ) -> None:
         self.request = request
         self.count = request.vgpu_count
-        self._rooms = rooms
+        self._pool_capacity = pool_capacity
         self._barred = barred
         self._needs: dict[GpuKind, Need | None] = {}
         self._floors: dict[Family, Need | None] = {}
-        self.nodes = rooms.with_labels(request.labels)
+        self.nodes = pool_capacity.with_labels(request.labels)
         if request.local_only:
             own = {request.node}
             self.nodes = own if self.nodes is None else self.nodes & own
 
-    def within(self, nodes: Collection[str] | None) -> Wish:
-        """The same wish, on these nodes only; None: no further bound."""
+    def within(self, nodes: Collection[str] | None) -> PlacementSearch:
+        """The same search, on these nodes only; None: no further bound."""
         if nodes is None:
             return self
-        narrower = object.__new__(Wish)
+        narrower = object.__new__(PlacementSearch)
         narrower.__dict__.update(self.__dict__)
         narrower.nodes = (
             set(nodes) if self.nodes is None else {name for name in nodes if name in self.nodes}
@@ -89,7 +95,7 @@ class Wish:
         asked = self.request.compute_percent
         if asked or self.request.cross_node:
             return self.request.cross_node or asked == WHOLE_PERCENT
-        needs = [need for kind in self._rooms.kinds() if (need := self.need(kind))]
+        needs = [need for kind in self._pool_capacity.kinds() if (need := self.need(kind))]
         return bool(needs) and all(need.compute_percent == WHOLE_PERCENT for need in needs)
 
     # where it may go
@@ -100,46 +106,47 @@ class Wish:
         return self.nodes is None and not self._barred
 
     @property
-    def few_nodes(self) -> list[NodeRooms] | None:
+    def few_nodes(self) -> list[NodeCapacity] | None:
         """The nodes that it is bound to, by name, if these are few."""
         if self.nodes is None or len(self.nodes) > FEW_NODES:
             return None
-        known = self._rooms.nodes
+        known = self._pool_capacity.nodes
         return [known[name] for name in sorted(self.nodes) if name in known]
 
-    def may_use(self, room: Room) -> bool:
+    def may_use(self, capacity: GpuCapacity) -> bool:
         """Whether it may go to this GPU, whatever is free there."""
-        return (self.nodes is None or room.gpu.node in self.nodes) and (
-            not self._barred or room.gpu.key not in self._barred
+        return (self.nodes is None or capacity.gpu.node in self.nodes) and (
+            not self._barred or capacity.gpu.key not in self._barred
         )
 
-    def fitting(self, node: NodeRooms) -> list[Room]:
+    def fitting(self, node: NodeCapacity) -> list[GpuCapacity]:
         """The node's GPUs that one vGPU fits on, by UUID."""
         if self.nodes is not None and node.name not in self.nodes:
             return []
         found = []
-        for room in node.rooms:
-            need = self.need(room.kind)
+        for capacity in node.open_gpus:
+            need = self.need(capacity.kind)
             if (
                 need is not None
-                and room.free_mib >= need.memory_mib
-                and room.free_percent >= need.compute_percent
+                and capacity.free_mib >= need.memory_mib
+                and capacity.free_percent >= need.compute_percent
             ):
-                found.append(room)
+                found.append(capacity)
         if self._barred:
-            found = [room for room in found if room.gpu.key not in self._barred]
+            found = [capacity for capacity in found if capacity.gpu.key not in self._barred]
         return found
 
-    def fitting_times(self, room: Room) -> int:
+    def fitting_times(self, capacity: GpuCapacity) -> int:
         """How many of its vGPUs fit on the GPU together."""
-        need = self.need(room.kind)
+        need = self.need(capacity.kind)
         if need is None:
             return 0
         return min(
-            room.free_mib // need.memory_mib, max(0, room.free_percent) // need.compute_percent
+            capacity.free_mib // need.memory_mib,
+            max(0, capacity.free_percent) // need.compute_percent,
         )
 
-    def may_fit(self, node: NodeRooms) -> bool:
+    def may_fit(self, node: NodeCapacity) -> bool:
         """A quick look: False if it cannot fit there on GPUs of their own."""
         n, floor = self.count, self.floor(node.family)
         return (
@@ -152,7 +159,7 @@ class Wish:
 
     # orders
 
-    def tightest_first(self) -> Iterator[NodeRooms]:
+    def tightest_first(self) -> Iterator[NodeCapacity]:
         """Nodes where it may fit, those first whose n-th best GPU has the least memory free."""
         few = self.few_nodes
         if few is not None:
@@ -160,7 +167,7 @@ class Wish:
             return
         n = self.count
         orders = []
-        for family in self._rooms.families():
+        for family in self._pool_capacity.families():
             floor = self.floor(family)
             if floor is not None and len(family.by_nth) >= n:
                 order = family.by_nth[n - 1]
@@ -169,17 +176,17 @@ class Wish:
             if self.may_fit(node):
                 yield node
 
-    def emptiest_first(self) -> Iterator[NodeRooms]:
+    def emptiest_first(self) -> Iterator[NodeCapacity]:
         """Nodes where it may be, those with the most free memory first."""
         few = self.few_nodes
         if few is not None:
             yield from sorted(few, key=lambda node: (-node.total_mib, node.name))
             return
-        for _, _, node in self._rooms.by_total:
+        for _, _, node in self._pool_capacity.by_total:
             if self.nodes is None or node.name in self.nodes:
                 yield node
 
-    def by_untouched(self, at_least: int, *, most_first: bool = False) -> Iterator[NodeRooms]:
+    def by_untouched(self, at_least: int, *, most_first: bool = False) -> Iterator[NodeCapacity]:
         """Nodes with at least so many untouched GPUs: those with small GPUs first, and of these
         the ones with the fewest (or the most) untouched."""
         few = self.few_nodes
@@ -197,7 +204,7 @@ class Wish:
 
     def _smallest_first(self) -> list[Family]:
         sizes = []
-        for family in self._rooms.families():
+        for family in self._pool_capacity.families():
             wanted = [kind.sample for kind in family.kinds if self.need(kind)]
             if wanted and family.by_untouched:
                 _, name, _ = family.by_untouched[0]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What projects have used: vGPU-seconds, MiB-seconds and percent-seconds, by the hour.
 
-Owned by books.Books, which tells it of every change of what a project holds. It promises that a
-record handed out with the change that it comes with is exact up to its `until`, so that what is
-stored together adds up after a crash: from `until` on the project held what the store says that it
-held. Durations come from the monotonic clock; the wall clock only says which hour they belong to,
-and never goes back to an hour before.
+Owned by ledger.GrantLedger, which tells it of every change of what a project holds. It promises
+that a record handed out with the change that it comes with is exact up to its `until`, so that what
+is stored together adds up after a crash: from `until` on the project held what the store says that
+it held. Durations come from the monotonic clock; the wall clock only says which hour they belong
+to, and never goes back to an hour before.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice.controller.pool.decisions import EndOrder, GrantRequest
-from sluice.controller.pool.gpus.slices import GpuRoom, is_wanted, slice_on
+from sluice.controller.pool.gpus.slices import FreeCapacity, is_wanted, slice_on
 from sluice.controller.pool.model import GpuKey, Grant
 from sluice.resources.ends import End
 
@@ -28,7 +28,7 @@ class Yield(Protocol):
     """How a grant is made to give its room back; suspending it will be another way."""
 
     def ask(self, grant: Grant, why: End) -> list[EndOrder]:
-        """Returns what its server is to be told; the room is back when the books say so."""
+        """Returns what its server is to be told; the room is back when the ledger says so."""
         ...
 
 
@@ -78,7 +78,7 @@ class Plan:
     """Who goes, and where the request then fits."""
 
     victims: tuple[Candidate, ...]
-    rooms: tuple[GpuRoom, ...]  # as they are now
+    capacities: tuple[FreeCapacity, ...]  # as they are now
 
     @property
     def loss(self) -> Loss:
@@ -95,47 +95,49 @@ class Claim:
 
     request_id: str
     booking: Grant
-    rooms: tuple[GpuRoom, ...]
+    capacities: tuple[FreeCapacity, ...]
     waits_for: set[str] = field(default_factory=set)  # grants
 
 
 def make_plan(
-    request: GrantRequest, rooms: Iterable[GpuRoom], candidates: Sequence[Candidate]
+    request: GrantRequest, capacities: Iterable[FreeCapacity], candidates: Sequence[Candidate]
 ) -> Plan | None:
     """The cheapest way to make the request fit on one node; None where there is none."""
-    by_node: dict[str, list[GpuRoom]] = {}
-    for room in rooms:
-        by_node.setdefault(room.gpu.node, []).append(room)
+    by_node: dict[str, list[FreeCapacity]] = {}
+    for capacity in capacities:
+        by_node.setdefault(capacity.gpu.node, []).append(capacity)
     best: Plan | None = None
-    for node, node_rooms in sorted(by_node.items()):
+    for node, node_capacities in sorted(by_node.items()):
         here = sorted((c for c in candidates if node in c.grant.nodes), key=lambda c: c.order)
-        plan = _on_node(request, node_rooms, here)
+        plan = _on_node(request, node_capacities, here)
         if plan and (best is None or plan.loss.order < best.loss.order):
             best = plan
     return best
 
 
 def _on_node(
-    request: GrantRequest, rooms: list[GpuRoom], candidates: list[Candidate]
+    request: GrantRequest, capacities: list[FreeCapacity], candidates: list[Candidate]
 ) -> Plan | None:
     if request.vgpu_count == 1:
         # one GPU decides: who is not on it frees nothing there
         plans = []
-        for room in rooms:
-            here = [c for c in candidates if room.gpu.key in c.frees]
-            if plan := _cheapest(request, [room], here):
+        for capacity in capacities:
+            here = [c for c in candidates if capacity.gpu.key in c.frees]
+            if plan := _cheapest(request, [capacity], here):
                 plans.append(plan)
         return min(plans, key=lambda p: p.loss.order, default=None)
-    keys = {room.gpu.key for room in rooms}
-    return _cheapest(request, rooms, [c for c in candidates if keys & c.frees.keys()])
+    keys = {capacity.gpu.key for capacity in capacities}
+    return _cheapest(request, capacities, [c for c in candidates if keys & c.frees.keys()])
 
 
 def _cheapest(
-    request: GrantRequest, rooms: list[GpuRoom], candidates: list[Candidate]
+    request: GrantRequest, capacities: list[FreeCapacity], candidates: list[Candidate]
 ) -> Plan | None:
-    def place(victims: Sequence[Candidate]) -> tuple[GpuRoom, ...] | None:
-        fitting = [room for room in rooms if _fits(request, room, victims)]
-        fitting.sort(key=lambda room: (room.free_mib, room.free_percent, room.gpu.uuid))
+    def place(victims: Sequence[Candidate]) -> tuple[FreeCapacity, ...] | None:
+        fitting = [capacity for capacity in capacities if _fits(request, capacity, victims)]
+        fitting.sort(
+            key=lambda capacity: (capacity.free_mib, capacity.free_percent, capacity.gpu.uuid)
+        )
         enough = len(fitting) >= request.vgpu_count
         return tuple(fitting[: request.vgpu_count]) if enough else None
 
@@ -148,7 +150,7 @@ def _cheapest(
     return Plan(tuple(victims), found)
 
 
-Place = Callable[[Sequence[Candidate]], "tuple[GpuRoom, ...] | None"]
+Place = Callable[[Sequence[Candidate]], "tuple[FreeCapacity, ...] | None"]
 
 
 def _exact(place: Place, candidates: list[Candidate]) -> list[Candidate]:
@@ -189,17 +191,17 @@ def _greedy(place: Place, candidates: list[Candidate]) -> list[Candidate]:
     return chosen
 
 
-def _fits(request: GrantRequest, room: GpuRoom, victims: Iterable[Candidate]) -> bool:
-    wanted = slice_on(request, room.gpu, room.vgpu_count)
-    free_mib, free_percent = room.free_mib, room.free_percent
+def _fits(request: GrantRequest, capacity: FreeCapacity, victims: Iterable[Candidate]) -> bool:
+    wanted = slice_on(request, capacity.gpu, capacity.vgpu_count)
+    free_mib, free_percent = capacity.free_mib, capacity.free_percent
     for victim in victims:
-        mib, percent = victim.frees.get(room.gpu.key, (0, 0))
+        mib, percent = victim.frees.get(capacity.gpu.key, (0, 0))
         free_mib += mib
         free_percent += percent
     return (
         wanted.memory_mib + wanted.overhead_mib <= free_mib
         and wanted.compute_percent <= free_percent
-        and is_wanted(request, room.gpu.model, room.gpu.architecture)
+        and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)
     )
 
 
@@ -212,7 +214,7 @@ def freed_by(grant: Grant) -> dict[GpuKey, tuple[int, int]]:
     return frees
 
 
-def booking_of(request: GrantRequest, rooms: Sequence[GpuRoom]) -> Grant:
+def booking_of(request: GrantRequest, capacities: Sequence[FreeCapacity]) -> Grant:
     """What is booked for a request while room is being made for it."""
-    vgpus = tuple(slice_on(request, r.gpu, r.vgpu_count) for r in rooms)
-    return Grant(request.request_id, "", rooms[0].gpu.node, vgpus, request.priority, 0.0)
+    vgpus = tuple(slice_on(request, r.gpu, r.vgpu_count) for r in capacities)
+    return Grant(request.request_id, "", capacities[0].gpu.node, vgpus, request.priority, 0.0)

@@ -17,11 +17,11 @@ from enum import Enum
 
 from sluice.controller.pool.admission import refusals, rights
 from sluice.controller.pool.decisions import Decisions, EndOrder, Granted, GrantRequest, Refused
-from sluice.controller.pool.gpus.capacity import Room
+from sluice.controller.pool.gpus.capacity import GpuCapacity
 from sluice.controller.pool.gpus.fleet import Fleet
-from sluice.controller.pool.gpus.slices import GpuRoom, fits
+from sluice.controller.pool.gpus.slices import FreeCapacity, fits
 from sluice.controller.pool.grants.jobs import Jobs
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.model import (
     Clock,
     GpuKey,
@@ -54,12 +54,12 @@ from sluice.resources.ends import End, EndCause
 class Ending:
     """The Yield of a pool that cannot suspend: the work ends with a CUDA error."""
 
-    def __init__(self, books: Books) -> None:
-        self._books = books
+    def __init__(self, ledger: GrantLedger) -> None:
+        self._ledger = ledger
 
     def ask(self, grant: Grant, why: End) -> list[EndOrder]:
         """Has the server end it; nobody joins it any more."""
-        self._books.end_soon(grant, why)
+        self._ledger.end_soon(grant, why)
         return [EndOrder(grant.node, grant.id, why)]
 
 
@@ -73,13 +73,13 @@ class _Blocked(Enum):
 @dataclass(frozen=True, slots=True)
 class _Placement:
     request: GrantRequest  # with sizes filled in where a reservation gives them
-    rooms: Sequence[Room] | Sequence[GpuRoom]
+    capacities: Sequence[GpuCapacity] | Sequence[FreeCapacity]
     reservation: str = ""
 
     @property
     def vgpus(self) -> tuple[Vgpu, ...]:
         """What the request gets there."""
-        return placement.vgpus_on(self.request, self.rooms)
+        return placement.vgpus_on(self.request, self.capacities)
 
 
 def _sized(request: GrantRequest, reservation: Reservation) -> GrantRequest:
@@ -98,7 +98,7 @@ class Scheduler:
         self,
         clock: Clock,
         new_id: IdFactory,
-        books: Books,
+        ledger: GrantLedger,
         fleet: Fleet,
         jobs: Jobs,
         policy: PlacementPolicy,
@@ -110,7 +110,7 @@ class Scheduler:
     ) -> None:
         self._clock = clock
         self._new_id = new_id
-        self._books = books
+        self._ledger = ledger
         self._fleet = fleet
         self._jobs = jobs
         self._policy = policy
@@ -118,8 +118,8 @@ class Scheduler:
         self._across = across
         self._over_quota_waits = over_quota_waits
         self._claims: dict[str, Claim] = {}
-        self._yield: Yield = Ending(books)
-        self.reserving = Reserving(clock, books, fleet, policy)
+        self._yield: Yield = Ending(ledger)
+        self.reserving = Reserving(clock, ledger, fleet, policy)
         self.queue = WaitingQueue(ageing_seconds)
         self.paused = ""  # why nothing is granted for now; what waits goes on waiting
 
@@ -144,9 +144,9 @@ class Scheduler:
             return f"{len(claim.waits_for)} grant(s) are being ended for it"
         if request.mode is Mode.RESERVED:
             return "its reservation is in use"
-        if self._jobs.grant_of(request) or self._books.reservations.of(request):
+        if self._jobs.grant_of(request) or self._ledger.reservations.of(request):
             return ""
-        return str(self._books.quotas.exceeded(request.project, Held.at_least(request)) or "")
+        return str(self._ledger.quotas.exceeded(request.project, Held.at_least(request)) or "")
 
     def serve(self, decisions: Decisions) -> None:
         """Grants what fits, in order, and has others give way for whom may ask that."""
@@ -181,13 +181,13 @@ class Scheduler:
 
     def never_reserved(self, request: GrantRequest) -> Refused | None:
         """Why what is to be drawn on a reservation never can be."""
-        held = self._books.reservations.of(request)
+        held = self._ledger.reservations.of(request)
         if not held:
             return refusals.not_reserved(request)
         for reservation in held:
             sized = _sized(request, reservation)
-            rooms = self.reserving.rooms(reservation, request, as_if_empty=True)
-            if placement.choose_among(self._policy, sized, rooms):
+            capacities = self.reserving.capacities(reservation, request, as_if_empty=True)
+            if placement.choose_among(self._policy, sized, capacities):
                 return None
         return refusals.larger_than_reserved(request)
 
@@ -200,14 +200,14 @@ class Scheduler:
         if grant := self._jobs.grant_of(request):
             return replace(request, local_only=grant.node == request.node)
         anywhere = replace(request, local_only=False)
-        if self._books.reservations.of(request):
+        if self._ledger.reservations.of(request):
             # what is held for it, wherever that is, goes before what its node has for everybody
-            for wish in (request, anywhere):
-                if self.never_reserved(wish) is None:
-                    return wish
+            for reach in (request, anywhere):
+                if self.never_reserved(reach) is None:
+                    return reach
         if request.mode is Mode.RESERVED:
             return anywhere
-        here = feasibility.never(request, self._fleet.rooms, across=False) is None
+        here = feasibility.never(request, self._fleet.capacity, across=False) is None
         return request if here else anywhere
 
     def _try(self, request: GrantRequest, held: set[GpuKey]) -> Granted | Refused | _Blocked | None:
@@ -225,20 +225,20 @@ class Scheduler:
         return self._grant(found)
 
     def _place(self, request: GrantRequest, held: set[GpuKey]) -> _Placement | None:
-        for reservation in self._books.reservations.of(request):
+        for reservation in self._ledger.reservations.of(request):
             sized = _sized(request, reservation)
-            rooms = self.reserving.rooms(reservation, request)
-            if own := placement.choose_among(self._policy, sized, rooms):
+            capacities = self.reserving.capacities(reservation, request)
+            if own := placement.choose_among(self._policy, sized, capacities):
                 return _Placement(sized, own, reservation.id)
         if request.mode is Mode.RESERVED:
             return None
         chosen = placement.choose(
-            self._policy, request, self._fleet.rooms, held, across=self._across
+            self._policy, request, self._fleet.capacity, held, across=self._across
         )
         return _Placement(request, chosen) if chosen else None
 
     def _over_quota(self, found: _Placement) -> Refused | _Blocked | None:
-        request, quotas = found.request, self._books.quotas
+        request, quotas = found.request, self._ledger.quotas
         wanted = Held.of(found.vgpus)
         if never := quotas.never(request.project, wanted):
             return refusals.over_quota(request, never)
@@ -252,7 +252,7 @@ class Scheduler:
         grant = Grant(
             id=self._new_id(),
             request_id=request.request_id,
-            node=found.rooms[0].gpu.node,
+            node=found.capacities[0].gpu.node,
             vgpus=found.vgpus,
             priority=request.priority,
             created=self._clock.wall(),
@@ -264,18 +264,18 @@ class Scheduler:
         )
         if refusal := self._join_refusal(request, grant):
             return refusal
-        self._books.begin(grant)
+        self._ledger.begin(grant)
         drawn = f", drawn on reservation {grant.reservation}" if grant.reservation else ""
         text = f"{refusals.wanted(request)} for {request.program}{drawn}"
-        self._books.event("grant.made", grant.id, text)
-        return Granted(grant, self._books.open_session(request, grant))
+        self._ledger.event("grant.made", grant.id, text)
+        return Granted(grant, self._ledger.open_session(request, grant))
 
     def _try_reservation(self, request: GrantRequest, held: set[GpuKey]) -> _Blocked | None:
-        reservation = self._books.reservations.records[request.reservation]
+        reservation = self._ledger.reservations.records[request.reservation]
         slots = self.reserving.place(request, held)
         if slots is None:
             return _Blocked.BY_ROOM
-        if self._books.quotas.exceeded(request.project, Held.of(slots)):
+        if self._ledger.quotas.exceeded(request.project, Held.of(slots)):
             return _Blocked.BY_QUOTA
         self.reserving.hold(reservation, slots)
         return None
@@ -294,7 +294,7 @@ class Scheduler:
         newcomer = Session(
             "", grant.id, grant.node, "", "", "", 0, 0, "", "", 0.0, chosen=request.chosen
         )
-        vgpus = self._books.charged(grant, [*self._books.live_sessions_of(grant.id), newcomer])
+        vgpus = self._ledger.charged(grant, [*self._ledger.live_sessions_of(grant.id), newcomer])
         more: Counter[GpuKey] = Counter()
         for (key, old), new in zip(grant.placed(), vgpus, strict=True):
             more[key] += new.overhead_mib - old.overhead_mib
@@ -302,28 +302,30 @@ class Scheduler:
             return _Blocked.BY_JOB
         if self._fleet.nodes[grant.node].state is not NodeState.UP:
             return _Blocked.BY_JOB
-        session = self._books.open_session(request, grant)
-        self._books.recount(grant)
-        self._books.event("session.joined", session.id, f"{request.program} joins grant {grant.id}")
+        session = self._ledger.open_session(request, grant)
+        self._ledger.recount(grant)
+        self._ledger.event(
+            "session.joined", session.id, f"{request.program} joins grant {grant.id}"
+        )
         return Granted(grant, session)
 
     def not_to_join(self, request: GrantRequest, grant: Grant) -> Refused | None:
         """Why it has no right to its job's grant."""
-        return rights.not_to_join(request, grant, self._books.quotas, self._books.reservations)
+        return rights.not_to_join(request, grant, self._ledger.quotas, self._ledger.reservations)
 
     def _join_refusal(self, request: GrantRequest, grant: Grant) -> Refused | None:
-        live, ending = len(self._books.live_sessions_of(grant.id)), self._jobs.is_ending(grant)
+        live, ending = len(self._ledger.live_sessions_of(grant.id)), self._jobs.is_ending(grant)
         return refusals.cannot_join(request, grant, live, self._job_sessions, ending=ending)
 
     def _free_for(self, grant: Grant, key: GpuKey) -> int:
         """What the grant could take more of a GPU's memory; nothing if the GPU is gone."""
-        room = self._fleet.rooms.room(key)
-        if room is None:
+        capacity = self._fleet.capacity.of(key)
+        if capacity is None:
             return -1
         if grant.reservation:
-            reservation = self._books.reservations.records[grant.reservation]
-            return self._books.reservations.free(reservation)[key].memory_mib
-        return room.free_mib
+            reservation = self._ledger.reservations.records[grant.reservation]
+            return self._ledger.reservations.free(reservation)[key].memory_mib
+        return capacity.free_mib
 
     def _gpus_of_job(self, request: GrantRequest) -> list[GpuKey]:
         grant = self._jobs.grant_of(request)
@@ -335,16 +337,16 @@ class Scheduler:
         request = entry.request
         if self._jobs.grant_of(request) or request.mode is Mode.RESERVED:
             return
-        if self._books.quotas.exceeded(request.project, Held.at_least(request)):
+        if self._ledger.quotas.exceeded(request.project, Held.at_least(request)):
             return
         reach = self._fleet.reach(entry.alike)
         gpus = [self._fleet.gpus[key] for key in reach]
-        rooms = [self._fleet.room(gpu) for gpu in gpus if self._fleet.is_open(gpu)]
-        plan = make_plan(request, rooms, self._candidates(request, rooms))
+        capacities = [self._fleet.capacity_of(gpu) for gpu in gpus if self._fleet.is_open(gpu)]
+        plan = make_plan(request, capacities, self._candidates(request, capacities))
         if plan is None:
             return
-        claim = Claim(request.request_id, booking_of(request, plan.rooms), plan.rooms)
-        self._books.ledger.book(claim.booking)
+        claim = Claim(request.request_id, booking_of(request, plan.capacities), plan.capacities)
+        self._ledger.allocations.book(claim.booking)
         self._claims[request.request_id] = claim
         for victim in plan.victims:
             grant = victim.grant
@@ -356,13 +358,17 @@ class Scheduler:
                 f"(project {request.project}) takes the room of priority {grant.priority}"
             )
             decisions.ends += self._yield.ask(grant, End(EndCause.PREEMPTED, text))
-            self._books.event("grant.preempted", grant.id, text)
+            self._ledger.event("grant.preempted", grant.id, text)
         text = f"{len(plan.victims)} grant(s) give way on node {claim.booking.node}"
-        self._books.event("request.preempts", request.request_id, text)
+        self._ledger.event("request.preempts", request.request_id, text)
 
-    def _candidates(self, request: GrantRequest, rooms: Sequence[GpuRoom]) -> list[Candidate]:
+    def _candidates(
+        self, request: GrantRequest, capacities: Sequence[FreeCapacity]
+    ) -> list[Candidate]:
         """Whom the request may have ended: its own reservation's users free nothing."""
-        grants = {g.id: g for room in rooms for g in self._books.live_on_gpu(room.gpu.key)}
+        grants = {
+            g.id: g for capacity in capacities for g in self._ledger.live_on_gpu(capacity.gpu.key)
+        }
         lower = [
             grant
             for grant in grants.values()
@@ -381,7 +387,7 @@ class Scheduler:
             Candidate(
                 grant,
                 Loss(
-                    len(self._books.live_sessions_of(grant.id)),
+                    len(self._ledger.live_sessions_of(grant.id)),
                     grant.priority - lowest,
                     max(0.0, now - grant.created),
                     sum(vgpu.memory_mib for vgpu in grant.vgpus),
@@ -397,31 +403,33 @@ class Scheduler:
             # it has left, or its job got a grant meanwhile: it joins, or is refused, in its turn
             self._drop_claim(claim.request_id)
             return
-        claim.waits_for = {g for g in claim.waits_for if self._books.is_live(g)}
-        self._books.ledger.unbook(claim.booking)
-        rooms = self._claimed_rooms(claim)
-        if rooms and all(fits(entry.request, room) for room in rooms):
-            found: _Placement | None = _Placement(entry.request, rooms)
+        claim.waits_for = {g for g in claim.waits_for if self._ledger.is_live(g)}
+        self._ledger.allocations.unbook(claim.booking)
+        capacities = self._claimed(claim)
+        if capacities and all(fits(entry.request, capacity) for capacity in capacities):
+            found: _Placement | None = _Placement(entry.request, capacities)
         else:
             # room elsewhere will do as well
             found = self._place(entry.request, set())
         if found and not self._over_quota(found):
             del self._claims[claim.request_id]
             self._answer(entry.request, self._grant(found), decisions)
-        elif rooms and claim.waits_for:
-            self._books.ledger.book(claim.booking)
+        elif capacities and claim.waits_for:
+            self._ledger.allocations.book(claim.booking)
         else:
             # a GPU has gone, or something else was found running there: a new plan is made
             del self._claims[claim.request_id]
 
-    def _claimed_rooms(self, claim: Claim) -> list[GpuRoom]:
-        gpus = [self._fleet.gpus.get(room.gpu.key) for room in claim.rooms]
-        rooms = [self._fleet.room(gpu) for gpu in gpus if gpu and self._fleet.is_open(gpu)]
-        return rooms if len(rooms) == len(claim.rooms) else []
+    def _claimed(self, claim: Claim) -> list[FreeCapacity]:
+        gpus = [self._fleet.gpus.get(capacity.gpu.key) for capacity in claim.capacities]
+        capacities = [
+            self._fleet.capacity_of(gpu) for gpu in gpus if gpu and self._fleet.is_open(gpu)
+        ]
+        return capacities if len(capacities) == len(claim.capacities) else []
 
     def _drop_claim(self, request_id: str) -> None:
         if claim := self._claims.pop(request_id, None):
-            self._books.ledger.unbook(claim.booking)
+            self._ledger.allocations.unbook(claim.booking)
 
     def claimed_on(self, key: GpuKey) -> tuple[int, int]:
         """MiB and percent of a GPU that are booked for requests which do not have them yet."""
@@ -430,5 +438,5 @@ class Scheduler:
 
     def reservations_waiting(self) -> int:
         """How many reservations have yet to find their room."""
-        records = self._books.reservations.records.values()
+        records = self._ledger.reservations.records.values()
         return sum(1 for r in records if r.state is ReservationState.WAITING)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from sluice.controller.pool.decisions import Decisions
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible, Unknown
 from sluice.controller.pool.model import (
     Clock,
@@ -52,7 +52,7 @@ class Machine:
     refused: str = ""  # why it has none, or not one of its size
 
     @property
-    def wish(self) -> str:
+    def requested(self) -> str:
         """What it asks for, in words."""
         if not self.count:
             return "nothing"
@@ -88,10 +88,12 @@ class Reserver(Protocol):
 class Machines:
     """Every VM that a server reported."""
 
-    def __init__(self, clock: Clock, new_id: IdFactory, books: Books, reserver: Reserver) -> None:
+    def __init__(
+        self, clock: Clock, new_id: IdFactory, ledger: GrantLedger, reserver: Reserver
+    ) -> None:
         self._clock = clock
         self._new_id = new_id
-        self._books = books
+        self._ledger = ledger
         self._reserver = reserver
         self.records: dict[str, Machine] = {}
 
@@ -120,27 +122,29 @@ class Machines:
             return  # it was migrated, and its former host says that it is gone
         before = known or Machine(seen.uuid, seen.name, seen.node)
         after = replace(seen, reservation=before.reservation, refused=before.refused)
-        if after.wish != before.wish or (known and after.node != known.node and after.count):
+        if after.requested != before.requested or (
+            known and after.node != known.node and after.count
+        ):
             where = f"{after.name} on {after.node}"
-            self._books.event("vm.request", after.uuid, f"{where}: {after.wish}")
+            self._ledger.event("vm.request", after.uuid, f"{where}: {after.requested}")
         for text in after.problems:
             if text not in before.problems:
-                self._books.event("vm.problem", after.uuid, text)
+                self._ledger.event("vm.problem", after.uuid, text)
         if before.problems and not after.problems:
-            self._books.event("vm.well", after.uuid, f"{after.name}: nothing is wrong any more")
+            self._ledger.event("vm.well", after.uuid, f"{after.name}: nothing is wrong any more")
         after = self._with_reservation(after, decisions)
         if not after.count and not after.problems:
             if known is not None:
                 del self.records[after.uuid]
-                self._books.changes.append(DocumentRemoved(COLLECTION, after.uuid))
+                self._ledger.changes.append(DocumentRemoved(COLLECTION, after.uuid))
         elif after != known:
             self.records[after.uuid] = after
-            self._books.changes.append(Document(COLLECTION, after.uuid, json.dumps(asdict(after))))
+            self._ledger.changes.append(Document(COLLECTION, after.uuid, json.dumps(asdict(after))))
 
     def _with_reservation(self, machine: Machine, decisions: Decisions) -> Machine:
         """Makes, resizes or ends the VM's reservation."""
         wanted = bool(machine.count) and machine.mode is Mode.RESERVED
-        known = self._books.reservations.records.get(machine.reservation)
+        known = self._ledger.reservations.records.get(machine.reservation)
         held = known if known is not None and known.state is not ReservationState.ENDED else None
         refused = ""
         if held is not None and (not wanted or held.project != machine.project):
@@ -158,7 +162,7 @@ class Machines:
             refused = self._try(decisions, resize)
         if refused and refused != machine.refused:
             text = f"{machine.name}: its reservation cannot be made or changed: {refused}"
-            self._books.event("vm.problem", machine.uuid, text)
+            self._ledger.event("vm.problem", machine.uuid, text)
         return replace(machine, reservation=held.id if held else "", refused=refused)
 
     def _reservation(self, machine: Machine) -> Reservation:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reservations: room that is one owner's whether it is used or not, and what is drawn from it.
 
-Owned by books.Books. A reservation's vGPUs are booked on their GPUs as a whole; grants that draw on
-it are booked here, inside of it, and nowhere else. It promises that what is drawn of a reservation
-on a GPU never exceeds what it holds there, except where the node reports work that really runs.
+Owned by ledger.GrantLedger. A reservation's vGPUs are booked on their GPUs as a whole; grants that
+draw on it are booked here, inside of it, and nowhere else. It promises that what is drawn of a
+reservation on a GPU never exceeds what it holds there, except where the node reports work that
+really runs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from sluice.controller.pool.model import (
 
 
 @dataclass(slots=True)
-class Room:
+class Resources:
     """Memory, contexts included, and compute."""
 
     memory_mib: int = 0
@@ -38,7 +39,7 @@ class Reservations:
     def __init__(self) -> None:
         self.records: dict[str, Reservation] = {}
         self._by_owner: dict[tuple[OwnerKind, str], dict[str, Reservation]] = {}
-        self._drawn: dict[tuple[str, GpuKey], Room] = {}
+        self._drawn: dict[tuple[str, GpuKey], Resources] = {}
         self._by_gpu: dict[GpuKey, set[str]] = defaultdict(set)
 
     def add(self, reservation: Reservation) -> None:
@@ -104,49 +105,50 @@ class Reservations:
         """The reservations that hold something of a GPU."""
         return sorted(self._by_gpu.get(key, ()))
 
-    def held(self, reservation: Reservation) -> dict[GpuKey, Room]:
+    def held(self, reservation: Reservation) -> dict[GpuKey, Resources]:
         """What it holds of each GPU, drawn or not."""
         return sums(reservation.slots)
 
-    def drawn(self, reservation_id: str, key: GpuKey) -> Room:
+    def drawn(self, reservation_id: str, key: GpuKey) -> Resources:
         """What is drawn of it on a GPU."""
-        return self._drawn.get((reservation_id, key)) or Room()
+        return self._drawn.get((reservation_id, key)) or Resources()
 
-    def free(self, reservation: Reservation) -> dict[GpuKey, Room]:
+    def free(self, reservation: Reservation) -> dict[GpuKey, Resources]:
         """What it holds of each GPU and nobody draws."""
         result = {}
-        for key, room in self.held(reservation).items():
+        for key, resources in self.held(reservation).items():
             drawn = self.drawn(reservation.id, key)
-            result[key] = Room(
-                room.memory_mib - drawn.memory_mib, room.compute_percent - drawn.compute_percent
+            result[key] = Resources(
+                resources.memory_mib - drawn.memory_mib,
+                resources.compute_percent - drawn.compute_percent,
             )
         return result
 
-    def undrawn_on(self, key: GpuKey) -> Room:
+    def undrawn_on(self, key: GpuKey) -> Resources:
         """What reservations hold of a GPU beyond what is drawn."""
-        total = Room()
+        total = Resources()
         for reservation_id in self._by_gpu.get(key, ()):
-            room = self.free(self.records[reservation_id])[key]
-            total.memory_mib += max(0, room.memory_mib)
-            total.compute_percent += max(0, room.compute_percent)
+            resources = self.free(self.records[reservation_id])[key]
+            total.memory_mib += max(0, resources.memory_mib)
+            total.compute_percent += max(0, resources.compute_percent)
         return total
 
     def draw(self, grant: Grant, sign: int) -> None:
         """Books a grant inside its reservation, or takes it out again."""
         for key, vgpu in grant.placed():
             at = (grant.reservation, key)
-            room = self._drawn.setdefault(at, Room())
-            room.memory_mib += sign * (vgpu.memory_mib + vgpu.overhead_mib)
-            room.compute_percent += sign * vgpu.compute_percent
-            if room == Room():
+            resources = self._drawn.setdefault(at, Resources())
+            resources.memory_mib += sign * (vgpu.memory_mib + vgpu.overhead_mib)
+            resources.compute_percent += sign * vgpu.compute_percent
+            if resources == Resources():
                 del self._drawn[at]
 
 
-def sums(slots: Iterable[Slot]) -> dict[GpuKey, Room]:
+def sums(slots: Iterable[Slot]) -> dict[GpuKey, Resources]:
     """What slots are together, by GPU."""
-    result: dict[GpuKey, Room] = {}
+    result: dict[GpuKey, Resources] = {}
     for slot in slots:
-        room = result.setdefault(slot.key, Room())
-        room.memory_mib += slot.memory_mib + slot.overhead_mib
-        room.compute_percent += slot.compute_percent
+        resources = result.setdefault(slot.key, Resources())
+        resources.memory_mib += slot.memory_mib + slot.overhead_mib
+        resources.compute_percent += slot.compute_percent
     return result

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.gpus.fleet import Fleet
-from sluice.controller.pool.gpus.slices import GpuRoom, slice_on
-from sluice.controller.pool.grants.ledger import Books
+from sluice.controller.pool.gpus.slices import FreeCapacity, slice_on
+from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
     Clock,
@@ -28,56 +28,58 @@ from sluice.controller.pool.model import (
 from sluice.controller.pool.placement import placement
 from sluice.controller.pool.placement.policies import PlacementPolicy
 from sluice.controller.pool.projects.quotas import Held
-from sluice.controller.pool.reservations.reservations import Room, sums
+from sluice.controller.pool.reservations.reservations import Resources, sums
 
 
 class Reserving:
     """What can be done with reservations."""
 
-    def __init__(self, clock: Clock, books: Books, fleet: Fleet, policy: PlacementPolicy) -> None:
+    def __init__(
+        self, clock: Clock, ledger: GrantLedger, fleet: Fleet, policy: PlacementPolicy
+    ) -> None:
         self._clock = clock
-        self._books = books
+        self._ledger = ledger
         self._fleet = fleet
         self._policy = policy
 
-    def rooms(
+    def capacities(
         self, reservation: Reservation, request: GrantRequest, *, as_if_empty: bool = False
-    ) -> list[GpuRoom]:
+    ) -> list[FreeCapacity]:
         """What the owner's process finds of it, as if these were GPUs.
 
         `as_if_empty`: if nobody drew on it and its nodes were there.
         """
-        rooms = []
-        books = self._books.reservations
-        found = books.held(reservation) if as_if_empty else books.free(reservation)
+        capacities = []
+        ledger = self._ledger.reservations
+        found = ledger.held(reservation) if as_if_empty else ledger.free(reservation)
         for key, free in found.items():
             gpu = self._fleet.gpus.get(key)
             if gpu is None or not (as_if_empty or self._fleet.is_open(gpu)):
                 continue
             if request.local_only and key.node != request.node:
                 continue
-            count = self._fleet.room(gpu).vgpu_count
-            rooms.append(GpuRoom(gpu, free.memory_mib, free.compute_percent, count))
-        return rooms
+            count = self._fleet.capacity_of(gpu).vgpu_count
+            capacities.append(FreeCapacity(gpu, free.memory_mib, free.compute_percent, count))
+        return capacities
 
     def place(self, request: GrantRequest, held: Collection[GpuKey]) -> tuple[Slot, ...] | None:
         """Slots for a waiting reservation: on GPUs of one node, else wherever there is room."""
-        together = placement.choose(self._policy, request, self._fleet.rooms, held)
+        together = placement.choose(self._policy, request, self._fleet.capacity, held)
         if together is not None:
             return tuple(map(_slot, placement.vgpus_on(request, together)))
         single = replace(request, vgpu_count=1)
         booked: list[Grant] = []
         try:
             while len(booked) < request.vgpu_count:
-                chosen = placement.choose(self._policy, single, self._fleet.rooms, held)
+                chosen = placement.choose(self._policy, single, self._fleet.capacity, held)
                 if chosen is None:
                     return None
                 vgpus = placement.vgpus_on(single, chosen)
                 booked.append(Grant(request.request_id, "", vgpus[0].node, vgpus, 0, 0.0))
-                self._books.ledger.book(booked[-1])
+                self._ledger.allocations.book(booked[-1])
         finally:
             for booking in booked:
-                self._books.ledger.unbook(booking)
+                self._ledger.allocations.unbook(booking)
         return tuple(_slot(booking.vgpus[0]) for booking in booked)
 
     def could_ever(self, request: GrantRequest) -> bool:
@@ -85,7 +87,7 @@ class Reserving:
         fitting = 0
         for key in self._fleet.reach(request):
             gpu = self._fleet.gpus[key]
-            vgpu = slice_on(request, gpu, self._fleet.room(gpu).vgpu_count)
+            vgpu = slice_on(request, gpu, self._fleet.capacity_of(gpu).vgpu_count)
             by_memory = (gpu.memory_mib - gpu.reserved_mib) // (vgpu.memory_mib + vgpu.overhead_mib)
             fitting += min(by_memory, 100 // vgpu.compute_percent)
         return fitting >= request.vgpu_count
@@ -95,11 +97,11 @@ class Reserving:
         reservation.slots = slots
         reservation.state = ReservationState.HELD
         reservation.generation += 1
-        self._books.hold_slots(reservation, 1)
-        self._books.reservations.index(reservation)
-        self._books.changes.append(replace(reservation))
+        self._ledger.hold_slots(reservation, 1)
+        self._ledger.reservations.index(reservation)
+        self._ledger.changes.append(replace(reservation))
         where = ", ".join(sorted({str(slot.key) for slot in slots}))
-        self._books.event("reservation.held", reservation.id, f"{len(slots)} vGPU(s) on {where}")
+        self._ledger.event("reservation.held", reservation.id, f"{len(slots)} vGPU(s) on {where}")
 
     def end(self, reservation: Reservation, reason: str) -> None:
         """It goes; grants that draw on it stay, on the pool's own account."""
@@ -107,38 +109,38 @@ class Reserving:
         drawing = [
             grant
             for key in {slot.key for slot in reservation.slots}
-            for grant in self._books.live_on_gpu(key)
+            for grant in self._ledger.live_on_gpu(key)
             if grant.reservation == reservation.id
         ]
         if was_held:
-            self._books.hold_slots(reservation, -1)
+            self._ledger.hold_slots(reservation, -1)
         reservation.state = ReservationState.ENDED
         reservation.ended, reservation.reason = self._clock.wall(), reason
         reservation.generation += 1
-        self._books.over(reservation)
+        self._ledger.over(reservation)
         for grant in {grant.id: grant for grant in drawing}.values():
-            self._books.move_to_pool(grant)
-        self._books.changes.append(replace(reservation))
-        self._books.event("reservation.ended", reservation.id, reason)
+            self._ledger.move_to_pool(grant)
+        self._ledger.changes.append(replace(reservation))
+        self._ledger.event("reservation.ended", reservation.id, reason)
 
     def resize(
         self, reservation: Reservation, count: int, memory_mib: int, compute_percent: int
     ) -> None:
         """Changes a held reservation while it is in use; raises Impossible."""
-        books = self._books
+        ledger = self._ledger
         slots = [self._resized(slot, memory_mib, compute_percent) for slot in reservation.slots]
         slots = self._fewer(reservation, slots, count)
-        before, after = books.reservations.held(reservation), sums(slots)
-        for key, room in after.items():
-            self._check_drawn(reservation, key, room)
-            self._check_room(key, before.get(key, Room()), room)
+        before, after = ledger.reservations.held(reservation), sums(slots)
+        for key, left in after.items():
+            self._check_drawn(reservation, key, left)
+            self._check_room(key, before.get(key, Resources()), left)
         for key in before.keys() - after.keys():
-            self._check_drawn(reservation, key, Room())
+            self._check_drawn(reservation, key, Resources())
         old = Held.of(reservation.slots)
         more = count - len(slots)
-        books.hold_slots(reservation, -1)
+        ledger.hold_slots(reservation, -1)
         kept, reservation.slots = reservation.slots, tuple(slots)
-        books.hold_slots(reservation, 1)
+        ledger.hold_slots(reservation, 1)
         added: tuple[Slot, ...] | None = ()
         if more > 0:
             request = request_of(
@@ -151,22 +153,22 @@ class Reserving:
             )
             added = self.place(request, ())
         wanted = Held.of((*slots, *(added or ())))
-        over = books.quotas.exceeded(reservation.project, wanted, Held.of(slots))
-        books.hold_slots(reservation, -1)
+        over = ledger.quotas.exceeded(reservation.project, wanted, Held.of(slots))
+        ledger.hold_slots(reservation, -1)
         if added is None or (over and _grows(old, wanted)):
             reservation.slots = kept
-            books.hold_slots(reservation, 1)
+            ledger.hold_slots(reservation, 1)
             no_room = f"there is no room for {more} more vGPU(s) now; end or move other work"
             raise Impossible(str(over or no_room))
         reservation.slots = (*slots, *added)
-        books.hold_slots(reservation, 1)
+        ledger.hold_slots(reservation, 1)
         reservation.count = count
         reservation.memory_mib, reservation.compute_percent = memory_mib, compute_percent
         reservation.generation += 1
-        books.reservations.index(reservation)
-        books.changes.append(replace(reservation))
+        ledger.reservations.index(reservation)
+        ledger.changes.append(replace(reservation))
         text = f"now {count} vGPU(s) of {memory_mib} MiB and {compute_percent} %"
-        books.event("reservation.resized", reservation.id, text)
+        ledger.event("reservation.resized", reservation.id, text)
 
     def _resized(self, slot: Slot, memory_mib: int, compute_percent: int) -> Slot:
         return replace(
@@ -181,11 +183,11 @@ class Reserving:
         while len(kept) > count:
             for slot in sorted(kept, key=lambda s: self._drawn(reservation, s.key)):
                 rest = [other for other in kept if other is not slot]
-                room = sums(rest).get(slot.key, Room())
-                drawn = self._books.reservations.drawn(reservation.id, slot.key)
+                left = sums(rest).get(slot.key, Resources())
+                drawn = self._ledger.reservations.drawn(reservation.id, slot.key)
                 if (
-                    drawn.memory_mib <= room.memory_mib
-                    and drawn.compute_percent <= room.compute_percent
+                    drawn.memory_mib <= left.memory_mib
+                    and drawn.compute_percent <= left.compute_percent
                 ):
                     kept = rest
                     break
@@ -197,22 +199,22 @@ class Reserving:
         return kept
 
     def _drawn(self, reservation: Reservation, key: GpuKey) -> int:
-        return self._books.reservations.drawn(reservation.id, key).memory_mib
+        return self._ledger.reservations.drawn(reservation.id, key).memory_mib
 
-    def _check_drawn(self, reservation: Reservation, key: GpuKey, room: Room) -> None:
-        drawn = self._books.reservations.drawn(reservation.id, key)
-        if drawn.memory_mib > room.memory_mib or drawn.compute_percent > room.compute_percent:
+    def _check_drawn(self, reservation: Reservation, key: GpuKey, left: Resources) -> None:
+        drawn = self._ledger.reservations.drawn(reservation.id, key)
+        if drawn.memory_mib > left.memory_mib or drawn.compute_percent > left.compute_percent:
             raise Impossible(
                 f"its owner's processes use {drawn.memory_mib} MiB and {drawn.compute_percent} % "
-                f"of it on {key}, and {room.memory_mib} MiB and {room.compute_percent} % would be "
+                f"of it on {key}, and {left.memory_mib} MiB and {left.compute_percent} % would be "
                 "left; end them first"
             )
 
-    def _check_room(self, key: GpuKey, before: Room, after: Room) -> None:
+    def _check_room(self, key: GpuKey, before: Resources, after: Resources) -> None:
         gpu = self._fleet.gpus.get(key)
         if gpu is None:
             raise Impossible(f"its GPU {key} is not in the pool now; delete the reservation")
-        free = self._fleet.room(gpu)
+        free = self._fleet.capacity_of(gpu)
         more_mib = after.memory_mib - before.memory_mib
         more_percent = after.compute_percent - before.compute_percent
         if more_mib > max(0, free.free_mib) or more_percent > max(0, free.free_percent):
