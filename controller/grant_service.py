@@ -109,10 +109,10 @@ class GrantService:
         answered = waited = False
         arrived = time.monotonic()
         try:
-            await self.step(lambda: self.pool.submit(request))
+            await self.step(lambda: self.pool.requests.submit(request))
             while not pending.answer.done():
                 waited = True
-                yield self.pool.waiting(request)
+                yield self.pool.requests.waiting(request)
                 await asyncio.wait([pending.answer], timeout=self.line_seconds)
             answered = True
             answer = pending.answer.result()
@@ -158,7 +158,7 @@ class GrantService:
         if grant is None or grant.state is not GrantState.LIVE:
             return False
         connected = grant.node in self.links
-        end = self.pool.end_soon if connected else self.pool.release
+        end = self.pool.lifecycle.end_soon if connected else self.pool.lifecycle.release
         if not await self.step(lambda: end(grant_id, why)):
             raise StoreError(
                 f"grant {grant_id} is ended, but that is not stored yet, and a restart of the "
@@ -168,7 +168,7 @@ class GrantService:
 
     async def tick(self) -> None:
         """Lets time pass in the pool and stores what could not be stored, until it steps down."""
-        self.pool.listening()
+        self.pool.membership.listening()
         with contextlib.suppress(DeposedError):
             while True:
                 before = time.monotonic()
@@ -176,7 +176,7 @@ class GrantService:
                 stalled = time.monotonic() - before - TICK_SECONDS
                 if stalled > STALLED_SECONDS:
                     # stopped, starved or suspended: what was not heard meanwhile is no silence
-                    self.pool.was_away(stalled)
+                    self.pool.membership.was_away(stalled)
                 await self.step(self.pool.expire)
 
     def step_down(self, error: DeposedError) -> None:
@@ -264,10 +264,10 @@ class GrantService:
             pending = self._pending.get(request_id)
             if isinstance(answer, Granted) and answer.session.state is SessionState.ENDED:
                 # ended while it was being stored: its first call was lost, or the store failed
-                if self.pool.knows_request(request_id):
+                if self.pool.requests.knows(request_id):
                     continue  # it was asked again, and that has an answer of its own
                 if pending and pending.request.wait_seconds != 0:
-                    self.begin(lambda pending=pending: self.pool.submit(pending.request))  # type: ignore[misc]
+                    self.begin(lambda pending=pending: self.pool.requests.submit(pending.request))  # type: ignore[misc]
                     continue
                 answer = _not_given(self.trouble)
             if pending and not pending.answer.done():
@@ -292,7 +292,7 @@ class GrantService:
             key = GpuKey(order.node, order.uuid)
             with contextlib.suppress(DeposedError):
                 self.begin(
-                    lambda: self.pool.operations.handed_over(key, generation=order.generation)
+                    lambda: self.pool.switching.handed_over(key, generation=order.generation)
                 )
 
     def _complain(self, error: StoreError) -> None:
@@ -305,7 +305,7 @@ class GrantService:
 
     def _begin_withdrawing(self, request_id: str, reason: str) -> asyncio.Future[bool]:
         why = End(EndCause.WITHDRAWN, reason)
-        return self.begin(lambda: self.pool.withdraw(request_id, why))
+        return self.begin(lambda: self.pool.requests.withdraw(request_id, why))
 
     def _take_back(self, changes: list[Change], decisions: Decisions, error: StoreError) -> None:
         made = {change.id for change in changes if isinstance(change, Session)}
@@ -314,10 +314,12 @@ class GrantService:
                 continue  # a request asked again holds what is stored
             del decisions.answers[request_id]
             why = End(EndCause.NOT_STORED, "it could not be stored")
-            self._merge(decisions, self.pool.withdraw(request_id, why))
+            self._merge(decisions, self.pool.requests.withdraw(request_id, why))
             pending = self._pending.get(request_id)
             if pending and pending.request.wait_seconds != 0 and not isinstance(error, RecordError):
-                self._merge(decisions, self.pool.submit(pending.request))  # it waits for the store
+                self._merge(
+                    decisions, self.pool.requests.submit(pending.request)
+                )  # it waits for the store
             else:
                 decisions.answers[request_id] = _not_given(error)
 

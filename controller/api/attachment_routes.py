@@ -167,7 +167,7 @@ def attachment_routes(grant_service: GrantService, service: PoolService) -> APIR
         if forget:
 
             def drop() -> Decisions:
-                pool.operations.attachments.forget(key)
+                pool.native_gpus.forget(key)
                 return Decisions()
 
             await carried_out(grant_service, drop)

@@ -90,7 +90,7 @@ async def carried_out(grant_service: GrantService, decide: Callable[[], Decision
 def operation_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool, operations = grant_service.pool, grant_service.pool.operations
+    pool = grant_service.pool
 
     def key_of(gpu_id: str) -> GpuKey:
         return gpu_key(pool.gpus, gpu_id)
@@ -127,7 +127,7 @@ def operation_routes(grant_service: GrantService, service: PoolService) -> APIRo
         check_generation(if_match, "gpu", gpu_id, view(key).generation)
         to = GpuMode(body.to)
         await carried_out(
-            grant_service, lambda: operations.switch_gpu(key, to, preempt=body.preempt)
+            grant_service, lambda: pool.switching.switch_gpu(key, to, preempt=body.preempt)
         )
         return view(key)
 
@@ -135,24 +135,24 @@ def operation_routes(grant_service: GrantService, service: PoolService) -> APIRo
     async def cancel_switch(gpu_id: str, _: Operator) -> SwitchView:
         """Leaves a GPU in the pool that is still draining."""
         key = key_of(gpu_id)
-        await carried_out(grant_service, lambda: operations.cancel_switch(key))
+        await carried_out(grant_service, lambda: pool.switching.cancel_switch(key))
         return view(key)
 
     @routes.put("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
     async def drain_node(name: str, _: Operator) -> schemas.NodeView:
         """A node takes nothing new; what runs there goes on."""
-        await carried_out(grant_service, lambda: operations.drain_node(name, drained=True))
+        await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=True))
         return schemas.node_view(pool, pool.nodes[name])
 
     @routes.delete("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
     async def undrain_node(name: str, _: Operator) -> schemas.NodeView:
         """It takes new grants again."""
-        await carried_out(grant_service, lambda: operations.drain_node(name, drained=False))
+        await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=False))
         return schemas.node_view(pool, pool.nodes[name])
 
     async def _not_known(grant: Grant, why: str) -> NoReturn:
         await carried_out(
-            grant_service, lambda: operations.finish_resize(grant.id, why, known=False)
+            grant_service, lambda: pool.lifecycle.finish_resize(grant.id, why, known=False)
         )
         if link := service.links.get(grant.node):
             link.close()  # it connects anew and reports what it runs
@@ -178,7 +178,7 @@ def operation_routes(grant_service: GrantService, service: PoolService) -> APIRo
 
         def begin() -> Decisions:
             nonlocal order
-            order = operations.begin_resize(grant_id, body.memory_mib, body.compute_percent)
+            order = pool.lifecycle.begin_resize(grant_id, body.memory_mib, body.compute_percent)
             return Decisions()
 
         await carried_out(grant_service, begin)
@@ -190,7 +190,7 @@ def operation_routes(grant_service: GrantService, service: PoolService) -> APIRo
                 await _not_known(grant, str(silent))
             except OrderRefused as refused:
                 why = str(refused)
-            await carried_out(grant_service, lambda: operations.finish_resize(grant_id, why))
+            await carried_out(grant_service, lambda: pool.lifecycle.finish_resize(grant_id, why))
             if why:
                 raise Problem(
                     409, ProblemType.NOT_RESIZED, f"grant {grant_id} stays as it was: {why}"

@@ -103,7 +103,7 @@ class BatchAnswer(BaseModel):
 def reservation_batch_routes(grant_service: GrantService) -> APIRouter:
     """The handler, bound to one pool."""
     routes = APIRouter()
-    operations = grant_service.pool.operations
+    pool = grant_service.pool
 
     @routes.post("/reservations:batch", tags=["reservations"])
     async def change_reservations(body: BatchRequest, caller: Operator) -> BatchAnswer:
@@ -115,7 +115,7 @@ def reservation_batch_routes(grant_service: GrantService) -> APIRouter:
         found: list[Reservation | Problem] = []
 
         def decide() -> Decisions:
-            outcomes, decisions = operations.reservation_steps(steps)
+            outcomes, decisions = pool.reserving.reservation_steps(steps)
             of_steps = iter(outcomes)
             for place, item in enumerate(items):
                 if isinstance(item, Malformed):
@@ -123,7 +123,7 @@ def reservation_batch_routes(grant_service: GrantService) -> APIRouter:
                 else:
                     found.append(_told(next(of_steps)))
                 line = audit_line(PATH, place, _what(item, found[-1]), caller)
-                operations.note(AUDIT_KIND, caller.id, line)
+                pool.note(AUDIT_KIND, caller.id, line)
             return decisions
 
         await carried_out(grant_service, decide)

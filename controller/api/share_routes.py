@@ -243,7 +243,7 @@ def reservation_view(pool: Pool, reservation: Reservation) -> ReservationView:
 def share_routes(grant_service: GrantService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool, operations = grant_service.pool, grant_service.pool.operations
+    pool = grant_service.pool
 
     def reservation_of(name: str) -> Reservation:
         if (found := pool.reservations.get(name)) is None:
@@ -300,7 +300,9 @@ def share_routes(grant_service: GrantService) -> APIRouter:
         """Holds room for an owner, or lets it wait for room."""
         refuse_in_trouble(grant_service)
         reservation = new_reservation(body)
-        await carried_out(grant_service, lambda: operations.reserve(reservation, wait=body.wait))
+        await carried_out(
+            grant_service, lambda: pool.reserving.reserve(reservation, wait=body.wait)
+        )
         return view(reservation)
 
     @routes.get("/reservations/{name}", tags=["reservations"], responses=_404)
@@ -319,7 +321,7 @@ def share_routes(grant_service: GrantService) -> APIRouter:
         check_generation(if_match, "reservation", name, reservation.generation)
         await carried_out(
             grant_service,
-            lambda: operations.resize_reservation(
+            lambda: pool.reserving.resize_reservation(
                 name, body.count, body.memory_mib, body.compute_percent
             ),
         )
@@ -333,7 +335,7 @@ def share_routes(grant_service: GrantService) -> APIRouter:
         reservation = reservation_of(name)
         check_generation(if_match, "reservation", name, reservation.generation)
         reason = "deleted by the operator"
-        await carried_out(grant_service, lambda: operations.end_reservation(name, reason))
+        await carried_out(grant_service, lambda: pool.reserving.end_reservation(name, reason))
         return view(reservation)
 
     @routes.get("/quotas", tags=["quotas"])
@@ -362,13 +364,13 @@ def share_routes(grant_service: GrantService) -> APIRouter:
             body.may_preempt,
             max_priority=body.max_priority,
         )
-        await carried_out(grant_service, lambda: operations.set_quota(quota))
+        await carried_out(grant_service, lambda: pool.limits.set_quota(quota))
         return quota_view(project)
 
     @routes.delete("/quotas/{project}", tags=["quotas"], responses=_CHANGED)
     async def remove_quota(project: Name, _: Operator) -> QuotaView:
         """The project may hold whatever there is."""
-        await carried_out(grant_service, lambda: operations.remove_quota(project))
+        await carried_out(grant_service, lambda: pool.limits.remove_quota(project))
         return quota_view(project)
 
     @routes.get("/queue", tags=["queue"])
@@ -391,7 +393,7 @@ def share_routes(grant_service: GrantService) -> APIRouter:
                     node=request.node,
                     program=request.program,
                     reservation=request.reservation,
-                    line=pool.waiting(request).line,
+                    line=pool.requests.waiting(request).line,
                 )
             )
         return WaitingList(waiting=views, total=len(pool.queue))

@@ -94,7 +94,7 @@ def tcp_session_routes(
                 max_priority=_max_priority(grant_service, caller),
                 may_preempt=caller.may_preempt,
             )
-            if refusal := grant_service.pool.not_allowed(wanted):
+            if refusal := grant_service.pool.requests.not_allowed(wanted):
                 raise Problem(
                     403, ProblemType.NOT_ALLOWED, refusal.message, cuda_error=int(refusal.status)
                 )
@@ -130,7 +130,7 @@ def tcp_session_routes(
                 )
             why = End(EndCause.WITHDRAWN, HUNG_UP) if gone else End(EndCause.NOT_TAKEN, trouble)
             await grant_service.step(
-                lambda answer=answer, why=why: grant_service.pool.session_ended(  # type: ignore[misc]
+                lambda answer=answer, why=why: grant_service.pool.lifecycle.session_ended(  # type: ignore[misc]
                     answer.session.id, answer.grant.id, why
                 )
             )
@@ -155,7 +155,7 @@ def tcp_session_routes(
                 ProblemType.NOTHING_WAITS,
                 "no request of yours with this Idempotency-Key waits for a grant here",
             )
-        place = grant_service.pool.waiting(wanted)
+        place = grant_service.pool.requests.waiting(wanted)
         return PlaceInQueue(
             position=place.position,
             waiting=len(grant_service.pool.queue),
@@ -184,11 +184,11 @@ def tcp_session_routes(
             raise no_place(full, ProblemType.TOO_MANY_HOLDS, caller.owner, what, "end one of them")
         holder = f"request {secrets.token_hex(8)}"
         with holds.held(caller.owner):
-            grant_service.pool.job_held(key, holder)
+            grant_service.pool.lifecycle.job_held(key, holder)
             # a controller that stops is no end of the job: its launcher asks the next one
             while not await request.is_disconnected():
                 await asyncio.sleep(HANGUP_POLL_SECONDS)
-            await grant_service.step(lambda: grant_service.pool.job_released(key, holder))
+            await grant_service.step(lambda: grant_service.pool.lifecycle.job_released(key, holder))
 
     return routes
 

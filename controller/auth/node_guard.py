@@ -154,7 +154,7 @@ async def _own_reports(
 def _node_of(pool: Pool, request: rpc.GrantRelease) -> str:
     """Whose grant a release is about: the one that is named, or that a request was given."""
     if not request.grant_id:
-        return pool.node_of_request(request.request_id)
+        return pool.requests.node_of(request.request_id)
     grant = pool.grants.get(request.grant_id)
     return grant.node if grant else ""
 

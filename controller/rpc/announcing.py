@@ -38,7 +38,7 @@ async def announce(
     node = granted.grant.node
     try:
         # its end may have been ordered since it was made: nothing may come after that
-        if over := grant_service.pool.operations.why_over(granted.grant.id):
+        if over := grant_service.pool.lifecycle.why_over(granted.grant.id):
             raise OrderRefused(over.text)
         if (link := links.get(node)) is None:
             raise NotConnected(node)
@@ -88,8 +88,10 @@ async def answers_for_relay(
                 # nobody else has the key: a server that asks again is given another
                 not_taken_by_it = End(EndCause.NOT_TAKEN, trouble)
                 grant_service.begin(
-                    lambda granted=granted, why=not_taken_by_it: grant_service.pool.session_ended(  # type: ignore[misc]
-                        granted.session.id, granted.grant.id, why
+                    lambda granted=granted, why=not_taken_by_it: (
+                        grant_service.pool.lifecycle.session_ended(  # type: ignore[misc]
+                            granted.session.id, granted.grant.id, why
+                        )
                     )
                 )
     yield answer_message(

@@ -47,7 +47,7 @@ class Attaching:
 
         Raises Impossible, Unknown, StoreError, and nothing is booked then.
         """
-        attachments = self._grant_service.pool.operations.attachments
+        attachments = self._grant_service.pool.native_gpus
         order: AttachOrder | None = None
 
         def begin() -> Decisions:
@@ -61,7 +61,7 @@ class Attaching:
 
     async def detach(self, key: GpuKey) -> asyncio.Task[None]:
         """Tells the server to take it out of its VM; as attach()."""
-        attachments = self._grant_service.pool.operations.attachments
+        attachments = self._grant_service.pool.native_gpus
         order: DetachOrder | None = None
 
         def begin() -> Decisions:
@@ -82,7 +82,7 @@ class Attaching:
 
     async def _carry_out(self, order: AttachOrder | DetachOrder, finish: Finish) -> None:
         key = GpuKey(order.node, order.uuid)
-        attachments = self._grant_service.pool.operations.attachments
+        attachments = self._grant_service.pool.native_gpus
         try:
             link = self._service.link_of(order.node)
             done = await link.native(native_message(order), ANSWER_SECONDS)

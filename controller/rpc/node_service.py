@@ -118,8 +118,8 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             if request.grant_id:
                 grant = self._grant_service.pool.grants.get(request.grant_id)
                 was_live = grant is not None and grant.ended is None
-                return self._grant_service.pool.release(request.grant_id, why)
-            return self._grant_service.pool.withdraw(request.request_id, why)
+                return self._grant_service.pool.lifecycle.release(request.grant_id, why)
+            return self._grant_service.pool.requests.withdraw(request.request_id, why)
 
         await self._grant_service.step(release)
         return rpc.GrantReleased(was_live=was_live)
@@ -143,7 +143,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     PEERS.warning("gRPC: no inventory", peer, text, peer, kind)
                     return
                 else:
-                    self._grant_service.pool.seen(node)
+                    self._grant_service.pool.membership.seen(node)
                     self._take(node, kind, report, link)
         except asyncio.CancelledError:
             raise
@@ -157,7 +157,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             if node and self.links.get(node) is link:
                 del self.links[node]
                 del self._grant_service.links[node]
-                self._grant_service.pool.disconnected(node)
+                self._grant_service.pool.membership.disconnected(node)
 
     async def _register(self, inventory: rpc.Inventory, link: ServerLink) -> None:
         name = inventory.node
@@ -185,7 +185,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             data_tls=inventory.data_tls,
         )
         await self._grant_service.step(
-            lambda: self._grant_service.pool.register(
+            lambda: self._grant_service.pool.membership.register(
                 node,
                 [gpu_of(name, gpu) for gpu in inventory.gpus],
                 [
@@ -211,7 +211,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             if not self._is_of(node, started.session_id):
                 return
             self._grant_service.begin(
-                lambda: pool.session_started(
+                lambda: pool.lifecycle.session_started(
                     started.session_id, started.client_pid, started.channel
                 )
             )
@@ -221,35 +221,37 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 return
             why = End(read_cause(ended.cause), ended.reason)
             self._grant_service.begin(
-                lambda: pool.session_ended(ended.session_id, ended.grant_id, why)
+                lambda: pool.lifecycle.session_ended(ended.session_id, ended.grant_id, why)
             )
         elif kind == "job_held":
-            pool.job_held(job_key(report.job_held), node)
+            pool.lifecycle.job_held(job_key(report.job_held), node)
         elif kind == "job_released":
             released = job_key(report.job_released)
-            self._grant_service.begin(lambda: pool.job_released(released, node))
+            self._grant_service.begin(lambda: pool.lifecycle.job_released(released, node))
         elif kind == "gpu_condition":
             gpu = report.gpu_condition
             self._grant_service.begin(
-                lambda: pool.gpu_condition(GpuKey(node, gpu.uuid), gpu.fault, gpu.held, gpu.note)
+                lambda: pool.membership.gpu_condition(
+                    GpuKey(node, gpu.uuid), gpu.fault, gpu.held, gpu.note
+                )
             )
         elif kind == "handed_over":
             done = report.handed_over
             key = GpuKey(node, done.gpu_uuid)
             self._grant_service.begin(
-                lambda: pool.operations.handed_over(key, done.error, done.generation)
+                lambda: pool.switching.handed_over(key, done.error, done.generation)
             )
         elif kind == "native_holdings":
             holdings = [holding_of(each) for each in report.native_holdings.holdings]
 
             def reconcile() -> Decisions:
-                pool.operations.attachments.report(node, holdings)
+                pool.native_gpus.report(node, holdings)
                 return Decisions()
 
             self._grant_service.begin(reconcile)
         elif kind == "guest_machines":
             machines = [machine_of(node, each) for each in report.guest_machines.machines]
-            self._grant_service.begin(lambda: pool.operations.machines.report(node, machines))
+            self._grant_service.begin(lambda: pool.machines.report(node, machines))
         elif kind in ANSWERS:
             link.answered(ANSWERS[kind], getattr(report, kind))
 

@@ -112,15 +112,15 @@ def filled(nodes: int, policy: str) -> tuple[Pool, Load]:
     for number in range(nodes):
         name = f"node-{number:04d}"
         node = Node(name, "10.0.0.1", 9960, "1", 4, labels=labels_of(number))
-        pool.register(node, gpus_of(name), [])
+        pool.membership.register(node, gpus_of(name), [])
     load = Load(nodes)
     live = 0
     while live < nodes * VGPUS_OF_A_NODE:
         request = replace(load.small(), host="vm.example.org", program="python3 train.py")
-        [answer] = pool.submit(request).answers.values()
+        [answer] = pool.requests.submit(request).answers.values()
         if isinstance(answer, Granted):
             live += 1
-            pool.session_started(answer.session.id, 1000 + live % 30000, "shm")
+            pool.lifecycle.session_started(answer.session.id, 1000 + live % 30000, "shm")
     return pool, load
 
 

@@ -47,7 +47,7 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
         computed.append((time.thread_time() - cpu) * 1e3)
         taken.append((time.perf_counter() - begin) * 1e3)
         if chosen:
-            [answer] = pool.submit(request).answers.values()
+            [answer] = pool.requests.submit(request).answers.values()
             if isinstance(answer, Granted):
                 given += 1
                 live.append(answer.grant)
@@ -57,7 +57,7 @@ def decisions(pool: Pool, load: Load, policy: str) -> tuple[list[float], list[fl
             live[place], live[-1] = live[-1], live[place]
             gone: Grant = live.pop()
             held -= len(gone.vgpus)
-            pool.release(gone.id, End(EndCause.CLIENT_ENDED, "done"))
+            pool.lifecycle.release(gone.id, End(EndCause.CLIENT_ENDED, "done"))
         pool.take_changes()
     if given < len(taken) * LEAST_GIVEN:
         raise SystemExit(

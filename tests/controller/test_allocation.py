@@ -233,7 +233,7 @@ class Story:
 
     def register(self, node: Node, gpus: list[Gpu], running: Sequence[str] = ()) -> None:
         fresh = Node(node.name, "x", 1, "1", node.vgpu_count, labels=node.labels)
-        self.bench.pool.register(fresh, gpus, [], running)
+        self.bench.pool.membership.register(fresh, gpus, [], running)
 
     def live(self) -> list[str]:
         grants = self.bench.pool.grants.values()
@@ -245,11 +245,11 @@ class Story:
             self.ask(what)
         elif kind == "release":
             if live := self.live():
-                pool.release(live[what % len(live)], DONE)
+                pool.lifecycle.release(live[what % len(live)], DONE)
         elif what < len(self.made):
             node, gpus = self.made[what]
             if kind == "away":
-                pool.disconnected(node.name)
+                pool.membership.disconnected(node.name)
             elif kind == "lose" and pool.nodes[node.name].state is not NodeState.LOST:
                 pool.nodes[node.name].last_seen = self.bench.clock.seconds - 60
                 pool.expire()

@@ -62,7 +62,7 @@ class Place:
         numbers = itertools.count()
         self.pool = Pool(SystemClock(), lambda: f"{next(numbers):016x}")
         gpus = [Gpu("node-a", f"GPU-{name * 8}", "Model", 8000) for name in "ab"]
-        self.pool.register(Node("node-a", "10.0.0.1", 9960, "1", 4), gpus, [])
+        self.pool.membership.register(Node("node-a", "10.0.0.1", 9960, "1", 4), gpus, [])
         self.secrets: dict[str, str] = {}
 
     async def open(self) -> None:
@@ -85,7 +85,7 @@ class Place:
 
     def grant(self, project: str) -> Granted:
         wish = GrantRequest(f"r {project}", project=project, compute_percent=100)
-        answer = self.pool.submit(wish).answers[f"r {project}"]
+        answer = self.pool.requests.submit(wish).answers[f"r {project}"]
         assert isinstance(answer, Granted)
         return answer
 

@@ -90,14 +90,14 @@ async def test_everything_committed_is_loaded_again(
     first = bench.granted(memory_mib=7)
     bench.clock.seconds += 1
     second = bench.granted(priority=3, program="ü/%")
-    bench.pool.release(first.grant.id, DONE)
+    bench.pool.lifecycle.release(first.grant.id, DONE)
     store = await opened(cluster, section)
     assert comparable(await store.load()) == [[], [], [], []]
     await store.commit(bench.pool.take_changes())
     gone = Gpu("a", "gone/1", "M", 1)
     await store.commit([gone])
     await store.commit([replace(gone, memory_mib=2)])
-    bench.pool.register(bench.pool.nodes["a"], bench.pool.gpus.values(), [], ["r2"])
+    bench.pool.membership.register(bench.pool.nodes["a"], bench.pool.gpus.values(), [], ["r2"])
     await store.commit(bench.pool.take_changes())
     await handed_over(store)
     again = await opened(cluster, section)
@@ -278,7 +278,7 @@ async def test_old_grants_and_events_are_forgotten(
     bench.node("a", 8000)
     living = bench.granted(compute_percent=1)
     for _ in range(40):
-        bench.pool.release(bench.granted(compute_percent=1).grant.id, DONE)
+        bench.pool.lifecycle.release(bench.granted(compute_percent=1).grant.id, DONE)
         await store.commit(bench.pool.take_changes())
     assert len(await store.events(100)) <= 20
     await handed_over(store)

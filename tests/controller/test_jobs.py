@@ -30,12 +30,12 @@ def roomy(bench: PoolBench) -> PoolBench:
 
 
 def end(bench: PoolBench, granted: Granted) -> None:
-    bench.pool.session_ended(granted.session.id, granted.grant.id, DONE)
+    bench.pool.lifecycle.session_ended(granted.session.id, granted.grant.id, DONE)
 
 
 def pass_time(bench: PoolBench, seconds: float) -> None:
     bench.clock.seconds += seconds
-    bench.pool.seen("a")
+    bench.pool.membership.seen("a")
     bench.pool.expire()
 
 
@@ -58,7 +58,7 @@ def test_the_same_request_again_gets_the_same_session(roomy: PoolBench) -> None:
     roomy.granted(**JOB)
     once = roomy.granted(request_id="r", **JOB)
     assert roomy.granted(request_id="r", **JOB).session.id == once.session.id
-    roomy.pool.withdraw("r", GONE)
+    roomy.pool.requests.withdraw("r", GONE)
     assert roomy.pool.sessions[once.session.id].state is SessionState.ENDED
     assert live(roomy, once), "the other session has it"
 
@@ -125,7 +125,7 @@ def test_a_process_waits_for_room_for_its_context(roomy: PoolBench) -> None:
     assert "--processes" in answer.message
     waiting = roomy.ask(wait_seconds=60, **JOB)
     assert waiting == "r4"
-    [served] = roomy.pool.release(other.grant.id, DONE).answers.values()
+    [served] = roomy.pool.lifecycle.release(other.grant.id, DONE).answers.values()
     assert isinstance(served, Granted)
     assert served.grant.id == first.grant.id
 
@@ -135,7 +135,7 @@ def test_two_that_wait_get_one_grant(roomy: PoolBench) -> None:
     for _ in range(2):
         assert isinstance(roomy.ask(wait_seconds=60, **JOB), str)
     foreigner = roomy.ask(wait_seconds=60, **{**JOB, "job_domain": "user 2"})
-    answers = roomy.pool.release(whole.grant.id, DONE).answers
+    answers = roomy.pool.lifecycle.release(whole.grant.id, DONE).answers
     grants = {a.grant.id for a in answers.values() if isinstance(a, Granted)}
     assert len(grants) == 1
     assert isinstance(answers[str(foreigner)], Refused)
@@ -156,19 +156,19 @@ def test_without_sessions_it_lingers_and_goes(roomy: PoolBench) -> None:
 
 
 def test_held_it_stays_and_goes_at_once_when_its_launcher_ends(roomy: PoolBench) -> None:
-    roomy.pool.job_held(KEY, "a")
+    roomy.pool.lifecycle.job_held(KEY, "a")
     granted = roomy.granted(**JOB)
     end(roomy, granted)
     pass_time(roomy, 1000)
     assert live(roomy, granted)
-    roomy.pool.job_released(KEY, "a")
+    roomy.pool.lifecycle.job_released(KEY, "a")
     assert not live(roomy, granted)
 
 
 def test_a_launcher_that_ends_first_leaves_it_to_the_last_session(roomy: PoolBench) -> None:
-    roomy.pool.job_held(KEY, "a")
+    roomy.pool.lifecycle.job_held(KEY, "a")
     granted = roomy.granted(**JOB)
-    roomy.pool.job_released(KEY, "a")
+    roomy.pool.lifecycle.job_released(KEY, "a")
     pass_time(roomy, 1000)
     assert live(roomy, granted)
     end(roomy, granted)
@@ -176,10 +176,10 @@ def test_a_launcher_that_ends_first_leaves_it_to_the_last_session(roomy: PoolBen
 
 
 def test_a_hold_is_of_its_own_domain(roomy: PoolBench) -> None:
-    roomy.pool.job_held(JobKey("j1", "user 2"), "a")
+    roomy.pool.lifecycle.job_held(JobKey("j1", "user 2"), "a")
     granted = roomy.granted(**JOB)
     end(roomy, granted)
-    roomy.pool.job_released(JobKey("j1", "user 2"), "a")
+    roomy.pool.lifecycle.job_released(JobKey("j1", "user 2"), "a")
     assert live(roomy, granted)
     pass_time(roomy, LINGER)
     pass_time(roomy, LINGER)
@@ -187,9 +187,9 @@ def test_a_hold_is_of_its_own_domain(roomy: PoolBench) -> None:
 
 
 def test_the_operators_end_counts_whoever_holds_it(roomy: PoolBench) -> None:
-    roomy.pool.job_held(KEY, "a")
+    roomy.pool.lifecycle.job_held(KEY, "a")
     granted = roomy.granted(**JOB)
-    roomy.pool.end_soon(granted.grant.id, BY_OPERATOR)
+    roomy.pool.lifecycle.end_soon(granted.grant.id, BY_OPERATOR)
     assert "being ended" in roomy.refused(**JOB).message
     end(roomy, granted)
     assert roomy.pool.grants[granted.grant.id].reason == "ended by the operator"
@@ -212,7 +212,7 @@ def back(bench: PoolBench, *sessions: Granted, **more: Any) -> None:
     """The node registers anew with these sessions."""
     gpus = list(bench.pool.gpus.values())
     node = Node("a", "10.0.0.1", 9960, "1", 4)
-    bench.pool.register(node, gpus, [reported(s) for s in sessions], **more)
+    bench.pool.membership.register(node, gpus, [reported(s) for s in sessions], **more)
 
 
 def test_a_server_that_returns_keeps_what_runs_and_the_grant_for_a_while(roomy: PoolBench) -> None:
@@ -269,7 +269,7 @@ def test_a_controller_without_its_store_adopts_the_job(roomy: PoolBench) -> None
     first, second = roomy.granted(**JOB), roomy.granted(**JOB)
     gpus = list(roomy.pool.gpus.values())
     roomy.pool = Pool(roomy.clock, iter(["new1", "new2"]).__next__)
-    roomy.pool.register(
+    roomy.pool.membership.register(
         Node("a", "10.0.0.1", 9960, "1", 4), gpus, [reported(first), reported(second)]
     )
     assert roomy.pool.usage(GPU).memory_mib == 2000

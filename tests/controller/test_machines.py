@@ -35,7 +35,7 @@ class World:
     def report(self, *machines: Machine, node: str = "a") -> list[str]:
         """The kinds of the events that came of it."""
         self.bench.pool.take_changes()
-        self.bench.pool.operations.machines.report(node, machines)
+        self.bench.pool.machines.report(node, machines)
         self.changes = self.bench.pool.take_changes()
         self.events = [change for change in self.changes if isinstance(change, Event)]
         return [event.kind for event in self.events]
@@ -66,7 +66,7 @@ def test_each_change_is_in_the_event_log_once(world: World) -> None:
     assert world.report(ASKS) == ["vm.request", "vm.well"]
     assert world.report() == ["vm.request"]
     assert "nothing" in world.events[0].text
-    assert world.bench.pool.operations.machines.records == {}
+    assert world.bench.pool.machines.records == {}
 
 
 def test_a_report_speaks_of_its_own_node_only(world: World) -> None:
@@ -74,7 +74,7 @@ def test_a_report_speaks_of_its_own_node_only(world: World) -> None:
     assert world.report(node="b") == []
     assert world.report(ASKS, node="b") == ["vm.request"]  # it was migrated
     assert world.report(node="a") == []
-    assert world.bench.pool.operations.machines.records[UUID].node == "b"
+    assert world.bench.pool.machines.records[UUID].node == "b"
 
 
 def test_a_vm_whose_mode_is_reserved_has_one_reservation(world: World) -> None:
@@ -114,13 +114,13 @@ def test_a_reservation_waits_for_room(world: World) -> None:
     running = world.bench.granted(compute_percent=80).grant
     world.report(HELD)
     assert world.held[0].state is ReservationState.WAITING
-    world.bench.pool.release(running.id, DONE)
+    world.bench.pool.lifecycle.release(running.id, DONE)
     assert world.held[0].state is ReservationState.HELD
 
 
 def test_an_operator_may_end_it_and_the_next_report_makes_it_anew(world: World) -> None:
     world.report(HELD)
-    world.bench.pool.operations.end_reservation(world.held[0].id, "the operator's wish")
+    world.bench.pool.reserving.end_reservation(world.held[0].id, "the operator's wish")
     world.report(HELD)
     assert len(world.held) == 1
 
@@ -129,10 +129,10 @@ def test_a_restart_knows_what_was_said(world: World) -> None:
     world.report(HELD)
     documents = [change for change in world.changes if isinstance(change, Document)]
     assert [document.collection for document in documents] == [COLLECTION]
-    known = world.bench.pool.operations.machines.records[UUID]
+    known = world.bench.pool.machines.records[UUID]
     again = World(PoolBench())
-    again.bench.pool.operations.machines.restore(documents)
-    assert again.bench.pool.operations.machines.records == {UUID: known}
+    again.bench.pool.machines.restore(documents)
+    assert again.bench.pool.machines.records == {UUID: known}
 
 
 def test_what_a_server_says_is_bounded(world: World) -> None:

@@ -81,7 +81,7 @@ class Churn:
             Gpu(name, f"{name}-{i}", "Model", 8000, fault=self.random.choice(["", "", "sick"]))
             for i in range(self.random.randint(1, 4))
         ]
-        self.pool.register(Node(name, "10.0.0.1", 9960, "1", 4), gpus, [])
+        self.pool.membership.register(Node(name, "10.0.0.1", 9960, "1", 4), gpus, [])
 
     def step(self) -> None:
         self.random.choice(
@@ -102,16 +102,16 @@ class Churn:
 
     def release(self) -> None:
         if live := self._live():
-            self.pool.release(self.random.choice(live), DONE)
+            self.pool.lifecycle.release(self.random.choice(live), DONE)
 
     def start(self) -> None:
         if opening := [s for s in self.pool.sessions.values() if s.state is SessionState.OPENING]:
-            self.pool.session_started(self.random.choice(opening).id, 1, "ivshmem")
+            self.pool.lifecycle.session_started(self.random.choice(opening).id, 1, "ivshmem")
 
     def come_and_go(self) -> None:
         name = self.random.choice(self.names)
         if self.pool.nodes[name].state is NodeState.UP:
-            self.pool.disconnected(name)
+            self.pool.membership.disconnected(name)
         else:
             self.join(name)
 
@@ -121,24 +121,24 @@ class Churn:
             f"v{self.reserved}", OwnerKind.PROJECT, "a", "a", 1, 1000, 10, 0, "", 1.0
         )
         with contextlib.suppress(Impossible):
-            self.pool.operations.reserve(reservation, wait=self.random.random() < 0.5)
+            self.pool.reserving.reserve(reservation, wait=self.random.random() < 0.5)
 
     def end_reservation(self) -> None:
         there = [
             r.id for r in self.pool.reservations.values() if r.state is not ReservationState.ENDED
         ]
         if there:
-            self.pool.operations.end_reservation(self.random.choice(there), "done")
+            self.pool.reserving.end_reservation(self.random.choice(there), "done")
 
     def switch(self) -> None:
         to = self.random.choice([GpuMode.NATIVE, GpuMode.POOLED, GpuMode.DRAINED])
         with contextlib.suppress(Impossible):
-            self.pool.operations.switch_gpu(
+            self.pool.switching.switch_gpu(
                 self.random.choice(list(self.pool.gpus)), to, preempt=self.random.random() < 0.5
             )
 
     def drain(self) -> None:
-        self.pool.operations.drain_node(
+        self.pool.switching.drain_node(
             self.random.choice(self.names), drained=self.random.random() < 0.5
         )
 
@@ -146,7 +146,7 @@ class Churn:
         self.bench.clock.seconds += self.random.choice([1, 40])
         for name in self.names:
             if self.random.random() < 0.8 and self.pool.nodes[name].state is NodeState.UP:
-                self.pool.seen(name)
+                self.pool.membership.seen(name)
         self.pool.expire()
 
 
@@ -228,7 +228,7 @@ def test_labels_are_bounded_whatever_callers_choose() -> None:
         bench.granted(memory_mib=1, compute_percent=1, project="aaa")
         again = _filled(figures).series("sluice_project_vgpus")
         assert {dict(labels)["project"] for labels in again} == shown
-        bench.pool.release(
+        bench.pool.lifecycle.release(
             next(g.id for g in bench.pool.grants.values() if g.project == "aaa"), DONE
         )
     assert priority_label(-10) == "-10"
@@ -355,7 +355,7 @@ def test_ended_sessions_are_counted_by_their_causes() -> None:
     held = [bench.granted(memory_mib=10, compute_percent=1) for _ in range(3)]
     grant_service = grant_service_of(bench)
     for granted, why in zip(held, (DONE, DONE, GAVE_WAY), strict=True):
-        bench.pool.session_ended(granted.session.id, granted.grant.id, why)
+        bench.pool.lifecycle.session_ended(granted.session.id, granted.grant.id, why)
     grant_service.tallies.take(bench.pool.take_changes())
     found = _filled(PoolFigures(grant_service))
     assert found.value("sluice_sessions_ended_total", cause="client-ended") == 2

@@ -31,15 +31,15 @@ def native(make_bench: Callable[..., PoolBench]) -> PoolBench:
     """A node with one GPU, handed over to be a VM's."""
     bench = make_bench(hands_over=True, node_timeout_seconds=1e9)
     bench.node("a", 8000, pci_address=PCI)
-    bench.pool.operations.switch_gpu(GPU, GpuMode.NATIVE)
-    bench.pool.operations.handed_over(GPU)
+    bench.pool.switching.switch_gpu(GPU, GpuMode.NATIVE)
+    bench.pool.switching.handed_over(GPU)
     assert bench.pool.mode(GPU) is GpuMode.NATIVE
     bench.pool.take_changes()
     return bench
 
 
 def attachments(bench: PoolBench) -> Attachments:
-    return bench.pool.operations.attachments
+    return bench.pool.native_gpus
 
 
 def begin(bench: PoolBench, domain: str = "web", **how: Any) -> Any:
@@ -86,16 +86,16 @@ def test_only_a_native_gpu_of_a_node_that_is_there_is_given(
         attachments(bench).begin_attach(GpuKey("a", "x"), "web", AttachWhen.BOTH, rom_bar=True)
     with pytest.raises(Impossible, match="is pooled; only a native GPU"):
         begin(bench)
-    bench.pool.operations.switch_gpu(GPU, GpuMode.NATIVE)
+    bench.pool.switching.switch_gpu(GPU, GpuMode.NATIVE)
     with pytest.raises(Impossible, match="is draining"):
         begin(bench)
-    bench.pool.operations.handed_over(GPU)
+    bench.pool.switching.handed_over(GPU)
     with pytest.raises(Impossible, match=r"\[native\] addresses"):
         begin(bench)
     with pytest.raises(Impossible, match="held by no VM"):
         attachments(bench).begin_detach(GPU)
     bench.node("a", 8000, pci_address=PCI)
-    bench.pool.disconnected("a")
+    bench.pool.membership.disconnected("a")
     with pytest.raises(Impossible, match="node a is away"):
         begin(bench)
     assert bench.pool.attachments == {}
@@ -129,24 +129,24 @@ def test_what_the_server_cannot_do_leaves_nothing_booked(native: PoolBench) -> N
 def test_a_gpu_that_a_vm_holds_does_not_return_to_the_pool(native: PoolBench) -> None:
     attached(native)
     with pytest.raises(Impossible, match="held by VM web"):
-        native.pool.operations.switch_gpu(GPU, GpuMode.POOLED)
+        native.pool.switching.switch_gpu(GPU, GpuMode.POOLED)
     attachments(native).begin_detach(GPU)
     attachments(native).finish_detach(GPU, holding(config=False), "the guest has not released it")
     with pytest.raises(Impossible, match="held by VM web"):
-        native.pool.operations.switch_gpu(GPU, GpuMode.POOLED)
+        native.pool.switching.switch_gpu(GPU, GpuMode.POOLED)
     attachments(native).report("a", [])
-    [handover] = native.pool.operations.switch_gpu(GPU, GpuMode.POOLED).handovers
+    [handover] = native.pool.switching.switch_gpu(GPU, GpuMode.POOLED).handovers
     assert (handover.back, handover.pci_address) == (True, PCI)
     assert native.pool.mode(GPU) is GpuMode.RETURNING, "its driver has yet to have it"
     with pytest.raises(Impossible, match="is returning"):
         begin(native)
-    native.pool.operations.handed_over(GPU, "0000:65:00.0 is bound to vfio-pci")
+    native.pool.switching.handed_over(GPU, "0000:65:00.0 is bound to vfio-pci")
     assert "bound to vfio-pci" in native.pool.switches[GPU].reason
     assert native.pool.expire().handovers == []
     native.clock.seconds += 31
     [again] = native.pool.expire().handovers
     assert again.back, "what failed is tried again"
-    native.pool.operations.handed_over(GPU, generation=again.generation)
+    native.pool.switching.handed_over(GPU, generation=again.generation)
     assert native.pool.mode(GPU) is GpuMode.POOLED
 
 
@@ -201,7 +201,7 @@ def test_a_lost_node_keeps_its_vms_gpus_and_an_operator_may_forget_them(
     native: PoolBench,
 ) -> None:
     attached(native)
-    native.pool.disconnected("a")
+    native.pool.membership.disconnected("a")
     native.clock.seconds += 2e9
     assert native.pool.expire().lost == ["a"]
     assert GPU in native.pool.attachments
@@ -242,29 +242,29 @@ def test_a_gpu_that_cannot_be_a_vms_is_not_drained_for_one(bench: PoolBench) -> 
     bench.node("a", 8000, native_problem="this host translates no device's memory")
     grant = bench.granted().grant
     with pytest.raises(Impossible, match="translates no device"):
-        bench.pool.operations.switch_gpu(GPU, GpuMode.NATIVE, preempt=True)
+        bench.pool.switching.switch_gpu(GPU, GpuMode.NATIVE, preempt=True)
     assert bench.pool.mode(GPU) is GpuMode.POOLED
     assert grant.ended is None
-    bench.pool.operations.switch_gpu(GPU, GpuMode.DRAINED)
+    bench.pool.switching.switch_gpu(GPU, GpuMode.DRAINED)
 
 
 def test_what_fails_is_tried_again_and_said_once(make_bench: Callable[..., PoolBench]) -> None:
     bench = make_bench(hands_over=True, node_timeout_seconds=1e9)
     bench.node("a", 8000, pci_address=PCI)
-    operations = bench.pool.operations
-    [first] = operations.switch_gpu(GPU, GpuMode.NATIVE).handovers
+    pool = bench.pool
+    [first] = pool.switching.switch_gpu(GPU, GpuMode.NATIVE).handovers
     assert (first.to_native, first.pci_address) == (True, PCI)
-    operations.handed_over(GPU, "nvidia-persistenced has it open", first.generation)
+    pool.switching.handed_over(GPU, "nvidia-persistenced has it open", first.generation)
     assert "nvidia-persistenced" in bench.pool.switches[GPU].reason
     for _ in range(3):
         assert bench.pool.expire().handovers == []
         bench.clock.seconds += 31
         [again] = bench.pool.expire().handovers
-        operations.handed_over(GPU, "nvidia-persistenced has it open", again.generation)
+        pool.switching.handed_over(GPU, "nvidia-persistenced has it open", again.generation)
     assert kinds(bench).count("gpu.stuck") == 1
-    bench.pool.disconnected("a")
+    bench.pool.membership.disconnected("a")
     bench.clock.seconds += 31
     assert bench.pool.expire().handovers == [], "it waits for its node"
     [again] = bench.node("a", 8000, pci_address=PCI).handovers
-    operations.handed_over(GPU, generation=again.generation)
+    pool.switching.handed_over(GPU, generation=again.generation)
     assert bench.pool.mode(GPU) is GpuMode.NATIVE

@@ -139,7 +139,7 @@ def test_a_release_gives_back_all_of_it_once(bench: PoolBench) -> None:
     grant = bench.granted(memory_mib=1000, compute_percent=40).grant
     assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 1100
     for _ in range(2):
-        bench.pool.release(grant.id, DONE)
+        bench.pool.lifecycle.release(grant.id, DONE)
         assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 0
     assert (grant.state, grant.end, grant.generation) == (GrantState.ENDED, DONE, 2)
     [session] = bench.pool.sessions_of(grant.id)
@@ -154,7 +154,7 @@ def test_the_queue_serves_priority_then_age(bench: PoolBench) -> None:
         assert answer == name
     order = []
     while True:
-        decisions = bench.pool.release(running.id, DONE)
+        decisions = bench.pool.lifecycle.release(running.id, DONE)
         if not decisions.answers:
             break
         [(name, answer)] = decisions.answers.items()
@@ -170,7 +170,7 @@ def test_a_small_request_does_not_pass_a_large_one_that_waits(bench: PoolBench) 
     assert bench.ask(request_id="large", compute_percent=100, wait_seconds=-1) == "large"
     assert bench.ask(request_id="small", compute_percent=10, wait_seconds=-1) == "small"
     assert isinstance(bench.ask(compute_percent=10, wait_seconds=0), Refused)
-    assert list(bench.pool.release(running.id, DONE).answers) == ["large"]
+    assert list(bench.pool.lifecycle.release(running.id, DONE).answers) == ["large"]
 
 
 def test_a_request_bound_to_another_node_passes(bench: PoolBench) -> None:
@@ -186,7 +186,7 @@ def test_a_waiting_request_is_refused_when_its_time_is_over(bench: PoolBench) ->
     bench.granted(compute_percent=100)
     assert bench.ask(request_id="x", wait_seconds=10) == "x"
     bench.clock.seconds += 9.9
-    bench.pool.seen("a")
+    bench.pool.membership.seen("a")
     assert bench.pool.expire().answers == {}
     bench.clock.seconds += 0.2
     answer = bench.pool.expire().answers["x"]
@@ -200,7 +200,7 @@ def test_a_repeated_request_gets_the_same_grant(bench: PoolBench) -> None:
     first = bench.granted(request_id="x")
     again = bench.granted(request_id="x")
     assert (again.grant.id, again.session.id) == (first.grant.id, first.session.id)
-    bench.pool.withdraw("x", GONE)
+    bench.pool.requests.withdraw("x", GONE)
     assert bench.granted(request_id="x").grant.id != first.grant.id
 
 
@@ -220,13 +220,13 @@ def reported(grant_id: str, session_id: str = "s", state: str = "running") -> Re
 
 def register(bench: PoolBench, *reports: ReportedSession, pending: tuple[str, ...] = ()) -> Any:
     gpus = [gpu for gpu in bench.pool.gpus.values() if gpu.node == "a"]
-    return bench.pool.register(Node("a", "x", 1, "1", 4), gpus, reports, pending)
+    return bench.pool.membership.register(Node("a", "x", 1, "1", 4), gpus, reports, pending)
 
 
 def test_a_silent_node_is_lost_and_its_grants_end(bench: PoolBench) -> None:
     bench.node("a", 8000)
     grant = bench.granted().grant
-    bench.pool.disconnected("a")
+    bench.pool.membership.disconnected("a")
     assert isinstance(bench.ask(wait_seconds=0), Refused), "nothing is placed on an absent node"
     bench.clock.seconds += 29
     bench.pool.expire()
@@ -266,7 +266,7 @@ def test_an_answer_that_a_lost_node_may_yet_act_on_keeps_its_room(bench: PoolBen
     assert bench.pool.usage(GpuKey("a", "a-gpu0")).memory_mib == 8000
     assert bench.granted(request_id="p").session.id == granted.session.id
     # its client has gone meanwhile
-    assert isinstance(bench.pool.withdraw("p", GONE).answers["x"], Granted)
+    assert isinstance(bench.pool.requests.withdraw("p", GONE).answers["x"], Granted)
 
 
 def test_what_a_lost_node_has_forgotten_is_over(bench: PoolBench) -> None:
@@ -289,7 +289,7 @@ def test_what_a_returning_server_no_longer_runs_is_released(bench: PoolBench) ->
 def test_what_was_ended_meanwhile_is_ended_at_the_server(bench: PoolBench) -> None:
     bench.node("a", 8000)
     granted = bench.granted()
-    bench.pool.release(granted.grant.id, BY_OPERATOR)
+    bench.pool.lifecycle.release(granted.grant.id, BY_OPERATOR)
     [order] = register(bench, reported(granted.grant.id)).ends
     assert (order.grant_id, order.why) == (granted.grant.id, BY_OPERATOR)
 
@@ -327,7 +327,7 @@ def test_ended_grants_are_forgotten_oldest_first(make_bench: Callable[..., PoolB
     ended = []
     for _ in range(6):
         grant = bench.granted(compute_percent=1, memory_mib=1).grant
-        bench.pool.release(grant.id, DONE)
+        bench.pool.lifecycle.release(grant.id, DONE)
         ended.append(grant.id)
     assert set(bench.pool.grants) == {living.id, *ended[-3:]}
     assert len(bench.pool.sessions) == 4
@@ -336,9 +336,9 @@ def test_ended_grants_are_forgotten_oldest_first(make_bench: Callable[..., PoolB
 def test_every_transition_is_an_event(bench: PoolBench) -> None:
     bench.node("a", 8000)
     granted = bench.granted()
-    bench.pool.session_started(granted.session.id, 1, "shm")
-    bench.pool.release(granted.grant.id, DONE)
-    bench.pool.disconnected("a")
+    bench.pool.lifecycle.session_started(granted.session.id, 1, "shm")
+    bench.pool.lifecycle.release(granted.grant.id, DONE)
+    bench.pool.membership.disconnected("a")
     bench.clock.seconds += 31
     bench.pool.expire()
     kinds = [change.kind for change in bench.pool.take_changes() if isinstance(change, Event)]
@@ -366,7 +366,7 @@ def test_a_controller_that_starts_slowly_takes_nobody_for_silent(bench: PoolBenc
     clock = FakeClock()
     pool = Pool(clock, lambda: "id", snapshot=snapshot)
     clock.seconds += 40  # its doors are still closed
-    pool.listening()
+    pool.membership.listening()
     assert pool.expire().lost == []
     clock.seconds += 31
     assert pool.expire().lost == ["a"]

@@ -24,7 +24,7 @@ from sluice.protocol.cuda_status import CudaStatus
 @pytest.fixture
 def bench() -> PoolBench:
     made = PoolBench()
-    made.pool.operations.set_quota(Quota("urgent", may_preempt=True))
+    made.pool.limits.set_quota(Quota("urgent", may_preempt=True))
     return made
 
 
@@ -37,15 +37,18 @@ def test_the_cheapest_work_gives_way_and_its_room_is_kept(bench: PoolBench) -> N
     bench.clock.seconds += 10
     young = bench.granted(compute_percent=50, priority=1).grant
     assert bench.ask(request_id="behind", compute_percent=50, wait_seconds=-1) == "behind"
-    decisions = bench.pool.submit(GrantRequest("now", compute_percent=40, **URGENT))  # type: ignore[arg-type]
+    decisions = bench.pool.requests.submit(GrantRequest("now", compute_percent=40, **URGENT))  # type: ignore[arg-type]
     [order] = decisions.ends
     assert (order.grant_id, order.node) == (young.id, "a")
     assert order.why.text.startswith("preempted: request now of priority 5")
     assert decisions.answers == {}, "it waits until the room is there"
-    why_over = bench.pool.operations.why_over
+    why_over = bench.pool.lifecycle.why_over
     assert (why_over(young.id), why_over(old.id)) == (order.why, None), "nothing joins it now"
-    assert "being ended for it" in bench.pool.waiting(bench.pool.queue.get("now").request).line  # type: ignore[union-attr]
-    answers = bench.pool.session_ended("", young.id, order.why).answers
+    assert (
+        "being ended for it"
+        in bench.pool.requests.waiting(bench.pool.queue.get("now").request).line
+    )  # type: ignore[union-attr]
+    answers = bench.pool.lifecycle.session_ended("", young.id, order.why).answers
     assert isinstance(answers["now"], Granted)
     assert list(answers) == ["now"], "10 % is not enough for who waits behind"
     assert bench.pool.grants[old.id].ended is None
@@ -54,13 +57,13 @@ def test_the_cheapest_work_gives_way_and_its_room_is_kept(bench: PoolBench) -> N
 def test_nobody_else_takes_what_is_given_back_one_after_another(bench: PoolBench) -> None:
     bench.node("a", 8000)
     small = [bench.granted(compute_percent=25, memory_mib=100).grant for _ in range(4)]
-    decisions = bench.pool.submit(GrantRequest("now", compute_percent=100, **URGENT))  # type: ignore[arg-type]
+    decisions = bench.pool.requests.submit(GrantRequest("now", compute_percent=100, **URGENT))  # type: ignore[arg-type]
     assert {order.grant_id for order in decisions.ends} == {grant.id for grant in small}
     for grant in small[:3]:
-        assert bench.pool.release(grant.id, GAVE_WAY).answers == {}
+        assert bench.pool.lifecycle.release(grant.id, GAVE_WAY).answers == {}
         assert not isinstance(bench.ask(compute_percent=1, memory_mib=1), Granted)
         assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 100
-    answers = bench.pool.release(small[3].id, GAVE_WAY).answers
+    answers = bench.pool.lifecycle.release(small[3].id, GAVE_WAY).answers
     assert isinstance(answers["now"], Granted)
     assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 0
 
@@ -69,12 +72,12 @@ def test_a_plan_is_made_anew_when_its_node_goes(bench: PoolBench) -> None:
     bench.node("a", 8000)
     bench.node("b", 8000)
     on = {g.node: g for g in (bench.granted(compute_percent=100).grant for _ in range(2))}
-    first = bench.pool.submit(GrantRequest("now", compute_percent=100, **URGENT)).ends[0]  # type: ignore[arg-type]
+    first = bench.pool.requests.submit(GrantRequest("now", compute_percent=100, **URGENT)).ends[0]  # type: ignore[arg-type]
     other = "b" if first.node == "a" else "a"
-    bench.pool.disconnected(first.node)
+    bench.pool.membership.disconnected(first.node)
     [second] = bench.pool.expire().ends
     assert second.grant_id == on[other].id
-    answers = bench.pool.release(on[other].id, GAVE_WAY).answers
+    answers = bench.pool.lifecycle.release(on[other].id, GAVE_WAY).answers
     assert isinstance(answers["now"], Granted)
 
 
@@ -82,26 +85,26 @@ def test_a_victim_that_was_not_told_is_told_when_its_server_returns(bench: PoolB
     bench.node("a", 8000)
     granted = bench.granted(memory_mib=1000, compute_percent=30)
     bench.granted(compute_percent=70, memory_mib=1000, priority=9)
-    [order] = bench.pool.submit(GrantRequest("now", compute_percent=30, **URGENT)).ends  # type: ignore[arg-type]
+    [order] = bench.pool.requests.submit(GrantRequest("now", compute_percent=30, **URGENT)).ends  # type: ignore[arg-type]
     report = ReportedSession(granted.session, granted.grant.vgpus, "r1", 0)
     gpus = list(bench.pool.gpus.values())
-    again = bench.pool.register(replace(bench.pool.nodes["a"]), gpus, [report], ["r2"])
+    again = bench.pool.membership.register(replace(bench.pool.nodes["a"]), gpus, [report], ["r2"])
     assert [(o.grant_id, o.why) for o in again.ends] == [(granted.grant.id, order.why)]
 
 
 def test_room_is_everyones_again_when_the_request_goes(bench: PoolBench) -> None:
     bench.node("a", 8000)
     victim = bench.granted(compute_percent=100).grant
-    bench.pool.submit(GrantRequest("now", compute_percent=100, **URGENT))  # type: ignore[arg-type]
-    bench.pool.withdraw("now", GONE)
-    bench.pool.release(victim.id, GAVE_WAY)
+    bench.pool.requests.submit(GrantRequest("now", compute_percent=100, **URGENT))  # type: ignore[arg-type]
+    bench.pool.requests.withdraw("now", GONE)
+    bench.pool.lifecycle.release(victim.id, GAVE_WAY)
     assert isinstance(bench.ask(compute_percent=100), Granted)
 
 
 def test_equal_priority_reserved_work_and_others_without_the_right_stay(bench: PoolBench) -> None:
     bench.node("a", 8000)
     bench.granted(compute_percent=100, priority=5)
-    assert bench.pool.submit(GrantRequest("now", compute_percent=10, **URGENT)).ends == []  # type: ignore[arg-type]
+    assert bench.pool.requests.submit(GrantRequest("now", compute_percent=10, **URGENT)).ends == []  # type: ignore[arg-type]
     refusal = bench.refused(preempt=True, priority=9, project="other", wait_seconds=-1)
     assert refusal.status is CudaStatus.NOT_PERMITTED
     assert "sluice quota set other --may-preempt" in refusal.message
@@ -110,7 +113,7 @@ def test_equal_priority_reserved_work_and_others_without_the_right_stay(bench: P
 def test_preemption_is_in_the_event_log(bench: PoolBench) -> None:
     bench.node("a", 8000)
     bench.granted(compute_percent=100)
-    bench.pool.submit(GrantRequest("now", compute_percent=10, **URGENT))  # type: ignore[arg-type]
+    bench.pool.requests.submit(GrantRequest("now", compute_percent=10, **URGENT))  # type: ignore[arg-type]
     kinds = [c.kind for c in bench.pool.take_changes() if isinstance(c, Event)]
     assert kinds[-2:] == ["grant.preempted", "request.preempts"]
 

@@ -108,7 +108,7 @@ def test_ageing_lets_old_requests_pass_and_no_others(make_bench: Callable[..., P
             == name
         )
     served = []
-    while answers := bench.pool.release(running.id, DONE).answers:
+    while answers := bench.pool.lifecycle.release(running.id, DONE).answers:
         [(name, answer)] = answers.items()
         assert isinstance(answer, Granted)
         served.append(name)
@@ -162,14 +162,14 @@ def test_nobody_who_waits_could_have_had_what_a_later_one_got(
     asked: dict[str, tuple[object, ...]] = {}
     for step in steps:
         bench.clock.seconds += 1
-        bench.pool.seen("a")
-        bench.pool.seen("b")
+        bench.pool.membership.seen("a")
+        bench.pool.membership.seen("b")
         waiting = [e.request.request_id for e in bench.pool.queue]
         if step[0] == "ask":
             name = f"r{next(numbers)}"
             _, priority, mib, percent, count = step
             asked[name] = step
-            decisions = bench.pool.submit(
+            decisions = bench.pool.requests.submit(
                 GrantRequest(
                     name,
                     priority=priority,  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def test_nobody_who_waits_could_have_had_what_a_later_one_got(
             )
         elif live:
             index = int(str(step[1])) % len(live)
-            decisions = bench.pool.release(live.pop(index), DONE)
+            decisions = bench.pool.lifecycle.release(live.pop(index), DONE)
         else:
             continue
         served = [n for n, a in decisions.answers.items() if isinstance(a, Granted)]
@@ -203,7 +203,7 @@ def test_a_session_whose_client_never_comes_is_ended(bench: PoolBench) -> None:
     bench.node("a", 8000)
     grant = bench.granted().grant
     bench.clock.seconds += 301
-    bench.pool.seen("a")
+    bench.pool.membership.seen("a")
     [order] = bench.pool.expire().ends
     assert order.grant_id == grant.id
     assert order.why.cause is EndCause.CLIENT_NEVER_CAME
@@ -213,7 +213,7 @@ def test_a_session_whose_client_never_comes_is_ended(bench: PoolBench) -> None:
 def test_a_controller_that_stood_still_holds_nobody_for_silent(bench: PoolBench) -> None:
     bench.node("a", 8000)
     bench.clock.seconds += 100
-    bench.pool.was_away(100)
+    bench.pool.membership.was_away(100)
     assert bench.pool.expire().lost == []
     kinds = [c.kind for c in bench.pool.take_changes() if isinstance(c, Event)]
     assert "controller.stalled" in kinds
@@ -231,5 +231,5 @@ def test_asked_again_a_request_does_not_wait_longer(bench: PoolBench) -> None:
     bench.granted(compute_percent=100)
     assert bench.ask(request_id="x", wait_seconds=10, waited_seconds=8.0) == "x"
     bench.clock.seconds += 2.1
-    bench.pool.seen("a")
+    bench.pool.membership.seen("a")
     assert isinstance(bench.pool.expire().answers["x"], Refused)

@@ -37,7 +37,7 @@ def test_a_node_without_a_gpu_is_served_by_another_one(pool: PoolBench) -> None:
     granted = pool.granted(**GUEST)
     assert where(granted) == ("a", "b", "relay")
     assert granted.session.domain_uuid == "u-1"
-    assert pool.pool.node_of_request(granted.session.request_id) == "b"
+    assert pool.pool.requests.node_of(granted.session.request_id) == "b"
 
 
 def test_a_server_that_does_not_relay_is_refused_as_ever(pool: PoolBench) -> None:

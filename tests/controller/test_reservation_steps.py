@@ -37,7 +37,7 @@ def create(name: str, *sizes: int, wait: bool = True, **more: Any) -> Create:
 
 
 def taken(bench: PoolBench, *steps: ReservationStep) -> list[Outcome]:
-    outcomes, _ = bench.pool.operations.reservation_steps(steps)
+    outcomes, _ = bench.pool.reserving.reservation_steps(steps)
     return outcomes
 
 
@@ -72,7 +72,7 @@ def test_room_that_is_given_back_goes_to_the_queue_before_somebody_grows(bench: 
     bench.reserve("two", compute_percent=50)
     asked = bench.ask(request_id="x", memory_mib=4000, compute_percent=50, wait_seconds=-1)
     assert asked == "x"
-    outcomes, decisions = bench.pool.operations.reservation_steps(
+    outcomes, decisions = bench.pool.reserving.reservation_steps(
         [End("one", "done"), Resize("two", 2, 0, 0)]
     )
     assert isinstance(decisions.answers["x"], Granted)
@@ -146,7 +146,7 @@ def test_reservations_made_in_one_go_are_those_made_in_turn(drawn: Drawn) -> Non
     for step in steps_of(drawn):
         assert isinstance(step, Create)
         try:
-            one.pool.operations.reserve(step.reservation, wait=step.wait)
+            one.pool.reserving.reserve(step.reservation, wait=step.wait)
             apart.append(step.reservation.id)
         except Impossible as error:
             apart.append(str(error))

@@ -57,7 +57,7 @@ class FakeServerLink(ServerLink):
 
     def end_grant(self, order: Any) -> None:
         release = self._grant_service.step(
-            lambda: self._grant_service.pool.release(order.grant_id, order.why)
+            lambda: self._grant_service.pool.lifecycle.release(order.grant_id, order.why)
         )
         self._tasks.append(asyncio.ensure_future(release))
 
@@ -100,7 +100,7 @@ async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
         Gpu("node-a", f"gpu-{index}", "Model", mib, context_overhead_mib=100)
         for index, mib in enumerate((8000, 4000))
     ]
-    pool.register(Node("node-a", "10.0.0.1", 9960, "1", 4), gpus, [])
+    pool.membership.register(Node("node-a", "10.0.0.1", 9960, "1", 4), gpus, [])
     store = SqliteStore(tmp_path / "store.db")
     await store.load()
     grant_service = GrantService(pool, store)

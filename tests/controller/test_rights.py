@@ -22,7 +22,7 @@ def reserve(bench: PoolBench, **fields: Any) -> Reservation:
 def test_a_project_has_a_highest_priority(bench: PoolBench) -> None:
     bench.node("a", 8000)
     assert isinstance(bench.ask(project="vision", priority=900, compute_percent=1), Granted)
-    bench.pool.operations.set_quota(Quota("vision", max_priority=5))
+    bench.pool.limits.set_quota(Quota("vision", max_priority=5))
     assert isinstance(bench.ask(project="vision", priority=5, compute_percent=1), Granted)
     refused = bench.refused(project="vision", priority=6, compute_percent=1)
     assert refused.status is CudaStatus.NOT_PERMITTED
@@ -32,7 +32,7 @@ def test_a_project_has_a_highest_priority(bench: PoolBench) -> None:
 
 def test_what_a_token_says_counts_before_what_its_project_says(bench: PoolBench) -> None:
     bench.node("a", 8000)
-    bench.pool.operations.set_quota(Quota("vision", max_priority=5, may_preempt=True))
+    bench.pool.limits.set_quota(Quota("vision", max_priority=5, may_preempt=True))
     wish: dict[str, Any] = {"project": "vision", "compute_percent": 1}
     assert isinstance(bench.ask(**wish, priority=7, max_priority=9), Granted)
     assert "at most 1" in bench.refused(**wish, priority=2, max_priority=1).message
@@ -58,9 +58,9 @@ def test_reserved_is_drawn_on_a_reservation_or_not_given(bench: PoolBench) -> No
     assert bench.ask(**wish, request_id="second", wait_seconds=-1) == "second", "the pool has room"
     waiting = bench.pool.queue.get("second")
     assert waiting
-    assert "its reservation is in use" in bench.pool.waiting(waiting.request).line
+    assert "its reservation is in use" in bench.pool.requests.waiting(waiting.request).line
     assert isinstance(bench.ask(compute_percent=50, memory_mib=100), Granted), "it holds nothing"
-    answers = bench.pool.release(first.id, DONE).answers
+    answers = bench.pool.lifecycle.release(first.id, DONE).answers
     assert isinstance(answers["second"], Granted)
 
 
@@ -120,7 +120,7 @@ def test_a_joining_process_must_have_a_right_to_the_jobs_priority(bench: PoolBen
     assert untouched(bench, first)
     joined = bench.granted(**SMALL, project="vision", max_priority=7)
     assert (joined.grant.id, joined.grant.priority) == (first.grant.id, 7)
-    bench.pool.operations.set_quota(Quota("vision", max_priority=6))
+    bench.pool.limits.set_quota(Quota("vision", max_priority=6))
     assert "at most 6" in bench.refused(**SMALL, project="vision").message
     assert bench.granted(**SMALL, project="vision", max_priority=9).grant.id == first.grant.id
 
@@ -138,7 +138,7 @@ def test_a_joining_process_must_have_a_right_to_the_jobs_reservation(bench: Pool
     again: dict[str, Any] = {**SMALL, "project": "vision", "owner_label": "team-a"}
     assert bench.granted(**again).grant.id == first.grant.id
     assert bench.granted(**again, mode=Mode.ON_DEMAND).grant.id == first.grant.id, "it has a right"
-    bench.pool.operations.end_reservation("res", "over")
+    bench.pool.reserving.end_reservation("res", "over")
     assert bench.granted(**SMALL, project="vision").grant.id == first.grant.id, "the pool's room"
 
 
@@ -160,7 +160,7 @@ def test_the_right_to_preempt_and_quotas_are_not_asked_of_who_joins(bench: PoolB
     bench.node("a", 8000)
     wish: dict[str, Any] = {**SMALL, "project": "vision"}
     first = bench.granted(**wish, preempt=True, may_preempt=True)
-    bench.pool.operations.set_quota(Quota("vision", vgpus=1))
+    bench.pool.limits.set_quota(Quota("vision", vgpus=1))
     assert bench.granted(**wish, may_preempt=False).grant.id == first.grant.id
     asked = bench.refused(**wish, preempt=True, may_preempt=False)
     assert "the token has no right" in asked.message, "what it asks for itself is still a right"
@@ -178,7 +178,7 @@ def test_who_waited_while_the_jobs_grant_was_made_is_asked_the_same(bench: PoolB
     }
     for name, more in waiting.items():
         assert bench.ask(request_id=name, **wish, **more) == name
-    answers = bench.pool.release(whole.id, DONE).answers
+    answers = bench.pool.lifecycle.release(whole.id, DONE).answers
     made, alike = answers["maker"], answers["alike"]
     assert isinstance(made, Granted)
     assert isinstance(alike, Granted)
@@ -199,8 +199,11 @@ def test_room_made_for_a_job_makes_no_second_grant_of_it(bench: PoolBench) -> No
     wish: dict[str, Any] = {**JOB, "wait_seconds": -1}
     assert bench.ask(request_id="now", compute_percent=60, **wish, **urgent) == "now"
     assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 60
-    decisions = bench.pool.submit(GrantRequest("other", compute_percent=20, **wish))
-    other, now = decisions.answers["other"], bench.pool.release(victim.id, GAVE_WAY).answers
+    decisions = bench.pool.requests.submit(GrantRequest("other", compute_percent=20, **wish))
+    other, now = (
+        decisions.answers["other"],
+        bench.pool.lifecycle.release(victim.id, GAVE_WAY).answers,
+    )
     joined = now.get("now") or decisions.answers.get("now")
     assert isinstance(other, Granted)
     assert isinstance(joined, Granted)

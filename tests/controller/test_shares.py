@@ -42,7 +42,7 @@ def test_a_reservation_holds_its_room_whether_it_is_used_or_not(bench: PoolBench
     )
     assert bench.pool.usage(GPU).memory_mib == 4100
     assert bench.pool.kept(GPU).memory_mib == 0
-    bench.pool.release(own.id, DONE)
+    bench.pool.lifecycle.release(own.id, DONE)
     assert (bench.pool.usage(GPU).memory_mib, bench.pool.kept(GPU).memory_mib) == (0, 4100)
 
 
@@ -83,7 +83,7 @@ def test_a_reservation_waits_its_turn_or_is_refused(bench: PoolBench) -> None:
     waiting = bench.reserve("later", wait=True)
     assert waiting.state is ReservationState.WAITING
     assert bench.ask(request_id="x", compute_percent=20, wait_seconds=-1) == "x"
-    answers = bench.pool.release(running.id, DONE).answers
+    answers = bench.pool.lifecycle.release(running.id, DONE).answers
     assert waiting.state is ReservationState.HELD
     assert isinstance(answers["x"], Granted)
 
@@ -100,35 +100,35 @@ def test_more_vgpus_than_a_node_has_gpus_are_spread_and_held_as_a_whole(bench: P
 def test_resizing_a_reservation_in_use(bench: PoolBench) -> None:
     bench.node("a", 8000)
     reservation = bench.reserve()
-    operations = bench.pool.operations
+    pool = bench.pool
     own = bench.granted(memory_mib=3000, compute_percent=40, project="vision").grant
-    operations.resize_reservation("res", 1, 6000, 80)
+    pool.reserving.resize_reservation("res", 1, 6000, 80)
     assert bench.refused(compute_percent=25).status is CudaStatus.DEVICE_UNAVAILABLE
     with pytest.raises(Impossible, match="use 3000 MiB and 40 %"):
-        operations.resize_reservation("res", 1, 2000, 80)
+        pool.reserving.resize_reservation("res", 1, 2000, 80)
     with pytest.raises(Impossible, match="2000 MiB and 20 % free"):
-        operations.resize_reservation("res", 1, 9000, 80)
+        pool.reserving.resize_reservation("res", 1, 9000, 80)
     assert reservation.slots[0].memory_mib == 6000
-    operations.resize_reservation("res", 1, 3000, 40)
+    pool.reserving.resize_reservation("res", 1, 3000, 40)
     assert isinstance(bench.ask(compute_percent=60, memory_mib=5000), Granted)
-    bench.pool.release(own.id, DONE)
+    bench.pool.lifecycle.release(own.id, DONE)
     with pytest.raises(Impossible, match="no room for 1 more"):
-        operations.resize_reservation("res", 2, 0, 0)
-    operations.end_reservation("res", "deleted by the operator")
+        pool.reserving.resize_reservation("res", 2, 0, 0)
+    pool.reserving.end_reservation("res", "deleted by the operator")
     with pytest.raises(Impossible, match="has ended"):
-        operations.resize_reservation("res", 2, 0, 0)
+        pool.reserving.resize_reservation("res", 2, 0, 0)
     with pytest.raises(Unknown):
-        operations.end_reservation("none", "")
+        pool.reserving.end_reservation("none", "")
 
 
 def test_what_draws_on_a_reservation_that_ends_goes_on(bench: PoolBench) -> None:
     bench.node("a", 8000)
     bench.reserve()
     grant = bench.granted(project="vision").grant
-    bench.pool.operations.end_reservation("res", "deleted")
+    bench.pool.reserving.end_reservation("res", "deleted")
     assert (grant.state, grant.reservation) == (GrantState.LIVE, "")
     assert bench.pool.usage(GPU).memory_mib == 4000
-    bench.pool.release(grant.id, DONE)
+    bench.pool.lifecycle.release(grant.id, DONE)
     assert bench.pool.usage(GPU).memory_mib == 0
 
 
@@ -159,27 +159,27 @@ def test_a_project_holds_no_more_than_its_quota(
 ) -> None:
     bench = make_bench(over_quota_waits=False)
     bench.node("a", 8000, 8000)
-    bench.pool.operations.set_quota(quota)
+    bench.pool.limits.set_quota(quota)
     small = {"memory_mib": 10, "compute_percent": 10, **wish, "project": "p"}
     held = [bench.granted(**small).grant for _ in range(2)]
     refusal = bench.refused(**small, wait_seconds=-1)
     assert refusal.status is CudaStatus.NOT_PERMITTED
     assert f"its quota {name}" in refusal.message
     assert isinstance(bench.ask(**{**small, "project": "q"}), Granted)
-    bench.pool.release(held[0].id, DONE)
+    bench.pool.lifecycle.release(held[0].id, DONE)
     assert isinstance(bench.ask(**small), Granted)
 
 
 def test_over_quota_waits_and_holds_nobody_up(bench: PoolBench) -> None:
     bench.node("a", 8000)
-    bench.pool.operations.set_quota(Quota("p", vgpus=1))
+    bench.pool.limits.set_quota(Quota("p", vgpus=1))
     first = bench.granted(project="p", compute_percent=10).grant
     assert bench.ask(request_id="x", project="p", compute_percent=10, wait_seconds=-1) == "x"
     entry = bench.pool.queue.get("x")
     assert entry
-    assert "project p may hold 1 vGPUs" in bench.pool.waiting(entry.request).line
+    assert "project p may hold 1 vGPUs" in bench.pool.requests.waiting(entry.request).line
     assert isinstance(bench.ask(project="q", wait_seconds=-1), Granted)
-    answers = bench.pool.release(first.id, DONE).answers
+    answers = bench.pool.lifecycle.release(first.id, DONE).answers
     assert isinstance(answers["x"], Granted)
 
 
@@ -187,17 +187,17 @@ def test_what_alone_exceeds_a_quota_is_refused_even_to_those_who_would_wait(
     bench: PoolBench,
 ) -> None:
     bench.node("a", 8000, 8000)
-    bench.pool.operations.set_quota(Quota("default", vgpus=1))
+    bench.pool.limits.set_quota(Quota("default", vgpus=1))
     assert bench.refused(vgpu_count=2, wait_seconds=-1).status is CudaStatus.NOT_PERMITTED
-    bench.pool.operations.remove_quota("default")
+    bench.pool.limits.remove_quota("default")
     assert isinstance(bench.ask(vgpu_count=2), Granted)
     with pytest.raises(Unknown):
-        bench.pool.operations.remove_quota("default")
+        bench.pool.limits.remove_quota("default")
 
 
 def test_a_reservation_is_counted_once_with_what_draws_on_it(bench: PoolBench) -> None:
     bench.node("a", 8000)
-    bench.pool.operations.set_quota(Quota("vision", vgpus=1))
+    bench.pool.limits.set_quota(Quota("vision", vgpus=1))
     bench.reserve()
     bench.granted(project="vision", compute_percent=50)
     assert bench.pool.quotas.held("vision").vgpus == 1
@@ -213,7 +213,7 @@ def test_of_ended_reservations_the_newest_are_remembered(
     for number in range(5):
         bench.reserve(f"r{number}")
         bench.clock.seconds += 1
-        bench.pool.operations.end_reservation(f"r{number}", "deleted")
+        bench.pool.reserving.end_reservation(f"r{number}", "deleted")
     held = bench.reserve("held")
     assert sorted(bench.pool.reservations) == [held.id, "r3", "r4"]
 
@@ -224,24 +224,24 @@ def test_of_ended_reservations_the_newest_are_remembered(
 def test_a_grant_in_use_is_resized_in_two_steps(bench: PoolBench) -> None:
     bench.node("a", 8000)
     grant = bench.granted(memory_mib=2000, compute_percent=30).grant
-    operations = bench.pool.operations
-    order = operations.begin_resize(grant.id, 0, 60)
+    pool = bench.pool
+    order = pool.lifecycle.begin_resize(grant.id, 0, 60)
     assert order
     assert order.vgpus[0].compute_percent == 60
     assert bench.pool.usage(GPU).compute_percent == 60, "it is booked before it is given"
     with pytest.raises(Impossible, match="already"):
-        operations.begin_resize(grant.id, 0, 70)
-    operations.finish_resize(grant.id, "the worker cannot")
+        pool.lifecycle.begin_resize(grant.id, 0, 70)
+    pool.lifecycle.finish_resize(grant.id, "the worker cannot")
     assert bench.pool.usage(GPU).compute_percent == 30
-    operations.begin_resize(grant.id, 0, 10)
+    pool.lifecycle.begin_resize(grant.id, 0, 10)
     assert bench.pool.usage(GPU).compute_percent == 30, "it is given back after it is taken"
-    operations.finish_resize(grant.id, "")
+    pool.lifecycle.finish_resize(grant.id, "")
     assert bench.pool.usage(GPU).compute_percent == 10
     with pytest.raises(Impossible, match="6000 MiB and 90 % free"):
-        operations.begin_resize(grant.id, 9000, 0)
-    bench.pool.release(grant.id, DONE)
+        pool.lifecycle.begin_resize(grant.id, 9000, 0)
+    bench.pool.lifecycle.release(grant.id, DONE)
     with pytest.raises(Impossible, match="has ended"):
-        operations.begin_resize(grant.id, 1, 0)
+        pool.lifecycle.begin_resize(grant.id, 1, 0)
 
 
 def test_every_kind_of_event_is_documented() -> None:
@@ -254,7 +254,7 @@ def test_every_kind_of_event_is_documented() -> None:
         family = name.split(".")[0] if not name.startswith(".") else family
         documented.add(name if not name.startswith(".") else family + name)
     used: set[str] = set()
-    for path in (root / "controller" / "pool").glob("*.py"):
+    for path in (root / "controller" / "pool").rglob("*.py"):
         used |= set(re.findall(r'event\(\s*"([a-z_]+\.[a-z_]+)"', path.read_text()))
     used |= {f"gpu.{mode.value}" for mode in GpuMode} | {"node.away", "node.lost"}
     used |= {"node.drained", "node.undrained"}

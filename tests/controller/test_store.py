@@ -37,7 +37,7 @@ async def test_everything_committed_is_loaded_again(tmp_path: Path, bench: PoolB
     first = bench.granted(memory_mib=7)
     bench.clock.seconds += 1
     second = bench.granted(priority=3, program="ü")
-    bench.pool.release(first.grant.id, DONE)
+    bench.pool.lifecycle.release(first.grant.id, DONE)
     store = SqliteStore(tmp_path / "new" / "store.db")
     assert await store.load() == Snapshot([], [], [], [])
     await store.commit(bench.pool.take_changes())
@@ -114,7 +114,7 @@ async def test_old_events_and_ended_grants_are_trimmed(
     bench.node("a", 8000)
     living = bench.granted(compute_percent=1)
     for _ in range(5):
-        bench.pool.release(bench.granted(compute_percent=1).grant.id, DONE)
+        bench.pool.lifecycle.release(bench.granted(compute_percent=1).grant.id, DONE)
     await store.commit(bench.pool.take_changes())
     await store.commit([Event(0.0, "k", "s", "t")])
     assert len(await store.events(100)) <= 6
@@ -127,7 +127,7 @@ async def test_old_events_and_ended_grants_are_trimmed(
 
 async def test_a_grant_that_cannot_be_stored_is_not_given(tmp_path: Path, bench: PoolBench) -> None:
     assert isinstance(bench.clock, FakeClock)
-    bench.pool.register(Node("a", "x", 1, "1", 4), [Gpu("a", "g", "M", 8000)], [])
+    bench.pool.membership.register(Node("a", "x", 1, "1", 4), [Gpu("a", "g", "M", 8000)], [])
     store = SqliteStore(tmp_path / "store.db")
     await store.load()
     grant_service = GrantService(bench.pool, store)
@@ -260,7 +260,7 @@ async def fill_until_refused(grant_service: GrantService) -> list[Granted]:
     while isinstance(answer := await ask(grant_service, secrets.token_hex(8)), Granted):
         given.append(answer)
         await grant_service.step(
-            lambda answer=answer: grant_service.pool.release(answer.grant.id, long)
+            lambda answer=answer: grant_service.pool.lifecycle.release(answer.grant.id, long)
         )  # type: ignore[misc]
         assert len(given) < 3000
     return given
@@ -354,7 +354,7 @@ async def test_a_backup_made_in_the_middle_of_commits_is_restored(
     with pytest.raises(StoreError, match="is there already"):
         maintenance.backup(path, copy)
     assert "sound, store version" in maintenance.check(path)
-    bench.pool.release(grant.id, DONE)
+    bench.pool.lifecycle.release(grant.id, DONE)
     await store.commit(bench.pool.take_changes())
     await store.close()
     line = maintenance.restore(path, copy)

@@ -45,7 +45,7 @@ def runs(granted: Granted, *, percent: int | None = None) -> ReportedSession:
 
 def register(bench: PoolBench, *reports: ReportedSession) -> Any:
     gpus = [gpu for gpu in bench.pool.gpus.values() if gpu.node == "a"]
-    return bench.pool.register(Node("a", "x", 1, "1", 4), gpus, reports)
+    return bench.pool.membership.register(Node("a", "x", 1, "1", 4), gpus, reports)
 
 
 def snapshot(bench: PoolBench) -> Snapshot:
@@ -63,14 +63,14 @@ def test_what_was_ended_while_its_node_was_away_keeps_its_room_until_it_is_gone(
 ) -> None:
     bench.node("a", 8000)
     old = bench.granted(compute_percent=100)
-    bench.pool.disconnected("a")
-    bench.pool.release(old.grant.id, BY_OPERATOR)
+    bench.pool.membership.disconnected("a")
+    bench.pool.lifecycle.release(old.grant.id, BY_OPERATOR)
     assert bench.ask(request_id="x", compute_percent=100, wait_seconds=-1) == "x"
     decisions = register(bench, runs(old))
     assert decisions.ends == [EndOrder("a", old.grant.id, BY_OPERATOR)]
     assert "x" not in decisions.answers, "it still runs"
     assert bench.pool.usage(GPU).compute_percent == 100
-    ended = bench.pool.session_ended(old.session.id, old.grant.id, BY_OPERATOR)
+    ended = bench.pool.lifecycle.session_ended(old.session.id, old.grant.id, BY_OPERATOR)
     assert isinstance(ended.answers["x"], Granted)
     assert bench.pool.grants[old.grant.id].reason == "ended by the operator"
 
@@ -80,7 +80,7 @@ def test_an_end_that_was_ordered_is_ordered_by_the_next_controller_too(
 ) -> None:
     bench.node("a", 8000)
     old = bench.granted()
-    assert bench.pool.end_soon(old.grant.id, BY_OPERATOR).ends
+    assert bench.pool.lifecycle.end_soon(old.grant.id, BY_OPERATOR).ends
     after = make_bench(snapshot=snapshot(bench))
     assert register(after, runs(old)).ends == [EndOrder("a", old.grant.id, BY_OPERATOR)]
     after.clock.seconds += 31
@@ -93,7 +93,9 @@ def test_an_end_that_was_ordered_is_ordered_by_the_next_controller_too(
 def test_the_words_alone_are_no_loss(bench: PoolBench) -> None:
     bench.node("a", 8000)
     old = bench.granted()
-    bench.pool.session_ended(old.session.id, old.grant.id, End(EndCause.NODE_LOST, NODE_LOST))
+    bench.pool.lifecycle.session_ended(
+        old.session.id, old.grant.id, End(EndCause.NODE_LOST, NODE_LOST)
+    )
     assert not bench.pool.grants[old.grant.id].lost
     [order] = register(bench, runs(old)).ends
     assert order.why.text == NODE_LOST, "somebody said so, and it is over"
@@ -119,29 +121,29 @@ def test_who_preempts_waits_for_what_ends_already_and_ends_nothing_more(
     bench: PoolBench, make_bench: Callable[..., PoolBench]
 ) -> None:
     bench.node("a", 8000, 8000)
-    bench.pool.operations.set_quota(Quota("default", may_preempt=True))
+    bench.pool.limits.set_quota(Quota("default", may_preempt=True))
     victims = [bench.granted(compute_percent=100) for _ in range(2)]
     wish = {"request_id": "x", "compute_percent": 100, "priority": 1, "preempt": True}
     assert bench.ask(**wish, wait_seconds=-1) == "x"
     [first] = [v for v in victims if v.grant.ending]
     after = make_bench(snapshot=snapshot(bench))
-    after.pool.operations.set_quota(Quota("default", may_preempt=True))
+    after.pool.limits.set_quota(Quota("default", may_preempt=True))
     register(after, *(runs(victim) for victim in victims))
     assert after.ask(**wish, wait_seconds=-1) == "x"
     ending = [grant.id for grant in after.pool.grants.values() if grant.ending]
     assert ending == [first.grant.id]
-    answers = after.pool.session_ended(first.session.id, first.grant.id, GAVE_WAY).answers
+    answers = after.pool.lifecycle.session_ended(first.session.id, first.grant.id, GAVE_WAY).answers
     assert isinstance(answers["x"], Granted)
 
 
 def test_a_resize_whose_outcome_is_not_known_is_what_the_server_says(bench: PoolBench) -> None:
     bench.node("a", 8000)
     granted = bench.granted(compute_percent=30)
-    operations = bench.pool.operations
-    operations.begin_resize(granted.grant.id, 0, 60)
+    pool = bench.pool
+    pool.lifecycle.begin_resize(granted.grant.id, 0, 60)
     register(bench, runs(granted, percent=30))
     assert bench.pool.usage(GPU).compute_percent == 60, "the order may still come to it"
-    operations.finish_resize(granted.grant.id, "no answer", known=False)
+    pool.lifecycle.finish_resize(granted.grant.id, "no answer", known=False)
     assert bench.pool.usage(GPU).compute_percent == 60, "the server may run with it"
     assert isinstance(bench.ask(compute_percent=50), Refused)
     register(bench, runs(granted, percent=30))
@@ -155,7 +157,7 @@ def test_a_resize_that_the_last_controller_did_not_finish_is_mended(
 ) -> None:
     bench.node("a", 8000)
     granted = bench.granted(compute_percent=30)
-    bench.pool.operations.begin_resize(granted.grant.id, 0, 60)
+    bench.pool.lifecycle.begin_resize(granted.grant.id, 0, 60)
     after = make_bench(snapshot=snapshot(bench))
     assert after.pool.usage(GPU).compute_percent == 60
     register(after, runs(granted, percent=30))
@@ -196,7 +198,7 @@ async def test_a_request_asked_again_while_its_grant_is_stored_is_answered_then_
     request = GrantRequest("x", wait_seconds=-1)
     lost = asyncio.create_task(first_answer(grant_service.request(request)))
     await asyncio.sleep(0.01)
-    assert bench.pool.node_of_request("x"), "decided, and not stored"
+    assert bench.pool.requests.node_of("x"), "decided, and not stored"
     again = asyncio.create_task(first_answer(grant_service.request(request)))
     await asyncio.sleep(0.01)
     assert not again.done(), "nobody is told of what is not stored"
@@ -219,7 +221,7 @@ async def test_a_request_asked_again_while_its_first_answer_was_stored_is_not_re
     first = asyncio.create_task(first_answer(grant_service.request(request)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert bench.pool.node_of_request("x"), "decided, and not stored"
+    assert bench.pool.requests.node_of("x"), "decided, and not stored"
     first.cancel()  # its call broke
     await asyncio.sleep(0)
     again = asyncio.create_task(first_answer(grant_service.request(request)))
@@ -254,13 +256,13 @@ def test_a_session_of_a_job_that_is_adopted_to_be_ended_does_not_take_the_jobs_p
     bench.node("a", 8000)
     job = {"job": "j", "job_domain": "d", "memory_mib": 1000, "compute_percent": 10}
     old = bench.granted(**job)
-    bench.pool.release(old.grant.id, BY_OPERATOR)
+    bench.pool.lifecycle.release(old.grant.id, BY_OPERATOR)
     new = bench.granted(**job)
     report = runs(old)
     register(bench, replace(report, job="j", job_domain="d"), runs(new))
     joined = bench.granted(**job)
     assert joined.grant.id == new.grant.id
-    bench.pool.session_ended(old.session.id, old.grant.id, GONE)
+    bench.pool.lifecycle.session_ended(old.session.id, old.grant.id, GONE)
     assert bench.pool.grants[old.grant.id].state is GrantState.ENDED
     assert bench.granted(**job).grant.id == new.grant.id
 
@@ -269,7 +271,7 @@ def test_opening_sessions_are_sessions(bench: PoolBench) -> None:
     """Of an ended grant a session may be expected still: that is ended, too."""
     bench.node("a", 8000)
     old = bench.granted()
-    bench.pool.release(old.grant.id, BY_OPERATOR)
+    bench.pool.lifecycle.release(old.grant.id, BY_OPERATOR)
     opening = Session(
         old.session.id, old.grant.id, "a", "tcp", "h", "p", 0, 0, "", "", 1.0, SessionState.OPENING
     )

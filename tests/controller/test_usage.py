@@ -37,7 +37,7 @@ def test_usage_is_what_was_held_times_how_long(bench: PoolBench) -> None:
     grant = bench.granted(memory_mib=1000, compute_percent=30, project="p").grant
     bench.clock.seconds += 10
     assert total(bench.pool.used_up_to_now())["p"] == (10, 10_000, 300)
-    bench.pool.release(grant.id, DONE)
+    bench.pool.lifecycle.release(grant.id, DONE)
     bench.clock.seconds += 50
     assert total(usage_changes(bench))["p"] == (10, 10_000, 300)
     assert total(bench.pool.used_up_to_now())["p"] == (10, 10_000, 300)
@@ -50,7 +50,7 @@ def test_hours_are_closed_as_they_end(bench: PoolBench) -> None:
     records: list[UsageRecord] = usage_changes(bench)
     for _ in range(3 * 60):
         bench.clock.seconds += 60
-        bench.pool.seen("a")
+        bench.pool.membership.seen("a")
         bench.pool.expire()
         records += usage_changes(bench)
     records += bench.pool.used_up_to_now()
@@ -69,7 +69,7 @@ def test_a_crash_loses_and_doubles_nothing(bench: PoolBench) -> None:
     after = bench.restarted(usage=[r for r in stored if r.project == "p"])
     after.clock.seconds += 107  # this clock begins where the other did
     assert total(after.pool.used_up_to_now())["p"] == (107, 1070, 107)
-    after.pool.release(grant.id, DONE)
+    after.pool.lifecycle.release(grant.id, DONE)
     after.clock.seconds += 50
     assert total(usage_changes(after))["p"] == (107, 1070, 107)
 
@@ -101,7 +101,7 @@ def test_sums_hold_whatever_the_wall_clock_does(steps: list[tuple[str, Any]]) ->
             if isinstance(answer, Granted):
                 live.append((value, answer.grant.id))
         elif what == "end" and live:
-            bench.pool.release(live.pop(value % len(live))[1], DONE)
+            bench.pool.lifecycle.release(live.pop(value % len(live))[1], DONE)
         elif what == "wait":
             bench.clock.seconds += value
             for project, _ in live:

@@ -47,12 +47,12 @@ class PoolBench:
             for index, mib in enumerate(memory_mib)
         ]
         node = Node(name, "10.0.0.1", 9960, "1", vgpu_count)
-        return self.pool.register(node, gpus, [], let_go=let_go)
+        return self.pool.membership.register(node, gpus, [], let_go=let_go)
 
     def ask(self, **wish: Any) -> Granted | Refused | str:
         """The answer, or the request id of one that waits."""
         request_id = str(wish.pop("request_id", f"r{next(self._requests)}"))
-        decisions = self.pool.submit(GrantRequest(request_id, **wish))
+        decisions = self.pool.requests.submit(GrantRequest(request_id, **wish))
         return decisions.answers.get(request_id, request_id)
 
     def granted(self, **wish: Any) -> Granted:
@@ -79,7 +79,7 @@ class PoolBench:
             **fields,
         }
         reservation = Reservation(name, **values)
-        self.pool.operations.reserve(reservation, wait=wait)
+        self.pool.reserving.reserve(reservation, wait=wait)
         return reservation
 
     def restarted(self, *, usage: Sequence[UsageRecord] = (), **options: Any) -> PoolBench:

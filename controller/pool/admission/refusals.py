@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Says why a request is not granted, or was not granted in time, in words for its user.
 
-Called by pool.Pool and feasibility. Each message names what was wanted, what there is, and what to
-change.
+Called by requests.Requests, the scheduler and feasibility. Each message names what was wanted, what
+there is, and what to change.
 """
 
 from __future__ import annotations

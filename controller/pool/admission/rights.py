@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a caller may ask for, and which job's grant it may join.
 
-Called by pool.Pool before it lets a request wait, and by scheduling.Scheduler before a session
+Called by requests.Requests before a request waits, and by scheduling.Scheduler before a session
 joins, since the grant may have been made, or rights may have been changed, while it waited. The
 rule: nobody gets by joining what it could not ask for itself. That the caller is of the job's trust
 domain is judged by jobs.Jobs; here it is asked of whose account the grant is, with which priority

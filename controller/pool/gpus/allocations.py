@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is allocated of every GPU: what live grants take of its memory and compute.
 
-Owned by pool.Pool, which books each live grant once and unbooks it once. It promises exact sums: a
-GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else. Whoever
-set `on_change` is told of each GPU whose use has changed.
+Owned by ledger.GrantLedger, which books each live grant once and unbooks it once. It promises exact
+sums: a GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else.
+Whoever set `on_change` is told of each GPU whose use has changed.
 """
 
 from __future__ import annotations

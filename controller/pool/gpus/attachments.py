@@ -43,6 +43,11 @@ class Attachments:
         for attachment in attachments:
             self.records[GpuKey(attachment.node, attachment.uuid)] = attachment
 
+    def holder(self, key: GpuKey) -> str:
+        """The VM that holds a GPU; empty: none."""
+        attachment = self.records.get(key)
+        return attachment.domain_name if attachment else ""
+
     # what operators ask
 
     def begin_attach(

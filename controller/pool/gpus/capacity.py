@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is free on every GPU, sorted so that a placement looks at few of them.
 
-Owned by pool.Pool, which says which nodes and GPUs there are (`put`, `drop`) and lets the
+Owned by fleet.Fleet, which says which nodes and GPUs there are (`put`, `drop`) and lets the
 allocations tell of every booking (`changed`); read by placement and fragmentation. GPUs on which
 any request means the same slice are of one kind. It promises that the orders below always agree
 with the allocations, and that they depend on names and figures only, never on who came first:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The nodes and GPUs of the pool, and which of them may be given away.
 
-Owned by pool.Pool, read by scheduling and preemption. It promises that `room` is what the books
-leave free, and that a GPU is open only while its node has a stream, neither of them is drained and
-nothing is wrong with it.
+Owned by pool.Pool, read by scheduling and preemption. It promises that `capacity_of` is what the
+ledger leaves free, and that a GPU is open only while its node has a stream, neither of them is
+drained and nothing is wrong with it.
 """
 
 from __future__ import annotations

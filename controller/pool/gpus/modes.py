@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two pools: takes GPUs out of the pool, for a VM of its own or for service, and back.
 
-Called by pool.Pool. A GPU goes pooled → draining → native → returning → pooled, or, only drained,
-pooled → draining → drained → pooled; a switch can be cancelled until it is native. It promises that
-a GPU which is not pooled takes nothing new, that it becomes native only when nothing of the pool is
-on it, and that its state says what it waits for. "Nothing" includes the server's own processes: it
-is told by a Handover to let the GPU go, and says when it has, or why it cannot; and it is told to
-take it back, which is done when the host's driver has it again. What fails is tried again. A GPU
-that a VM holds does not return.
+Called by operations.GpuOperations, membership and progress. A GPU goes pooled → draining → native →
+returning → pooled, or, only drained, pooled → draining → drained → pooled; a switch can be
+cancelled until it is native. It promises that a GPU which is not pooled takes nothing new, that it
+becomes native only when nothing of the pool is on it, and that its state says what it waits for.
+"Nothing" includes the server's own processes: it is told by a Handover to let the GPU go, and says
+when it has, or why it cannot; and it is told to take it back, which is done when the host's driver
+has it again. What fails is tried again. A GPU that a VM holds does not return.
 """
 
 from __future__ import annotations

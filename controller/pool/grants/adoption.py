@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the ledger say what a server that came (back) really runs: adopts it, or orders its end.
 
-Called by pool.Pool for each session that a server reports. It promises that work which runs is in
-the ledger, even beyond what is free, and that work which was ended meanwhile is ended there too.
+Called by membership.Membership for each session that a server reports. It promises that work which
+runs is in the ledger, even beyond what is free, and that work which was ended meanwhile is ended
+there too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Jobs: grants that several sessions share, and for how long one without sessions is kept.
 
-Called by pool.Pool only. A job is the hash of its token and who presents it. It is held by its
-launchers (`sluice run --share`), as their nodes report them or as their open requests show. The
-rule: a job's grant goes back when it has no session and nobody holds it, at once when its launcher
-was seen to end, else after a grace, in which a launcher that lost its server or its controller
-comes back, and in which a job without launcher starts its next process.
+Called by the parts of pool.Pool only. A job is the hash of its token and who presents it. It is
+held by its launchers (`sluice run --share`), as their nodes report them or as their open requests
+show. The rule: a job's grant goes back when it has no session and nobody holds it, at once when its
+launcher was seen to end, else after a grace, in which a launcher that lost its server or its
+controller comes back, and in which a job without launcher starts its next process.
 """
 
 from __future__ import annotations

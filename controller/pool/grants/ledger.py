@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grants and their sessions: begun, ended, and charged to their GPUs; every change is noted.
 
-Owned by pool.Pool, which decides what is done here. It promises that a live grant is booked exactly
-once, with a context for each session that has one there, and that what must be stored is in
+Owned by pool.Pool, whose parts decide what is done here. It promises that a live grant is booked
+exactly once, with a context for each session that has one there, and that what must be stored is in
 `changes`, in order.
 """
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resizes grants while they are in use: booked before it is granted, given back after it is taken.
 
-Called by pool.Pool. A resize of a grant that runs has two steps: what it grows by is booked and the
-server is told; when the server has done it the rest is given back, and when it cannot, everything
-is as it was. It promises that the ledger never says less than what a server may still run with.
+Called by lifecycle.GrantLifecycle. A resize of a grant that runs has two steps: what it grows by is
+booked and the server is told; when the server has done it the rest is given back, and when it
+cannot, everything is as it was. It promises that the ledger never says less than what a server may
+still run with.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tells requests that can never be granted from those that do not fit now.
 
-Called by pool.Pool when a request comes in. It looks at what nodes are made of (few shapes, however
-many nodes), as if nothing were booked; nodes that are away count, lost ones and GPUs at fault do
-not.
+Called by requests.Requests when a request comes in. It looks at what nodes are made of (few shapes,
+however many nodes), as if nothing were booked; nodes that are away count, lost ones and GPUs at
+fault do not.
 """
 
 from __future__ import annotations

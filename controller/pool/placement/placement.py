@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Chooses GPUs for a request: on one node, on cards of their own if possible, else as it allows.
 
-Called by pool.Pool and its parts; it changes nothing. What a request may use are the open GPUs of
-the pool (or what is free of a reservation, where that is shared out), less those that are barred to
-it. The order: cards of their own on one node; then several vGPUs on one card, if the request allows
-that; then several nodes, if it allows that. `choose` finds a place whenever there is one.
+Called by the scheduler and by reservations; it changes nothing. What a request may use are the open
+GPUs of the pool (or what is free of a reservation, where that is shared out), less those that are
+barred to it. The order: cards of their own on one node; then several vGPUs on one card, if the
+request allows that; then several nodes, if it allows that. `choose` finds a place whenever there is
+one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves the queue: who gets room now, who waits for what, and who gives way.
 
-Owned by pool.Pool, which calls `serve` after whatever may have made room. A request that does not
-fit holds the GPUs that it would fit on if they were empty against those behind it, so that nobody
-behind it delays it; requests that cannot use those GPUs pass. One that only its project's quota
-keeps waiting holds nothing. Room that was made by ending others' work is claimed for the request
-that it was made for, whatever its place in the queue.
+Owned by pool.Pool; progress.Progress calls `serve` after whatever may have made room. A request
+that does not fit holds the GPUs that it would fit on if they were empty against those behind it, so
+that nobody behind it delays it; requests that cannot use those GPUs pass. One that only its
+project's quota keeps waiting holds nothing. Room that was made by ending others' work is claimed
+for the request that it was made for, whatever its place in the queue.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The VMs that servers report: what each asks for by its metadata, and what is wrong with that.
 
-Owned by operations.Operations. A server reports all its VMs at once, so that a report is the truth
+Owned by pool.Pool. A server reports all its VMs at once, so that a report is the truth
 of that server and may be repeated. It promises that every change is in the event log once, also
 over a restart, and that a VM whose mode is reserved has one reservation of its size, made, resized
 and ended with its request: the owner is the VM's UUID, wherever it runs.
@@ -68,7 +68,7 @@ class Machine:
 
 
 class Reserver(Protocol):
-    """The steps of operations.Operations that are needed here."""
+    """The steps of ReservationOperations that are needed here."""
 
     def reserve(self, reservation: Reservation, *, wait: bool) -> Decisions:
         """Holds room, or lets it wait for room."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What can be asked for in one go of many reservations, and what became of each.
 
-Made by controller.api.reservation_batch, taken by operations.Operations.reservation_steps.
+Made by controller.api.reservation_batch, taken by operations.ReservationOperations.
 """
 
 from __future__ import annotations

@@ -1,105 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators ask of the pool: resizing, reservations, quotas, the two pools, VMs' own GPUs.
+"""What operators and VMs' metadata ask of reservations: made, resized, ended, one by one or many.
 
-Part of pool.Pool, called by controller.api through the grant service, one step at a time like every
-other step. A step that cannot be done raises Impossible or Unknown and has changed nothing.
+Part of pool.Pool, called by controller.api through the grant service and by reservations.machines.
+A step that cannot be done raises Impossible or Unknown and has changed nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sluice.controller.pool.admission import refusals
-from sluice.controller.pool.decisions import Decisions, ResizeOrder
-from sluice.controller.pool.gpus.attachments import Attachments
-from sluice.controller.pool.gpus.fleet import Fleet
-from sluice.controller.pool.gpus.modes import GpuModes
-from sluice.controller.pool.grants.jobs import Jobs
+from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.grants.ledger import GrantLedger
-from sluice.controller.pool.grants.resizing import Resizing
 from sluice.controller.pool.impossible import Impossible, Outdated, Over, Unknown
-from sluice.controller.pool.model import (
-    GpuKey,
-    GpuMode,
-    Quota,
-    QuotaRemoved,
-    Reservation,
-    ReservationState,
-)
+from sluice.controller.pool.model import Reservation, ReservationState
 from sluice.controller.pool.projects.quotas import Held
+from sluice.controller.pool.queue.progress import Progress
 from sluice.controller.pool.queue.scheduling import Scheduler
-from sluice.controller.pool.reservations.machines import Machines, Reserver
 from sluice.controller.pool.reservations.reserving import request_of
 from sluice.controller.pool.reservations.steps import Create, Outcome, ReservationStep, Resize
-from sluice.resources.ends import End
 
 
-class Operations:
-    """Steps of the pool that are nobody's first CUDA call."""
+class ReservationOperations:
+    """Steps that change reservations."""
 
-    def __init__(
-        self,
-        ledger: GrantLedger,
-        fleet: Fleet,
-        jobs: Jobs,
-        scheduler: Scheduler,
-        pools: GpuModes,
-        attachments: Attachments,
-        moved_on: Callable[[Decisions], Decisions],
-        machines: Callable[[Reserver], Machines],
-    ) -> None:
+    def __init__(self, ledger: GrantLedger, scheduler: Scheduler, progress: Progress) -> None:
         self._ledger = ledger
-        self._jobs = jobs
         self._scheduler = scheduler
-        self._pools = pools
-        self._moved_on = moved_on
-        self.attachments = attachments  # its steps move nothing else of the pool
-        self.machines = machines(self)
-        self._resizing = Resizing(ledger, fleet, jobs)
-
-    # grants
-
-    def begin_resize(
-        self, grant_id: str, memory_mib: int, compute_percent: int
-    ) -> ResizeOrder | None:
-        """Resizes a grant; None: done. Else the server is to do it. Raises Impossible, Unknown."""
-        return self._resizing.begin(grant_id, memory_mib, compute_percent)
-
-    def finish_resize(self, grant_id: str, error: str, *, known: bool = True) -> Decisions:
-        """The server has resized it, or says why not; not known: it must report what it runs."""
-        self._resizing.finish(grant_id, error, known=known)
-        return self._moved_on(Decisions())
-
-    def why_over(self, grant_id: str) -> End | None:
-        """Why a grant that was made has ended or is being ended; None while it is neither."""
-        grant = self._ledger.grants[grant_id]
-        return self._jobs.why_ending(grant) if self._ledger.is_live(grant_id) else grant.end
-
-    def is_resizing(self, grant_id: str) -> bool:
-        """Whether a server's answer is waited for."""
-        return self._resizing.is_under_way(grant_id)
-
-    # reservations
+        self._progress = progress
 
     def reserve(self, reservation: Reservation, *, wait: bool) -> Decisions:
         """Holds room for an owner, or lets it wait for room; raises Impossible."""
         self._enqueue(reservation)
-        decisions = self._moved_on(Decisions())
+        decisions = self._progress.after(Decisions())
         self._settle(reservation, wait=wait)
         return decisions
 
     def end_reservation(self, reservation_id: str, reason: str) -> Decisions:
         """Gives its room back; what draws on it goes on. Raises Impossible, Unknown."""
         self._end(reservation_id, reason)
-        return self._moved_on(Decisions())
+        return self._progress.after(Decisions())
 
     def resize_reservation(
         self, reservation_id: str, count: int, memory_mib: int, compute_percent: int
     ) -> Decisions:
         """Changes its size; zeros leave one as it is. Raises Impossible, Unknown."""
         self._resize(Resize(reservation_id, count, memory_mib, compute_percent))
-        return self._moved_on(Decisions())
+        return self._progress.after(Decisions())
 
     def reservation_steps(
         self, steps: Sequence[ReservationStep]
@@ -117,7 +65,7 @@ class Operations:
 
         def serve() -> None:
             nonlocal is_due
-            self._moved_on(decisions)
+            self._progress.after(decisions)
             is_due = False
             for reservation in made:
                 self._settle(reservation, wait=True)
@@ -154,58 +102,6 @@ class Operations:
                 outcomes.append(error)
         serve()
         return outcomes, decisions
-
-    # quotas
-
-    def set_quota(self, quota: Quota) -> Decisions:
-        """From now on a project may hold this; what it holds already stays."""
-        known = self._ledger.quotas.limits.get(quota.project)
-        quota = replace(quota, generation=known.generation + 1 if known else 1)
-        self._ledger.quotas.limits[quota.project] = quota
-        self._ledger.changes.append(quota)
-        text = (
-            f"{quota.vgpus} vGPUs, {quota.memory_mib} MiB, {quota.compute_percent} % "
-            f"(0: no limit){', may preempt' if quota.may_preempt else ''}"
-            + ("" if quota.max_priority is None else f", priority at most {quota.max_priority}")
-        )
-        self._ledger.event("quota.set", quota.project, text)
-        return self._moved_on(Decisions())
-
-    def remove_quota(self, project: str) -> Decisions:
-        """The project may hold what there is; raises Unknown."""
-        if self._ledger.quotas.limits.pop(project, None) is None:
-            raise Unknown("quota", project)
-        self._ledger.changes.append(QuotaRemoved(project))
-        self._ledger.event("quota.removed", project, "no limit")
-        return self._moved_on(Decisions())
-
-    # the two pools
-
-    def switch_gpu(self, key: GpuKey, to: GpuMode, *, preempt: bool = False) -> Decisions:
-        """Takes a GPU out of the pool, or back; raises Impossible, Unknown."""
-        decisions = Decisions()
-        self._pools.switch(key, to, preempt=preempt, decisions=decisions)
-        return self._moved_on(decisions)
-
-    def cancel_switch(self, key: GpuKey) -> Decisions:
-        """Leaves it in the pool after all; raises Impossible, Unknown."""
-        decisions = Decisions()
-        self._pools.cancel(key, decisions)
-        return self._moved_on(decisions)
-
-    def handed_over(self, key: GpuKey, error: str = "", generation: int | None = None) -> Decisions:
-        """What was ordered by a Handover is done, or cannot be."""
-        self._pools.handed_over(key, error, generation)
-        return self._moved_on(Decisions())
-
-    def drain_node(self, name: str, *, drained: bool) -> Decisions:
-        """A node takes nothing new, or takes it again; raises Unknown."""
-        self._pools.drain_node(name, drained=drained)
-        return self._moved_on(Decisions())
-
-    def note(self, kind: str, subject: str, text: str) -> None:
-        """A line of the event log that is stored with the step that is being taken."""
-        self._ledger.event(kind, subject, text)
 
     # within
 

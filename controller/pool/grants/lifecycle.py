@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of grants once they are made: sizes change, sessions and jobs end.
+
+Part of pool.Pool; its steps follow what servers report and operators order. It promises that a
+grant which is to end is booked until its server says that nothing of it runs.
+"""
+
+from __future__ import annotations
+
+from sluice.controller.pool.decisions import Decisions, EndOrder, ResizeOrder
+from sluice.controller.pool.grants.jobs import JobKey, Jobs
+from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.resizing import Resizing
+from sluice.controller.pool.model import GrantState, SessionState, as_it_is
+from sluice.controller.pool.queue.progress import Progress
+from sluice.resources.ends import End, EndCause
+
+
+class GrantLifecycle:
+    """Steps of grants, sessions and jobs that exist."""
+
+    def __init__(
+        self,
+        ledger: GrantLedger,
+        jobs: Jobs,
+        resizing: Resizing,
+        progress: Progress,
+        opening_seconds: float,
+    ) -> None:
+        self._ledger = ledger
+        self._jobs = jobs
+        self._resizing = resizing
+        self._progress = progress
+        self._opening_seconds = opening_seconds
+
+    def why_over(self, grant_id: str) -> End | None:
+        """Why a grant that was made has ended or is being ended; None while it is neither."""
+        grant = self._ledger.grants[grant_id]
+        return self._jobs.why_ending(grant) if self._ledger.is_live(grant_id) else grant.end
+
+    # grants
+
+    def release(self, grant_id: str, why: End) -> Decisions:
+        """A server says that nothing of the grant runs any more."""
+        grant = self._ledger.grants.get(grant_id)
+        if grant and grant.state is GrantState.LIVE:
+            self._ledger.end(grant, why)
+        return self._progress.after(Decisions())
+
+    def end_soon(self, grant_id: str, why: End) -> Decisions:
+        """The operator ends a grant: its server is told, and nobody joins it any more."""
+        grant = self._ledger.grants.get(grant_id)
+        if grant is None or grant.state is not GrantState.LIVE:
+            return Decisions()
+        self._ledger.end_soon(grant, why)
+        return Decisions(ends=[EndOrder(grant.node, grant_id, why)])
+
+    # sizes
+
+    def begin_resize(
+        self, grant_id: str, memory_mib: int, compute_percent: int
+    ) -> ResizeOrder | None:
+        """Resizes a grant; None: done. Else the server is to do it. Raises Impossible, Unknown."""
+        return self._resizing.begin(grant_id, memory_mib, compute_percent)
+
+    def finish_resize(self, grant_id: str, error: str, *, known: bool = True) -> Decisions:
+        """The server has resized it, or says why not; not known: it must report what it runs."""
+        self._resizing.finish(grant_id, error, known=known)
+        return self._progress.after(Decisions())
+
+    # sessions
+
+    def session_started(self, session_id: str, client_pid: int, channel: str) -> Decisions:
+        """The client of an opening session is there."""
+        decisions = Decisions()
+        session = self._ledger.sessions.get(session_id)
+        if session and session.state is SessionState.OPENING:
+            session.state = SessionState.RUNNING
+            session.client_pid = client_pid or session.client_pid
+            session.channel = channel or session.channel
+            self._ledger.changes.append(as_it_is(session))
+            text = f"{session.program} on {session.node}"
+            self._ledger.event("session.running", session.id, text)
+        elif session and session.state is SessionState.ENDED:
+            # ended here while its client was on its way there
+            grant = self._ledger.grants[session.grant_id]
+            if grant.state is GrantState.ENDED:
+                why = End(session.cause, session.reason)
+                decisions.ends.append(EndOrder(session.node, grant.id, why))
+        return decisions
+
+    def session_ended(self, session_id: str, grant_id: str, why: End) -> Decisions:
+        """A server says that a session runs no more; naming none: nothing of the grant does."""
+        session = self._ledger.sessions.get(session_id)
+        grant = self._ledger.grants.get(grant_id)
+        if session is None or session.grant_id != grant_id:
+            keep = grant is not None and session_id and self._ledger.live_sessions_of(grant_id)
+            return Decisions() if keep else self.release(grant_id, why)
+        if grant and grant.state is GrantState.LIVE:
+            self._ledger.end_session(grant, session, why)
+        return self._progress.after(Decisions())
+
+    # jobs
+
+    def job_held(self, key: JobKey, holder: str) -> None:
+        """A job's launcher lives."""
+        self._jobs.hold(key, holder)
+
+    def job_released(self, key: JobKey, holder: str) -> Decisions:
+        """It was seen to end."""
+        self._jobs.release(key, holder)
+        self._end_jobs_that_are_over()
+        return self._progress.after(Decisions())
+
+    # time
+
+    def end_overdue(self, decisions: Decisions) -> None:
+        """Ends what nobody needs any more, or never came for; part of a step."""
+        self._end_jobs_that_are_over()
+        for grant_id in self._ledger.never_opened(self._opening_seconds):
+            text = f"its client did not come within {self._opening_seconds:g} s"
+            never_came = End(EndCause.CLIENT_NEVER_CAME, text)
+            decisions.ends += self.end_soon(grant_id, never_came).ends
+
+    def _end_jobs_that_are_over(self) -> None:
+        for grant in self._jobs.grants():
+            self._ledger.end_if_over(grant)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may be read of the pool: its records, in order where REST lists them, and sums of them.
+
+The base of pool.Pool; read by controller.api, controller.metrics and controller.auth. It decides
+nothing and changes nothing. Whoever only reads takes a PoolView.
+"""
+
+from __future__ import annotations
+
+from sluice.controller.pool.gpus.allocations import Usage
+from sluice.controller.pool.gpus.attachments import Attachments
+from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.gpus.fragmentation import Fragmentation
+from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.model import (
+    Gpu,
+    GpuKey,
+    GpuMode,
+    Grant,
+    OwnerKind,
+    Reservation,
+    Session,
+    UsageRecord,
+)
+from sluice.controller.pool.queue.scheduling import Scheduler
+
+
+class PoolView:
+    """The pool, to be read."""
+
+    def __init__(
+        self,
+        ledger: GrantLedger,
+        fleet: Fleet,
+        scheduler: Scheduler,
+        attachments: Attachments,
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = fleet
+        self._scheduler = scheduler
+        self.nodes = fleet.nodes
+        self.nodes_in_order = fleet.nodes_in_order
+        self.gpus = fleet.gpus
+        self.gpus_in_order = fleet.gpus_in_order
+        self.switches = fleet.switches
+        self.capacity = fleet.capacity
+        self.attachments = attachments.records
+        self.grants = ledger.grants
+        self.grants_in_order = ledger.grants_in_order
+        self.sessions = ledger.sessions
+        self.sessions_in_order = ledger.sessions_in_order
+        self.reservations = ledger.reservations.records
+        self.quotas = ledger.quotas
+        self.queue = scheduler.queue
+
+    # GPUs
+
+    def gpus_of(self, node: str) -> list[Gpu]:
+        """A node's GPUs."""
+        return self._fleet.of_node(node)
+
+    def mode(self, key: GpuKey) -> GpuMode:
+        """Which pool a GPU is in."""
+        return self._fleet.mode(key)
+
+    def usage(self, key: GpuKey) -> Usage:
+        """What live grants have of a GPU."""
+        booked, kept = self._ledger.allocations.usage(key), self.kept(key)
+        vgpus = sum(
+            1
+            for grant in self._ledger.live_on_gpu(key)
+            for place, _ in grant.placed()
+            if place == key
+        )
+        return Usage(
+            booked.memory_mib - kept.memory_mib,
+            booked.compute_percent - kept.compute_percent,
+            vgpus,
+        )
+
+    def kept(self, key: GpuKey) -> Usage:
+        """What is kept free of it: for reservations' owners, and for requests that preempt."""
+        undrawn = self._ledger.reservations.undrawn_on(key)
+        claimed_mib, claimed_percent = self._scheduler.claimed_on(key)
+        return Usage(undrawn.memory_mib + claimed_mib, undrawn.compute_percent + claimed_percent, 0)
+
+    def fragmentation(self) -> Fragmentation:
+        """How much of the free memory can still be given in useful pieces."""
+        return self.capacity.fragments.read()
+
+    # grants
+
+    def grants_live_on(self, node: str) -> list[Grant]:
+        """The live grants that have a vGPU on a node."""
+        return self._ledger.live_on(node)
+
+    def ended_grants(self) -> list[Grant]:
+        """The ended grants that are remembered."""
+        return self._ledger.ended()
+
+    def live_sessions_on(self, node: str) -> int:
+        """How many sessions live on a node."""
+        return self._ledger.live_sessions_on(node)
+
+    def sessions_of(self, grant_id: str) -> list[Session]:
+        """Every session of a grant, ended ones too."""
+        return self._ledger.sessions_of(grant_id)
+
+    # reservations and projects
+
+    def reservations_of(self, kind: OwnerKind, name: str) -> list[Reservation]:
+        """An owner's reservations that have not ended, oldest first."""
+        return self._ledger.reservations.owned(kind, name)
+
+    def grants_of_reservation(self, reservation: Reservation) -> list[Grant]:
+        """The live grants that draw on a reservation."""
+        found = {
+            grant.id: grant
+            for key in {slot.key for slot in reservation.slots}
+            for grant in self._ledger.live_on_gpu(key)
+            if grant.reservation == reservation.id
+        }
+        return list(found.values())
+
+    def used_up_to_now(self) -> list[UsageRecord]:
+        """What the store does not have yet: every project's newest hours, up to now."""
+        return self._ledger.usage.up_to_now()
