@@ -271,7 +271,7 @@ async def test_held_jobs_are_bounded_by_caller(
     place = Place(tmp_path)
     await place.open()
     begun: list[str] = []
-    monkeypatch.setattr(place.pool, "job_held", lambda _, holder: begun.append(holder))
+    monkeypatch.setattr(place.pool.lifecycle, "job_held", lambda _, holder: begun.append(holder))
     held = [
         Waiting(place, "one", "POST", "/holds", {"job": f"{number:032x}"}) for number in range(3)
     ]
