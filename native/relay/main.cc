@@ -16,18 +16,16 @@
 #include <mutex>
 
 #include "channel/region.h"
+#include "process/control.h"
+#include "process/log.h"
+#include "process/options.h"
+#include "process/sandbox.h"
 #include "relay/pump.h"
 #include "relay/target.h"
-#include "wire/control.h"
 #include "wire/frame.h"
-#include "worker/log.h"
-#include "worker/sandbox.h"
 
 namespace sluice::relay {
 namespace {
-
-using worker::log_error;
-using worker::log_info;
 
 constexpr int kLookMs = 5'000;  // how often it looks whether the node still answers
 constexpr uint32_t kUnheardMs = 60'000;
@@ -35,13 +33,7 @@ constexpr size_t kMostCa = 1 << 20;
 constexpr uint32_t kOutOfMemory = 2, kNotReady = 802, kDeinitialized = 4,
                    kUnknown = 999;  // CUresult
 
-struct Options {
-  std::string id;
-  int control = -1;
-  std::string cgroup;
-  uint32_t uid = 0, gid = 0;
-  bool sandbox = true;
-};
+using Options = process::SessionProcess;
 
 class Relay {
  public:
@@ -50,14 +42,14 @@ class Relay {
   int run();
 
  private:
-  void handle(wire::Message& message);
-  void start_session(wire::Message& message);
-  bool read_session(const wire::Message& message, Target* target, std::string* error);
+  void handle(process::Message& message);
+  void start_session(process::Message& message);
+  bool read_session(const process::Message& message, Target* target, std::string* error);
   std::map<std::string, std::string> figures();
-  void ended(const wire::End& why);
+  void ended(const process::End& why);
 
   Options options_;
-  wire::Control control_;
+  process::Control control_;
   std::string session_, grant_, channel_, node_;
   int socket_ = -1, client_pidfd_ = -1;
   std::unique_ptr<Pump> pump_;
@@ -93,16 +85,16 @@ std::map<std::string, std::string> Relay::figures() {
 }
 
 // Exits here, from whichever thread learned of the end: the connection goes with the process.
-void Relay::ended(const wire::End& why) {
+void Relay::ended(const process::End& why) {
   auto v = figures();
   why.write(v);
-  worker::log_last("session ended: " + why.reason + "; bytes_in=" + v["bytes_in"] +
-                   " bytes_out=" + v["bytes_out"]);
+  process::log_last("session ended: " + why.reason + "; bytes_in=" + v["bytes_in"] +
+                    " bytes_out=" + v["bytes_out"]);
   control_.send("ended", v);
   _exit(0);
 }
 
-bool Relay::read_session(const wire::Message& m, Target* target, std::string* error) {
+bool Relay::read_session(const process::Message& m, Target* target, std::string* error) {
   session_ = m.text("id");
   grant_ = m.text("grant");
   channel_ = m.text("channel");
@@ -119,17 +111,11 @@ bool Relay::read_session(const wire::Message& m, Target* target, std::string* er
   return error->empty();
 }
 
-void Relay::start_session(wire::Message& m) {
-  int region = -1, ca = -1;
-  std::string names = m.text("descriptors");
-  for (int fd : m.descriptors) {
-    const size_t comma = names.find(',');
-    const std::string name = names.substr(0, comma);
-    names = comma == std::string::npos ? "" : names.substr(comma + 1);
-    (name == "region" ? region : name == "ca" ? ca : client_pidfd_) = fd;
-  }
+void Relay::start_session(process::Message& m) {
+  const int region = m.descriptor("region"), ca = m.descriptor("ca");
+  client_pidfd_ = m.descriptor("client_pidfd");
   const auto refuse = [&](const std::string& why, uint32_t status) {
-    log_error("the session cannot start: " + why);
+    process::log_error("the session cannot start: " + why);
     control_.send("error", {{"message", why}, {"status", std::to_string(status)}});
     _exit(1);  // the server starts another for the next session
   };
@@ -137,7 +123,7 @@ void Relay::start_session(wire::Message& m) {
   std::string error;
   if (pump_) return refuse("this relay has a session already", kUnknown);
   if (!read_session(m, &target, &error)) return refuse(error, kUnknown);
-  worker::log_name(session_, grant_);
+  process::log_name(session_, grant_);
   if (ca >= 0) target.ca = read_all(ca, kMostCa);
   Connected connected;
   channel::Opened opened;
@@ -146,7 +132,7 @@ void Relay::start_session(wire::Message& m) {
   socket_ = connected.socket;
 
   // From here on a client is listened to; nothing has to be opened or connected any more.
-  if (options_.sandbox && !worker::restrict_system_calls(true, &error))
+  if (options_.sandbox && !process::restrict_system_calls(true, &error))
     return refuse(error, kUnknown);
   uint64_t slot = 0, slots = 1;
   m.number("slot", &slot);
@@ -169,11 +155,11 @@ void Relay::start_session(wire::Message& m) {
     channel::start_slot(mapped);
   auto pump =
       std::make_unique<Pump>(std::move(mapped), std::move(connected.stream), socket_,
-                             target.describe(), [this](const wire::End& why) { ended(why); });
+                             target.describe(), [this](const process::End& why) { ended(why); });
   if (!pump->open(opened.reply, &error)) return refuse(error, kUnknown);
   pump_ = std::move(pump);
-  log_info("session started over " + channel_ + ", relayed to " + target.describe() +
-           (target.tls ? " under TLS" : ""));
+  process::log_info("session started over " + channel_ + ", relayed to " + target.describe() +
+                    (target.tls ? " under TLS" : ""));
   control_.send("started", {{"id", session_}});
   if (!pump_->start())
     pump_->end({wire::EndCause::kWorkerFailed,
@@ -181,14 +167,14 @@ void Relay::start_session(wire::Message& m) {
                kOutOfMemory);
 }
 
-void Relay::handle(wire::Message& m) {
+void Relay::handle(process::Message& m) {
   if (m.verb == "session") return start_session(m);
   for (int fd : m.descriptors) ::close(fd);
   if (m.verb == "status") {
     control_.send("status", figures());
   } else if (m.verb == "end") {
     if (!pump_) _exit(0);
-    pump_->end(wire::End::ordered(m), kNotReady);
+    pump_->end(process::End::ordered(m), kNotReady);
     // It came back: another thread ends the session already, has its last words to say, and exits.
     for (;;) poll(nullptr, 0, -1);
   }
@@ -196,14 +182,10 @@ void Relay::handle(wire::Message& m) {
 
 int Relay::run() {
   std::string error;
-  if (!options_.cgroup.empty()) {
-    FILE* f = std::fopen((options_.cgroup + "/cgroup.procs").c_str(), "w");
-    if (!f || std::fprintf(f, "%d", getpid()) < 0 || std::fclose(f) != 0)
-      log_error("joining the cgroup " + options_.cgroup + ": " + std::strerror(errno));
-  }
-  if (!worker::drop_privileges(options_.uid, options_.gid, &error) ||
-      (options_.sandbox && !worker::restrict_system_calls(false, &error))) {
-    log_error(error);
+  process::join_cgroup(options_.cgroup);
+  if (!process::drop_privileges(options_.uid, options_.gid, &error) ||
+      (options_.sandbox && !process::restrict_system_calls(false, &error))) {
+    process::log_error(error);
     return 1;
   }
   for (;;) {
@@ -212,16 +194,16 @@ int Relay::run() {
                    {client_pidfd_, POLLIN, 0}};
     if (poll(p, 3, pump_ ? kLookMs : -1) < 0) {
       if (errno == EINTR) continue;
-      log_error(std::string("poll: ") + std::strerror(errno));
+      process::log_error(std::string("poll: ") + std::strerror(errno));
       return 1;
     }
-    worker::log_settle();
+    process::log_settle();
     if (p[0].revents) {
       control_.accept();
       if (!pump_) control_.send("ready", {{"devices", "0"}});
     }
     if (p[1].revents) {
-      wire::Message m;
+      process::Message m;
       if (control_.receive(&m)) handle(m);
     }
     if (pump_ && client_pidfd_ >= 0 && p[2].revents)
@@ -233,32 +215,12 @@ int Relay::run() {
   }
 }
 
-bool parse(int argc, char** argv, Options* o) {
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const char* value = argv[i + 1];
-    if (name == "--id")
-      o->id = value;
-    else if (name == "--control")
-      o->control = std::atoi(value);
-    else if (name == "--cgroup")
-      o->cgroup = value;
-    else if (name == "--uid")
-      o->uid = static_cast<uint32_t>(std::atol(value));
-    else if (name == "--gid")
-      o->gid = static_cast<uint32_t>(std::atol(value));
-    else if (name == "--sandbox")
-      o->sandbox = std::strcmp(value, "off") != 0;
-    else {
-      std::fprintf(stderr, "sluice-relay: unknown option %s\n", argv[i]);
-      return false;
-    }
-  }
-  if (o->control >= 0 && argc % 2 == 1) return true;
-  std::fprintf(stderr,
-               "usage: sluice-relay --id ID --control FD [--uid N --gid N] [--cgroup PATH] "
-               "[--sandbox on|off]\nStarted by sluice-server; docs/protocol.md says how.\n");
-  return false;
+bool read_options(int argc, char** argv, Options* o, std::string* error) {
+  if (!process::read_options({argv + 1, static_cast<size_t>(argc - 1)}, process::options_of(o),
+                             error))
+    return false;
+  if (o->control < 0) *error = "--control is needed";
+  return o->control >= 0;
 }
 
 }  // namespace
@@ -266,8 +228,15 @@ bool parse(int argc, char** argv, Options* o) {
 
 int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
-  sluice::worker::log_as("relay");
+  sluice::process::log_as("relay");
   sluice::relay::Options options;
-  if (!sluice::relay::parse(argc, argv, &options)) return 2;
-  return sluice::relay::Relay(std::move(options)).run();
+  std::string error;
+  if (sluice::relay::read_options(argc, argv, &options, &error))
+    return sluice::relay::Relay(std::move(options)).run();
+  std::fprintf(stderr,
+               "sluice-relay: %s\nusage: sluice-relay --id ID --control FD [--uid N --gid N] "
+               "[--cgroup PATH] [--sandbox on|off]\nStarted by sluice-server; docs/protocol.md "
+               "says how.\n",
+               error.c_str());
+  return 2;
 }

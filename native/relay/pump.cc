@@ -39,15 +39,15 @@ bool wait_until(uint64_t most_ns, Condition done) {
   return true;
 }
 
-wire::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
-wire::End no_counters() {
+process::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
+process::End no_counters() {
   return {EndCause::kClientRefused, "the client's channel holds no valid counters"};
 }
 
 }  // namespace
 
 Pump::Pump(channel::MappedSlot slot, std::unique_ptr<channel::Stream> stream, int socket,
-           std::string node, std::function<void(const wire::End&)> ended)
+           std::string node, std::function<void(const process::End&)> ended)
     : slot_(std::move(slot)),
       stream_(std::move(stream)),
       socket_(socket),
@@ -233,13 +233,13 @@ void Pump::down() {
   }
 }
 
-void Pump::end(const wire::End& why, uint32_t error) {
+void Pump::end(const process::End& why, uint32_t error) {
   // The server says so too when the client has closed: what it sent before is carried all the same.
   if (!ready() && wait_until(kGoodbyeNs, [this] { return over_.load(); })) return;
   finish(why, error);
 }
 
-void Pump::finish(const wire::End& why, uint32_t error) {
+void Pump::finish(const process::End& why, uint32_t error) {
   if (over_.exchange(true)) return;
   auto& h = slot_.header();
   if (ready()) {

@@ -12,7 +12,7 @@
 #include <string>
 
 #include "channel/region_stream.h"
-#include "wire/control.h"
+#include "process/control.h"
 
 namespace sluice::relay {
 
@@ -22,7 +22,7 @@ class Pump {
   // `ended` is called once, on whichever thread learns of the end, and does not return in the
   // relay itself.
   Pump(channel::MappedSlot slot, std::unique_ptr<channel::Stream> stream, int socket,
-       std::string node, std::function<void(const wire::End&)> ended);
+       std::string node, std::function<void(const process::End&)> ended);
 
   // The opening reply goes into the mailbox and the slot is ready; false with `error`: the client
   // went away meanwhile.
@@ -32,7 +32,7 @@ class Pump {
 
   // The client's calls return `error` from now on, its user is told the reason, and ended() is
   // called. Where the client has closed its slot, what it sent before is carried first.
-  void end(const wire::End& why, uint32_t error);
+  void end(const process::End& why, uint32_t error);
 
   uint64_t bytes_in() const { return bytes_in_.load(std::memory_order_relaxed); }  // of the client
   uint64_t bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }  // to it
@@ -47,14 +47,14 @@ class Pump {
   bool read_little();    // of the thread that sends, when it reads
   void leave_reading();  // to the other thread
   bool ready() const;    // neither side has closed the slot
-  void finish(const wire::End& why, uint32_t error);
+  void finish(const process::End& why, uint32_t error);
   void wake_reader();
 
   channel::MappedSlot slot_;
   std::unique_ptr<channel::Stream> stream_;
   const int socket_;
   const std::string node_;
-  const std::function<void(const wire::End&)> ended_;
+  const std::function<void(const process::End&)> ended_;
   channel::ByteConsumer in_;
   channel::ByteProducer back_;
   std::atomic<uint32_t> reader_{kDown};

@@ -3,7 +3,7 @@
 
 #include <unistd.h>
 
-#include "client/core/dial.h"
+#include "channel/dial.h"
 #include "tls/client_handshake.h"
 #include "tls/record_stream.h"
 
@@ -28,7 +28,7 @@ std::unique_ptr<channel::Stream> secure(int socket, const Target& target, std::s
 
 bool connect_to(const Target& target, Connected* connected, channel::Opened* opened) {
   std::string* error = &opened->error;
-  const int s = client::dial(target.address, target.port, tls::in_seconds(kConnectSeconds), error);
+  const int s = channel::dial(target.address, target.port, tls::in_seconds(kConnectSeconds), error);
   if (s < 0) {
     *error = "the data port of " + target.describe() +
              " cannot be reached from this host: " + *error +
@@ -37,9 +37,9 @@ bool connect_to(const Target& target, Connected* connected, channel::Opened* ope
   }
   auto stream = secure(s, target, error);
   if (!stream) *error = "the data port of " + target.describe() + ": " + *error;
-  client::set_patience(s, kOpenSeconds);
+  channel::set_patience(s, kOpenSeconds);
   if (stream && channel::open_over(stream.get(), target.request, target.describe(), opened)) {
-    client::set_patience(s, 0);
+    channel::set_patience(s, 0);
     connected->socket = s;
     connected->stream = std::move(stream);
     return true;

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "worker/log.h"
+#include "process/log.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -29,7 +29,7 @@ uint64_t ArenaViews::whole(Session& s, uint64_t address, uint64_t bytes) {
   const CUresult e = s.driver.cuMemHostRegister_v2(
       at, end - begin, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   if (e != CUDA_SUCCESS) {
-    log_error("a second view of the arena: " + s.driver.error_text(e));
+    process::log_error("a second view of the arena: " + s.driver.error_text(e));
     munmap(at, end - begin);
     return address;
   }

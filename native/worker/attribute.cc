@@ -3,8 +3,8 @@
 
 #include <cstring>
 
+#include "process/log.h"
 #include "worker/dispatch.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -49,8 +49,8 @@ void of_stream(Session& s, const Command& c, Reply&) {
     return;
   const CUresult e = s.driver.cuStreamSetAttribute(stream, a.id, &a.value);
   if (e != CUDA_SUCCESS)
-    log_error("attribute " + std::to_string(m.attribute.id) +
-              " of a stream: " + s.driver.error_text(e));
+    process::log_error("attribute " + std::to_string(m.attribute.id) +
+                       " of a stream: " + s.driver.error_text(e));
 }
 
 void of_node(Session& s, const Command& c, Reply& reply) {

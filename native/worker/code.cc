@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "process/log.h"
 #include "worker/code_charge.h"
 #include "worker/device_output.h"
 #include "worker/dispatch.h"
 #include "worker/jit.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -65,7 +65,7 @@ bool refuse_image(const Examined& found, size_t bytes, Reply& reply) {
   reply.status = found.verdict == ImageVerdict::kBroken ? CUDA_ERROR_INVALID_IMAGE
                                                         : CUDA_ERROR_NO_BINARY_FOR_GPU;
   JitOptions().put_logs(reply);
-  log_info("an image of " + std::to_string(bytes) + " bytes was not loaded: " + found.why);
+  process::log_info("an image of " + std::to_string(bytes) + " bytes was not loaded: " + found.why);
   return false;
 }
 
@@ -81,7 +81,7 @@ bool load_image(Session& s, uint32_t device, Wanted& w, std::vector<std::byte>& 
                 Reply& reply) {
   Examined found = examine_image(whole);
   if (found.verdict != ImageVerdict::kUsable) return refuse_image(found, whole.size(), reply);
-  if (!found.why.empty()) log_info(found.why);
+  if (!found.why.empty()) process::log_info(found.why);
   std::vector<std::byte>& image = found.instead.empty() ? whole : found.instead;
   image.push_back(std::byte{0});  // PTX text has to end
   CodeObject code;
@@ -89,9 +89,9 @@ bool load_image(Session& s, uint32_t device, Wanted& w, std::vector<std::byte>& 
   code.module_kind = w.kind == wire::CodeKind::kModule;
   CodeCharge charge(s, code, found.needs);
   if (!charge.taken()) {
-    log_info("an image of " + std::to_string(whole.size()) + " bytes with variables of " +
-             std::to_string(found.needs.data_bytes) +
-             " bytes was not loaded: the vGPU has not so much memory left");
+    process::log_info("an image of " + std::to_string(whole.size()) + " bytes with variables of " +
+                      std::to_string(found.needs.data_bytes) +
+                      " bytes was not loaded: the vGPU has not so much memory left");
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return false;
   }
@@ -108,9 +108,9 @@ bool load_image(Session& s, uint32_t device, Wanted& w, std::vector<std::byte>& 
   });
   load.put_logs(reply);
   if (reply.status != CUDA_SUCCESS) {
-    log_info("an image of " + std::to_string(image.size()) +
-             " bytes was not loaded: " + s.driver.error_text(reply.status) +
-             (load.error[0] ? std::string(": ") + load.error : ""));
+    process::log_info("an image of " + std::to_string(image.size()) +
+                      " bytes was not loaded: " + s.driver.error_text(reply.status) +
+                      (load.error[0] ? std::string(": ") + load.error : ""));
     return false;
   }
   DeviceOutput::instance().expect(image);
@@ -240,8 +240,8 @@ void function_get(Session& s, const Command& c, Reply& reply) {
   record.param_count = static_cast<uint32_t>(params.size());
   if (sizeof record + params.size() * 8 > s.endpoint().reply_limit()) {
     reply.status = CUDA_ERROR_NOT_SUPPORTED;
-    log_error("the function " + name + " has " + std::to_string(params.size()) +
-              " parameters, more than a reply holds");
+    process::log_error("the function " + name + " has " + std::to_string(params.size()) +
+                       " parameters, more than a reply holds");
     return;
   }
   f.param_bytes = record.param_bytes;

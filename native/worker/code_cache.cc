@@ -8,7 +8,7 @@
 
 #include <cerrno>
 
-#include "worker/log.h"
+#include "process/log.h"
 
 namespace sluice::worker {
 
@@ -61,8 +61,8 @@ bool CodeCache::find(const wire::ContentHash& hash, uint64_t bytes, std::vector<
       if (own) tell_("code_used", name, -1);
       return true;
     }
-    log_error("the code image " + name + " that the node kept is damaged and is not used" +
-              (own ? "" : " (it is in the shared folder)"));
+    process::log_error("the code image " + name + " that the node kept is damaged and is not used" +
+                       (own ? "" : " (it is in the shared folder)"));
     if (own) tell_("code_damaged", name, -1);
   }
   image->clear();

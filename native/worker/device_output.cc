@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "channel/thread.h"
-#include "worker/log.h"
+#include "process/log.h"
 
 namespace sluice::worker {
 
@@ -25,7 +25,7 @@ std::atomic<int> g_errors{-1};
 void write_last_words(int) {
   char buffer[4096];
   for (ssize_t n; (n = read(g_errors, buffer, sizeof buffer)) > 0;)
-    if (write(log_descriptor(), buffer, static_cast<size_t>(n)) < 0) return;
+    if (write(process::log_descriptor(), buffer, static_cast<size_t>(n)) < 0) return;
 }
 }  // namespace
 
@@ -53,7 +53,7 @@ bool DeviceOutput::redirect(std::string* error) {
     *error = std::string("redirecting standard output: ") + std::strerror(errno);
     return false;
   }
-  log_to(log);
+  process::log_to(log);
   return true;
 }
 
@@ -68,7 +68,8 @@ void DeviceOutput::expect(std::span<const std::byte> image) {
   const bool asserts = calls("__assertfail");
   if (out_.pipe < 0 || (!asserts && !calls("vprintf"))) return;
   std::lock_guard lock(mutex_);
-  if (!take_errors()) return log_error("what kernels print cannot be read: no thread, or no pipe");
+  if (!take_errors())
+    return process::log_error("what kernels print cannot be read: no thread, or no pipe");
   drain();  // what was said before is the log's alone
   asserts_ |= asserts;
   expected_ = true;
@@ -91,9 +92,10 @@ bool DeviceOutput::take_errors() {
   last.sa_flags = static_cast<int>(SA_RESETHAND);
   sigaction(SIGABRT, &last, nullptr);
   if (__sanitizer_set_report_fd)
-    __sanitizer_set_report_fd(reinterpret_cast<void*>(static_cast<intptr_t>(log_descriptor())));
+    __sanitizer_set_report_fd(
+        reinterpret_cast<void*>(static_cast<intptr_t>(process::log_descriptor())));
   const char one = 0;
-  if (write(wake_[1], &one, 1) < 0) log_error("waking the reader of standard error");
+  if (write(wake_[1], &one, 1) < 0) process::log_error("waking the reader of standard error");
   return true;
 }
 
@@ -103,7 +105,7 @@ void DeviceOutput::drain(Source& source, bool keep, bool log) {
   for (ssize_t n; (n = read(source.pipe, buffer, sizeof buffer)) > 0;) {
     const std::string_view piece(buffer, static_cast<size_t>(n));
     if (keep && source.text.size() < kKept) source.text += piece;
-    if (log) log_text(piece);
+    if (log) process::log_text(piece);
   }
 }
 

@@ -7,8 +7,8 @@
 
 #include "channel/futex.h"
 #include "channel/thread.h"
+#include "process/log.h"
 #include "worker/device_output.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -25,11 +25,11 @@ constexpr uint64_t kStandingNs = 1'000'000'000;
 // takes what ends their waiting.
 constexpr int kMaxThreads = wire::kStreamLanes + 16;
 
-wire::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
-wire::End bad(const std::string& what) { return {EndCause::kClientRefused, what}; }
+process::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
+process::End bad(const std::string& what) { return {EndCause::kClientRefused, what}; }
 }  // namespace
 
-Executor::Executor(Session& session, std::function<void(const wire::End&)> ended)
+Executor::Executor(Session& session, std::function<void(const process::End&)> ended)
     : session_(session),
       endpoint_(session.endpoint()),
       ended_(std::move(ended)),
@@ -52,7 +52,7 @@ bool Executor::add_thread() {
   return false;
 }
 
-void Executor::end(const wire::End& why, uint32_t error) {
+void Executor::end(const process::End& why, uint32_t error) {
   if (over_.exchange(true)) return;
   endpoint_.say_why(why.reason);
   endpoint_.publish_error(error, true);
@@ -181,7 +181,7 @@ bool Executor::take_lane(uint16_t lane) {
 
 bool Executor::others_can_lead() {
   if (idle_.load() > 0 || add_thread()) return true;
-  log_error(
+  process::log_error(
       "no thread can be started (session_pids, or memory): commands wait for one that waits for "
       "the GPU");
   return false;
@@ -201,8 +201,9 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
         flags |= wire::kMoreFollows;
         body = body.first(limit);
       } else {
-        log_error(std::string(handler.name) + ": its answer of " + std::to_string(body.size()) +
-                  " bytes finds no room beside those that the client has not fetched");
+        process::log_error(std::string(handler.name) + ": its answer of " +
+                           std::to_string(body.size()) +
+                           " bytes finds no room beside those that the client has not fetched");
         reply.status = CUDA_ERROR_OUT_OF_MEMORY;
         body = {};
       }
@@ -215,13 +216,13 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
                     static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed);
   } else if (is_capture_error(reply.status)) {
     // The capture is broken now, which its end will say; nothing else is.
-    log_info(std::string(handler.name) +
-             " failed in a capture: " + session_.driver.error_text(reply.status));
+    process::log_info(std::string(handler.name) +
+                      " failed in a capture: " + session_.driver.error_text(reply.status));
   } else if (reply.status != CUDA_SUCCESS) {
     if (!is_sticky(reply.status))
-      log_error(std::string(handler.name) + " failed after its caller had gone on: " +
-                session_.driver.error_text(reply.status) +
-                ". The client should have refused the call; the session is poisoned.");
+      process::log_error(std::string(handler.name) + " failed after its caller had gone on: " +
+                         session_.driver.error_text(reply.status) +
+                         ". The client should have refused the call; the session is poisoned.");
     endpoint_.publish_error(reply.status, false);
   }
   session_.figures.activity.fetch_add(1, std::memory_order_relaxed);

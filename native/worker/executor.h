@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "wire/control.h"
+#include "process/control.h"
 #include "worker/dispatch.h"
 
 namespace sluice::worker {
@@ -19,12 +19,12 @@ namespace sluice::worker {
 class Executor {
  public:
   // `ended` is called once, from one of the threads; it does not return (the process exits).
-  Executor(Session& session, std::function<void(const wire::End&)> ended);
+  Executor(Session& session, std::function<void(const process::End&)> ended);
 
   // False: there are no threads to be had.
   [[nodiscard]] bool start();
   // From another thread: ends the session as if the channel had.
-  void end(const wire::End& why, uint32_t error);
+  void end(const process::End& why, uint32_t error);
 
  private:
   void thread_main();
@@ -42,7 +42,7 @@ class Executor {
 
   Session& session_;
   Endpoint& endpoint_;
-  std::function<void(const wire::End&)> ended_;
+  std::function<void(const process::End&)> ended_;
   std::atomic<bool> baton_{false};
   BulkFrame* bulk_ = nullptr;  // that the frame which was taken lies in; the leader's
   std::atomic<int> idle_{0};

@@ -3,7 +3,7 @@
 // the options and logs of the driver's compiler.
 #pragma once
 
-#include "worker/log.h"
+#include "process/log.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -39,7 +39,7 @@ CUresult on_compiler(Session& s, uint32_t device, F&& ask) {
   const bool ran = s.compiler.run([&] {
     if (s.use(device)) e = ask();
   });
-  if (!ran) log_error("there is no thread to compile on (session_pids, or memory)");
+  if (!ran) process::log_error("there is no thread to compile on (session_pids, or memory)");
   return e;
 }
 

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <utility>
 
+#include "process/log.h"
 #include "worker/dispatch.h"
 #include "worker/image/image.h"
 #include "worker/jit.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -94,8 +94,8 @@ void add(Session& s, const Command& c, Reply& reply) {
   const size_t bytes = input.size();
   // Nothing of it is loaded here: what a link makes is charged when it comes back as an image.
   if (claims_too_much(input)) {
-    log_info("an input of " + std::to_string(bytes) +
-             " bytes was not linked: it claims to be longer than what has come");
+    process::log_info("an input of " + std::to_string(bytes) +
+                      " bytes was not linked: it claims to be longer than what has come");
     reply.status = CUDA_ERROR_INVALID_IMAGE;
     return link->options->put_logs(reply);
   }

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "process/log.h"
 #include "worker/broker.h"
 #include "worker/dispatch.h"
-#include "worker/log.h"
 #include "worker/peer.h"
 
 namespace sluice::worker {
@@ -49,8 +49,9 @@ bool may_take(Session& s, const Vgpu& v, uint64_t bytes, const char* what, Reply
     return false;
   }
   if (bytes <= v.room()) return true;
-  log_error(std::string(what) + ": libraries have taken " + std::to_string(v.library_bytes) +
-            " bytes of the vGPU's memory, so " + std::to_string(bytes) + " more are not there");
+  process::log_error(std::string(what) + ": libraries have taken " +
+                     std::to_string(v.library_bytes) + " bytes of the vGPU's memory, so " +
+                     std::to_string(bytes) + " more are not there");
   reply.status = CUDA_ERROR_OUT_OF_MEMORY;
   return false;
 }

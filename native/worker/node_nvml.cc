@@ -8,8 +8,8 @@
 #include <memory>
 
 #include "abi/nvml.h"
+#include "process/log.h"
 #include "worker/dispatch.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -37,13 +37,13 @@ void NodeNvml::load() {
   const std::string path = driver_.substr(0, driver_.rfind('/') + 1) + "libnvidia-ml.so.1";
   if (access(path.c_str(), F_OK) != 0 || is_ours(path)) return;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!library) return log_info(path + " cannot be loaded: " + dlerror());
+  if (!library) return process::log_info(path + " cannot be loaded: " + dlerror());
   const auto init = reinterpret_cast<decltype(&::nvmlInit_v2)>(dlsym(library, "nvmlInit_v2"));
   const nvmlReturn_t e = init ? init() : NVML_ERROR_FUNCTION_NOT_FOUND;
   if (e == NVML_SUCCESS)
     library_ = library;
   else
-    log_info(path + " does not start: NVML error " + std::to_string(e));
+    process::log_info(path + " does not start: NVML error " + std::to_string(e));
 }
 
 wire::GpuFigures NodeNvml::figures(const std::string& uuid) {

@@ -72,7 +72,7 @@ bool ServerBroker::fetch(const wire::ShareKey& key, const std::string& kind, Sha
                          std::string* why) {
   Answer answer;
   if (!ask("fetch", {{"key", key_text(key)}, {"kind", kind}}, -1, &answer, why)) return false;
-  wire::Message& m = answer.message;
+  process::Message& m = answer.message;
   const bool whole = m.descriptors.size() == 1 && m.number("bytes", &thing->bytes);
   if (!whole) {
     for (int fd : m.descriptors) ::close(fd);
@@ -85,7 +85,7 @@ bool ServerBroker::fetch(const wire::ShareKey& key, const std::string& kind, Sha
   return true;
 }
 
-bool ServerBroker::take(wire::Message& m) {
+bool ServerBroker::take(process::Message& m) {
   if (m.verb != "shared" && m.verb != "fetched" && m.verb != "refused") return false;
   uint64_t request = 0;
   m.number("request", &request);

@@ -8,14 +8,14 @@
 #include <map>
 #include <mutex>
 
-#include "wire/control.h"
+#include "process/control.h"
 #include "worker/broker.h"
 
 namespace sluice::worker {
 
 class ServerBroker : public Broker {
  public:
-  explicit ServerBroker(wire::Control& control) : control_(control) {}
+  explicit ServerBroker(process::Control& control) : control_(control) {}
 
   bool share(const wire::ShareKey& key, const SharedThing& thing, std::string* why) override;
   void unshare(const wire::ShareKey& key) override;
@@ -23,7 +23,7 @@ class ServerBroker : public Broker {
              std::string* why) override;
 
   // The main thread: an answer has come; takes its descriptors. False: it is none of these.
-  bool take(wire::Message& message);
+  bool take(process::Message& message);
   // The main thread: another server has connected.
   void offer_again();
 
@@ -31,13 +31,13 @@ class ServerBroker : public Broker {
   static constexpr int kPatienceSeconds = 10;
   struct Answer {
     bool here = false;
-    wire::Message message;
+    process::Message message;
   };
   // Sends and waits. False with the reason, which the server may have given.
   bool ask(const char* verb, std::map<std::string, std::string> fields, int fd, Answer* answer,
            std::string* why);
 
-  wire::Control& control_;
+  process::Control& control_;
   std::mutex mutex_;
   std::condition_variable answered_;
   uint64_t requests_ = 0;

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the server said that a session is: read from its message (start_session.cc), never changed.
+// What the server said that a session is: read from its message, never changed.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
+
+namespace sluice::process {
+struct Message;
+}
 
 namespace sluice::worker {
 
@@ -19,5 +23,8 @@ struct SessionPlan {
   std::vector<VgpuPlan> vgpus;
   uint64_t grant_vgpus = 0;  // 0: the workers of other grants are this user, too
 };
+
+// What the message `session` says (native/api/control.yaml).
+SessionPlan read_plan(const process::Message& message);
 
 }  // namespace sluice::worker

@@ -9,8 +9,8 @@
 #include <algorithm>
 
 #include "channel/futex.h"
+#include "process/log.h"
 #include "worker/dispatch.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -120,7 +120,7 @@ CUresult SharedEvents::share(const SharedEventObject& event, wire::SharedEvent* 
     const bool taken = s_.broker->share(own_key_, thing, &why);
     lock.lock();
     if (!taken && !offered_) {
-      log_error("events cannot be shared with other processes: " + why);
+      process::log_error("events cannot be shared with other processes: " + why);
       return CUDA_ERROR_OPERATING_SYSTEM;
     }
     offered_ = true;
@@ -143,7 +143,7 @@ CUresult SharedEvents::open(const wire::SharedEvent& shared, SharedEventObject* 
   std::string why;
   lock.unlock();
   if (!s_.broker->fetch(shared.key, "events", &thing, &why)) {
-    log_error("an event of another process cannot be opened: " + why);
+    process::log_error("an event of another process cannot be opened: " + why);
     return CUDA_ERROR_INVALID_VALUE;
   }
   CUresult e = CUDA_SUCCESS;

@@ -10,9 +10,9 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "process/log.h"
 #include "worker/broker.h"
 #include "worker/dispatch.h"
-#include "worker/log.h"
 #include "worker/memory.h"
 #include "worker/peer.h"
 
@@ -59,7 +59,7 @@ bool offer(Session& s, const Vgpu& v, CUmemGenericAllocationHandle handle, uint6
   const bool done = s.broker->share(*key, thing, &why);
   ::close(thing.fd);
   if (done) return true;
-  log_error("memory cannot be shared with other processes: " + why);
+  process::log_error("memory cannot be shared with other processes: " + why);
   reply.status = CUDA_ERROR_OPERATING_SYSTEM;
   return false;
 }
@@ -74,7 +74,8 @@ wire::ShareKey keep(Session& s, Vgpu& v, uint64_t name, const wire::ShareKey& ke
 // Under the vGPU's mutex: whether it may open so much more; the reply says if not.
 bool may_open(const Vgpu& v, uint64_t bytes, Reply& reply) {
   if (bytes <= v.memory_bytes - std::min(v.memory_bytes, v.opened_bytes)) return true;
-  log_error("memory of other processes is open up to this vGPU's own size: no more is opened");
+  process::log_error(
+      "memory of other processes is open up to this vGPU's own size: no more is opened");
   reply.status = CUDA_ERROR_OUT_OF_MEMORY;
   return false;
 }
@@ -83,8 +84,8 @@ bool may_open(const Vgpu& v, uint64_t bytes, Reply& reply) {
 Vgpu* holder_of(Session& s, const SharedThing& thing) {
   for (auto& v : s.vgpus)
     if (uuid_text(v->gpu->uuid) == thing.gpu) return v.get();
-  log_error("memory of another process cannot be opened: it lies on " + thing.gpu +
-            ", of which this session has no vGPU");
+  process::log_error("memory of another process cannot be opened: it lies on " + thing.gpu +
+                     ", of which this session has no vGPU");
   return nullptr;
 }
 
@@ -170,7 +171,7 @@ void open(Session& s, const Command& c, Reply& reply) {
     }
     s.use(m.device);
   } else if (!s.broker->fetch(m.key, "memory", &thing, &why)) {
-    log_error("memory of another process cannot be opened: " + why);
+    process::log_error("memory of another process cannot be opened: " + why);
     return void(reply.status = CUDA_ERROR_INVALID_VALUE);
   }
   reply.status = CUDA_ERROR_INVALID_VALUE;
@@ -230,7 +231,7 @@ bool fetch(Session& s, const wire::ShareKey& key, SharedThing* thing) {
   }
   std::string why;
   if (s.broker && s.broker->fetch(key, "memory", thing, &why)) return true;
-  log_error("memory of another process cannot be opened: " + why);
+  process::log_error("memory of another process cannot be opened: " + why);
   return false;
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """control.yaml is checked when it is read, and both languages judge a message alike.
 
-What C++ says of the same messages: tests/native/channel/control_test.cc.
+What C++ says of the same messages: tests/native/process/control_test.cc.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every pointer and size that reaches one of NVIDIA's libraries was proved by somebody.
 
-The classes are in native/codegen/proofs.py; tests/native/libraries/library_proofs_test.cc holds the
+The classes are in native/codegen/proofs.py; tests/native/roundtrip/library_proofs_test.cc holds the
 worker to them.
 """
 

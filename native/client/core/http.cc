@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "client/core/dial.h"
+#include "channel/dial.h"
 #include "tls/client_handshake.h"
 
 namespace sluice::client {
@@ -104,7 +104,7 @@ bool parse_answer(const std::string& raw, bool ended, HttpAnswer* answer) {
 Asked http_ask(const HttpAddress& address, const HttpRequest& request, HttpAnswer* answer,
                std::string* error) {
   const tls::Deadline connected = tls::in_seconds(request.connect_seconds);
-  const int s = dial(address.host, address.port, connected, error);
+  const int s = channel::dial(address.host, address.port, connected, error);
   if (s < 0) return Asked::kNotAsked;
   const std::unique_ptr<const int, void (*)(const int*)> closed(
       &s, [](const int* fd) { ::close(*fd); });

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <vector>
 
+#include "channel/dial.h"
 #include "channel/opening.h"
 #include "client/core/controller_request.h"
-#include "client/core/dial.h"
 #include "client/core/stream_channel.h"
 #include "tls/client_handshake.h"
 #include "tls/record_stream.h"
@@ -42,7 +42,7 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
   if (!ask_for_session(config, request, &ticket, refusal)) return nullptr;
   std::memcpy(request.key, ticket.key.data(), ticket.key.size());
   const std::string server = "sluice-server at " + ticket.address + ":" + ticket.port;
-  const int s = dial(ticket.address, ticket.port, tls::in_seconds(kConnectSeconds), error);
+  const int s = channel::dial(ticket.address, ticket.port, tls::in_seconds(kConnectSeconds), error);
   if (s < 0) {
     *error = "no " + server + ": " + *error;
     return nullptr;
@@ -51,10 +51,10 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
   if (!stream) {
     *error = server + ": " + *error;
   } else {
-    set_patience(s, kOpenSeconds);
+    channel::set_patience(s, kOpenSeconds);
     channel::Opened opened;
     if (channel::open_over(stream.get(), std::as_bytes(std::span(&request, 1)), server, &opened)) {
-      set_patience(s, 0);
+      channel::set_patience(s, 0);
       return std::make_unique<StreamChannel>(s, std::move(stream), std::move(opened.reply));
     }
     *error = opened.error;

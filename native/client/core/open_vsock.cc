@@ -15,9 +15,9 @@
 #include <cstdio>
 #include <cstring>
 
+#include "channel/dial.h"
 #include "channel/opening.h"
 #include "client/core/channel.h"
-#include "client/core/dial.h"
 #include "client/core/stream_channel.h"
 
 namespace sluice::client {
@@ -75,18 +75,18 @@ std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wis
   request.channel = wire::ChannelKind::kVsock;
   const int s = connect_to_host(kPort, kConnectTime, &refusal->text);
   if (s < 0) return nullptr;
-  set_patience(s, kAnswerSeconds);
+  channel::set_patience(s, kAnswerSeconds);
   auto stream = std::make_unique<channel::PlainStream>(s);
   const std::vector<std::byte> frame = open_frame(request, wishes);
   const bool quiet = request.flags & wire::kHoldJob;
   const auto waits = [s, quiet](const char* line) {
-    set_patience(s, 0);  // a place in the queue may last
+    channel::set_patience(s, 0);  // a place in the queue may last
     if (!quiet) std::fprintf(stderr, "sluice: %s\n", line);
   };
   channel::Opened opened;
   if (channel::open_over(stream.get(), frame, "sluice-server on this machine's host", &opened,
                          waits)) {
-    set_patience(s, 0);
+    channel::set_patience(s, 0);
     return std::make_unique<StreamChannel>(s, std::move(stream), std::move(opened.reply));
   }
   refusal->text = opened.error;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The graph functions that are for one type of node: adding it, reading and changing what it holds,
 // in a graph and in an executable one. All of them are the general functions (cuGraphAddNode_v2,
-// cuGraphNodeSetParams, cuGraphExecNodeSetParams) with the parameters in another wrapping. Compiled
-// into libcuda and into the software GPU alike.
+// cuGraphNodeSetParams, cuGraphExecNodeSetParams) with the parameters in another wrapping. Part
+// of libcuda and of the software GPU alike.
 #pragma GCC visibility push(default)
 #include "abi/cuda_driver.h"
 #pragma GCC visibility pop

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What graph_node_types.cc needs of the library that it is compiled into, besides the three general
+// What graph_node_types.cc needs of the library that it is part of, besides the three general
 // functions of the driver API.
 #pragma once
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "process/log.h"
 #include "wire/library_sizes.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -303,8 +303,8 @@ void LibraryCall::keep_holds() {
 void LibraryCall::answer(int64_t status, Reply& reply) {
   if (!command_.answered()) {
     if (!f_.returns_status || status == 0) return;
-    log_error(std::string(f_.name) + " returned " + std::to_string(status) +
-              " after its caller had gone on");
+    process::log_error(std::string(f_.name) + " returned " + std::to_string(status) +
+                       " after its caller had gone on");
     if (f_.state != wire::CallState::kDestroys) reply.status = CUDA_ERROR_UNKNOWN;
     return;
   }

@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "worker/log.h"
+#include "process/log.h"
 
 namespace sluice::worker {
 
@@ -35,11 +35,11 @@ bool take(Metered kind, int device, uint64_t bytes, uint32_t* account) {
   if (!(kind == Metered::kStream ? take_stream(*s, *v) : take_for_library(*s, *v, kind, bytes))) {
     static std::atomic<int> said{0};
     if (said.fetch_add(1) < 10)
-      log_info("a library was refused " + std::to_string(bytes) +
-               (kind == Metered::kHost     ? " bytes of pinned memory"
-                : kind == Metered::kCode   ? " bytes of code"
-                : kind == Metered::kStream ? " stream"
-                                           : " bytes of the vGPU's memory"));
+      process::log_info("a library was refused " + std::to_string(bytes) +
+                        (kind == Metered::kHost     ? " bytes of pinned memory"
+                         : kind == Metered::kCode   ? " bytes of code"
+                         : kind == Metered::kStream ? " stream"
+                                                    : " bytes of the vGPU's memory"));
     return false;
   }
   *account = v->index;

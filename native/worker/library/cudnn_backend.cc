@@ -8,9 +8,9 @@
 #include <set>
 
 #include "library/objects.h"
+#include "process/log.h"
 #include "worker/dispatch.h"
 #include "worker/library/library.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -82,8 +82,8 @@ struct Backend {
 void answer(const Command& c, int64_t status, const char* what, Reply& reply) {
   if (c.answered()) return reply.put(status);
   if (status == kSuccess) return;
-  log_error(std::string(what) + " returned " + std::to_string(status) +
-            " after its caller had gone on");
+  process::log_error(std::string(what) + " returned " + std::to_string(status) +
+                     " after its caller had gone on");
   reply.status = CUDA_ERROR_UNKNOWN;
 }
 

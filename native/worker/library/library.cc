@@ -5,8 +5,8 @@
 #include <link.h>
 #include <unistd.h>
 
+#include "process/log.h"
 #include "wire/frame.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -84,10 +84,10 @@ void* Libraries::open(const std::string& soname) {
     if (!handle) tried += std::string("; ") + dlerror();
   }
   if (handle)
-    log_info("took " + where(handle) + " for " + soname);
+    process::log_info("took " + where(handle) + " for " + soname);
   else
-    log_error("there is no " + soname + " on this node" + tried +
-              ". Install it, or name its folder in server.conf ([server] cuda_libraries)");
+    process::log_error("there is no " + soname + " on this node" + tried +
+                       ". Install it, or name its folder in server.conf ([server] cuda_libraries)");
   open_.emplace_back(soname, handle);
   return handle;
 }
@@ -100,7 +100,8 @@ void* Libraries::resolve(Entry& entry) {
   void* handle = open(entry.table->spec->soname);
   void* function = handle ? dlsym(handle, entry.spec->name) : nullptr;
   if (handle && !function)
-    log_error(where(handle) + " has no " + entry.spec->name + ": it is older than the client's");
+    process::log_error(where(handle) + " has no " + entry.spec->name +
+                       ": it is older than the client's");
   entry.function.store(function, std::memory_order_relaxed);
   entry.loaded.store(handle != nullptr, std::memory_order_relaxed);
   entry.looked.store(true, std::memory_order_release);

@@ -15,8 +15,8 @@
 #include <optional>
 
 #include "library/objects.h"
+#include "process/log.h"
 #include "worker/library/call.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 
@@ -219,7 +219,7 @@ void keep_ranks_apart(const Session& s, int32_t ranks) {
   std::call_once(once, [] {
     setenv("NCCL_SHM_DISABLE", "1", 0);
     setenv("NCCL_PXN_DISABLE", "1", 0);  // a rank that works for others does so through a file
-    log_info("NCCL makes no files in /dev/shm: ranks of other grants take part");
+    process::log_info("NCCL makes no files in /dev/shm: ranks of other grants take part");
   });
 }
 
@@ -352,8 +352,8 @@ void group(Session& s, const Command& c, Reply& reply) {
     }
   }
   if (!c.answered() && !went_well(status)) {
-    log_error("a group of NCCL calls returned " + std::to_string(status) +
-              " after its caller had gone on");
+    process::log_error("a group of NCCL calls returned " + std::to_string(status) +
+                       " after its caller had gone on");
     reply.status = CUDA_ERROR_UNKNOWN;
   }
 }

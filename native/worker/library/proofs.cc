@@ -7,10 +7,10 @@
 #include <cstring>
 #include <new>
 
+#include "process/log.h"
 #include "wire/library_sizes.h"
 #include "worker/library/call.h"
 #include "worker/library/charge.h"
-#include "worker/log.h"
 
 namespace sluice::worker {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/native/libraries/fake_libraries.h"
+#include "tests/native/roundtrip/fake_libraries.h"
 #include "tests/native/roundtrip/loopback_session.h"
 
 namespace sluice::test {

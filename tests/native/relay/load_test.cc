@@ -177,7 +177,7 @@ struct Session {
     node = std::make_unique<Node>(ends[1], c.slow);
     pump =
         std::make_unique<relay::Pump>(slot.alias(), std::make_unique<channel::PlainStream>(ends[0]),
-                                      ends[0], "node-a", [this](const wire::End& why) {
+                                      ends[0], "node-a", [this](const process::End& why) {
                                         std::lock_guard lock(mutex);
                                         ++times_ended;
                                         reason = why.reason;

@@ -33,7 +33,7 @@ struct Rig {
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     node = pair[0];
     pump = new relay::Pump(watched.alias(), std::make_unique<channel::PlainStream>(pair[1]),
-                           pair[1], "node-a", [this](const wire::End& why) {
+                           pair[1], "node-a", [this](const process::End& why) {
                              std::lock_guard lock(mutex);
                              reason = why.reason;
                              changed.notify_all();

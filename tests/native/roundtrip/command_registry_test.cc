@@ -11,7 +11,7 @@
 #include <string>
 
 #include "library/objects.h"
-#include "tests/native/libraries/fake_libraries.h"
+#include "tests/native/roundtrip/fake_libraries.h"
 #include "tests/native/roundtrip/valid_frames.h"
 
 namespace sluice::test {

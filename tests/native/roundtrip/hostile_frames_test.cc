@@ -9,8 +9,8 @@
 #include <functional>
 #include <set>
 
-#include "tests/native/libraries/fake_libraries.h"
-#include "tests/native/libraries/library_frames.h"
+#include "tests/native/roundtrip/fake_libraries.h"
+#include "tests/native/roundtrip/library_frames.h"
 #include "tests/native/roundtrip/valid_frames.h"
 #include "wire/generated.h"
 

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "tests/native/libraries/library_frames.h"
+#include "tests/native/roundtrip/library_frames.h"
 #include "wire/generated.h"
 #include "wire/gpu_figures.h"
 #include "wire/graph_commands.h"

@@ -13,6 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "process/log.h"
+#include "process/log_budget.h"
+#include "tests/native/process/child_log.h"
+
 namespace sluice::worker {
 namespace {
 
@@ -114,6 +118,39 @@ TEST(DeviceOutput, IsFetchedWhileOthersPrint) {
               return bytes == 3 * 50'000 * 16 ? 0 : 1;
             }),
             0);
+}
+
+TEST(DeviceOutput, WhatLibrariesSayIsBoundedInTheLog) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
+#endif
+  const std::string text = process::log_of([] {
+    std::string error;
+    if (!DeviceOutput::instance().redirect(&error) || !DeviceOutput::instance().take_errors(&error))
+      _exit(1);
+    for (int i = 0; i < 100'000; ++i) std::fprintf(stderr, "a library's complaint, number %d\n", i);
+    while (DeviceOutput::instance().waiting()) {
+    }
+    usleep(300'000);  // the reader's last piece
+    process::log_last("session ended");
+  });
+  EXPECT_LT(text.size(), process::LogBudget::kTextBytes + 1000);
+  EXPECT_NE(text.find("number 0\n"), std::string::npos);
+  EXPECT_NE(text.find("bytes of standard error were left out"), std::string::npos);
+}
+
+TEST(DeviceOutput, TheLogHasTheLastWordsOfAProcessThatAborts) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
+#endif
+  const std::string text = process::log_of([] {
+    std::string error;
+    if (!DeviceOutput::instance().redirect(&error) || !DeviceOutput::instance().take_errors(&error))
+      _exit(1);
+    std::fprintf(stderr, "terminate called after something\n");
+    std::abort();
+  });
+  EXPECT_NE(text.find("terminate called"), std::string::npos) << text;
 }
 
 }  // namespace

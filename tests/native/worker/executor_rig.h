@@ -72,7 +72,7 @@ class Rig {
       endpoint = worker::make_tcp_endpoint(pair[1]);
       pump = std::make_unique<relay::Pump>(mapped.alias(),
                                            std::make_unique<channel::PlainStream>(pair[0]), pair[0],
-                                           "node", [](const wire::End&) {});
+                                           "node", [](const process::End&) {});
       const std::vector<std::byte> reply(600);
       EXPECT_TRUE(pump->open(reply, &error)) << error;
       EXPECT_TRUE(pump->start());
@@ -96,7 +96,7 @@ class Rig {
     v->window_begin = wire::kWindowsBegin;
     v->window_bytes = 1 << 30;
     session->vgpus.push_back(std::move(v));
-    executor = std::make_unique<worker::Executor>(*session, [this](const wire::End& why) {
+    executor = std::make_unique<worker::Executor>(*session, [this](const process::End& why) {
       reason = why.reason;
       cause = why.cause;
       ended.give();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/native/libraries/library_frames.h"
+#include "tests/native/roundtrip/library_frames.h"
 
 #include "library/objects.h"
-#include "tests/native/libraries/fake_libraries.h"
+#include "tests/native/roundtrip/fake_libraries.h"
 #include "wire/cudnn_backend.h"
 #include "wire/cudnn_ctc.h"
 #include "wire/curand.h"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "wire/control.h"
+#include "process/control.h"
 
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdlib>
@@ -11,7 +12,7 @@
 
 #include "wire/protocol.h"
 
-namespace sluice::wire {
+namespace sluice::process {
 
 namespace {
 constexpr size_t kPacket = 64 << 10;
@@ -33,11 +34,21 @@ bool Message::number(const std::string& key, uint64_t* value) const {
   return true;
 }
 
+int Message::descriptor(std::string_view name) const {
+  std::string_view names = text("descriptors");
+  for (const int fd : descriptors) {
+    const size_t comma = std::min(names.find(','), names.size());
+    if (names.substr(0, comma) == name) return fd;
+    names.remove_prefix(std::min(comma + 1, names.size()));
+  }
+  return -1;
+}
+
 End End::ordered(const Message& m) {
   uint64_t cause = 0;
   m.number("cause", &cause);
   const std::string& reason = m.text("reason");
-  return {static_cast<EndCause>(cause), reason.empty() ? "the server ended it" : reason};
+  return {static_cast<wire::EndCause>(cause), reason.empty() ? "the server ended it" : reason};
 }
 
 void End::write(std::map<std::string, std::string>& values) const {
@@ -49,21 +60,21 @@ void End::write(std::map<std::string, std::string>& values) const {
 namespace {
 
 // What a value should have been; empty when it is that.
-std::string wanted_of(const MessageField& f, const std::string& key, const Message& m) {
+std::string wanted_of(const wire::MessageField& f, const std::string& key, const Message& m) {
   const std::string& value = m.text(key);
   switch (f.type) {
-    case FieldType::kNumber: {
+    case wire::FieldType::kNumber: {
       uint64_t n = 0;
       if (m.number(key, &n) && n >= f.least && n <= f.most) return {};
       return "a number from " + std::to_string(f.least) + " to " + std::to_string(f.most);
     }
-    case FieldType::kFlag:
+    case wire::FieldType::kFlag:
       return value == "0" || value == "1" ? "" : "0 or 1";
-    case FieldType::kHex:
+    case wire::FieldType::kHex:
       if (value.size() % 2 == 0 && value.find_first_not_of("0123456789abcdef") == std::string::npos)
         return {};
       return "an even number of hexadecimal digits";
-    case FieldType::kText:
+    case wire::FieldType::kText:
       break;
   }
   std::string all;
@@ -74,7 +85,7 @@ std::string wanted_of(const MessageField& f, const std::string& key, const Messa
   return all;
 }
 
-std::string fault_of(const MessageField& f, const std::string& key, const Message& m) {
+std::string fault_of(const wire::MessageField& f, const std::string& key, const Message& m) {
   if (m.text(key).empty()) return f.needed ? key + " is missing" : "";
   const std::string wanted = wanted_of(f, key, m);
   return wanted.empty()
@@ -83,15 +94,15 @@ std::string fault_of(const MessageField& f, const std::string& key, const Messag
 }
 
 // The fields of a list, "vgpu.0.device" and the rest.
-std::string fault_of_list(const MessageSpec& spec, const Message& m) {
-  uint64_t most = kMaxDevices;
+std::string fault_of_list(const wire::MessageSpec& spec, const Message& m) {
+  uint64_t most = wire::kMaxDevices;
   if (spec.count && !m.number(spec.count, &most)) most = 0;
   for (uint64_t i = 0; i < most; ++i) {
     const std::string start = std::string(spec.list) + "." + std::to_string(i) + ".";
     bool any = spec.count != nullptr;
-    for (const MessageField& f : spec.each) any = any || m.values.contains(start + f.name);
+    for (const wire::MessageField& f : spec.each) any = any || m.values.contains(start + f.name);
     if (!any) break;
-    for (const MessageField& f : spec.each)
+    for (const wire::MessageField& f : spec.each)
       if (std::string fault = fault_of(f, start + f.name, m); !fault.empty()) return fault;
   }
   return {};
@@ -99,11 +110,11 @@ std::string fault_of_list(const MessageSpec& spec, const Message& m) {
 
 }  // namespace
 
-std::string fault_of(std::span<const MessageSpec> expected, const Message& message) {
-  for (const MessageSpec& spec : expected) {
+std::string fault_of(std::span<const wire::MessageSpec> expected, const Message& message) {
+  for (const wire::MessageSpec& spec : expected) {
     if (message.verb != spec.verb) continue;
     std::string fault;
-    for (const MessageField& f : spec.fields)
+    for (const wire::MessageField& f : spec.fields)
       if (fault = fault_of(f, f.name, message); !fault.empty()) break;
     if (fault.empty() && spec.list) fault = fault_of_list(spec, message);
     return fault.empty() ? "" : message.verb + ": " + fault;
@@ -202,4 +213,4 @@ bool Control::send(const std::string& verb, const std::map<std::string, std::str
   return connection_ >= 0 && sendmsg(connection_, &m, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
-}  // namespace sluice::wire
+}  // namespace sluice::process

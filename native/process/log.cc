@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/log.h"
+#include "process/log.h"
 
 #include <sys/time.h>
 #include <time.h>
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "channel/futex.h"
-#include "worker/log_budget.h"
+#include "process/log_budget.h"
 
-namespace sluice::worker {
+namespace sluice::process {
 
 namespace {
 std::mutex g_mutex;
@@ -109,4 +109,4 @@ void log_error(const std::string& text, const std::source_location& where) {
   line("ERROR", text, where);
 }
 
-}  // namespace sluice::worker
+}  // namespace sluice::process

@@ -15,8 +15,8 @@
 #include <cstring>
 #include <random>
 
-#include "tests/native/libraries/fake_libraries.h"
-#include "tests/native/libraries/library_frames.h"
+#include "tests/native/roundtrip/fake_libraries.h"
+#include "tests/native/roundtrip/library_frames.h"
 #include "tests/native/roundtrip/valid_frames.h"
 
 namespace sluice::test {

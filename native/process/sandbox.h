@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice::worker {
+namespace sluice::process {
 
 // Drops to uid/gid (when running as root and they are not 0) and all capabilities. False with
 // `error`.
@@ -18,4 +18,4 @@ bool drop_privileges(uint32_t uid, uint32_t gid, std::string* error);
 // anywhere, signals to others and changing the file tree go too.
 bool restrict_system_calls(bool software, std::string* error);
 
-}  // namespace sluice::worker
+}  // namespace sluice::process

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much of what it is given a log takes: whatever a client can have written again and again is
-// written a few times, then counted. Decides only; worker/log.cc writes, under its lock. A line's
+// written a few times, then counted. Decides only; process/log.cc writes, under its lock. A line's
 // kind is the place in the source that wrote it. A whole log has a bound as well: behind it only
 // what a process says once is written.
 #pragma once
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice::worker {
+namespace sluice::process {
 
 class LogBudget {
  public:
@@ -97,4 +97,4 @@ class LogBudget {
   bool full_ = false;
 };
 
-}  // namespace sluice::worker
+}  // namespace sluice::process

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The side of worker and doorbell of the control protocols (docs/protocol.md): text packets on a
-// listening Unix socket, one server at a time, which may go away and come back. Owns the connection
-// and the descriptors that came with a message until they are taken. What may be said stands in
-// native/api/control.yaml.
+// The side of worker, relay and doorbell of the control protocols (docs/protocol.md): text packets
+// on a listening Unix socket, one server at a time, which may go away and come back. Owns the
+// connection and the descriptors that came with a message until they are taken. What may be said
+// stands in native/api/control.yaml.
 #pragma once
 
 #include <map>
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "wire/control_messages.h"
 #include "wire/protocol.h"
 
-namespace sluice::wire {
+namespace sluice::process {
 
 struct Message {
   std::string verb;
@@ -25,11 +26,13 @@ struct Message {
   // False when the key is missing or no number. Its bounds are the registry's: fault_of() has seen
   // to them.
   bool number(const std::string& key, uint64_t* value) const;
+  // The one that the field "descriptors" names so: it lists, in order, what came. -1: none.
+  int descriptor(std::string_view name) const;
 };
 
 // Why a session is over: for servers to decide by, and for people.
 struct End {
-  EndCause cause;
+  wire::EndCause cause;
   std::string reason;
 
   // As an order to end has it; what it does not say is the server's doing.
@@ -39,12 +42,12 @@ struct End {
 };
 
 // What is wrong with a message, as it is told to whoever sent it; empty when nothing is.
-std::string fault_of(std::span<const MessageSpec> expected, const Message& message);
+std::string fault_of(std::span<const wire::MessageSpec> expected, const Message& message);
 
 class Control {
  public:
   // `expected`: what may come, one of the tables of wire/control_messages.h.
-  Control(int listener, std::span<const MessageSpec> expected)
+  Control(int listener, std::span<const wire::MessageSpec> expected)
       : listener_(listener), expected_(expected) {}
 
   int listener() const { return listener_; }
@@ -63,9 +66,9 @@ class Control {
   void disconnect();
 
   int listener_;
-  std::span<const MessageSpec> expected_;
+  std::span<const wire::MessageSpec> expected_;
   int connection_ = -1;
   std::mutex send_mutex_;
 };
 
-}  // namespace sluice::wire
+}  // namespace sluice::process

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/native/libraries/fake_libraries.h"
+#include "tests/native/roundtrip/fake_libraries.h"
 
 #include <cstring>
 #include <map>

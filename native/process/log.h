@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log of a worker or a relay: lines on standard error, which the server opens as the session's
 // log file. Each carries time, session and grant. What a client can bring about again and again is
-// bounded in rate and size (worker/log_budget.h) and summed up.
+// bounded in rate and size (process/log_budget.h) and summed up.
 #pragma once
 
 #include <source_location>
 #include <string>
 #include <string_view>
 
-namespace sluice::worker {
+namespace sluice::process {
 
 // Whose lines these are, if not a worker's. A literal.
 void log_as(const char* program);
@@ -28,4 +28,4 @@ void log_text(std::string_view text);
 void log_to(int descriptor);
 int log_descriptor();
 
-}  // namespace sluice::worker
+}  // namespace sluice::process

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "worker/sandbox.h"
+#include "process/sandbox.h"
 
 #include <fcntl.h>
 #include <grp.h>
@@ -18,7 +18,7 @@
 #include <cstring>
 #include <vector>
 
-namespace sluice::worker {
+namespace sluice::process {
 
 namespace {
 
@@ -243,4 +243,4 @@ bool restrict_system_calls(bool software, std::string* error) {
   return true;
 }
 
-}  // namespace sluice::worker
+}  // namespace sluice::process

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The text messages of worker and doorbell: what a packet becomes, and what odd packets and lost
-// servers do.
-#include "wire/control.h"
+// The text messages of worker, relay and doorbell: what a packet becomes, and what odd packets and
+// lost servers do.
+#include "process/control.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 #include <cstring>
 
-namespace sluice::wire {
+namespace sluice::process {
 namespace {
 
 class ControlSocket : public ::testing::Test {
@@ -48,11 +48,24 @@ class ControlSocket : public ::testing::Test {
   sockaddr_un address_{};
   int listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   int server_ = -1;
-  static constexpr MessageSpec kAny[] = {{"session", {}, nullptr, nullptr, {}},
-                                         {"status", {}, nullptr, nullptr, {}},
-                                         {"end", {}, nullptr, nullptr, {}}};
+  static constexpr wire::MessageSpec kAny[] = {{"session", {}, nullptr, nullptr, {}},
+                                               {"status", {}, nullptr, nullptr, {}},
+                                               {"end", {}, nullptr, nullptr, {}}};
   Control control_{listener_, kAny};
 };
+
+TEST(Message, DescriptorsHaveNames) {
+  Message m{"session", {{"descriptors", "region,client_pidfd,code"}}, {7, 8}};
+  EXPECT_EQ(m.descriptor("region"), 7);
+  EXPECT_EQ(m.descriptor("client_pidfd"), 8);
+  EXPECT_EQ(m.descriptor("code"), -1) << "it did not come";
+  EXPECT_EQ(m.descriptor("client"), -1);
+  EXPECT_EQ(m.descriptor(""), -1);
+  m.values["descriptors"] = "region,";
+  EXPECT_EQ(m.descriptor("client_pidfd"), -1);
+  m.values.clear();
+  EXPECT_EQ(m.descriptor("region"), -1);
+}
 
 TEST_F(ControlSocket, ADescriptorGoesAlong) {
   int pipe_ends[2];
@@ -107,7 +120,7 @@ TEST_F(ControlSocket, OddPacketsAreNoHarm) {
 }
 
 // "" or what is wrong with it.
-std::string fault(std::span<const MessageSpec> expected, const char* verb,
+std::string fault(std::span<const wire::MessageSpec> expected, const char* verb,
                   std::map<std::string, std::string> values) {
   Message m;
   m.verb = verb;
@@ -124,7 +137,7 @@ TEST(Message, IsHeldAgainstTheRegistry) {
                                                    {"vgpu.1.device", "GPU-1"},
                                                    {"vgpu.1.memory_mib", "64"},
                                                    {"newer", "than this"}};
-  EXPECT_EQ(fault(kWorkerReceived, "session", good), "");
+  EXPECT_EQ(fault(wire::kWorkerReceived, "session", good), "");
   struct Case {
     std::string key, value, said;
   };
@@ -147,22 +160,22 @@ TEST(Message, IsHeldAgainstTheRegistry) {
        }) {
     auto values = good;
     values[c.key] = c.value;
-    EXPECT_EQ(fault(kWorkerReceived, "session", values), c.said);
+    EXPECT_EQ(fault(wire::kWorkerReceived, "session", values), c.said);
   }
-  EXPECT_EQ(fault(kWorkerReceived, "compute", {{"vgpu.0.compute_percent", "50"}}), "");
-  EXPECT_EQ(fault(kWorkerReceived, "compute", {{"vgpu.0.compute_percent", "500"}}),
+  EXPECT_EQ(fault(wire::kWorkerReceived, "compute", {{"vgpu.0.compute_percent", "50"}}), "");
+  EXPECT_EQ(fault(wire::kWorkerReceived, "compute", {{"vgpu.0.compute_percent", "500"}}),
             "compute: vgpu.0.compute_percent is \"500\"; a number from 1 to 100 is wanted");
-  EXPECT_EQ(fault(kRelayReceived, "status", {}), "");
-  EXPECT_EQ(fault(kRelayReceived, "hold", {}), "unknown verb: hold");
-  EXPECT_EQ(fault(kWorkerSent, "status", {{"held", "2"}}),
+  EXPECT_EQ(fault(wire::kRelayReceived, "status", {}), "");
+  EXPECT_EQ(fault(wire::kRelayReceived, "hold", {}), "unknown verb: hold");
+  EXPECT_EQ(fault(wire::kWorkerSent, "status", {{"held", "2"}}),
             "status: held is \"2\"; 0 or 1 is wanted");
 }
 
 TEST_F(ControlSocket, WhatIsWrongIsAnsweredAndItsDescriptorsAreClosed) {
-  static constexpr MessageField kNeeded[] = {
-      {"number", FieldType::kNumber, true, 1, 5, {}},
+  static constexpr wire::MessageField kNeeded[] = {
+      {"number", wire::FieldType::kNumber, true, 1, 5, {}},
   };
-  static constexpr MessageSpec kStrict[] = {{"take", kNeeded, nullptr, nullptr, {}}};
+  static constexpr wire::MessageSpec kStrict[] = {{"take", kNeeded, nullptr, nullptr, {}}};
   Control strict(listener_, kStrict);
   const int server = connect_server();
   strict.accept();
@@ -282,4 +295,4 @@ TEST_F(ControlSocket, ReceivingFromASilentServerDoesNotWait) {
 }
 
 }  // namespace
-}  // namespace sluice::wire
+}  // namespace sluice::process

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Good frames of NCCL's groups: calls of functions, and communicators made in each way.
 #include "library/objects.h"
-#include "tests/native/libraries/library_frames.h"
+#include "tests/native/roundtrip/library_frames.h"
 #include "wire/nccl.h"
 
 namespace sluice::test {

@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // A client can have the same line written without end, and fills no disk with it.
-#include "worker/log.h"
+#include "process/log.h"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <string>
 
-#include "worker/device_output.h"
-#include "worker/log_budget.h"
+#include "process/log_budget.h"
+#include "tests/native/process/child_log.h"
 
-namespace sluice::worker {
+namespace sluice::process {
 namespace {
 
 constexpr uint64_t kSecond = 1'000'000'000;
@@ -63,25 +61,6 @@ TEST(LogBudget, AWholeLogHasABoundThatIsSaidOnce) {
   EXPECT_FALSE(first);
 }
 
-// What a child wrote to its log, which lies in memory.
-template <class F>
-std::string log_of(F&& f) {
-  const int file = memfd_create("log", 0);
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(60);
-    dup2(file, STDERR_FILENO);
-    f();
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  std::string text(static_cast<size_t>(lseek(file, 0, SEEK_END)), '\0');
-  EXPECT_EQ(pread(file, text.data(), text.size(), 0), static_cast<ssize_t>(text.size()));
-  close(file);
-  return text;
-}
-
 TEST(Log, TheSameLineAMillionTimesIsALittleText) {
   const std::string text = log_of([] {
     for (int i = 0; i < 1'000'000; ++i) log_error("ArenaRegister failed: " + std::to_string(i));
@@ -101,38 +80,5 @@ TEST(Log, ALineIsALineAndNotALongOne) {
   EXPECT_LT(text.size(), 3000u);
 }
 
-TEST(Log, WhatLibrariesSayIsBoundedToo) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
-#endif
-  const std::string text = log_of([] {
-    std::string error;
-    if (!DeviceOutput::instance().redirect(&error) || !DeviceOutput::instance().take_errors(&error))
-      _exit(1);
-    for (int i = 0; i < 100'000; ++i) std::fprintf(stderr, "a library's complaint, number %d\n", i);
-    while (DeviceOutput::instance().waiting()) {
-    }
-    usleep(300'000);  // the reader's last piece
-    log_last("session ended");
-  });
-  EXPECT_LT(text.size(), LogBudget::kTextBytes + 1000);
-  EXPECT_NE(text.find("number 0\n"), std::string::npos);
-  EXPECT_NE(text.find("bytes of standard error were left out"), std::string::npos);
-}
-
-TEST(Log, HasTheLastWordsOfAProcessThatAborts) {
-#if defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "ThreadSanitizer starts no threads in a forked child";
-#endif
-  const std::string text = log_of([] {
-    std::string error;
-    if (!DeviceOutput::instance().redirect(&error) || !DeviceOutput::instance().take_errors(&error))
-      _exit(1);
-    std::fprintf(stderr, "terminate called after something\n");
-    std::abort();
-  });
-  EXPECT_NE(text.find("terminate called"), std::string::npos) << text;
-}
-
 }  // namespace
-}  // namespace sluice::worker
+}  // namespace sluice::process

@@ -8,8 +8,8 @@
 #include <optional>
 
 #include "library/objects.h"
-#include "tests/native/libraries/fake_libraries.h"
-#include "tests/native/libraries/library_frames.h"
+#include "tests/native/roundtrip/fake_libraries.h"
+#include "tests/native/roundtrip/library_frames.h"
 #include "wire/cudnn_backend.h"
 #include "wire/cudnn_ctc.h"
 #include "wire/library_sizes.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a confined worker may still do. Each question is asked by a child process that confines
 // itself, since there is no way back.
-#include "worker/sandbox.h"
+#include "process/sandbox.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice::worker {
+namespace sluice::process {
 namespace {
 
 constexpr int kNotConfined = 255;
@@ -310,4 +310,4 @@ TEST(Privileges, AreGoneForGood) {
 }
 
 }  // namespace
-}  // namespace sluice::worker
+}  // namespace sluice::process

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "client/core/dial.h"
+#include "channel/dial.h"
 
 #include <fcntl.h>
 #include <netdb.h>
@@ -14,7 +14,7 @@
 #include <cerrno>
 #include <cstring>
 
-namespace sluice::client {
+namespace sluice::channel {
 
 namespace {
 
@@ -76,4 +76,4 @@ int dial(const std::string& host, const std::string& port, tls::Deadline deadlin
   return s;
 }
 
-}  // namespace sluice::client
+}  // namespace sluice::channel

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arguments of the processes that sluice-server starts: pairs of an option and its value. What
+// each of a session's processes is told is here once; a program adds its own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace sluice::process {
+
+struct Option {
+  std::string name;  // "--id"
+  std::function<void(const char*)> take;
+};
+
+// Gives each value to its option. False with `error`: an option that there is not, or one without
+// its value.
+bool read_options(std::span<char* const> arguments, std::span<const Option> known,
+                  std::string* error);
+
+// Of a worker and of a relay.
+struct SessionProcess {
+  std::string id;
+  int control = -1;    // the listening socket that the server connects to
+  std::string cgroup;  // a folder; "": it stays where it is
+  uint32_t uid = 0, gid = 0;
+  bool sandbox = true;
+};
+std::vector<Option> options_of(SessionProcess* process);
+
+// "off" switches off; whatever else is on.
+bool is_on(const char* value);
+
+// This process and its threads count there. What goes wrong is logged, and they stay where they
+// are.
+void join_cgroup(const std::string& folder);
+
+}  // namespace sluice::process

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/gpus.h"
+
+namespace sluice::worker {
+
+bool open_gpus(const Driver& driver, std::vector<Gpu>* gpus, std::string* error) {
+  CUresult e = driver.cuInit(0);
+  int count = 0;
+  if (e == CUDA_SUCCESS) e = driver.cuDeviceGetCount(&count);
+  if (e != CUDA_SUCCESS || count == 0) {
+    *error = e != CUDA_SUCCESS ? driver.error_text(e) : "it shows no GPU";
+    return false;
+  }
+  for (int i = 0; i < count; ++i) {
+    Gpu g;
+    char name[128] = "", bus[64] = "";
+    size_t bytes = 0;
+    e = driver.cuDeviceGet(&g.ordinal, i);
+    if (e == CUDA_SUCCESS) e = driver.cuDeviceGetUuid_v2(&g.uuid, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver.cuDeviceGetName(name, sizeof name, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver.cuDeviceTotalMem_v2(&bytes, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver.cuDeviceGetPCIBusId(bus, sizeof bus, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver.cuDevicePrimaryCtxRetain(&g.context, g.ordinal);
+    if (e == CUDA_SUCCESS) e = driver.cuCtxSetCurrent(g.context);
+    if (e == CUDA_SUCCESS) e = driver.cuStreamCreate(&g.house, CU_STREAM_NON_BLOCKING);
+    if (e != CUDA_SUCCESS) {
+      *error = "GPU " + std::to_string(i) + ": " + driver.error_text(e);
+      return false;
+    }
+    g.name = name;
+    g.pci_bus_id = bus;
+    g.memory_bytes = bytes;
+    gpus->push_back(g);
+  }
+  return true;
+}
+
+}  // namespace sluice::worker

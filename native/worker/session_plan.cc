@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/session_plan.h"
+
+#include "process/control.h"
+
+namespace sluice::worker {
+
+SessionPlan read_plan(const process::Message& m) {
+  SessionPlan plan{m.text("id"), m.text("grant"), m.text("channel"), {}};
+  m.number("grant_vgpus", &plan.grant_vgpus);
+  uint64_t vgpus = 0;
+  m.number("vgpus", &vgpus);
+  for (uint64_t i = 0; i < vgpus; ++i) {
+    const std::string key = "vgpu." + std::to_string(i) + ".";
+    uint64_t mib = 0, percent = 100, place = i;
+    m.number(key + "memory_mib", &mib);
+    m.number(key + "compute_percent", &percent);
+    m.number(key + "place", &place);
+    plan.vgpus.push_back({m.text(key + "device"), mib, static_cast<uint32_t>(percent),
+                          static_cast<uint32_t>(place)});
+  }
+  return plan;
+}
+
+}  // namespace sluice::worker

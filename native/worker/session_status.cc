@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/session_status.h"
+
+#include <unistd.h>
+
+#include "worker/session.h"
+
+namespace sluice::worker {
+
+std::map<std::string, std::string> session_status(Session* session) {
+  std::map<std::string, std::string> v;
+  v["pid"] = std::to_string(getpid());
+  v["state"] = session ? "running" : "idle";
+  if (!session) return v;
+  v["id"] = session->plan.id;
+  v["grant"] = session->plan.grant;
+  v["channel"] = session->plan.channel;
+  v["commands"] = std::to_string(session->figures.commands.load());
+  v["round_trips"] = std::to_string(session->figures.round_trips.load());
+  v["bytes_in"] = std::to_string(session->bytes_in());
+  v["bytes_out"] = std::to_string(session->bytes_out());
+  double busy = 0;
+  bool held = false;
+  for (size_t i = 0; i < session->vgpus.size(); ++i) {
+    Vgpu& g = *session->vgpus[i];
+    const std::string key = "vgpu." + std::to_string(i) + ".";
+    v[key + "device"] = uuid_text(g.gpu->uuid);
+    v[key + "memory_mib"] = std::to_string(g.memory_bytes >> 20);
+    // Whoever holds it may be waiting for the GPU, and this thread must not: then it is as it was.
+    if (std::unique_lock lock(g.mutex, std::try_to_lock); lock) {
+      g.shown_used = g.mapped_bytes + g.library_bytes + g.code_bytes;
+      g.shown_library = g.library_bytes;
+    }
+    v[key + "used_mib"] = std::to_string((g.shown_used + (1 << 20) - 1) >> 20);
+    v[key + "library_mib"] = std::to_string((g.shown_library + (1 << 20) - 1) >> 20);
+    busy += g.gate->gpu_busy_ms();
+    held |= g.gate->held();
+  }
+  v["gpu_busy_ms"] = std::to_string(static_cast<uint64_t>(busy));
+  v["held"] = held ? "1" : "0";
+  return v;
+}
+
+}  // namespace sluice::worker

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/worker_process.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "channel/futex.h"
+#include "process/log.h"
+#include "process/sandbox.h"
+#include "worker/device_output.h"
+#include "worker/gpus.h"
+#include "worker/library/charge.h"
+#include "worker/library/library.h"
+#include "worker/session_endpoint.h"
+#include "worker/session_status.h"
+#include "worker/shared_event.h"
+
+namespace sluice::worker {
+
+namespace {
+constexpr int kLookMs = 10'000;  // how often it looks whether a client's machine still answers
+// How long after the client's last byte what came before may take: it has gone, as its work will.
+constexpr int kLastWorkMs = 2'000;
+// How long the last words of a process may take. What keeps them from being said keeps nothing
+// else.
+constexpr unsigned kLastWordsSeconds = 5;
+}  // namespace
+
+bool WorkerProcess::prepare(std::string* error) {
+  process::join_cgroup(options_.cgroup);
+  Libraries::set_path(options_.libraries);
+  if (!DeviceOutput::instance().redirect(error)) return false;
+  if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
+  // Modules are loaded whole when they are asked for: what is charged is what was loaded.
+  const bool meter = options_.meter && options_.driver.find('/') != std::string::npos;
+  if (meter && !load_meter(error)) return false;
+  driver_ = Driver::load(options_.driver, error);
+  if (!driver_) return false;
+  if (meter) bind_meter(*driver_);
+  if (open_gpus(*driver_, &gpus_, error)) return true;
+  *error = options_.driver + ": " + *error +
+           (options_.visible.empty() ? "" : " among " + options_.visible);
+  return false;
+}
+
+bool WorkerProcess::confine(uint32_t uid, uint32_t gid, std::string* error) {
+  return process::drop_privileges(uid, gid, error) &&
+         (!options_.sandbox || process::restrict_system_calls(gpus_[0].software(), error));
+}
+
+// The user of its grant, before anything of the client's is looked at.
+bool WorkerProcess::become(const process::Message& m, std::string* error) {
+  uint64_t uid = 0, gid = 0;
+  if (!m.number("uid", &uid) || !m.number("gid", &gid)) {
+    *error = "this worker waits for its user, and the message has no uid or gid";
+    return false;
+  }
+  return confine(static_cast<uint32_t>(uid), static_cast<uint32_t>(gid), error);
+}
+
+void WorkerProcess::announce() {
+  std::map<std::string, std::string> v;
+  for (size_t i = 0; i < gpus_.size(); ++i) {
+    const std::string key = "device." + std::to_string(i) + ".";
+    v[key + "uuid"] = uuid_text(gpus_[i].uuid);
+    v[key + "name"] = gpus_[i].name;
+    v[key + "memory_mib"] = std::to_string(gpus_[i].memory_bytes >> 20);
+  }
+  v["devices"] = std::to_string(gpus_.size());
+  control_.send("ready", v);
+}
+
+// The process exits here, from whichever thread learned of the end: the driver's objects go with
+// it, which is the point.
+void WorkerProcess::ended(const process::End& why) {
+  signal(SIGALRM, [](int) { _exit(0); });
+  alarm(kLastWordsSeconds);
+  auto v = session_status(session_.get());
+  why.write(v);
+  process::log_last("session ended: " + why.reason + "; commands=" + v["commands"] +
+                    " round_trips=" + v["round_trips"] + " bytes_in=" + v["bytes_in"] +
+                    " bytes_out=" + v["bytes_out"] + " gpu_busy_ms=" + v["gpu_busy_ms"]);
+  control_.send("ended", v);
+  _exit(0);
+}
+
+void WorkerProcess::refuse(const process::Message& m, const std::string& why) {
+  process::log_error("the session cannot start: " + why);
+  for (int fd : m.descriptors) ::close(fd);
+  control_.send("error", {{"message", why}});
+}
+
+// Gives it what the node keeps for it, and opens it. False with `error`: what was reserved by then
+// stays so.
+bool WorkerProcess::open_session(Session& session, const process::Message& m, std::string* error) {
+  const int code = m.descriptor("code"), shared_code = m.descriptor("shared_code");
+  if (code >= 0 || shared_code >= 0)
+    session.code_cache = std::make_unique<CodeCache>(
+        code, shared_code, [this](const char* verb, const std::string& name, int descriptor) {
+          control_.send(verb, {{"name", name}}, descriptor);
+        });
+  if (const int ledger = m.descriptor("ledger"); ledger >= 0) {
+    uint64_t slot = GrantLedger::kSlots;
+    m.number("ledger_slot", &slot);
+    session.ledger = GrantLedger::open(ledger, static_cast<uint32_t>(slot), error);
+    if (!session.ledger) return false;
+  }
+  session.broker = &broker_;
+  return session.open(gpus_, error);
+}
+
+void WorkerProcess::start_session(process::Message& m) {
+  if (session_) return refuse(m, "this worker has a session already");
+  std::string error;
+  if (options_.waits && !become(m, &error)) {
+    refuse(m, error);
+    _exit(1);
+  }
+  options_.waits = false;
+  const SessionPlan plan = read_plan(m);
+  process::log_name(plan.id, plan.grant);
+  std::unique_ptr<Endpoint> endpoint = open_endpoint(m, plan, &error);
+  if (!endpoint) {
+    m.descriptors = {};
+    return refuse(m, error);
+  }
+  auto session = std::make_unique<Session>(*driver_, std::move(endpoint), plan);
+  if (!open_session(*session, m, &error)) {
+    m.descriptors = {};
+    refuse(m, error);
+    _exit(1);  // windows may be half reserved: a fresh worker takes the next session
+  }
+  session_ = std::move(session);
+  meter_session(session_.get());
+  client_pidfd_ = m.descriptor("client_pidfd");
+  run_session();
+}
+
+void WorkerProcess::run_session() {
+  executor_ =
+      std::make_unique<Executor>(*session_, [this](const process::End& why) { ended(why); });
+  const SessionPlan& plan = session_->plan;
+  std::string what, error;
+  for (const auto& v : plan.vgpus)
+    what += " " + std::to_string(v.memory_mib) + "MiB/" + std::to_string(v.compute_percent) +
+            "% of " + v.device;
+  process::log_info("session started over " + plan.channel + ":" + what);
+  control_.send("started", {{"id", plan.id}});
+  if (!DeviceOutput::instance().take_errors(&error) || !executor_->start())
+    executor_->end(
+        {wire::EndCause::kWorkerFailed,
+         "the worker can start no thread: the limit of threads (session_pids) is reached"},
+        CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+// A new server has to be told what the last one knew.
+void WorkerProcess::meet_again() {
+  if (session_->ledger) control_.send("ledger", {}, session_->ledger->descriptor());
+  broker_.offer_again();
+}
+
+void WorkerProcess::handle(process::Message& m) {
+  if (m.verb == "session") return start_session(m);
+  if (broker_.take(m)) return;
+  for (int fd : m.descriptors) ::close(fd);
+  const auto answer = [this] { control_.send("status", session_status(session_.get())); };
+  if (m.verb == "status") return answer();
+  if (m.verb == "end") {
+    if (!executor_) _exit(0);
+    executor_->end(process::End::ordered(m), CUDA_ERROR_SYSTEM_NOT_READY);
+    // It came back: another thread ends the session already, has its last words to say, and exits.
+    for (;;) poll(nullptr, 0, -1);
+  }
+  if (m.verb == "hold" || m.verb == "release") {
+    if (session_)
+      for (auto& v : session_->vgpus) m.verb == "hold" ? v->gate->hold() : v->gate->release();
+    return answer();
+  }
+  if (m.verb == "gone") {
+    if (session_) session_->events_of_others->gone(m.text("key"));
+    return;
+  }
+  if (m.verb == "compute") {
+    for (size_t i = 0; session_ && i < session_->vgpus.size(); ++i) {
+      uint64_t percent;
+      if (m.number("vgpu." + std::to_string(i) + ".compute_percent", &percent))
+        session_->vgpus[i]->compute_percent = static_cast<uint32_t>(percent);
+    }
+    return answer();
+  }
+}
+
+// The threads that take commands learn of an end when they come to it, which may be behind commands
+// that wait for the GPU without end.
+void WorkerProcess::watch_connection(pollfd* polled) {
+  if (!executor_) return;
+  const bool closed = polled->revents || (closed_at_ == 0 && session_->endpoint().closed());
+  if (closed && closed_at_ == 0) closed_at_ = channel::now_ns();
+  if (closed_at_ && channel::now_ns() - closed_at_ >= kLastWorkMs * 1'000'000ull)
+    executor_->end({wire::EndCause::kClientEnded, "the client closed its session"},
+                   CUDA_ERROR_DEINITIALIZED);
+}
+
+int WorkerProcess::run() {
+  std::string error;
+  // Connections that come while the driver loads wait in the listener's queue.
+  if (!prepare(&error)) {
+    process::log_error(error);
+    pollfd p{control_.listener(), POLLIN, 0};
+    if (poll(&p, 1, 1000) > 0) {
+      control_.accept();
+      std::map<std::string, std::string> v;
+      process::End{wire::EndCause::kWorkerFailed, error}.write(v);
+      control_.send("ended", v);
+    }
+    return 1;
+  }
+  if (!options_.waits && !confine(options_.uid, options_.gid, &error)) {
+    process::log_error(error);
+    return 1;
+  }
+  for (;;) {
+    // Once it hangs up a connection says so for ever.
+    const int client = session_ && closed_at_ == 0 ? session_->endpoint().connection() : -1;
+    pollfd p[4] = {{control_.listener(), POLLIN, 0},
+                   {control_.connection(), POLLIN, 0},
+                   {client_pidfd_, POLLIN, 0},
+                   {client, POLLRDHUP, 0}};
+    if (poll(p, 4, !session_ ? -1 : closed_at_ ? kLastWorkMs / 4 : kLookMs) < 0) {
+      if (errno == EINTR) continue;
+      process::log_error(std::string("poll: ") + std::strerror(errno));
+      return 1;
+    }
+    if (p[0].revents) {
+      control_.accept();
+      if (!session_)
+        announce();
+      else
+        meet_again();
+    }
+    if (p[1].revents) {
+      process::Message m;
+      if (control_.receive(&m)) handle(m);
+    }
+    process::log_settle();
+    watch_connection(&p[3]);
+    if (client_pidfd_ >= 0 && p[2].revents && executor_)
+      executor_->end({wire::EndCause::kClientEnded, "the client process ended"},
+                     CUDA_ERROR_DEINITIALIZED);
+    if (executor_ && session_->endpoint().lost())
+      executor_->end(
+          {wire::EndCause::kClientLost, "the client's machine has not answered for three minutes"},
+          CUDA_ERROR_DEINITIALIZED);
+  }
+}
+
+}  // namespace sluice::worker
