@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sections that several configuration files share: logging and addresses.
+"""What several configuration files share: the sections on logging and REST, kinds of values.
 
-Used by config.server and config.controller. A field's description completes the sentence "give …"
-of an error message and is the text that docs/configuration.md shows.
+Used by the models of server.conf, controller.conf and vsphere.conf. A field's description completes
+the sentence "give …" of an error message and is the text that docs/configuration.md shows.
 """
 
 from __future__ import annotations
@@ -46,6 +46,15 @@ def split_commas(value: object) -> object:
     if not isinstance(value, str):
         return value
     return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def pairs(text: str, twice: str) -> dict[str, str]:
+    """ "a = x, b = y" as a mapping; raises ValueError with `twice` where a name is repeated."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    found = {name.strip(): content.strip() for name, _, content in pairs}
+    if len(found) < len(pairs):
+        raise ValueError(twice)
+    return found
 
 
 HostPort = Annotated[str, AfterValidator(_host_and_port)]

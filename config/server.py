@@ -2,13 +2,13 @@
 """server.conf as a model: what an operator may set for sluice-server.
 
 Called by sluice.server's main; the object is handed to every part of the server and never changed.
+Its sections on connections, projects and GPUs are in the modules beside this one (server_*.py).
 The sections [log] [controller] [server] [server-nccl] [throttle] and their first keys are those of
 the systems that Sluice replaces, so that an operator's file can be brought along.
 """
 
 from __future__ import annotations
 
-import re
 import socket
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,23 +25,16 @@ from pydantic import (
 from sluice.config.ini import Section, read_config
 from sluice.config.sections import (
     HostPort,
-    HostPorts,
     IpAddress,
     LogSection,
     Port,
-    split_commas,
+    pairs,
 )
+from sluice.config.server_connections import ControllerSection, MetricsSection, TlsSection
+from sluice.config.server_gpus import HealthSection, NativeSection, ThrottleSection
+from sluice.config.server_projects import ProjectsSection
 
 DEFAULT_PATH = Path("/etc/sluice/server.conf")
-
-
-def _only_mode(value: bool) -> bool:
-    if not value:
-        raise ValueError("is not supported")
-    return value
-
-
-OnlyMode = Annotated[bool, AfterValidator(_only_mode)]
 
 
 def _split(value: object) -> object:
@@ -88,66 +81,8 @@ def _worker_uids(value: tuple[int, int] | None) -> tuple[int, int] | None:
 WorkerUids = Annotated[tuple[int, int] | None, BeforeValidator(_uids), AfterValidator(_worker_uids)]
 
 
-class ControllerSection(Section):
-    """[controller]: where the controller is."""
-
-    controller_addr: HostPort = Field(
-        "127.0.0.1:9123", description="the controller's REST address as host:port"
-    )
-    grpc_addr: HostPort | None = Field(
-        None, description="the controller's gRPC address as host:port (REST host, REST port + 1)"
-    )
-    wait_seconds: float = Field(
-        5.0, ge=0, le=300, description="how many seconds a client waits for an absent controller"
-    )
-    token_file: Path | None = Field(
-        None, description="the file with this node's token (empty: none, or a certificate is used)"
-    )
-
-    addresses: HostPorts = Field(
-        default_factory=list,
-        description="the REST addresses of all controllers as host:port, with commas",
-    )
-    grpc_addresses: HostPorts = Field(
-        default_factory=list,
-        description="their gRPC addresses, in the same order (REST hosts, REST ports + 1)",
-    )
-
-    @model_validator(mode="after")
-    def _one_way_to_say_it(self) -> ControllerSection:
-        if self.addresses and "controller_addr" in self.model_fields_set:
-            raise ValueError("has both controller_addr and addresses; keep one of them")
-        if self.grpc_addresses and len(self.grpc_addresses) != len(self.rest_addresses):
-            raise ValueError("grpc_addresses and addresses differ in length; name each controller")
-        return self
-
-    @property
-    def rest_addresses(self) -> list[str]:
-        """Every controller's REST address."""
-        return self.addresses or [self.controller_addr]
-
-    @property
-    def grpc_targets(self) -> list[str]:
-        """Every controller's gRPC address, derived from the REST address unless given."""
-        if self.grpc_addresses:
-            return self.grpc_addresses
-        if self.grpc_addr and not self.addresses:
-            return [self.grpc_addr]
-        ends = (address.rpartition(":") for address in self.rest_addresses)
-        return [f"{host}:{int(port) + 1}" for host, _, port in ends]
-
-
-def _pairs(text: str, twice: str) -> dict[str, str]:
-    """ "a = x, b = y" as a mapping; raises ValueError with `twice` where a name is repeated."""
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    found = {name.strip(): content.strip() for name, _, content in pairs}
-    if len(found) < len(pairs):
-        raise ValueError(twice)
-    return found
-
-
 def _labels(value: object) -> object:
-    return _pairs(value, "names a label twice") if isinstance(value, str) else value
+    return pairs(value, "names a label twice") if isinstance(value, str) else value
 
 
 LabelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,63}$")]
@@ -164,59 +99,8 @@ class NodeSection(Section):
     )
 
 
-def _words(value: object) -> object:
-    """ "a = x y, b = z" as a mapping to words."""
-    if not isinstance(value, str):
-        return value
-    found = _pairs(value, "names somebody twice; give each one entry")
-    return {name: text.split() for name, text in found.items()}
-
-
-def _label_owners(value: object) -> object:
-    found = _words(value)
-    if isinstance(found, dict):
-        for name, labels in found.items():
-            if not re.fullmatch(r"(user|group|vm):.+", name):
-                raise ValueError(f"{name}: write user:NAME, group:NAME or vm:NAME")
-            if isinstance(labels, list) and len(labels) != 1:
-                raise ValueError(f"{name}: give one label")
-    return found
-
-
-ProjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,120}$")]
-Projects = Annotated[
-    dict[str, Annotated[list[ProjectName], Field(min_length=1)]], BeforeValidator(_words)
-]
-
-
-class ProjectsSection(Section):
-    """[projects]: on whose account this host's users and guests work, and what they may choose.
-
-    Of several projects the first is theirs unless they choose another (SLUICE_PROJECT).
-    """
-
-    default: ProjectName = Field(
-        "default", description="the project of whom nothing else is said of"
-    )
-    users: Projects = Field(
-        default_factory=dict,
-        description="user (name or number) = projects, with commas: alice=vision nlp, 1001=speech",
-    )
-    groups: Projects = Field(
-        default_factory=dict, description="group (name or number) = projects, with commas"
-    )
-    vms: Projects = Field(
-        default_factory=dict, description="guest (name or UUID) = projects, with commas"
-    )
-    labels: Annotated[dict[str, list[ProjectName]], BeforeValidator(_label_owners)] = Field(
-        default_factory=dict,
-        description="who draws on reservations for a label: user:alice=team-a, group:nlp=team-b, "
-        "vm:web=team-c",
-    )
-
-
 class ServerSection(Section):
-    """[server]: this host's GPUs, doors and folders."""
+    """[server]: this host's GPUs, listeners and folders."""
 
     vgpu_count: int = Field(
         4, ge=1, le=64, description="into how many vGPUs a GPU is cut by default, 1 to 64"
@@ -321,122 +205,12 @@ class ServerSection(Section):
     )
 
 
-def _addresses(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    twice = "names a GPU or an address twice"
-    addresses = {gpu: text.lower() for gpu, text in _pairs(value, twice).items()}
-    if len(set(addresses.values())) < len(addresses):
-        raise ValueError(twice)
-    return addresses
-
-
-PciAddressText = Annotated[str, Field(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")]
-AddressesSetting = Annotated[dict[str, PciAddressText], BeforeValidator(_addresses)]
-
-
-class NativeSection(Section):
-    """[native]: GPUs that are given whole to one VM."""
-
-    addresses: AddressesSetting = Field(
-        default_factory=dict,
-        description="UUID = PCI address pairs with commas, such as GPU-1a = 0000:65:00.0, for GPUs "
-        "of which NVML does not tell it",
-    )
-    sysfs_dir: Path = Field(
-        Path("/sys"), description="the folder where the kernel shows PCI devices"
-    )
-
-
-XidNumbers = Annotated[
-    frozenset[Annotated[int, Field(ge=1, le=9999)]], BeforeValidator(split_commas)
-]
-
-
-class HealthSection(Section):
-    """[health]: which GPUs are fit to be given out."""
-
-    gpu_acceptance: Literal["refuse", "flag", "off"] = Field(
-        "refuse",
-        description="refuse, flag or off: what becomes of a GPU that does not pass its checks",
-    )
-    gpu_unchecked: Literal["flag", "refuse"] = Field(
-        "flag", description="flag or refuse: what becomes of one that cannot be checked (no CuPy)"
-    )
-    acceptance_seconds: float = Field(
-        120.0, gt=0, le=3600, description="how many seconds the checks of one GPU may take"
-    )
-    acceptance_memory_mib: int = Field(
-        4096, ge=1, description="MiB of a GPU's memory that the checks write and read"
-    )
-    watch: bool = Field(True, description="true or false: hear of XID errors and lost GPUs")
-    fault_xids: XidNumbers = Field(
-        frozenset(), description="XID numbers, with commas, that condemn a GPU besides the usual"
-    )
-    ignored_xids: XidNumbers = Field(
-        frozenset(), description="XID numbers, with commas, that are only noted"
-    )
-
-
-class TlsSection(Section):
-    """[tls]: this node's certificate, and whose the controller's must be."""
-
-    ca_file: Path | None = Field(
-        None, description="the CA that the controller's certificate is checked with (empty: no TLS)"
-    )
-    cert_file: Path | None = Field(
-        None, description="this node's certificate, its common name being node_name, PEM"
-    )
-    key_file: Path | None = Field(None, description="that certificate's key, PEM")
-    data_plane: bool = Field(
-        False, description="true or false: clients over TCP speak TLS 1.3, and no others are served"
-    )
-    data_cert_file: Path | None = Field(
-        None, description="another certificate for the data port, with node_name among its names"
-    )
-    data_key_file: Path | None = Field(None, description="that certificate's key, PEM")
-    data_ca_file: Path | None = Field(
-        None, description="the CA of other nodes' data ports, for relays to them (ca_file)"
-    )
-
-    @property
-    def data_pair(self) -> tuple[Path, Path] | None:
-        """Certificate and key of the data port, None where it has no TLS."""
-        certificate = self.data_cert_file or self.cert_file
-        key = self.data_key_file or self.key_file
-        return (certificate, key) if self.data_plane and certificate and key else None
-
-
-class MetricsSection(Section):
-    """[metrics]: what Prometheus may read."""
-
-    listen: HostPort | None = Field(
-        None,
-        description="the address of /metrics as ip:port, such as 127.0.0.1:9961 (no key: none)",
-    )
-    token_file: Path | None = Field(
-        None, description="the file with the token that a scraper must show (no key: none)"
-    )
-
-
 class NcclSection(Section):
     """[server-nccl]: collective communication between GPU nodes."""
 
     comm_id: HostPort = Field(
         "127.0.0.1:9970", description="NCCL's address and port as host:port; read, not used yet"
     )
-
-
-class ThrottleSection(Section):
-    """[throttle]: how strictly compute shares are kept."""
-
-    throttle_level: int = Field(
-        100, ge=0, le=100, description="0 (strictest) to 100 (most throughput); read, not used yet"
-    )
-    enable_computation_throttle: bool = Field(
-        True, description="true or false: hold sessions to their compute share"
-    )
-    computation_throttle_mode2: OnlyMode = Field(True, description="true, the only mode")
 
 
 class NovaSection(Section):

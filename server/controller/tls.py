@@ -13,7 +13,7 @@ from pathlib import Path
 
 import grpc
 
-from sluice.config.server import TlsSection
+from sluice.config.server_connections import TlsSection
 
 log = logging.getLogger("sluice.server")
 

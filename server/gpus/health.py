@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sluice.config.server import HealthSection
+from sluice.config.server_gpus import HealthSection
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.acceptance import Acceptance, Outcome, Report
 from sluice.server.gpus.discovery import LocalGpu

@@ -19,7 +19,7 @@ from typing import Any
 from sluice.config.http_door import Bounds, Door
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.config.sections import split_address
-from sluice.config.server import MetricsSection, TlsSection
+from sluice.config.server_connections import MetricsSection, TlsSection
 
 log = logging.getLogger("sluice.server")
 

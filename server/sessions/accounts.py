@@ -14,7 +14,7 @@ import pwd
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sluice.config.server import ProjectsSection
+from sluice.config.server_projects import ProjectsSection
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.sessions.open_session import RefusalError
 from sluice.server.sessions.records import Requester

@@ -21,7 +21,7 @@ import pytest
 from control_plane import PYTHON_PATH, running, wait_for
 
 from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
-from sluice.config.server import HealthSection
+from sluice.config.server_gpus import HealthSection
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.acceptance import Acceptance, Outcome, judge
 from sluice.server.gpus.discovery import LocalGpu

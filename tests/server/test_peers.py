@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.config.server import ProjectsSection
+from sluice.config.server_projects import ProjectsSection
 from sluice.server.listeners.peers import MOST_GROUPS, Peer, peer_of
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.records import Requester

@@ -18,7 +18,8 @@ from control_plane import make_fake_native
 from ends import DONE
 from fake_controller_link import FakeControllerLink
 
-from sluice.config.server import ProjectsSection, ServerConfig
+from sluice.config.server import ServerConfig
+from sluice.config.server_projects import ProjectsSection
 from sluice.hypervisor.ports import RegionKeeper, RegionOwner
 from sluice.hypervisor.request import DomainRequest
 from sluice.resources.ends import End, EndCause

@@ -13,7 +13,8 @@ import pytest
 from control_plane import ControlPlane, running
 
 from sluice.config.ini import ConfigError
-from sluice.config.server import ProjectsSection, read_server_config
+from sluice.config.server import read_server_config
+from sluice.config.server_projects import ProjectsSection
 from sluice.protocol.frames import OpenFlags
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.open_session import (

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""server.conf: which of a host's GPUs are given out, and how.
+
+[native], [health] and [throttle]; part of config.server's ServerConfig.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from sluice.config.ini import Section
+from sluice.config.sections import pairs, split_commas
+
+
+def _addresses(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    twice = "names a GPU or an address twice"
+    addresses = {gpu: text.lower() for gpu, text in pairs(value, twice).items()}
+    if len(set(addresses.values())) < len(addresses):
+        raise ValueError(twice)
+    return addresses
+
+
+PciAddressText = Annotated[str, Field(pattern=r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]$")]
+AddressesSetting = Annotated[dict[str, PciAddressText], BeforeValidator(_addresses)]
+
+
+class NativeSection(Section):
+    """[native]: GPUs that are given whole to one VM."""
+
+    addresses: AddressesSetting = Field(
+        default_factory=dict,
+        description="UUID = PCI address pairs with commas, such as GPU-1a = 0000:65:00.0, for GPUs "
+        "of which NVML does not tell it",
+    )
+    sysfs_dir: Path = Field(
+        Path("/sys"), description="the folder where the kernel shows PCI devices"
+    )
+
+
+XidNumbers = Annotated[
+    frozenset[Annotated[int, Field(ge=1, le=9999)]], BeforeValidator(split_commas)
+]
+
+
+class HealthSection(Section):
+    """[health]: which GPUs are fit to be given out."""
+
+    gpu_acceptance: Literal["refuse", "flag", "off"] = Field(
+        "refuse",
+        description="refuse, flag or off: what becomes of a GPU that does not pass its checks",
+    )
+    gpu_unchecked: Literal["flag", "refuse"] = Field(
+        "flag", description="flag or refuse: what becomes of one that cannot be checked (no CuPy)"
+    )
+    acceptance_seconds: float = Field(
+        120.0, gt=0, le=3600, description="how many seconds the checks of one GPU may take"
+    )
+    acceptance_memory_mib: int = Field(
+        4096, ge=1, description="MiB of a GPU's memory that the checks write and read"
+    )
+    watch: bool = Field(True, description="true or false: hear of XID errors and lost GPUs")
+    fault_xids: XidNumbers = Field(
+        frozenset(), description="XID numbers, with commas, that condemn a GPU besides the usual"
+    )
+    ignored_xids: XidNumbers = Field(
+        frozenset(), description="XID numbers, with commas, that are only noted"
+    )
+
+
+def _only_mode(value: bool) -> bool:
+    if not value:
+        raise ValueError("is not supported")
+    return value
+
+
+OnlyMode = Annotated[bool, AfterValidator(_only_mode)]
+
+
+class ThrottleSection(Section):
+    """[throttle]: how strictly compute shares are kept."""
+
+    throttle_level: int = Field(
+        100, ge=0, le=100, description="0 (strictest) to 100 (most throughput); read, not used yet"
+    )
+    enable_computation_throttle: bool = Field(
+        True, description="true or false: hold sessions to their compute share"
+    )
+    computation_throttle_mode2: OnlyMode = Field(True, description="true, the only mode")
