@@ -305,6 +305,7 @@ class Run:
         limit: float | None = None,
         channel: str | None = None,
         better: str = "",
+        rounds: int | None = None,
     ) -> Measurement:
         """A record; `pairs` are the ratios of the rounds, whose median is then the ratio."""
         value, floor = rounded(value), None if floor is None else rounded(floor)
@@ -325,7 +326,7 @@ class Run:
             spread=(rounded(min(values)), rounded(max(values))) if values else None,
             ratio_spread=(rounded(min(pairs)), rounded(max(pairs))) if pairs else None,
             limit=None if limit is None else rounded(limit),
-            rounds=self.rounds,
+            rounds=rounds or self.rounds,
             machine=self.machine,
             setting=self.setting,
             software=self.software,

@@ -33,6 +33,7 @@ class Figure:
     limit: float | None = None
     better: str = ""
     spread: tuple[float, float] | None = None
+    rounds: int | None = None  #: where a run's figures have not all as many
 
     @property
     def ratio(self) -> float | None:
@@ -79,6 +80,7 @@ def records(figures: Sequence[Figure], run: Run) -> list[Measurement]:
             limit=f.limit,
             better=f.better,
             values=f.spread or (),
+            rounds=f.rounds,
         )
         for f in figures
     ]

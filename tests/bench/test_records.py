@@ -24,13 +24,13 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_a_figure_has_its_ratio_and_what_is_wanted(run: Run) -> None:
-    call = Figure("sync_call_us", 2.2, "us", floor=0.5, floor_of="ping", limit=1.75)
+    call = Figure("sync_call_us", 2.2, "us", floor=0.5, floor_of="ping", limit=1.75, rounds=9)
     rate = Figure("grants_per_s", 1150.0, "1/s", limit=1000)
     assert (call.ratio, call.wanted) == (pytest.approx(4.4), "at most 1.75")
     assert (rate.ratio, rate.wanted) == (None, "at least 1,000")
     kept = records([call, rate], run)
-    assert [(r.ratio, r.limit, r.better) for r in kept] == [
-        (4.4, 1.75, "lower"), (None, 1000, "higher"),
+    assert [(r.ratio, r.limit, r.better, r.rounds) for r in kept] == [
+        (4.4, 1.75, "lower", 9), (None, 1000, "higher", 3),
     ]  # fmt: skip
     assert not [r.problems() for r in kept if r.problems()]
 
