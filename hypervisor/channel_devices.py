@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a request and its channel devices into a domain, running or not, and takes them out again.
+"""Writes a request into a domain's metadata, running or not, and has following.py see to the rest.
 
-Called by cli.py; blocking. Owns the order of steps: file, device, metadata; backwards for detach,
-so that whoever sees the metadata sees a channel that works. Doing a thing twice changes nothing.
-What fails is undone or named.
+Called by cli.py; blocking. Metadata is all that it writes; what that would come to is checked first
+(`--dry-run` shows it), and where libvirt refuses the channel all the same, the metadata is put back
+as it was. It holds the lock from the metadata to the last device, so that a server which looks
+meanwhile finds both. Doing a thing twice changes nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass, field, replace
 
 import libvirt
@@ -23,24 +23,19 @@ from sluice.hypervisor.device_xml import (
 )
 from sluice.hypervisor.domain_document import DomainDocument, PciAddress
 from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.following import RELEASE_SECONDS, Device
 from sluice.hypervisor.libvirt_host import (
     call,
     live_document,
     persistent_document,
     qemu_account,
-    words,
 )
 from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import NAMESPACE, NAMESPACE_KEY, DomainRequest
 from sluice.hypervisor.vsock_devices import VHOST_VSOCK, cids_for
 
-#: A guest releases a device within a second; one that is booting or paused may never.
-RELEASE_SECONDS = 15.0
-#: QEMU frees a region's memory a moment after it has said that the device is gone. Before that a
-#: save or a migration counts on the memory and never ends, and the same device plugged in again
-#: aborts QEMU ("RAMBlock already registered").
-SETTLE_SECONDS = 1.0
+_SIDES = (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG)
 
 
 @dataclass
@@ -61,23 +56,15 @@ class _State:
     live: DomainDocument | None
 
     @property
+    def sides(self) -> list[DomainDocument]:
+        """The definition, and what runs."""
+        return [side for side in (self.persistent, self.live) if side is not None]
+
+    @property
     def both(self) -> int:
         """The flags of an operation on the definition and on what runs."""
         live = libvirt.VIR_DOMAIN_AFFECT_LIVE if self.live is not None else 0
         return int(libvirt.VIR_DOMAIN_AFFECT_CONFIG | live)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What attach is about to do; None where nothing is missing."""
-
-    request: DomainRequest
-    metadata_differs: bool
-    #: A device of another size that has to leave an inactive definition first.
-    stale_xml: str | None
-    region_xml: str | None
-    region_flags: int
-    vsock_xml: str | None
 
 
 def _read(domain: libvirt.virDomain) -> _State:
@@ -109,22 +96,29 @@ def attach(
             "device: "
             f"start it, or drop the image (virsh managedsave-remove {state.persistent.name})"
         )
-    served = any(
-        side is not None and side.region is not None and side.region.server is not None
-        for side in (state.persistent, state.live)
-    )
-    if not request.has_region or request.has_doorbell or served:
-        _attach_followed(state, request, files, outcome, dry_run=dry_run)
-        return outcome
-    change = _plan(state, request, outcome, vsock=vsock)
-    outcome.documents = [xml for xml in (change.region_xml, change.vsock_xml) if xml is not None]
-    if change.metadata_differs:
-        outcome.documents.append(request_metadata(change.request, with_namespace=True))
-    outcome.changed = bool(outcome.documents)
-    files.check_room(state.persistent.uuid, request.region_bytes)
+    is_file = request.has_region and not request.has_doorbell
+    served = any(side.region is not None and side.region.server for side in state.sides)
+    must = is_file and not served
+    if must:
+        _refuse_other_size(state, request)
+        wanted, outcome.documents = _checked(state, request, outcome, vsock=vsock)
+    else:
+        wanted = replace(request, vsock=False)
+        if request.has_doorbell and state.persistent.region is None:
+            server = str(files.server_socket(state.persistent.uuid))
+            name = state.persistent.region_name
+            outcome.documents.append(region_device(name, request.region_mib, None, server))
+    if any(side.request != wanted for side in state.sides):
+        outcome.documents.append(request_metadata(wanted, with_namespace=True))
+    outcome.changed = bool(outcome.documents) or following.plan_of(state.persistent, state.live).any
+    if must:
+        files.check_room(state.persistent.uuid, wanted.region_bytes)
     if not dry_run:
         with files.locked():
-            _apply(state, change, files, outcome)
+            _write_and_follow(state, wanted, files, outcome, must=must)
+        live = live_document(domain)
+        if request.has_doorbell and live is not None and live.region is None:
+            outcome.notes.append("sluice-server plugs the device in once it listens for it")
     return outcome
 
 
@@ -148,91 +142,70 @@ def detach(
     outcome.changed = bool(removals) or has_metadata
     if dry_run:
         return outcome
-    with files.locked():  # a server that follows the metadata would take them away, too
+    with files.locked():
         if has_metadata:
             _set_metadata(state, None)
-        for xml, flags in removals:
-            try:
-                call(lambda xml=xml, flags=flags: domain.detachDeviceFlags(xml, flags))  # type: ignore[misc]
-            except HypervisorError as error:
-                raise HypervisorError(
-                    f"{name}: the grant is ended, but a device stays: {error}"
-                ) from error
-    # what libvirt cannot detach: a vhost-user device
-    outcome.notes += following.follow(domain, files)
-    if any(flags & libvirt.VIR_DOMAIN_AFFECT_LIVE for _, flags in removals):
-        _await_release(domain, state.persistent, release_seconds)
+        refused = following.carry_out(domain, files)
+    if refused:
+        why = refused[0].why.removeprefix(f"{name}: ")
+        raise HypervisorError(f"{name}: the grant is ended, but a device stays: {why}")
+    plugged = any(flags & libvirt.VIR_DOMAIN_AFFECT_LIVE for _, flags in removals)
+    if plugged and not following.await_release(domain, release_seconds):
+        raise HypervisorError(
+            f"{name}: the guest has not released the device within {release_seconds:.0f} s (is it "
+            "paused, or still booting?); it is out of the definition, its grant is ended, and it "
+            "goes when the guest releases it or is powered off"
+        )
     outcome.changed = files.remove(state.persistent.uuid) or outcome.changed
     return outcome
 
 
-def _attach_followed(
-    state: _State, request: DomainRequest, files: RegionFiles, outcome: Outcome, *, dry_run: bool
-) -> None:
-    """The metadata says it all, and is then followed as if virsh had written it."""
-    sides = [side for side in (state.persistent, state.live) if side is not None]
-    wanted = replace(request, vsock=False)
-    if request.has_doorbell and state.persistent.region is None:
-        server = str(files.server_socket(state.persistent.uuid))
-        name = state.persistent.region_name
-        outcome.documents.append(region_device(name, request.region_mib, None, server))
-    if any(side.request != wanted for side in sides):
-        outcome.documents.append(request_metadata(wanted, with_namespace=True))
-    lacking = following.plan_of(state.persistent, state.live).any
-    outcome.changed = bool(outcome.documents) or lacking
-    if dry_run or not outcome.changed:
-        return
-    with files.locked():
-        _set_metadata(state, request_metadata(wanted))
-    outcome.notes += following.follow(state.domain, files)
-    live = live_document(state.domain)
-    if request.has_doorbell and live is not None and live.region is None:
-        outcome.notes.append("sluice-server plugs the device in once it listens for it")
+def _checked(
+    state: _State, request: DomainRequest, outcome: Outcome, *, vsock: bool
+) -> tuple[DomainRequest, list[str]]:
+    """The request with what the host has for it, and the devices that are missing for it.
 
-
-def _plan(state: _State, request: DomainRequest, outcome: Outcome, *, vsock: bool) -> _Change:
-    stale_xml = _stale_region(state, request)
-    region_xml, flags, place = _region_change(state, request, replaced=stale_xml is not None)
-    vsock_xml = _vsock_change(state, place, outcome) if vsock else None
+    Raises HypervisorError where a region has no place; without a place, a vsock device is left out.
+    """
+    region_xml, place = _missing_region(state, request)
+    vsock_xml = _missing_vsock(state, place, outcome) if vsock else None
     had_vsock = state.persistent.request is not None and state.persistent.request.vsock
     wanted = replace(request, vsock=had_vsock or vsock_xml is not None)
-    sides = [side for side in (state.persistent, state.live) if side is not None]
-    return _Change(
-        request=wanted,
-        metadata_differs=any(side.request != wanted for side in sides),
-        stale_xml=stale_xml,
-        region_xml=region_xml,
-        region_flags=flags,
-        vsock_xml=vsock_xml,
-    )
+    return wanted, [xml for xml in (region_xml, vsock_xml) if xml is not None]
 
 
-def _apply(state: _State, change: _Change, files: RegionFiles, outcome: Outcome) -> None:
+def _write_and_follow(
+    state: _State, wanted: DomainRequest, files: RegionFiles, outcome: Outcome, *, must: bool
+) -> None:
+    """Under the lock. Where the region `must` come and is refused, all is as before."""
     domain, uuid = state.domain, state.persistent.uuid
-    region_xml, vsock_xml, stale_xml = change.region_xml, change.vsock_xml, change.stale_xml
-    if stale_xml is not None:
-        call(lambda: domain.detachDeviceFlags(stale_xml, libvirt.VIR_DOMAIN_AFFECT_CONFIG))
-        files.remove(uuid)
-    created = files.ensure(
-        uuid, change.request.region_bytes, qemu_account(domain), in_use=state.live is not None
-    )
-    if region_xml is not None:
-        try:
-            call(lambda: domain.attachDeviceFlags(region_xml, change.region_flags))
-        except HypervisorError as error:
-            if created:
+    before = _metadata(state)
+    if must and all(_has_region(side, wanted) for side in state.sides):
+        # nothing is to be put in, and the file may be gone
+        in_use = state.live is not None
+        files.ensure(uuid, wanted.region_bytes, qemu_account(domain), in_use=in_use)
+    if any(side.request != wanted for side in state.sides):
+        _set_metadata(state, request_metadata(wanted))
+    refused = following.carry_out(domain, files)
+    if not must:
+        outcome.notes += [refusal.line for refusal in refused]
+        return
+    for refusal in refused:
+        if refusal.device is Device.REGION:
+            _put_back(state, before)
+            following.carry_out(domain, files)
+            if all(side.region is None for side in state.sides):
                 files.remove(uuid)
-            raise HypervisorError(f"{state.persistent.name}: {error}") from error
-    request, metadata_differs = change.request, change.metadata_differs
-    if vsock_xml is not None:
-        try:
-            domain.attachDeviceFlags(vsock_xml, state.both)
-        except libvirt.libvirtError as error:
-            outcome.documents.remove(vsock_xml)
-            outcome.notes.append(f"no vsock device, the guest does without: {words(error)}")
-            request, metadata_differs = replace(request, vsock=False), True
-    if metadata_differs:
-        _set_metadata(state, request_metadata(request))
+            raise HypervisorError(refusal.why)
+    if refused:
+        outcome.notes.append(f"no vsock device, the guest does without: {refused[0].why}")
+        if state.persistent.vsock is None:
+            _set_metadata(state, request_metadata(replace(wanted, vsock=False)))
+            following.carry_out(domain, files)
+
+
+def _has_region(side: DomainDocument, request: DomainRequest) -> bool:
+    return side.region is not None and side.region.size_bytes == request.region_bytes
 
 
 def _refuse_foreign(state: _State) -> None:
@@ -245,45 +218,35 @@ def _refuse_foreign(state: _State) -> None:
             )
 
 
-def _stale_region(state: _State, request: DomainRequest) -> str | None:
-    """The device to replace in an inactive definition, because its size changes."""
+def _refuse_other_size(state: _State, request: DomainRequest) -> None:
+    """What runs keeps its region; of a domain that is off, following.py replaces it."""
     name = state.persistent.name
-    for document in (state.live, state.persistent):
-        region = document.region if document is not None else None
-        if region is None or region.size_bytes == request.region_bytes:
-            continue
-        if state.live is not None:
+    for side in state.sides if state.live is not None else ():
+        region = side.region
+        if region is not None and region.size_bytes != request.region_bytes:
             raise HypervisorError(
                 f"{name} runs with a region of {region.size_bytes >> 20} MiB: `sluice vm detach "
-                f"{name}` "
-                f"before attaching one of {request.region_mib} MiB"
+                f"{name}` before attaching one of {request.region_mib} MiB"
             )
-        return device_again(region)
-    return None
 
 
-def _region_change(
-    state: _State, request: DomainRequest, *, replaced: bool
-) -> tuple[str | None, int, PciAddress | None]:
-    """The region's device, where it is missing (libvirt's flags), and its place."""
-    in_config = None if replaced else state.persistent.region
-    in_live = state.live.region if state.live is not None else None
-    flags = 0 if in_config else libvirt.VIR_DOMAIN_AFFECT_CONFIG
-    if state.live is not None and in_live is None:
+def _missing_region(state: _State, request: DomainRequest) -> tuple[str | None, PciAddress | None]:
+    """The region's device where it is missing, and the place that it has or will have."""
+    defined = state.persistent.region
+    plugged = state.live.region if state.live is not None else None
+    lacks_plug = state.live is not None and plugged is None
+    if state.live is not None and lacks_plug:
         check_hot_plug(state.live)
-        flags |= libvirt.VIR_DOMAIN_AFFECT_LIVE
-    place = next((r.address for r in (in_live, in_config) if r is not None), None)
-    if not flags:
-        return None, 0, place
-    if place is None and replaced and state.persistent.region is not None:
-        place = state.persistent.region.address
+    there = plugged or defined
+    place = there.address if there is not None else None
+    if _has_region(state.persistent, request) and not lacks_plug:
+        return None, place
     if place is None:
         place = choose_place(state.persistent, state.live, frozenset())
-    xml = region_device(state.persistent.region_name, request.region_mib, place)
-    return xml, flags, place
+    return region_device(state.persistent.region_name, request.region_mib, place), place
 
 
-def _vsock_change(state: _State, taken: PciAddress | None, outcome: Outcome) -> str | None:
+def _missing_vsock(state: _State, taken: PciAddress | None, outcome: Outcome) -> str | None:
     if state.persistent.vsock is not None:
         return None
     if not VHOST_VSOCK.exists():
@@ -320,20 +283,24 @@ def _removals(state: _State) -> list[tuple[str, int]]:
     return list(found.items())
 
 
-def _await_release(domain: libvirt.virDomain, before: DomainDocument, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while (live := live_document(domain)) is not None and live.region is not None:
-        if time.monotonic() > deadline:
-            raise HypervisorError(
-                f"{before.name}: the guest has not released the device within {seconds:.0f} s (is "
-                "it paused, "
-                "or still booting?); it is out of the definition, its grant is ended, and it goes "
-                "when the "
-                "guest releases it or is powered off"
-            )
-        time.sleep(0.05)
-    if live is not None:
-        time.sleep(SETTLE_SECONDS)
+def _metadata(state: _State) -> dict[int, str | None]:
+    """Our element of each side as it stands there; None: there is none."""
+    found: dict[int, str | None] = {}
+    for flag in _SIDES:
+        if state.both & flag:
+            found[flag] = None
+            with contextlib.suppress(libvirt.libvirtError):
+                kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+                found[flag] = state.domain.metadata(kind, NAMESPACE, flag)
+    return found
+
+
+def _put_back(state: _State, before: dict[int, str | None]) -> None:
+    kind = libvirt.VIR_DOMAIN_METADATA_ELEMENT
+    for flag, xml in before.items():
+        with contextlib.suppress(libvirt.libvirtError):
+            key = NAMESPACE_KEY if xml is not None else None
+            state.domain.setMetadata(kind, xml, key, NAMESPACE, flag)
 
 
 def _set_metadata(state: _State, xml: str | None) -> None:
@@ -342,7 +309,7 @@ def _set_metadata(state: _State, xml: str | None) -> None:
     if xml is not None:
         call(lambda: state.domain.setMetadata(kind, xml, key, NAMESPACE, state.both))
         return
-    for flag in (libvirt.VIR_DOMAIN_AFFECT_LIVE, libvirt.VIR_DOMAIN_AFFECT_CONFIG):
+    for flag in _SIDES:
         if state.both & flag:
             # Removing what one side never had is an error to libvirt and none to us.
             with contextlib.suppress(libvirt.libvirtError):

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Brings a domain's devices in line with its metadata, whoever wrote that: `virsh` is enough.
 
-Called by service.py for every look at a domain; blocking. What runs follows the metadata of what
-runs, the definition its own, as libvirt keeps them apart: `virsh metadata` on a running domain
-hot-plugs, `virsh edit` counts from the next start. The decision is `plan_of`, pure. Doing it
-again changes nothing, and what cannot be done is said and tried again at the next look. It shares a
-lock with `sluice vm attach|detach`, whose steps it must not see half done.
+The one place that puts a channel's devices in and takes them out. Called by service.py for every
+look at a domain, by channel_devices.py once it has written metadata (`sluice vm attach|detach` need
+no server), and by moving.py; blocking. What runs follows the metadata of what runs, the definition
+its own, as libvirt keeps them apart: `virsh metadata` on a running domain hot-plugs, `virsh edit`
+counts from the next start. The decision is `plan_of`, pure. Doing it again changes nothing, and
+what cannot be done is said and tried again at the next look.
 """
 
 from __future__ import annotations
 
+import enum
 import errno
+import time
 from dataclasses import dataclass, replace
 
 import libvirt
@@ -45,6 +48,30 @@ from sluice.hypervisor.vsock_devices import (
 _LIVE = int(libvirt.VIR_DOMAIN_AFFECT_LIVE)
 _CONFIG = int(libvirt.VIR_DOMAIN_AFFECT_CONFIG)
 
+#: A guest releases a device within a second; one that is booting or paused may never.
+RELEASE_SECONDS = 15.0
+#: QEMU frees a region's memory a moment after it has said that the device is gone. Before that a
+#: save or a migration counts on the memory and never ends, and the same device plugged in again
+#: aborts QEMU ("RAMBlock already registered").
+SETTLE_SECONDS = 1.0
+_POLL_SECONDS = 0.05
+
+
+class Device(enum.Enum):
+    """What a channel is made of."""
+
+    REGION = "region"
+    VSOCK = "vsock"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A change that could not be made: of which device, and why, with the domain's name."""
+
+    device: Device
+    why: str
+    line: str  # `why`, and when the device comes all the same
+
 
 @dataclass(frozen=True)
 class DeviceChange:
@@ -76,7 +103,7 @@ def plan_of(
 
     `may_plug` is False where the device was unplugged from this run of the domain, by the guest or
     with `virsh detach-device`: it comes back with the next start. A request that cannot be read
-    moves nothing, and neither does a region of another domain: service.py reports both.
+    moves nothing, and beside a region of another domain none is put in: service.py reports both.
     """
     running, defined = _change(live, keep_size=True), _change(persistent, keep_size=False)
     if running.take_vsock is not None and running.take_vsock.user:
@@ -88,12 +115,14 @@ def plan_of(
 
 
 def _change(side: DomainDocument | None, *, keep_size: bool) -> DeviceChange:
-    if side is None or side.problem is not None or side.foreign_regions:
+    if side is None or side.problem is not None:
         return DeviceChange()
     request, region = side.request, side.region
     ours = side.vsock if side.vsock is not None and side.vsock.ours else None
     if request is None:
         return DeviceChange(take=region, take_vsock=ours)
+    if side.foreign_regions:
+        return DeviceChange()
     if not request.has_region:
         return DeviceChange(put=request if side.vsock is None else None, take=region)
     if request.vsock:
@@ -121,49 +150,93 @@ def follow(
     A device that a running guest has to release goes when it does: libvirt says so by an event.
     `vsock` is what the host has for it (None: look), `taken` are CIDs of other domains.
     """
-    vsock = vsock or VsockHost.found()
     with files.locked():
-        live = live_document(domain)
-        definition = persistent_document(domain)
-        defined = bool(domain.isPersistent())
-        plan = plan_of(definition if defined else None, live, may_plug=may_plug)
-        problems: list[str] = []
-        if not plan.any:
-            return problems
-        for change, flag in ((plan.config, _CONFIG), (plan.live, _LIVE)):
-            side = live if flag == _LIVE else definition
-            if side is None:
-                continue
-            try:
-                if change.take is not None:
-                    xml = device_again(change.take)
-                    call(lambda xml=xml, flag=flag: domain.detachDeviceFlags(xml, flag))  # type: ignore[misc]
-                if change.take_vsock is not None:
-                    _take_vsock(domain, change.take_vsock, flag)
-                if flag == _CONFIG and (change.take is not None or change.take_vsock is not None):
-                    definition = persistent_document(domain)  # the place taken away is free
-                if change.put is not None:
-                    plug = _Plug(domain, definition, live, flag)
-                    if flag == _LIVE and _waits(change.put, definition.uuid, files):
-                        continue
-                    if change.put.has_region:
-                        place = _put(plug, change.put, files)
-                        if change.put.vsock and side.vsock is None:
-                            _put_vsock(plug, files, vsock, taken, place)
-                    else:
-                        _put_vsock(plug, files, vsock, taken, None)
-                elif change.put_vsock:
-                    plug = _Plug(domain, definition, live, flag)
-                    _put_vsock(plug, files, vsock, taken, None)
-            except HypervisorError as error:
-                why = str(error).removeprefix(f"{definition.name}: ")
-                defined_too = definition.region is not None or definition.vsock is not None
-                later = flag == _LIVE and change.put is not None and defined_too
-                when = "its channel comes with the next start: " if later else ""
-                problems.append(f"{definition.name}: {when}{why}")
-            if flag == _CONFIG:
-                definition = persistent_document(domain)  # the live device takes the same place
-        return problems
+        done = carry_out(domain, files, may_plug=may_plug, vsock=vsock, taken=taken)
+    return [refusal.line for refusal in done]
+
+
+def carry_out(
+    domain: libvirt.virDomain,
+    files: RegionFiles,
+    *,
+    may_plug: bool = True,
+    vsock: VsockHost | None = None,
+    taken: frozenset[int] = frozenset(),
+) -> list[Refusal]:
+    """As `follow`, for who holds the lock: whoever has just written the metadata."""
+    host = vsock or VsockHost.found()
+    live = live_document(domain)
+    definition = persistent_document(domain)
+    defined = bool(domain.isPersistent())
+    plan = plan_of(definition if defined else None, live, may_plug=may_plug)
+    refused: list[Refusal] = []
+    for change, flag in ((plan.config, _CONFIG), (plan.live, _LIVE)):
+        if change == DeviceChange():
+            continue
+        plug = _Plug(domain, definition, live, flag)
+        refused += _carry_out(plug, change, files, host, taken)
+        if flag == _CONFIG:
+            definition = persistent_document(domain)  # the live device takes the same place
+    return refused
+
+
+def _carry_out(
+    plug: _Plug, change: DeviceChange, files: RegionFiles, host: VsockHost, taken: frozenset[int]
+) -> list[Refusal]:
+    """One side's change; what cannot be done ends it."""
+    name, put, flag = plug.definition.name, change.put, plug.flag
+    device = Device.REGION
+    try:
+        if change.take is not None:
+            xml = device_again(change.take)
+            call(lambda: plug.domain.detachDeviceFlags(xml, flag))
+        device = Device.VSOCK
+        if change.take_vsock is not None:
+            _take_vsock(plug.domain, change.take_vsock, flag)
+        if flag == _CONFIG and (change.take is not None or change.take_vsock is not None):
+            # the place taken away is free
+            plug = replace(plug, definition=persistent_document(plug.domain))
+        if put is not None and not (flag == _LIVE and _waits(put, plug.definition.uuid, files)):
+            place = None
+            if put.has_region:
+                device = Device.REGION
+                former = change.take.address if change.take is not None else None
+                place = _put(plug, put, files, former)
+                device = Device.VSOCK
+            if not put.has_region or (put.vsock and plug.side.vsock is None):
+                _put_vsock(plug, files, host, taken, place)
+        elif change.put_vsock:
+            _put_vsock(plug, files, host, taken, None)
+    except HypervisorError as error:
+        why = str(error).removeprefix(f"{name}: ")
+        defined_too = plug.definition.region is not None or plug.definition.vsock is not None
+        later = flag == _LIVE and put is not None and defined_too
+        when = "its channel comes with the next start: " if later else ""
+        return [Refusal(device, f"{name}: {why}", f"{name}: {when}{why}")]
+    return []
+
+
+def take_out(domain: libvirt.virDomain, region: ShmemDevice, files: RegionFiles) -> None:
+    """Takes the channel out of what runs, though the metadata asks for it: it is to be saved.
+
+    It stays out until `follow` is called for this run of the domain with `may_plug`, or the domain
+    starts anew: a server takes what has gone for unplugged.
+    """
+    xml = device_again(region)
+    with files.locked():
+        call(lambda: domain.detachDeviceFlags(xml, _LIVE))
+
+
+def await_release(domain: libvirt.virDomain, seconds: float) -> bool:
+    """Whether the guest has let the channel go that was taken out, or is off, by then."""
+    deadline = time.monotonic() + seconds
+    while (live := live_document(domain)) is not None and live.region is not None:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    if live is not None:
+        time.sleep(SETTLE_SECONDS)
+    return True
 
 
 @dataclass(frozen=True)
@@ -174,6 +247,11 @@ class _Plug:
     definition: DomainDocument
     live: DomainDocument | None
     flag: int
+
+    @property
+    def side(self) -> DomainDocument:
+        """The one of the two that is changed."""
+        return self.live if self.flag == _LIVE and self.live is not None else self.definition
 
     def attach(self, xml: str) -> None:
         call(lambda: self.domain.attachDeviceFlags(xml, self.flag))
@@ -189,7 +267,10 @@ def _take_vsock(domain: libvirt.virDomain, device: VsockDevice, flag: int) -> No
         call(lambda: domain.detachDeviceFlags(xml, flag))
 
 
-def _put(plug: _Plug, request: DomainRequest, files: RegionFiles) -> PciAddress | None:
+def _put(
+    plug: _Plug, request: DomainRequest, files: RegionFiles, former: PciAddress | None
+) -> PciAddress | None:
+    """Puts a region in; where one was taken out for it, `former` is that one's place."""
     domain, definition, live, flag = plug.domain, plug.definition, plug.live, plug.flag
     _refuse_saved(plug)
     uuid, size = definition.uuid, request.region_bytes
@@ -200,7 +281,8 @@ def _put(plug: _Plug, request: DomainRequest, files: RegionFiles) -> PciAddress 
             f"{request.region_mib} comes with the first start after it was powered off"
         )
     other = plugged if flag == _CONFIG else definition.region
-    place = _same_place(plug, other.address if other is not None else None, frozenset())
+    there = other.address if other is not None else former
+    place = _same_place(plug, there, frozenset())
     created = files.renew(uuid, size, qemu_account(domain), in_use=live is not None)
     server = str(files.server_socket(uuid)) if request.has_doorbell else None
     try:

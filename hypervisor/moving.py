@@ -20,15 +20,13 @@ from dataclasses import dataclass
 import libvirt
 
 from sluice.hypervisor import following
-from sluice.hypervisor.channel_devices import RELEASE_SECONDS, SETTLE_SECONDS
-from sluice.hypervisor.device_xml import device_again
 from sluice.hypervisor.domain_document import DomainDocument
 from sluice.hypervisor.errors import HypervisorError
+from sluice.hypervisor.following import RELEASE_SECONDS
 from sluice.hypervisor.guest_sessions import sessions_of
 from sluice.hypervisor.libvirt_host import call, live_document
 from sluice.hypervisor.region_file import RegionFiles
 
-_LIVE = int(libvirt.VIR_DOMAIN_AFFECT_LIVE)
 _POLL_SECONDS = 0.05
 #: After so long without headway such a job is ended, and the guest goes on.
 STUCK_SECONDS = 30.0
@@ -159,19 +157,13 @@ def _unplug(domain: libvirt.virDomain, live: DomainDocument, files: RegionFiles)
     """Until the guest has let the device go."""
     region = live.region
     assert region is not None
-    xml = device_again(region)
-    with files.locked():
-        call(lambda: domain.detachDeviceFlags(xml, _LIVE))
-    deadline = time.monotonic() + RELEASE_SECONDS
-    while (now := live_document(domain)) is not None and now.region is not None:
-        if time.monotonic() > deadline:
-            raise HypervisorError(
-                f"{live.name}: the guest has not released the channel within "
-                f"{RELEASE_SECONDS:.0f} s (is it paused, or still booting?), and with it libvirt "
-                "moves nothing; it goes when the guest releases it, and is back at the next start"
-            )
-        time.sleep(_POLL_SECONDS)
-    time.sleep(SETTLE_SECONDS)
+    following.take_out(domain, region, files)
+    if not following.await_release(domain, RELEASE_SECONDS):
+        raise HypervisorError(
+            f"{live.name}: the guest has not released the channel within {RELEASE_SECONDS:.0f} s "
+            "(is it paused, or still booting?), and with it libvirt moves nothing; it goes when "
+            "the guest releases it, and is back at the next start"
+        )
 
 
 @contextmanager

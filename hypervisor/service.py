@@ -21,7 +21,6 @@ from typing import Any
 import libvirt
 
 from sluice.hypervisor import domain_life, following
-from sluice.hypervisor.channel_devices import SETTLE_SECONDS
 from sluice.hypervisor.domain_document import DomainDocument
 from sluice.hypervisor.domain_life import Known, Life, Observed, Step
 from sluice.hypervisor.errors import HypervisorError
@@ -303,7 +302,7 @@ class HypervisorService:
         try:
             domain = connection.lookupByUUIDString(uuid)
             unplugged = self._plugged.get(uuid) == domain.ID()
-            settled = self._released.get(uuid, 0.0) + SETTLE_SECONDS
+            settled = self._released.get(uuid, 0.0) + following.SETTLE_SECONDS
             time.sleep(max(0.0, settled - time.monotonic()))
             others = (known.vsock for key, known in self._known.items() if key != uuid)
             return following.follow(

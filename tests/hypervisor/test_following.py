@@ -22,6 +22,7 @@ HAS = parse_domain(q35(devices=region()))
 BOTH = parse_domain(q35(devices=region(), metadata=ours()))
 BAD = parse_domain(q35(devices=region(), metadata=BAD_TEXT))
 FOREIGN = parse_domain(q35(devices=region(OTHER_UUID), metadata=ours()))
+LEFT = parse_domain(q35(devices=region() + region(OTHER_UUID)))
 SMALLER = parse_domain(q35(devices=region(size_mib=32), metadata=ours()))
 
 
@@ -44,6 +45,7 @@ SMALLER = parse_domain(q35(devices=region(size_mib=32), metadata=ours()))
         (NONE, HAS, DeviceChange(take=HAS.region), DeviceChange()),
         (BAD, BAD, DeviceChange(), DeviceChange()),  # nobody is thrown out for a slip of the pen
         (FOREIGN, FOREIGN, DeviceChange(), DeviceChange()),
+        (LEFT, None, DeviceChange(), DeviceChange(take=LEFT.region)),  # its own goes all the same
         (SMALLER, SMALLER, DeviceChange(), DeviceChange(put=REQUEST, take=SMALLER.region)),
         (None, ASKS, DeviceChange(put=REQUEST), DeviceChange()),  # a transient domain
     ],

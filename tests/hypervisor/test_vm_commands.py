@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Callable
@@ -293,6 +294,32 @@ def test_what_cannot_be_is_refused_before_anything_is_touched(
     assert refused.err.count("\n") == 1 + refused.err.count("no vsock")
     assert guest.domain.XMLDesc() == before
     assert not region_path(guest).exists()
+
+
+@pytest.mark.parametrize("runs", [False, True], ids=["off", "running"])
+def test_where_the_channel_cannot_be_made_the_metadata_is_as_it_was(
+    vm: VmCommand, make_guest: Callable[..., Guest], *, runs: bool
+) -> None:
+    guest = make_guest()
+    if runs:
+        guest.start()
+        guest.wait_ready()
+    squatted = region_path(guest)
+    squatted.touch()
+    os.truncate(squatted, 32 << 20)
+    os.chown(squatted, 12345, 12345)
+
+    def texts() -> list[str]:
+        # libvirt leaves an empty element where there was one
+        found = [guest.domain.XMLDesc(flag) for flag in (0, libvirt.VIR_DOMAIN_XML_INACTIVE)]
+        return [text.replace("  <metadata/>\n", "") for text in found]
+
+    before = texts()
+    refused = vm.attach(guest.name, "--region-mib", "32")
+    assert refused.code == 1
+    assert str(squatted) in refused.err
+    assert "attached" not in refused.out
+    assert texts() == before
 
 
 def test_unknown_and_transient_domains_are_named(vm: VmCommand, rig: Rig) -> None:
