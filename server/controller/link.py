@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""This server's line to the controller: the registration stream and the grant calls.
+"""This server's connection to the controller: the registration stream and the grant calls.
 
 Used by service and sessions.manager. It owns the gRPC channels and reconnects for ever, whoever
 started first; each time it reports what really runs here. Of several controllers it finds the one
@@ -27,7 +27,7 @@ from sluice.resources.ends import End
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 from sluice.server.controller.orders import GrantEnds, Orders, ServerSide
-from sluice.server.controller.tls import ControllerLine
+from sluice.server.controller.tls import ControllerCredentials
 from sluice.server.sessions.open_session import RefusalError
 
 log = logging.getLogger("sluice.server")
@@ -61,16 +61,16 @@ class LocalGrant:
 
 
 class ControllerLink:
-    """The line to the controller, or to the one of several that leads."""
+    """The connection to the controller, or to the one of several that leads."""
 
     def __init__(
         self,
         targets: Sequence[str],
         side: ServerSide,
         wait_seconds: float,
-        line: ControllerLine | None = None,
+        credentials: ControllerCredentials | None = None,
     ) -> None:
-        self._line = line or ControllerLine()
+        self._credentials = credentials or ControllerCredentials()
         self._targets = list(targets)
         self._target = self._targets[0]
         self._side = side
@@ -139,7 +139,7 @@ class ControllerLink:
 
     def _stub_of(self, target: str) -> pool_pb2_grpc.PoolAsyncStub:
         if target not in self._channels:
-            self._channels[target] = self._line.channel(target)
+            self._channels[target] = self._credentials.channel(target)
         return pool_pb2_grpc.PoolStub(self._channels[target])
 
     async def close(self) -> None:
@@ -241,7 +241,7 @@ class ControllerLink:
                 del self._asked[call]
 
     async def _turn(self, begin: float, patience: float, pause: float) -> None:
-        """When the controller can be asked: after a line broke, what waits longer goes first."""
+        """When the controller can be asked: after it was gone, what waits longer goes first."""
         own = (begin, object())
         bisect.insort(self._unasked, own, key=lambda each: each[0])
         try:
@@ -278,7 +278,7 @@ class ControllerLink:
             )
 
     def _named(self, request_id: str) -> tuple[tuple[str, str], ...]:
-        return (*self._line.metadata, (METADATA_KEY, request_id))
+        return (*self._credentials.metadata, (METADATA_KEY, request_id))
 
     async def _stream(self) -> None:
         # a queue of its own: the last stream's sender may still wait at the last one
@@ -287,8 +287,10 @@ class ControllerLink:
         self._streams += 1
         first = rpc.NodeReport(inventory=self._inventory())
         self._stub = self._stub_of(self._target)
-        self._line.renew()
-        call = self._stub.Register(_outgoing(first, self._reports), metadata=self._line.metadata)
+        self._credentials.renew()
+        call = self._stub.Register(
+            _outgoing(first, self._reports), metadata=self._credentials.metadata
+        )
         self._hung_up = False
         beats: asyncio.Task[None] | None = None
         try:

@@ -29,7 +29,7 @@ class OrderRefused(Exception):
 
 
 class ServerSide(Protocol):
-    """What the controller may ask of this server; implemented by server.service."""
+    """What the controller may ask of this server; implemented by node_side."""
 
     def inventory(self) -> rpc.Inventory:
         """Everything that is here and runs here, now."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How this server's line to the controller is protected, and what it shows there.
+"""How this server's connection to the controller is protected, and what it shows there.
 
-Used by controller.link. With a CA the line is TLS and the controller's certificate is checked; the
+Used by controller.link. With a CA it is TLS and the controller's certificate is checked; the
 node shows its own certificate, or its token. The token is read again for each stream, so a new one
 in the file is used without a restart.
 """
@@ -30,7 +30,7 @@ OPTIONS = (
 )
 
 
-class ControllerLine:
+class ControllerCredentials:
     """Certificates and token; raises OSError for a file that cannot be read."""
 
     def __init__(self, tls: TlsSection | None = None, token_file: Path | None = None) -> None:
@@ -57,7 +57,7 @@ class ControllerLine:
                 log.warning("%s: cannot be read (%s)", self._token_file, error.strerror)
 
     def channel(self, target: str) -> grpc.aio.Channel:
-        """A line to a controller."""
+        """A connection to a controller."""
         if self._credentials:
             return grpc.aio.secure_channel(target, self._credentials, options=OPTIONS)
         return grpc.aio.insecure_channel(target, options=OPTIONS)

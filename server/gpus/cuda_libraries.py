@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds NVIDIA's libraries (cuBLAS, cuDNN, …) on this host, which workers call for their clients.
 
-Called by server.service (folders for the workers), by `sluice-server --check` (what there is, for
+Called by server.start_up (folders for the workers), by `sluice-server --check` (what there is, for
 people) and by the tests' static server, on GPU hosts with a bare Python: so it imports nothing
 else of Sluice.
 Only files are looked at; nothing is loaded here. It promises folders in the order in which a

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds the driver and the GPUs of this host.
 
-Called by server.service at start. NVIDIA's own libcuda is used where it is installed, the software
-GPU elsewhere, and the log says which. What the GPUs are is learned from a worker, which sees
-exactly what sessions will see; NVML, where it works, adds what only it knows (gpus.nvml_facts).
+Called by server.start_up and gpus.host_gpus. NVIDIA's own libcuda is used where it is installed,
+the software GPU elsewhere, and the log says which. What the GPUs are is learned from a worker,
+which sees exactly what sessions will see; NVML, where it works, adds what only it knows
+(gpus.nvml_facts).
 """
 
 from __future__ import annotations

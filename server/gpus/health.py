@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which GPUs of this host may be given out: checks them when they join, and hears of their faults.
 
-Owned by server.service, which reports what it says and ends the sessions of a card that failed. A
+Owned by gpus.host_gpus, which reports what it says and ends the sessions of a card that failed. A
 GPU is at fault (out of the pool, its sessions end), held (it takes nothing new for now) or flagged
 (it is given out, with a note). It promises that a real GPU is offered only after its checks or
 where the operator does without, that none is checked while somebody uses it, and that a fault lasts
@@ -50,7 +50,7 @@ class Condition:
 
 
 class Ward(Protocol):
-    """Who acts on what is found; implemented by server.service."""
+    """Who acts on what is found; implemented by gpus.host_gpus."""
 
     def condition_changed(self, uuid: str) -> None:
         """A GPU is in another condition than before."""

@@ -20,7 +20,7 @@ from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink, LocalGrant
 from sluice.server.controller.orders import OrderRefused
-from sluice.server.controller.tls import ControllerLine
+from sluice.server.controller.tls import ControllerCredentials
 from sluice.server.sessions.open_session import RefusalError
 
 from .account import Account
@@ -99,7 +99,11 @@ class SimulatedNode:
         self._restore()
         self.account.write("boot", gpus=self._gpus, overhead_mib=OVERHEAD_MIB)
         self.link = WatchedLink(
-            self.account, targets, self, wait_seconds=60, line=ControllerLine(None, token_file)
+            self.account,
+            targets,
+            self,
+            wait_seconds=60,
+            credentials=ControllerCredentials(None, token_file),
         )
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -26,7 +26,7 @@ from etcd_members import EtcdMembers, etcd_members
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink, LocalGrant
-from sluice.server.controller.tls import ControllerLine
+from sluice.server.controller.tls import ControllerCredentials
 
 VM = "606ef660-97e7-4293-92c4-c8b7480e0c99"
 PREFIX = "/sluice/"
@@ -54,8 +54,8 @@ class StoredServer(SimulatedServer):
         self.holder = ""
         super().__init__(name, [target], gpus)
         self._line.cancel()  # of a link without a token
-        line = ControllerLine(None, token_file)
-        self.link = ControllerLink([target], self, 30, line)
+        credentials = ControllerCredentials(None, token_file)
+        self.link = ControllerLink([target], self, 30, credentials)
         self._line = asyncio.create_task(self.link.run())
 
     async def take_as(self, **fields: Any) -> LocalGrant:

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the controller may ask of this server: the inventory, and what an order does here.
+
+Made by service; implements orders.ServerSide for controller.link. It decides nothing: sessions,
+keys, GPUs and VMs are asked and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.config.server import ServerConfig
+from sluice.config.version import own_version
+from sluice.resources.ends import End
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.link import ControllerLink
+from sluice.server.controller.orders import OrderRefused
+from sluice.server.gpus.host_gpus import HostGpus
+from sluice.server.gpus.native import NativeGpus
+from sluice.server.guests.machines import GuestMachines
+from sluice.server.listeners.data_port import DataPort
+from sluice.server.sessions.logs import read_session_log
+from sluice.server.sessions.manager import SessionManager
+from sluice.server.workers.warm import WarmWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class NodeParts:
+    """The parts of a server that the controller's questions and orders are about."""
+
+    controller: ControllerLink
+    manager: SessionManager
+    workers: WarmWorkers
+    gpus: HostGpus
+    native: NativeGpus
+    machines: GuestMachines
+    data_port: DataPort
+    advertised: str  # the address that TCP clients are told
+
+
+class NodeSide:
+    """The ServerSide of a ControllerLink; has its parts before that link runs."""
+
+    _parts: NodeParts
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+
+    def speak_for(self, parts: NodeParts) -> None:
+        """These are the server's, from now on."""
+        self._parts = parts
+
+    def inventory(self) -> rpc.Inventory:
+        """Everything that is here and runs here, now."""
+        parts = self._parts
+        sessions = [session.report() for session in parts.manager.sessions.values()]
+        return rpc.Inventory(
+            node=self._config.server.node_name,
+            data_address=parts.advertised,
+            data_port=parts.data_port.port,
+            data_tls=self._config.tls.data_plane,
+            version=own_version(),
+            vgpu_count=self._config.server.vgpu_count,
+            gpus=[
+                rpc.Gpu(
+                    uuid=gpu.uuid,
+                    model=gpu.name,
+                    memory_mib=gpu.memory_mib,
+                    software=gpu.software,
+                    context_overhead_mib=gpu.context_overhead_mib,
+                    reserved_mib=gpu.reserved_mib,
+                    architecture=gpu.architecture,
+                    numa_node=gpu.numa_node if gpu.numa_node >= 0 else None,
+                    nvlink_group=gpu.nvlink_group,
+                    let_go=parts.workers.has_let_go(gpu.uuid),
+                    pci_address=parts.native.address_of(gpu),
+                    native_problem=parts.native.problem_of(gpu),
+                    fault=condition.fault,
+                    held=condition.held,
+                    note=condition.note,
+                )
+                for gpu in parts.gpus.gpus
+                for condition in (parts.gpus.health.condition(gpu.uuid),)
+            ],
+            hands_over=True,
+            sessions=sessions + parts.data_port.expected_reports(),
+            holds=parts.manager.holds.reports(),
+            labels=[
+                rpc.Label(name=name, value=value)
+                for name, value in sorted(self._config.node.labels.items())
+            ],
+        )
+
+    def take_assignment(self, assignment: rpc.Assignment) -> None:
+        """Expects a TCP client. Raises OrderRefused."""
+        known = {gpu.uuid for gpu in self._parts.gpus.gpus}
+        missing = [v.gpu_uuid for v in assignment.vgpus if v.gpu_uuid not in known]
+        if missing:
+            raise OrderRefused(f"it has no GPU {', '.join(missing)}")
+        self._parts.data_port.expect(assignment)
+
+    def end_grant(self, grant_id: str, why: End) -> None:
+        """Ends what runs for a grant."""
+        running = self._parts.manager.end_grant(grant_id, why)
+        if not running and not self._parts.data_port.forget_grant(grant_id, why):
+            # nothing of it is here: the controller only needs to hear that
+            self._parts.controller.report_end("", grant_id, why)
+
+    async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
+        """Changes the limits of what runs for a grant. Raises OrderRefused."""
+        if self._parts.data_port.resize_grant(grant_id, vgpus):
+            return
+        if not any(
+            session.grant_id == grant_id for session in self._parts.manager.sessions.values()
+        ):
+            raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
+        await self._parts.manager.resize_grant(grant_id, vgpus)
+
+    async def hand_over(self, order: rpc.HandOver) -> None:
+        """Lets a GPU go, or takes it back. Raises OrderRefused."""
+        if order.back:
+            await self._parts.native.take_back(order)
+            self._parts.gpus.health.take_back(order.gpu_uuid)
+        await self._parts.manager.hand_over(order.gpu_uuid, back=order.back)
+        if order.to_native:
+            await self._parts.gpus.health.give_away(order.gpu_uuid)
+            await self._parts.native.leave(order)
+
+    async def native_order(self, order: rpc.NativeOrder) -> rpc.NativeDone:
+        """Gives a whole GPU up, to a VM, or back."""
+        return await self._parts.native.carry_out(order)
+
+    def report_holdings(self) -> None:
+        """Reports what VMs ask for and what they have of this host's GPUs, once that is known."""
+        self._parts.native.report()
+        self._parts.machines.report()
+
+    def read_log(self, session_id: str, tail_bytes: int) -> str:
+        """The end of a session's log."""
+        return read_session_log(self._config.log.log_dir, session_id, tail_bytes)
+
+    def order_gpu(self, uuid: str, *, clear: bool) -> None:
+        """Clears a GPU's fault, or has it checked. Raises OrderRefused."""
+        if clear:
+            self._parts.gpus.health.clear(uuid)
+        else:
+            self._parts.gpus.health.check(uuid)
