@@ -25,15 +25,21 @@ from sluice.controller.api.description import describe
 from sluice.controller.api.enrolment_batch import enrolment_batch_routes
 from sluice.controller.api.enrolment_routes import enrolment_routes
 from sluice.controller.api.event_routes import event_routes
+from sluice.controller.api.gpu_routes import gpu_routes
+from sluice.controller.api.grant_routes import grant_routes
 from sluice.controller.api.health_routes import health_routes
 from sluice.controller.api.idempotency import Idempotency
 from sluice.controller.api.metrics_routes import metrics_routes
-from sluice.controller.api.operations import operation_routes
+from sluice.controller.api.node_routes import node_routes
+from sluice.controller.api.pool_routes import pool_routes
+from sluice.controller.api.queue_routes import queue_routes
+from sluice.controller.api.quota_routes import quota_routes
 from sluice.controller.api.reservation_batch import reservation_batch_routes
-from sluice.controller.api.resources import resource_routes
-from sluice.controller.api.share_routes import share_routes
+from sluice.controller.api.reservation_routes import reservation_routes
+from sluice.controller.api.session_routes import session_routes
 from sluice.controller.api.tcp_sessions import tcp_session_routes
 from sluice.controller.api.token_routes import token_routes
+from sluice.controller.api.usage_routes import usage_routes
 from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.auth.access import Access
@@ -65,15 +71,21 @@ def build_app(
         redoc_url=None,
     )
     routers = [
-        resource_routes(grant_service, service),
+        pool_routes(grant_service),
+        node_routes(grant_service),
+        gpu_routes(grant_service),
+        grant_routes(grant_service, service),
+        session_routes(grant_service, service),
         event_routes(grant_service, access.tokens),
         token_routes(access.tokens),
         enrolment_routes(access.enrolments, grant_service.pool, access.tokens.wall),
         enrolment_batch_routes(access.enrolments, grant_service.pool, access.tokens.wall),
-        share_routes(grant_service),
+        reservation_routes(grant_service),
+        quota_routes(grant_service),
+        queue_routes(grant_service.pool),
+        usage_routes(grant_service),
         reservation_batch_routes(grant_service),
         vgpu_routes(grant_service.pool),
-        operation_routes(grant_service, service),
         attachment_routes(grant_service, service),
         health_routes(grant_service, service),
         tcp_session_routes(grant_service, service, key_seconds),

@@ -14,9 +14,9 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
 from sluice.controller.api.authorisation import Operator, Viewer
+from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
-from sluice.controller.api.operations import carried_out
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
 from sluice.controller.api.problems import Problem, ProblemDocument, not_found
 from sluice.controller.api.schemas import Line, Time, time_of

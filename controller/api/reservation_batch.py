@@ -23,10 +23,9 @@ from sluice.controller.api.batches import (
     audit_line,
     or_malformed,
 )
-from sluice.controller.api.operations import carried_out, problem_of
+from sluice.controller.api.carrying_out import carried_out, problem_of
 from sluice.controller.api.problems import Problem, ProblemDocument, document_of
-from sluice.controller.api.schemas import Name
-from sluice.controller.api.share_routes import (
+from sluice.controller.api.reservation_routes import (
     ReservationRequest,
     ReservationSize,
     ReservationView,
@@ -34,16 +33,11 @@ from sluice.controller.api.share_routes import (
     refuse_in_trouble,
     reservation_view,
 )
+from sluice.controller.api.schemas import Name
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
 from sluice.controller.pool.model import Reservation
-from sluice.controller.pool.reservations.steps import (
-    Create,
-    End,
-    Outcome,
-    ReservationStep,
-    Resize,
-)
+from sluice.controller.pool.reservations.steps import Create, End, Outcome, ReservationStep, Resize
 
 PATH = "/v1/reservations:batch"
 ENDED = "deleted by the operator"

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST handlers of nodes: listed, shown, drained.
+
+Mounted by controller.api.app under /v1. A drain is one step of the pool. What can be changed
+carries its generation as an ETag.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+
+from sluice.controller.api import schemas
+from sluice.controller.api.authorisation import Operator, Viewer
+from sluice.controller.api.carrying_out import carried_out
+from sluice.controller.api.generations import set_etag
+from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page_in_order
+from sluice.controller.api.problems import ProblemDocument, not_found
+from sluice.controller.grant_service import GrantService
+
+_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
+_CHANGED: dict[int | str, dict[str, Any]] = {
+    404: {"model": ProblemDocument},
+    409: {"model": ProblemDocument},
+    412: {"model": ProblemDocument},
+}
+NodeStateName = Literal["up", "away", "lost"]
+
+
+def node_routes(grant_service: GrantService) -> APIRouter:
+    """The handlers, bound to one pool."""
+    routes = APIRouter()
+    pool = grant_service.pool
+
+    @routes.get("/nodes", tags=["nodes"])
+    async def list_nodes(
+        _: Viewer,
+        state: NodeStateName | None = None,
+        limit: Limit = DEFAULT_LIMIT,
+        marker: Marker = None,
+    ) -> schemas.NodeList:
+        """Every node that ever joined."""
+        shown, marker = page_in_order(
+            lambda last: (n for n in pool.nodes_in_order.after(last) if state in (None, n.state)),
+            lambda n: (n.name,),
+            limit,
+            marker,
+        )
+        nodes = [schemas.node_view(pool, node) for node in shown]
+        return schemas.NodeList(nodes=nodes, next_marker=marker)
+
+    @routes.get("/nodes/{name}", tags=["nodes"], responses=_404)
+    async def show_node(name: str, _: Viewer, response: Response) -> schemas.NodeView:
+        """One node."""
+        if (node := pool.nodes.get(name)) is None:
+            raise not_found("node", name)
+        set_etag(response, node.generation)
+        return schemas.node_view(pool, node)
+
+    @routes.put("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
+    async def drain_node(name: str, _: Operator) -> schemas.NodeView:
+        """A node takes nothing new; what runs there goes on."""
+        await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=True))
+        return schemas.node_view(pool, pool.nodes[name])
+
+    @routes.delete("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
+    async def undrain_node(name: str, _: Operator) -> schemas.NodeView:
+        """It takes new grants again."""
+        await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=False))
+        return schemas.node_view(pool, pool.nodes[name])
+
+    return routes
