@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request
@@ -25,7 +26,7 @@ from sluice.controller.auth.tokens import Role
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Granted, GrantRequest, Refused
 from sluice.controller.pool.grants.jobs import JobKey
-from sluice.controller.pool.model import DEFAULT_PROJECT, Mode
+from sluice.controller.pool.model import DEFAULT_PROJECT, Mode, Node
 from sluice.controller.rpc.announcing import NODE_TRIES, NotTaken, announce
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.store.store import StoreError
@@ -40,13 +41,134 @@ MOST_HOLDS = 2048
 MOST_HOLDS_OF_CALLER = 512
 
 
+class _Tickets:
+    """Sessions that are asked for over REST: from the request to where its client connects."""
+
+    def __init__(self, grant_service: GrantService, service: PoolService, key_seconds: int) -> None:
+        self._grant_service = grant_service
+        self._service = service
+        self._key_seconds = key_seconds
+        self._waits: dict[tuple[str, str], GrantRequest] = {}  # by caller and Idempotency-Key
+
+    def waiting(self, caller: Caller, idempotency_key: str) -> GrantRequest | None:
+        """The caller's request with this key, while it waits."""
+        wanted = self._waits.get((caller.id, idempotency_key)) if idempotency_key else None
+        queue = self._grant_service.pool.queue
+        return wanted if wanted is not None and wanted.request_id in queue else None
+
+    async def open(self, body: SessionRequest, request: Request, caller: Caller) -> SessionTicket:
+        """Asks until a node takes the session; raises Problem, StoreError."""
+        peer = request.client.host if request.client else ""
+        asked = _grant_request(self._grant_service, body, caller, peer)
+        if len(set(body.chosen)) < len(body.chosen):
+            raise Problem(422, ProblemType.INVALID_CHOICE, "`chosen` names a vGPU twice")
+        trouble = ""
+        for _ in range(NODE_TRIES):
+            wanted = replace(asked, request_id=secrets.token_hex(8))
+            if refusal := self._grant_service.pool.requests.not_allowed(wanted):
+                raise Problem(
+                    403, ProblemType.NOT_ALLOWED, refusal.message, cuda_error=int(refusal.status)
+                )
+            ticket, trouble = await self._ask(wanted, request, caller)
+            if ticket:
+                return ticket
+        raise Problem(
+            503,
+            ProblemType.SESSION_NOT_TAKEN,
+            f"{trouble}; look at `sluice node list` and try again",
+            cuda_error=int(CudaStatus.SYSTEM_NOT_READY),
+        )
+
+    async def _ask(
+        self, wanted: GrantRequest, request: Request, caller: Caller
+    ) -> tuple[SessionTicket | None, str]:
+        """A ticket, or why the grant's node did not take the session."""
+        key, trouble = secrets.token_hex(16), ""
+        asked = (caller.id, request.headers.get("idempotency-key", ""))
+        self._service.under_way.add(wanted.request_id)
+        self._waits[asked] = wanted
+        try:
+            answer = await _answer_or_hangup(self._grant_service, wanted, request)
+            node = self._grant_service.pool.nodes[answer.grant.node]
+            # a client that waited may be gone by now, and nobody else has the key
+            gone = await request.is_disconnected()
+            if not gone:
+                await announce(
+                    self._grant_service, self._service.links, answer, key, self._key_seconds
+                )
+                gone = await request.is_disconnected()
+        except NotTaken as not_taken:
+            trouble = str(not_taken)
+            gone = await request.is_disconnected()
+        finally:
+            self._service.under_way.discard(wanted.request_id)
+            if self._waits.get(asked) is wanted:
+                del self._waits[asked]
+        if not trouble and not gone:
+            return self._ticket(answer, node, key), ""
+        why = End(EndCause.WITHDRAWN, HUNG_UP) if gone else End(EndCause.NOT_TAKEN, trouble)
+        lifecycle = self._grant_service.pool.lifecycle
+        await self._grant_service.step(
+            lambda: lifecycle.session_ended(answer.session.id, answer.grant.id, why)
+        )
+        if gone:
+            raise _hung_up()
+        return None, trouble
+
+    def _ticket(self, answer: Granted, node: Node, key: str) -> SessionTicket:
+        return SessionTicket(
+            session_id=answer.session.id,
+            grant_id=answer.grant.id,
+            address=node.address,
+            port=node.port,
+            tls=node.data_tls,
+            tls_name=node.name if node.data_tls else "",
+            key=key,
+            key_seconds=self._key_seconds,
+        )
+
+
+def _grant_request(
+    grant_service: GrantService, body: SessionRequest, caller: Caller, peer: str
+) -> GrantRequest:
+    project = _project(caller, body.project)
+    job = _job_name(body.job) if body.job else ""
+    return GrantRequest(
+        request_id="",  # each try has its own
+        vgpu_count=body.vgpu_count or 1,
+        memory_mib=body.gmem_mib,
+        compute_percent=body.ratio_percent,
+        cross_node=body.cross_node,
+        gpu_model=body.gpu_model,
+        gpu_architecture=body.gpu_architecture,
+        labels=tuple(sorted(body.labels.items())),
+        priority=body.priority,
+        wait_seconds=body.wait_seconds,
+        channel="tcp",
+        host=body.host or peer,
+        program=body.program,
+        client_pid=body.pid,
+        job=job,
+        job_domain=_domain(caller, peer) if job else "",
+        job_processes=body.job_processes if job else 0,
+        chosen=tuple(body.chosen) if job else (),
+        project=project,
+        preempt=body.preempt,
+        same_gpu_allowed=body.same_gpu_allowed,
+        mode=Mode(body.mode),
+        owner_label=caller.label,
+        domain_uuid=caller.vm,
+        max_priority=_max_priority(grant_service, caller),
+        may_preempt=caller.may_preempt,
+    )
+
+
 def tcp_session_routes(
     grant_service: GrantService, service: PoolService, key_seconds: int
 ) -> APIRouter:
-    """The handler, bound to one pool."""
+    """The handlers, bound to one pool."""
     routes = APIRouter()
-    holds = Places(MOST_HOLDS, MOST_HOLDS_OF_CALLER)
-    waits: dict[tuple[str, str], GrantRequest] = {}  # by caller and Idempotency-Key
+    tickets = _Tickets(grant_service, service, key_seconds)
 
     @routes.post(
         "/sessions",
@@ -59,97 +181,15 @@ def tcp_session_routes(
     )
     async def open_session(body: SessionRequest, request: Request, caller: Client) -> SessionTicket:
         """Grants vGPUs on a GPU node and returns where to connect; waits up to wait_seconds."""
-        peer = request.client.host if request.client else ""
-        project = _project(caller, body.project)
-        job = _job_name(body.job) if body.job else ""
-        if len(set(body.chosen)) < len(body.chosen):
-            raise Problem(422, ProblemType.INVALID_CHOICE, "`chosen` names a vGPU twice")
-        trouble = ""
-        for _ in range(NODE_TRIES):
-            wanted = GrantRequest(
-                request_id=secrets.token_hex(8),
-                vgpu_count=body.vgpu_count or 1,
-                memory_mib=body.gmem_mib,
-                compute_percent=body.ratio_percent,
-                cross_node=body.cross_node,
-                gpu_model=body.gpu_model,
-                gpu_architecture=body.gpu_architecture,
-                labels=tuple(sorted(body.labels.items())),
-                priority=body.priority,
-                wait_seconds=body.wait_seconds,
-                channel="tcp",
-                host=body.host or peer,
-                program=body.program,
-                client_pid=body.pid,
-                job=job,
-                job_domain=_domain(caller, peer) if job else "",
-                job_processes=body.job_processes if job else 0,
-                chosen=tuple(body.chosen) if job else (),
-                project=project,
-                preempt=body.preempt,
-                same_gpu_allowed=body.same_gpu_allowed,
-                mode=Mode(body.mode),
-                owner_label=caller.label,
-                domain_uuid=caller.vm,
-                max_priority=_max_priority(grant_service, caller),
-                may_preempt=caller.may_preempt,
-            )
-            if refusal := grant_service.pool.requests.not_allowed(wanted):
-                raise Problem(
-                    403, ProblemType.NOT_ALLOWED, refusal.message, cuda_error=int(refusal.status)
-                )
-            key = secrets.token_hex(16)
-            asked = (caller.id, request.headers.get("idempotency-key", ""))
-            service.under_way.add(wanted.request_id)
-            waits[asked] = wanted
-            try:
-                answer = await _answer_or_hangup(grant_service, wanted, request)
-                node = grant_service.pool.nodes[answer.grant.node]
-                # a client that waited may be gone by now, and nobody else has the key
-                gone = await request.is_disconnected()
-                if not gone:
-                    await announce(grant_service, service.links, answer, key, key_seconds)
-                    gone = await request.is_disconnected()
-            except NotTaken as not_taken:
-                trouble = str(not_taken)
-                gone = await request.is_disconnected()
-            finally:
-                service.under_way.discard(wanted.request_id)
-                if waits.get(asked) is wanted:
-                    del waits[asked]
-            if not trouble and not gone:
-                return SessionTicket(
-                    session_id=answer.session.id,
-                    grant_id=answer.grant.id,
-                    address=node.address,
-                    port=node.port,
-                    tls=node.data_tls,
-                    tls_name=node.name if node.data_tls else "",
-                    key=key,
-                    key_seconds=key_seconds,
-                )
-            why = End(EndCause.WITHDRAWN, HUNG_UP) if gone else End(EndCause.NOT_TAKEN, trouble)
-            await grant_service.step(
-                lambda answer=answer, why=why: grant_service.pool.lifecycle.session_ended(  # type: ignore[misc]
-                    answer.session.id, answer.grant.id, why
-                )
-            )
-            if gone:
-                raise _hung_up()
-        raise Problem(
-            503,
-            ProblemType.SESSION_NOT_TAKEN,
-            f"{trouble}; look at `sluice node list` and try again",
-            cuda_error=int(CudaStatus.SYSTEM_NOT_READY),
-        )
+        return await tickets.open(body, request, caller)
 
     @routes.get("/queue/mine", tags=["queue"], responses={404: {"model": ProblemDocument}})
     async def show_my_place(
         caller: Client, idempotency_key: Annotated[str, Header(max_length=255)] = ""
     ) -> PlaceInQueue:
         """Where the caller's `POST /sessions` with this Idempotency-Key stands while it waits."""
-        wanted = waits.get((caller.id, idempotency_key)) if idempotency_key else None
-        if wanted is None or wanted.request_id not in grant_service.pool.queue:
+        wanted = tickets.waiting(caller, idempotency_key)
+        if wanted is None:
             raise Problem(
                 404,
                 ProblemType.NOTHING_WAITS,
@@ -162,6 +202,14 @@ def tcp_session_routes(
             line=place.line,
             line_seconds=grant_service.line_seconds,
         )
+
+    _add_holds(routes, grant_service)
+    return routes
+
+
+def _add_holds(routes: APIRouter, grant_service: GrantService) -> None:
+    """Jobs that are held by a connection."""
+    holds = Places(MOST_HOLDS, MOST_HOLDS_OF_CALLER)
 
     @routes.post(
         "/holds",
@@ -189,8 +237,6 @@ def tcp_session_routes(
             while not await request.is_disconnected():
                 await asyncio.sleep(HANGUP_POLL_SECONDS)
             await grant_service.step(lambda: grant_service.pool.lifecycle.job_released(key, holder))
-
-    return routes
 
 
 def _hung_up() -> Problem:
