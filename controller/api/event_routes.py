@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Annotated
 
@@ -86,32 +86,36 @@ class EventList(Page):
     events: list[EventView]
 
 
-def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
-    """The handlers, bound to one pool."""
-    routes = APIRouter()
-    store, pool = grant_service.store, grant_service.pool
-    streams = Places(MOST_STREAMS, MOST_OF_CALLER, kept=KEPT_FOR_OPERATORS)
+class _EventLog:
+    """The event log as callers may see it."""
 
-    def visible_to(caller: Caller) -> Visible:
+    def __init__(self, grant_service: GrantService) -> None:
+        self._store = grant_service.store
+        self._pool = grant_service.pool
+
+    def visible_to(self, caller: Caller) -> Visible:
+        """Which events the caller may see: none of the audit trail, a tenant its project's."""
+
         def visible(event: Event) -> bool:
             if event.kind.startswith(AUDIT):
                 return False
             if caller.project is None:
                 return True
-            session = pool.sessions.get(event.subject)
-            grant = pool.grants.get(session.grant_id if session else event.subject)
+            session = self._pool.sessions.get(event.subject)
+            grant = self._pool.grants.get(session.grant_id if session else event.subject)
             return grant is not None and caller.sees(grant.project)
 
         return visible
 
     async def listed(
-        query: EventQuery, limit: int, marker: str | None, visible: Visible
+        self, query: EventQuery, limit: int, marker: str | None, visible: Visible
     ) -> EventList:
+        """A page of what is visible."""
         before = _before(marker)
         found: list[NumberedEvent] = []
         at_once, looked_at = max(limit + 1, READ_AT_ONCE), 0
         while len(found) <= limit:
-            some = await store.find_events(replace(query, limit=at_once, before=before))
+            some = await self._store.find_events(replace(query, limit=at_once, before=before))
             found += [each for each in some if visible(each.event)]
             if len(some) < at_once:
                 before = None
@@ -127,9 +131,51 @@ def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
             next_marker=make_marker((last,)) if last is not None else None,
         )
 
-    async def _latest() -> int:
-        newest = await store.find_events(EventQuery(1))
+    async def latest(self) -> int:
+        """The newest event's number; 0 if there is none."""
+        newest = await self._store.find_events(EventQuery(1))
         return newest[0].number if newest else 0
+
+    async def lines(
+        self,
+        query: EventQuery,
+        after: int,
+        visible: Visible,
+        goes_on: Callable[[], Awaitable[bool]],
+    ) -> AsyncIterator[str]:
+        """Server-sent events of what is stored after a number, for as long as it goes on."""
+        yield f"retry: {RECONNECT_MILLISECONDS}\n\n"
+        if gap := await self._gap(after):
+            yield gap
+        last = time.monotonic()
+        while await goes_on():
+            newest, some = await self.latest(), []
+            if newest > after:
+                some = await self._store.find_events(replace(query, after=after))
+            for each in some:
+                after = each.number
+                if visible(each.event):
+                    yield f"id: {after}\ndata: {_view(each).model_dump_json()}\n\n"
+                    last = time.monotonic()
+            if time.monotonic() - last > KEEP_ALIVE_SECONDS:
+                yield ": still here\n\n"
+                last = time.monotonic()
+            if len(some) < READ_AT_ONCE:
+                # what is not asked for is passed over once, not at each look
+                after = max(after, newest)
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _gap(self, after: int) -> str:
+        oldest = await self._store.find_events(EventQuery(1, oldest_first=True))
+        if after and oldest and oldest[0].number > after + 1:
+            return f'event: gap\ndata: {{"after": {after}, "next": {oldest[0].number}}}\n\n'
+        return ""
+
+
+def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
+    """The handlers, bound to one pool."""
+    routes = APIRouter()
+    log = _EventLog(grant_service)
 
     @routes.get("/events", tags=["events"])
     async def list_events(
@@ -143,12 +189,12 @@ def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
         """The newest events, newest first."""
         subjects = () if subject is None else (subject,)
         query = EventQuery(limit, subjects, kind, without_kind=AUDIT, after=since)
-        return await listed(query, limit, marker, visible_to(caller))
+        return await log.listed(query, limit, marker, log.visible_to(caller))
 
     @routes.post("/events", tags=["events"], status_code=201)
     async def write_event(body: EventRequest, _: Operator) -> None:
         """Writes a line of an adapter's into the event log."""
-        await store.commit([Event(tokens.wall(), body.kind, body.subject, body.text)])
+        await grant_service.store.commit([Event(tokens.wall(), body.kind, body.subject, body.text)])
 
     @routes.get("/audit", tags=["events"])
     async def list_audit(
@@ -161,7 +207,17 @@ def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
         """Who changed what, from where, newest first; the subject is the token's id."""
         subjects = () if token is None else (token,)
         query = EventQuery(limit, subjects, AUDIT, after=since)
-        return await listed(query, limit, marker, lambda _: True)
+        return await log.listed(query, limit, marker, lambda _: True)
+
+    _add_stream(routes, log, grant_service, tokens)
+    return routes
+
+
+def _add_stream(
+    routes: APIRouter, log: _EventLog, grant_service: GrantService, tokens: TokenBook
+) -> None:
+    """The log, followed."""
+    streams = Places(MOST_STREAMS, MOST_OF_CALLER, kept=KEPT_FOR_OPERATORS)
 
     @routes.get(
         "/events/stream",
@@ -192,12 +248,13 @@ def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
             since = min(int(last_event_id), NUMBER_MOST)
         subjects = () if subject is None else (subject,)
         query = EventQuery(READ_AT_ONCE, subjects, kind, without_kind=AUDIT, oldest_first=True)
-        visible = visible_to(caller)
 
-        def goes_on() -> bool:
+        async def goes_on() -> bool:
             token = tokens.tokens.get(caller.id)
             valid = token is None or token.state(tokens.wall()) == "valid"
-            return valid and not grant_service.stepped_down.is_set()
+            if not valid or grant_service.stepped_down.is_set():
+                return False
+            return not await request.is_disconnected()
 
         owner = caller.owner
         if full := streams.take(owner, privileged=caller.is_operator):
@@ -205,57 +262,12 @@ def event_routes(grant_service: GrantService, tokens: TokenBook) -> APIRouter:
             raise no_place(full, ProblemType.TOO_MANY_STREAMS, owner, what, "end one of them")
         try:
             # known before the headers go: whoever has them, and lists then, misses nothing
-            begin = await _latest() if since is None else since
+            begin = await log.latest() if since is None else since
         except BaseException:
             streams.give_back(owner)
             raise
 
-        async def lines() -> AsyncIterator[str]:
-            yield f"retry: {RECONNECT_MILLISECONDS}\n\n"
-            after = begin
-            if gap := await _gap(after):
-                yield gap
-            last = time.monotonic()
-            while goes_on() and not await request.is_disconnected():
-                newest, some = await _latest(), []
-                if newest > after:
-                    some = await store.find_events(replace(query, after=after))
-                for each in some:
-                    after = each.number
-                    if visible(each.event):
-                        yield f"id: {after}\ndata: {_view(each).model_dump_json()}\n\n"
-                        last = time.monotonic()
-                if time.monotonic() - last > KEEP_ALIVE_SECONDS:
-                    yield ": still here\n\n"
-                    last = time.monotonic()
-                if len(some) < READ_AT_ONCE:
-                    # what is not asked for is passed over once, not at each look
-                    after = max(after, newest)
-                    await asyncio.sleep(POLL_SECONDS)
-
-        async def _gap(after: int) -> str:
-            oldest = await store.find_events(EventQuery(1, oldest_first=True))
-            if after and oldest and oldest[0].number > after + 1:
-                return f'event: gap\ndata: {{"after": {after}, "next": {oldest[0].number}}}\n\n'
-            return ""
-
-        return _Stream(lines(), streams, owner)
-
-    return routes
-
-
-def _part(
-    query: EventQuery, limit: int, before: int | None, after: int | None = None
-) -> EventQuery:
-    return EventQuery(
-        limit,
-        query.subjects,
-        query.kind,
-        query.without_kind,
-        query.after if after is None else after,
-        before,
-        query.oldest_first,
-    )
+        return _Stream(log.lines(query, begin, log.visible_to(caller), goes_on), streams, owner)
 
 
 def _before(marker: str | None) -> int | None:
