@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ def operator_access(store: SqliteStore) -> Access:
     )
 
 
+REFUSALS = {None: 0.0, "refuses": math.inf, "refuses once": 1.0}
 VERBS = ("get", "post", "put", "patch", "delete")
 CASES = yaml.safe_load((Path(__file__).parent / "rest_cases.yaml").read_text())
 
@@ -44,15 +46,16 @@ CASES = yaml.safe_load((Path(__file__).parent / "rest_cases.yaml").read_text())
 class FakeServerLink(ServerLink):
     """A connected server that takes (or refuses) assignments and ends what it is told to end."""
 
-    def __init__(self, grant_service: GrantService, refuses: bool) -> None:
+    def __init__(self, grant_service: GrantService, refuses: float) -> None:
         super().__init__()
         self._grant_service = grant_service
-        self._refuses = refuses
+        self._refuses = refuses  # so many assignments
         self._tasks: list[asyncio.Task[None]] = []
 
     async def assign(self, granted: Granted, key: str, key_seconds: int, timeout: float) -> None:
         assert len(key) == 32
-        if self._refuses:
+        if self._refuses > 0:
+            self._refuses -= 1
             raise OrderRefused("it was told to refuse")
 
     def end_grant(self, order: Any) -> None:
@@ -105,7 +108,7 @@ async def test_rest(case: dict[str, Any], tmp_path: Path) -> None:
     await store.load()
     grant_service = GrantService(pool, store)
     service = PoolService(grant_service, 5)
-    link = FakeServerLink(grant_service, case.get("link") == "refuses")
+    link = FakeServerLink(grant_service, REFUSALS[case.get("link")])
     service.links["node-a"] = grant_service.links["node-a"] = link
     ticking = asyncio.create_task(grant_service.tick())
     transport = httpx.ASGITransport(build_app(grant_service, service, 60, operator_access(store)))
