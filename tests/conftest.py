@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which files of tests are handed to processes beside one another."""
+"""The fixtures that all folders share, and the order in which files are handed to processes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
+pytest_plugins = ["planes"]
 
 LONGEST = (
     "server/test_jobs.py",

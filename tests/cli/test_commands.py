@@ -12,22 +12,17 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 import yaml
-from control_plane import PYTHON_PATH, ControlPlane, running, wait_for
+from control_plane import PYTHON_PATH, ControlPlane, wait_for
 
 from sluice.cli.__main__ import app
 
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("cli")) as control_plane:
-        yield control_plane
+pytestmark = pytest.mark.control_plane(shared=True)
 
 
 def sluice(*words: str, controller: str = "") -> subprocess.CompletedProcess[str]:

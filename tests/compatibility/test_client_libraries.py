@@ -17,9 +17,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from control_plane import ControlPlane, native_worker, running, wait_for
+from control_plane import ControlPlane, native_worker, wait_for
 from guest_host import GuestHost, guest_host
 from relay_host import RelayHost, relay_host
 
@@ -51,7 +52,10 @@ def built() -> bool:
     return native_worker() is not None and (PROGRAMS / "vector_add").exists()
 
 
-pytestmark = pytest.mark.skipif(not built(), reason="the native part or the programs are not built")
+pytestmark = [
+    pytest.mark.skipif(not built(), reason="the native part or the programs are not built"),
+    pytest.mark.control_plane(shared=True),
+]
 
 
 def names(recorded: tuple[tuple[str, ...], ...]) -> list[str]:
@@ -79,15 +83,16 @@ def libraries() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory, libraries: str) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("p"), server={"cuda_libraries": libraries}) as plane:
-        yield plane
+def plane_options(libraries: str) -> dict[str, Any]:
+    return {"server": {"cuda_libraries": libraries}}
 
 
 @pytest.fixture(scope="module")
-def far(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RelayHost]:
+def far(
+    shared_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RelayHost]:
     """A host without a GPU."""
-    with relay_host(plane, tmp_path_factory.mktemp("far")) as host:
+    with relay_host(shared_plane, tmp_path_factory.mktemp("far")) as host:
         yield host
 
 

@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane, running
 
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("adapters"), fake=True) as control_plane:
-        yield control_plane
+pytestmark = pytest.mark.control_plane(shared=True, fake=True)
 
 
 def test_an_adapter_finds_its_reservations_again_after_a_restart(plane: ControlPlane) -> None:

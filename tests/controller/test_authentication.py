@@ -15,17 +15,12 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from control_plane import PYTHON_PATH, ControlPlane, guarded, wait_for
+from control_plane import PYTHON_PATH, ControlPlane, wait_for
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A controller that wants tokens of everybody, and a server that has one."""
-    with guarded(tmp_path_factory.mktemp("tokens")) as plane:
-        yield plane
+pytestmark = pytest.mark.control_plane(shared=True, guarded=True)
 
 
 def made(plane: ControlPlane, **wish: Any) -> dict[str, Any]:

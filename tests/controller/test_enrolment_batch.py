@@ -4,25 +4,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane
+
+pytestmark = pytest.mark.control_plane(
+    shared=True, as_admin=True, fake=True, auth={"requests_per_second": 0}
+)
 
 PATH = "/enrolments:batch"
 MOST = 250
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(
-        tmp_path_factory.mktemp("batch"), fake=True, auth={"requests_per_second": 0}
-    ) as control_plane:
-        control_plane.rest = control_plane.rest_as(control_plane.first_token())
-        yield control_plane
 
 
 def create(name: str, **wish: Any) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, guarded, wait_for
+from control_plane import ControlPlane, wait_for
 
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.tokens import TokenBook
 from sluice.controller.pool.model import Change
+
+pytestmark = pytest.mark.control_plane(shared=True, guarded=True, requests_per_second=0)
 
 VM = "5026a1b2-0000-4000-8000-00000000000a"
 
@@ -46,13 +48,6 @@ async def test_withdrawn_while_its_token_is_stored_it_takes_that_along() -> None
     token, _ = await using
     assert (await withdrawing).state(0) == "withdrawn"
     assert tokens.tokens[token.id].state(0) == "revoked"
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A controller that wants tokens of everybody, and a server."""
-    with guarded(tmp_path_factory.mktemp("enrolments"), requests_per_second=0) as plane:
-        yield plane
 
 
 @pytest.fixture

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.checks import load_all_checks
@@ -25,6 +24,10 @@ from schemathesis.specs.openapi.checks import (
     response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
+)
+
+pytestmark = pytest.mark.control_plane(
+    shared=True, as_admin=True, fake=True, auth={"requests_per_second": 0}
 )
 
 LONG = bool(os.environ.get("SLUICE_LONG"))
@@ -43,18 +46,9 @@ load_all_checks()
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(
-        tmp_path_factory.mktemp("fuzz"), fake=True, auth={"requests_per_second": 0}
-    ) as control_plane:
-        control_plane.rest = control_plane.rest_as(control_plane.first_token())
-        yield control_plane
-
-
-@pytest.fixture(scope="module")
-def described(plane: ControlPlane) -> dict[str, Any]:
+def described(shared_plane: ControlPlane) -> dict[str, Any]:
     """Every operation by its name."""
-    schema = schemathesis.openapi.from_dict(plane.rest.get("/openapi.json").json())
+    schema = schemathesis.openapi.from_dict(shared_plane.rest.get("/openapi.json").json())
     operations = (result.ok() for result in schema.get_all_operations())
     return {operation.label: operation for operation in operations}
 

@@ -12,16 +12,12 @@ from typing import Any
 
 import grpc
 import pytest
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("hostile"), fake=True) as control_plane:
-        yield control_plane
+pytestmark = pytest.mark.control_plane(shared=True, fake=True)
 
 
 def test_random_bytes_on_both_ports(plane: ControlPlane, tmp_path: Path) -> None:

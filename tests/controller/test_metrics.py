@@ -8,7 +8,7 @@ import gc
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,14 +41,10 @@ from sluice.controller.pool.model import (
 )
 from sluice.controller.store.store import Store
 
+pytestmark = pytest.mark.control_plane(fake=True)
+
 MIB = 1 << 20
 SINCE_IT_LEADS = ("events", "ended")  # counters of what has passed, which no walk shows
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    with running(tmp_path, fake=True) as control_plane:
-        yield control_plane
 
 
 def sums(tallies: PoolTallies) -> dict[str, Any]:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -14,6 +13,8 @@ from control_plane import ControlPlane
 from controllers import SimulatedServer
 
 from sluice.rpc import pool_pb2 as rpc
+
+pytestmark = pytest.mark.control_plane(with_server=False, fake=True)
 
 PCI = "0000:65:00.0"
 VM = "606ef660-97e7-4293-92c4-c8b7480e0c99"
@@ -59,16 +60,6 @@ def holding(name: str) -> rpc.NativeHolding:
     return rpc.NativeHolding(
         pci_address=PCI, domain_uuid=VM, domain_name=name, live=True, config=True
     )
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    plane = ControlPlane(tmp_path, fake=True)
-    try:
-        plane.start_controller()
-        yield plane
-    finally:
-        plane.close()
 
 
 @pytest.fixture

@@ -12,26 +12,23 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane
 
 PATH = "/reservations:batch"
 MOST = 250
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(
-        tmp_path_factory.mktemp("batch"), fake=True, auth={"requests_per_second": 0}
-    ) as control_plane:
-        control_plane.rest = control_plane.rest_as(control_plane.first_token())
-        yield control_plane
+pytestmark = pytest.mark.control_plane(
+    shared=True, as_admin=True, fake=True, auth={"requests_per_second": 0}
+)
 
 
-@pytest.fixture
-def plane(shared: ControlPlane) -> Iterator[ControlPlane]:
-    yield shared
-    if items := [{"do": "end", "id": each["id"]} for each in listed(shared.rest)]:
-        assert {each["status"] for each in send(shared.rest, *items)} == {200}
+@pytest.fixture(autouse=True)
+def nothing_reserved_after(shared_plane: ControlPlane) -> Iterator[None]:
+    """What a test reserved, it does not leave to the next."""
+    yield
+    if items := [{"do": "end", "id": each["id"]} for each in listed(shared_plane.rest)]:
+        assert {each["status"] for each in send(shared_plane.rest, *items)} == {200}
 
 
 def listed(rest: httpx.Client) -> list[dict[str, Any]]:

@@ -13,18 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 
 from sluice.config.buckets import Buckets
 
+pytestmark = pytest.mark.control_plane(shared=True, as_admin=True, fake=True)
+
 SMALL = {"gmem_mib": 1, "ratio_percent": 1}
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("habits"), fake=True) as control_plane:
-        control_plane.rest = control_plane.rest_as(control_plane.first_token())
-        yield control_plane
 
 
 @pytest.fixture

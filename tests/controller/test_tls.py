@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,10 @@ from scrapes import scrape
 
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
+
+pytestmark = pytest.mark.control_plane(
+    shared=True, as_admin=True, fake=True, auth={"required": "yes"}, metrics={}
+)
 
 
 def sluice(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,26 +44,16 @@ def issue(folder: Path, name: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("tls")
     make_ca(folder / "ca")
     ca = folder / "ca" / "ca.crt"
     controller = issue(folder / "ca", "controller", "--for", "controller")
-    plane = ControlPlane(
-        folder,
-        fake=True,
-        auth={"required": "yes"},
-        tls={**controller, "node_ca_file": ca},
-        server_tls={**issue(folder / "ca", "node-a"), "ca_file": ca},
-        metrics={},
-    )
-    try:
-        plane.start_controller()
-        plane.rest = plane.rest_as(plane.first_token())
-        plane.start_server()
-        yield plane
-    finally:
-        plane.close()
+    return {
+        "folder": folder,
+        "tls": {**controller, "node_ca_file": ca},
+        "server_tls": {**issue(folder / "ca", "node-a"), "ca_file": ca},
+    }
 
 
 def test_both_services_are_scraped_over_tls_only(plane: ControlPlane) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from control_plane import ControlPlane, native_worker
+from control_plane import ControlPlane, native_worker, running
 
 from .program import build_program
 from .root import Root
@@ -99,13 +99,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("pool")
     for parent in (folder, *list(folder.parents)[:2]):
         parent.chmod(0o755)
-    running = ControlPlane(folder)
-    try:
-        running.start_controller()
-        running.start_server()
-        yield running
-    finally:
-        running.close()
+    with running(folder) as started:
+        yield started
 
 
 MakeRoot = Callable[[str], Root]

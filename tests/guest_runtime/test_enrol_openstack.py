@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, guarded, wait_for
+from control_plane import ControlPlane, wait_for
 
 from sluice.guest_runtime.configuration import read_file
 from sluice.guest_runtime.enrol import enrol
+
+pytestmark = pytest.mark.control_plane(shared=True, guarded=True, requests_per_second=0)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VM = "5026a1b2-0000-4000-8000-00000000000b"
@@ -130,15 +132,9 @@ def instance(tmp_path: Path, metadata: Metadata) -> Instance:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with guarded(tmp_path_factory.mktemp("openstack"), requests_per_second=0) as plane:
-        yield plane
-
-
-@pytest.fixture(scope="module")
-def reservation(plane: ControlPlane) -> str:
+def reservation(shared_plane: ControlPlane) -> str:
     body = {"owner_kind": "vm", "owner": VM, "project": "amber", "memory_mib": 64}
-    answer = plane.rest.post("/reservations", json={**body, "compute_percent": 10})
+    answer = shared_plane.rest.post("/reservations", json={**body, "compute_percent": 10})
     assert answer.status_code == 201, answer.text
     return str(answer.json()["id"])
 

@@ -15,16 +15,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from control_plane import ControlPlane, native_worker, running
+from control_plane import ControlPlane, native_worker
 from folders import let_everybody_in
 
 from tests.withstand.guests import serving
 
 from .conftest import CHECKOUT, Guest, Rig, install_bundle
 
-pytestmark = [pytest.mark.slow, pytest.mark.vm]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.vm,
+    pytest.mark.control_plane(shared=True),
+]
 
 PROGRAMS = CHECKOUT / "build/programs"
 HOLD = """
@@ -46,25 +51,26 @@ LIMIT, START = 60.0, 120.0
 
 
 @pytest.fixture(scope="module")
-def plane(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane_options(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if native_worker() is None:
         pytest.skip("the native part is not built (make native)")
     # Socket paths are short, and workers of another account have to reach the folder.
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    with running(folder, server=serving(rig)) as control_plane:
-        yield control_plane
+    return {"folder": folder, "server": serving(rig)}
 
 
 @pytest.fixture(scope="module")
-def guest(rig: Rig, plane: ControlPlane, bundle: Path) -> Iterator[Guest]:
+def guest(rig: Rig, shared_plane: ControlPlane, bundle: Path) -> Iterator[Guest]:
     """With the bundle installed and a vGPU of 1024 MiB attached while it runs."""
     guest = rig.define_guest("shared", mem_mib=384, vcpus=1)
     guest.start()
     guest.wait_ready()
     install_bundle(guest, bundle, "--no-ldconfig")
     guest.write("/root/hold.py", HOLD.encode())
-    assert vm(rig, plane, "attach", guest.name, "--memory-mib", "1024", "--compute", "50") == 0
+    assert (
+        vm(rig, shared_plane, "attach", guest.name, "--memory-mib", "1024", "--compute", "50") == 0
+    )
     until(lambda: guest.run("sluice check")[0] == 0, START, lambda: guest.run("sluice check")[1])
     yield guest
     guest.undefine()

@@ -379,12 +379,17 @@ def _is_alive(pid: int) -> bool:
 
 
 @contextlib.contextmanager
-def running(folder: Path, **options: Any) -> Iterator[ControlPlane]:
-    """A controller and a server that has joined it."""
+def running(
+    folder: Path, *, as_admin: bool = False, with_server: bool = True, **options: Any
+) -> Iterator[ControlPlane]:
+    """A controller and a server that has joined it; `as_admin` we have the first token."""
     plane = ControlPlane(folder, **options)
     try:
         plane.start_controller()
-        plane.start_server()
+        if as_admin:
+            plane.rest = plane.rest_as(plane.first_token())
+        if with_server:
+            plane.start_server()
         yield plane
     finally:
         plane.close()

@@ -16,6 +16,8 @@ from sluice.hypervisor.region_file import RegionFiles
 from tests.rigs.kvm.rig import Guest as Guest
 from tests.rigs.kvm.rig import Rig as Rig
 
+from .region_service import FakeRegions
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -92,3 +94,15 @@ def running(make_guest: Callable[..., Guest]) -> Guest:
     guest.start()
     guest.wait_ready()
     return guest
+
+
+@pytest.fixture
+def regions() -> FakeRegions:
+    """What the server's part that follows libvirt tells its regions."""
+    return FakeRegions()
+
+
+@pytest.fixture
+def files(vm: VmCommand) -> RegionFiles:
+    """The regions' files of the rig."""
+    return vm.files

@@ -15,7 +15,7 @@ from sluice.server.listeners.vm_socket import VmListener, make_regions, render
 from tests.rigs.kvm.rig import Guest, Rig
 
 from .conftest import VmCommand
-from .test_service import REQUEST, FakeRegions, do, serving, until
+from .region_service import REQUEST, FakeRegions, do, serving, until
 
 pytestmark = pytest.mark.vm
 

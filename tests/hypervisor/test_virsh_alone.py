@@ -15,9 +15,8 @@ from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import NAMESPACE
 from tests.rigs.kvm.rig import Guest, Rig
 
-from .conftest import VmCommand
-from .test_service import FakeRegions, do, serving, until
-from .test_vm_commands import DEVICES, PLUGGED
+from .guest_devices import DEVICES, PLUGGED
+from .region_service import FakeRegions, do, serving, until
 
 pytestmark = pytest.mark.vm
 
@@ -51,16 +50,6 @@ class Virsh:
 @pytest.fixture
 def virsh(rig: Rig) -> Virsh:
     return Virsh(rig.uri)
-
-
-@pytest.fixture
-def regions() -> FakeRegions:
-    return FakeRegions()
-
-
-@pytest.fixture
-def files(vm: VmCommand) -> RegionFiles:
-    return vm.files
 
 
 def live(guest: Guest) -> DomainDocument:

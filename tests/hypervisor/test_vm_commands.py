@@ -17,13 +17,11 @@ from sluice.hypervisor.libvirt_host import live_document, persistent_document
 from tests.rigs.kvm.rig import Guest, Rig
 
 from .conftest import CHECKOUT, VmCommand
+from .guest_devices import DEVICES, PLUGGED
 
 pytestmark = pytest.mark.vm
 
-DEVICES = "grep -l 0x1110 /sys/bus/pci/devices/*/device | xargs -rn1 dirname | xargs -rn1 basename"
 SETUP = f"/host{CHECKOUT}/packaging/guest/sluice-pci-setup"
-#: QEMU has a device that is plugged in before the guest does.
-PLUGGED = f'for i in $(seq 300); do [ -n "$({DEVICES})" ] && break; sleep 0.1; done'
 READY = f"""
 {PLUGGED}
 getent group sluice >/dev/null || groupadd -r sluice

@@ -16,22 +16,11 @@ from sluice.hypervisor.libvirt_host import live_document, persistent_document
 from sluice.hypervisor.region_file import RegionFiles
 from tests.rigs.kvm.rig import Guest, Rig
 
-from .conftest import VmCommand
-from .test_service import REQUEST, FakeRegions, do, serving, until
+from .region_service import REQUEST, FakeRegions, do, serving, until
 
 pytestmark = pytest.mark.vm
 
 PANIC = "<panic model='isa'/>"
-
-
-@pytest.fixture
-def regions() -> FakeRegions:
-    return FakeRegions()
-
-
-@pytest.fixture
-def files(vm: VmCommand) -> RegionFiles:
-    return vm.files
 
 
 def boot(guest: Guest) -> None:

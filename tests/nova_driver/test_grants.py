@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 
 pytest.importorskip("openstack")
 
@@ -22,6 +22,8 @@ from sluice.nova_driver.grants import Grants
 from sluice.pool_client.access import Access
 from sluice.pool_client.client import PoolClient
 from sluice.pool_client.errors import Unanswered
+
+pytestmark = pytest.mark.control_plane(shared=True, fake=True)
 
 ORIGIN = "openstack.R1"
 
@@ -60,12 +62,6 @@ class FakeNova:
     def server(self, server_id: str) -> dict[str, Any] | None:
         self.asked.append(f"show {server_id}")
         return self.table.get(server_id)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("grants"), fake=True) as control_plane:
-        yield control_plane
 
 
 @pytest.fixture

@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import copying_program
 import pytest
-from control_plane import ControlPlane, native_worker, running, wait_for
+from control_plane import ControlPlane, native_worker, wait_for
 from scrapes import scrape
 
-pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
+pytestmark = [
+    pytest.mark.skipif(native_worker() is None, reason="the native part is not built"),
+    pytest.mark.control_plane(metrics={}),
+]
 
 BYTES = 5 << 20  # beyond what a command or an answer carries, on each channel
 #: What commands and answers may take beside the data.
 COMMANDS = 128 << 10
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    with running(tmp_path, metrics={}) as control_plane:
-        yield control_plane
 
 
 class Copies:

@@ -13,32 +13,27 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import job_process
 import pytest
-from control_plane import ControlPlane, native_worker, running, wait_for
+from control_plane import ControlPlane, native_worker, wait_for
 from job_process import JobProcess
 
 from sluice.config.native_files import find_native
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
-OUT_OF_MEMORY = "2"
-ALL = {"SLUICE_RATIO": "100", "SLUICE_GMEM": "256"}
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    with running(
-        tmp_path,
+pytestmark = [
+    pytest.mark.skipif(native_worker() is None, reason="the native part is not built"),
+    pytest.mark.control_plane(
         pool={"waiting_line_seconds": 0.3, "job_linger_seconds": 60},
         projects={"users": f"{os.getuid()}=default vision"},
-    ) as control_plane:
-        yield control_plane
+    ),
+]
+OUT_OF_MEMORY = "2"
+ALL = {"SLUICE_RATIO": "100", "SLUICE_GMEM": "256"}
 
 
 def variables(plane: ControlPlane, **more: str) -> dict[str, str]:

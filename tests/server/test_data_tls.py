@@ -26,16 +26,18 @@ from sluice.server.sessions.open_session import pack_open_session, unpack_open_r
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "build" / "programs"
 
-pytestmark = pytest.mark.skipif(not built(), reason="the native part is not built")
+pytestmark = [
+    pytest.mark.skipif(not built(), reason="the native part is not built"),
+    pytest.mark.control_plane(shared=True),
+]
 
 
 @pytest.fixture(scope="module")
-def plane(ca: PoolCa) -> Iterator[ControlPlane]:
+def plane_options(ca: PoolCa) -> dict[str, Any]:
     """A node whose data port has TLS; its controller, on this host, has none."""
     pair = ca.issue("node-a")
     tls = {"data_plane": "true", "data_cert_file": pair.cert, "data_key_file": pair.key}
-    with running(ca.folder.parent, server_tls=tls) as plane:
-        yield plane
+    return {"folder": ca.folder.parent, "server_tls": tls}
 
 
 @pytest.fixture

@@ -23,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 from network_program import built
 from pool_certificates import Pair, PoolCa
 
 from sluice.server.listeners.data_tls import HANDSHAKE_THREADS, DataTls, TlsLine
 from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
+
+pytestmark = pytest.mark.control_plane(shared=True)
 
 MANY = 24
 
@@ -243,12 +245,12 @@ def test_real_handshakes_end_with_their_own_secrets(ca: PoolCa, pair: Pair) -> N
 
 
 @pytest.fixture(scope="module")
-def plane(ca: PoolCa, pair: Pair) -> Iterator[ControlPlane]:
+def plane_options(ca: PoolCa, pair: Pair) -> dict[str, Any]:
+    """A node whose data port has TLS; its controller, on this host, has none."""
     if not built():
         pytest.skip("the native part is not built")
     tls = {"data_plane": "true", "data_cert_file": pair.cert, "data_key_file": pair.key}
-    with running(ca.folder.parent, server_tls=tls) as plane:
-        yield plane
+    return {"folder": ca.folder.parent, "server_tls": tls}
 
 
 def opens_a_session(plane: ControlPlane, ca: PoolCa) -> bool:

@@ -21,7 +21,7 @@ from sluice.server.guests.foreign_folders import given_folder, given_socket, own
 from sluice.server.guests.ivshmem_doorbells import IvshmemDoorbells
 from sluice.server.listeners.peers import start_time_of
 
-from .test_vsock_guests import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, sockets_in
+from .vsock_doors import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, sockets_in
 
 QEMU = (65534, 65534)
 PLACE = VsockPlace(account=QEMU)

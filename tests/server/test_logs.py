@@ -5,22 +5,16 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, read_stream, running, wait_for
+from control_plane import ControlPlane, read_stream, wait_for
 
 from sluice.server.sessions.open_session import FRAME_BYTES, pack_open_session, unpack_open_reply
 
+pytestmark = pytest.mark.control_plane(log={"log_format": "json"})
+
 Line = dict[str, Any]
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    with running(tmp_path, log={"log_format": "json"}) as control_plane:
-        yield control_plane
 
 
 def lines(plane: ControlPlane, service: str) -> list[Line]:

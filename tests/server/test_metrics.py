@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,18 +23,14 @@ from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.records import Requester
 from sluice.server.workers.packets import Message
 
+pytestmark = pytest.mark.control_plane(metrics={})
+
 MIB = 1 << 20
 COUNTERS = [
     f"sluice_channel_{name}_total"
     for name in ("received_bytes", "sent_bytes", "commands", "round_trips")
 ]
 real = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    with running(tmp_path, metrics={}) as control_plane:
-        yield control_plane
 
 
 def program(plane: ControlPlane, **more: str) -> JobProcess:

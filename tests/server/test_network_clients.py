@@ -11,9 +11,9 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,27 +22,23 @@ from free_ports import free_port
 from network_program import built, run, start
 from pool_certificates import PoolCa, handshaker, listening
 
-pytestmark = pytest.mark.skipif(not built(), reason="the native part is not built")
+pytestmark = [
+    pytest.mark.skipif(not built(), reason="the native part is not built"),
+    pytest.mark.control_plane(
+        shared=True, as_admin=True, auth={"required": "yes"}, pool={"waiting_line_seconds": 1}
+    ),
+]
 
 
 @pytest.fixture(scope="module")
-def plane(ca: PoolCa) -> Iterator[ControlPlane]:
+def plane_options(ca: PoolCa) -> dict[str, Any]:
     """A controller with TLS that wants a token from everybody."""
     controller = ca.issue("controller", "127.0.0.1", kind="controller")
-    plane = ControlPlane(
-        ca.folder.parent,
-        auth={"required": "yes"},
-        pool={"waiting_line_seconds": 1},
-        tls={**controller.setting(), "node_ca_file": ca.file},
-        server_tls={**ca.issue("node-a").setting(), "ca_file": ca.file},
-    )
-    try:
-        plane.start_controller()
-        plane.rest = plane.rest_as(plane.first_token())
-        plane.start_server()
-        yield plane
-    finally:
-        plane.close()
+    return {
+        "folder": ca.folder.parent,
+        "tls": {**controller.setting(), "node_ca_file": ca.file},
+        "server_tls": {**ca.issue("node-a").setting(), "ca_file": ca.file},
+    }
 
 
 def tenant(plane: ControlPlane) -> tuple[str, str]:

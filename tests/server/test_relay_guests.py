@@ -12,12 +12,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane
 from network_program import built
 
 from sluice.config.native_files import find_native
@@ -43,10 +43,13 @@ PROGRAMS = ROOT / "build" / "programs"
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
 REQUEST = DomainRequest(memory_mib=1024, compute_percent=25, region_mib=64, slots=2)
 
-pytestmark = pytest.mark.skipif(
-    not (built() and (PROGRAMS / "vector_add").exists()),
-    reason="the native part or the programs are not built",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (built() and (PROGRAMS / "vector_add").exists()),
+        reason="the native part or the programs are not built",
+    ),
+    pytest.mark.control_plane(shared=True),
+]
 
 
 class NoGpus:
@@ -104,12 +107,6 @@ class Guest:
                 await session.gone.wait()
             while plane.grants() or plane.session_worker_pids():
                 await asyncio.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(tmp_path_factory.mktemp("a")) as with_gpu:
-        yield with_gpu
 
 
 @pytest.fixture

@@ -8,61 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import stat
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sluice.hypervisor.ports import RegionOwner, VsockPlace
-from sluice.hypervisor.request import DomainRequest
-from sluice.hypervisor.vsock_devices import UserSockets
-from sluice.server.guests.vsock import VsockGuests
-from sluice.server.guests.vsock_backends import LOG_MIB, RECORDS
+from sluice.hypervisor.ports import VsockPlace
+from sluice.server.guests.vsock_backends import LOG_MIB
 from sluice.server.sessions.open_session import unpack_open_reply
 
-UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
-OWNER = RegionOwner(UUID, "guest")
-REQUEST = DomainRequest(memory_mib=64, compute_percent=10, channel="vsock")
-
-#: Listens where the real one does, and connects to the door for whoever connects to it.
-DEVICE = """#!{python}
-import socket, sys
-device, guest = (word.split("=", 1)[1] for word in sys.argv[2:4])
-listening = [socket.socket(socket.AF_UNIX) for _ in range(2)]
-for each, path in zip(listening, (device, guest)):
-    each.bind(path)
-    each.listen(8)
-while True:
-    near, _ = listening[0].accept()
-    far = socket.socket(socket.AF_UNIX)
-    far.connect(guest + "_9960")
-    far.sendall(near.recv(65536))
-    while data := far.recv(65536):
-        near.sendall(data)
-    near.close()
-"""
-
-
-class Bells:
-    """The connections of guests' bells, as the doorbell would get them."""
-
-    def __init__(self) -> None:
-        self.taken: list[tuple[str, socket.socket]] = []
-
-    def append_bell(self, uuid: str, connected: socket.socket) -> None:
-        self.taken.append((uuid, connected.dup()))
-
-
-rung = Bells()
-
-
-class Desk:
-    """No session ever opens here."""
-
-    served: tuple[Any, ...] = ()
+from .vsock_doors import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, rung, sockets_in
 
 
 @pytest.fixture
@@ -71,19 +27,6 @@ def program(short_path: Path) -> Path:
     path.write_text(DEVICE.format(python=sys.executable))
     path.chmod(0o755)
     return path
-
-
-def guests_of(folder: Path, program: Path | str) -> VsockGuests:
-    run, log = folder / "run", folder / "log"
-    return VsockGuests(Desk(), run, log, str(program), add_bell=rung.append_bell)  # type: ignore[arg-type]
-
-
-def sockets_in(folder: Path) -> UserSockets:
-    return UserSockets.of(folder / "run", UUID)
-
-
-def record_in(folder: Path) -> Path:
-    return folder / "run" / RECORDS / UUID
 
 
 async def answer(path: Path, sent: bytes) -> bytes:

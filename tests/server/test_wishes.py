@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane
 
 from sluice.config.ini import ConfigError
 from sluice.config.server import read_server_config
@@ -24,6 +23,21 @@ from sluice.server.sessions.open_session import (
     parse_open_session,
 )
 from sluice.server.sessions.records import Requester, grant_request
+
+pytestmark = pytest.mark.control_plane(
+    projects={
+        "users": "4711=vision nlp",
+        "groups": "811=speech, 62999=sound",
+        "labels": "user:4712=team-a, group:813=team-b",
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def others_come_in(tmp_path: Path) -> None:
+    """Other users' processes find the plane's socket."""
+    tmp_path.chmod(0o755)
+
 
 EVERYTHING = (
     "project=vision",
@@ -141,18 +155,6 @@ def test_mistakes_in_projects_are_named(tmp_path: Path, line: str, text: str) ->
 
 
 # by real processes
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    tmp_path.chmod(0o755)
-    projects = {
-        "users": "4711=vision nlp",
-        "groups": "811=speech, 62999=sound",
-        "labels": "user:4712=team-a, group:813=team-b",
-    }
-    with running(tmp_path, projects=projects) as control_plane:
-        yield control_plane
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to be other users")

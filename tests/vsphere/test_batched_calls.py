@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-from control_plane import ControlPlane, running
+from control_plane import ControlPlane
 
 from sluice.config.vsphere import ControllerSection
 from sluice.hypervisor.vsphere.batched_calls import MOST_ITEMS, BatchedCalls
@@ -17,13 +17,7 @@ from sluice.hypervisor.vsphere.controller_line import ControllerLine
 from sluice.hypervisor.vsphere.errors import ControllerRefused, Unreachable
 from sluice.pool_client.access import Access
 
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    with running(
-        tmp_path_factory.mktemp("calls"), fake=True, auth={"requests_per_second": 0}
-    ) as control_plane:
-        yield control_plane
+pytestmark = pytest.mark.control_plane(shared=True, fake=True, auth={"requests_per_second": 0})
 
 
 @pytest.fixture

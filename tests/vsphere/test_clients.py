@@ -5,26 +5,17 @@ from __future__ import annotations
 
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from control_plane import wait_for
+from guestinfo import told
+from vms import uuid
 
 if TYPE_CHECKING:
     from adapter import Rig
 
 pytestmark = pytest.mark.vsphere
-
-
-def told(rig: Rig, vm: Any) -> dict[str, str]:
-    """What the guest would read."""
-    prefix = "guestinfo.sluice."
-    extra = rig.vcenter.extra(vm)
-    return {key.removeprefix(prefix): v for key, v in extra.items() if key.startswith(prefix) and v}
-
-
-def uuid(vm: Any) -> str:
-    return str(vm.config.instanceUuid)
 
 
 def test_an_attribute_becomes_a_reservation_that_the_guest_draws_on(rig: Rig) -> None:

@@ -11,19 +11,16 @@ import ssl
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from control_plane import wait_for
+from vms import uuid
 
 if TYPE_CHECKING:
     from adapter import Rig
 
 pytestmark = pytest.mark.vsphere
-
-
-def uuid(vm: Any) -> str:
-    return str(vm.config.instanceUuid)
 
 
 def counts(rig: Rig) -> dict[str, int]:

@@ -20,12 +20,11 @@ from control_plane import native_worker, wait_for
 from cuda_compiler import compiler_environment
 from free_ports import free_port
 from fresh_machine import FreshMachine
+from guestinfo import Guest, mirror
+from vms import make_fit
 from walkthrough import Instead, Walkthrough
 
 from sluice.guest_runtime.settings_file import set_keys
-
-from .test_guest import Guest, mirror
-from .test_pool_vms import make_fit
 
 if TYPE_CHECKING:
     from adapter import Rig

@@ -8,28 +8,13 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from control_plane import wait_for
+from guestinfo import told
+from vms import make_fit
 
 if TYPE_CHECKING:
     from adapter import Rig
 
 pytestmark = pytest.mark.vsphere
-
-
-def told(rig: Rig, vm: Any) -> dict[str, str]:
-    prefix = "guestinfo.sluice."
-    extra = rig.vcenter.extra(vm)
-    return {key.removeprefix(prefix): v for key, v in extra.items() if key.startswith(prefix) and v}
-
-
-def make_fit(rig: Rig, vm: Any, *, dynamic: bool = False, mmio_gb: int = 128) -> None:
-    """All that pool_checks asks for."""
-    rig.vcenter.set_extra(
-        vm,
-        pciPassthru__use64bitMMIO="TRUE",
-        pciPassthru__64bitMMIOSizeGB=str(mmio_gb),
-    )
-    rig.vcenter.reconfigure(vm, memoryReservationLockedToMax=True)
-    rig.vcenter.give_gpu(vm, dynamic=dynamic)
 
 
 def enrolled(rig: Rig, vm: Any) -> tuple[str, httpx.Client]:

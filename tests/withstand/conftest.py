@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from control_plane import ControlPlane, native_worker, running
@@ -19,7 +18,7 @@ from folders import let_everybody_in
 from sluice.config.native_files import NativeFileMissing, find_native
 
 from . import traces
-from .guests import BUNDLE, Rig, serving
+from .guests import BUNDLE, Fleet, Rig, serving
 from .prompted import Prompted, build_programs
 
 #: Longer than every heartbeat and silence of an application that these tests configure, and than
@@ -42,13 +41,6 @@ def built() -> None:
     build_programs()
 
 
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[ControlPlane]:
-    """A controller, and a server that has joined it."""
-    with running(tmp_path) as control_plane:
-        yield control_plane
-
-
 @pytest.fixture(scope="module")
 def guests_rig() -> Iterator[Rig]:
     """A libvirt of our own, for guests that have the bundle."""
@@ -69,6 +61,14 @@ def guests_plane(
     let_everybody_in(folder)
     with running(folder, server=serving(guests_rig, silent_seconds=10)) as control_plane:
         yield control_plane
+
+
+@pytest.fixture(scope="module")
+def fleet(guests_rig: Rig, guests_plane: ControlPlane) -> Iterator[Fleet]:
+    """The guests of a module's tests; gone when the last test is over."""
+    guests = Fleet(guests_rig, guests_plane)
+    yield guests
+    guests.close()
 
 
 def doorbell_pid(plane: ControlPlane) -> int:

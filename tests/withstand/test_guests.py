@@ -19,7 +19,6 @@ from .guests import (
     Fleet,
     Guest,
     GuestProgram,
-    Rig,
     prepare,
     region_file,
     slot_states,
@@ -28,23 +27,14 @@ from .guests import (
 from .prompted import ENDLESS, is_cuda_error
 from .traces import LIMIT, Traces
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.control_plane(shared="guests_plane"),
+]
 #: A kernel of a second or a few on the software GPU.
 ROUNDS = 1_000_000
 RIGHT = "compute: wrong 0 of 1000"
-
-
-@pytest.fixture(scope="module")
-def plane(guests_plane: ControlPlane) -> ControlPlane:
-    """Gives up a silent guest after ten seconds, a silent node after three."""
-    return guests_plane
-
-
-@pytest.fixture(scope="module")
-def fleet(guests_rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
-    guests = Fleet(guests_rig, plane)
-    yield guests
-    guests.close()
 
 
 @pytest.fixture(scope="module")

@@ -38,20 +38,12 @@ from .guests import (
 from .prompted import is_cuda_error
 from .traces import LIMIT, Traces, shared_files
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.control_plane(shared="guests_plane"),
+]
 RIGHT = "compute: wrong 0 of 1000"
-
-
-@pytest.fixture(scope="module")
-def plane(guests_plane: ControlPlane) -> ControlPlane:
-    return guests_plane
-
-
-@pytest.fixture(scope="module")
-def fleet(guests_rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
-    guests = Fleet(guests_rig, plane)
-    yield guests
-    guests.close()
 
 
 @pytest.fixture(scope="module")

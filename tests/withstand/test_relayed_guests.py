@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 from folders import let_everybody_in
 from region_slots import FREE
 from relay_host import RelayHost, relay_host
@@ -17,27 +18,30 @@ from .guests import SLOTS, Fleet, Guest, GuestProgram, Rig, prepare, serving, sl
 from .prompted import ENDLESS, is_cuda_error
 from .traces import LIMIT
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.control_plane(shared=True),
+]
 RIGHT = "compute: wrong 0 of 1000"
 
 
 @pytest.fixture(scope="module")
-def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane_options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The controller, and the host with the GPU; it knows of no libvirt."""
     folder = tmp_path_factory.mktemp("pool")
     let_everybody_in(folder)
-    with running(folder) as control_plane:
-        yield control_plane
+    return {"folder": folder}
 
 
 @pytest.fixture(scope="module")
 def host(
-    guests_rig: Rig, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+    guests_rig: Rig, shared_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RelayHost]:
     """The guests' host: libvirt, and a server without a GPU."""
     folder = tmp_path_factory.mktemp("guests")
     let_everybody_in(folder)
-    with relay_host(plane, folder, **serving(guests_rig)) as joined:
+    with relay_host(shared_plane, folder, **serving(guests_rig)) as joined:
         yield joined
 
 

@@ -3,30 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from control_plane import ControlPlane, wait_for
 
-from .guests import Fleet, Guest, GuestProgram, Rig, prepare
+from .guests import Fleet, Guest, GuestProgram, prepare
 from .traces import LIMIT
 
-pytestmark = [pytest.mark.vm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.vm,
+    pytest.mark.slow,
+    pytest.mark.control_plane(shared="guests_plane"),
+]
 RIGHT = "compute: wrong 0 of 1000"
 CHANNEL = {"region_mib": 64, "slots": 4}
-
-
-@pytest.fixture(scope="module")
-def plane(guests_plane: ControlPlane) -> ControlPlane:
-    return guests_plane
-
-
-@pytest.fixture(scope="module")
-def fleet(guests_rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
-    guests = Fleet(guests_rig, plane)
-    yield guests
-    guests.close()
 
 
 def events(plane: ControlPlane, guest: Guest) -> list[tuple[str, str]]:

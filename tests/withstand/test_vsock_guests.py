@@ -17,10 +17,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import libvirt
 import pytest
-from control_plane import ControlPlane, running, wait_for
+from control_plane import ControlPlane, wait_for
 from folders import let_everybody_in
 
 from sluice.hypervisor.domain_document import parse_domain
@@ -40,6 +41,7 @@ pytestmark = [
     pytest.mark.vm,
     pytest.mark.slow,
     pytest.mark.skipif(not BACKEND.exists(), reason="no vhost-device-vsock: it needs cargo"),
+    pytest.mark.control_plane(shared=True),
 ]
 
 
@@ -54,18 +56,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def plane(guests_rig: Rig, built: None, folder: Path) -> Iterator[ControlPlane]:
-    with running(folder, server=serving(guests_rig, vsock_backend=BACKEND)) as control_plane:
-        yield control_plane
+def plane_options(guests_rig: Rig, built: None, folder: Path) -> dict[str, Any]:
+    return {"folder": folder, "server": serving(guests_rig, vsock_backend=BACKEND)}
 
 
 @pytest.fixture(scope="module")
-def fleet(guests_rig: Rig, plane: ControlPlane) -> Iterator[Fleet]:
-    guests = Fleet(guests_rig, plane)
+def fleet(guests_rig: Rig, shared_plane: ControlPlane) -> Iterator[Fleet]:
+    guests = Fleet(guests_rig, shared_plane)
     yield guests
     guests.close()
-    wait_for(lambda: not backends(plane), LIMIT, "the devices' processes to end")
-    folders = plane.folder / "run" / "vsock"
+    wait_for(lambda: not backends(shared_plane), LIMIT, "the devices' processes to end")
+    folders = shared_plane.folder / "run" / "vsock"
     wait_for(lambda: not list(folders.glob("[!.]*")), LIMIT, "their folders to go")
 
 
