@@ -245,9 +245,13 @@ class ControlPlane:
         process.send_signal(number)
         process.wait(60)
 
-    def close(self) -> None:
+    def end_clients(self) -> None:
         for client in self.clients:
             client.kill()
+        self.clients.clear()
+
+    def close(self) -> None:
+        self.end_clients()
         for service in ("server", "controller"):
             process: subprocess.Popen[bytes] | None = getattr(self, service)
             if process and process.poll() is None:

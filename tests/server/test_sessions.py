@@ -15,6 +15,8 @@ import pytest
 import unix_client
 from control_plane import ControlPlane, running, wait_for
 
+pytestmark = pytest.mark.control_plane(reused=True)
+
 
 def test_a_client_gets_its_session_and_everything_returns_when_it_is_killed(
     plane: ControlPlane,
@@ -40,7 +42,7 @@ def test_kill_of_the_worker_returns_the_grant_and_leaves_no_files(plane: Control
     [worker] = plane.session_worker_pids()
     os.kill(worker, signal.SIGKILL)
     wait_for(lambda: not plane.grants(), message="the grant to return")
-    [session] = plane.sessions("ended")
+    [session] = [s for s in plane.sessions("ended") if s["id"] == client.session_id]
     assert "killed or crashed" in session["reason"]
     assert session["cause"] == "worker-failed"
 

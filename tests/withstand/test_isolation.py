@@ -9,6 +9,8 @@ import pytest
 
 from .prompted import Prompted
 
+pytestmark = pytest.mark.control_plane(reused=True)
+
 Start = Callable[..., Prompted]
 ROUNDS = 1_000_000
 CHANNELS = pytest.mark.parametrize("channel", ["shm", "tcp"])

@@ -10,6 +10,8 @@ from control_plane import ControlPlane
 
 from .prompted import Prompted, is_cuda_error
 
+pytestmark = pytest.mark.control_plane(reused=True)
+
 Start = Callable[..., Prompted]
 
 

@@ -13,6 +13,8 @@ from control_plane import ControlPlane, wait_for
 from .prompted import ENDLESS, Prompted, is_cuda_error
 from .traces import LIMIT, Traces
 
+pytestmark = pytest.mark.control_plane(reused=True)
+
 Start = Callable[..., Prompted]
 Seen = Callable[..., Traces]
 CHANNELS = pytest.mark.parametrize("channel", ["shm", "tcp"])

@@ -16,6 +16,8 @@ from .conftest import PAUSE_SECONDS
 from .prompted import Prompted
 from .traces import Traces
 
+pytestmark = pytest.mark.control_plane(reused=True)
+
 Start = Callable[..., Prompted]
 Seen = Callable[..., Traces]
 ROUNDS = 1_000_000
