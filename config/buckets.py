@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How often one caller may ask: a token bucket for each address and each token.
 
-Used by the REST door, and for the TLS handshakes of all HTTP doors. A bucket holds two seconds'
+Used by REST, and for the TLS handshakes of all HTTP servers. A bucket holds two seconds'
 worth of requests, so that a burst passes and a loop does not. It remembers a bounded number of
 callers; who is forgotten begins with a full bucket.
 """

@@ -20,7 +20,7 @@ Names = Annotated[list[str], BeforeValidator(split_commas)]
 
 
 class ControllerSection(Section):
-    """[controller]: doors and store."""
+    """[controller]: listeners and store."""
 
     bind_addr: IpAddress = Field("127.0.0.1", description="the IP address of REST and gRPC")
     rest_port: Port = Field(9123, description="the REST port, 1 to 65535 (0: any free one)")
@@ -152,7 +152,7 @@ class AuthSection(Section):
 
 
 class TlsSection(Section):
-    """[tls]: certificates of the doors."""
+    """[tls]: certificates of the listeners."""
 
     cert_file: Path | None = Field(
         None, description="the certificate of REST and gRPC, PEM (empty: no TLS)"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many descriptors a service may have, which is what its doors' connections come out of.
+"""How many descriptors a service may have, which is what its listeners' connections come out of.
 
 Used by both services when they start. The usual soft limit of 1,024 is for programs that use
 select(); nothing here does.

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Places that callers take and give back: connections, streams, requests under way, kept keys.
 
-Used by the doors of server and controller. There are so many in all, and an owner (a user, a guest,
-an address, a project) has only some of them: no more than its own bound, and the fewer, the fewer
-are free. By the second rule owners that take all they can get less and less, so that after twenty
-of them there are still places for others, and the last ones are given out one by one. Some may be
-kept for operators.
+Used by the listeners of server and controller. There are so many in all, and an owner (a user, a
+guest, an address, a project) has only some of them: no more than its own bound, and the fewer, the
+fewer are free. By the second rule owners that take all they can get less and less, so that after
+twenty of them there are still places for others, and the last ones are given out one by one. Some
+may be kept for operators.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import grpc
 
 from sluice.config.controller import ControllerConfig, OpenStackSection
 from sluice.config.descriptors import allow_many
-from sluice.config.http_door import Bounds, Door
+from sluice.config.http_server import ConnectionLimits, GuardedServer
 from sluice.config.peer_lines import CONTROLLER as PEERS
 from sluice.controller import garbage
 from sluice.controller.api.app import build_app
@@ -116,7 +116,7 @@ class Controller:
         self.grpc_port = 0
         section = config.controller
         rest, nodes = connections_within(allow_many(), section.rest_connections)
-        self._rest_bounds = Bounds(rest, min(section.rest_connections_of_address, rest))
+        self._rest_bounds = ConnectionLimits(rest, min(section.rest_connections_of_address, rest))
         self._grpc_connections = nodes
 
     @property
@@ -334,7 +334,9 @@ class Controller:
         section = self._config.controller
         self._warn_of_open_doors()
         host = f"[{section.bind_addr}]" if ":" in section.bind_addr else section.bind_addr
-        self._rest = Door("REST", self._rest_app, self._rest_bounds, PEERS, **self._rest_tls)
+        self._rest = GuardedServer(
+            "REST", self._rest_app, self._rest_bounds, PEERS, **self._rest_tls
+        )
         try:
             self.rest_port = self._rest.listen(section.bind_addr, section.rest_port)
         except OSError as error:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The line to the controllers, and what they order."""
+"""The connection to the controllers, and what they order."""

@@ -34,11 +34,11 @@ class GuestChannels:
             await self._regions.add_region(region_id, path, owner, request)
         else:
             await self._regions.remove_region(region_id, "its channel is vsock now")
-        door = self._files.server_socket(region_id)
+        device_socket = self._files.server_socket(region_id)
         if request.has_doorbell:
-            await self._doorbells.add(owner, path, door)
+            await self._doorbells.add(owner, path, device_socket)
         else:
-            await self._doorbells.remove(region_id, door)
+            await self._doorbells.remove(region_id, device_socket)
         if owner.vsock is not None:
             await self._vsock.add(owner, owner.vsock, request)
         else:
@@ -68,6 +68,6 @@ class GuestChannels:
         await self._regions.domain_stopped(region_id, reason)
 
     async def close(self) -> None:
-        """Closes the doors; guests and their sessions go on."""
+        """Closes the listeners; guests and their sessions go on."""
         await self._doorbells.close()
         await self._vsock.close()

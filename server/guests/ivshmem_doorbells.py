@@ -49,14 +49,14 @@ class IvshmemDoorbells:
         self._add_bell = add_bell
         self._listeners: dict[str, Listener] = {}
 
-    async def add(self, owner: RegionOwner, path: Path, door: Path) -> None:
-        """Listens at `door` for QEMU, which gets the file at `path`; raises OSError."""
+    async def add(self, owner: RegionOwner, path: Path, device_socket: Path) -> None:
+        """Listens at `device_socket` for QEMU, which gets the file at `path`; raises OSError."""
         if owner.uuid in self._listeners:
             return
-        # nobody but us puts anything beside the door: QEMU only has to reach it
-        own_folder(door.parent.parent, 0o755)
-        own_folder(door.parent, 0o711 if owner.account else 0o700)
-        listening = given_socket(door, owner.account, MOST_CONNECTIONS)
+        # nobody but us puts anything beside the socket: QEMU only has to reach it
+        own_folder(device_socket.parent.parent, 0o755)
+        own_folder(device_socket.parent, 0o711 if owner.account else 0o700)
+        listening = given_socket(device_socket, owner.account, MOST_CONNECTIONS)
 
         async def serve(connected: socket.socket) -> None:
             await self._serve(owner, path, connected)
@@ -64,12 +64,12 @@ class IvshmemDoorbells:
         name = f"the ivshmem server of domain {owner.name}"
         self._listeners[owner.uuid] = Listener(listening, name, MOST_CONNECTIONS, serve)
 
-    async def remove(self, uuid: str, door: Path) -> None:
+    async def remove(self, uuid: str, device_socket: Path) -> None:
         """Listens no more."""
         listener = self._listeners.pop(uuid, None)
         if listener is not None:
             await listener.close()
-        await asyncio.to_thread(shutil.rmtree, door.parent, True)
+        await asyncio.to_thread(shutil.rmtree, device_socket.parent, True)
 
     async def close(self) -> None:
         """The server stops; guests keep what they were given."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything of a server that serves guests of libvirt: doorbell, channels, Nova's door, libvirt.
+"""Everything of a server that serves guests of libvirt: doorbell, channels, Nova's socket, libvirt.
 
 Started by server.service where [server] enable_kvm is set and libvirt's Python package is there.
 """
@@ -57,7 +57,7 @@ class Guests:
         )
         channels = self._channels = GuestChannels(regions, vsock, files)
         self._run_dir: Path = section.run_dir
-        self._door = VmListener(
+        self._vm_socket = VmListener(
             section.run_dir,
             group=nova.group,
             region_mib=nova.region_mib,
@@ -74,20 +74,20 @@ class Guests:
             files=files,
             host_devices=host_devices,
             machines=machines,
-            expected=self._door,
+            expected=self._vm_socket,
             vsock_backend=section.vsock_backend,
         )
 
     def open(self, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         """Begins to serve them."""
         try:
-            self._door.open()
+            self._vm_socket.open()
         except OSError as error:
             log.error("Nova cannot ask for channels: %s: %s", self._run_dir, error.strerror)
         run(self._doorbell.run())
         run(self._hypervisor.run())
 
     async def close(self) -> None:
-        """Closes the doors; guests and their sessions go on."""
-        await self._door.close()
+        """Closes the listeners; guests and their sessions go on."""
+        await self._vm_socket.close()
         await self._channels.close()

@@ -218,7 +218,9 @@ class VsockGuests:
             if self._is_of_device(guest, connected):
                 self._add_bell(uuid, connected)
 
-        for listening, what, how in zip(bound, ("door", "bell"), (serve, serve_bell), strict=True):
+        for listening, what, how in zip(
+            bound, ("socket", "bell"), (serve, serve_bell), strict=True
+        ):
             name = f"the vsock {what} of domain {guest.owner.name}"
             guest.listeners.append(Listener(listening, name, MOST_OF_GUEST, how))
 
@@ -253,7 +255,7 @@ class VsockGuests:
         PEERS.warning(
             "vsock: not its device",
             f"uid {peer.uid}",
-            "refused pid %d uid %d at the vsock door of domain %s: it is not its device",
+            "refused pid %d uid %d at the vsock socket of domain %s: it is not its device",
             *(peer.pid, peer.uid, guest.owner.name),
         )
         return False

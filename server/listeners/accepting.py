@@ -3,7 +3,7 @@
 
 Used by listeners.unix_socket, listeners.data_port and listeners.vm_socket. It owns the listening
 socket and the tasks. It promises never to spin: where no more descriptors or tasks are to be had it
-pauses, and says so; and that no owner (an address, a user, a guest, where the door tells them
+pauses, and says so; and that no owner (an address, a user, a guest, where the listener tells them
 apart) takes the others' places.
 """
 
@@ -78,7 +78,7 @@ class Listener:
 
     def _pause(self, why: str) -> None:
         text = "%s takes no connection for %g s: %s"
-        PEERS.error("a door is full", self._name, text, self._name, PAUSE_SECONDS, why)
+        PEERS.error("listener: full", self._name, text, self._name, PAUSE_SECONDS, why)
         self._loop.remove_reader(self._socket)
         self._loop.call_later(PAUSE_SECONDS, self._resume)
 
@@ -119,7 +119,7 @@ class Listener:
         with connected, contextlib.suppress(OSError):
             if self._turn_away:
                 self._turn_away(connected, why)
-        PEERS.warning("no place at a door", owner, "%s", why)
+        PEERS.warning("listener: no place", owner, "%s", why)
 
     async def _run(self, connected: socket.socket, owner: str) -> None:
         try:

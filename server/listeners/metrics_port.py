@@ -3,7 +3,7 @@
 
 Started by server.service where [metrics] listen names an address. It speaks TLS where the node has
 a certificate, wants a bearer token where one is configured, and promises that a scraper, however
-slow or many, costs the server no more than a few connections (config.http_door).
+slow or many, costs the server no more than a few connections (config.http_server).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from sluice.config.http_door import Bounds, Door
+from sluice.config.http_server import ConnectionLimits, GuardedServer
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.config.sections import split_address
 from sluice.config.server_connections import MetricsSection, TlsSection
 
 log = logging.getLogger("sluice.server")
 
-BOUNDS = Bounds(connections=64, of_address=16)
+LIMITS = ConnectionLimits(connections=64, of_address=16)
 KEEP_ALIVE_SECONDS = 75  # longer than most scrape intervals
 TEXT = "text/plain; charset=utf-8"
 
@@ -46,17 +46,17 @@ class MetricsListener:
     def open(self) -> None:
         """Begins to listen; raises OSError."""
         host, port = split_address(self._address)
-        self._door = Door(
+        self._server = GuardedServer(
             "metrics",
             self._answer,
-            BOUNDS,
+            LIMITS,
             PEERS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             ssl_certfile=self._tls.cert_file,
             ssl_keyfile=self._tls.key_file,
         )
-        self.port = self._door.listen(host, port)
-        self._serving = asyncio.create_task(self._door.run_until_closed())
+        self.port = self._server.listen(host, port)
+        self._serving = asyncio.create_task(self._server.run_until_closed())
         log.info("metrics: %s:%d", host, self.port)
         if not _is_loopback(host) and not (self._token and self._tls.cert_file):
             log.warning(
@@ -70,8 +70,8 @@ class MetricsListener:
     async def close(self) -> None:
         """Stops listening."""
         if self._serving:
-            self._door.should_exit = True
-            self._door.force_exit = True
+            self._server.should_exit = True
+            self._server.force_exit = True
             await asyncio.gather(self._serving, return_exceptions=True)
             self._serving = None
 

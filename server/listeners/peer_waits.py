@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Work for a peer that may leave meanwhile: waited for, or given up with it.
 
-Used by the doors, while a session is opened or a job is held. The peer's descriptor (its pidfd, or
-its connection) tells of its end by becoming readable.
+Used by the listeners, while a session is opened or a job is held. The peer's descriptor (its pidfd,
+or its connection) tells of its end by becoming readable.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door for processes of this host: a SOCK_SEQPACKET socket, credentials from the kernel.
+"""The socket for processes of this host: SOCK_SEQPACKET, with credentials from the kernel.
 
 Started by server.service. One task serves one connection: it reads OpenSession, has the session
 opened, and passes the memfd and the worker's pidfd to the client. Anything wrong is answered with

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door for what defines and moves VMs on this host: Nova's virt driver, `sluice vm`, the hook.
+"""The socket for what defines and moves VMs on this host: Nova's driver, `sluice vm`, the hook.
 
 Started by server.service. One line of JSON is a request, one is the answer, one request a
 connection. `prepare` names a VM that is about to be defined and the vGPUs that it is to have; the

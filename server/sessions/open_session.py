@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a client asks for and is answered: OpenSession and OpenReply (native/api/protocol.yaml).
 
-Called by the doors. Whatever a client sent is checked here once, into an immutable value; a frame
-that is wrong raises BadOpen, whose status and message go back to the client as an OpenReply.
+Called by the listeners. Whatever a client sent is checked here once, into an immutable value; a
+frame that is wrong raises BadOpen, whose status and message go back to the client as an OpenReply.
 """
 
 from __future__ import annotations

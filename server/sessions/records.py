@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a session is: records that sessions.manager keeps and that survive a restart of the server.
 
-Used by sessions.manager, regions, sessions.adoption and the doors. Plain data; what of it must
+Used by sessions.manager, regions, sessions.adoption and the listeners. Plain data; what of it must
 survive is what to_record() writes beside the worker's socket.
 """
 

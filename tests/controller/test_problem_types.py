@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sluice.config import http_door
+from sluice.config import http_server
 from sluice.resources.problem_types import PREFIX, ProblemType
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ def test_types_differ_and_are_listed() -> None:
     assert len(set(uris)) == len(uris)
     page = (CHECKOUT / "docs" / "rest-problems.md").read_text()
     listed = re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)
-    known = [http_door.TOO_SLOW, http_door.TOO_MANY_CONNECTIONS, *uris]
+    known = [http_server.TOO_SLOW, http_server.TOO_MANY_CONNECTIONS, *uris]
     assert sorted(PREFIX + name for name in listed) == sorted(known)
 
 

@@ -21,7 +21,7 @@ from sluice.server.guests.foreign_folders import given_folder, given_socket, own
 from sluice.server.guests.ivshmem_doorbells import IvshmemDoorbells
 from sluice.server.listeners.peers import start_time_of
 
-from .vsock_doors import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, sockets_in
+from .vsock_guests import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, sockets_in
 
 QEMU = (65534, 65534)
 PLACE = VsockPlace(account=QEMU)
@@ -149,13 +149,13 @@ def test_a_process_of_the_release_before_is_found(short_path: Path, program: Pat
 #: Puts a link to a file of root's into the socket's place, as often as it can.
 SWAPPER = """
 import os, sys
-door, victim, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
+path, victim, uid = sys.argv[1], sys.argv[2], int(sys.argv[3])
 os.setresgid(uid, uid, uid); os.setresuid(uid, uid, uid)
 print("swapping", flush=True)
 while True:
     try:
-        os.symlink(victim, door + ".link")
-        os.rename(door + ".link", door)
+        os.symlink(victim, path + ".link")
+        os.rename(path + ".link", path)
     except OSError:
         pass
 """
@@ -164,14 +164,14 @@ while True:
 def test_a_door_that_is_swapped_while_it_is_made_changes_nothing(
     short_path: Path, victim: Path
 ) -> None:
-    door = qemus_folder(short_path).door
-    argv = [sys.executable, "-c", SWAPPER, str(door), str(victim), str(QEMU[0])]
+    path = qemus_folder(short_path).door
+    argv = [sys.executable, "-c", SWAPPER, str(path), str(victim), str(QEMU[0])]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as swapper:
         assert swapper.stdout is not None
         assert swapper.stdout.readline() == b"swapping\n"
         until = time.monotonic() + 3
         while time.monotonic() < until:
-            given_socket(door, QEMU, 1).close()
+            given_socket(path, QEMU, 1).close()
         swapper.kill()
     assert is_untouched(victim)
 
@@ -180,34 +180,34 @@ def test_a_doors_folder_is_taken_back_from_its_emulators_account(
     short_path: Path, victim: Path
 ) -> None:
     """QEMU only has to reach it; 0.1.0 gave the whole folder away."""
-    door = short_path / "run" / "ivshmem" / UUID / "server"
-    own_folder(door.parent.parent, 0o755)
-    given_folder(door.parent, QEMU)
-    door.symlink_to(victim)
-    as_qemu(door)
+    path = short_path / "run" / "ivshmem" / UUID / "server"
+    own_folder(path.parent.parent, 0o755)
+    given_folder(path.parent, QEMU)
+    path.symlink_to(victim)
+    as_qemu(path)
 
     async def check() -> None:
         doorbells = IvshmemDoorbells(lambda uuid, descriptor: None)
-        await doorbells.add(RegionOwner(UUID, "guest", account=QEMU), victim, door)
-        folder = door.parent.stat()
+        await doorbells.add(RegionOwner(UUID, "guest", account=QEMU), victim, path)
+        folder = path.parent.stat()
         assert (folder.st_uid, stat.S_IMODE(folder.st_mode)) == (0, 0o711)
-        found = door.lstat()
+        found = path.lstat()
         assert stat.S_ISSOCK(found.st_mode)
         assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (QEMU[0], 0o600)
-        assert await asyncio.to_thread(connect_as_qemu, door) == 0
-        await doorbells.remove(UUID, door)
+        assert await asyncio.to_thread(connect_as_qemu, path) == 0
+        await doorbells.remove(UUID, path)
 
     asyncio.run(check())
     assert is_untouched(victim)
 
 
-def connect_as_qemu(door: Path) -> int:
+def connect_as_qemu(path: Path) -> int:
     code = (
         "import os, socket, sys\n"
         f"os.setresgid(*[{QEMU[1]}] * 3); os.setresuid(*[{QEMU[0]}] * 3)\n"
         "socket.socket(socket.AF_UNIX).connect(sys.argv[1])\n"
     )
-    return subprocess.run([sys.executable, "-c", code, str(door)]).returncode
+    return subprocess.run([sys.executable, "-c", code, str(path)]).returncode
 
 
 def test_a_folder_behind_a_link_is_refused(short_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_running_out_of_connections_pauses_and_recovers(plane: ControlPlane) -> 
         assert unpack_open_reply(read_stream(connected, 512))[0] == 800, "another still has one"
     silent += [plane.connect_data(f"127.0.2.{number + 1}") for number in range(150)]
     wait_for(lambda: "takes no connection" in plane.log("server"))
-    assert plane.client().first["status"] == 0, "local clients have a door of their own"
+    assert plane.client().first["status"] == 0, "local clients have a socket of their own"
     assert plane.log("server").count("takes no connection") < 20, "it does not spin"
     for connected in silent:
         connected.close()

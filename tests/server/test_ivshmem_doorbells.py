@@ -31,7 +31,9 @@ class Host:
 
     def __post_init__(self) -> None:
         self.doorbells = IvshmemDoorbells(self.add_bell)
-        self.door = RegionFiles("here", self.folder, self.folder / "run").server_socket(UUID)
+        self.device_socket = RegionFiles("here", self.folder, self.folder / "run").server_socket(
+            UUID
+        )
         self.region = self.folder / "region"
         self.region.write_bytes(b"the region" + bytes(4086))
 
@@ -39,7 +41,7 @@ class Host:
         self.bells.append((uuid, os.dup(descriptor)))
 
     async def add(self) -> None:
-        await self.doorbells.add(OWNER, self.region, self.door)
+        await self.doorbells.add(OWNER, self.region, self.device_socket)
 
 
 @pytest.fixture
@@ -47,8 +49,8 @@ async def host(short_path: Path) -> AsyncIterator[Host]:
     made = Host(short_path)
     await made.add()
     yield made
-    await made.doorbells.remove(UUID, made.door)
-    assert not made.door.parent.exists()
+    await made.doorbells.remove(UUID, made.device_socket)
+    assert not made.device_socket.parent.exists()
     for _, bell in made.bells:
         os.close(bell)
 
@@ -56,10 +58,10 @@ async def host(short_path: Path) -> AsyncIterator[Host]:
 class Device:
     """QEMU's side, as hw/misc/ivshmem.c reads it."""
 
-    def __init__(self, door: Path) -> None:
+    def __init__(self, device_socket: Path) -> None:
         self.connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connected.settimeout(10)
-        self.connected.connect(str(door))
+        self.connected.connect(str(device_socket))
 
     def hear(self) -> tuple[int, list[int]]:
         said, descriptors, _, _ = socket.recv_fds(self.connected, 8, 4)
@@ -81,7 +83,7 @@ class Device:
 
 
 async def device_of(host: Host) -> tuple[Device, tuple[int, int]]:
-    device = await asyncio.to_thread(Device, host.door)
+    device = await asyncio.to_thread(Device, host.device_socket)
     return device, await asyncio.to_thread(device.set_up)
 
 
@@ -102,8 +104,8 @@ async def test_a_device_gets_the_region_and_rings_its_host(host: Host) -> None:
 
 
 async def test_only_its_account_comes_in(host: Host) -> None:
-    assert stat.S_IMODE(host.door.parent.stat().st_mode) == 0o700
-    assert stat.S_IMODE(host.door.stat().st_mode) == 0o600
+    assert stat.S_IMODE(host.device_socket.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(host.device_socket.stat().st_mode) == 0o600
 
 
 async def test_each_start_of_the_guest_has_a_bell_of_its_own(host: Host) -> None:
@@ -131,7 +133,7 @@ async def test_without_a_region_there_is_nothing_to_give(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.region.unlink()
-    device = await asyncio.to_thread(Device, host.door)
+    device = await asyncio.to_thread(Device, host.device_socket)
     assert await asyncio.to_thread(device.hear) == (-99, [])
     device.connected.close()
     assert "domain guest gets no region" in caplog.text
@@ -141,7 +143,7 @@ async def test_without_a_region_there_is_nothing_to_give(
 async def test_a_server_that_comes_back_takes_the_place_of_the_old_one(host: Host) -> None:
     device, descriptors = await device_of(host)
     await host.doorbells.close()
-    assert host.door.exists()  # as after a crash
+    assert host.device_socket.exists()  # as after a crash
     await host.add()
     await host.add()  # once is enough
     again, more = await device_of(host)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The places of a door: nobody takes all of them."""
+"""The places of a listener: nobody takes all of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def served_of_one_and_of_another(most_of_owner: int | None) -> list[bool]:
         await release.wait()
 
     listening = socket.create_server(("127.0.0.1", 0))
-    listener = Listener(listening, "a door", 8, serve, most_of_owner=most_of_owner)
+    listener = Listener(listening, "a listener", 8, serve, most_of_owner=most_of_owner)
     where = listening.getsockname()
     lines = [await connected(where, "127.0.0.2") for _ in range(4)]
     lines.append(await connected(where, "127.0.0.3"))
@@ -118,8 +118,8 @@ def test_a_user_has_some_places_of_the_unix_socket_and_is_told_so(
 
     async def run() -> None:
         path = tmp_path / "server.sock"
-        door = unix_socket.UnixListener(path, no_manager, 256, "host")
-        door.open()
+        listener = unix_socket.UnixListener(path, no_manager, 256, "host")
+        listener.open()
         lines = []
         for _ in range(4):
             lines.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
@@ -130,10 +130,10 @@ def test_a_user_has_some_places_of_the_unix_socket_and_is_told_so(
         assert status == CudaStatus.SYSTEM_NOT_READY
         assert f"uid {os.getuid()} has 3 of the 4096 places" in message
         assert await asyncio.get_running_loop().sock_recv(lines[3], 512) == b""
-        assert door._listener
-        assert len(door._listener._places) == 3
+        assert listener._listener
+        assert len(listener._listener._places) == 3
         for line in lines:
             line.close()
-        await door.close()
+        await listener.close()
 
     asyncio.run(run())

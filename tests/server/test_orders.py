@@ -23,7 +23,7 @@ VGPU = rpc.Vgpu(gpu_uuid="g", memory_mib=1, compute_percent=1)
 
 
 class ScriptedController(pool_pb2_grpc.PoolServicer):
-    """A controller's gRPC door that says what a test wants, when it wants it."""
+    """A controller's gRPC service that says what a test wants, when it wants it."""
 
     def __init__(self) -> None:
         self.orders: asyncio.Queue[rpc.Order] = asyncio.Queue()
@@ -93,10 +93,10 @@ class Side:
 @contextlib.asynccontextmanager
 async def connected() -> AsyncIterator[tuple[ScriptedController, Side, ControllerLink]]:
     controller, side = ScriptedController(), Side()
-    door = grpc.aio.server()
-    pool_pb2_grpc.add_PoolServicer_to_server(controller, door)
-    port = door.add_insecure_port("127.0.0.1:0")
-    await door.start()
+    server = grpc.aio.server()
+    pool_pb2_grpc.add_PoolServicer_to_server(controller, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
     link = ControllerLink([f"127.0.0.1:{port}"], side, wait_seconds=20)
     running = asyncio.create_task(link.run())
     try:
@@ -105,7 +105,7 @@ async def connected() -> AsyncIterator[tuple[ScriptedController, Side, Controlle
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await link.close()
-        await door.stop(None)
+        await server.stop(None)
 
 
 def end_order(reason: str = "preempted: x") -> rpc.Order:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vsock door of a domain, with a stand-in for its device's process: its bookkeeping.
+"""The vsock socket of a domain, with a stand-in for its device's process: its bookkeeping.
 
 The device itself, guests and sessions are in tests/withstand/test_vsock_guests.py.
 """
@@ -18,7 +18,7 @@ from sluice.hypervisor.ports import VsockPlace
 from sluice.server.guests.vsock_backends import LOG_MIB
 from sluice.server.sessions.open_session import unpack_open_reply
 
-from .vsock_doors import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, rung, sockets_in
+from .vsock_guests import DEVICE, OWNER, REQUEST, UUID, guests_of, record_in, rung, sockets_in
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_kernel_without_vhost_vsock_is_said(
 
 
 def test_a_bell_is_its_guests_and_nobody_elses(short_path: Path, program: Path) -> None:
-    """The process of a device connects to the bell as it does to the door."""
+    """The process of a device connects to the bell as it does to the other socket."""
     program.write_text(program.read_text().replace('"_9960"', '"_9961"'))
 
     async def check() -> None:

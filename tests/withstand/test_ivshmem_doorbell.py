@@ -54,8 +54,8 @@ def guest(fleet: Fleet) -> Guest:
         *("--key", "sluice", "--set", f"<vgpu {written} channel='ivshmem-doorbell'/>"),
     )
     wait_for(lambda: has_doorbell(made), LIMIT, "the device in the definition")
-    door = fleet.plane.folder / "run" / "ivshmem" / made.uuid / "server"
-    wait_for(door.exists, LIMIT, "its server")
+    device_socket = fleet.plane.folder / "run" / "ivshmem" / made.uuid / "server"
+    wait_for(device_socket.exists, LIMIT, "its server")
     made.start()
     made.wait_ready()
     prepare(made)

@@ -2,7 +2,7 @@
 """Real guests whose only channel is vsock: sessions, their ends, and who may not come in.
 
 The device is QEMU's vhost-user one with rust-vmm's vhost-device-vsock behind it, as on any host
-whose kernel has no vhost-vsock; the door for those that have it is tried inside a guest.
+whose kernel has no vhost-vsock; the listener for those that have it is tried inside a guest.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def test_a_program_that_dies_waiting_leaves_the_queue(plane: ControlPlane, guest
     plane.rest.delete(f"/nodes/{plane.node}/drain").raise_for_status()
 
 
-def test_nobody_else_is_heard_at_a_guests_door(plane: ControlPlane, guest: Guest) -> None:
+def test_nobody_else_is_heard_on_a_guests_socket(plane: ControlPlane, guest: Guest) -> None:
     """Root of the host apart, nobody gets so far."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(10)
@@ -221,10 +221,10 @@ def test_rubbish_is_answered_and_hurts_nobody(plane: ControlPlane, guest: Guest)
 
 def test_sessions_and_devices_outlive_the_server(plane: ControlPlane, guest: Guest) -> None:
     program = GuestProgram(guest)
-    before, door = backends(plane), sockets_of(plane, guest).door
+    before, listening = backends(plane), sockets_of(plane, guest).door
     plane.stop("server", signal.SIGKILL)
     plane.start_server()
-    wait_for(lambda: is_open(door), LIMIT, "its door to be opened anew")
+    wait_for(lambda: is_open(listening), LIMIT, "its listening to be opened anew")
     assert program.ask("compute") == RIGHT
     assert backends(plane) == before
     second = GuestProgram(guest)
@@ -303,11 +303,11 @@ def test_beside_a_region_it_is_the_bell(plane: ControlPlane, fleet: Fleet) -> No
     fleet.virsh("destroy", both.name)
 
 
-def is_open(door: Path) -> bool:
+def is_open(listening: Path) -> bool:
     """Whether somebody listens on that Unix socket."""
     with socket.socket(socket.AF_UNIX) as caller:
         try:
-            caller.connect(str(door))
+            caller.connect(str(listening))
         except OSError:
             return False
     return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run in a guest by test_vsock_guests.py: the door that listens in the kernel, asked over loopback.
+"""Run in a guest by test_vsock_guests.py: the listener in the kernel, asked over loopback.
 
 In a machine without a vsock device of its own, CID 2 is the machine itself, and who connects has
 CID 1. Prints what a client whose CID is a domain's is asked for, and what one hears whose CID is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HTTP door that strangers cannot hold shut: uvicorn with bounds that it does not have itself.
+"""An HTTP server that strangers cannot block: uvicorn with limits that it does not have itself.
 
 Used by the controller for REST and by the server for /metrics. Connections are counted where they
 are accepted, in all and by address (config.places), TLS handshakes that never end among them, so
@@ -52,8 +52,8 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many connections a door serves, in all and of one address."""
+class ConnectionLimits:
+    """How many connections a server takes, in all and of one address."""
 
     connections: int
     of_address: int
@@ -84,7 +84,7 @@ class GuardedSocket(socket.socket):
     def guard(
         self,
         name: str,
-        bounds: Bounds,
+        limits: ConnectionLimits,
         peers: PeerLines,
         now: Clock,
         make_room: Callable[[], bool],
@@ -101,7 +101,7 @@ class GuardedSocket(socket.socket):
         self._peers = peers
         self._now = now
         self._tls = tls
-        self.places = Places(bounds.connections, bounds.of_address)
+        self.places = Places(limits.connections, limits.of_address)
         self._accepted: dict[int, Accepted] = {}  # those that are not served yet, by descriptor
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -183,9 +183,9 @@ class GuardedSocket(socket.socket):
 class GuardedProtocol(H11Protocol):
     """One connection, with deadlines."""
 
-    def __init__(self, door: Door, **of_uvicorn: Any) -> None:
+    def __init__(self, server: GuardedServer, **of_uvicorn: Any) -> None:
         super().__init__(**of_uvicorn)
-        self._door = door
+        self._server = server
         self._phase: tuple[object, object] = (None, None)
         self._deadline = NEVER
         self._read_by = NEVER
@@ -195,14 +195,14 @@ class GuardedProtocol(H11Protocol):
         """Called when the handshake, if there is one, is done."""
         super().connection_made(transport)
         if (connected := transport.get_extra_info("socket")) is not None:
-            self._door.listening.served(connected.fileno())
-        self._door.protocols.add(self)
+            self._server.listening.served(connected.fileno())
+        self._server.protocols.add(self)
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called once."""
-        self._door.protocols.discard(self)
-        self._door.waiting.pop(self, None)
+        self._server.protocols.discard(self)
+        self._server.waiting.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -223,7 +223,7 @@ class GuardedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Called when the peer does not read."""
         super().pause_writing()
-        self._read_by = self._door.now() + READ_SECONDS
+        self._read_by = self._server.now() + READ_SECONDS
 
     def resume_writing(self) -> None:
         """Called when it has read."""
@@ -255,19 +255,19 @@ class GuardedProtocol(H11Protocol):
         theirs = self.conn.their_state
         phase = (theirs, self.cycle)
         if self.transport.is_closing():
-            self._door.waiting.pop(self, None)
+            self._server.waiting.pop(self, None)
             return
         if phase[0] is self._phase[0] and phase[1] is self._phase[1]:
             return
         self._phase = phase
-        now = self._door.now()
+        now = self._server.now()
         if theirs is h11.IDLE:
             idle = self.timeout_keep_alive if self.cycle else 0
             self._deadline = now + idle + HEADER_SECONDS
             self._begun = False
-            self._door.waiting[self] = None
+            self._server.waiting[self] = None
             return
-        self._door.waiting.pop(self, None)
+        self._server.waiting.pop(self, None)
         if theirs is h11.SEND_BODY:
             self._deadline = now + BODY_SECONDS
         else:
@@ -291,18 +291,18 @@ class GuardedProtocol(H11Protocol):
 
     def _give_up(self, why: str) -> None:
         owner = owner_of_address(self.client[0]) if self.client else "nobody"
-        name = self._door.name
-        self._door.peers.info(f"{name}: too slow", owner, "%s: %s %s", name, owner, why)
+        name = self._server.name
+        self._server.peers.info(f"{name}: too slow", owner, "%s: %s %s", name, owner, why)
 
 
-class Door(uvicorn.Server):
-    """The server of one door."""
+class GuardedServer(uvicorn.Server):
+    """The server of one port."""
 
     def __init__(
         self,
         name: str,
         app: Any,
-        bounds: Bounds,
+        limits: ConnectionLimits,
         peers: PeerLines,
         now: Clock = time.monotonic,
         **options: Any,
@@ -314,7 +314,7 @@ class Door(uvicorn.Server):
         self.protocols: set[GuardedProtocol] = set()
         #: Those whose request's headers are waited for, the longest first.
         self.waiting: dict[GuardedProtocol, None] = {}
-        self._bounds = bounds
+        self._limits = limits
         self._next_sweep = 0.0
         defaults = {"timeout_keep_alive": KEEP_ALIVE_SECONDS}
         super().__init__(
@@ -345,7 +345,7 @@ class Door(uvicorn.Server):
             raise
         tls = self.config.ssl is not None
         guard = self.listening.guard
-        guard(self.name, self._bounds, self.peers, self.now, self._make_room, tls=tls)
+        guard(self.name, self._limits, self.peers, self.now, self._make_room, tls=tls)
         self.listening.listen(128)
         found: int = self.listening.getsockname()[1]
         return found

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The vsock doors of one domain, with a stand-in for its device's process."""
+"""The vsock sockets of one domain, with a stand-in for its device's process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UUID = "606ef660-97e7-4293-92c4-c8b7480e0c99"
 OWNER = RegionOwner(UUID, "guest")
 REQUEST = DomainRequest(memory_mib=64, compute_percent=10, channel="vsock")
 
-#: Listens where the real one does, and connects to the door for whoever connects to it.
+#: Listens where the real one does, and connects to the socket for whoever connects to it.
 DEVICE = """#!{python}
 import socket, sys
 device, guest = (word.split("=", 1)[1] for word in sys.argv[2:4])
@@ -49,7 +49,7 @@ class Bells:
 rung = Bells()
 
 
-class Desk:
+class FakeManager:
     """No session ever opens here."""
 
     served: tuple[Any, ...] = ()
@@ -57,7 +57,7 @@ class Desk:
 
 def guests_of(folder: Path, program: Path | str) -> VsockGuests:
     run, log = folder / "run", folder / "log"
-    return VsockGuests(Desk(), run, log, str(program), add_bell=rung.append_bell)  # type: ignore[arg-type]
+    return VsockGuests(FakeManager(), run, log, str(program), add_bell=rung.append_bell)  # type: ignore[arg-type]
 
 
 def sockets_in(folder: Path) -> UserSockets:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door at which Nova's driver asks for a VM's channel: what it gives, and whom it believes."""
+"""The socket at which Nova's driver asks for a VM's channel: what it gives, whom it believes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rooms() -> Rooms:
 
 
 @pytest.fixture
-async def door(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmListener]:
+async def listener(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmListener]:
     opened = VmListener(
         tmp_path,
         group="no-such-group",
@@ -80,7 +80,7 @@ async def prepare(folder: Path, **sizes: Any) -> dict[str, Any]:
     return await ask(folder, json.dumps({"prepare": {**RIGHT, **sizes}}).encode() + b"\n")
 
 
-async def test_a_vm_gets_its_channel(door: VmListener, rooms: Rooms, tmp_path: Path) -> None:
+async def test_a_vm_gets_its_channel(listener: VmListener, rooms: Rooms, tmp_path: Path) -> None:
     answer = await prepare(tmp_path, count=2, priority=-3, uuid=UUID.upper())
     assert rooms.prepared == [(UUID, REQUEST)]
     [device] = answer["devices"]
@@ -89,27 +89,29 @@ async def test_a_vm_gets_its_channel(door: VmListener, rooms: Rooms, tmp_path: P
     assert "<address" not in device  # libvirt chooses
     assert "memory-mib='1024'" in answer["metadata"]
     assert "xmlns:sluice='https://sluice.dev/xmlns/libvirt/1'" in answer["metadata"]
-    assert door.expects(UUID)
-    assert not door.expects(UUID.replace("1", "2"))
-    door.defined(UUID)
-    assert not door.expects(UUID)
+    assert listener.expects(UUID)
+    assert not listener.expects(UUID.replace("1", "2"))
+    listener.defined(UUID)
+    assert not listener.expects(UUID)
 
 
-async def test_on_demand_is_passed_on(door: VmListener, rooms: Rooms, tmp_path: Path) -> None:
+async def test_on_demand_is_passed_on(listener: VmListener, rooms: Rooms, tmp_path: Path) -> None:
     answer = await prepare(tmp_path, mode="on-demand")
     assert "mode='on-demand'" in answer["metadata"]
 
 
-async def test_only_root_may_ask_where_there_is_no_group(door: VmListener, tmp_path: Path) -> None:
+async def test_only_root_may_ask_where_there_is_no_group(
+    listener: VmListener, tmp_path: Path
+) -> None:
     assert stat.S_IMODE((tmp_path / SOCKET_NAME).stat().st_mode) == 0o600
 
 
 async def test_a_refusal_says_why_and_leaves_nothing(
-    door: VmListener, rooms: Rooms, tmp_path: Path
+    listener: VmListener, rooms: Rooms, tmp_path: Path
 ) -> None:
     rooms.full = True
     assert await prepare(tmp_path) == {"error": "a region of 64 MiB does not fit: free some"}
-    assert not door.expects(UUID)
+    assert not listener.expects(UUID)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +129,7 @@ async def test_a_refusal_says_why_and_leaves_nothing(
     ],
 )
 async def test_sizes_are_bounded(
-    door: VmListener, rooms: Rooms, tmp_path: Path, sizes: dict[str, Any], said: str
+    listener: VmListener, rooms: Rooms, tmp_path: Path, sizes: dict[str, Any], said: str
 ) -> None:
     answer = await prepare(tmp_path, **sizes)
     if said:
@@ -138,12 +140,12 @@ async def test_sizes_are_bounded(
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[]\n", b"{}\n", b'{"prepare": 7}\n', b"\xff\xfe\n"])
-async def test_nonsense_is_refused(door: VmListener, tmp_path: Path, line: bytes) -> None:
+async def test_nonsense_is_refused(listener: VmListener, tmp_path: Path, line: bytes) -> None:
     answer = await ask(tmp_path, line)
     assert "error" in answer
 
 
-async def test_an_endless_line_is_cut(door: VmListener, tmp_path: Path) -> None:
+async def test_an_endless_line_is_cut(listener: VmListener, tmp_path: Path) -> None:
     reader, writer = await asyncio.open_unix_connection(str(tmp_path / SOCKET_NAME))
     writer.write(b"x" * (2 * MOST_BYTES))
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
@@ -153,7 +155,7 @@ async def test_an_endless_line_is_cut(door: VmListener, tmp_path: Path) -> None:
 
 
 async def test_who_would_move_a_vm_learns_which_programs_use_its_channel(
-    door: VmListener, tmp_path: Path
+    listener: VmListener, tmp_path: Path
 ) -> None:
     line = json.dumps({"sessions": {"uuid": UUID.upper()}}).encode() + b"\n"
     assert await ask(tmp_path, line) == {"sessions": [f"a program of {UUID}"]}
@@ -163,7 +165,7 @@ async def test_who_would_move_a_vm_learns_which_programs_use_its_channel(
 
 
 async def test_what_the_hook_says_is_logged_and_looked_at(
-    door: VmListener, rooms: Rooms, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    listener: VmListener, rooms: Rooms, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     said = {"uuid": UUID, "name": "web\n1", "operation": "release", "sub": "end", "extra": "-"}
@@ -176,7 +178,7 @@ async def test_what_the_hook_says_is_logged_and_looked_at(
 
 
 async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms) -> None:
-    door = VmListener(
+    listener = VmListener(
         tmp_path,
         group="no-such-group",
         region_mib=64,
@@ -187,9 +189,9 @@ async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms)
         sessions=lambda uuid: [],
         look=rooms.looked.append,
     )
-    door.open()
+    listener.open()
     answer = await prepare(tmp_path)
-    await door.close()
+    await listener.close()
     [device] = answer["devices"]
     assert f"<cid auto='no' address='{next(cids_for(UUID))}'/>" in device
     assert "channel='vsock'" in answer["metadata"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slow and greedy peers of an HTTP door: given up in time, by a clock that the test moves."""
+"""Slow and greedy peers of an HTTP server: given up in time, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import pytest
 from control_plane import running
 from pool_certificates import PoolCa
 
-from sluice.config import http_door
+from sluice.config import http_server
 from sluice.config.descriptors import allow_many
-from sluice.config.http_door import (
+from sluice.config.http_server import (
     BODY_SECONDS,
     HANDSHAKE_SECONDS,
     HEADER_SECONDS,
     READ_SECONDS,
-    Bounds,
-    Door,
+    ConnectionLimits,
     GuardedProtocol,
+    GuardedServer,
     GuardedSocket,
 )
 from sluice.config.peer_lines import PeerLines
@@ -34,7 +34,7 @@ from sluice.controller.service import KEPT_DESCRIPTORS, connections_within
 
 WHOLE = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 HALF = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: "
-EIGHT = Bounds(8, 4)
+EIGHT = ConnectionLimits(8, 4)
 BODY = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -87,18 +87,18 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 class Line:
-    """One connection of a door whose clock stands still."""
+    """One connection of a server whose clock stands still."""
 
-    def __init__(self, app: Any = hello, bounds: Bounds = EIGHT) -> None:
+    def __init__(self, app: Any = hello, limits: ConnectionLimits = EIGHT) -> None:
         self.clock = Clock()
-        peers = PeerLines(logging.getLogger("test.door"), self.clock)
-        self.door = Door("the door", app, bounds, peers, self.clock)
-        self.door.listening = GuardedSocket()
-        guard = self.door.listening.guard
-        guard("the door", bounds, peers, self.clock, self.door._make_room, tls=False)
-        make: Any = self.door.config.http_protocol_class
+        peers = PeerLines(logging.getLogger("test.server"), self.clock)
+        self.server = GuardedServer("the server", app, limits, peers, self.clock)
+        self.server.listening = GuardedSocket()
+        guard = self.server.listening.guard
+        guard("the server", limits, peers, self.clock, self.server._make_room, tls=False)
+        make: Any = self.server.config.http_protocol_class
         self.protocol: GuardedProtocol = make(
-            config=self.door.config, server_state=self.door.server_state, app_state={}
+            config=self.server.config, server_state=self.server.server_state, app_state={}
         )
         self.transport = FakeTransport()
         self.protocol.connection_made(self.transport)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ class Line:
             await asyncio.sleep(0)
         for _ in range(int(seconds)):
             self.clock.seconds += 1
-            self.door.sweep()
+            self.server.sweep()
             await asyncio.sleep(0)
         return self.transport
 
@@ -129,7 +129,7 @@ def test_headers_that_do_not_end_are_answered_408() -> None:
         assert (await line.after(1)).closing
         assert line.transport.written.startswith(b"HTTP/1.1 408 ")
         assert b"urn:sluice:problem:request-too-slow" in line.transport.written
-        assert line.door.peers.counts == {"the door: too slow": 1}
+        assert line.server.peers.counts == {"the server: too slow": 1}
 
     run(test)
 
@@ -152,7 +152,7 @@ def test_a_connection_that_says_nothing_is_closed_without_a_word() -> None:
         line = Line()
         assert (await line.after(HEADER_SECONDS)).closing
         assert line.transport.written == b""
-        assert not line.door.peers.counts
+        assert not line.server.peers.counts
 
     run(test)
 
@@ -174,7 +174,7 @@ def test_a_chunked_body_that_never_ends_is_answered_408() -> None:
 
 async def tasks_of(line: Line) -> set[Any]:
     await line.after(0)
-    return line.door.server_state.tasks
+    return line.server.server_state.tasks
 
 
 def test_a_body_that_goes_on_behind_its_answer_is_cut_off() -> None:
@@ -220,7 +220,7 @@ def test_the_next_request_of_a_connection_has_a_deadline_too() -> None:
         assert b"hello" in (await line.after(0)).written
         line.says(HALF)  # which ends the keep-alive timer
         assert not (await line.after(HEADER_SECONDS)).closing
-        assert (await line.after(http_door.KEEP_ALIVE_SECONDS)).closing
+        assert (await line.after(http_server.KEEP_ALIVE_SECONDS)).closing
 
     run(test)
 
@@ -247,7 +247,7 @@ def test_who_does_not_read_its_answer_is_given_up() -> None:
         line.protocol.pause_writing()
         assert not (await line.after(READ_SECONDS - 1)).aborted
         assert (await line.after(1)).aborted
-        assert line.door.peers.counts["the door: too slow"] == 1
+        assert line.server.peers.counts["the server: too slow"] == 1
 
     run(test)
 
@@ -267,18 +267,18 @@ def test_what_is_left_of_an_answer_is_not_waited_for_without_end() -> None:
 
 
 class Served:
-    """A door on a free port of 127.0.0.1."""
+    """A server on a free port of 127.0.0.1."""
 
-    def __init__(self, bounds: Bounds, app: Any = hello, **options: Any) -> None:
+    def __init__(self, limits: ConnectionLimits, app: Any = hello, **options: Any) -> None:
         self.clock = Clock()
-        self.peers = PeerLines(logging.getLogger("test.door"), self.clock)
-        self.door = Door("the door", app, bounds, self.peers, self.clock, **options)
-        self.port = self.door.listen("127.0.0.1", 0)
-        self.task = asyncio.create_task(self.door.run_until_closed())
+        self.peers = PeerLines(logging.getLogger("test.server"), self.clock)
+        self.server = GuardedServer("the server", app, limits, self.peers, self.clock, **options)
+        self.port = self.server.listen("127.0.0.1", 0)
+        self.task = asyncio.create_task(self.server.run_until_closed())
 
     @property
     def places(self) -> int:
-        return len(self.door.listening.places)
+        return len(self.server.listening.places)
 
     async def until(self, true: Callable[[], bool]) -> None:
         async with asyncio.timeout(30):
@@ -303,18 +303,18 @@ class Served:
             writer.close()
 
     async def close(self) -> None:
-        self.door.should_exit = self.door.force_exit = True
+        self.server.should_exit = self.server.force_exit = True
         await self.task
 
 
 def test_an_address_gets_some_connections_and_leaves_the_others() -> None:
     async def test() -> None:
-        served = Served(Bounds(8, 4))
+        served = Served(ConnectionLimits(8, 4))
         half = [await served.connected("127.0.0.2") for _ in range(8)]
         for _, writer in half:
             writer.write(HALF)
         await served.until(lambda: bool(served.peers.counts))
-        assert served.door.listening.places.of("127.0.0.2") <= 4
+        assert served.server.listening.places.of("127.0.0.2") <= 4
         answer = await served.asked("127.0.0.2")
         assert answer == b"" or b"urn:sluice:problem:too-many-connections" in answer
         assert b"hello" in await served.asked("127.0.0.3")
@@ -329,7 +329,7 @@ def test_an_address_gets_some_connections_and_leaves_the_others() -> None:
 
 def test_places_come_back_however_a_connection_ends() -> None:
     async def test() -> None:
-        served = Served(Bounds(8, 8))
+        served = Served(ConnectionLimits(8, 8))
         for _ in range(40):
             assert b"hello" in await served.asked("127.0.0.2")
         _, writer = await served.connected("127.0.0.2")
@@ -351,17 +351,17 @@ def test_places_come_back_however_a_connection_ends() -> None:
 
 def test_when_all_are_taken_the_oldest_half_sent_request_makes_room() -> None:
     async def test() -> None:
-        served = Served(Bounds(8, 8))
+        served = Served(ConnectionLimits(8, 8))
         half = [await served.connected(f"127.0.2.{number}") for number in range(8)]
         for _, writer in half:
             writer.write(HALF)
-        await served.until(lambda: len(served.door.waiting) == 8)
+        await served.until(lambda: len(served.server.waiting) == 8)
         for number in range(20):
             assert b"hello" in await served.asked(f"127.0.3.{number}")
             await served.until(lambda: served.places <= 7)
         left = [reader for reader, _ in half if not reader.at_eof()]
         assert len(left) == 7, "what is answered at once takes one place after another"
-        assert served.peers.counts["the door: made room"] == 1
+        assert served.peers.counts["the server: made room"] == 1
         for _, writer in half:
             writer.close()
         await served.close()
@@ -378,9 +378,9 @@ def test_requests_that_are_answered_make_no_room() -> None:
 
     async def test() -> None:
         release.append(asyncio.Event())
-        served = Served(Bounds(4, 4), app=wait)
+        served = Served(ConnectionLimits(4, 4), app=wait)
         asked = [asyncio.create_task(served.asked(f"127.0.2.{number}")) for number in range(4)]
-        await served.until(lambda: len(served.door.server_state.tasks) == 4)
+        await served.until(lambda: len(served.server.server_state.tasks) == 4)
         answer = await served.asked("127.0.3.1")
         assert answer == b"" or b"urn:sluice:problem:too-many-connections" in answer
         release[0].set()
@@ -391,15 +391,15 @@ def test_requests_that_are_answered_make_no_room() -> None:
 
 
 def test_answers_that_nobody_reads_have_a_size_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_door, "MOST_UNREAD_BYTES", 1000)
+    monkeypatch.setattr(http_server, "MOST_UNREAD_BYTES", 1000)
 
     async def test() -> None:
         line = Line()
         others = [Line(), Line()]
         for number, each in enumerate((line, *others)):
             each.transport.written = b"x" * (400 + number)
-            line.door.protocols.add(each.protocol)
-        line.door.sweep()
+            line.server.protocols.add(each.protocol)
+        line.server.sweep()
         ended = [each.transport.aborted for each in (line, *others)]
         assert ended == [False, False, True], "the largest goes, and no more than need be"
 
@@ -411,13 +411,15 @@ def test_an_address_has_so_many_tls_handshakes_a_second(tmp_path: Path) -> None:
     pair = ca.issue("controller", "127.0.0.1")
 
     async def test() -> None:
-        served = Served(Bounds(600, 600), ssl_certfile=str(pair.cert), ssl_keyfile=str(pair.key))
-        burst = int(http_door.HANDSHAKES_PER_SECOND * 2)
+        served = Served(
+            ConnectionLimits(600, 600), ssl_certfile=str(pair.cert), ssl_keyfile=str(pair.key)
+        )
+        burst = int(http_server.HANDSHAKES_PER_SECOND * 2)
         lines = [await served.connected("127.0.0.2") for _ in range(burst + 20)]
-        await served.until(lambda: served.peers.counts["the door: handshakes"] == 20)
-        assert served.door.listening.places.of("127.0.0.2") == burst
+        await served.until(lambda: served.peers.counts["the server: handshakes"] == 20)
+        assert served.server.listening.places.of("127.0.0.2") == burst
         other = await served.connected("127.0.0.3")
-        await served.until(lambda: served.door.listening.places.of("127.0.0.3") == 1)
+        await served.until(lambda: served.server.listening.places.of("127.0.0.3") == 1)
         for _, writer in (*lines, other):
             writer.close()
         await served.close()
@@ -430,17 +432,19 @@ def test_a_tls_handshake_that_never_ends_loses_its_place(tmp_path: Path) -> None
     pair = ca.issue("controller", "127.0.0.1")
 
     async def test() -> None:
-        served = Served(Bounds(8, 8), ssl_certfile=str(pair.cert), ssl_keyfile=str(pair.key))
+        served = Served(
+            ConnectionLimits(8, 8), ssl_certfile=str(pair.cert), ssl_keyfile=str(pair.key)
+        )
         reader, writer = await served.connected("127.0.0.2")
         writer.write(b"\x16\x03\x01")  # a record begins
         await served.until(lambda: served.places == 1)
         served.clock.seconds += HANDSHAKE_SECONDS
         assert await asyncio.wait_for(reader.read(), 30) == b""
         await served.until(lambda: served.places == 0)
-        assert served.peers.counts == {"the door: handshake": 1}
+        assert served.peers.counts == {"the server: handshake": 1}
         context = ssl.create_default_context(cafile=str(ca.file))
         reader, secure = await asyncio.open_connection("127.0.0.1", served.port, ssl=context)
-        await served.until(lambda: not served.door.listening._accepted)
+        await served.until(lambda: not served.server.listening._accepted)
         served.clock.seconds += HANDSHAKE_SECONDS - 1
         secure.write(WHOLE)
         assert b"200 OK" in await asyncio.wait_for(reader.readline(), 30)
