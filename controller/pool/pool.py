@@ -46,9 +46,10 @@ from sluice.controller.pool.model import (
 )
 from sluice.controller.pool.placement.policies import BinPack, PlacementPolicy
 from sluice.controller.pool.projects.operations import QuotaOperations
+from sluice.controller.pool.queue.claims import Ending
 from sluice.controller.pool.queue.progress import Progress
 from sluice.controller.pool.queue.requests import Requests
-from sluice.controller.pool.queue.scheduling import Ending, Scheduler
+from sluice.controller.pool.queue.scheduling import Scheduler
 from sluice.controller.pool.reservations.machines import Machines
 from sluice.controller.pool.reservations.operations import ReservationOperations
 from sluice.controller.pool.reservations.reserving import request_of

@@ -81,7 +81,7 @@ class PoolView:
     def kept(self, key: GpuKey) -> Usage:
         """What is kept free of it: for reservations' owners, and for requests that preempt."""
         undrawn = self._ledger.reservations.undrawn_on(key)
-        claimed_mib, claimed_percent = self._scheduler.claimed_on(key)
+        claimed_mib, claimed_percent = self._scheduler.claims.on_gpu(key)
         return Usage(undrawn.memory_mib + claimed_mib, undrawn.compute_percent + claimed_percent, 0)
 
     def fragmentation(self) -> Fragmentation:

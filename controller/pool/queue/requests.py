@@ -66,7 +66,7 @@ class Requests:
         if refusal := rights.not_to_ask(request, self._ledger.quotas):
             return refusal
         grant = self._jobs.grant_of(request)
-        return self._scheduler.not_to_join(request, grant) if grant else None
+        return self._scheduler.granting.not_to_join(request, grant) if grant else None
 
     # steps
 
@@ -83,7 +83,7 @@ class Requests:
         if paused and request.wait_seconds == 0:
             decisions.answers[request.request_id] = Refused(CudaStatus.UNKNOWN, paused)
             return decisions
-        request = self._scheduler.reaching(request)
+        request = self._scheduler.granting.reaching(request)
         if refusal := self._at_once(request):
             decisions.answers[request.request_id] = refusal
             self._ledger.event("request.refused", request.request_id, refusal.message)
@@ -122,7 +122,7 @@ class Requests:
         if self._jobs.grant_of(request):
             return None
         if request.mode is Mode.RESERVED:
-            return self._scheduler.never_reserved(request)
+            return self._scheduler.granting.never_reserved(request)
         if self._ledger.reservations.of(request):
             return None
         if never := self._ledger.quotas.never(request.project, Held.at_least(request)):
