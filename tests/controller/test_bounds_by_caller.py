@@ -5,95 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import itertools
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 
-from sluice.config.controller import AuthSection
 from sluice.config.peer_lines import WINDOW_SECONDS
-from sluice.controller.api import access_middleware, event_routes, idempotency, tcp_sessions
-from sluice.controller.api.app import build_app
-from sluice.controller.api.idempotency import LEAST_SECONDS, Answer, Idempotency
+from sluice.controller.api import access_middleware, event_routes, tcp_sessions
 from sluice.controller.auth import node_guard
-from sluice.controller.auth.access import Access, Caller
 from sluice.controller.auth.audit import OFTEN, AuditTrail
-from sluice.controller.auth.enrolments import EnrolmentBook
-from sluice.controller.auth.tokens import Role, TokenBook
-from sluice.controller.grant_service import GrantService
-from sluice.controller.pool.decisions import Granted, GrantRequest
-from sluice.controller.pool.model import Change, Document, Event, Gpu, Node
-from sluice.controller.pool.pool import Pool
+from sluice.controller.pool.model import Change, Event
 from sluice.controller.rpc import node_service
 from sluice.controller.rpc.node_service import PoolService, ServerLink
-from sluice.controller.service import SystemClock
-from sluice.controller.store.sqlite import SqliteStore
-from sluice.controller.store.store import EventQuery, NumberedEvent
+from sluice.controller.store.store import EventQuery
 from sluice.rpc import pool_pb2 as rpc
 
-Scope = dict[str, Any]
-
-
-class CountingStore(SqliteStore):
-    """Counts what is asked of it, by how many events are asked for."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.asked: Counter[int] = Counter()
-
-    async def find_events(self, query: EventQuery) -> list[NumberedEvent]:
-        self.asked[query.limit] += 1
-        return await super().find_events(query)
-
-
-class Place:
-    """The application over a real store, and its callers' tokens."""
-
-    def __init__(self, folder: Path) -> None:
-        self.store = CountingStore(folder / "store.db")
-        self.tokens = TokenBook(self.store)
-        numbers = itertools.count()
-        self.pool = Pool(SystemClock(), lambda: f"{next(numbers):016x}")
-        gpus = [Gpu("node-a", f"GPU-{name * 8}", "Model", 8000) for name in "ab"]
-        self.pool.membership.register(Node("node-a", "10.0.0.1", 9960, "1", 4), gpus, [])
-        self.secrets: dict[str, str] = {}
-
-    async def open(self) -> None:
-        await self.store.load()
-        for name, role, project in (
-            ("one", Role.TENANT, "p1"),
-            ("also one", Role.TENANT, "p1"),
-            ("two", Role.TENANT, "p2"),
-            ("three", Role.TENANT, "p3"),
-            ("operator", Role.OPERATOR, ""),
-        ):
-            _, secret = await self.tokens.create(role, by="test", name=name, project=project)
-            self.secrets[name] = secret
-        book = EnrolmentBook(self.store, self.tokens)
-        self.access = Access(AuthSection(), self.tokens, book, loopback_only=False)
-        self.grant_service = GrantService(self.pool, self.store)
-        self.app: Any = build_app(
-            self.grant_service, PoolService(self.grant_service, 5), 60, self.access
-        )
-
-    def grant(self, project: str) -> Granted:
-        wish = GrantRequest(f"r {project}", project=project, compute_percent=100)
-        answer = self.pool.requests.submit(wish).answers[f"r {project}"]
-        assert isinstance(answer, Granted)
-        return answer
-
-    async def ask(self, who: str, method: str, path: str, **more: Any) -> httpx.Response:
-        transport = httpx.ASGITransport(self.app, client=("10.0.0.9", 1))
-        head = {"Authorization": f"Bearer {self.secrets[who]}", **more.pop("headers", {})}
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
-            return await client.request(method, f"/v1{path}", headers=head, **more)
+from .rest_callers import FakeStore, Place, Waiting, until
 
 
 @pytest.fixture
@@ -102,54 +33,6 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
     await place.open()
     yield place
     await place.store.close()
-
-
-class Waiting:
-    """A request that stays open: an event stream, a held job."""
-
-    def __init__(self, place: Place, who: str, method: str, path: str, body: Any = None) -> None:
-        self.status = asyncio.get_running_loop().create_future()
-        self.said = b""
-        self._gone = asyncio.Event()
-        self._body = json.dumps(body).encode() if body is not None else b""
-        self._sent = False
-        path, _, query = path.partition("?")
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "method": method,
-            "path": f"/v1{path}",
-            "query_string": query.encode(),
-            "headers": [
-                (b"authorization", f"Bearer {place.secrets[who]}".encode()),
-                (b"content-type", b"application/json"),
-                (b"content-length", str(len(self._body)).encode()),
-            ],
-            "client": ("10.0.0.9", 1),
-        }
-        self.task = asyncio.create_task(place.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        if not self._sent:
-            self._sent = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.status.set_result(message["status"])
-        self.said += message.get("body", b"")
-
-    async def close(self) -> None:
-        self._gone.set()
-        await self.task
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 # event streams
@@ -306,134 +189,6 @@ async def test_requests_under_way_are_bounded_by_caller(
     for stream in streams:
         await stream.close()
     await place.store.close()
-
-
-# idempotency keys
-
-
-class FakeStore:
-    """Keeps documents."""
-
-    def __init__(self) -> None:
-        self.documents: dict[str, str] = {}
-
-    def commit(self, changes: Sequence[Change]) -> asyncio.Future[None]:
-        for change in changes:
-            if isinstance(change, Document):
-                self.documents[change.key] = change.value
-            else:
-                self.documents.pop(change.key, None)  # type: ignore[union-attr]
-        done = asyncio.get_running_loop().create_future()
-        done.set_result(None)
-        return done
-
-
-class Keys:
-    """The middleware over an application that creates and counts, with a clock of the test's."""
-
-    def __init__(self, documents: Sequence[Document] = (), store: FakeStore | None = None) -> None:
-        self.now = 1e9
-        self.created = 0
-        self.store = store or FakeStore()
-        self.middleware = Idempotency(
-            self._create,
-            self.store,
-            documents,
-            lambda: self.now,  # type: ignore[arg-type]
-        )
-
-    async def _create(self, scope: Any, receive: Any, send: Any) -> None:
-        self.created += 1
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b'{"it": "is made"}'})
-
-    async def post(self, project: str, key: str) -> int:
-        status = 0
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": b"", "more_body": False}
-
-        async def send(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-
-        caller = Caller(f"t of {project}", frozenset({"tenant"}), project=project)
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/x",
-            "query_string": b"",
-            "headers": [(b"idempotency-key", key.encode())],
-            "state": {"caller": caller},
-        }
-        await self.middleware(scope, receive, send)
-        return status
-
-
-@pytest.fixture
-def few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MOST_KEYS", 100)
-    monkeypatch.setattr(idempotency, "MOST_OF_CALLER", 20)
-
-
-async def test_one_projects_keys_are_no_others(few_keys: None) -> None:
-    keys = Keys()
-    answers = [await keys.post("p1", f"k{n}") for n in range(30)]
-    assert answers == [201] * 20 + [429] * 10
-    assert await keys.post("p2", "k1") == 201
-    assert await keys.post("p1", "k19") == 201
-    assert keys.created == 21, "a key that is known is still answered from memory"
-
-
-async def test_a_caller_with_many_keys_loses_its_own_oldest_after_ten_minutes(
-    few_keys: None,
-) -> None:
-    keys = Keys()
-    await keys.post("p2", "theirs")
-    for number in range(60):
-        keys.now += LEAST_SECONDS / 19
-        assert await keys.post("p1", f"k{number}") == 201
-    made = keys.created
-    assert await keys.post("p1", "k59") == 201
-    assert await keys.post("p2", "theirs") == 201
-    assert keys.created == made, "the youngest and other callers' are kept"
-    assert len(keys.store.documents) <= 21, "what is forgotten is removed from the store"
-
-
-async def test_answers_that_are_kept_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idempotency, "MOST_BYTES_OF_CALLER", 100)
-    keys = Keys()
-    answers = [await keys.post("p1", f"k{n}") for n in range(10)]
-    assert answers == [201] * 6 + [429] * 4
-    assert await keys.post("p2", "k") == 201
-
-
-async def test_whose_a_key_is_outlives_the_controller_and_is_no_field_of_0_1(
-    few_keys: None,
-) -> None:
-    keys = Keys()
-    for number in range(20):
-        await keys.post("p1", f"k{number}")
-    documents = [Document("idempotency", *each) for each in keys.store.documents.items()]
-    of_0_1 = {"request", "began", "status", "headers", "body", "runs"}
-    for document in documents:
-        assert set(json.loads(document.value)) <= of_0_1, "it would not start with another field"
-        assert "p1" not in document.value
-    assert of_0_1 <= {each.name for each in dataclasses.fields(Answer)}
-    after = Keys(documents, keys.store)
-    assert await after.post("p1", "k3") == 201
-    assert after.created == 0
-    assert await after.post("p1", "another") == 429
-    assert await after.post("p2", "another") == 201
-
-
-async def test_keys_of_a_release_that_did_not_say_whose_they_are_make_room(
-    few_keys: None,
-) -> None:
-    value = {"request": "r", "began": 1e9 - LEAST_SECONDS, "status": 201, "headers": {}, "body": ""}
-    documents = [Document("idempotency", f"n{n}", json.dumps(value)) for n in range(100)]
-    keys = Keys(documents)
-    assert await keys.post("p1", "k") == 201
 
 
 # the audit trail
