@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads Sluice's INI files into checked models.
 
-Called by the services' main functions. A file is INI as configparser reads it, with comments that
-begin with `;` or `#` at the start of a line, or with `;` anywhere behind a value, with or without
-a space before it. It promises that whatever is wrong ends in one ConfigError whose lines each name
-the file, the section, the key, the value that was found, and what would be right.
+Called by the services' main functions. Comments and quotes are those of every INI file of Sluice:
+guest_runtime/ini_lines.py has the rule. It promises that whatever is wrong ends in one ConfigError
+whose lines each name the file, the section, the key, the value that was found, and what would be
+right.
 """
 
 from __future__ import annotations
 
-import configparser
 import difflib
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sluice.guest_runtime.ini_lines import read_lines
 
 
 class ConfigError(ValueError):
@@ -44,14 +45,8 @@ def read_config(path: Path | None, model: type[Model]) -> Model:
 
 
 def _parse(path: Path) -> dict[str, dict[str, str]]:
-    parser = configparser.ConfigParser(
-        interpolation=None, comment_prefixes=("#", ";"), delimiters=("=",), strict=True
-    )
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
     try:
-        # seeds indent keys below their section, which configparser would take for continuations
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-        parser.read_string("\n".join(lines), source=str(path))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"{path}: cannot be read ({error.strerror}); create it or name another with --config"
@@ -60,15 +55,27 @@ def _parse(path: Path) -> dict[str, dict[str, str]]:
         raise ConfigError(
             f"{path}: is not UTF-8 text ({error.reason} at byte {error.start})"
         ) from None
-    except configparser.Error as error:
-        detail = " ".join(str(error).split())
-        raise ConfigError(
-            f"{path}: is not an INI file: {detail}; write [section] lines and `key = value` lines"
-        ) from None
-    return {
-        name: {key: value.split(";", 1)[0].strip() for key, value in parser.items(name)}
-        for name in parser.sections()
-    }
+    sections: dict[str, dict[str, str]] = {}
+    for line in read_lines(text):
+        wrong = ""
+        if line.unknown:
+            wrong = f"`{line.unknown}` is neither a section nor a key with a value"
+        elif not line.key:
+            if line.section in sections:
+                wrong = f"the section [{line.section}] is there twice"
+            sections[line.section] = {}
+        elif line.section not in sections:
+            wrong = f"the key {line.key} stands before the first section"
+        elif line.key in sections[line.section]:
+            wrong = f"the key {line.key} is there twice in [{line.section}]"
+        else:
+            sections[line.section][line.key] = line.value
+        if wrong:
+            raise ConfigError(
+                f"{path}:{line.number}: is not an INI file: {wrong}; write [section] lines and "
+                "`key = value` lines, each once"
+            )
+    return sections
 
 
 def _explain(

@@ -13,6 +13,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from .ini_lines import read_lines
+
 SYSTEM_FILE = Path("/etc/sluice/client.conf")
 
 _FLAGS = ("1", "true", "yes", "on", "0", "false", "no", "off")
@@ -82,18 +84,13 @@ class Value(NamedTuple):
 def read_file(path: Path) -> dict[str, tuple[str, int]]:
     """`section.key` → (value, line number); a missing file is empty."""
     found: dict[str, tuple[str, int]] = {}
-    section = ""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        text = path.read_text(errors="replace")
     except OSError:
         return found
-    for number, raw in enumerate(lines, 1):
-        line = re.split("[;#]", raw, maxsplit=1)[0].strip()
-        if line.startswith("[") and line.endswith("]"):
-            section = line[1:-1]
-        elif "=" in line:
-            key, _, value = line.partition("=")
-            found[f"{section}.{key.strip()}"] = (value.strip(), number)
+    for line in read_lines(text):
+        if line.key:
+            found[f"{line.section}.{line.key}"] = (line.value, line.number)
     return found
 
 

@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from .ini_lines import quoted, read_lines
+
 
 def set_keys(path: Path, wanted: Mapping[str, Mapping[str, str]]) -> None:
     """Sets keys of an INI file and leaves every other line as it is; an empty value unsets."""
@@ -31,18 +33,17 @@ def set_keys(path: Path, wanted: Mapping[str, Mapping[str, str]]) -> None:
                 at = len(lines)
                 while at and not lines[at - 1].strip():
                     at -= 1
-                lines.insert(at, f"{key} = {value}")
+                lines.insert(at, f"{key} = {quoted(value)}")
 
     for line in before.splitlines():
-        text = line.strip()
-        if text.startswith("[") and text.endswith("]"):
+        read = next(read_lines(line), None)
+        if read and read.section:
             finish()
-            section = text[1:-1]
-        key = text.partition("=")[0].strip()
-        if key in wanted.get(section, {}) and text[:1] not in ("", ";", "#", "["):
-            value = left.get(section, {}).pop(key, "")
+            section = read.section
+        if read and read.key in wanted.get(section, {}):
+            value = left.get(section, {}).pop(read.key, "")
             if value:
-                lines.append(f"{key} = {value}")
+                lines.append(f"{read.key} = {quoted(value)}")
             continue
         lines.append(line)
     finish()

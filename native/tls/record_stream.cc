@@ -199,6 +199,12 @@ ssize_t RecordStream::read(const iovec* parts, int count) {
       total += n;
       continue;
     }
+    // What came before the end is given first.
+    if (ended_) {
+      if (total > 0) break;
+      errno = EBADMSG;
+      return over_ ? 0 : -1;
+    }
     Record record;
     bool broken;
     // Whatever is there already is taken along; waiting is for the first byte only.
@@ -209,10 +215,13 @@ ssize_t RecordStream::read(const iovec* parts, int count) {
     const bool direct = record.data <= room;
     size_t n;
     Content content;
-    if (!decrypt(record, direct ? to : plain_.data(), &n, &content)) return -1;
+    if (!decrypt(record, direct ? to : plain_.data(), &n, &content)) {
+      ended_ = true;
+      continue;
+    }
     begin_ += record.all;
     if (content != Content::kData) {
-      if (!take_notice(content, direct ? to : plain_.data(), n)) return over_ ? 0 : -1;
+      ended_ = !take_notice(content, direct ? to : plain_.data(), n);
     } else if (direct) {
       used += n;
       total += n;

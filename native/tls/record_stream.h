@@ -72,7 +72,8 @@ class RecordStream : public channel::Stream {
   uint64_t records_per_key_;
   Direction in_, out_;
   std::atomic<bool> renewal_asked_{false};
-  bool over_ = false;  // read side: told so
+  bool over_ = false;   // read side: told so
+  bool ended_ = false;  // read side: nothing more is taken, whether it was told or broken
 
   std::vector<uint8_t> buffer_;  // as received
   size_t begin_ = 0, end_ = 0;

@@ -12,13 +12,13 @@
 #include <string_view>
 
 #include "channel/thread.h"
+#include "image_format.h"
 #include "process/log.h"
 
 namespace sluice::worker {
 
 namespace {
 constexpr size_t kKept = 16 << 20;  // of a client that never synchronises
-constexpr uint32_t kContainerMagic = 0xba55ed50;
 
 // What is said when the process aborts stands in a pipe that ends with it.
 std::atomic<int> g_errors{-1};
@@ -61,7 +61,7 @@ bool DeviceOutput::redirect(std::string* error) {
 void DeviceOutput::expect(std::span<const std::byte> image) {
   uint32_t magic = 0;
   if (image.size() >= sizeof magic) std::memcpy(&magic, image.data(), sizeof magic);
-  const bool hidden = magic == kContainerMagic;
+  const bool hidden = magic == fat_binary::kContainerMagic;
   const auto calls = [&](std::string_view name) {
     return hidden || memmem(image.data(), image.size(), name.data(), name.size());
   };

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "image_format.h"
 #include "process/log.h"
 #include "worker/dispatch.h"
 #include "worker/image/image.h"
@@ -56,10 +57,9 @@ std::shared_ptr<LinkState> find(Session& s, uint64_t id) {
 
 // Whether the driver, which reads these by the sizes that stand in them, would read beyond the end.
 bool claims_too_much(std::span<const std::byte> input) {
-  constexpr uint32_t kElf = 0x464c457f, kFatBinary = 0xba55ed50;
   uint32_t magic = 0;
   if (input.size() >= sizeof magic) std::memcpy(&magic, input.data(), sizeof magic);
-  return (magic == kElf || magic == kFatBinary) &&
+  return (magic == fat_binary::kElfMagic || magic == fat_binary::kContainerMagic) &&
          examine_image(input).verdict == ImageVerdict::kBroken;
 }
 

@@ -9,6 +9,7 @@
 #include <map>
 #include <sstream>
 
+#include "client/core/ini_file.h"
 #include "wire/frame.h"
 
 namespace sluice::client {
@@ -21,28 +22,13 @@ struct Value {
 };
 using Values = std::map<std::string, Value>;  // "section.key"
 
-std::string trimmed(const std::string& s) {
-  const char* blanks = " \t\r\n";
-  const size_t first = s.find_first_not_of(blanks);
-  return first == std::string::npos ? "" : s.substr(first, s.find_last_not_of(blanks) - first + 1);
-}
-
 void read_file(const std::string& path, Values* values) {
   std::ifstream in(path);
-  std::string line, section;
-  for (int number = 1; std::getline(in, line); ++number) {
-    const size_t comment = line.find_first_of(";#");
-    line = trimmed(line.substr(0, comment));
-    if (line.empty()) continue;
-    if (line.front() == '[' && line.back() == ']') {
-      section = line.substr(1, line.size() - 2);
-      continue;
-    }
-    const size_t equal = line.find('=');
-    if (equal == std::string::npos) continue;
-    (*values)[section + "." + trimmed(line.substr(0, equal))] = {
-        trimmed(line.substr(equal + 1)), path + ":" + std::to_string(number)};
-  }
+  std::stringstream text;
+  text << in.rdbuf();
+  for (IniValue& each : read_ini(text.view()))
+    (*values)[each.section + "." + each.key] = {std::move(each.value),
+                                                path + ":" + std::to_string(each.line)};
 }
 
 class Reader {
@@ -120,8 +106,9 @@ class Reader {
     std::string entry;
     while (std::getline(list, entry, ',')) {
       const size_t equal = entry.find('=');
-      const std::string name = trimmed(entry.substr(0, equal));
-      const std::string value = equal == std::string::npos ? "" : trimmed(entry.substr(equal + 1));
+      const std::string name(trimmed(std::string_view(entry).substr(0, equal)));
+      const std::string value(
+          equal == std::string::npos ? "" : trimmed(std::string_view(entry).substr(equal + 1)));
       if (!is_name(name, kLongestLabel, "._/-") || !is_name(value, kLongestLabel, "._/-") ||
           to->size() == kMostLabels) {
         refuse(v, "at most " + std::to_string(kMostLabels) +
@@ -179,7 +166,7 @@ std::vector<uint32_t> visible_devices(const char* text, uint32_t count) {
   std::stringstream list(text);
   std::string entry;
   while (std::getline(list, entry, ',')) {
-    entry = trimmed(entry);
+    entry = std::string(trimmed(entry));
     uint32_t device = static_cast<uint32_t>(found.size());
     if (!entry.starts_with("GPU-") && !entry.starts_with("MIG-")) {
       if (entry.empty() || entry[0] < '0' || entry[0] > '9') break;

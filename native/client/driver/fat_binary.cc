@@ -3,34 +3,16 @@
 
 #include <cstring>
 
+#include "image_format.h"
+
 namespace sluice::client {
 
 namespace {
 
-constexpr uint32_t kContainerMagic = 0xba55ed50;
-constexpr uint16_t kPtx = 1, kMachineCode = 2;
-
-struct Container {
-  uint32_t magic;
-  uint16_t version;
-  uint16_t header_bytes;
-  uint64_t body_bytes;
-};
-
-// The start of a part; more follows, which only the driver needs.
-struct Part {
-  uint16_t kind;
-  uint16_t version;
-  uint32_t header_bytes;
-  uint64_t bytes;  // behind the header, padded
-  uint32_t packed_bytes;
-  uint32_t options_offset;
-  uint16_t minor, major;  // of the format
-  uint32_t arch;          // 90 for compute capability 9.0
-};
+using fat_binary::kMachineCode, fat_binary::kPtx;
 
 struct Piece {
-  Part part;
+  fat_binary::PartStart part;
   size_t at, bytes;
   bool wanted = false;
 };
@@ -64,9 +46,11 @@ bool want(std::vector<Piece>* pieces, ComputeCapability gpu, bool software) {
       if (is_wanted(p.part)) p.wanted = any = true;
     return any;
   };
-  if (!software && mark([&](const Part& p) { return p.kind == kMachineCode && p.arch == arch; }))
+  if (!software && mark([&](const fat_binary::PartStart& p) {
+        return p.kind == kMachineCode && p.arch == arch;
+      }))
     return true;
-  return mark([&](const Part& p) {
+  return mark([&](const fat_binary::PartStart& p) {
     if (p.arch > arch) return false;
     return p.kind == kPtx || (!software && p.kind == kMachineCode && p.arch / 10 == gpu.major);
   });
@@ -77,12 +61,13 @@ bool want(std::vector<Piece>* pieces, ComputeCapability gpu, bool software) {
 std::span<const std::byte> parts_for(std::span<const std::byte> image,
                                      std::span<const ComputeCapability> gpus, bool software,
                                      std::vector<std::byte>* room) {
-  Container c;
+  fat_binary::Container c;
   if (image.size() < sizeof c) return image;
   std::memcpy(&c, image.data(), sizeof c);
   std::vector<Piece> pieces;
-  if (c.magic != kContainerMagic || c.header_bytes < sizeof c || c.header_bytes > image.size() ||
-      c.body_bytes != image.size() - c.header_bytes || !read(image, c.header_bytes, &pieces))
+  if (c.magic != fat_binary::kContainerMagic || c.header_bytes < sizeof c ||
+      c.header_bytes > image.size() || c.body_bytes != image.size() - c.header_bytes ||
+      !read(image, c.header_bytes, &pieces))
     return image;
   for (const ComputeCapability gpu : gpus)
     if (!want(&pieces, gpu, software)) return image;

@@ -7,28 +7,14 @@
 #include <cstdint>
 #include <cstring>
 
+#include "image_format.h"
 #include "wire/commands.h"
 
 namespace sluice::client {
 
 namespace {
 
-constexpr uint32_t kWrapperMagic = 0x466243b1;  // __fatBinC_Wrapper_t
-constexpr uint32_t kContainerMagic = 0xba55ed50;
-
-struct Wrapper {
-  uint32_t magic;
-  uint32_t version;
-  const void* data;
-  const void* file;
-};
-
-struct Container {
-  uint32_t magic;
-  uint16_t version;
-  uint16_t header_bytes;
-  uint64_t body_bytes;
-};
+using fat_binary::kContainerMagic, fat_binary::kWrapperMagic;
 
 // The first bytes of an image, read one by one as far as they agree: it may be shorter than what it
 // is compared with.
@@ -69,7 +55,7 @@ size_t elf_size(const char* at) {
 
 size_t image_size(const void* image, const void** start) {
   if (begins_with(image, &kWrapperMagic, sizeof kWrapperMagic)) {
-    Wrapper w;
+    fat_binary::Wrapper w;
     std::memcpy(&w, image, sizeof w);
     // What a wrapper holds is the container itself.
     if (!w.data || begins_with(w.data, &kWrapperMagic, sizeof kWrapperMagic)) return 0;
@@ -77,7 +63,7 @@ size_t image_size(const void* image, const void** start) {
   }
   *start = image;
   if (begins_with(image, &kContainerMagic, sizeof kContainerMagic)) {
-    Container c;
+    fat_binary::Container c;
     std::memcpy(&c, image, sizeof c);
     size_t end = 0;
     return c.header_bytes >= sizeof c && extend(&end, c.header_bytes, c.body_bytes) ? end : 0;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "image_format.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/log.h"
 #include "softgpu/runtime/module.h"
@@ -11,44 +12,7 @@
 namespace sluice::softgpu {
 namespace {
 
-constexpr uint32_t kContainerMagic = 0xBA55ED50;
-constexpr uint32_t kWrapperMagic = 0x466243b1;
-constexpr uint32_t kElfMagic = 0x464c457f;
-constexpr uint16_t kEntryPtx = 1;
-constexpr uint64_t kFlagCompressedLz4 = 0x2000;
-constexpr uint64_t kFlagCompressedZstd = 0x8000;
-
-struct Wrapper {
-  uint32_t magic;
-  uint32_t version;
-  const void* data;
-  const void* unused;
-};
-
-struct ContainerHeader {
-  uint32_t magic;
-  uint16_t version;
-  uint16_t header_size;
-  uint64_t size;  // of all entries, after the header
-};
-
-struct EntryHeader {
-  uint16_t kind;
-  uint16_t version;
-  uint32_t header_size;
-  uint64_t size;  // of the payload, padded
-  uint32_t compressed_size;
-  uint32_t options_offset;
-  uint16_t minor;
-  uint16_t major;
-  uint32_t arch;
-  uint32_t name_offset;
-  uint32_t name_size;
-  uint64_t flags;
-  uint64_t reserved;
-  uint64_t decompressed_size;
-};
-static_assert(sizeof(EntryHeader) == 64);
+using namespace fat_binary;
 
 bool refuse(LoadFailure& failure, const char* text) {
   failure.result = CUDA_ERROR_NO_BINARY_FOR_GPU;
@@ -58,34 +22,34 @@ bool refuse(LoadFailure& failure, const char* text) {
 }
 
 bool from_container(const uint8_t* image, std::string& ptx, LoadFailure& failure) {
-  ContainerHeader header;
+  Container header;
   std::memcpy(&header, image, sizeof header);
-  const uint8_t* at = image + header.header_size;
-  uint64_t left = header.size;
+  const uint8_t* at = image + header.header_bytes;
+  uint64_t left = header.body_bytes;
   const uint8_t* best = nullptr;
   uint64_t best_size = 0;
   uint32_t best_arch = 0;
   bool compressed = false;
   bool any = false;
-  while (left >= sizeof(EntryHeader)) {
-    EntryHeader entry;
+  while (left >= sizeof(Part)) {
+    Part entry;
     std::memcpy(&entry, at, sizeof entry);
-    if (entry.header_size < sizeof entry || entry.header_size > left ||
-        entry.size > left - entry.header_size) {
+    if (entry.header_bytes < sizeof entry || entry.header_bytes > left ||
+        entry.bytes > left - entry.header_bytes) {
       break;
     }
     any = true;
-    if (entry.kind == kEntryPtx) {
-      if (entry.flags & (kFlagCompressedLz4 | kFlagCompressedZstd)) {
+    if (entry.kind == kPtx) {
+      if (entry.flags & (kLz4 | kZstd)) {
         compressed = true;
       } else if (entry.arch <= kComputeMajor * 10 + kComputeMinor && entry.arch >= best_arch) {
-        best = at + entry.header_size;
-        best_size = entry.size;
+        best = at + entry.header_bytes;
+        best_size = entry.bytes;
         best_arch = entry.arch;
       }
     }
-    at += entry.header_size + entry.size;
-    left -= entry.header_size + entry.size;
+    at += entry.header_bytes + entry.bytes;
+    left -= entry.header_bytes + entry.bytes;
   }
   if (best) {
     const void* end = std::memchr(best, 0, best_size);

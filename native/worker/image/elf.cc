@@ -62,7 +62,8 @@ class Elf {
     for (const Elf64_Phdr& p : segments_)
       if (!fits(p.p_offset, p.p_filesz, all.size())) return false;
     names_ = sections_[names];
-    return names_.sh_type != SHT_NOBITS;
+    // Whatever its type says: it is read.
+    return names_.sh_type != SHT_NOBITS && fits(names_.sh_offset, names_.sh_size, all.size());
   }
 
   uint64_t data_bytes() {

@@ -9,40 +9,18 @@
 #include <cstring>
 #include <string_view>
 
+#include "image_format.h"
+
 namespace sluice::worker {
 
 namespace {
 
-constexpr uint32_t kContainerMagic = 0xba55ed50;
-constexpr uint16_t kPtx = 1, kMachineCode = 2;
-constexpr uint64_t kLz4 = 0x2000, kZstd = 0x8000;
+using namespace fat_binary;
+
 // What else may be said of a part that is understood: 64 bits, debug information, the system that
 // it was made on.
 constexpr uint64_t kHarmless = 0xfff;
 constexpr uint64_t kMaxUnpacked = 1ull << 30;
-
-struct Container {
-  uint32_t magic;
-  uint16_t version;
-  uint16_t header_bytes;
-  uint64_t body_bytes;
-};
-
-struct Part {
-  uint16_t kind;
-  uint16_t version;
-  uint32_t header_bytes;
-  uint64_t bytes;  // behind the header, padded
-  uint32_t packed_bytes;
-  uint32_t options_offset;
-  uint16_t minor, major;
-  uint32_t arch;
-  uint32_t name_offset, name_bytes;
-  uint64_t flags;
-  uint64_t reserved;
-  uint64_t unpacked_bytes;
-};
-static_assert(sizeof(Part) == 64);
 
 bool is_elf(std::span<const std::byte> image) {
   return image.size() >= SELFMAG && std::memcmp(image.data(), ELFMAG, SELFMAG) == 0;

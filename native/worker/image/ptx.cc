@@ -46,14 +46,14 @@ class Reader {
 
   // Blanks and comments. What has a NUL inside ends there for the driver, but not for us.
   void skip() {
-    for (; at_ < text_.size(); ++at_) {
+    while (at_ < text_.size()) {
       const char c = text_[at_];
-      if (std::isspace(static_cast<unsigned char>(c)) || c == 0) continue;
-      if (text_.substr(at_, 2) == "//") {
-        at_ = std::min(text_.find('\n', at_), text_.size());
+      if (std::isspace(static_cast<unsigned char>(c)) || c == 0) {
+        ++at_;
+      } else if (text_.substr(at_, 2) == "//") {
+        to_behind(text_.find('\n', at_), 1);
       } else if (text_.substr(at_, 2) == "/*") {
-        const size_t end = text_.find("*/", at_ + 2);
-        at_ = end == std::string_view::npos ? text_.size() : end + 1;
+        to_behind(text_.find("*/", at_ + 2), 2);
       } else {
         return;
       }
@@ -98,18 +98,23 @@ class Reader {
   // To behind what closes it, however deep it nests; how many commas there were.
   uint64_t over(char open, char close) {
     uint64_t commas = 0;
-    for (int depth = 0; at_ < text_.size(); ++at_) {
+    for (int depth = 0; at_ < text_.size();) {
       skip();
       const char c = at_ < text_.size() ? text_[at_] : close;
       commas += c == ',';
       depth += c == open ? 1 : c == close ? -1 : 0;
-      if (depth <= 0) return ++at_, commas;
+      to_behind(at_, 1);
+      if (depth <= 0) break;
     }
     return commas;
   }
-  size_t at() const { return at_; }
 
  private:
+  // Never beyond the text's end, where what is looked for is not found.
+  void to_behind(size_t found, size_t bytes) {
+    at_ = found < text_.size() ? found + bytes : text_.size();
+  }
+
   const std::string_view text_;
   size_t at_;
 };

@@ -8,10 +8,13 @@
 #include <random>
 #include <string>
 
+#include "tests/native/code_images.h"
+
 namespace sluice::client {
 namespace {
 
-constexpr uint16_t kPtx = 1, kMachineCode = 2, kLtoIr = 8;
+using fat_binary::kMachineCode, fat_binary::kPtx;
+constexpr uint16_t kLtoIr = 8;
 
 struct Entry {
   uint16_t kind;
@@ -25,25 +28,12 @@ void put(std::string* to, size_t at, T value) {
   std::memcpy(to->data() + at, &value, sizeof value);
 }
 
-std::string part(const Entry& e) {
-  std::string text(e.header, '\0');
-  put(&text, 0, e.kind);
-  put(&text, 2, uint16_t{0x101});
-  put(&text, 4, e.header);
-  put(&text, 8, uint64_t{e.payload.size()});
-  put(&text, 28, e.arch);
-  return text + e.payload;
-}
-
 std::string container(const std::vector<Entry>& entries) {
-  std::string body;
-  for (const Entry& e : entries) body += part(e);
-  std::string head(16, '\0');
-  put(&head, 0, uint32_t{0xba55ed50});
-  put(&head, 4, uint16_t{1});
-  put(&head, 6, uint16_t{16});
-  put(&head, 8, uint64_t{body.size()});
-  return head + body;
+  std::vector<std::vector<std::byte>> parts;
+  for (const Entry& e : entries)
+    parts.push_back(test::fat_part({e.kind, e.arch, test::bytes_of(e.payload), 0, 0, e.header}));
+  const auto all = test::fat_container(parts);
+  return {reinterpret_cast<const char*>(all.data()), all.size()};
 }
 
 std::string left_of(const std::string& image, std::vector<ComputeCapability> gpus,

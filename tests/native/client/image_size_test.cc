@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "image_format.h"
+
 namespace sluice::client {
 namespace {
 
@@ -72,7 +74,7 @@ TEST(ImageSize, ShortTextIsNotReadBeyondItsEnd) {
 }
 
 std::string fatbin(uint16_t header, uint64_t body) {
-  return bytes(uint32_t{0xba55ed50}, uint16_t{1}, header, body);
+  return bytes(fat_binary::kContainerMagic, uint16_t{1}, header, body);
 }
 
 TEST(ImageSize, AFatBinarySaysItsLength) {
@@ -89,7 +91,7 @@ TEST(ImageSize, AFatBinaryThatLiesIsNone) {
 
 TEST(ImageSize, AWrapperPointsToItsFatBinary) {
   const Edge container(fatbin(16, 48));
-  const Edge wrapper(bytes(uint32_t{0x466243b1}, uint32_t{1},
+  const Edge wrapper(bytes(fat_binary::kWrapperMagic, uint32_t{1},
                            static_cast<const void*>(container.at),
                            static_cast<const void*>(nullptr)));
   const void* start = nullptr;
@@ -98,10 +100,10 @@ TEST(ImageSize, AWrapperPointsToItsFatBinary) {
 }
 
 TEST(ImageSize, AWrapperThatPointsNowhereOrToItselfIsNone) {
-  const Edge nowhere(bytes(uint32_t{0x466243b1}, uint32_t{1}, static_cast<void*>(nullptr),
+  const Edge nowhere(bytes(fat_binary::kWrapperMagic, uint32_t{1}, static_cast<void*>(nullptr),
                            static_cast<void*>(nullptr)));
   EXPECT_EQ(size_of(nowhere), 0u);
-  Edge self(bytes(uint32_t{0x466243b1}, uint32_t{1}, static_cast<void*>(nullptr),
+  Edge self(bytes(fat_binary::kWrapperMagic, uint32_t{1}, static_cast<void*>(nullptr),
                   static_cast<void*>(nullptr)));
   const void* own = self.at;
   std::memcpy(self.at + 8, &own, sizeof own);

@@ -2,19 +2,18 @@
 // Random and mutated commands into the worker's dispatch table. Whatever comes, nothing crashes
 // (build with SLUICE_SANITIZE=address,undefined) and the driver is never given an address or handle
 // that the session does not own: the recording driver holds every argument against what it has
-// given out. A loop of its own with a seed (fuzz_decoder [inputs] [seed], or fuzz_decoder --seconds
-// N), or libFuzzer's with clang and -DSLUICE_LIBFUZZER=ON.
+// given out. A loop of its own with a seed (fuzz.h), or libFuzzer's with clang and
+// -DSLUICE_LIBFUZZER=ON.
 //
 // An input is a list of commands: u16 frame (its highest bit: of a library), u8 context, u8 flags,
 // u8 count of patches, then as many patches: u8 place, u8 kind, u64 value. A patch writes a 4- or
 // 8-byte value into one of the good frames of valid_frames.h, or changes its length.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 
+#include "tests/native/fuzz/fuzz.h"
 #include "tests/native/roundtrip/fake_libraries.h"
 #include "tests/native/roundtrip/library_frames.h"
 #include "tests/native/roundtrip/valid_frames.h"
@@ -165,30 +164,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 }
 
 #ifndef SLUICE_LIBFUZZER
-namespace {
-void run_inputs(long inputs, uint64_t seed) {
-  std::printf("%ld inputs, seed %llu\n", inputs, static_cast<unsigned long long>(seed));
-  std::fflush(stdout);
-  std::mt19937_64 random(seed);
+int main(int argc, char** argv) {
   std::vector<uint8_t> input;
-  for (long i = 0; i < inputs; ++i) {
+  sluice::fuzz::run(argc, argv, 2000, 500, [&input](sluice::fuzz::Random& random) {
     input.resize(random() % 1024);
     for (uint8_t& b : input) b = static_cast<uint8_t>(random());
     LLVMFuzzerTestOneInput(input.data(), input.size());
-  }
-}
-}  // namespace
-
-int main(int argc, char** argv) {
-  if (argc == 3 && std::strcmp(argv[1], "--seconds") == 0) {
-    // Each batch with a seed of its own, so that what fails late comes again soon.
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(std::atol(argv[2]));
-    do run_inputs(500, std::random_device{}());
-    while (std::chrono::steady_clock::now() < until);
-  } else {
-    run_inputs(argc > 1 ? std::atol(argv[1]) : 2000,
-               argc > 2 ? std::strtoull(argv[2], nullptr, 0) : std::random_device{}());
-  }
+  });
   const auto& count = sluice::test::g_count;
   std::printf("%llu commands accepted, %llu refused\n", count.accepted, count.refused);
   return count.accepted > 0 && count.refused > 0 ? 0 : 1;

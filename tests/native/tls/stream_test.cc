@@ -154,6 +154,38 @@ TEST_P(Streams, EndWithTheConnection) {
   EXPECT_STREQ(got, last);
 }
 
+// What came before a broken record is given before the stream ends.
+TEST_P(Streams, LoseNothingThatCameBeforeTheEnd) {
+  open();
+  uint8_t abc[] = "abc", records[64], got[64];
+  iovec part{abc, 3};
+  int pair[2];
+  connect_pair(pair);
+  std::string error;
+  const auto in = RecordStream::open(pair[1], theirs(GetParam()), &error);
+  for (int i = 0; i < 2; ++i) {
+    part = {abc, 3};
+    ASSERT_TRUE(left_->write(&part, 1));
+  }
+  ASSERT_EQ(recv(sockets_[1], records, 50, MSG_WAITALL), 50);
+  records[49] ^= 1;
+  ASSERT_EQ(send(pair[0], records, 50, 0), 50);
+  while (!in->pending()) {  // both lie in its buffer before they are asked for
+    uint8_t first;
+    const iovec one{&first, 1};
+    ASSERT_EQ(in->read(&one, 1), 1);
+    EXPECT_EQ(first, 'a');
+  }
+  const iovec room{got, sizeof got};
+  EXPECT_EQ(in->read(&room, 1), 2);
+  for (int i = 0; i < 2; ++i) {
+    errno = 0;
+    EXPECT_EQ(in->read(&room, 1), -1);
+    EXPECT_EQ(errno, EBADMSG);
+  }
+  for (const int s : pair) ::close(s);
+}
+
 TEST_P(Streams, TakeNothingThatWasTouched) {
   // A connection of its own for each byte of a record: its header, its body, its tag.
   for (size_t place = 0; place < 5 + 3 + 1 + 16; ++place) {

@@ -9,20 +9,14 @@
 
 #include <cstring>
 
+#include "tests/native/code_images.h"
+
 namespace sluice::worker {
 namespace {
 
-constexpr uint64_t kGiB = 1ull << 30;
+using namespace test;
 
-std::vector<std::byte> bytes_of(const std::string& text) {
-  const auto* at = reinterpret_cast<const std::byte*>(text.data());
-  return {at, at + text.size()};
-}
-template <class T>
-void put(std::vector<std::byte>* to, const T& value) {
-  const auto* at = reinterpret_cast<const std::byte*>(&value);
-  to->insert(to->end(), at, at + sizeof value);
-}
+constexpr uint64_t kGiB = 1ull << 30;
 
 std::string ptx(const std::string& rest) {
   return ".version 7.8\n.target sm_90\n.address_size 64\n" + rest;
@@ -85,76 +79,12 @@ TEST(Image, TextThatBreaksOffIsRead) {
     const std::vector<std::byte> cut = bytes_of(whole.substr(0, n));
     ptx_needs(cut);
   }
+  // A comment or a brace that nobody closes, where a word is looked for.
+  for (const char* open : {".global //", ".global /*", ".global .b8 a = {", ".global .b8 a, //x",
+                           ".global .attribute(", ".const ["})
+    EXPECT_EQ(examine_image(bytes_of(ptx(open))).verdict, ImageVerdict::kUsable) << open;
 }
 
-struct Section {
-  std::string name;
-  uint32_t type = SHT_NOBITS;
-  uint64_t flags = SHF_ALLOC | SHF_WRITE, size = 0;
-};
-struct Variable {
-  uint16_t section;
-  uint64_t size, value = 0;
-  unsigned char type = STT_OBJECT;
-};
-
-// A cubin's skeleton: the sections, a table of symbols, one segment.
-std::vector<std::byte> elf(const std::vector<Section>& sections,
-                           const std::vector<Variable>& variables = {}, uint64_t segment = 0) {
-  std::string names(1, '\0');
-  std::vector<Elf64_Shdr> headers(1);
-  std::vector<std::byte> content;
-  const auto add = [&](const std::string& name, uint32_t type, uint64_t flags, uint64_t size) {
-    Elf64_Shdr h{};
-    h.sh_name = static_cast<uint32_t>(names.size());
-    h.sh_type = type;
-    h.sh_flags = flags;
-    h.sh_offset = sizeof(Elf64_Ehdr) + content.size();
-    h.sh_size = size;
-    headers.push_back(h);
-    names += name + '\0';
-    if (type != SHT_NOBITS) content.resize(content.size() + size);
-  };
-  for (const Section& s : sections) add(s.name, s.type, s.flags, s.size);
-  add(".symtab", SHT_SYMTAB, 0, variables.size() * sizeof(Elf64_Sym));
-  for (size_t i = 0; i < variables.size(); ++i) {
-    Elf64_Sym y{};
-    y.st_info = variables[i].type;
-    y.st_shndx = variables[i].section;
-    y.st_size = variables[i].size;
-    y.st_value = variables[i].value;
-    std::memcpy(content.data() + content.size() - (variables.size() - i) * sizeof y, &y, sizeof y);
-  }
-  names += ".shstrtab";
-  Elf64_Shdr table{};
-  table.sh_name = static_cast<uint32_t>(names.size() - 9);
-  table.sh_type = SHT_STRTAB;
-  table.sh_offset = sizeof(Elf64_Ehdr) + content.size();
-  names += '\0';
-  table.sh_size = names.size();
-  headers.push_back(table);
-  for (const char c : names) content.push_back(static_cast<std::byte>(c));
-  Elf64_Ehdr h{};
-  std::memcpy(h.e_ident, ELFMAG, SELFMAG);
-  h.e_ident[EI_CLASS] = ELFCLASS64;
-  h.e_shoff = sizeof h + content.size();
-  h.e_shentsize = sizeof(Elf64_Shdr);
-  h.e_shnum = static_cast<uint16_t>(headers.size());
-  h.e_shstrndx = static_cast<uint16_t>(headers.size() - 1);
-  h.e_phoff = h.e_shoff + headers.size() * sizeof(Elf64_Shdr);
-  h.e_phentsize = sizeof(Elf64_Phdr);
-  h.e_phnum = 1;
-  std::vector<std::byte> all;
-  put(&all, h);
-  all.insert(all.end(), content.begin(), content.end());
-  for (const Elf64_Shdr& one : headers) put(&all, one);
-  Elf64_Phdr p{};
-  p.p_type = PT_LOAD;
-  p.p_flags = PF_R | PF_W;
-  p.p_memsz = segment;
-  put(&all, p);
-  return all;
-}
 uint64_t data_of(const std::vector<std::byte>& image) {
   uint64_t bytes = 0;
   EXPECT_TRUE(elf_needs(image, &bytes));
@@ -205,30 +135,24 @@ TEST(Image, MachineCodeThatClaimsMoreThanHasComeIsBroken) {
   std::memcpy(section.data() + h.e_shoff + sizeof(Elf64_Shdr) + offsetof(Elf64_Shdr, sh_size),
               &long_one, sizeof long_one);
   EXPECT_EQ(examine_image(section).verdict, ImageVerdict::kBroken);
+  // The names, in a section that says it is none and lies far behind the end.
+  auto names = elf({{".nv.global", SHT_NOBITS, SHF_ALLOC, 8}});
+  std::memcpy(&h, names.data(), sizeof h);
+  Elf64_Shdr table;
+  std::byte* at = names.data() + h.e_shoff + h.e_shstrndx * sizeof table;
+  std::memcpy(&table, at, sizeof table);
+  table.sh_type = SHT_NULL;
+  table.sh_offset = 1ull << 40;
+  std::memcpy(at, &table, sizeof table);
+  EXPECT_EQ(examine_image(names).verdict, ImageVerdict::kBroken);
 }
 
-// As nvcc writes them.
 std::vector<std::byte> part(uint16_t kind, uint64_t flags, const std::vector<std::byte>& payload,
                             uint64_t unpacked = 0) {
-  std::vector<std::byte> all;
-  const size_t padded = (payload.size() + 7) / 8 * 8;
-  put(&all, kind), put(&all, uint16_t{0x101}), put(&all, uint32_t{64}), put(&all, uint64_t{padded});
-  put(&all, static_cast<uint32_t>(unpacked ? payload.size() : 0)), put(&all, uint32_t{0});
-  put(&all, uint16_t{0}), put(&all, uint16_t{9}), put(&all, uint32_t{90});
-  put(&all, uint32_t{0}), put(&all, uint32_t{0}), put(&all, flags | 0x11);
-  put(&all, uint64_t{0}), put(&all, unpacked);
-  all.insert(all.end(), payload.begin(), payload.end());
-  all.resize(64 + padded);
-  return all;
+  return fat_part({kind, 90, payload, flags, unpacked});
 }
 std::vector<std::byte> fat(const std::vector<std::vector<std::byte>>& parts) {
-  uint64_t bytes = 0;
-  for (const auto& p : parts) bytes += p.size();
-  std::vector<std::byte> all;
-  put(&all, uint32_t{0xba55ed50}), put(&all, uint16_t{1}), put(&all, uint16_t{16});
-  put(&all, bytes);
-  for (const auto& p : parts) all.insert(all.end(), p.begin(), p.end());
-  return all;
+  return fat_container(parts);
 }
 const std::string kText = ptx(".global .b8 a[1073741824]; .visible .entry k(){ret;}");
 

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+
+#include "client/core/http.h"
+#include "client/core/ini_file.h"
+#include "client/core/json.h"
+#include "client/driver/fat_binary.h"
+#include "tests/native/code_images.h"
+#include "tests/native/fuzz/targets.h"
+
+namespace sluice::fuzz {
+
+using namespace client;
+
+namespace {
+
+bool read_json(std::span<const std::byte> input) {
+  return !JsonObject(std::string(text_of(input))).text("key").empty();
+}
+
+bool read_answer(std::span<const std::byte> input) {
+  const std::string text(text_of(input));
+  HttpAnswer answer;
+  const bool understood = parse_answer(text, false, &answer);
+  parse_answer(text, true, &answer);
+  return understood;
+}
+
+bool read_address(std::span<const std::byte> input) {
+  HttpAddress address;
+  return parse_address(std::string(text_of(input)), true, &address);
+}
+
+bool read_settings(std::span<const std::byte> input) {
+  size_t bytes = 0;
+  bool quoted = false;
+  for (const IniValue& v : read_ini(text_of(input))) {
+    bytes += v.key.size() + v.value.size();
+    quoted |= v.value == "a;b";
+  }
+  if (bytes > input.size()) std::abort();
+  return quoted;
+}
+
+bool read_fat_binary(std::span<const std::byte> input) {
+  std::vector<std::byte> room;
+  const ComputeCapability gpus[] = {{9, 0}};
+  const auto kept = parts_for(input, gpus, false, &room);
+  if (kept.size() > input.size()) std::abort();
+  return kept.size() < input.size();
+}
+
+}  // namespace
+
+std::vector<Target> client_targets() {
+  const std::vector<std::byte> code(32);
+  return {
+      {"JSON",
+       {R"({"key":"0123","port":9960,"tls":true,"address":"10.0.0.1","session_id":"5"})",
+        R"({"type":"urn:sluice:problem:not-granted","detail":"\u00e9\ud83d\ude00","x":[1,{"y":-1.5e3}]})"},
+       "{}[]\"\\:,u0-\r\n\xff",
+       read_json},
+      {"HTTP answers",
+       {"HTTP/1.1 201 Created\r\ncontent-length: 2\r\nlocation: http://a:1/v1/x\r\n\r\n{}",
+        "HTTP/1.1 429 Too Many\r\nRetry-After: 2\r\nTransfer-Encoding: "
+        "chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"},
+       ":,u0-f \r\n\xff",
+       read_answer},
+      {"addresses",
+       {"host:9123", "https://[fe80::1]:9123", "http://10.0.0.1"},
+       "[]:/,0-",
+       read_address},
+      {"INI files",
+       {"[client]\ngmem = 64 ; each\n; more\nca = \"a;b\" # c\n",
+        "[a]\r\nk=\"a;b\"\n[b]\nl=\"\"\"\""},
+       "[]=;#\" \t\r\n",
+       read_settings},
+      {"fat binaries",
+       {text_of(test::fat_container({test::fat_part({2, 90, code}), test::fat_part({1, 90, code}),
+                                     test::fat_part({2, 80, code})}))},
+       {"\0\x01\xff\x40", 4},
+       read_fat_binary},
+  };
+}
+
+}  // namespace sluice::fuzz
