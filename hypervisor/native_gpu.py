@@ -262,10 +262,12 @@ def _window_note(card: Card, document: DomainDocument | None) -> list[str]:
         return []
     hole_gib = 2 * max(_PCI_HOLE_GIB, (1 << (need - 1).bit_length()) >> 10)
     return [
-        f"its BARs take {need} MiB of 64-bit address space, for which the guest's root port was "
-        "not laid out at boot: if the guest's driver finds no memory, restart the guest; if it "
-        f"still does not, give its pcie-root controller <pcihole64 unit='GiB'>{hole_gib}"
-        "</pcihole64>, and its OVMF the same by opt/ovmf/X-PciMmio64Mb"
+        (
+            f"its BARs take {need} MiB of 64-bit address space, for which the guest's root port "
+            "was not laid out at boot: if the guest's driver finds no memory, restart it; if it "
+            f"still does not, give its pcie-root controller <pcihole64 unit='GiB'>{hole_gib}"
+            "</pcihole64>, and its OVMF the same by opt/ovmf/X-PciMmio64Mb"
+        )
     ]
 
 

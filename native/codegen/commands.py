@@ -18,7 +18,7 @@ import yaml
 from imported import RegistryError, refuse_unknown
 
 FILE = "commands.yaml"
-RANGES = (range(0, 64), range(4032, 4096))
+RANGES = (range(64), range(4032, 4096))
 CLASSES = ("answered", "async", "either", "session")
 ALLOCATES = ("device", "host")
 EFFECTS = frozenset({"allocates", "creates", "changes", "destroys"})

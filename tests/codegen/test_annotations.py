@@ -85,8 +85,10 @@ BAD = {
         ["annotate cuStreamQuery"],
     ),
     "alias differs": (
-        "functions: {cuMemAlloc_v2: {class: local, hand: client}}\n"
-        "aliases: {cuMemAlloc: cuMemAlloc_v2}\n",
+        (
+            "functions: {cuMemAlloc_v2: {class: local, hand: client}}\n"
+            "aliases: {cuMemAlloc: cuMemAlloc_v2}\n"
+        ),
         ["aliases: cuMemAlloc", "parameters differ"],
     ),
     "alias of nothing": ("aliases: {cuStreamDestroy: cuStreamDestroy_v2}\n", ["must be supported"]),

@@ -139,7 +139,7 @@ def test_generated_definitions_behave(
     # Only what is called here is defined: the linker drops the rest before it misses anything.
     link = ["-ffunction-sections", "-Wl,--gc-sections"]
     subprocess.run(["g++", *flags, str(source), "-o", str(program), *link], check=True)
-    assert subprocess.run([str(program)]).returncode == 0
+    assert subprocess.run([str(program)], check=False).returncode == 0
 
 
 def test_runtime_stubs_compile(generated: Path) -> None:

@@ -123,7 +123,7 @@ def play(root: Root, more: str = "") -> dict[str, int]:
     command = "ansible-playbook -i localhost, -c local playbook.yml -e @/root/variables.yml"
     root.mounts["/ansible"] = ROLE
     said = root.check(f"cd /ansible && {command} {more} 2>&1", ANSIBLE_NOCOLOR="1")
-    recap = re.search(r"^localhost +: (.*)$", said, re.M)
+    recap = re.search(r"^localhost +: (.*)$", said, re.MULTILINE)
     assert recap, said
     counts = {k: int(v) for k, v in re.findall(r"(\w+)=(\d+)", recap[1])}
     assert (counts["failed"], counts["unreachable"]) == (0, 0), said

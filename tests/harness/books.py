@@ -64,7 +64,7 @@ class Books:
             seconds,
             lambda: f"expected {expected}, found {self.entry(server_id)}",
         )
-        if expected.status not in ("VERIFY_RESIZE",):
+        if expected.status != "VERIFY_RESIZE":
             wait_for(lambda: not self.differences(), seconds, "a still `sluice openstack check`")
 
     def differences(self) -> list[dict[str, Any]]:

@@ -76,7 +76,7 @@ class Rig:
                 }
             ),
             grants=self.grants,
-            mend_provider=lambda: [],
+            mend_provider=list,
         )
         self.service = OpenStackService(cast(Sides, sides))
 

@@ -77,13 +77,12 @@ class PoolLine:
         ways: dict[str, Any] = {
             "headers": self._headers,
             "verify": self._verify,
-            "timeout": SECONDS,
             "allow_redirects": False,  # which would leave the token behind
         }
-        answer = requests.get(url, params=parameters, **ways)
+        answer = requests.get(url, params=parameters, timeout=SECONDS, **ways)
         leader = answer.headers.get("location", "") if answer.status_code == 307 else ""
         if not leader:
             return answer
         if url.startswith("https:") and not leader.startswith("https:"):
             raise exceptions.CommandError(f"{url} names {leader}, where the token would be seen")
-        return requests.get(leader, **ways)
+        return requests.get(leader, timeout=SECONDS, **ways)

@@ -14,7 +14,7 @@ import lzma
 import shutil
 import subprocess
 from collections.abc import Callable
-from datetime import date
+from datetime import UTC, datetime
 from pathlib import Path
 
 import yaml
@@ -57,7 +57,7 @@ def record_release(out: Path) -> None:
     """Of what and when this was made."""
     said = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(said, capture_output=True, text=True, check=True).stdout.strip()
-    made = {"version": VERSION, "commit": commit, "recorded": date.today().isoformat()}
+    made = {"version": VERSION, "commit": commit, "recorded": datetime.now(UTC).date().isoformat()}
     (out / "release.json").write_text(json.dumps(made, indent=1) + "\n")
 
 
