@@ -2,15 +2,15 @@
 """Nova's libvirt driver, whose instances with `vgpu:` extra specs have a channel to the pool.
 
 Loaded by nova-compute with `compute_driver = sluice.LibvirtDriver` (nova_hook.py makes the name).
-It adds devices and metadata to the definition that Nova writes, takes the channel out of a guest
-that is to be suspended, and nothing else: no grant is made or freed here, as Nova destroys and
-defines an instance anew for reasons of its own (a hard reboot, a rescue, a resize). Signatures of
-Nova's methods differ between releases, so arguments pass through as they come.
+It adds what sluice-server says to the definition that Nova writes, has the server take the channel
+out of a guest that is to be suspended, and nothing else: no device of a guest is touched here, and
+no grant is made or freed, as Nova destroys and defines an instance anew for reasons of its own (a
+hard reboot, a rescue, a resize). Signatures of Nova's methods differ between releases, so arguments
+pass through as they come.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import nova.conf
@@ -22,15 +22,18 @@ from oslo_log import log as logging
 
 from . import options
 from .extra_specs import InvalidSpecs, VgpuSpecs, parse
-from .server_line import ServerRefused, prepare_channel, programs_using
+from .server_line import (
+    ServerRefused,
+    plug_channel,
+    prepare_channel,
+    programs_using,
+    unplug_channel,
+)
 
 LOG = logging.getLogger(__name__)
 CONF = nova.conf.CONF
 options.register(CONF)
 
-RELEASE_POLL_SECONDS = 0.1
-#: QEMU frees a device's memory a moment after it is gone; a save that counts on it never ends.
-SETTLE_SECONDS = 1.0
 CHANNEL_TRAIT = "CUSTOM_SLUICE_CHANNEL"
 
 
@@ -76,39 +79,12 @@ class LibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
         """
         if wanted_by(instance) is None:
             return super().suspend(context, instance, *args, **kwargs)
-        guest = self._host.get_guest(instance)
-        taken = self._take_channel_out(guest, instance)
+        _take_channel_out(instance)
         try:
             return super().suspend(context, instance, *args, **kwargs)
         except Exception:
-            for device in taken:
-                guest.attach_device(device, persistent=False, live=True)
+            _put_channel_back(instance)
             raise
-
-    def _take_channel_out(self, guest: Any, instance: Any) -> list[_Element]:
-        socket, seconds = CONF.sluice.server_socket, CONF.sluice.server_seconds
-        try:
-            programs = programs_using(socket, instance.uuid, seconds)
-        except ServerRefused as error:
-            raise _stays(str(error)) from error
-        if programs:
-            raise _stays(
-                f"a program uses its vGPU and could not go on ({'; '.join(programs[:3])}); let it "
-                "end, or stop the instance"
-            )
-        devices = _channels(guest, instance)
-        for device in devices:
-            guest.detach_device(device, persistent=False, live=True)
-        deadline = time.monotonic() + seconds
-        while _channels(guest, instance):
-            if time.monotonic() > deadline:
-                raise _stays(
-                    "the guest does not release its channel to the GPU pool (is it still booting, "
-                    "or has it no PCI hot-plug?); stop the instance instead"
-                )
-            time.sleep(RELEASE_POLL_SECONDS)
-        time.sleep(SETTLE_SECONDS)
-        return devices
 
     def _get_guest_config(self, *args: Any, **kwargs: Any) -> Any:
         instance = kwargs["instance"] if "instance" in kwargs else args[0]
@@ -130,11 +106,34 @@ class LibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
         return guest
 
 
-def _channels(guest: Any, instance: Any) -> list[_Element]:
-    """The channel's device as the running guest has it; none or one."""
-    devices = etree.fromstring(guest.get_xml_desc()).findall("devices/shmem")
-    ours = [each for each in devices if each.get("name") == f"sluice-{instance.uuid}"]
-    return [_Element(etree.tostring(each, encoding="unicode")) for each in ours]
+def _take_channel_out(instance: Any) -> None:
+    socket, seconds = CONF.sluice.server_socket, CONF.sluice.server_seconds
+    try:
+        programs = programs_using(socket, instance.uuid, seconds)
+        if programs:
+            raise _stays(
+                f"a program uses its vGPU and could not go on ({'; '.join(programs[:3])}); let it "
+                "end, or stop the instance"
+            )
+        released = unplug_channel(socket, instance.uuid, seconds)
+    except ServerRefused as error:
+        raise _stays(str(error)) from error
+    if not released:
+        raise _stays(
+            "the guest does not release its channel to the GPU pool (is it still booting, or has "
+            "it no PCI hot-plug?); stop the instance instead"
+        )
+
+
+def _put_channel_back(instance: Any) -> None:
+    """The error that led here is what its caller is told; one of ours is logged."""
+    try:
+        socket, seconds = CONF.sluice.server_socket, CONF.sluice.server_seconds
+        problems = plug_channel(socket, instance.uuid, seconds)
+    except ServerRefused as error:
+        problems = [str(error)]
+    for problem in problems:
+        LOG.error("the channel to the GPU pool is not back: %s", problem, instance=instance)
 
 
 def _stays(reason: str) -> Exception:

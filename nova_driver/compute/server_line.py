@@ -15,6 +15,8 @@ from typing import Any
 from .extra_specs import VgpuSpecs
 
 _MOST_BYTES = 1 << 20
+#: What an answer takes besides what it waits for.
+_ANSWER_SECONDS = 5
 
 
 class ServerRefused(Exception):
@@ -55,6 +57,23 @@ def programs_using(path: str, uuid: str, seconds: float) -> list[str]:
     found = answer.get("sessions")
     if not isinstance(found, list):
         raise ServerRefused(f"{path}: the answer lacks sessions")
+    return [str(each) for each in found]
+
+
+def unplug_channel(path: str, uuid: str, seconds: int) -> bool:
+    """Takes the channel out of the running VM; whether its guest lets it go in so many seconds."""
+    asked = {"unplug": {"uuid": uuid, "seconds": seconds}}
+    found = _ask(path, asked, seconds + _ANSWER_SECONDS).get("unplugged")
+    if not isinstance(found, bool):
+        raise ServerRefused(f"{path}: the answer lacks unplugged")
+    return found
+
+
+def plug_channel(path: str, uuid: str, seconds: float) -> list[str]:
+    """Has the channel put back; what keeps it away, a line each."""
+    found = _ask(path, {"plug": {"uuid": uuid}}, seconds).get("problems")
+    if not isinstance(found, list):
+        raise ServerRefused(f"{path}: the answer lacks problems")
     return [str(each) for each in found]
 
 

@@ -20,7 +20,7 @@ from sluice.server.guests.channels import GuestChannels
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
 from sluice.server.guests.vsock import VsockGuests
-from sluice.server.listeners.vm_socket import VmListener, make_regions, render
+from sluice.server.listeners.vm_socket import VmListener, make_plugs, make_regions, render
 from sluice.server.sessions.manager import SessionManager
 from sluice.server.workers.process import WorkerStarter
 
@@ -57,6 +57,7 @@ class Guests:
         )
         channels = self._channels = GuestChannels(regions, vsock, files)
         self._run_dir: Path = section.run_dir
+        unplug, plug = make_plugs(section.libvirt_uri, files)
         self._vm_socket = VmListener(
             section.run_dir,
             group=nova.group,
@@ -67,6 +68,8 @@ class Guests:
             render=render,
             sessions=channels.programs,
             look=lambda uuid: self._hypervisor.look_soon(uuid),
+            unplug=unplug,
+            plug=plug,
         )
         self._hypervisor = HypervisorService(
             channels,

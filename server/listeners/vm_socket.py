@@ -5,7 +5,9 @@ Started by server.service. One line of JSON is a request, one is the answer, one
 connection. `prepare` names a VM that is about to be defined and the vGPUs that it is to have; the
 region's file is made, and the answer holds the XML that belongs into the definition. From then on
 libvirt is followed as for every other domain. `sessions` asks which programs of a VM use its
-channel. `hook` is what libvirt's hook says of one. Only root and one group of the host may ask.
+channel. `unplug` takes the channel out of a VM that runs, as libvirt saves none with it, and says
+whether the guest has let it go; `plug` has the metadata followed, which puts it back. `hook` is
+what libvirt's hook says of one. Only root and one group of the host may ask.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ MOST_OF_USER = 64
 REQUEST_SECONDS = 5.0
 #: So long a region may be without its domain, which is being defined.
 DEFINE_SECONDS = 120.0
+#: So long a definer may have a guest waited for that releases its channel.
+MOST_RELEASE_SECONDS = 600
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 #: A definer that reserves does so itself, as OpenStack's adapter does: `reserved` is not for here.
 _MODES = (Mode.AUTO, Mode.ON_DEMAND)
@@ -57,6 +61,10 @@ _SIZES = {
 Prepare = Callable[[str, DomainRequest], None]
 #: The programs of a VM that use its channel, a line each.
 Sessions = Callable[[str], list[str]]
+#: Takes the channel out of a VM that runs; whether its guest lets it go in time. Blocking.
+Unplug = Callable[[str, float], bool]
+#: Puts it back; returns what is wrong, a line each. Blocking.
+Plug = Callable[[str], list[str]]
 #: Has a VM looked at now.
 Look = Callable[[str], None]
 #: Writes the devices and the metadata element of a request.
@@ -78,6 +86,8 @@ class VmListener:
         render: Render,
         sessions: Sessions,
         look: Look,
+        unplug: Unplug,
+        plug: Plug,
     ) -> None:
         self._path = run_dir / SOCKET_NAME
         self._group = group
@@ -90,6 +100,8 @@ class VmListener:
         self._render = render
         self._sessions = sessions
         self._look = look
+        self._unplug = unplug
+        self._plug = plug
         self._expected: dict[str, float] = {}
         self._listener: Listener | None = None
 
@@ -158,6 +170,14 @@ class VmListener:
         asked = _object(line)
         if "sessions" in asked:
             return {"sessions": self._sessions(_uuid(_part(asked, "sessions")))}
+        if "unplug" in asked:
+            part = _part(asked, "unplug")
+            seconds = part.get("seconds")
+            if not isinstance(seconds, int) or not 1 <= seconds <= MOST_RELEASE_SECONDS:
+                raise ValueError(f"seconds: give a number, 1 to {MOST_RELEASE_SECONDS}")
+            return {"unplugged": await asyncio.to_thread(self._unplug, _uuid(part), seconds)}
+        if "plug" in asked:
+            return {"problems": await asyncio.to_thread(self._plug, _uuid(_part(asked, "plug")))}
         if "hook" in asked:
             return self._hook(_part(asked, "hook"))
         uuid, request = self._parse(_part(asked, "prepare"))
@@ -218,6 +238,27 @@ def make_regions(uri: str, files: Any) -> Prepare:
             files.renew(uuid, request.region_bytes, account, in_use=running)
 
     return prepare
+
+
+def make_plugs(uri: str, files: Any) -> tuple[Unplug, Plug]:
+    """What takes channels out of VMs that run and puts them back; `files` are RegionFiles."""
+    from sluice.hypervisor import following
+    from sluice.hypervisor.libvirt_host import call, connected, live_document
+
+    def unplug(uuid: str, seconds: float) -> bool:
+        with connected(uri) as connection:
+            domain = call(lambda: connection.lookupByUUIDString(uuid))
+            live = live_document(domain)
+            if live is not None and live.region is not None:
+                following.take_out(domain, live.region, files)
+            return following.await_release(domain, seconds)
+
+    def plug(uuid: str) -> list[str]:
+        with connected(uri) as connection:
+            domain = call(lambda: connection.lookupByUUIDString(uuid))
+            return following.follow(domain, files)
+
+    return unplug, plug
 
 
 def render(uuid: str, request: DomainRequest) -> tuple[list[str], str]:

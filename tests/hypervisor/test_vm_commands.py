@@ -14,6 +14,7 @@ import libvirt
 import pytest
 
 from sluice.hypervisor.libvirt_host import live_document, persistent_document
+from sluice.server.listeners.vm_socket import make_plugs
 from tests.rigs.kvm.rig import Guest, Rig
 
 from .conftest import CHECKOUT, VmCommand
@@ -99,6 +100,25 @@ def test_detached_nothing_is_left(vm: VmCommand, running: Guest) -> None:
     assert vm.files.recorded() == set()
     again = vm("detach", running.name)
     assert (again.code, again.out.strip()) == (0, f"{running.name}: nothing was attached")
+
+
+def test_a_server_takes_it_out_of_what_runs_and_puts_it_back(
+    vm: VmCommand, running: Guest, rig: Rig
+) -> None:
+    assert vm.attach(running.name, "--region-mib", "32").code == 0
+    running.check(READY)
+    unplug, plug = make_plugs(rig.uri, vm.files)
+    assert unplug(running.uuid, 15)
+    live, defined = live_document(running.domain), persistent_document(running.domain)
+    assert live is not None
+    assert (live.region, live.request) == (None, defined.request)
+    assert defined.region is not None
+    assert running.check(DEVICES).strip() == ""
+    assert plug(running.uuid) == []
+    back = live_document(running.domain)
+    assert back is not None
+    assert back.region == defined.region
+    running.check(READY)
 
 
 def test_attaching_twice_changes_nothing_and_new_figures_change_the_request(

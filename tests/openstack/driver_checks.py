@@ -49,29 +49,8 @@ def empty_definition() -> guest_config.LibvirtConfigGuest:
     return guest
 
 
-class Guest:
-    """A running guest: what of it the driver asks for."""
-
-    def __init__(self, device: object) -> None:
-        self.device = device
-        self.there = True
-        self.releases = True
-        self.asked: list[str] = []
-
-    def get_xml_desc(self) -> str:
-        return f"<domain><devices>{self.device if self.there else ''}</devices></domain>"
-
-    def detach_device(self, device: guest_config.LibvirtConfigGuestDevice, **how: bool) -> None:
-        self.asked.append(f"detach {device.root_name} {how}")
-        self.there = not self.releases
-
-    def attach_device(self, device: guest_config.LibvirtConfigGuestDevice, **how: bool) -> None:
-        self.asked.append(f"attach {device.root_name} {how}")
-        self.there = True
-
-    @staticmethod
-    def no_room(*_: object) -> None:
-        raise exception.InstanceSuspendFailure(reason="no room for the image")
+def no_room(*_: object) -> None:
+    raise exception.InstanceSuspendFailure(reason="no room for the image")
 
 
 def main() -> None:
@@ -115,20 +94,19 @@ def main() -> None:
     with_channel = driver._get_guest_config(instance(vgpu), None, None, {"mapping": {}})
     by_name = driver._get_guest_config(instance=instance(vgpu), network_info=None)
     without = driver._get_guest_config(instance({}), None, None, {})
-    guest = Guest(ANSWER["devices"][0])
-    driver._host = SimpleNamespace(get_guest=lambda instance: guest)
     answer_requests(f"{folder}/busy.sock", [], {"sessions": ["train.py, slot 0"]})
     CONF.set_override("server_socket", f"{folder}/busy.sock", "sluice")
     busy = refusal(driver.suspend, None, instance(vgpu))
-    answer_requests(f"{folder}/idle.sock", [], {"sessions": []})
+    idle: list[dict[str, object]] = []
+    free = {"sessions": [], "unplugged": True, "problems": []}
+    answer_requests(f"{folder}/idle.sock", idle, free)
     CONF.set_override("server_socket", f"{folder}/idle.sock", "sluice")
-    suspended = (driver.suspend(None, instance(vgpu)), list(guest.asked))
-    theirs.suspend = Guest.no_room
-    guest.there = True  # it was resumed
-    guest.asked.clear()
-    failed = (refusal(driver.suspend, None, instance(vgpu)), list(guest.asked))
-    guest.releases = False
-    CONF.set_override("server_seconds", 1, "sluice")
+    suspended = (driver.suspend(None, instance(vgpu)), list(idle))
+    theirs.suspend = no_room
+    idle.clear()
+    failed = (refusal(driver.suspend, None, instance(vgpu)), list(idle))
+    answer_requests(f"{folder}/held.sock", [], {"sessions": [], "unplugged": False})
+    CONF.set_override("server_socket", f"{folder}/held.sock", "sluice")
     held = refusal(driver.suspend, None, instance(vgpu))
     answer_requests(f"{folder}/no.sock", [], {"error": "region_mib: no room"})
     CONF.set_override("server_socket", f"{folder}/no.sock", "sluice")

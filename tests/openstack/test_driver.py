@@ -75,14 +75,12 @@ def test_a_live_migration_is_refused_where_there_is_a_channel(said: dict[str, An
 
 
 def test_a_suspended_instance_has_its_channel_taken_out(said: dict[str, Any]) -> None:
-    live = "{'persistent': False, 'live': True}"
-    assert said["suspended"] == [
-        "11111111-2222-3333-4444-555555555555",
-        [f"detach shmem {live}"],
-    ]
+    uuid = "11111111-2222-3333-4444-555555555555"
+    taken_out = [{"sessions": {"uuid": uuid}}, {"unplug": {"uuid": uuid, "seconds": 15}}]
+    assert said["suspended"] == [uuid, taken_out]
     # libvirt could not: the guest goes on with its channel
     assert "no room for the image" in said["failed"][0]
-    assert said["failed"][1] == [f"detach shmem {live}", f"attach shmem {live}"]
+    assert said["failed"][1] == [*taken_out, {"plug": {"uuid": uuid}}]
 
 
 def test_an_instance_is_not_suspended_under_a_program(said: dict[str, Any]) -> None:

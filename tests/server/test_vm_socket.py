@@ -60,6 +60,8 @@ async def listener(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmListener]:
         render=render,
         sessions=lambda uuid: [f"a program of {uuid}"],
         look=rooms.looked.append,
+        unplug=lambda uuid, seconds: uuid == UUID and seconds == 7,
+        plug=lambda uuid: [f"{uuid}: no free port"],
     )
     opened.open()
     yield opened
@@ -188,6 +190,8 @@ async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms)
         render=render,
         sessions=lambda uuid: [],
         look=rooms.looked.append,
+        unplug=lambda uuid, seconds: True,
+        plug=lambda uuid: [],
     )
     listener.open()
     answer = await prepare(tmp_path)
@@ -204,3 +208,15 @@ def test_a_compute_host_without_vhost_vsock_says_so(
     ready = make_regions("test:///default", None)
     with pytest.raises(HypervisorError, match="modprobe vhost_vsock"):
         ready(UUID, DomainRequest(memory_mib=1024, compute_percent=25, channel="vsock"))
+
+
+async def test_a_channel_is_taken_out_and_put_back(listener: VmListener, tmp_path: Path) -> None:
+    async def asks(what: str, **part: Any) -> dict[str, Any]:
+        return await ask(tmp_path, json.dumps({what: part}).encode() + b"\n")
+
+    assert await asks("unplug", uuid=UUID, seconds=7) == {"unplugged": True}
+    assert await asks("unplug", uuid=UUID, seconds=8) == {"unplugged": False}
+    assert await asks("plug", uuid=UUID) == {"problems": [f"{UUID}: no free port"]}
+    for wrong in (None, 0, 601, "7"):
+        assert "1 to 600" in (await asks("unplug", uuid=UUID, seconds=wrong))["error"]
+    assert "uuid" in (await asks("plug", uuid="../x"))["error"]
