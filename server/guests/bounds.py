@@ -10,13 +10,13 @@ from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.sessions.open_session import OpenSession, RefusalError
 
 
-def bounded(domain: str, bound: DomainRequest, wish: OpenSession) -> OpenSession:
+def bounded(domain: str, bound: DomainRequest, asked: OpenSession) -> OpenSession:
     """The request with the domain's figures as defaults; raises RefusalError above them."""
-    asked = wish.request
+    request = asked.request
     figures = (
-        ("vGPUs", "SLUICE_VGPU", asked.count, bound.count),
-        ("MiB", "SLUICE_GMEM", asked.memory_mib, bound.memory_mib),
-        ("% of a GPU", "SLUICE_RATIO", asked.compute_percent, bound.compute_percent),
+        ("vGPUs", "SLUICE_VGPU", request.count, bound.count),
+        ("MiB", "SLUICE_GMEM", request.memory_mib, bound.memory_mib),
+        ("% of a GPU", "SLUICE_RATIO", request.compute_percent, bound.compute_percent),
     )
     for unit, variable, wanted, most in figures:
         if wanted > most:
@@ -26,10 +26,10 @@ def bounded(domain: str, bound: DomainRequest, wish: OpenSession) -> OpenSession
                 f"{variable} to at most {most}, or raise it with `sluice vm attach`",
             )
     within = replace(
-        asked,
-        count=asked.count or bound.count,
-        memory_mib=asked.memory_mib or bound.memory_mib,
-        compute_percent=asked.compute_percent or bound.compute_percent,
-        priority=min(asked.priority, bound.priority) if asked.priority else bound.priority,
+        request,
+        count=request.count or bound.count,
+        memory_mib=request.memory_mib or bound.memory_mib,
+        compute_percent=request.compute_percent or bound.compute_percent,
+        priority=min(request.priority, bound.priority) if request.priority else bound.priority,
     )
-    return replace(wish, request=within).drawing_on(bound.mode)
+    return replace(asked, request=within).drawing_on(bound.mode)

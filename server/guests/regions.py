@@ -220,18 +220,18 @@ class Regions:
             self._tell(region, "wait", slot, message=line)
 
         try:
-            wish = parse_open_session(_bytes(request))
-            wish = bounded(region.owner.name, region.request, wish)
+            asked = parse_open_session(_bytes(request))
+            asked = bounded(region.owner.name, region.request, asked)
             requester = Requester(
                 channel="ivshmem",
                 host=region.owner.name,
-                program=wish.program,
+                program=asked.program,
                 region_id=region.id,
                 slot=slot,
                 domain_uuid=region.owner.uuid,
                 domain_name=region.owner.name,
             )
-            if part := self._manager.part_of(wish, requester) if wish.holds_job else None:
+            if part := self._manager.part_of(asked, requester) if asked.holds_job else None:
                 await self._hold(part, tell)
             try:
                 descriptor = open_region(region.path, region.owner.account)
@@ -249,7 +249,7 @@ class Regions:
                     slots=region.request.slots,
                     region_id=region.id,
                 )
-                await self._manager.open(SessionRequest(wish, requester, channel), tell)
+                await self._manager.open(SessionRequest(asked, requester, channel), tell)
             finally:
                 os.close(descriptor)
         except RefusalError as refusal:

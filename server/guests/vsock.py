@@ -285,35 +285,36 @@ class VsockGuests:
 
     async def _open(self, guest: _Guest, connected: socket.socket) -> None:
         async with asyncio.timeout(FIRST_FRAME_SECONDS):
-            wish = parse_open_session(await _read_frame(connected))
-        if wish.channel not in (ChannelKind.AUTO, ChannelKind.VSOCK):
+            asked = parse_open_session(await _read_frame(connected))
+        if asked.channel not in (ChannelKind.AUTO, ChannelKind.VSOCK):
             raise BadOpen(
-                CudaStatus.NOT_SUPPORTED, f"channel {wish.channel} was asked for, and this is vsock"
+                CudaStatus.NOT_SUPPORTED,
+                f"channel {asked.channel} was asked for, and this is vsock",
             )
-        wish = bounded(guest.owner.name, guest.request, wish)
+        asked = bounded(guest.owner.name, guest.request, asked)
         requester = Requester(
             channel="vsock",
             host=guest.owner.name,
-            program=wish.program,
+            program=asked.program,
             domain_uuid=guest.owner.uuid,
             domain_name=guest.owner.name,
         )
         connected.setblocking(True)  # as the worker expects it; nothing here waits on it
-        if wish.holds_job:
-            await self._hold(connected, wish, requester)
+        if asked.holds_job:
+            await self._hold(connected, asked, requester)
             return
 
         def tell(line: str) -> None:
             _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, line))
 
-        request = SessionRequest(wish, requester, ConnectedSocket(connected.fileno()))
+        request = SessionRequest(asked, requester, ConnectedSocket(connected.fileno()))
         opening = asyncio.create_task(self._manager.open(request, tell))
         await unless_gone(opening, connected.fileno(), lambda: _has_closed(connected))
 
     async def _hold(
-        self, connected: socket.socket, wish: OpenSession, requester: Requester
+        self, connected: socket.socket, asked: OpenSession, requester: Requester
     ) -> None:
-        part = self._manager.part_of(wish, requester)
+        part = self._manager.part_of(asked, requester)
         if part is None:
             return
         self._manager.holds.begin(part)

@@ -212,7 +212,7 @@ class DataPort:
             async with asyncio.timeout(FIRST_FRAME_SECONDS):
                 if self._tls:
                     line = await self._tls.welcome(connected)
-                wish = await _read_open(line)
+                asked = await _read_open(line)
                 rest = line.rest()
         except TimeoutError:
             text = "%s connected to the data port and sent no OpenSession"
@@ -239,7 +239,7 @@ class DataPort:
             PEERS.warning("data port: rubbish", host, text, host, refusal.message)
             await _refuse(connected, line, refusal)
             return
-        expected = self._use_key(wish.key)
+        expected = self._use_key(asked.key)
         if expected is None:
             text = "refused %s on the data port: unknown, used or expired key"
             PEERS.warning("data port: no key", host, text, host)
@@ -262,7 +262,7 @@ class DataPort:
                 grant_id=assignment.grant_id,
                 session_id=session_id,
             ):
-                await self._attach(connected, line, host, (wish, rest), expected)
+                await self._attach(connected, line, host, (asked, rest), expected)
         finally:
             del self._attaching[session_id]
             if expected.ended:
@@ -276,12 +276,12 @@ class DataPort:
         opened: tuple[OpenSession, Mapping[str, str]],
         expected: Expected,
     ) -> None:
-        wish, rest = opened
+        asked, rest = opened
         assignment = expected.assignment
         requester = Requester(
             channel="tcp",
             host=host,
-            program=wish.program or assignment.program,
+            program=asked.program or assignment.program,
         )
         if assignment.relay:  # who it is, the server beside it knows, and the controller has it
             requester.host, requester.relay = assignment.host, assignment.relay
@@ -291,7 +291,7 @@ class DataPort:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
         # the worker gets a frame that no longer carries a secret
-        keyless = replace(wish, raw=wish.raw[:72] + bytes(64) + wish.raw[136:])
+        keyless = replace(asked, raw=asked.raw[:72] + bytes(64) + asked.raw[136:])
         channel = ConnectedSocket(connected.fileno(), rest)
         try:
             await self._manager.open_granted(

@@ -113,11 +113,11 @@ class UnixListener:
             frame = await asyncio.wait_for(_receive(connected), FIRST_FRAME_SECONDS)
             if not frame:
                 return
-            wish = parse_open_session(frame)
-            if wish.channel not in (ChannelKind.AUTO, ChannelKind.SHM):
+            asked = parse_open_session(frame)
+            if asked.channel not in (ChannelKind.AUTO, ChannelKind.SHM):
                 raise BadOpen(
                     CudaStatus.NOT_SUPPORTED,
-                    f"channel {wish.channel} was asked for on the Unix socket, which carries shm",
+                    f"channel {asked.channel} was asked for on the Unix socket, which carries shm",
                 )
         except TimeoutError:
             text = "pid %d connected and sent nothing"
@@ -132,14 +132,14 @@ class UnixListener:
             )
             _reply(connected, refusal.status, 0, refusal.message)
             return
-        if wish.holds_job:
-            await self._hold(connected, peer, wish)
+        if asked.holds_job:
+            await self._hold(connected, peer, asked)
             return
         for older in self._manager.of_process(peer.pid, peer.start_time):
             if older.replaced:
                 why = End(EndCause.CLIENT_ENDED, "its process started another program")
                 self._manager.end(older, why)
-        session = await self._open(connected, peer, wish)
+        session = await self._open(connected, peer, asked)
         if session is None:
             return
         # nothing more is said on this connection, and its closing is no end: a process that opens
@@ -147,11 +147,11 @@ class UnixListener:
         await _until_closed(connected)
         session.replaced = True
 
-    def _requester(self, peer: Peer, wish: OpenSession) -> Requester:
+    def _requester(self, peer: Peer, asked: OpenSession) -> Requester:
         return Requester(
             channel="shm",
             host=self._host,
-            program=wish.program,
+            program=asked.program,
             pid=peer.pid,
             uid=peer.uid,
             start_time=peer.start_time,
@@ -160,8 +160,8 @@ class UnixListener:
             groups=(peer.gid, *peer.groups),
         )
 
-    async def _hold(self, connected: socket.socket, peer: Peer, wish: OpenSession) -> None:
-        part = self._manager.part_of(wish, self._requester(peer, wish))
+    async def _hold(self, connected: socket.socket, peer: Peer, asked: OpenSession) -> None:
+        part = self._manager.part_of(asked, self._requester(peer, asked))
         if part is None:
             return
         self._manager.holds.begin(part)
@@ -172,7 +172,7 @@ class UnixListener:
         self._manager.holds.end(part)
 
     async def _open(
-        self, connected: socket.socket, peer: Peer, wish: OpenSession
+        self, connected: socket.socket, peer: Peer, asked: OpenSession
     ) -> Session | None:
         memory = os.memfd_create(f"sluice-{peer.pid}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -184,7 +184,7 @@ class UnixListener:
                 _reply(connected, CudaStatus.NOT_READY, 0, line)
 
             channel = SharedRegion(memory, self._region_bytes)
-            request = SessionRequest(wish, self._requester(peer, wish), channel)
+            request = SessionRequest(asked, self._requester(peer, asked), channel)
             opening = asyncio.create_task(self._manager.open(request, tell))
             try:
                 session = await unless_gone(opening, peer.pidfd)

@@ -84,9 +84,9 @@ class OpenSession:
         return bool(self.flags & OpenFlags.HOLD_JOB)
 
 
-def with_key(wish: OpenSession, key: str) -> bytes:
+def with_key(asked: OpenSession, key: str) -> bytes:
     """The fixed part of a request as a client over TCP presents it."""
-    said = frames.OpenSession.unpack(wish.raw)
+    said = frames.OpenSession.unpack(asked.raw)
     return replace(said, channel=ChannelKind.TCP, key=key.encode()).pack()
 
 
