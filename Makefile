@@ -16,7 +16,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu test-threads test-memory bench lint format sanitize native programs python guest-bundle guest-packages release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -60,11 +60,18 @@ test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, fea
 bench: build/.base programs native ## the figures, with the machine's own floors; also in build/measurements/bench.jsonl
 	$(PY) tests/bench/bench.py
 
-lint: build/.base python ## ruff, mypy --strict, clang-format
+lint: build/.base python ## ruff, mypy --strict, vermin, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy cli config controller dev guest_runtime hypervisor nova_driver pool_client resources server tests/harness native/codegen
+	$(VENV)/bin/vermin --quiet --target=3.9- --violations --no-tips guest_runtime
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
+
+tidy: native ## clang-tidy over the C++ that differs from origin/main, or FILES="…", or FILES=all
+	JOBS=$(JOBS) $(PY) dev/tidy.py $(FILES)
+
+coverage: build/.base programs native ## which lines of Python and C++ the tests of `make test` run, as tables; TESTS="tests/cli …" for some
+	JOBS=$(JOBS) TEST_JOBS=$(TEST_JOBS) dev/coverage.sh $(TESTS)
 
 test-threads: build/.base ## the relay, the channels, the worker's executor and the client's sessions under ThreadSanitizer
 	dev/sanitize.sh thread threads

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 #include "tls/record_stream.h"
@@ -49,8 +49,10 @@ bool give_keys(int socket, int direction, uint16_t cipher, const Keys& keys, uin
 // Before Linux 6.14 a socket's keys are set once and for all.
 bool kernel_renews() {
   utsname u{};
-  int major = 0, minor = 0;
-  if (uname(&u) != 0 || std::sscanf(u.release, "%d.%d", &major, &minor) != 2) return false;
+  if (uname(&u) != 0) return false;
+  char* end = nullptr;
+  const long major = std::strtol(u.release, &end, 10);
+  const long minor = *end == '.' ? std::strtol(end + 1, nullptr, 10) : 0;
   return major > 6 || (major == 6 && minor >= 14);
 }
 

@@ -210,7 +210,8 @@ int ControllerRequest::show_place(const HttpAddress& address) {
     for (char& c : line)
       if (static_cast<unsigned char>(c) < ' ') c = ' ';
     std::fprintf(stderr, "sluice: %s\n", line.c_str());
-    return std::clamp(std::atoi(place.text("line_seconds").c_str()), 1, 600);
+    return static_cast<int>(
+        std::clamp(std::strtol(place.text("line_seconds").c_str(), nullptr, 10), 1L, 600L));
   }
   // It does not wait (yet), or the controller is too old to say.
   return look_again_ = std::min(look_again_ * 2, kPlaceSeconds);
@@ -339,7 +340,7 @@ bool ask_for_session(const Config& config, const wire::OpenSession& request, Tic
   const JsonObject body(answer.body);
   if (answer.status < 200 || answer.status > 299) {
     *error = body.text("detail");
-    if (const int cuda = std::atoi(body.text("cuda_error").c_str()); cuda > 0)
+    if (const long cuda = std::strtol(body.text("cuda_error").c_str(), nullptr, 10); cuda > 0)
       refusal->status = static_cast<uint32_t>(cuda);
     if (error->empty()) *error = "the controller answered " + std::to_string(answer.status);
     return false;

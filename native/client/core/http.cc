@@ -87,9 +87,10 @@ bool parse_answer(const std::string& raw, bool ended, HttpAnswer* answer) {
     return false;
   const std::string head = raw.substr(0, split);
   *answer = {};
-  answer->status = std::atoi(raw.c_str() + 9);
+  answer->status = static_cast<int>(std::strtol(raw.c_str() + 9, nullptr, 10));
   answer->location = header(head, "location");
-  answer->retry_after = std::atoi(header(head, "retry-after").c_str());
+  answer->retry_after =
+      static_cast<int>(std::strtol(header(head, "retry-after").c_str(), nullptr, 10));
   const std::string length = header(head, "content-length");
   if (strcasecmp(header(head, "transfer-encoding").c_str(), "chunked") == 0)
     return join_chunks(raw.substr(split + 4), &answer->body);
