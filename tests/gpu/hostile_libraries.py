@@ -3,7 +3,7 @@
 
     python tests/gpu/hostile_libraries.py [--parts cases sweep] [--libraries FOLDERS]
 
-Each case is a process of its own with a session of its own (hostile_libraries.cc, built by `make
+Each case is a process of its own with a session of its own (hostile_*.cc, built by `make
 native`): a command that is well formed and that NVIDIA's library would follow beyond its memory. A
 worker must answer it with the library's status or end the session with a reason; it must not end by
 a signal. What is honest must still give the right result. The sweep then calls every function of
