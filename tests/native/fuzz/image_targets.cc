@@ -57,14 +57,13 @@ std::vector<Target> image_targets() {
                           {".text.k", SHT_PROGBITS, SHF_ALLOC | SHF_EXECINSTR, 64}},
                          {{1, 64, 8}, {2, 16}, {SHN_COMMON, 8}}, 8192);
   const auto text = test::bytes_of(kPtx);
-  const std::string packed =
-      "\x16"
-      "\x1f"
-      "a\x01\x00\x02";  // one `a`, and 21 copies of it
+  const std::string packed(
+      "\x16\x1f"
+      "a\x01\x00\x02",
+      6);  // one `a`, and 21 copies of it
   const std::string literals = std::string("\x05", 1) +
                                "\x50"
                                "abcde";
-  const std::string block = packed.substr(1);
   const std::string magic = ".version";  // so that what is unpacked passes for PTX
   const std::string lz4 = std::string("\x80", 1) + magic;
   return {
