@@ -3,13 +3,9 @@
 // NVIDIA's library read, write or follow what nobody proved. What an honest program can get wrong
 // is answered with the library's own status, the rest ends the session; the library sees none of
 // it.
-#include <gtest/gtest.h>
-
-#include <optional>
+#include "tests/native/roundtrip/library_proofs.h"
 
 #include "library/objects.h"
-#include "tests/native/roundtrip/fake_libraries.h"
-#include "tests/native/roundtrip/library_frames.h"
 #include "wire/cudnn_backend.h"
 #include "wire/cudnn_ctc.h"
 #include "wire/library_sizes.h"
@@ -24,93 +20,6 @@ using wire::FunctionSpec;
 using wire::kCarried;
 using wire::ParamKind;
 using wire::ParamSpec;
-
-const FunctionSpec& function(const std::string& name) {
-  for (const FunctionSpec* f : library_functions())
-    if (name == f->name) return *f;
-  throw std::logic_error(name + " is in no table");
-}
-
-class LibraryProofs : public ::testing::Test {
- protected:
-  struct Outcome {
-    bool accepted;
-    int64_t status;  // that was answered
-    std::string reason;
-  };
-  Outcome send(const ValidFrame& frame) {
-    Answer answer;
-    Outcome o{rig_->dispatch(frame.header(), frame.body(), &answer), -1, rig_->session().reason()};
-    if (answer.body.size() >= 8) std::memcpy(&o.status, answer.body.data(), 8);
-    EXPECT_TRUE(Recording::get().violations.empty()) << Recording::get().violations[0];
-    return o;
-  }
-  ValidFrame frame(const std::string& name) { return library_frame(*rig_, function(name)); }
-  ValidFrame hand_written(const std::string& name) {
-    std::vector<ValidFrame> all;
-    add_hand_written_frames(*rig_, &all);
-    add_nccl_frames(*rig_, &all);
-    for (const ValidFrame& f : all)
-      if (f.name == name) return f;
-    throw std::logic_error("there is no frame " + name);
-  }
-  // How often a function was called, with NVIDIA's library none the wiser otherwise.
-  static size_t calls(const std::string& name) {
-    size_t n = 0;
-    for (const FakeCall& c : fake().calls) n += name == c.function->name;
-    return n;
-  }
-  static FakeLibraries& fake() { return FakeLibraries::get(); }
-  void expect_rejected(const ValidFrame& f, const std::string& what) {
-    fake().calls.clear();
-    const Outcome o = send(f);
-    EXPECT_FALSE(o.accepted) << what << " was accepted";
-    EXPECT_FALSE(o.reason.empty()) << what;
-    EXPECT_TRUE(fake().calls.empty()) << what << " reached the library";
-  }
-  void expect_status(const ValidFrame& f, int64_t status, const std::string& what) {
-    fake().calls.clear();
-    const Outcome o = send(f);
-    EXPECT_TRUE(o.accepted) << what << ": " << o.reason;
-    EXPECT_EQ(o.status, status) << what;
-    EXPECT_EQ(calls(f.name), 0u) << what << " reached the library";
-  }
-  void expect_called(const ValidFrame& f, const std::string& what) {
-    fake().calls.clear();
-    const Outcome o = send(f);
-    EXPECT_TRUE(o.accepted) << what << ": " << o.reason;
-    EXPECT_EQ(o.status, 0) << what;
-    EXPECT_EQ(calls(f.name), 1u) << what << " did not reach the library";
-  }
-  static void set_mode(uint64_t object, int32_t mode) {
-    worker::LibraryObject o;
-    ASSERT_TRUE(worker::Libraries::get().objects.get(object, &o));
-    o.pointer_mode = mode;
-    worker::Libraries::get().objects.set(object, o);
-  }
-  // A carried piece's first word, by the parameter that announces it.
-  static size_t piece_of(const ValidFrame& f, const FunctionSpec& spec, int index) {
-    size_t at = spec.params;
-    for (int i = 0; i < index; ++i) {
-      const ParamSpec& p = spec.param[i];
-      const bool sent = p.kind != ParamKind::kOut && p.kind != ParamKind::kResult;
-      const uint64_t word = f.words[static_cast<size_t>(i)];
-      if (sent && (word & kCarried)) at += wire::round_up(word & ~kCarried, 8) / 8;
-    }
-    return at;
-  }
-  void put_numbers(uint64_t address, const std::vector<int32_t>& numbers) {
-    Recording::get().memory.write(address, numbers.data(), numbers.size() * 4);
-  }
-
-  // A session of its own, for a case that ends it; the one before it is over.
-  FurnishedRig& fresh() {
-    rig_.reset();
-    return rig_.emplace();
-  }
-
-  std::optional<FurnishedRig> rig_{std::in_place};
-};
 
 // The library reads through a pointer as its object's mode says, whatever the command says.
 TEST_F(LibraryProofs, ScalarsLieWhereThePointerModeSays) {
@@ -512,96 +421,6 @@ TEST_F(LibraryProofs, ConfigurationsHoldNoPointersOfTheClients) {
       EXPECT_FALSE(rig.dispatch(f.header(), f.body(), &answer)) << bytes;
     }
   }
-}
-
-TEST_F(LibraryProofs, RanksThatAShrinkLeavesOutAreTheParents) {
-  ValidFrame f = hand_written("NcclGroup, a shrink");
-  EXPECT_EQ(send(f).status, 0);
-  const auto with = [&](int32_t a, int32_t b, int32_t c) {
-    ValidFrame changed = f;
-    const uint64_t first = static_cast<uint32_t>(a) | uint64_t{static_cast<uint32_t>(b)} << 32;
-    changed.words[changed.words.size() - 2] = first;
-    changed.words[changed.words.size() - 1] = static_cast<uint32_t>(c);
-    changed.words[3] = handle_id(HandleKind::kLibraryObject, 300);
-    return changed;
-  };
-  EXPECT_EQ(send(with(4, 5, 8)).status, 4) << "a rank beyond";
-  EXPECT_EQ(send(with(4, -1, 6)).status, 4) << "a rank before";
-  EXPECT_EQ(send(with(4, 4, 6)).status, 4) << "a rank twice";
-}
-
-TEST_F(LibraryProofs, ACommunicatorIsDestroyedOnceInAGroup) {
-  const uint64_t comm = library_object(ids::k_nccl);
-  const auto group = [&](std::vector<std::pair<uint16_t, std::vector<uint64_t>>> calls) {
-    ValidFrame f;
-    f.name = "NcclGroup";
-    f.function = ids::id_sluiceNcclGroup;
-    f.answered = true;
-    f.words = {calls.size() | uint64_t{1} << 32};
-    for (const auto& [id, body] : calls) {
-      f.words.push_back(id | uint64_t{FurnishedRig::kContext} << 32);
-      f.words.push_back(body.size() * 8);
-      f.words.insert(f.words.end(), body.begin(), body.end());
-    }
-    return f;
-  };
-  constexpr uint16_t kDestroy = ids::id_ncclCommDestroy;
-  EXPECT_EQ(send(group({{kDestroy, {comm}}, {kDestroy, {comm}}})).status, 5);
-  EXPECT_EQ(calls("ncclCommDestroy"), 0u);
-  EXPECT_EQ(
-      send(group({{kDestroy, {comm}},
-                  {ids::id_ncclSend, {rig_->address(), 16, 7, 1, comm, FurnishedRig::kStreamId}}}))
-          .status,
-      5);
-  EXPECT_EQ(calls("ncclCommDestroy"), 0u);
-  EXPECT_EQ(send(group({{kDestroy, {comm}}})).status, 0);
-  EXPECT_EQ(calls("ncclCommDestroy"), 1u);
-}
-
-// Somebody else's command ends what a call is working with.
-TEST_F(LibraryProofs, ObjectsInUseAreNotDestroyed) {
-  const ValidFrame scale = frame("cublasSscal_v2"), destroy = frame("cublasDestroy_v2");
-  bool ended = true;
-  fake().instead["cublasSscal_v2"] = [&](const uint64_t*) {
-    Answer answer;
-    ended = rig_->dispatch(destroy.header(), destroy.body(), &answer);
-    return 0;
-  };
-  send(scale);
-  fake().instead.erase("cublasSscal_v2");
-  EXPECT_FALSE(ended);
-  EXPECT_EQ(calls("cublasDestroy_v2"), 0u);
-}
-
-// cuDNN has put a pointer to the one into the other.
-TEST_F(LibraryProofs, WhatAnotherObjectPointsToOutlivesItsEnd) {
-  const ValidFrame set = frame("cudnnSetRNNDescriptor_v8"),
-                   drop = frame("cudnnDestroyDropoutDescriptor"),
-                   end = frame("cudnnDestroyRNNDescriptor");
-  expect_called(set, "the descriptor");
-  EXPECT_EQ(send(drop).status, 0);
-  EXPECT_EQ(calls("cudnnDestroyDropoutDescriptor"), 0u) << "it is pointed to";
-  EXPECT_FALSE(rig_->session().rejected());
-  EXPECT_EQ(send(end).status, 0);
-  EXPECT_EQ(calls("cudnnDestroyRNNDescriptor"), 1u);
-  EXPECT_EQ(calls("cudnnDestroyDropoutDescriptor"), 1u) << "nothing points to it any more";
-  EXPECT_STREQ(fake().calls.back().function->name, "cudnnDestroyDropoutDescriptor")
-      << "it ended first";
-}
-
-// A watchdog may end a communicator that another thread is stuck with.
-TEST_F(LibraryProofs, CommunicatorsInUseAreAborted) {
-  const ValidFrame send_it = frame("ncclSend"), abort = frame("ncclCommAbort");
-  bool ended = false;
-  fake().instead["ncclSend"] = [&](const uint64_t*) {
-    Answer answer;
-    ended = rig_->dispatch(abort.header(), abort.body(), &answer);
-    return 0;
-  };
-  send(send_it);
-  fake().instead.erase("ncclSend");
-  EXPECT_TRUE(ended);
-  EXPECT_EQ(calls("ncclCommAbort"), 1u);
 }
 
 // cuDNN reads tensors by value on the CPU, all others on the GPU.

@@ -113,8 +113,11 @@ inline std::string text(const auto& value) {
 std::vector<ValidFrame> valid_frames(FurnishedRig& rig);
 // Those of capture and graphs (valid_graph_frames.cc).
 void add_graph_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
-// Those of arrays, textures and surfaces (array_frames.cc).
+// Those of memory and copies (memory_frames.cc).
+void add_memory_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
+// Those of links (link_frames.cc).
 void add_link_frames(std::vector<ValidFrame>* all);
+// Those of arrays, textures and surfaces (array_frames.cc).
 void add_array_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
 // Those of green contexts and of single questions (green_frames.cc).
 void add_green_frames(FurnishedRig& rig, std::vector<ValidFrame>* all);
