@@ -21,7 +21,8 @@ namespace sluice::worker {
 
 class GrantLedger {
  public:
-  // The page, as server/sessions/grant_ledgers.py makes it: a header, then words by kind, vGPU and slot.
+  // The page, as server/sessions/grant_ledgers.py makes it: a header, then words by kind, vGPU and
+  // slot.
   static constexpr uint64_t kMagic = 0x3152454744454c53;  // "SLEDGER1"
   static constexpr size_t kHeaderBytes = 4096;
   static constexpr uint32_t kKinds = 2, kVgpus = wire::kMaxDevices, kSlots = wire::kLedgerSlots;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How sluice-server starts a worker (server/worker_process.py): read once by main().
+// How sluice-server starts a worker (server/workers/process.py): read once by main().
 #pragma once
 
 #include <string>

@@ -144,7 +144,7 @@ void add_shared(Rig& rig, Frames* all) {
   }
 }
 
-void add_copies(Rig& rig, Frames* all) {
+void add_linear_copies(Rig& rig, Frames* all) {
   using C = wire::CopyToDevice;
   const auto copy = [&](const char* name, uint16_t function, bool answered, const char* calls,
                         wire::HostPlace place, uint64_t rows, const std::string& tail) {
@@ -213,7 +213,7 @@ void add_memory_frames(FurnishedRig& rig, std::vector<ValidFrame>* all) {
   add_virtual_memory(rig, all);
   add_peers(rig, all);
   add_shared(rig, all);
-  add_copies(rig, all);
+  add_linear_copies(rig, all);
 }
 
 }  // namespace sluice::test
