@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the server's message says that a session is.
+#include "worker/session_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "process/control.h"
+
+namespace sluice::worker {
+namespace {
+
+TEST(SessionPlan, IsWhatTheMessageSays) {
+  const SessionPlan plan = read_plan({"session",
+                                      {{"id", "1f"},
+                                       {"grant", "g-1"},
+                                       {"channel", "tcp"},
+                                       {"grant_vgpus", "3"},
+                                       {"vgpus", "2"},
+                                       {"vgpu.0.device", "GPU-a"},
+                                       {"vgpu.0.memory_mib", "4096"},
+                                       {"vgpu.0.compute_percent", "50"},
+                                       {"vgpu.0.place", "2"},
+                                       {"vgpu.1.device", "GPU-b"},
+                                       {"vgpu.1.memory_mib", "1024"}},
+                                      {}});
+  EXPECT_EQ(plan.id, "1f");
+  EXPECT_EQ(plan.grant, "g-1");
+  EXPECT_EQ(plan.channel, "tcp");
+  EXPECT_EQ(plan.grant_vgpus, 3u);
+  ASSERT_EQ(plan.vgpus.size(), 2u);
+  EXPECT_EQ(plan.vgpus[0].device, "GPU-a");
+  EXPECT_EQ(plan.vgpus[0].memory_mib, 4096u);
+  EXPECT_EQ(plan.vgpus[0].compute_percent, 50u);
+  EXPECT_EQ(plan.vgpus[0].grant_index, 2u);
+  EXPECT_EQ(plan.vgpus[1].compute_percent, 100u) << "a whole GPU's, where nothing is said";
+  EXPECT_EQ(plan.vgpus[1].grant_index, 1u) << "its own place";
+}
+
+TEST(SessionPlan, OfAnEarlierServerHasNoGrantOfOthers) {
+  const SessionPlan plan = read_plan({"session", {{"vgpus", "1"}}, {}});
+  EXPECT_EQ(plan.grant_vgpus, 0u);
+  ASSERT_EQ(plan.vgpus.size(), 1u);
+  EXPECT_EQ(plan.vgpus[0].memory_mib, 0u);
+}
+
+}  // namespace
+}  // namespace sluice::worker
