@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The objects of one kind that a session made: from the client's minted id to what the worker
 // keeps. An id is 16 bits of tag, 8 of kind, 16 of generation and 24 of index
-// (client/core/handles.h); all of it has to match. The client chooses the index, so the count is
+// (client/objects/handles.h); all of it has to match. The client chooses the index, so the count is
 // limited here.
 #pragma once
 

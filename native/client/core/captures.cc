@@ -3,7 +3,9 @@
 
 #include <algorithm>
 
+#include "client/core/enter.h"
 #include "client/core/session.h"
+#include "client/objects/stream.h"
 
 namespace sluice::client {
 

@@ -73,36 +73,4 @@ class Channel {
   uint64_t bytes_out = 0;  // under the append lock
 };
 
-// Why no session was opened: the line for the user, and the CUresult for the program.
-struct Refusal {
-  std::string text;
-  uint32_t status = 100;  // CUDA_ERROR_NO_DEVICE
-};
-
-// The request's bytes, with the wishes that have no fixed size behind it.
-std::vector<std::byte> open_frame(wire::OpenSession request, const Wishes& wishes);
-
-// Each of these fills `request.channel`, asks and waits for the grant. Without one: nullptr.
-std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   const Wishes& wishes, Refusal* refusal);
-std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::OpenSession request,
-                                      const Wishes& wishes, Refusal* refusal);
-std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wishes,
-                                    Refusal* refusal);
-std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
-                                  Refusal* refusal);
-
-// A connection on which a byte makes this guest's host look at its region, -1 where there is no
-// vsock device of Sluice's or nobody listens.
-int open_vsock_bell();
-
-// Whether this machine is a guest with a vsock device of Sluice's, whose CID tells; `why` says why
-// not. Nothing is sent: the host of any other guest is not Sluice's to speak to.
-bool find_vsock(std::string* why);
-
-// Resource files of Sluice regions in this machine's PCI devices (1af4:1110 with our magic), ""
-// when there is none. `why` says what was found instead (no device, no permission, a foreign
-// region).
-std::string find_ivshmem(std::string* why);
-
 }  // namespace sluice::client

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "client/core/channel.h"
 #include "client/core/config.h"
+#include "client/core/open_request.h"
 
 namespace sluice::client {
 

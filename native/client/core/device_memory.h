@@ -16,6 +16,7 @@
 #include <map>
 #include <mutex>
 
+#include "abi/cuda_driver.h"
 #include "client/core/range_allocator.h"
 
 namespace sluice::client {
@@ -102,5 +103,19 @@ class DeviceMemory {
   uint64_t spare_ =
       0;  // one empty slab is kept mapped, so that allocate and free in turn stay local
 };
+
+inline CUresult as_result(DeviceMemory::Result r) {
+  switch (r) {
+    case DeviceMemory::Result::kDone:
+      return CUDA_SUCCESS;
+    case DeviceMemory::Result::kOutOfMemory:
+      return CUDA_ERROR_OUT_OF_MEMORY;
+    case DeviceMemory::Result::kUnknown:
+      return CUDA_ERROR_INVALID_VALUE;
+    case DeviceMemory::Result::kSessionLost:
+      break;
+  }
+  return CUDA_ERROR_UNKNOWN;
+}
 
 }  // namespace sluice::client

@@ -6,6 +6,7 @@
 
 #include "channel/futex.h"
 #include "client/core/end_notice.h"
+#include "client/core/enter.h"
 #include "client/core/session.h"
 
 namespace sluice::client {
@@ -26,7 +27,7 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   const size_t head = sizeof(wire::FrameHeader) + bytes;
   const size_t size = wire::round_up(head + tail.size(), 8);
   const bool awaited = lane != wire::kNoLane, apart = tail.size() >= channel_->tail_apart_from();
-  std::lock_guard lock(append_);
+  const auto appending = work_.appending();
   std::byte* at = channel_->reserve(apart ? head : size);
   if (!at) return false;
   const wire::FrameHeader h{static_cast<uint32_t>(size), function, static_cast<uint16_t>(lane),
@@ -34,7 +35,7 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   std::memcpy(at, &h, sizeof h);
   if (bytes) std::memcpy(at + sizeof h, body, bytes);
   if (!tail.empty() && !apart) std::memcpy(at + head, tail.data(), tail.size());
-  if (work) count_work(*work);
+  if (work) work_.count(*work, appending);
   if (!awaited) {
     ++statistics_.commands;
     if (config_.stats) ++statistics_.commands_of[function % Statistics::kFunctions];
@@ -44,20 +45,6 @@ bool Session::append(uint16_t function, uint32_t lane, uint32_t sequence, const 
   else
     channel_->commit(size, awaited);
   return true;
-}
-
-void Session::count_work(Stream& stream) {
-  // What goes into a graph is no work yet.
-  if (std::atomic_ref(stream.capture).load(std::memory_order_relaxed) != 0) return;
-  Device& d = *stream.device;
-  d.only_stream = d.issued == d.idle_at || d.only_stream == &stream ? &stream : nullptr;
-  stream.last_work = ++d.issued;
-  if (&stream != &d.legacy && !(stream.flags & CU_STREAM_NON_BLOCKING)) d.last_blocking = d.issued;
-}
-
-void Session::add_work(Stream& stream) {
-  std::lock_guard lock(append_);
-  count_work(stream);
 }
 
 CUresult Session::post(uint16_t function, const void* body, size_t bytes,

@@ -4,6 +4,8 @@
 #include <algorithm>
 
 #include "client/core/session.h"
+#include "client/objects/device.h"
+#include "client/objects/stream.h"
 
 namespace sluice::client {
 
@@ -32,7 +34,7 @@ std::shared_ptr<GraphPlanRef> GraphMemory::make_plan() {
 
 bool GraphMemory::passed(Stream* stream, StreamPoint point) {
   if (!stream) return true;
-  if (stream == nobody()) return session_->stream_passed(*device_, nullptr, point);
+  if (stream == nobody()) return session_->work().passed(*device_, nullptr, point);
   return device_->pools.passed(stream, point);
 }
 

@@ -3,8 +3,10 @@
 // will be.
 #include <algorithm>
 
+#include "client/core/device_memory.h"
 #include "client/core/graph_memory.h"
 #include "client/core/session.h"
+#include "client/objects/device.h"
 #include "wire/frame.h"
 
 namespace sluice::client {

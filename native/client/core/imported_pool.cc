@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/core/device_memory.h"
+#include "client/core/memory_pools.h"
 #include "client/core/session.h"
+#include "client/objects/device.h"
 
 namespace sluice::client {
 
@@ -116,7 +119,8 @@ bool ImportedPools::free(uint64_t address, Stream* stream) {
   ImportedPool& pool = *pointer.pool;
   ImportedPool::Slab& slab = pool.slabs.at(pointer.key);
   Device& d = *pool.device;
-  const StreamPoint now = stream ? d.pools.point(stream) : StreamPoint{session_.issued(d), true};
+  const StreamPoint now =
+      stream ? d.pools.point(stream) : StreamPoint{session_.work().issued(d), true};
   StreamPoint& point = slab.freed[stream];
   point = {std::max(point.work, now.work), point.whole_device || now.whole_device};
   if (--pointer.times) return true;

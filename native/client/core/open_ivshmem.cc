@@ -18,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "client/core/open_channel.h"
 #include "client/core/slot_channel.h"
 #include "client/watch/offsets.h"
 #include "wire/address_windows.h"

@@ -10,6 +10,7 @@
 #include "channel/dial.h"
 #include "channel/opening.h"
 #include "client/core/controller_request.h"
+#include "client/core/open_channel.h"
 #include "client/core/stream_channel.h"
 #include "tls/client_handshake.h"
 #include "tls/record_stream.h"

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "client/core/open_channel.h"
 #include "client/core/slot_channel.h"
 #include "wire/address_windows.h"
 

@@ -17,7 +17,7 @@
 
 #include "channel/dial.h"
 #include "channel/opening.h"
-#include "client/core/channel.h"
+#include "client/core/open_channel.h"
 #include "client/core/stream_channel.h"
 
 namespace sluice::client {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "client/core/memory_pool.h"
+#include "client/core/memory_pools.h"
 
 namespace sluice::client {
 

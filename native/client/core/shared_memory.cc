@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/core/shared_memory.h"
 
+#include "client/core/device_memory.h"
 #include "client/core/session.h"
+#include "client/objects/device.h"
 
 namespace sluice::client {
 

@@ -4,16 +4,19 @@
 #include <algorithm>
 
 #include "client/core/session.h"
+#include "client/objects/device.h"
+#include "client/objects/event.h"
+#include "client/objects/stream.h"
 
 namespace sluice::client {
 
-StreamPoint DeviceOrder::point(Stream* stream) { return session_.stream_point(*stream); }
+StreamPoint DeviceOrder::point(Stream* stream) { return session_.work().point(*stream); }
 
 bool DeviceOrder::passed(Stream* stream, StreamPoint point) {
   if (!point.whole_device && stream->probe != wire::kNoMark &&
       session_.marks().reached(stream->probe, stream->probe_value))
-    session_.note_done(device_, stream, stream->probe_work);
-  return session_.stream_passed(device_, stream, point);
+    session_.work().note_done(device_, stream, stream->probe_work);
+  return session_.work().passed(device_, stream, point);
 }
 
 void DeviceOrder::probe(Stream* stream) {
@@ -25,7 +28,7 @@ void DeviceOrder::probe(Stream* stream) {
   else if (!marks.reached(stream->probe, stream->probe_value))
     return;  // one is under way
   if (stream->probe == wire::kNoMark) return;
-  stream->probe_work = session_.stream_point(*stream).work;
+  stream->probe_work = session_.work().point(*stream).work;
   stream->probe_value = marks.next(stream->probe);
   session_.post(wire::kMark, wire::Mark{stream->wire_id, stream->probe, 0, stream->probe_value}, {},
                 nullptr, device_.index + 1);
@@ -51,10 +54,10 @@ bool DeviceOrder::follow(Stream* later, Stream* earlier) {
 }
 
 bool DeviceOrder::wait_idle() {
-  const uint64_t upto = session_.issued(device_);
+  const uint64_t upto = session_.work().issued(device_);
   if (session_.exchange(wire::kDeviceIdle, wire::DeviceIdle{device_.index, 0}) != CUDA_SUCCESS)
     return false;
-  session_.note_done(device_, nullptr, upto);
+  session_.work().note_done(device_, nullptr, upto);
   return true;
 }
 

@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // What memory pools need to know of streams: where a stream's work stands, whether it has come past
 // a point, and how one stream is made to wait for another. DeviceOrder answers from the session's
-// counters and the completion page; nothing but wait_idle() takes a round trip.
+// account and the completion page; nothing but wait_idle() takes a round trip.
 #pragma once
 
 #include <cstdint>
+
+#include "client/core/work_account.h"
 
 namespace sluice::client {
 
 class Session;
 struct Device;
 struct Stream;
-
-// The work that a stream had been given at some moment, as a number of Device::issued.
-struct StreamPoint {
-  uint64_t work = 0;
-  // The stream was ordered behind other streams' work by the rules of the default stream only: just
-  // the whole device's progress says when that is done.
-  bool whole_device = false;
-};
 
 class StreamOrder {
  public:

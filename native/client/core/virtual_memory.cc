@@ -7,7 +7,9 @@
 
 #include <algorithm>
 
+#include "client/core/device_memory.h"
 #include "client/core/session.h"
+#include "client/objects/device.h"
 
 namespace sluice::client {
 
@@ -226,7 +228,7 @@ CUresult VirtualMemory::set_access(uint64_t address, uint64_t bytes, const Devic
     // The driver knows GPUs, of which several vGPUs may be slices: the most that one of them has.
     CUmemAccess_flags granted = access;
     for (const auto& [index, flags] : mapping.access)
-      if (index != device.index && session_.same_gpu(*session_.devices()[index], device))
+      if (index != device.index && same_gpu(*session_.devices()[index], device))
         granted = std::max(granted, flags);
     const wire::AllocationAccess a{at, mapping.bytes, device.index, static_cast<uint32_t>(granted)};
     // The driver takes the one for granted and may refuse the others.

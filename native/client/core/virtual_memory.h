@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "abi/cuda_driver.h"
-#include "client/core/handles.h"
+#include "client/objects/handles.h"
 #include "wire/commands.h"
 
 namespace sluice::client {

@@ -8,7 +8,11 @@
 #include <bit>
 #include <vector>
 
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/driver/wait.h"
+#include "client/objects/device.h"
 #include "client/unsupported.h"
 #include "wire/generated.h"
 

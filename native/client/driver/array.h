@@ -3,9 +3,13 @@
 // end or both (array_copy.cc), and the end of a device's arrays and textures when it is reset.
 #pragma once
 
-#include "client/core/session.h"
+#include "abi/cuda_driver.h"
 
 namespace sluice::client {
+
+class Session;
+struct Device;
+struct Stream;
 
 // Every side is memory or an array as its memory type says; `wait` as in transfer.h.
 CUresult copy_with_arrays(Session* s, Stream* stream, const CUDA_MEMCPY3D& p, bool wait);

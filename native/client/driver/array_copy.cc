@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies with arrays: between host memory and an array slice by slice, as transfer.h moves bytes,
 // and between arrays and device memory in one command. What an array does not hold is refused here.
+#include "client/core/addresses.h"
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/array.h"
 #include "client/driver/transfer.h"
+#include "client/objects/array.h"
+#include "client/objects/stream.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;
@@ -71,7 +76,7 @@ CUresult find_end(Session* s, const Stream* stream, const CopyBox& box, CUmemory
       end->address = device;
       break;
     case CU_MEMORYTYPE_UNIFIED:
-      end->device = s->is_device_address(device);
+      end->device = is_device_address(s, device);
       end->address = device;
       break;
     default:
@@ -83,11 +88,11 @@ CUresult find_end(Session* s, const Stream* stream, const CopyBox& box, CUmemory
                   (end->height >= box.rows || box.slices == 1) && countable(*end, box);
   if (!ok) return CUDA_ERROR_INVALID_VALUE;
   // Memory of another vGPU is copied by way of this one's.
-  const Device* home = end->device ? s->device_of_address(end->address) : nullptr;
+  const Device* home = end->device ? device_of_address(s, end->address) : nullptr;
   if (home && home != stream->device) return CUDA_ERROR_NOT_SUPPORTED;
   const uint64_t first = end->memory_at(0);
   const uint64_t last = end->memory_at(box.slices - 1) + (box.rows - 1) * end->pitch + box.width;
-  return end->device && !s->is_backed(first, last - first) ? CUDA_ERROR_INVALID_VALUE
+  return end->device && !is_backed(s, first, last - first) ? CUDA_ERROR_INVALID_VALUE
                                                            : CUDA_SUCCESS;
 }
 

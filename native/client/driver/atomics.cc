@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Atomic operations over the links of a vGPU. The node's driver knows; each operation is asked for
 // once.
+#include "client/core/enter.h"
 #include "client/core/session.h"
+#include "client/objects/device.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;

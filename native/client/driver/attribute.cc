@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/core/addresses.h"
 #include "client/driver/graph.h"
 #include "wire/generated.h"
 
@@ -29,11 +30,11 @@ CUresult check_window(Session* s, const Device& d, CUaccessPolicyWindow* w) {
   if (w->num_bytes > static_cast<size_t>(std::max(0, most)) ||
       !(w->hitRatio >= 0.0f && w->hitRatio <= 1.0f) ||
       static_cast<uint32_t>(w->hitProp) > CU_ACCESS_PROPERTY_PERSISTING ||
-      static_cast<uint32_t>(w->missProp) > CU_ACCESS_PROPERTY_STREAMING || !s->is_backed(base, 1))
+      static_cast<uint32_t>(w->missProp) > CU_ACCESS_PROPERTY_STREAMING || !is_backed(s, base, 1))
     return CUDA_ERROR_INVALID_VALUE;
-  if (s->is_backed(base, w->num_bytes)) return CUDA_SUCCESS;
-  Session::DeviceRange range;
-  w->num_bytes = s->find_range(base, &range) ? range.start + range.bytes - base : 1;
+  if (is_backed(s, base, w->num_bytes)) return CUDA_SUCCESS;
+  AddressRange range;
+  w->num_bytes = find_range(s, base, &range) ? range.start + range.bytes - base : 1;
   return CUDA_SUCCESS;
 }
 

@@ -3,9 +3,13 @@
 // value may be.
 #pragma once
 
-#include "client/core/session.h"
+#include "abi/cuda_driver.h"
+#include "wire/commands.h"
 
 namespace sluice::client {
+
+class Session;
+struct Device;
 
 enum class AttributeOf { kLaunch, kStream, kNode };
 

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <vector>
 
+#include "client/core/addresses.h"
 #include "client/driver/graph.h"
+#include "client/driver/wait.h"
 
 using namespace sluice::client;
 
@@ -46,7 +48,7 @@ CUresult note_source(Batch* b, unsigned order, bool pageable) {
 }
 
 bool is_pageable(Session* s, uint64_t address) {
-  return !s->is_device_address(address) &&
+  return !is_device_address(s, address) &&
          !s->host_memory().in_arena(reinterpret_cast<const void*>(address), 1);
 }
 

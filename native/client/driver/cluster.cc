@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Occupancy of clusters. The launch configuration is taken apart: of its attributes only the
 // cluster's size counts for the answer.
+#include "client/core/enter.h"
 #include "client/driver/module.h"
+#include "client/objects/stream.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/core/enter.h"
 #include "client/driver/module.h"
+#include "client/objects/device.h"
 #include "wire/generated.h"
 #include "wire/green_context.h"
 

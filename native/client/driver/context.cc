@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contexts and which one is current: client-side state of the thread. The worker uses each device's
 // primary context; a context made by cuCtxCreate is a name of its own for the same one.
+#include "client/objects/context.h"
+
 #include <algorithm>
 
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/array.h"
+#include "client/objects/device.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;
@@ -26,10 +31,10 @@ constexpr unsigned kFlagMask = 0xff;
 
 CUresult synchronize(Session* s, Device* d) {
   if (const CUresult e = s->captures.wait(d); e != CUDA_SUCCESS) return e;
-  const uint64_t upto = s->issued(*d);
+  const uint64_t upto = s->work().issued(*d);
   const CUresult e = s->exchange(sluice::wire::kDeviceIdle, sluice::wire::DeviceIdle{d->index, 0});
   if (e != CUDA_SUCCESS) return e;
-  s->note_done(*d, nullptr, upto);
+  s->work().note_done(*d, nullptr, upto);
   s->after_synchronisation(*d);
   return e;
 }

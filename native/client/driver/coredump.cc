@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 
+#include "client/core/enter.h"
 #include "client/core/session.h"
 #include "client/unsupported.h"
 

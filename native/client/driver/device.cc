@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Devices: every answer is local, from the record that came with the session.
+#include "client/objects/device.h"
+
 #include <cstdio>
 #include <cstring>
 
+#include "client/core/enter.h"
 #include "client/core/session.h"
 
 using namespace sluice::client;

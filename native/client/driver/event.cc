@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Events. A record marks the completion page too, so that asking and waiting need no round trip
 // where the page is shared.
+#include "client/objects/event.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "channel/futex.h"
 #include "client/driver/graph.h"
+#include "client/driver/wait.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -33,7 +36,7 @@ CUresult not_ready(Session* s) {
   return e == CUDA_SUCCESS ? CUDA_ERROR_NOT_READY : e;
 }
 
-void learn_done(Session* s, const Event& e) { s->note_done(*e.device, e.stream, e.work); }
+void learn_done(Session* s, const Event& e) { s->work().note_done(*e.device, e.stream, e.work); }
 
 }  // namespace
 
@@ -126,7 +129,7 @@ CUresult cuEventRecordWithFlags(CUevent handle, CUstream stream_handle, unsigned
   }
   event->value = event->mark == wire::kNoMark ? event->value + 1 : s->marks().next(event->mark);
   event->stream = stream;
-  event->work = s->issued(*d);
+  event->work = s->work().issued(*d);
   return s->post(
       wire::kEventRecord,
       wire::EventRecord{as_id(handle), stream->wire_id, event->mark, flags, event->value}, {},

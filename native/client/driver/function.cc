@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is asked about functions and kernels: local answers from their records; a changed attribute
 // is sent on and remembered.
+#include "client/core/enter.h"
 #include "client/driver/module.h"
+#include "client/objects/device.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;

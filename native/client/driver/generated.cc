@@ -4,6 +4,8 @@
 #include "wire/generated.h"
 
 #include "abi/cuda_driver.h"
+#include "client/core/addresses.h"
+#include "client/core/enter.h"
 #include "client/driver/module.h"
 
 using namespace sluice::client;
@@ -14,11 +16,11 @@ namespace {
 // Whether the GPU may touch `bytes` from there: the command is not answered, so a wrong address
 // must be seen here.
 bool names_memory(Session* s, CUdeviceptr address, uint64_t bytes) {
-  if (s->device_of_address(address)) {
-    Session::DeviceRange range;
-    return s->find_range(address, &range) && address - range.start + bytes <= range.bytes;
+  if (device_of_address(s, address)) {
+    AddressRange range;
+    return find_range(s, address, &range) && address - range.start + bytes <= range.bytes;
   }
-  return s->is_device_address(address) ||
+  return is_device_address(s, address) ||
          s->host_memory().in_arena(reinterpret_cast<const void*>(address), bytes);
 }
 

@@ -378,7 +378,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
   if (!exec) return CUDA_ERROR_INVALID_VALUE;
   const uint32_t context = context_of(exec->device);
   // Runs under way still use what user objects stand for.
-  if (!exec->host.objects.empty() && !s->idle(*exec->device))
+  if (!exec->host.objects.empty() && !s->work().idle(*exec->device))
     s->exchange(wire::kDeviceIdle, wire::DeviceIdle{exec->device->index, 0});
   leave_host_side(exec);
   exec->instance.reset();

@@ -4,9 +4,16 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
 
+#include "client/core/enter.h"
 #include "client/driver/transfer.h"
+#include "client/objects/graph.h"
 #include "wire/graph_commands.h"
 
 namespace sluice::client {

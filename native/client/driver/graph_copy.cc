@@ -4,6 +4,7 @@
 // the worker; a function on this side fills it when the node runs, or empties it. So the memory is
 // read and written when the graph comes to the node, as CUDA does, however often and from wherever
 // it is launched. Between two places on the host such a function is all there is.
+#include "client/core/addresses.h"
 #include "client/driver/graph.h"
 
 namespace sluice::client {
@@ -41,7 +42,7 @@ void move_box(const Rows& to, const Rows& from, const Box& box) {
 void empty_limbo(Session* s) {
   std::lock_guard lock(g_mutex);
   std::erase_if(g_limbo, [&](const Limbo& l) {
-    if (!s->idle(*l.device)) return false;
+    if (!s->work().idle(*l.device)) return false;
     if (l.at) return s->host_memory().release(l.at), true;
     g_shadow_bytes -= l.bytes;
     s->post(wire::kShadowMake, wire::ShadowMake{l.shadow, 0}, {}, nullptr, context_of(l.device));
@@ -157,8 +158,8 @@ CUresult pack_end(Session* s, CUmemorytype type, const void* host, CUdeviceptr d
       __builtin_mul_overflow(box.rows - 1, pitch, &rows) ||
       __builtin_add_overflow(slices, rows, &span) || __builtin_add_overflow(span, box.width, &span))
     return CUDA_ERROR_INVALID_VALUE;
-  if (type != CU_MEMORYTYPE_HOST && s->is_device_address(address))
-    return s->is_backed(address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+  if (type != CU_MEMORYTYPE_HOST && is_device_address(s, address))
+    return is_backed(s, address, span) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
   // By unified addressing pinned memory is the device's too.
   end->pinned = s->host_memory().in_arena(reinterpret_cast<void*>(address), span);
   if (type == CU_MEMORYTYPE_DEVICE && !end->pinned && !s->host_memory().is_unmapped(address, span))

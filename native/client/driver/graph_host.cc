@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host's side of graphs. A node runs any number of times and cannot carry a new value each
-// time, as marks would need: host functions shake hands by two words (core/graphs.h), of the arena
+// time, as marks would need: host functions shake hands by two words (objects/graph.h), of the arena
 // or, over a network, of the worker's. Which executable graph has which words is decided here.
 #include <set>
 
 #include "client/core/log.h"
 #include "client/driver/graph.h"
+#include "client/driver/wait.h"
 
 namespace sluice::client {
 
@@ -102,7 +103,7 @@ std::shared_ptr<Handshake> make_handshake(Session* s) {
   std::erase_if(g_used, [&](const Words& words) {
     const auto idle = [&] {
       return std::all_of(s->devices().begin(), s->devices().end(),
-                         [&](const auto& d) { return s->idle(*d); });
+                         [&](const auto& d) { return s->work().idle(*d); });
     };
     if (words.done ? words.done->load(std::memory_order_acquire) != 0 : !idle()) return false;
     g_spare.push_back(words);

@@ -2,10 +2,13 @@
 // Nodes of graphs: the three general functions that add and change one. What a node holds is
 // checked here as CUDA does at once, and travels as the worker wants it. Host functions become
 // memory operations (graph_host.cc).
+#include "client/core/addresses.h"
 #include "client/core/log.h"
 #include "client/driver/graph.h"
 #include "client/driver/launch.h"
 #include "client/driver/module.h"
+#include "client/objects/context.h"
+#include "client/objects/event.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -59,7 +62,7 @@ CUresult pack_fill(Session* s, const CUDA_MEMSET_NODE_PARAMS_v2& m, Packed* p) {
   if ((element != 1 && element != 2 && element != 4) || !m.width || !m.height || m.dst % element ||
       __builtin_mul_overflow(m.width, uint64_t{element}, &row) ||
       (m.height > 1 && (m.pitch < row || __builtin_mul_overflow(m.pitch, m.height - 1, &rows))) ||
-      !s->is_backed(m.dst, rows + row))
+      !is_backed(s, m.dst, rows + row))
     return CUDA_ERROR_INVALID_VALUE;
   p->put(wire::FillNode{m.dst, m.pitch, m.width, m.height, element, m.value});
   return CUDA_SUCCESS;
@@ -288,7 +291,7 @@ bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams*
       default:
         return false;
     }
-    if (bytes && (op.address % bytes || !s->is_backed(op.address, bytes))) return false;
+    if (bytes && (op.address % bytes || !is_backed(s, op.address, bytes))) return false;
     packed->push_back(op);
   }
   return true;

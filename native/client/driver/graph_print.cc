@@ -5,6 +5,7 @@
 #include <string>
 
 #include "client/driver/graph.h"
+#include "client/objects/code.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;

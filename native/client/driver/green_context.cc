@@ -9,6 +9,9 @@
 #include <cstring>
 
 #include "client/driver/graph.h"
+#include "client/driver/wait.h"
+#include "client/objects/context.h"
+#include "client/objects/event.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;
@@ -108,7 +111,7 @@ void end_streams(Session* s, Device* d, uint64_t green, uint64_t standard) {
     s->imported_pools.forget_stream(stream);
     s->marks().give_back(stream->probe);
     stream->probe = wire::kNoMark;
-    s->forget_stream(*d, stream);
+    s->work().forget(*d, stream);
   }
 }
 

@@ -13,6 +13,7 @@
 #include "channel/thread.h"
 #include "client/core/log.h"
 #include "client/driver/graph.h"
+#include "client/driver/wait.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;

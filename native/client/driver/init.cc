@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "abi/names.h"
+#include "client/core/enter.h"
 #include "client/core/log.h"
 #include "client/core/session.h"
 
@@ -38,7 +39,7 @@ CUresult cuInit(unsigned int flags) {
 CUresult cuDriverGetVersion(int* version) {
   if (!version) return CUDA_ERROR_INVALID_VALUE;
   const Session* s = Session::get();
-  *version = s ? static_cast<int>(std::min(s->driver_version(), 13000u)) : 13000;
+  *version = s ? static_cast<int>(std::min(s->record().driver_version, 13000u)) : 13000;
   return CUDA_SUCCESS;
 }
 

@@ -3,7 +3,14 @@
 // on the same GPU. A handle is a ticket with a random key; who may open it the server decides.
 #include <cstring>
 
+#include "client/core/addresses.h"
+#include "client/core/device_memory.h"
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/driver/wait.h"
+#include "client/objects/device.h"
+#include "client/objects/event.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -50,8 +57,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle* handle, CUdeviceptr pointer) {
   Session* s;
   Device* d;
   if (const CUresult e = enter(&s, &d); e != CUDA_SUCCESS) return e;
-  Session::DeviceRange range;
-  if (!handle || !s->find_range(pointer, &range) || !range.plain) return CUDA_ERROR_INVALID_VALUE;
+  AddressRange range;
+  if (!handle || !find_range(s, pointer, &range) || !range.plain) return CUDA_ERROR_INVALID_VALUE;
   wire::SharedMemory shared{};
   const CUresult e =
       s->exchange(wire::kShareMemory, wire::ShareMemory{range.start}, {}, sink(&shared));

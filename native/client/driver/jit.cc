@@ -5,6 +5,8 @@
 #include <atomic>
 #include <cstring>
 
+#include "client/core/session.h"
+
 namespace sluice::client {
 
 void JitLogs::Log::give(const char* from, size_t n) const {

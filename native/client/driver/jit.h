@@ -3,10 +3,17 @@
 // and the options and logs of its compiler.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "abi/cuda_driver.h"
 #include "client/core/jit_logs.h"
-#include "client/core/session.h"
 
 namespace sluice::client {
+
+class Session;
 
 // The options that are numbers go along; the log buffers are filled here.
 struct JitOptions {

@@ -7,9 +7,12 @@
 #include <cstring>
 #include <optional>
 
+#include "client/core/enter.h"
 #include "client/driver/attribute.h"
 #include "client/driver/lent_memory.h"
 #include "client/driver/module.h"
+#include "client/objects/device.h"
+#include "client/objects/stream.h"
 
 namespace sluice::client {
 

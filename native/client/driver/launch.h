@@ -2,9 +2,16 @@
 // What a launch and a graph's kernel node have in common.
 #pragma once
 
-#include "client/core/session.h"
+#include <cstddef>
+#include <cstdint>
+
+#include "abi/cuda_driver.h"
 
 namespace sluice::client {
+
+class Session;
+struct Device;
+struct Function;
 
 inline constexpr size_t kMaxParamBytes = 32764;  // CUDA's own limit for kernel parameters
 

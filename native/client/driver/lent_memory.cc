@@ -5,8 +5,15 @@
 #include <cstring>
 #include <string>
 
+#include "client/core/addresses.h"
+#include "client/core/device_memory.h"
 #include "client/core/log.h"
+#include "client/core/memory_pools.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/driver/wait.h"
+#include "client/objects/device.h"
+#include "client/objects/stream.h"
 
 namespace sluice::client {
 
@@ -21,7 +28,7 @@ uint64_t word_at(std::span<const std::byte> params, size_t at) {
 }
 
 bool is_unreachable(Session* s, uint64_t address) {
-  return s->host_memory().may_be_unmapped(address) && !s->is_device_address(address) &&
+  return s->host_memory().may_be_unmapped(address) && !is_device_address(s, address) &&
          s->host_memory().is_unmapped(address, 1);
 }
 

@@ -10,9 +10,12 @@
 #include <span>
 #include <vector>
 
-#include "client/core/session.h"
+#include "abi/cuda_driver.h"
 
 namespace sluice::client {
+
+class Session;
+struct Stream;
 
 // Whether arguments of a launch name such memory: for the hot path.
 bool names_unreachable(Session* s, std::span<const std::byte> params);

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/core/enter.h"
 #include "client/driver/jit.h"
 #include "client/driver/module.h"
+#include "client/objects/device.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;

@@ -5,8 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "client/core/addresses.h"
 #include "client/driver/array.h"
 #include "client/driver/graph.h"
+#include "client/driver/wait.h"
+#include "client/objects/context.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -23,7 +26,7 @@ struct Pointer {
 
 // By its value alone, as unified addressing does.
 Pointer classify(Session* s, uint64_t address) {
-  return {s->is_device_address(address) ? Side::kDevice : Side::kHost, address};
+  return {is_device_address(s, address) ? Side::kDevice : Side::kHost, address};
 }
 
 struct Copy {
@@ -60,8 +63,8 @@ uint64_t span(uint64_t pitch, Rect r) {
 
 // Whether the program asked for synchronous functions to wait on this memory.
 bool must_wait(Session* s, uint64_t address) {
-  Session::DeviceRange range;
-  return s->sync_memops.any() && s->find_range(address, &range) && s->sync_memops.has(range.start);
+  AddressRange range;
+  return s->sync_memops.any() && find_range(s, address, &range) && s->sync_memops.has(range.start);
 }
 
 CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64_t from_pitch,
@@ -71,7 +74,7 @@ CUresult copy(const Copy& c, Pointer to, uint64_t to_pitch, Pointer from, uint64
     if (const CUresult e = c.s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (to.address == 0 || from.address == 0) return CUDA_ERROR_INVALID_VALUE;
   for (const auto& [end, pitch] : {std::pair(&to, to_pitch), std::pair(&from, from_pitch)}) {
-    if (end->side == Side::kHost || c.s->is_backed(end->address, span(pitch, r))) continue;
+    if (end->side == Side::kHost || is_backed(c.s, end->address, span(pitch, r))) continue;
     // By unified addressing pinned memory is the device's too, where no memory is shared as well.
     if (!c.s->host_memory().is_unmapped(end->address, span(pitch, r)))
       return CUDA_ERROR_INVALID_VALUE;
@@ -222,7 +225,7 @@ CUresult fill(CUdeviceptr address, size_t pitch, size_t width, size_t rows, uint
       (rows > 1 && pitch < row))
     return CUDA_ERROR_INVALID_VALUE;
   const Rect r{row, rows};
-  if (!c.s->is_backed(address, span(pitch, r))) {
+  if (!is_backed(c.s, address, span(pitch, r))) {
     if (!c.s->host_memory().is_unmapped(address, span(pitch, r))) return CUDA_ERROR_INVALID_VALUE;
     return fill_host(c, address, pitch, r, element, value);
   }

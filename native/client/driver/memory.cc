@@ -3,7 +3,9 @@
 // asking anybody.
 #include <cstring>
 
+#include "client/core/addresses.h"
 #include "client/driver/graph.h"
+#include "client/driver/wait.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -47,8 +49,8 @@ CUresult cuMemFree_v2(CUdeviceptr pointer) {
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   if (pointer == 0) return CUDA_SUCCESS;
-  Session::DeviceRange range;
-  if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
+  AddressRange range;
+  if (!find_range(s, pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   Device* d = range.device;
   if (s->sync_memops.any()) s->sync_memops.set(pointer, false);
   if (range.graphs)
@@ -75,8 +77,8 @@ CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total_bytes) {
 CUresult cuMemGetAddressRange_v2(CUdeviceptr* base, size_t* size, CUdeviceptr pointer) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
-  Session::DeviceRange range;
-  if (!s->find_range(pointer, &range)) return CUDA_ERROR_NOT_FOUND;
+  AddressRange range;
+  if (!find_range(s, pointer, &range)) return CUDA_ERROR_NOT_FOUND;
   if (base) *base = range.start;
   if (size) *size = range.bytes;
   return CUDA_SUCCESS;

@@ -10,9 +10,11 @@
 #include <cstring>
 #include <mutex>
 
+#include "client/core/enter.h"
 #include "client/driver/fat_binary.h"
 #include "client/driver/image_size.h"
 #include "client/driver/jit.h"
+#include "client/objects/device.h"
 #include "wire/content_hash.h"
 
 using namespace sluice::client;
@@ -42,7 +44,7 @@ std::span<const std::byte> parts_to_send(Session* s, const Device* d, wire::Code
     gpus.push_back({static_cast<uint32_t>(a[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR]),
                     static_cast<uint32_t>(a[CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR])});
   }
-  return parts_for(image, gpus, s->software_gpu(), room);
+  return parts_for(image, gpus, s->record().software_gpu != 0, room);
 }
 
 CUresult load(Session* s, Device* d, wire::CodeKind kind, uint64_t id, const void* image,
@@ -142,7 +144,7 @@ CUresult get_global(Session* s, Device* d, wire::CodeKind kind, uint64_t code_id
                                  {reinterpret_cast<std::byte*>(&reply), sizeof reply}, nullptr,
                                  nullptr, d->index + 1);
   if (e != CUDA_SUCCESS) return e;
-  s->add_global({reply.address, reply.bytes, d, code_id});
+  s->module_globals.add({reply.address, reply.bytes, d, code_id});
   if (address) *address = reply.address;
   if (bytes) *bytes = reply.bytes;
   std::lock_guard lock(g_mutex);
@@ -162,7 +164,7 @@ CUresult unload(Session* s, Device* d, wire::CodeKind kind, uint64_t id) {
     if (!code || !codes.retire(id)) return CUDA_ERROR_INVALID_HANDLE;
     functions.swap(code->functions);
   }
-  s->drop_globals_of(id);
+  s->module_globals.drop_of(id);
   for (const auto& f : functions) table.retire(f.handle);
   const CUresult e =
       s->post(wire::kCodeUnload, wire::CodeUnload{id, kind, 0}, {}, nullptr, d->index + 1);

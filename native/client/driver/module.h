@@ -2,7 +2,13 @@
 // Code images and the names in them; shared by the module, library, linker and function entries.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
 #include "client/core/session.h"
+#include "client/objects/code.h"
+#include "wire/commands.h"
 
 namespace sluice::client {
 

@@ -8,6 +8,7 @@
 
 #include "client/core/session.h"
 #include "client/nvml/door.h"
+#include "client/objects/device.h"
 
 using namespace sluice::client;
 
@@ -54,8 +55,8 @@ const NvmlDoor kDoor = {
     [](uint32_t index) {
       return device_at(index).memory.used() != 0 || device_at(index).primary_uses.load() > 0;
     },
-    [] { return Session::get()->driver_name(); },
-    [] { return std::min(Session::get()->driver_version(), 13000u); },
+    [] { return Session::get()->record().driver_name; },
+    [] { return std::min(Session::get()->record().driver_version, 13000u); },
     figures_of,
     [](uint32_t index) { return device_at(index).memory.used(); },
 };

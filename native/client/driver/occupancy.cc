@@ -4,7 +4,9 @@
 // here, in the program.
 #include <algorithm>
 
+#include "client/core/enter.h"
 #include "client/driver/module.h"
+#include "client/objects/device.h"
 
 using namespace sluice::client;
 

@@ -3,6 +3,7 @@
 // parameters are set on the function one by one, and a launch takes what is there.
 #include <cstring>
 
+#include "client/core/enter.h"
 #include "client/driver/launch.h"
 #include "client/driver/module.h"
 

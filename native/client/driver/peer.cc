@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Peer access between the vGPUs of the session. Who can be whose peer came with the session; what
 // is enabled is this process's own knowledge, told to the worker. Two vGPUs on one GPU are peers.
+#include "client/driver/peer.h"
+
 #include <utility>
 
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/driver/wait.h"
+#include "client/objects/context.h"
+#include "client/objects/device.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -100,15 +107,6 @@ namespace sluice::client {
 CUresult use_memory_of(Session* s, Device* user, Device* owner) {
   owner->users.fetch_or(1ull << user->index);
   return s->exchange(wire::kPeerAccess, wire::PeerAccess{user->index, owner->index, 1, 0});
-}
-
-CUresult wait_unused(Session* s, Device* owner) {
-  if (const CUresult e = wait_idle(s, owner); e != CUDA_SUCCESS) return e;
-  const uint64_t users = owner->users.load();
-  for (auto& d : s->devices())
-    if (users >> d->index & 1)
-      if (const CUresult e = wait_idle(s, d.get()); e != CUDA_SUCCESS) return e;
-  return CUDA_SUCCESS;
 }
 
 }  // namespace sluice::client

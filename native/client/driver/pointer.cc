@@ -2,7 +2,15 @@
 // What a pointer is: answered from the windows, the arena and the registered ranges.
 #include <cstring>
 
+#include "client/core/addresses.h"
+#include "client/core/enter.h"
+#include "client/core/imported_pool.h"
+#include "client/core/memory_pool.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/driver/wait.h"
+#include "client/objects/device.h"
+#include "client/objects/pool.h"
 
 using namespace sluice::client;
 
@@ -19,9 +27,9 @@ struct Facts {
 
 Facts facts_of(Session* s, uint64_t address) {
   Facts f;
-  if (Device* d = s->device_of_address(address)) {
-    Session::DeviceRange range;
-    f.known = s->find_range(address, &range);
+  if (Device* d = device_of_address(s, address)) {
+    AddressRange range;
+    f.known = find_range(s, address, &range);
     f.type = CU_MEMORYTYPE_DEVICE;
     f.device = f.known ? range.device : d;
     f.start = range.start;
@@ -29,7 +37,7 @@ Facts facts_of(Session* s, uint64_t address) {
     f.plain = range.plain;
     return f;
   }
-  if (Session::Global global; s->find_global(address, &global)) {
+  if (ModuleGlobal global; s->module_globals.find(address, &global)) {
     f.known = true;
     f.type = CU_MEMORYTYPE_DEVICE;
     f.device = global.device;

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stream-ordered allocation and memory pools: arguments and handles; what is reused when is decided
-// in core/memory_pool.h.
+// in core/memory_pools.h.
+#include "client/objects/pool.h"
+
+#include "client/core/addresses.h"
 #include "client/driver/graph.h"
+#include "client/driver/peer.h"
+#include "client/driver/wait.h"
 
 using namespace sluice::client;
 
@@ -99,8 +104,8 @@ CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream handle) {
   if (const CUresult e = stream_for_work(s, d, handle, &stream); e != CUDA_SUCCESS) return e;
   if (stream->capture) return capture_free(s, stream, pointer);
   if (pointer == 0) return CUDA_SUCCESS;
-  Session::DeviceRange range;
-  if (!s->find_range(pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
+  AddressRange range;
+  if (!find_range(s, pointer, &range) || range.start != pointer) return CUDA_ERROR_INVALID_VALUE;
   // Others wait, as CUDA allows here.
   if (!range.pooled && !range.graphs && !range.imported) return cuMemFree_v2(pointer);
   // Another device's stream: its order means nothing to this device's.

@@ -4,7 +4,13 @@
 #include <cstring>
 #include <mutex>
 
+#include "client/core/addresses.h"
+#include "client/core/enter.h"
+#include "client/core/imported_pool.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/objects/device.h"
+#include "client/objects/pool.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -51,7 +57,7 @@ CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool* handle, void* shareabl
 CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData* data, CUdeviceptr pointer) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
-  Device* d = s->device_of_address(pointer);
+  Device* d = device_of_address(s, pointer);
   if (!data || !d) return CUDA_ERROR_INVALID_VALUE;
   const auto share = [&](uint64_t chunk, wire::SharedMemory* shared) {
     return s->exchange(wire::kShareMemory, wire::ShareMemory{chunk}, {},

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams: minted here, created on the node without waiting. The default streams are names, not
 // objects of the application.
+#include "client/objects/stream.h"
+
 #include <pthread.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/driver/wait.h"
+#include "client/objects/context.h"
+#include "client/objects/device.h"
+#include "client/objects/event.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;
@@ -33,7 +41,7 @@ CUresult destroy(Session* s, uint64_t id) {
   device.pools.forget_stream(stream);
   s->imported_pools.forget_stream(stream);
   s->marks().give_back(stream->probe);
-  s->forget_stream(device, stream);
+  s->work().forget(device, stream);
   if (!stream->green) --s->plain_streams;
   const CUresult e =
       s->post(wire::kStreamDestroy, wire::StreamId{id}, {}, nullptr, device.index + 1);
@@ -119,7 +127,7 @@ CUresult cuStreamSynchronize(CUstream handle) {
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
   // What waited last may have been the last there was: a copy to the host, most often.
-  if (!s->idle(*stream->device)) return synchronize_stream(s, stream);
+  if (!s->work().idle(*stream->device)) return synchronize_stream(s, stream);
   s->after_synchronisation(*stream->device);
   return CUDA_SUCCESS;
 }
@@ -129,11 +137,11 @@ CUresult cuStreamQuery(CUstream handle) {
   Stream* stream;
   if (const CUresult e = with_stream(handle, &s, &stream); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.wait(stream); e != CUDA_SUCCESS) return e;
-  if (s->idle(*stream->device)) return CUDA_SUCCESS;
-  const uint64_t upto = s->issued(*stream->device);
+  if (s->work().idle(*stream->device)) return CUDA_SUCCESS;
+  const uint64_t upto = s->work().issued(*stream->device);
   const CUresult e = s->exchange(wire::kStreamQuery, wire::StreamId{stream->wire_id}, {}, {},
                                  nullptr, nullptr, stream->device->index + 1);
-  if (e == CUDA_SUCCESS) s->note_done(*stream->device, stream, upto);
+  if (e == CUDA_SUCCESS) s->work().note_done(*stream->device, stream, upto);
   return e;
 }
 

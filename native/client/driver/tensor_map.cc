@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "client/core/enter.h"
 #include "client/core/session.h"
+#include "client/objects/device.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;

@@ -2,8 +2,14 @@
 // Textures and surfaces. Kernels take them as plain numbers that only the driver can give, so their
 // creation is a round trip; what each was made of is kept here, and asked for here.
 #include <cstring>
+#include <mutex>
 
+#include "client/core/addresses.h"
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/array.h"
+#include "client/objects/array.h"
+#include "client/objects/device.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;
@@ -35,7 +41,7 @@ CUresult describe(Session* s, const Device* d, const CUDA_RESOURCE_DESC& r,
     }
     case CU_RESOURCE_TYPE_LINEAR: {
       const auto& l = r.res.linear;
-      if (!plain_element(l.format, l.numChannels) || !s->is_backed(l.devPtr, l.sizeInBytes))
+      if (!plain_element(l.format, l.numChannels) || !is_backed(s, l.devPtr, l.sizeInBytes))
         return CUDA_ERROR_INVALID_VALUE;
       c->address = l.devPtr, c->bytes = l.sizeInBytes;
       c->format = static_cast<unsigned>(l.format), c->channels = l.numChannels;
@@ -48,7 +54,7 @@ CUresult describe(Session* s, const Device* d, const CUDA_RESOURCE_DESC& r,
       if (element == 0 || p.width == 0 || p.height == 0 || p.width > wire::kMaxArrayWidth ||
           p.pitchInBytes < p.width * element ||
           __builtin_mul_overflow(p.pitchInBytes, p.height - 1, &before) ||
-          !s->is_backed(p.devPtr, before + p.width * element))
+          !is_backed(s, p.devPtr, before + p.width * element))
         return CUDA_ERROR_INVALID_VALUE;
       c->address = p.devPtr, c->width = p.width, c->height = p.height, c->pitch = p.pitchInBytes;
       c->format = static_cast<unsigned>(p.format), c->channels = p.numChannels;

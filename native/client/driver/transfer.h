@@ -5,9 +5,14 @@
 // client/driver. Rectangles: `rows` rows of `width` bytes; one row is a plain copy.
 #pragma once
 
-#include "client/core/session.h"
+#include <cstdint>
+
+#include "abi/cuda_driver.h"
 
 namespace sluice::client {
+
+class Session;
+struct Stream;
 
 struct Rect {
   uint64_t width = 0;
@@ -46,33 +51,5 @@ CUresult copy_on_device(Session* s, Stream* stream, uint64_t to, uint64_t to_pit
 // The stream is about to touch memory that may be another device's. Copies and fills need no access
 // that was enabled; the memory is in use all the same.
 void note_use(Session* s, Stream* stream, uint64_t address);
-
-// Waits until a mark shows `value`; spins first, then sleeps. An error when the session ends
-// instead.
-CUresult wait_mark(Session* s, uint32_t mark, uint64_t value);
-
-inline CUresult as_result(DeviceMemory::Result r) {
-  switch (r) {
-    case DeviceMemory::Result::kDone:
-      return CUDA_SUCCESS;
-    case DeviceMemory::Result::kOutOfMemory:
-      return CUDA_ERROR_OUT_OF_MEMORY;
-    case DeviceMemory::Result::kUnknown:
-      return CUDA_ERROR_INVALID_VALUE;
-    case DeviceMemory::Result::kSessionLost:
-      break;
-  }
-  return CUDA_ERROR_UNKNOWN;
-}
-
-// As cuMemFree does: returns when running kernels have ended, at once when the device is known to
-// be idle.
-CUresult wait_idle(Session* s, Device* d);
-// The same for all devices that may use the memory of this one: before any of that is given up.
-CUresult wait_unused(Session* s, Device* owner);
-// Gives `user` access to all memory of the owner's window, present and future.
-CUresult use_memory_of(Session* s, Device* user, Device* owner);
-// Waits for all that `stream` was given.
-CUresult synchronize_stream(Session* s, Stream* stream);
 
 }  // namespace sluice::client

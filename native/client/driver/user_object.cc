@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // User objects: what the application wants to live as long as graphs use it. The client's alone;
-// graphs made of one another share a graph's references (core/graphs.h), and the last one to go
+// graphs made of one another share a graph's references (objects/graph.h), and the last one to go
 // has the application's function run on the thread of host functions.
 #include <limits>
 

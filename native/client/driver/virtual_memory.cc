@@ -3,7 +3,12 @@
 // core/virtual_memory.h.
 #include "client/core/virtual_memory.h"
 
+#include "client/core/device_memory.h"
+#include "client/core/enter.h"
+#include "client/core/session.h"
 #include "client/driver/transfer.h"
+#include "client/driver/wait.h"
+#include "client/objects/device.h"
 #include "client/unsupported.h"
 
 using namespace sluice::client;

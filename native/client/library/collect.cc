@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arguments to words and pieces, and to the key that says whether the call is known to be valid.
+#include "client/core/addresses.h"
 #include "client/core/log.h"
 #include "client/library/outgoing.h"
+#include "client/objects/event.h"
 #include "wire/library_sizes.h"
 
 namespace sluice::client::library {
@@ -12,7 +14,7 @@ using wire::ParamKind;
 using wire::ParamSpec;
 
 bool names_memory(Session* s, uint64_t address) {
-  return s->is_device_address(address) ||
+  return is_device_address(s, address) ||
          s->host_memory().in_arena(pointer<const void>(address), 1);
 }
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 
+#include "client/core/addresses.h"
 #include "client/core/session.h"
 #include "client/library/object.h"
 #include "client/library/outgoing.h"
@@ -406,7 +407,7 @@ int32_t sluice_library_backend_execute(void* handle, void* plan, void* pack) {
       const auto by_value = p->by_value.find(uid);
       if (by_value != p->by_value.end()) {
         if (words[i] == 0) return kBadParamNull;
-        if (s->device_of_address(words[i])) return kBadParam;  // cuDNN reads it on the CPU
+        if (device_of_address(s, words[i])) return kBadParam;  // cuDNN reads it on the CPU
         const auto* at = reinterpret_cast<const std::byte*>(words[i]);
         words[i] = wire::kCarried | values.size();
         put_padded(&values, at, by_value->second);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "wire/cudnn_ctc.h"
 
+#include "client/core/enter.h"
 #include "client/core/session.h"
 #include "client/library/cudnn_backend.h"
 #include "client/library/object.h"
+#include "client/objects/device.h"
 #include "library/objects.h"
 
 using namespace sluice::client;

@@ -4,11 +4,15 @@
 // it. A call that makes a communicator is a group of its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
-#include "client/core/session.h"
 #include "client/library/key.h"
+
+namespace sluice::client {
+struct Stream;
+}
 
 namespace sluice::client::library {
 

@@ -126,7 +126,7 @@ int32_t send(Group g, bool grouped) {
     }
   }
   for (const GroupedCall& c : g.calls) {
-    if (c.work) session->add_work(*c.work);
+    if (c.work) session->work().add(*c.work);
     // Where the group failed the worker may still have it; its id is not used again then.
     if (c.ended != 0 && went_well(status)) state.objects.recycle(c.ended);
   }

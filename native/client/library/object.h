@@ -9,9 +9,9 @@
 #include <unordered_set>
 #include <vector>
 
-#include "client/core/handles.h"
 #include "client/library/kept.h"
 #include "client/library/key.h"
+#include "client/objects/handles.h"
 
 namespace sluice::client::library {
 

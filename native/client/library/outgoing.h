@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "client/core/session.h"
+#include "client/core/enter.h"
 #include "client/library/object.h"
 #include "wire/library_spec.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Minted handles and marks: what was destroyed, foreign or made up is recognised, and nothing is
 // handed out while somebody may still write it.
-#include "client/core/handles.h"
+#include "client/objects/handles.h"
 
 #include <gtest/gtest.h>
 

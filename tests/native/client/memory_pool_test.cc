@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory pools against a model of a device whose streams really take time: whatever is handed out
 // must be free of all earlier uses, by completion or by the stream's order, at every step.
-#include "client/core/memory_pool.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
 #include <random>
 #include <vector>
 
+#include "client/core/memory_pools.h"
 #include "client/core/session.h"
+#include "client/objects/stream.h"
 #include "tests/native/client/device_window.h"
 
 namespace sluice::client {

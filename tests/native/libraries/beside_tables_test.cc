@@ -6,6 +6,7 @@
 #include <bit>
 #include <map>
 
+#include "client/core/addresses.h"
 #include "client/library/object.h"
 #include "tests/native/libraries/arguments.h"
 #include "tests/native/libraries/cublas_constants.h"
@@ -174,7 +175,8 @@ TEST_F(BesideTables, CublasWithoutHandlesIsCublasWithOne) {
   void* memory = nullptr;
   EXPECT_EQ(cublasAlloc(0, 4, &memory), 7);
   ASSERT_EQ(cublasAlloc(1000, 4, &memory), 0);
-  EXPECT_TRUE(client::Session::get()->is_device_address(reinterpret_cast<uint64_t>(memory)));
+  EXPECT_TRUE(
+      client::is_device_address(client::Session::get(), reinterpret_cast<uint64_t>(memory)));
   EXPECT_EQ(cublasFree(memory), 0);
   EXPECT_EQ(cublasShutdown(), 0);
   EXPECT_EQ(cublasShutdown(), 1);

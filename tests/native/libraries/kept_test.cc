@@ -255,12 +255,12 @@ TEST_F(Kept, APointerThatIsNoneAnyMoreIsNotTold) {
   EXPECT_EQ(addmm(0, 64, 4096), 0);
   const uint64_t global = 0x7000'0000'1000;
   client::Session& s = *client::Session::get();
-  s.add_global({.start = global, .bytes = 64, .device = nullptr, .code = 1});
+  s.module_globals.add({.start = global, .bytes = 64, .device = nullptr, .code = 1});
   void *desc, *layout;
   ASSERT_EQ(cublasLtMatrixLayoutCreate(&layout, 0, 64, 64, 64), 0);
   ASSERT_EQ(cublasLtMatmulDescCreate(&desc, 68, 0), 0);
   ASSERT_EQ(cublasLtMatmulDescSetAttribute(desc, kAuxPointer, &global, 8), 0);
-  s.drop_globals_of(1);
+  s.module_globals.drop_of(1);
   EXPECT_EQ(cublasLtMatmul(handle_, desc, &one_, at(0), layout, at(4096), layout, &zero_, at(8192),
                            layout, at(8192), layout, nullptr, nullptr, 0, nullptr),
             0);

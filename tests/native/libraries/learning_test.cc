@@ -3,6 +3,7 @@
 // cuBLAS and cuBLASLt, as a program uses them. And what an object remembers: its stream, its
 // pointer mode.
 #include "client/library/object.h"
+#include "client/objects/stream.h"
 #include "tests/native/libraries/arguments.h"
 #include "tests/native/libraries/cublas_constants.h"
 
@@ -154,9 +155,12 @@ TEST_F(Learning, WorkGoesToTheStreamOfItsHandle) {
   // The client knows that the stream has something to do: the next query goes to the driver.
   ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   EXPECT_EQ(gemm(), 0);
+  client::WorkAccount& work = client::Session::get()->work();
   auto& device = *client::Session::get()->devices()[0];
-  EXPECT_FALSE(client::Session::get()->idle(device));
-  EXPECT_EQ(device.only_stream, client::Session::get()->streams.find(world().stream));
+  EXPECT_FALSE(work.idle(device));
+  // … and that no other has.
+  work.note_done(device, client::Session::get()->streams.find(world().stream), work.issued(device));
+  EXPECT_TRUE(work.idle(device));
   EXPECT_EQ(cublasSetStream_v2(handle_, reinterpret_cast<CUstream>(world().event)), kInvalidValue);
 }
 

@@ -60,12 +60,12 @@ TEST_F(Graphs, CapturedWorkIsNoWorkOfTheDevice) {
   auto& d = *client::Session::get()->devices()[0];
   EXPECT_EQ(captured(kRelaxed, [&] { ASSERT_EQ(launch(world().stream), CUDA_SUCCESS); }),
             CUDA_SUCCESS);
-  EXPECT_TRUE(client::Session::get()->idle(d));
+  EXPECT_TRUE(client::Session::get()->work().idle(d));
   CUgraph graph = make_graph();
   CUgraphExec exec = nullptr;
   ASSERT_EQ(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
   ASSERT_EQ(cuGraphLaunch(exec, world().stream), CUDA_SUCCESS);
-  EXPECT_FALSE(client::Session::get()->idle(d)) << "a run is work";
+  EXPECT_FALSE(client::Session::get()->work().idle(d)) << "a run is work";
   EXPECT_EQ(recording().only("cuGraphLaunch").at<CUstream>(1), driver_of(world().stream));
   ASSERT_EQ(cuGraphExecDestroy(exec), CUDA_SUCCESS);
   EXPECT_EQ(cuGraphExecDestroy(exec), CUDA_ERROR_INVALID_VALUE);

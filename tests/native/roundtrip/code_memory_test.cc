@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What code takes of a GPU is the vGPU's: variables, limits and local memory are charged before the
 // driver is asked, refused as CUDA refuses them, and given back.
+#include "client/objects/device.h"
 #include "tests/native/roundtrip/loopback_session.h"
 #include "worker/library/charge.h"
 

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "client/core/pool_roster.h"
+#include "client/objects/device.h"
 #include "tests/native/roundtrip/loopback_session.h"
 
 namespace sluice::test {

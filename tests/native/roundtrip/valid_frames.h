@@ -11,7 +11,7 @@
 
 namespace sluice::test {
 
-// As client/core/handles.h makes them.
+// As client/objects/handles.h makes them.
 using wire::HandleKind;
 constexpr uint64_t handle_id(HandleKind kind, uint64_t index, uint64_t generation = 1) {
   return 0x51ceull << 48 | uint64_t{static_cast<uint8_t>(kind)} << 40 | generation << 24 | index;

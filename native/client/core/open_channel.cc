@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/core/open_channel.h"
+
+#include <unistd.h>
+
+namespace sluice::client {
+
+std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& request,
+                                      Refusal* refusal) {
+  const bool any = c.channel == "auto";
+  std::string why_not;
+  if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
+    return open_unix(c.server_socket, request, c.wishes, refusal);
+  if (any || c.channel == "ivshmem") {
+    const std::string resource = c.ivshmem.empty() ? find_ivshmem(&why_not) : c.ivshmem;
+    if (!resource.empty()) return open_ivshmem(resource, request, c.wishes, refusal);
+    if (!any) {
+      refusal->text = why_not;
+      return nullptr;
+    }
+  }
+  std::string no_vsock;
+  if (c.channel == "vsock" || (any && find_vsock(&no_vsock)))
+    return open_vsock(request, c.wishes, refusal);
+  if (any) why_not += "; " + no_vsock;
+  if (any && !c.enable_net) {
+    refusal->text = "no channel: no server socket " + c.server_socket + "; " + why_not +
+                    "; the network is disabled (enable_net)";
+    return nullptr;
+  }
+  auto channel = open_tcp(c, request, refusal);
+  if (!channel && any)
+    refusal->text += " (before that: no server socket " + c.server_socket + "; " + why_not + ")";
+  return channel;
+}
+
+}  // namespace sluice::client

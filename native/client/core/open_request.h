@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a client asks a server for, as bytes, and why it is refused. What the numbers mean is said
+// in native/api/protocol.yaml; the server reads them in open_session.py.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "client/core/config.h"
+#include "wire/frame.h"
+
+namespace sluice::client {
+
+// Why no session was opened: the line for the user, and the CUresult for the program.
+struct Refusal {
+  std::string text;
+  uint32_t status = 100;  // CUDA_ERROR_NO_DEVICE
+};
+
+// For this process: the channel's part (kind and key) is left to who opens one.
+wire::OpenSession make_request(const Config& config);
+
+// The request's bytes, with the wishes that have no fixed size behind it.
+std::vector<std::byte> open_frame(wire::OpenSession request, const Wishes& wishes);
+
+}  // namespace sluice::client

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// A memory pool as the application holds it.
+#pragma once
+
+#include <cstdint>
+
+namespace sluice::client {
+
+class MemoryPool;
+struct Device;
+struct ImportedPool;
+
+// What the application has of a memory pool.
+struct PoolHandle {
+  Device* device = nullptr;
+  MemoryPool* pool = nullptr;
+  ImportedPool* imported = nullptr;  // instead: another process's, from which nothing is allocated
+  uint64_t users = 0;                // bit i: opened to the device i
+};
+
+}  // namespace sluice::client

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stream as the application holds it, and the legacy default stream of each vGPU.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "abi/cuda_driver.h"
+#include "client/core/work_account.h"
+#include "wire/commands.h"
+
+namespace sluice::client {
+
+struct Device;
+
+struct Stream {
+  Device* device = nullptr;
+  uint64_t wire_id = 0;  // 0: the legacy default stream
+  unsigned flags = 0;
+  int priority = 0;
+  uint64_t green = 0;   // the green context that it runs in
+  bool orphan = false;  // … which is gone
+  StreamWork work;
+  // Under the lock of the device's pools: a mark that the stream was asked for.
+  uint32_t probe = wire::kNoMark;
+  uint64_t probe_value = 0, probe_work = 0;
+  // The capture that it takes part in, 0: none. Changed under the captures' lock.
+  alignas(8) uint64_t capture = 0;
+  std::vector<CUlaunchAttribute> attributes;  // that it was given
+};
+
+}  // namespace sluice::client
