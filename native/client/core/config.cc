@@ -109,9 +109,9 @@ class Reader {
       const std::string name(trimmed(std::string_view(entry).substr(0, equal)));
       const std::string value(
           equal == std::string::npos ? "" : trimmed(std::string_view(entry).substr(equal + 1)));
-      if (!is_name(name, kLongestLabel, "._/-") || !is_name(value, kLongestLabel, "._/-") ||
-          to->size() == kMostLabels) {
-        refuse(v, "at most " + std::to_string(kMostLabels) +
+      if (!is_name(name, wire::kMaxLabelBytes, "._/-") ||
+          !is_name(value, wire::kMaxLabelBytes, "._/-") || to->size() == wire::kMaxLabels) {
+        refuse(v, "at most " + std::to_string(wire::kMaxLabels) +
                       " pairs NAME=VALUE with commas, such as rack=r12,");
         return;
       }
@@ -131,8 +131,6 @@ class Reader {
   }
 
  private:
-  static constexpr size_t kLongestLabel = wire::kMaxLabelBytes, kMostLabels = wire::kMaxLabels;
-
   static bool is_name(const std::string& text, size_t longest, const char* others) {
     return !text.empty() && text.size() <= longest &&
            std::all_of(text.begin(), text.end(), [others](unsigned char c) {
@@ -219,10 +217,9 @@ Config read_config() {
   r.text(nullptr, {"SLUICE_JOB"}, &c.job);
   r.number(nullptr, {"SLUICE_JOB_PROCESSES"}, 1, wire::kMaxJobProcesses, &c.job_processes);
   if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())
-    c.error =
-        "SLUICE_JOB is no token of `sluice run --share` (32 hexadecimal digits): unset it, or "
-        "start "
-        "the job with `sluice run --share`";
+    c.error = "SLUICE_JOB is no token of `sluice run --share` (" +
+              std::to_string(wire::kJobTokenDigits) +
+              " hexadecimal digits): unset it, or start the job with `sluice run --share`";
   r.number(nullptr, {"SLUICE_DEBUG"}, 0, 9, &c.debug);
   r.flag(nullptr, {"SLUICE_STATS"}, &c.stats);
   constexpr const char* kChannels[] = {"auto", "shm", "ivshmem", "vsock", "tcp"};
