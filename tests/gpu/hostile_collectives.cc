@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // NCCL: configurations of odd sizes, and communicators destroyed twice.
+#include "client/objects/device.h"
 #include "tests/gpu/hostile_libraries.h"
 #include "wire/nccl.h"
 

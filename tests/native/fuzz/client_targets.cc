@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cstdlib>
+#include <cstring>
 
 #include "client/core/http.h"
 #include "client/core/ini_file.h"
 #include "client/core/json.h"
+#include "client/core/session_record.h"
 #include "client/driver/fat_binary.h"
 #include "tests/native/code_images.h"
 #include "tests/native/fuzz/targets.h"
@@ -50,10 +52,32 @@ bool read_fat_binary(std::span<const std::byte> input) {
   return kept.size() < input.size();
 }
 
+bool read_record(std::span<const std::byte> input) {
+  SessionRecord record;
+  std::string error;
+  if (!read_session_record(input, &record, &error)) return false;
+  if (record.devices.empty() || record.devices.size() > input.size() / sizeof(wire::DeviceRecord))
+    std::abort();
+  for (const wire::DeviceRecord& d : record.devices)
+    if (std::memchr(d.name, 0, sizeof d.name) == nullptr) std::abort();
+  return true;
+}
+
+// A session of one vGPU, behind its OpenReply.
+std::vector<std::byte> session_record() {
+  wire::SessionRecord session{};
+  session.device_bytes = sizeof(wire::DeviceRecord);
+  session.device_count = 1;
+  std::vector<std::byte> all(sizeof(wire::OpenReply) + sizeof session + sizeof(wire::DeviceRecord));
+  std::memcpy(all.data() + sizeof(wire::OpenReply), &session, sizeof session);
+  return all;
+}
+
 }  // namespace
 
 std::vector<Target> client_targets() {
   const std::vector<std::byte> code(32);
+  const std::vector<std::byte> record = session_record();
   return {
       {"JSON",
        {R"({"key":"0123","port":9960,"tls":true,"address":"10.0.0.1","session_id":"5"})",
@@ -75,6 +99,7 @@ std::vector<Target> client_targets() {
         "[a]\r\nk=\"a;b\"\n[b]\nl=\"\"\"\""},
        "[]=;#\" \t\r\n",
        read_settings},
+      {"session records", {text_of(record)}, std::string_view("\0\1\x40\xff", 4), read_record},
       {"fat binaries",
        {text_of(test::fat_container({test::fat_part({2, 90, code}), test::fat_part({1, 90, code}),
                                      test::fat_part({2, 80, code})}))},

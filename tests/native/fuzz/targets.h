@@ -19,7 +19,7 @@ struct Target {
   bool (*read)(std::span<const std::byte> input);
 };
 
-std::vector<Target> client_targets();   // JSON, HTTP answers, addresses, INI, fat binaries
+std::vector<Target> client_targets();   // JSON, HTTP, addresses, INI, session records, code
 std::vector<Target> image_targets();    // the worker's images of code
 std::vector<Target> softgpu_targets();  // PTX
 std::vector<Target> tls_targets();      // records; none without OpenSSL
