@@ -138,7 +138,7 @@ def pool(
 
 @client_app.command("list")
 def list_clients(config_file: ConfigFile = None, output_format: Output = Format.TABLE) -> None:
-    """Lists VMs that are to get vGPUs, what they wish, and what they have."""
+    """Lists VMs that are to get vGPUs, what they ask for, and what they have."""
 
     def work() -> None:
         config = _config(config_file)
@@ -155,7 +155,7 @@ def list_clients(config_file: ConfigFile = None, output_format: Output = Format.
             "ENROLMENT": "enrolment",
             "ERROR": "error",
         }
-        output.show_table(columns, rows, "no VM wishes a vGPU")
+        output.show_table(columns, rows, "no VM asks for a vGPU")
 
     _told(work)
 

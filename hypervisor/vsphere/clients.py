@@ -95,7 +95,7 @@ class Clients:
             await self._refuse(vm, str(refused))
             return
         if self.refused.pop(vm.instance_uuid, None):
-            await self._tell("client_met", vm, "its wish is met now")
+            await self._tell("client_met", vm, "its request is met now")
         wanted = secret if not vm.is_on else {**self._told, **_settings(vm, request), **secret}
         if differences := self._info.differences(vm, wanted):
             await self._write(vm, differences)

@@ -74,9 +74,14 @@ class Enrolments:
         in_time = datetime.fromisoformat(known["expires"]) > datetime.now(UTC)
         return known["state"] == "open" and is_there and in_time
 
-    async def make(self, uuid: str, seconds: int, **wish: Any) -> dict[str, str]:
+    async def make(self, uuid: str, seconds: int, **request: Any) -> dict[str, str]:
         """A new one, as keys of guestinfo; the secret is kept nowhere else."""
-        body = {"role": self._role, "name": self._prefix + uuid, "expires_seconds": seconds, **wish}
+        body = {
+            "role": self._role,
+            "name": self._prefix + uuid,
+            "expires_seconds": seconds,
+            **request,
+        }
         made = await self._calls.ask("create", **body)
         secret = str(made.pop("secret"))
         self.by_vm[uuid] = made

@@ -125,7 +125,7 @@ async def client_rows(config: VsphereConfig, line: ControllerLine, seen: Seen) -
                     "power": "",
                     "state": "superfluous",
                     "reservation": reservation["id"],
-                    "error": "no VM wishes it any more; sluice-vsphere removes it",
+                    "error": "no VM asks for it any more; sluice-vsphere removes it",
                 }
             )
     return rows
@@ -168,7 +168,7 @@ def _client(config: VsphereConfig, vm: Vm, reservation: Row | None) -> Row:
 
 
 async def _refusal(line: ControllerLine, uuid: str) -> str:
-    """What the service said last of a VM that has not what it wishes."""
+    """What the service said last of a VM that has not what it asks for."""
     try:
         found = await line.get("/events", subject=uuid, kind="adapter.vsphere.client", limit=1)
     except ControllerRefused:

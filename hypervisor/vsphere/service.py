@@ -4,9 +4,9 @@
 Started by __main__.py. One session and one wait for changes at a time; whatever changed is looked
 at again, VM by VM, against what the controller is known to have. What fails is tried again, and
 what the controller refuses, since pools change; what happened while either side was away is caught
-up by comparing everything once. It promises that when nothing changes and every wish is met there
-are no calls but that one wait (and the resync of `[controller] resync_seconds`), and that VMs which
-seem to vanish all at once are believed to be gone only if an operator says so.
+up by comparing everything once. It promises that when nothing changes and every request is met
+there are no calls but that one wait (and the resync of `[controller] resync_seconds`), and that VMs
+which seem to vanish all at once are believed to be gone only if an operator says so.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Result = TypeVar("Result")
 AT_ONCE = 8  # VMs that vCenter reconfigures for us at a time
 TOLD_AT_ONCE = 64  # VMs whose secrets are made in one go, and then wait for vCenter
 RETRY_SECONDS = 5
-REFUSED_SECONDS = 30.0  # a wish that the pool cannot meet now
+REFUSED_SECONDS = 30.0  # a request that the pool cannot meet now
 CANCEL_SECONDS = 0.2
 LONGEST_DELAY_SECONDS = 30.0
 LOGIN_DELAY_SECONDS = 300.0  # a wrong password that is tried often locks the account
@@ -146,7 +146,7 @@ class VsphereService:
             return inventory.set_tags(await asyncio.to_thread(tags.read))
         except VsphereError as error:
             if first:
-                raise  # without tags, VMs that have one would look as if they wished nothing
+                raise  # without tags, VMs that have one would look as if they asked for nothing
             log.warning("%s; tags stay as they were read last", error)
             return set()
 
@@ -193,7 +193,7 @@ class VsphereService:
         await self._reconcile(inventory, changed | self._pending | self._refused())
 
     def _refused(self) -> set[str]:
-        """The VMs whose wishes were refused, when it is time to ask again."""
+        """The VMs whose requests were refused, when it is time to ask again."""
         refused, now = self.clients.refused, time.monotonic()
         if refused and now < self._ask_again_at:
             return set()
@@ -243,8 +243,8 @@ class VsphereService:
             return None
 
         work = sorted(vm_id for vm_id in ids if self._needs(inventory, vm_id))
-        ended = {vm_id for vm_id in work if self._wishes_no_more(inventory.vm(vm_id))}
-        if self._too_many(len(ended), len(self.clients.known), "wish nothing any more"):
+        ended = {vm_id for vm_id in work if self._asks_no_more(inventory.vm(vm_id))}
+        if self._too_many(len(ended), len(self.clients.known), "ask for nothing any more"):
             work = [vm_id for vm_id in work if vm_id not in ended]
         # all at a time, so that what they ask of the controller is put together there
         rest = await asyncio.gather(*(attempt(i, self._one(inventory, i)) for i in work))
@@ -269,7 +269,7 @@ class VsphereService:
             or any(key.startswith("guestinfo.sluice.") and v for key, v in vm.extra.items())
         )
 
-    def _wishes_no_more(self, vm: Vm | None) -> bool:
+    def _asks_no_more(self, vm: Vm | None) -> bool:
         return (
             vm is not None
             and vm.instance_uuid in self.clients.known

@@ -73,7 +73,7 @@ class NvmlWatch:
         self._stop = threading.Event()
         self._watched: frozenset[str] = frozenset()
         self._changed = threading.Event()
-        self._wish, self._granted = 0, 0  # counts changes of what to watch, and those carried out
+        self._wanted, self._granted = 0, 0  # counts changes of what to watch, and those carried out
         self._places: dict[str, str] = {}  # PCI bus ids by UUID
         self._beat = time.monotonic()
         self._lost: set[str] = set()
@@ -89,18 +89,18 @@ class NvmlWatch:
         """Watches other GPUs than before; one that is given away is nobody's business here."""
         if self._watched != frozenset(uuids):
             self._watched = frozenset(uuids)
-            self._wish += 1
+            self._wanted += 1
             self._changed.set()
 
     async def let_go_of_others(self, uuids: Iterable[str]) -> bool:
         """Watches these; returns whether NVML holds no other GPU any more."""
         self.watch(uuids)
         until = time.monotonic() + LET_GO_SECONDS
-        while self._granted < self._wish and time.monotonic() < until:
+        while self._granted < self._wanted and time.monotonic() < until:
             if not self._thread.is_alive():
                 return True
             await asyncio.sleep(0.05)
-        return self._granted >= self._wish
+        return self._granted >= self._wanted
 
     def stop(self) -> None:
         """Ends the thread, or leaves it behind if NVML does not return."""
@@ -144,13 +144,13 @@ class NvmlWatch:
 
     def _watch_until_changed(self, nvml: Any) -> None:
         self._changed.clear()
-        wish = self._wish
+        wanted = self._wanted
         gpus = self._handles(nvml)
         events, can_wait = nvml.nvmlEventSetCreate(), False
         try:
             for uuid, handle in gpus.items():
                 can_wait |= uuid not in self._lost and self._register(nvml, uuid, handle, events)
-            self._granted = wish
+            self._granted = wanted
             looked = -LOOK_SECONDS
             while not self._stop.is_set() and not self._changed.is_set():
                 self._beat = time.monotonic()

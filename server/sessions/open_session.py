@@ -90,15 +90,15 @@ def with_key(asked: OpenSession, key: str) -> bytes:
     return replace(said, channel=ChannelKind.TCP, key=key.encode()).pack()
 
 
-def check_header(header: bytes, most_wish_bytes: int = 0) -> int:
+def check_header(header: bytes, most_request_bytes: int = 0) -> int:
     """Checks the first 16 bytes of a request before the rest is read; raises BadOpen.
 
     Returns the size of the whole.
     """
     said = frames.FrameHeader.unpack(header)
-    fits = FRAME_BYTES <= said.size <= FRAME_BYTES + most_wish_bytes and said.size % 8 == 0
+    fits = FRAME_BYTES <= said.size <= FRAME_BYTES + most_request_bytes and said.size % 8 == 0
     if not fits or said.function != ControlFunction.OPEN_SESSION.value:
-        more = f" to {FRAME_BYTES + most_wish_bytes}" if most_wish_bytes else ""
+        more = f" to {FRAME_BYTES + most_request_bytes}" if most_request_bytes else ""
         raise BadOpen(
             CudaStatus.INVALID_VALUE,
             f"the first frame has size {said.size} and function {said.function}; a session begins "
@@ -252,15 +252,15 @@ def pack_open_session(
     job: str = "",
     job_processes: int = 0,
     chosen: tuple[int, ...] = (),
-    wishes: Sequence[str] = (),
+    request_lines: Sequence[str] = (),
     magic: int = frames.OPEN_MAGIC,
     version: tuple[int, int] = (frames.PROTOCOL_MAJOR, frames.PROTOCOL_MINOR),
 ) -> bytes:
     """Composes a request as a client does; used by diagnostics and tests.
 
-    Wishes are lines such as "project=vision".
+    Lines of the request are such as "project=vision".
     """
-    text = "".join(f"{wish}\n" for wish in wishes).encode()
+    text = "".join(f"{line}\n" for line in request_lines).encode()
     text = text.ljust((len(text) + 7) // 8 * 8, b"\0")
     header = frames.FrameHeader(size=FRAME_BYTES + len(text), function=ControlFunction.OPEN_SESSION)
     fixed = frames.OpenSession(

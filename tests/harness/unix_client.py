@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client process of the Unix socket: asks for a session, prints each OpenReply as a JSON line.
 
-It holds the session until its standard input ends or it is killed. `uid` and `unshare` in the wish
+It holds the session until its standard input ends or it is killed. `uid` and `unshare` in the request
 make it another user's process, or one of a container.
 """
 
@@ -19,27 +19,27 @@ CLONE_NEWIPC = 0x08000000
 
 
 def main() -> None:
-    path, wish = sys.argv[1], json.loads(sys.argv[2])
-    program = wish.pop("program", "unix_client")
+    path, request = sys.argv[1], json.loads(sys.argv[2])
+    program = request.pop("program", "unix_client")
     folder, path = os.path.split(path)
     os.chdir(folder)  # another user cannot reach it from above
-    if wish.get("unshare"):
+    if request.get("unshare"):
         ctypes.CDLL(None).unshare(CLONE_NEWIPC)
-    if "groups" in wish:
-        os.setgroups(wish["groups"])
-    if "uid" in wish:
-        os.setuid(wish["uid"])
+    if "groups" in request:
+        os.setgroups(request["groups"])
+    if "uid" in request:
+        os.setuid(request["uid"])
     open_body = struct.pack(
         "<IHHIIIIiiIIQII64s64s128s",
         0x43494C53,
         1,
         0,
-        wish.get("vgpu_count", 0),
-        wish.get("gmem_mib", 0),
-        wish.get("ratio_percent", 0),
-        wish.get("flags", 0),
-        wish.get("priority", 0),
-        wish.get("wait_seconds", 0),
+        request.get("vgpu_count", 0),
+        request.get("gmem_mib", 0),
+        request.get("ratio_percent", 0),
+        request.get("flags", 0),
+        request.get("priority", 0),
+        request.get("wait_seconds", 0),
         0,
         0,
         0,
@@ -49,11 +49,11 @@ def main() -> None:
         b"",
         program.encode(),
     )
-    text = "".join(f"{line}\n" for line in wish.get("wishes", ())).encode()
+    text = "".join(f"{line}\n" for line in request.get("request_lines", ())).encode()
     text = text.ljust((len(text) + 7) // 8 * 8, b"\0")
     size = 512 + len(text)
     frame = (struct.pack("<IHHII", size, 1, 0, 0, 0) + open_body).ljust(328, b"\0")
-    frame = (frame + wish.get("job", "").encode()).ljust(512, b"\0") + text
+    frame = (frame + request.get("job", "").encode()).ljust(512, b"\0") + text
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connected.connect(path)
     connected.send(frame)

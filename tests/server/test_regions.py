@@ -184,13 +184,13 @@ async def test_a_guest_cannot_raise_its_priority(host: Host) -> None:
 
 async def test_a_guest_works_for_its_domains_projects_and_no_others(host: Host) -> None:
     await host.open(slot=0)
-    await host.open(slot=1, wishes=["project=nlp", "gpu_model=h200"])
+    await host.open(slot=1, request_lines=["project=nlp", "gpu_model=h200"])
     await host.until(lambda: len(host.manager.sessions) == 2)
     asked = {request.project: request for request in host.controller.asked}
     assert asked.keys() == {"vision", "nlp"}
     assert asked["nlp"].gpu_model == "h200"
     assert {request.owner_label for request in asked.values()} == {"team-a"}
-    await host.open(slot=2, wishes=["project=speech"])
+    await host.open(slot=2, request_lines=["project=speech"])
     [refusal] = await host.until(lambda: host.doorbell.verbs("refuse"))
     assert refusal.get("status") == "800"
     assert "who may use vision, nlp" in refusal.get("message")

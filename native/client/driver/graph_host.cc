@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host's side of graphs. A node runs any number of times and cannot carry a new value each
-// time, as marks would need: host functions shake hands by two words (objects/graph.h), of the arena
-// or, over a network, of the worker's. Which executable graph has which words is decided here.
+// time, as marks would need: host functions shake hands by two words (objects/graph.h), of the
+// arena or, over a network, of the worker's. Which executable graph has which words is decided
+// here.
 #include <set>
 
 #include "client/core/log.h"

@@ -54,7 +54,7 @@ def test_every_wish_reaches_the_request_to_the_controller() -> None:
         pack_open_session(
             flags=OpenFlags.PREEMPT | OpenFlags.SAME_GPU | OpenFlags.RESERVED_ONLY,
             priority=3,
-            wishes=EVERYTHING,
+            request_lines=EVERYTHING,
         )
     )
     assert len(wish.raw) == 512
@@ -90,13 +90,13 @@ def test_a_wish_that_cannot_be_is_refused_by_name(
     wishes: tuple[str, ...], flags: int, text: str
 ) -> None:
     with pytest.raises(BadOpen, match=text):
-        parse_open_session(pack_open_session(flags=flags, wishes=wishes))
+        parse_open_session(pack_open_session(flags=flags, request_lines=wishes))
 
 
 @pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: f + bytes(8), lambda f: f[:100]])
 def test_a_frame_of_another_size_than_it_says_is_refused(change: Any) -> None:
     with pytest.raises(BadOpen):
-        parse_open_session(change(pack_open_session(wishes=EVERYTHING)))
+        parse_open_session(change(pack_open_session(request_lines=EVERYTHING)))
 
 
 # accounts
@@ -170,12 +170,12 @@ def test_what_a_process_gets_is_its_users(plane: ControlPlane) -> None:
 
     assert project_of() == "default"
     assert project_of(uid=4711) == "vision"
-    assert project_of(uid=4711, wishes=["project=nlp"]) == "nlp"
+    assert project_of(uid=4711, request_lines=["project=nlp"]) == "nlp"
     assert project_of(uid=4712, groups=[811]) == "speech"
     for count in (300, 3000):
         last = range(63000 - count, 63000)
         assert project_of(uid=4712, groups=list(last)) == "sound", f"{count} groups"
-    foreign = plane.client(**small, uid=4711, wishes=["project=speech"]).first
+    foreign = plane.client(**small, uid=4711, request_lines=["project=speech"]).first
     assert foreign["status"] == 800
     assert "is not for" in foreign["message"]
 
@@ -204,7 +204,7 @@ def test_a_process_joins_no_job_that_it_could_not_have_made(plane: ControlPlane)
     assert plane.client(**job, priority=4).first["status"] == 0
     [grant] = plane.grants()
     assert (grant["project"], grant["priority"]) == ("vision", 4)
-    other = plane.client(**job, wishes=["project=nlp"]).first
+    other = plane.client(**job, request_lines=["project=nlp"]).first
     assert other["status"] == 800
     assert "is of project vision, and this process is of project nlp" in other["message"]
     plane.rest.put("/quotas/vision", json={"max_priority": 3})
@@ -229,11 +229,11 @@ def test_a_process_joins_no_job_that_it_could_not_have_made(plane: ControlPlane)
 def test_model_and_labels_choose_and_rights_are_kept(plane: ControlPlane) -> None:
     small = {"gmem_mib": 64, "ratio_percent": 1}
     model = plane.rest.get("/gpus").json()["gpus"][0]["model"]
-    assert plane.client(**small, wishes=[f"gpu_model={model}"]).first["status"] == 0
-    wrong = plane.client(**small, wishes=["gpu_model=h200"]).first
+    assert plane.client(**small, request_lines=[f"gpu_model={model}"]).first["status"] == 0
+    wrong = plane.client(**small, request_lines=["gpu_model=h200"]).first
     assert wrong["status"] != 0
     assert "h200" in wrong["message"]
-    lost = plane.client(**small, wishes=["label=rack=r1"]).first
+    lost = plane.client(**small, request_lines=["label=rack=r1"]).first
     assert lost["status"] != 0
     assert "rack=r1" in lost["message"]
     preempting = plane.client(**small, flags=OpenFlags.PREEMPT).first
