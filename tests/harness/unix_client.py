@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client process of the Unix socket: asks for a session, prints each OpenReply as a JSON line.
 
-It holds the session until its standard input ends or it is killed. `uid` and `unshare` in the request
-make it another user's process, or one of a container.
+It holds the session until its standard input ends or it is killed. `uid` and `unshare` in the
+request make it another user's process, or one of a container.
 """
 
 from __future__ import annotations
