@@ -134,6 +134,9 @@ async def test_the_vms_end_ends_its_programs_session(guest: Guest) -> None:
     await guest.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
     assert guest.manager.sessions == {}
     await asyncio.wait_for(program.wait(), 10)
+    async with asyncio.timeout(60):  # a VM takes longer to start than the doorbell to set it up
+        while guest.path.open("rb").read(8) == bytes(8):
+            await asyncio.sleep(0.005)
     again = await guest.start("vector_add")
     out, error = await asyncio.wait_for(again.communicate(), 60)
     assert again.returncode == 0, (out + error).decode()
