@@ -146,8 +146,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
-        # What other tests left in cycles is the parent's to finalise: gRPC's waits for a thread that
-        # a fork does not take along, for ever.
+        # What other tests left in cycles is the parent's to finalise: gRPC's waits for ever for a
+        # thread that a fork does not take along.
         gc.disable()
         os.close(read)
         report = "passed"
