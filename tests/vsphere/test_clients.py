@@ -57,7 +57,7 @@ def test_an_attribute_becomes_a_reservation_that_the_guest_draws_on(rig: Rig) ->
 @pytest.mark.parametrize(
     ("text", "field"),
     [
-        ("count=0", "count=0: give a number"),
+        ("count=0", "count='0': give a number"),
         ("count=99999999999999999999", "count="),
         ("memory=lots", "memory='lots'"),
         ("compute=101", "compute='101'"),
@@ -90,7 +90,7 @@ def test_what_it_has_stays_while_a_wish_cannot_be_read(shared_rig: Rig) -> None:
     rig.vcenter.set_attribute(vm, "count=2")
     wait_for(lambda: uuid(vm) in rig.reservations())
     rig.vcenter.set_attribute(vm, "count=two")
-    wait_for(lambda: any("count=two" in e["text"] for e in rig.events(uuid(vm))))
+    wait_for(lambda: any("count='two'" in e["text"] for e in rig.events(uuid(vm))))
     assert rig.reservations()[uuid(vm)]["count"] == 2
     rig.vcenter.set_attribute(vm, "count=1")
     wait_for(lambda: rig.reservations()[uuid(vm)]["count"] == 1)
