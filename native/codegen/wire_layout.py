@@ -33,7 +33,7 @@ HANDLE_TABLES = {
     "CUfunction": "functions",
     "CUkernel": "kernels",
 }
-"""Handle types with a table on both sides (client/core/session.h, worker/session.h)."""
+"""Handle types with a table on both sides (client/core/session.h, worker/session_objects.h)."""
 
 REQUEST = (Kind.SCALAR, Kind.DEVICE, Kind.DEVICE_ADDRESS, Kind.HANDLE, Kind.IN, Kind.IN_OUT)
 REPLY = (Kind.OUT, Kind.IN_OUT)
