@@ -181,11 +181,15 @@ void furnish_libraries() {
   }();
   FakeLibraries& fake = FakeLibraries::get();
   auto& objects = worker::Libraries::get().objects;
-  fake.clear();
+  // What the last rig left goes first: an object that was ended while another one led to it is
+  // destroyed here, which the stand-ins must still know.
   std::vector<uint64_t> old;
   objects.for_each([&](uint64_t id, const worker::LibraryObject&) { old.push_back(id); });
-  worker::LibraryObject object;
-  for (const uint64_t id : old) objects.take(id, &object);
+  for (const uint64_t id : old) {
+    worker::LibraryObject object;
+    objects.take(id, &object);
+  }
+  fake.clear();
   for (uint8_t type = 1; type <= most; ++type) {
     const uint64_t made = fake.make_object(4);  // an int for those libraries that number theirs
     worker::LibraryObject object{type, reinterpret_cast<void*>(made)};
