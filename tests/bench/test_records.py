@@ -11,10 +11,15 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "gpu"), str(HERE.parents[1] / "dev")]
 
+import acceptance  # noqa: E402
 import footprint  # noqa: E402
+import run_ddp  # noqa: E402
 import run_workloads  # noqa: E402
+from acceptance import Checked  # noqa: E402
 from figure import Figure, records  # noqa: E402
-from measurements import Run  # noqa: E402
+from measurements import Run, read_kept  # noqa: E402
+
+from sluice.server.gpus.acceptance import Check, Outcome, Report  # noqa: E402
 
 
 @pytest.fixture
@@ -26,7 +31,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_a_figure_has_its_ratio_and_what_is_wanted(run: Run) -> None:
     call = Figure("sync_call_us", 2.2, "us", floor=0.5, floor_of="ping", limit=1.75, rounds=9)
     rate = Figure("grants_per_s", 1150.0, "1/s", limit=1000)
-    assert (call.ratio, call.wanted) == (pytest.approx(4.4), "at most 1.75")
+    assert call.ratio == pytest.approx(4.4)
+    assert call.wanted == "at most 1.75"
     assert (rate.ratio, rate.wanted) == (None, "at least 1,000")
     kept = records([call, rate], run)
     assert [(r.ratio, r.limit, r.better, r.rounds) for r in kept] == [
@@ -70,3 +76,70 @@ def test_a_worker_has_no_native_figure_beside_it(run: Run) -> None:
         "idle_gpu_mib": 618, "idle_host_mib": 322, "idle_worker_mib": None,
         "launches_100000_cpu_s": 0.48, "launches_100000_worker_cpu_s": None,
     }  # fmt: skip
+
+
+def said(steps: float, reduce: float, last: str = "0.98", agree: bool = True) -> run_ddp.Said:
+    return {
+        "losses": ["1.00", last], "ranks_agree": agree,
+        "steps_per_s": steps, "all_reduce_gib_s": reduce,
+    }  # fmt: skip
+
+
+def test_ranks_are_held_against_native_in_pairs(run: Run) -> None:
+    native = [said(600, 280), said(620, 279), said(610, 281)]
+    ours = [said(900, 268.8), said(930, 279), said(976, 267)]
+    found = run_ddp.records(native, ours, run)
+    assert not [r.problems() for r in found if r.problems()]
+    steps, reduce = found
+    assert (steps.value, steps.floor, steps.ratio, steps.rounds) == (930, 610, 1.5, 3)
+    assert (steps.ratio_spread, steps.spread) == ((1.5, 1.6), (900, 976))
+    assert (reduce.unit, reduce.ratio) == ("GiB/s", 0.96)
+    assert {r.name for r in found} == {r.name for r in read_kept()["ddp"]}
+
+
+def test_ranks_that_compute_something_else_are_named() -> None:
+    good = said(1, 1)
+    assert run_ddp.differences([good, good], [good, good]) == []
+    [losses, weights] = run_ddp.differences([good], [said(1, 1, last="0.97", agree=False)])
+    assert losses.startswith("Sluice: losses ['1.00', '0.97']")
+    assert weights == "Sluice: ranks end with weights that differ"
+
+
+def card(model: str, seconds: float, **figures: float) -> Checked:
+    checks = (Check("copies", ok=True, text="", figures=figures),)
+    return Checked(model, Report(Outcome.PASSED, "", checks), seconds)
+
+
+H200 = {
+    "from_host_gbs": 55.0, "to_host_gbs": 54.0, "on_device_gbs": 4260.0,
+    "fp32_tflops": 51.0, "bf16_tflops": 873.0,
+}  # fmt: skip
+
+
+def test_a_card_is_held_against_what_a_healthy_one_reaches(run: Run) -> None:
+    found = acceptance.records([card("NVIDIA H200", 13.0, **H200)], run)
+    assert not [r.problems() for r in found if r.problems()]
+    assert {r.name: (r.value, r.limit) for r in found} == {
+        "acceptance_s": (13, None),
+        "acceptance_bus_gb_s": (54, 12.8),  # the worse direction
+        "acceptance_memory_gb_s": (4260, 2400),
+        "acceptance_fp32_tflop_s": (51, 26.8),
+        "acceptance_bf16_tflop_s": (873, 296.7),
+    }
+    assert {r.name for r in found} == {r.name for r in read_kept()["acceptance"]}
+    assert {r.spread for r in found} == {None}
+
+
+def test_cards_are_told_by_their_median_and_spread(run: Run) -> None:
+    cards = [card("a new one", s, **H200 | {"on_device_gbs": 300 * s}) for s in (12.0, 14.0, 13.0)]
+    by_name = {r.name: r for r in acceptance.records(cards, run)}
+    memory = by_name["acceptance_memory_gb_s"]
+    assert (memory.value, memory.spread, memory.limit) == (3900, (3600, 4200), None)
+    assert by_name["acceptance_s"].spread == (12, 14)
+
+
+def test_what_a_card_cannot_do_has_no_record(run: Run) -> None:
+    figures = {name: value for name, value in H200.items() if name != "bf16_tflops"}
+    found = acceptance.records([card("Tesla T4", 13.0, **figures)], run)
+    assert "acceptance_bf16_tflop_s" not in {r.name for r in found}
+    assert len(found) == 4

@@ -145,24 +145,8 @@ class Conformance:
         return self.script("footprint.py")
 
     def ddp(self) -> bool:
-        """Two ranks over NCCL, sessions of one job; what they print must be the same."""
-        printed = []
-        for environment, job in ((self.native, []), (self.ours, ["--share"])):
-            done = subprocess.run(
-                [sys.executable, str(HERE / "ddp.py"), *job],
-                env=environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=300,
-            )
-            lines = [line for line in done.stdout.splitlines() if line.startswith("losses")]
-            rate = [
-                line for line in done.stderr.splitlines() if "all-reduce" in line or "job:" in line
-            ]
-            print("\n".join(lines + rate) or done.stderr[-1500:], flush=True)
-            printed.append(lines)
-        return bool(printed[0]) and printed[0] == printed[1]
+        """Two ranks over NCCL, sessions of one job; what they compute must be the same."""
+        return self.script("run_ddp.py", "--rounds", "1", "--share")
 
 
 def main() -> int:

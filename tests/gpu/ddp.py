@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """DistributedDataParallel over NCCL: two processes, a GPU each.
 
-    python tests/gpu/ddp.py [--ranks 2] [--share]
+    python tests/gpu/ddp.py [--ranks 2] [--share]  # run_ddp.py does it natively and through Sluice
     sluice run --share --vgpu 2 --processes 2 python tests/gpu/ddp.py
 
 Each process is a session of its own when this runs under Sluice. With `--share`, or under `sluice
 run --share`, all are sessions of one job, whose vGPUs (SLUICE_VGPU, one for each rank unless set)
 and memory they share: static_server.py needs `--vgpus` and `--visible-devices` for as many. Prints
-the losses of some steps (the same natively and through Sluice), whether all ranks end with the same
-weights, the rate of an all-reduce and of training steps; in a job also that every rank sees the
-same vGPUs and that a rank's allocation is taken from what the others have left.
+a JSON object: the losses of some steps (the same natively and through Sluice), whether all ranks
+end with the same weights, the rate of an all-reduce and of training steps. In a job it also checks
+that every rank sees the same vGPUs and that a rank's allocation is taken from what the others have
+left.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import socket
@@ -82,9 +84,13 @@ def rank_main(rank: int, ranks: int, port: int) -> None:
     totals = [torch.zeros((), dtype=torch.float64, device="cuda") for _ in range(ranks)]
     dist.all_gather(totals, total)
     if rank == 0:
-        same = all(t.item() == totals[0].item() for t in totals)
-        print(f"losses {[f'{v:.5f}' for v in losses]} ranks agree {same}", flush=True)
-        print(f"{steps:.1f} steps/s, all-reduce of 256 MiB {rate:.1f} GiB/s", file=sys.stderr)
+        said = {
+            "losses": [f"{v:.5f}" for v in losses],
+            "ranks_agree": all(t.item() == totals[0].item() for t in totals),
+            "steps_per_s": steps,
+            "all_reduce_gib_s": rate,
+        }
+        print(json.dumps(said), flush=True)
     dist.destroy_process_group()
 
 

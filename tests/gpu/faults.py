@@ -21,15 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import types
 from dataclasses import dataclass, field
 from pathlib import Path
 
 # the checkout as it lies: nothing is built or installed for this
-_package = types.ModuleType("sluice")
-_package.__path__ = [str(Path(__file__).resolve().parents[2])]
-sys.modules["sluice"] = _package
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
 
 from run import Server, find_driver  # noqa: E402
 

@@ -16,12 +16,12 @@ import os
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dev"))
 
 from measurements import Measurement, Run, write_measured
+from run_workloads import torch_version
 
 #: What measure() calls a figure: its name in the records, and its unit.
 FIGURES = {
@@ -116,11 +116,6 @@ def measure(environment: dict[str, str], ours: bool) -> dict[str, float]:
     child.stdin.close()
     child.wait()
     return figures
-
-
-def torch_version() -> dict[str, str]:
-    """The PyTorch that is measured with."""
-    return {"PyTorch": version("torch").partition("+")[0]}
 
 
 def records(found: dict[str, dict[str, float]], run: Run) -> list[Measurement]:
