@@ -18,7 +18,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "dev"))
 
-from measurements import BETTER, Measurement, Run, write_measured  # noqa: E402
+from measurements import BETTER, Measurement, write_measured  # noqa: E402
+from measurements import Run as Run  # noqa: E402
 
 
 @dataclass(frozen=True)

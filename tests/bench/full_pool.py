@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
@@ -35,7 +36,7 @@ GPUS_OF_A_NODE = 8
 VGPUS_OF_A_NODE = 50
 NODES_OF_A_RACK = 16
 CHANGES_OF_A_COMMIT = 100
-H200 = {"memory_mib": 143771, "context_overhead_mib": 534, "reserved_mib": 1200}
+H200: dict[str, Any] = {"memory_mib": 143771, "context_overhead_mib": 534, "reserved_mib": 1200}
 
 
 class RealClock:

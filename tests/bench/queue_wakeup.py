@@ -82,7 +82,7 @@ async def load(target: str) -> list[float]:
     await asyncio.gather(*calls, return_exceptions=True)
     node.cancel()
     for channel in channels:
-        await channel.close()
+        await channel.close(None)
     return taken
 
 

@@ -104,7 +104,8 @@ async def first_grant(target: str, node: str) -> None:
 
 async def until_back(several: Controllers, number: int, nodes: int, node: str) -> dict[str, float]:
     """What is there when, in seconds from now."""
-    begin, found = time.monotonic(), {}
+    begin = time.monotonic()
+    found: dict[str, float] = {}
 
     async def rest() -> None:
         async with httpx.AsyncClient(base_url=f"http://{several.rest[number]}/v1") as client:

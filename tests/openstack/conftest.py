@@ -263,15 +263,16 @@ def connect(rig: OpenStackRig) -> Any:
     """openstacksdk's connection as the administrator."""
     import openstack
 
+    credentials: dict[str, Any] = {
+        name.removeprefix("OS_").lower(): value
+        for name, value in rig.credentials().items()
+        if name != "OS_IDENTITY_API_VERSION"
+    }
     return openstack.connect(
         load_envvars=False,
         load_yaml_config=False,
         auth_type="password",
-        **{
-            name.removeprefix("OS_").lower(): value
-            for name, value in rig.credentials().items()
-            if name != "OS_IDENTITY_API_VERSION"
-        },
+        **credentials,
         identity_api_version="3",
     )
 

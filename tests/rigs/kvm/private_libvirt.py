@@ -158,7 +158,8 @@ class PrivateLibvirt:
             # until this process ends: a server may come back to a daemon that was started again
             self._short = ShortFolder(self.socket.parent)
             atexit.register(self._short.close)
-        return self._short.path / self.socket.name
+        short: Path = self._short.path
+        return short / self.socket.name
 
     def _is_ours(self, pid: int) -> bool:
         """Whether that process is the daemon of this folder, and no later one of its number."""
