@@ -8,7 +8,7 @@ answer comes when it is done, or after a while with the state that it is in; it 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
@@ -18,7 +18,7 @@ from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.problems import CHANGE_PROBLEMS, Problem, not_found
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions
@@ -32,11 +32,6 @@ from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.resources.problem_types import ProblemType
 
 PATIENCE_SECONDS = 8.0  # callers give up sooner or later; what they asked for does not
-_CHANGED: dict[int | str, dict[str, Any]] = {
-    404: {"model": ProblemDocument},
-    409: {"model": ProblemDocument},
-    412: {"model": ProblemDocument},
-}
 
 
 class AttachRequest(BaseModel):
@@ -127,12 +122,14 @@ def attachment_routes(grant_service: GrantService, service: PoolService) -> APIR
         views = [attachment_view(pool, found) for found in shown]
         return AttachmentList(attachments=views, next_marker=marker)
 
-    @routes.get("/gpus/{gpu_id}/attachment", tags=["gpus"], responses=_CHANGED)
+    @routes.get("/gpus/{gpu_id}/attachment", tags=["gpus"], responses=CHANGE_PROBLEMS)
     async def show_attachment(gpu_id: str, _: Viewer) -> AttachmentView:
         """The VM that holds the GPU."""
         return attachment_view(pool, record_of(gpu_key(pool.gpus, gpu_id)))
 
-    @routes.put("/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=_CHANGED)
+    @routes.put(
+        "/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=CHANGE_PROBLEMS
+    )
     async def attach_gpu(
         gpu_id: str, body: AttachRequest, _: Operator, if_match: IfMatch = None
     ) -> AttachmentView:
@@ -151,7 +148,9 @@ def attachment_routes(grant_service: GrantService, service: PoolService) -> APIR
         await outcome(task, ProblemType.NOT_ATTACHED, f"GPU {key} is not in VM {body.domain}")
         return attachment_view(pool, record_of(key))
 
-    @routes.delete("/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=_CHANGED)
+    @routes.delete(
+        "/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=CHANGE_PROBLEMS
+    )
     async def detach_gpu(
         gpu_id: str,
         _: Operator,

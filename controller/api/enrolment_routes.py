@@ -9,7 +9,7 @@ like every other caller; the one thing that such a caller may do is `POST /v1/en
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field, model_validator
@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 from sluice.controller.api.authorisation import Operator, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import ENROLMENT, Caller
 from sluice.controller.auth.enrolments import Enrolment, EnrolmentBook, NotOpen
@@ -29,7 +29,6 @@ from sluice.resources.problem_types import ProblemType
 LONGEST_SECONDS = 86400
 TEN_YEARS_SECONDS = 10 * 366 * 86400
 
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
 StateName = Literal["open", "used", "expired", "withdrawn"]
 
 
@@ -190,7 +189,7 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         "/enrolments",
         tags=["enrolments"],
         status_code=201,
-        responses={409: {"model": ProblemDocument}, 422: {"model": ProblemDocument}},
+        responses=problem_responses(409, 422),
     )
     async def create_enrolment(
         body: EnrolmentRequest, caller: Operator, response: Response
@@ -221,7 +220,7 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
             enrolments=[enrolment_view(e, moment) for e in shown], next_marker=marker
         )
 
-    @routes.get("/enrolments/{enrolment_id}", tags=["enrolments"], responses=_404)
+    @routes.get("/enrolments/{enrolment_id}", tags=["enrolments"], responses=SHOW_PROBLEMS)
     async def show_enrolment(enrolment_id: str, _: Operator, response: Response) -> EnrolmentView:
         """One enrolment."""
         found = enrolment_of(enrolment_id)
@@ -231,7 +230,7 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
     @routes.delete(
         "/enrolments/{enrolment_id}",
         tags=["enrolments"],
-        responses={**_404, 412: {"model": ProblemDocument}},
+        responses=problem_responses(404, 412),
     )
     async def withdraw_enrolment(
         enrolment_id: str, caller: Operator, response: Response, if_match: IfMatch = None
@@ -247,7 +246,7 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         "/enrol",
         tags=["enrolments"],
         status_code=201,
-        responses={409: {"model": ProblemDocument, "description": "it was used, or is over"}},
+        responses=problem_responses((409, "it was used, or is over")),
     )
     async def enrol(caller: Annotated[Caller, needs(ENROLMENT)], response: Response) -> Enrolled:
         """Exchanges the enrolment whose secret is shown for a token of the machine's own, once."""

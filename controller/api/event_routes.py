@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 from sluice.config.places import Places
 from sluice.controller.api.authorisation import Admin, Operator, ViewerOrTenant
 from sluice.controller.api.pages import Limit, Marker, Page, make_marker, read_marker
-from sluice.controller.api.problems import Problem, ProblemDocument, no_place
+from sluice.controller.api.problems import Problem, no_place, problem_responses
 from sluice.controller.api.schemas import Line, Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import TokenBook
@@ -228,8 +228,7 @@ def _add_stream(
                 "description": "events as they are stored; `gap` says that older ones are gone",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             },
-            429: {"model": ProblemDocument},
-            503: {"model": ProblemDocument},
+            **problem_responses(429, 503),
         },
     )
     async def stream_events(

@@ -6,7 +6,7 @@ Mounted by controller.api.app under /v1. They decide nothing: a switch is one st
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -18,18 +18,11 @@ from sluice.controller.api.generations import IfMatch, check_generation
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.node_routes import NodeStateName
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
-from sluice.controller.api.problems import ProblemDocument
+from sluice.controller.api.problems import CHANGE_PROBLEMS, problem_responses
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Gpu, GpuKey, GpuMode
 from sluice.controller.pool.pool import Pool
-
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
-_CHANGED: dict[int | str, dict[str, Any]] = {
-    404: {"model": ProblemDocument},
-    409: {"model": ProblemDocument},
-    412: {"model": ProblemDocument},
-}
 
 
 class SwitchRequest(BaseModel):
@@ -106,9 +99,7 @@ def gpu_routes(grant_service: GrantService) -> APIRouter:
         gpus = [schemas.gpu_view(pool, gpu) for gpu in shown]
         return schemas.GpuList(gpus=gpus, next_marker=marker)
 
-    @routes.get(
-        "/gpus/{gpu_id}", tags=["gpus"], responses={**_404, 409: {"model": ProblemDocument}}
-    )
+    @routes.get("/gpus/{gpu_id}", tags=["gpus"], responses=problem_responses(404, 409))
     async def show_gpu(gpu_id: str, _: Viewer) -> schemas.GpuView:
         """One GPU, by node:uuid, by a UUID that only one node has, or by its beginning."""
         return schemas.gpu_view(pool, pool.gpus[gpu_key(pool.gpus, gpu_id)])
@@ -121,12 +112,12 @@ def _add_switch(routes: APIRouter, grant_service: GrantService) -> None:
     """Which pool a GPU is in, and switching it."""
     pool = grant_service.pool
 
-    @routes.get("/gpus/{gpu_id}/switch", tags=["gpus"], responses=_CHANGED)
+    @routes.get("/gpus/{gpu_id}/switch", tags=["gpus"], responses=CHANGE_PROBLEMS)
     async def show_switch(gpu_id: str, _: Operator) -> SwitchView:
         """Which pool the GPU is in, or on its way to."""
         return _switch_view(pool, gpu_key(pool.gpus, gpu_id))
 
-    @routes.put("/gpus/{gpu_id}/switch", tags=["gpus"], status_code=202, responses=_CHANGED)
+    @routes.put("/gpus/{gpu_id}/switch", tags=["gpus"], status_code=202, responses=CHANGE_PROBLEMS)
     async def switch_gpu(
         gpu_id: str, body: SwitchRequest, _: Operator, if_match: IfMatch = None
     ) -> SwitchView:
@@ -139,7 +130,7 @@ def _add_switch(routes: APIRouter, grant_service: GrantService) -> None:
         )
         return _switch_view(pool, key)
 
-    @routes.delete("/gpus/{gpu_id}/switch", tags=["gpus"], responses=_CHANGED)
+    @routes.delete("/gpus/{gpu_id}/switch", tags=["gpus"], responses=CHANGE_PROBLEMS)
     async def cancel_switch(gpu_id: str, _: Operator) -> SwitchView:
         """Leaves a GPU in the pool that is still draining."""
         key = gpu_key(pool.gpus, gpu_id)

@@ -8,7 +8,7 @@ update.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
@@ -18,7 +18,13 @@ from sluice.controller.api.authorisation import Operator, OperatorOrTenant, View
 from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
-from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.problems import (
+    CHANGE_PROBLEMS,
+    SHOW_PROBLEMS,
+    Problem,
+    not_found,
+    problem_responses,
+)
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
@@ -28,21 +34,15 @@ from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.resources.ends import End, EndCause
 from sluice.resources.problem_types import ProblemType
-from sluice.resources.vgpu_request import COMPUTE_PERCENT, I32
+from sluice.resources.vgpu_request import COMPUTE_PERCENT
 
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
-_CHANGE: dict[int | str, dict[str, Any]] = {
-    **_404,
-    409: {"model": ProblemDocument},
-    412: {"model": ProblemDocument},
-}
 RESIZE_SECONDS = 10.0
 
 
 class GrantSize(BaseModel):
     """The limits of each vGPU that are to change; zeros leave one as it is."""
 
-    memory_mib: int = Field(0, ge=0, le=I32.high)
+    memory_mib: schemas.Size = 0
     compute_percent: int = Field(0, ge=0, le=COMPUTE_PERCENT.high)
 
 
@@ -110,7 +110,7 @@ def grant_routes(grant_service: GrantService, service: PoolService) -> APIRouter
         grants = [schemas.grant_view(grant, pool.sessions_of(grant.id)) for grant in shown]
         return schemas.GrantList(grants=grants, next_marker=marker)
 
-    @routes.get("/grants/{grant_id}", tags=["grants"], responses=_404)
+    @routes.get("/grants/{grant_id}", tags=["grants"], responses=SHOW_PROBLEMS)
     async def show_grant(
         grant_id: str, caller: ViewerOrTenant, response: Response
     ) -> schemas.GrantView:
@@ -128,7 +128,9 @@ def _add_ending(routes: APIRouter, grant_service: GrantService) -> None:
     """Ending a grant."""
     pool = grant_service.pool
 
-    @routes.delete("/grants/{grant_id}", tags=["grants"], status_code=202, responses=_CHANGE)
+    @routes.delete(
+        "/grants/{grant_id}", tags=["grants"], status_code=202, responses=CHANGE_PROBLEMS
+    )
     async def end_grant(
         grant_id: str, caller: OperatorOrTenant, if_match: IfMatch = None
     ) -> schemas.GrantView:
@@ -150,7 +152,7 @@ def _add_resizing(routes: APIRouter, grant_service: GrantService, service: PoolS
     @routes.patch(
         "/grants/{grant_id}",
         tags=["grants"],
-        responses={**_CHANGE, 503: {"model": ProblemDocument}},
+        responses=problem_responses(404, 409, 412, 503),
     )
     async def resize_grant(
         grant_id: str, body: GrantSize, _: Operator, if_match: IfMatch = None

@@ -7,24 +7,18 @@ answer here says that it has begun.
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator
 from sluice.controller.api.gpu_ids import gpu_key
-from sluice.controller.api.problems import Problem, ProblemDocument
+from sluice.controller.api.problems import Problem, problem_responses
 from sluice.controller.grant_service import GrantService
 from sluice.controller.rpc.node_service import PoolService
 from sluice.controller.rpc.server_link import OrderRefused, ServerSilent
 from sluice.resources.problem_types import ProblemType
 
 ORDER_SECONDS = 10.0
-_REFUSED: dict[int | str, dict[str, Any]] = {
-    404: {"model": ProblemDocument},
-    409: {"model": ProblemDocument},
-}
 
 
 def health_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
@@ -42,12 +36,22 @@ def health_routes(grant_service: GrantService, service: PoolService) -> APIRoute
             raise Problem(409, what, f"GPU {key}: {why}") from None
         return schemas.gpu_view(pool, pool.gpus[gpu_key(pool.gpus, gpu_id)])
 
-    @routes.delete("/gpus/{gpu_id}/fault", tags=["gpus"], status_code=202, responses=_REFUSED)
+    @routes.delete(
+        "/gpus/{gpu_id}/fault",
+        tags=["gpus"],
+        status_code=202,
+        responses=problem_responses(404, 409),
+    )
     async def clear_fault(gpu_id: str, _: Operator) -> schemas.GpuView:
         """The GPU is well again, the operator says: it is checked, and then given out."""
         return await order(gpu_id, clear=True)
 
-    @routes.post("/gpus/{gpu_id}/check", tags=["gpus"], status_code=202, responses=_REFUSED)
+    @routes.post(
+        "/gpus/{gpu_id}/check",
+        tags=["gpus"],
+        status_code=202,
+        responses=problem_responses(404, 409),
+    )
     async def check_gpu(gpu_id: str, _: Operator) -> schemas.GpuView:
         """Has a GPU checked that nobody uses; it takes nothing meanwhile."""
         return await order(gpu_id, clear=False)

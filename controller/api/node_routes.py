@@ -7,7 +7,7 @@ carries its generation as an ETag.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter, Response
 
@@ -16,15 +16,9 @@ from sluice.controller.api.authorisation import Operator, Viewer
 from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page_in_order
-from sluice.controller.api.problems import ProblemDocument, not_found
+from sluice.controller.api.problems import CHANGE_PROBLEMS, SHOW_PROBLEMS, not_found
 from sluice.controller.grant_service import GrantService
 
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
-_CHANGED: dict[int | str, dict[str, Any]] = {
-    404: {"model": ProblemDocument},
-    409: {"model": ProblemDocument},
-    412: {"model": ProblemDocument},
-}
 NodeStateName = Literal["up", "away", "lost"]
 
 
@@ -50,7 +44,7 @@ def node_routes(grant_service: GrantService) -> APIRouter:
         nodes = [schemas.node_view(pool, node) for node in shown]
         return schemas.NodeList(nodes=nodes, next_marker=marker)
 
-    @routes.get("/nodes/{name}", tags=["nodes"], responses=_404)
+    @routes.get("/nodes/{name}", tags=["nodes"], responses=SHOW_PROBLEMS)
     async def show_node(name: str, _: Viewer, response: Response) -> schemas.NodeView:
         """One node."""
         if (node := pool.nodes.get(name)) is None:
@@ -58,13 +52,13 @@ def node_routes(grant_service: GrantService) -> APIRouter:
         set_etag(response, node.generation)
         return schemas.node_view(pool, node)
 
-    @routes.put("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
+    @routes.put("/nodes/{name}/drain", tags=["nodes"], responses=CHANGE_PROBLEMS)
     async def drain_node(name: str, _: Operator) -> schemas.NodeView:
         """A node takes nothing new; what runs there goes on."""
         await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=True))
         return schemas.node_view(pool, pool.nodes[name])
 
-    @routes.delete("/nodes/{name}/drain", tags=["nodes"], responses=_CHANGED)
+    @routes.delete("/nodes/{name}/drain", tags=["nodes"], responses=CHANGE_PROBLEMS)
     async def undrain_node(name: str, _: Operator) -> schemas.NodeView:
         """It takes new grants again."""
         await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=False))

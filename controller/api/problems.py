@@ -34,6 +34,20 @@ class ProblemDocument(BaseModel):
     request_id: str | None = None  # by which the controller's log and audit trail name it
 
 
+def problem_responses(*statuses: int | tuple[int, str]) -> dict[int | str, dict[str, Any]]:
+    """The refusals of a route, for its `responses`; a status may come with what it means there."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for each in statuses:
+        status, meaning = (each, "") if isinstance(each, int) else each
+        found[status] = {"model": ProblemDocument} | ({"description": meaning} if meaning else {})
+    return found
+
+
+#: Of a route that shows what the path names, and of one that changes it.
+SHOW_PROBLEMS = problem_responses(404)
+CHANGE_PROBLEMS = problem_responses(404, 409, 412)
+
+
 class Problem(Exception):
     """Ends a request with a problem document."""
 

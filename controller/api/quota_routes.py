@@ -6,7 +6,7 @@ Mounted by controller.api.app. They decide nothing: every change is one step of 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
@@ -14,20 +14,13 @@ from pydantic import BaseModel, Field
 from sluice.controller.api.authorisation import Operator, Viewer
 from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
-from sluice.controller.api.problems import ProblemDocument
-from sluice.controller.api.schemas import Name
+from sluice.controller.api.problems import CHANGE_PROBLEMS
+from sluice.controller.api.schemas import Name, Size
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Quota
 from sluice.controller.pool.pool import Pool
 from sluice.resources.vgpu_request import I32
 
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
-_CHANGED: dict[int | str, dict[str, Any]] = {
-    **_404,
-    409: {"model": ProblemDocument},
-    412: {"model": ProblemDocument},
-}
-Mib = Annotated[int, Field(ge=0, le=I32.high)]
 Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
@@ -35,8 +28,8 @@ class QuotaRequest(BaseModel):
     """The most that a project may hold at a time; 0 is no limit."""
 
     vgpus: Count = 0
-    memory_mib: Mib = 0
-    compute_percent: Mib = 0
+    memory_mib: Size = 0
+    compute_percent: Size = 0
     may_preempt: bool = False
     max_priority: int | None = Field(
         None,
@@ -96,7 +89,7 @@ def quota_routes(grant_service: GrantService) -> APIRouter:
         set_etag(response, shown.generation)
         return shown
 
-    @routes.put("/quotas/{project}", tags=["quotas"], responses=_CHANGED)
+    @routes.put("/quotas/{project}", tags=["quotas"], responses=CHANGE_PROBLEMS)
     async def set_quota(
         project: Name, body: QuotaRequest, _: Operator, if_match: IfMatch = None
     ) -> QuotaView:
@@ -113,7 +106,7 @@ def quota_routes(grant_service: GrantService) -> APIRouter:
         await carried_out(grant_service, lambda: pool.limits.set_quota(quota))
         return _quota_view(pool, project)
 
-    @routes.delete("/quotas/{project}", tags=["quotas"], responses=_CHANGED)
+    @routes.delete("/quotas/{project}", tags=["quotas"], responses=CHANGE_PROBLEMS)
     async def remove_quota(project: Name, _: Operator) -> QuotaView:
         """The project may hold whatever there is."""
         await carried_out(grant_service, lambda: pool.limits.remove_quota(project))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
@@ -17,21 +17,18 @@ from sluice.controller.api.authorisation import Operator, Viewer
 from sluice.controller.api.carrying_out import carried_out
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problems import ProblemDocument, not_found
-from sluice.controller.api.schemas import Name, Time, time_of
+from sluice.controller.api.problems import (
+    CHANGE_PROBLEMS,
+    SHOW_PROBLEMS,
+    not_found,
+    problem_responses,
+)
+from sluice.controller.api.schemas import Name, Size, Time, time_of
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import DEFAULT_PROJECT, OwnerKind, Reservation, ReservationState
 from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import StoreError
 from sluice.resources.vgpu_request import COMPUTE_PERCENT, I32
-
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
-_CHANGED: dict[int | str, dict[str, Any]] = {
-    **_404,
-    409: {"model": ProblemDocument},
-    412: {"model": ProblemDocument},
-}
-Mib = Annotated[int, Field(ge=0, le=I32.high)]
 
 
 class ReservationRequest(BaseModel):
@@ -41,7 +38,7 @@ class ReservationRequest(BaseModel):
     owner: Name = Field(description="the VM's UUID or name, the project, or the label")
     project: Name | None = Field(None, description="on whose account (default: default)")
     count: int = Field(1, ge=1, le=1024)
-    memory_mib: Mib = 0
+    memory_mib: Size = 0
     compute_percent: int = Field(0, ge=0, le=COMPUTE_PERCENT.high)
     priority: int = Field(0, ge=I32.low, le=I32.high)
     node: Name | None = Field(None, description="where it must be (default: anywhere)")
@@ -55,7 +52,7 @@ class ReservationSize(BaseModel):
     """The sizes that are to change; zeros leave one as it is."""
 
     count: int = Field(0, ge=0, le=1024)
-    memory_mib: Mib = 0
+    memory_mib: Size = 0
     compute_percent: int = Field(0, ge=0, le=COMPUTE_PERCENT.high)
 
 
@@ -181,7 +178,7 @@ def reservation_routes(grant_service: GrantService) -> APIRouter:
             reservations=[reservation_view(pool, r) for r in shown], next_marker=marker
         )
 
-    @routes.get("/reservations/{name}", tags=["reservations"], responses=_404)
+    @routes.get("/reservations/{name}", tags=["reservations"], responses=SHOW_PROBLEMS)
     async def show_reservation(name: str, _: Viewer, response: Response) -> ReservationView:
         """One reservation, ended ones too while they are remembered."""
         reservation = _reservation_of(pool, name)
@@ -200,7 +197,7 @@ def _add_changing(routes: APIRouter, grant_service: GrantService) -> None:
         "/reservations",
         tags=["reservations"],
         status_code=201,
-        responses={409: {"model": ProblemDocument}},
+        responses=problem_responses(409),
     )
     async def create_reservation(body: ReservationRequest, _: Operator) -> ReservationView:
         """Holds room for an owner, or lets it wait for room."""
@@ -211,7 +208,7 @@ def _add_changing(routes: APIRouter, grant_service: GrantService) -> None:
         )
         return reservation_view(pool, reservation)
 
-    @routes.patch("/reservations/{name}", tags=["reservations"], responses=_CHANGED)
+    @routes.patch("/reservations/{name}", tags=["reservations"], responses=CHANGE_PROBLEMS)
     async def resize_reservation(
         name: str, body: ReservationSize, _: Operator, if_match: IfMatch = None
     ) -> ReservationView:
@@ -226,7 +223,7 @@ def _add_changing(routes: APIRouter, grant_service: GrantService) -> None:
         )
         return reservation_view(pool, reservation)
 
-    @routes.delete("/reservations/{name}", tags=["reservations"], responses=_CHANGED)
+    @routes.delete("/reservations/{name}", tags=["reservations"], responses=CHANGE_PROBLEMS)
     async def delete_reservation(
         name: str, _: Operator, if_match: IfMatch = None
     ) -> ReservationView:

@@ -35,6 +35,8 @@ Line = Annotated[str, Field(max_length=255), AfterValidator(_line)]
 Name = Annotated[
     str, Field(min_length=1, max_length=frames.MAX_PROJECT_BYTES, pattern=r"^[A-Za-z0-9._-]+$")
 ]
+#: A size that a request names; most say: 0 is the default, or no limit.
+Size = Annotated[int, Field(ge=0, le=I32.high)]
 
 
 def time_of(seconds: float) -> datetime:
@@ -172,7 +174,7 @@ class SessionRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     vgpu_count: int = Field(0, ge=0, le=vgpu_request.COUNT.high)
-    gmem_mib: int = Field(0, ge=0, le=I32.high)
+    gmem_mib: Size = 0
     ratio_percent: int = Field(0, ge=0, le=vgpu_request.COMPUTE_PERCENT.high)
     cross_node: bool = Field(False, description="the vGPUs may be on several nodes; 100 % each")
     gpu_model: str = Field(

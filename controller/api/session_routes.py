@@ -6,7 +6,7 @@ Mounted by controller.api.app under /v1. A tenant sees the sessions of its proje
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
@@ -14,7 +14,7 @@ from fastapi.responses import PlainTextResponse
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import ViewerOrTenant
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page, page_in_order
-from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
 from sluice.controller.auth.access import Caller
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Session, SessionState
@@ -24,7 +24,6 @@ from sluice.controller.rpc.server_link import NotConnected, OrderRefused, Server
 from sluice.resources.problem_types import ProblemType
 
 LOG_SECONDS = 5.0
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
 
 
 def _project_of(pool: Pool, session: Session) -> str:
@@ -92,7 +91,7 @@ def session_routes(grant_service: GrantService, service: PoolService) -> APIRout
         sessions = [schemas.session_view(session) for session in shown]
         return schemas.SessionList(sessions=sessions, next_marker=marker)
 
-    @routes.get("/sessions/{session_id}", tags=["sessions"], responses=_404)
+    @routes.get("/sessions/{session_id}", tags=["sessions"], responses=SHOW_PROBLEMS)
     async def show_session(session_id: str, caller: ViewerOrTenant) -> schemas.SessionView:
         """One session, ended ones too while they are remembered."""
         return schemas.session_view(_session_of(pool, session_id, caller))
@@ -108,7 +107,7 @@ def _add_log(routes: APIRouter, pool: Pool, service: PoolService) -> None:
         "/sessions/{session_id}/log",
         tags=["sessions"],
         response_class=PlainTextResponse,
-        responses={**_404, 503: {"model": ProblemDocument}},
+        responses=problem_responses(404, 503),
     )
     async def read_session_log(
         session_id: str,

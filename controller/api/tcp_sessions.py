@@ -19,7 +19,7 @@ from fastapi import APIRouter, Header, Request
 from sluice.config.job_token import job_of
 from sluice.config.places import Places
 from sluice.controller.api.authorisation import Client
-from sluice.controller.api.problems import Problem, ProblemDocument, no_place
+from sluice.controller.api.problems import Problem, no_place, problem_responses
 from sluice.controller.api.schemas import HoldRequest, PlaceInQueue, SessionRequest, SessionTicket
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.tokens import Role
@@ -174,16 +174,15 @@ def tcp_session_routes(
         "/sessions",
         tags=["sessions"],
         status_code=201,
-        responses={
-            409: {"model": ProblemDocument, "description": "cannot be granted"},
-            503: {"model": ProblemDocument, "description": "no node took it, or nothing is stored"},
-        },
+        responses=problem_responses(
+            (409, "cannot be granted"), (503, "no node took it, or nothing is stored")
+        ),
     )
     async def open_session(body: SessionRequest, request: Request, caller: Client) -> SessionTicket:
         """Grants vGPUs on a GPU node and returns where to connect; waits up to wait_seconds."""
         return await tickets.open(body, request, caller)
 
-    @routes.get("/queue/mine", tags=["queue"], responses={404: {"model": ProblemDocument}})
+    @routes.get("/queue/mine", tags=["queue"], responses=problem_responses(404))
     async def show_my_place(
         caller: Client, idempotency_key: Annotated[str, Header(max_length=255)] = ""
     ) -> PlaceInQueue:
@@ -214,11 +213,7 @@ def _add_holds(routes: APIRouter, grant_service: GrantService) -> None:
     @routes.post(
         "/holds",
         tags=["sessions"],
-        responses={
-            422: {"model": ProblemDocument},
-            429: {"model": ProblemDocument},
-            503: {"model": ProblemDocument},
-        },
+        responses=problem_responses(422, 429, 503),
     )
     async def hold_job(body: HoldRequest, request: Request, caller: Client) -> None:
         """Keeps a job's grant between its sessions until the client closes the connection.

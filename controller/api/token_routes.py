@@ -6,7 +6,7 @@ Mounted by controller.api.app. The secret of a token is in the answer that made 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field, model_validator
@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, model_validator
 from sluice.controller.api.authorisation import Admin, needs
 from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problems import Problem, ProblemDocument, not_found
+from sluice.controller.api.problems import SHOW_PROBLEMS, Problem, not_found, problem_responses
 from sluice.controller.api.schemas import Line, Name, Time, time_of
 from sluice.controller.auth.access import CLIENT, Caller
 from sluice.controller.auth.tokens import Role, Token, TokenBook
@@ -24,7 +24,6 @@ from sluice.resources.vgpu_request import I32
 TEN_YEARS_SECONDS = 10 * 366 * 86400
 
 RoleName = Literal["admin", "operator", "viewer", "node", "tenant"]
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
 
 
 class TokenRequest(BaseModel):
@@ -170,7 +169,7 @@ def token_routes(tokens: TokenBook) -> APIRouter:
         response.headers["Cache-Control"] = "no-store"
         return TokenMade(**_view(token, now).model_dump(), secret=secret)
 
-    @routes.get("/tokens/{token_id}", tags=["tokens"], responses=_404)
+    @routes.get("/tokens/{token_id}", tags=["tokens"], responses=SHOW_PROBLEMS)
     async def show_token(token_id: str, _: Admin, response: Response) -> TokenView:
         """One token."""
         if (token := tokens.tokens.get(token_id)) is None:
@@ -181,11 +180,7 @@ def token_routes(tokens: TokenBook) -> APIRouter:
     @routes.delete(
         "/tokens/{token_id}",
         tags=["tokens"],
-        responses={
-            **_404,
-            409: {"model": ProblemDocument, "description": "it is the last admin's"},
-            412: {"model": ProblemDocument},
-        },
+        responses=problem_responses(404, (409, "it is the last admin's"), 412),
     )
     async def revoke_token(
         token_id: str,

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sluice.config.controller import OpenStackSection
 from sluice.controller.api.authorisation import needs
-from sluice.controller.api.problems import ProblemDocument
+from sluice.controller.api.problems import problem_responses
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.auth.access import Caller
 from sluice.controller.auth.enrolments import EnrolmentBook
@@ -127,7 +127,7 @@ def vendordata_routes(
         handed[reservation.owner] = made
         return made
 
-    @routes.post("/vendordata", tags=["openstack"], responses={401: {"model": ProblemDocument}})
+    @routes.post("/vendordata", tags=["openstack"], responses=problem_responses(401))
     async def vendordata(
         body: VendordataRequest, caller: Annotated[Caller, needs(VENDORDATA)], response: Response
     ) -> Vendordata:

@@ -7,7 +7,7 @@ number in the grant, and it lives as long as the grant.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -15,13 +15,10 @@ from pydantic import BaseModel, Field
 from sluice.controller.api.authorisation import ViewerOrTenant
 from sluice.controller.api.gpu_ids import gpu_key
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, Page, page
-from sluice.controller.api.problems import ProblemDocument, not_found
+from sluice.controller.api.problems import SHOW_PROBLEMS, not_found, problem_responses
 from sluice.controller.api.schemas import Time, time_of
 from sluice.controller.pool.model import GpuKey, Grant, GrantState, SessionState
 from sluice.controller.pool.pool import Pool
-
-_404: dict[int | str, dict[str, Any]] = {404: {"model": ProblemDocument}}
-_WHICH: dict[int | str, dict[str, Any]] = {**_404, 409: {"model": ProblemDocument}}
 
 
 class VgpuInUse(BaseModel):
@@ -88,7 +85,7 @@ def vgpu_routes(pool: Pool) -> APIRouter:
             for key, _ in grant.placed()
         }
 
-    @routes.get("/vgpus", tags=["vgpus"], responses=_WHICH)
+    @routes.get("/vgpus", tags=["vgpus"], responses=problem_responses(404, 409))
     async def list_vgpus(
         caller: ViewerOrTenant,
         node: str | None = None,
@@ -115,7 +112,7 @@ def vgpu_routes(pool: Pool) -> APIRouter:
         )
         return VgpuList(vgpus=shown, next_marker=marker)
 
-    @routes.get("/vgpus/{name}", tags=["vgpus"], responses=_404)
+    @routes.get("/vgpus/{name}", tags=["vgpus"], responses=SHOW_PROBLEMS)
     async def show_vgpu(name: str, caller: ViewerOrTenant) -> VgpuInUse:
         """One vGPU, by GRANT.NUMBER."""
         grant = pool.grants.get(name.partition(".")[0])
