@@ -8,7 +8,8 @@ answer comes when it is done, or after a while with the state that it is in; it 
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from collections.abc import Coroutine
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
@@ -88,21 +89,39 @@ def attachment_view(pool: Pool, found: Attachment) -> AttachmentView:
 def attachment_routes(grant_service: GrantService, service: PoolService) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
-    pool = grant_service.pool
     attaching = Attaching(grant_service, service)
+    _add_reading(routes, grant_service.pool)
+    _add_attaching(routes, grant_service.pool, attaching)
+    _add_detaching(routes, grant_service, attaching)
+    return routes
 
-    def record_of(key: GpuKey) -> Attachment:
-        if (found := pool.attachments.get(key)) is None:
-            raise not_found("attachment", str(key))
-        return found
 
-    async def outcome(task: asyncio.Task[None], kind: ProblemType, what: str) -> None:
-        await asyncio.wait([task], timeout=PATIENCE_SECONDS)
-        try:
-            if task.done():
-                task.result()
-        except (OrderRefused, ServerSilent) as why:
-            raise Problem(409, kind, f"{what}: {why}") from None
+def _record_of(pool: Pool, key: GpuKey) -> Attachment:
+    if (found := pool.attachments.get(key)) is None:
+        raise not_found("attachment", str(key))
+    return found
+
+
+async def _outcome(
+    order: Coroutine[Any, Any, asyncio.Task[None]], kind: ProblemType, what: str
+) -> None:
+    """Gives an order and waits a while for what comes of it; raises Problem where it is refused."""
+    try:
+        task = await order
+    except Impossible as error:
+        raise Problem(409, ProblemType.NOT_POSSIBLE, str(error)) from None
+    except Unknown as error:
+        raise not_found(error.kind, error.name) from None
+    await asyncio.wait([task], timeout=PATIENCE_SECONDS)
+    try:
+        if task.done():
+            task.result()
+    except (OrderRefused, ServerSilent) as why:
+        raise Problem(409, kind, f"{what}: {why}") from None
+
+
+def _add_reading(routes: APIRouter, pool: Pool) -> None:
+    """Who holds what."""
 
     @routes.get("/attachments", tags=["gpus"])
     async def list_attachments(
@@ -125,7 +144,11 @@ def attachment_routes(grant_service: GrantService, service: PoolService) -> APIR
     @routes.get("/gpus/{gpu_id}/attachment", tags=["gpus"], responses=CHANGE_PROBLEMS)
     async def show_attachment(gpu_id: str, _: Viewer) -> AttachmentView:
         """The VM that holds the GPU."""
-        return attachment_view(pool, record_of(gpu_key(pool.gpus, gpu_id)))
+        return attachment_view(pool, _record_of(pool, gpu_key(pool.gpus, gpu_id)))
+
+
+def _add_attaching(routes: APIRouter, pool: Pool, attaching: Attaching) -> None:
+    """A GPU goes to a VM."""
 
     @routes.put(
         "/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=CHANGE_PROBLEMS
@@ -137,16 +160,14 @@ def attachment_routes(grant_service: GrantService, service: PoolService) -> APIR
         key = gpu_key(pool.gpus, gpu_id)
         known = pool.attachments.get(key)
         check_generation(if_match, "attachment", gpu_id, known.generation if known else 0)
-        try:
-            task = await attaching.attach(
-                key, body.domain, AttachWhen(body.when), rom_bar=body.rom_bar
-            )
-        except Impossible as error:
-            raise Problem(409, ProblemType.NOT_POSSIBLE, str(error)) from None
-        except Unknown as error:
-            raise not_found(error.kind, error.name) from None
-        await outcome(task, ProblemType.NOT_ATTACHED, f"GPU {key} is not in VM {body.domain}")
-        return attachment_view(pool, record_of(key))
+        order = attaching.attach(key, body.domain, AttachWhen(body.when), rom_bar=body.rom_bar)
+        await _outcome(order, ProblemType.NOT_ATTACHED, f"GPU {key} is not in VM {body.domain}")
+        return attachment_view(pool, _record_of(pool, key))
+
+
+def _add_detaching(routes: APIRouter, grant_service: GrantService, attaching: Attaching) -> None:
+    """A GPU comes back from a VM."""
+    pool = grant_service.pool
 
     @routes.delete(
         "/gpus/{gpu_id}/attachment", tags=["gpus"], status_code=202, responses=CHANGE_PROBLEMS
@@ -161,7 +182,7 @@ def attachment_routes(grant_service: GrantService, service: PoolService) -> APIR
     ) -> AttachmentView:
         """Takes a GPU back from its VM; it stays native, for another VM or for the pool."""
         key = gpu_key(pool.gpus, gpu_id)
-        found = record_of(key)
+        found = _record_of(pool, key)
         check_generation(if_match, "attachment", gpu_id, found.generation)
         if forget:
 
@@ -171,14 +192,7 @@ def attachment_routes(grant_service: GrantService, service: PoolService) -> APIR
 
             await carried_out(grant_service, drop)
         else:
-            try:
-                task = await attaching.detach(key)
-            except Impossible as error:
-                raise Problem(409, ProblemType.NOT_POSSIBLE, str(error)) from None
-            except Unknown as error:
-                raise not_found(error.kind, error.name) from None
-            await outcome(task, ProblemType.NOT_DETACHED, f"GPU {key}, VM {found.domain_name}")
+            order = attaching.detach(key)
+            await _outcome(order, ProblemType.NOT_DETACHED, f"GPU {key}, VM {found.domain_name}")
         view = attachment_view(pool, found)
         return view if key in pool.attachments else view.model_copy(update={"state": "detached"})
-
-    return routes

@@ -9,6 +9,7 @@ like every other caller; the one thing that such a caller may do is `POST /v1/en
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
@@ -109,6 +110,47 @@ class Enrolled(BaseModel):
     expires: Time | None
 
 
+@dataclass(frozen=True)
+class _Whose:
+    """Whose a tenant's token will be; empty: nobody's in particular."""
+
+    project: str
+    vm: str
+    label: str = ""
+
+
+def _whose_reservation(pool: Pool, reservation_id: str, said: _Whose) -> _Whose:
+    """A reservation's project and owner; raises Problem where another was said, or it is over."""
+    reservation = _live_reservation(pool, reservation_id)
+    if reservation is None:
+        raise Problem(
+            409,
+            ProblemType.RESERVATION_OVER,
+            f"reservation {reservation_id} is not there or has ended; list them at "
+            "/v1/reservations",
+        )
+    if said.project not in ("", reservation.project):
+        raise Problem(
+            422,
+            ProblemType.PROJECT_OF_ANOTHER,
+            f"project is {said.project}, and reservation {reservation.id} is of "
+            f"{reservation.project}: leave `project` out",
+        )
+    whose = replace(said, project=reservation.project)
+    if reservation.owner_kind is OwnerKind.LABEL:
+        return replace(whose, label=reservation.owner)
+    if reservation.owner_kind is not OwnerKind.VM:
+        return whose
+    if said.vm not in ("", reservation.owner):
+        raise Problem(
+            422,
+            ProblemType.RESERVATION_OF_ANOTHER,
+            f"vm is {said.vm}, and reservation {reservation.id} is of "
+            f"{reservation.owner}: leave `vm` out",
+        )
+    return replace(whose, vm=reservation.owner)
+
+
 async def make_enrolment(
     book: EnrolmentBook, pool: Pool, body: EnrolmentRequest, caller: Caller
 ) -> tuple[Enrolment, str]:
@@ -121,44 +163,18 @@ async def make_enrolment(
             f"a node's enrolment is for admin, as a node's token is, and {caller.id} is "
             f"{', '.join(sorted(caller.roles))}; use another token",
         )
-    project, vm, label = body.project or "", body.vm or "", ""
+    whose = _Whose(body.project or "", body.vm or "")
     if body.reservation is not None:
-        reservation = _live_reservation(pool, body.reservation)
-        if reservation is None:
-            raise Problem(
-                409,
-                ProblemType.RESERVATION_OVER,
-                f"reservation {body.reservation} is not there or has ended; list them at "
-                "/v1/reservations",
-            )
-        if project not in ("", reservation.project):
-            raise Problem(
-                422,
-                ProblemType.PROJECT_OF_ANOTHER,
-                f"project is {project}, and reservation {reservation.id} is of "
-                f"{reservation.project}: leave `project` out",
-            )
-        project = reservation.project
-        if reservation.owner_kind is OwnerKind.VM:
-            if vm not in ("", reservation.owner):
-                raise Problem(
-                    422,
-                    ProblemType.RESERVATION_OF_ANOTHER,
-                    f"vm is {vm}, and reservation {reservation.id} is of "
-                    f"{reservation.owner}: leave `vm` out",
-                )
-            vm = reservation.owner
-        elif reservation.owner_kind is OwnerKind.LABEL:
-            label = reservation.owner
+        whose = _whose_reservation(pool, body.reservation, whose)
     return await book.create(
         role,
         by=caller.id,
         seconds=body.expires_seconds,
         name=body.name,
-        project=project,
+        project=whose.project,
         node=body.node or "",
-        vm=vm,
-        label=label,
+        vm=whose.vm,
+        label=whose.label,
         reservation=body.reservation or "",
         token_seconds=body.token_expires_seconds,
     )
@@ -179,11 +195,17 @@ def made_view(enrolment: Enrolment, secret: str, now: float) -> EnrolmentMade:
 def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) -> APIRouter:
     """The handlers, bound to one pool's enrolments; now() is in seconds since the epoch."""
     routes = APIRouter()
+    _add_making(routes, book, pool, now)
+    _add_reading(routes, book, now)
+    _add_withdrawing(routes, book, now)
+    _add_enrolling(routes, book, pool)
+    return routes
 
-    def enrolment_of(enrolment_id: str) -> Enrolment:
-        if (found := book.enrolments.get(enrolment_id)) is None:
-            raise not_found("enrolment", enrolment_id)
-        return found
+
+def _add_making(
+    routes: APIRouter, book: EnrolmentBook, pool: Pool, now: Callable[[], float]
+) -> None:
+    """New enrolments."""
 
     @routes.post(
         "/enrolments",
@@ -199,6 +221,10 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         set_etag(response, enrolment.generation)
         response.headers["Cache-Control"] = "no-store"
         return made_view(enrolment, secret, now())
+
+
+def _add_reading(routes: APIRouter, book: EnrolmentBook, now: Callable[[], float]) -> None:
+    """Enrolments, listed and shown."""
 
     @routes.get("/enrolments", tags=["enrolments"])
     async def list_enrolments(
@@ -223,9 +249,13 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
     @routes.get("/enrolments/{enrolment_id}", tags=["enrolments"], responses=SHOW_PROBLEMS)
     async def show_enrolment(enrolment_id: str, _: Operator, response: Response) -> EnrolmentView:
         """One enrolment."""
-        found = enrolment_of(enrolment_id)
+        found = _enrolment_of(book, enrolment_id)
         set_etag(response, found.generation)
         return enrolment_view(found, now())
+
+
+def _add_withdrawing(routes: APIRouter, book: EnrolmentBook, now: Callable[[], float]) -> None:
+    """The end of enrolments, by an operator."""
 
     @routes.delete(
         "/enrolments/{enrolment_id}",
@@ -236,11 +266,15 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
         enrolment_id: str, caller: Operator, response: Response, if_match: IfMatch = None
     ) -> EnrolmentView:
         """Withdraws it: the secret is refused from now on, and its token is revoked."""
-        found = enrolment_of(enrolment_id)
+        found = _enrolment_of(book, enrolment_id)
         check_generation(if_match, "enrolment", enrolment_id, found.generation)
         found = await withdraw_enrolment_of(book, found, caller)
         set_etag(response, found.generation)
         return enrolment_view(found, now())
+
+
+def _add_enrolling(routes: APIRouter, book: EnrolmentBook, pool: Pool) -> None:
+    """What a new machine does with an enrolment."""
 
     @routes.post(
         "/enrol",
@@ -274,7 +308,11 @@ def enrolment_routes(book: EnrolmentBook, pool: Pool, now: Callable[[], float]) 
             expires=None if token.expires is None else time_of(token.expires),
         )
 
-    return routes
+
+def _enrolment_of(book: EnrolmentBook, enrolment_id: str) -> Enrolment:
+    if (found := book.enrolments.get(enrolment_id)) is None:
+        raise not_found("enrolment", enrolment_id)
+    return found
 
 
 def _live_reservation(pool: Pool, reservation_id: str) -> Reservation | None:

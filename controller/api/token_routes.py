@@ -113,6 +113,15 @@ class CallerView(BaseModel):
 def token_routes(tokens: TokenBook) -> APIRouter:
     """The handlers, bound to one pool's tokens."""
     routes = APIRouter()
+    _add_whoami(routes)
+    _add_reading(routes, tokens)
+    _add_making(routes, tokens)
+    _add_revoking(routes, tokens)
+    return routes
+
+
+def _add_whoami(routes: APIRouter) -> None:
+    """Who calls."""
 
     @routes.get("/whoami", tags=["tokens"])
     async def whoami(
@@ -127,6 +136,10 @@ def token_routes(tokens: TokenBook) -> APIRouter:
             node=caller.node,
             address=caller.address,
         )
+
+
+def _add_reading(routes: APIRouter, tokens: TokenBook) -> None:
+    """Tokens, listed and shown."""
 
     @routes.get("/tokens", tags=["tokens"])
     async def list_tokens(
@@ -149,6 +162,17 @@ def token_routes(tokens: TokenBook) -> APIRouter:
         shown, marker = page(wanted, lambda t: (t.created, t.id), limit, marker)
         return TokenList(tokens=[_view(t, now) for t in shown], next_marker=marker)
 
+    @routes.get("/tokens/{token_id}", tags=["tokens"], responses=SHOW_PROBLEMS)
+    async def show_token(token_id: str, _: Admin, response: Response) -> TokenView:
+        """One token."""
+        token = _token_of(tokens, token_id)
+        set_etag(response, token.generation)
+        return _view(token, tokens.wall())
+
+
+def _add_making(routes: APIRouter, tokens: TokenBook) -> None:
+    """New tokens."""
+
     @routes.post("/tokens", tags=["tokens"], status_code=201)
     async def create_token(body: TokenRequest, caller: Admin, response: Response) -> TokenMade:
         """Makes a token; its secret is in this answer and nowhere else."""
@@ -169,13 +193,9 @@ def token_routes(tokens: TokenBook) -> APIRouter:
         response.headers["Cache-Control"] = "no-store"
         return TokenMade(**_view(token, now).model_dump(), secret=secret)
 
-    @routes.get("/tokens/{token_id}", tags=["tokens"], responses=SHOW_PROBLEMS)
-    async def show_token(token_id: str, _: Admin, response: Response) -> TokenView:
-        """One token."""
-        if (token := tokens.tokens.get(token_id)) is None:
-            raise not_found("token", token_id)
-        set_etag(response, token.generation)
-        return _view(token, tokens.wall())
+
+def _add_revoking(routes: APIRouter, tokens: TokenBook) -> None:
+    """The end of tokens."""
 
     @routes.delete(
         "/tokens/{token_id}",
@@ -192,25 +212,34 @@ def token_routes(tokens: TokenBook) -> APIRouter:
         ] = False,
     ) -> TokenView:
         """Revokes a token: it is refused from now on, and its event streams end."""
-        if (token := tokens.tokens.get(token_id)) is None:
-            raise not_found("token", token_id)
+        token = _token_of(tokens, token_id)
         check_generation(if_match, "token", token_id, token.generation)
         now = tokens.wall()
         if token.state(now) != "revoked":
-            others = (t for t in tokens.tokens.values() if t.id != token_id)
-            admins = any(t.role is Role.ADMIN and t.state(now) == "valid" for t in others)
-            if token.role is Role.ADMIN and not admins and not even_last:
-                raise Problem(
-                    409,
-                    ProblemType.LAST_ADMIN_TOKEN,
-                    f"without token {token_id} nobody could make tokens; make another admin "
-                    "token first, or say even_last=true",
-                )
+            if not even_last:
+                _refuse_last_admin(tokens, token, now)
             token = await tokens.revoke(token_id, caller.id)
         set_etag(response, token.generation)
         return _view(token, now)
 
-    return routes
+
+def _token_of(tokens: TokenBook, token_id: str) -> Token:
+    if (found := tokens.tokens.get(token_id)) is None:
+        raise not_found("token", token_id)
+    return found
+
+
+def _refuse_last_admin(tokens: TokenBook, token: Token, now: float) -> None:
+    """Raises Problem where no other valid token is an admin's."""
+    others = (t for t in tokens.tokens.values() if t.id != token.id)
+    admins = any(t.role is Role.ADMIN and t.state(now) == "valid" for t in others)
+    if token.role is Role.ADMIN and not admins:
+        raise Problem(
+            409,
+            ProblemType.LAST_ADMIN_TOKEN,
+            f"without token {token.id} nobody could make tokens; make another admin "
+            "token first, or say even_last=true",
+        )
 
 
 def _view(token: Token, now: float) -> TokenView:

@@ -61,6 +61,96 @@ class _Handed:
     secret: str
 
 
+class _Instances:
+    """What instances have been told, for a pool whose reservations are theirs."""
+
+    def __init__(
+        self,
+        section: OpenStackSection,
+        pool: Pool,
+        book: EnrolmentBook,
+        now: Callable[[], float],
+    ) -> None:
+        self._section = section
+        self._pool = pool
+        self._book = book
+        self._now = now
+        self._handed: dict[str, _Handed] = {}
+        #: Instances that had no reservation when they were waited for: nobody waits for them again.
+        self._without: dict[str, float] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
+
+    async def awaited(self, body: VendordataRequest) -> Reservation | None:
+        """The reservation, which the adapter is making as Nova asks: a moment is waited for it."""
+        found = self._reservation_of(body)
+        waits = body.instance not in self._without
+        deadline = time.monotonic() + self._section.reservation_wait_seconds
+        while found is None and waits and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_SECONDS)
+            found = self._reservation_of(body)
+        if found is None and waits:
+            if len(self._without) >= MOST_REMEMBERED:
+                self._without.clear()
+            self._without[body.instance] = deadline
+        if found is not None:
+            self._without.pop(body.instance, None)
+        return found
+
+    async def told(self, reservation: Reservation, caller: Caller) -> Vendordata:
+        """What the reservation's instance is told; raises StoreError."""
+        lock = self._turns.setdefault(reservation.owner, asyncio.Lock())
+        try:
+            async with lock:
+                handed = self._known(reservation) or await self._made(reservation, caller)
+        finally:
+            if not lock.locked():
+                self._turns.pop(reservation.owner, None)
+        return Vendordata(
+            reservation=reservation.id,
+            controller=self._section.guest_address,
+            enrolment=handed.secret,
+            expires=time_of(self._book.enrolments[handed.enrolment].expires),
+        )
+
+    def _reservation_of(self, body: VendordataRequest) -> Reservation | None:
+        project = body.project.replace("-", "").lower()
+        for each in self._pool.reservations_of(OwnerKind.VM, body.instance.lower()):
+            if (
+                each.state is not ReservationState.ENDED
+                and each.project.replace("-", "").lower() == project
+            ):
+                return each
+        return None
+
+    def _known(self, reservation: Reservation) -> _Handed | None:
+        """The secret that the instance was told before, if it is good for a while yet."""
+        known = self._handed.get(reservation.owner)
+        if known is None or known.reservation != reservation.id:
+            return None
+        enrolment = self._book.enrolments.get(known.enrolment)
+        if enrolment is None or enrolment.state(self._now()) != "open":
+            return None
+        return known if enrolment.expires - self._now() > LEAST_SECONDS else None
+
+    async def _made(self, reservation: Reservation, caller: Caller) -> _Handed:
+        enrolment, secret = await self._book.create(
+            Role.TENANT,
+            by=caller.id,
+            seconds=self._section.enrolment_seconds,
+            # by this the adapter finds it again, to withdraw it with the instance
+            name=f"{reservation.origin} instance {reservation.owner}",
+            project=reservation.project,
+            vm=reservation.owner,
+            reservation=reservation.id,
+            token_seconds=self._section.token_seconds,
+        )
+        if len(self._handed) >= MOST_REMEMBERED:
+            self._handed.clear()
+        made = _Handed(reservation.id, enrolment.id, secret)
+        self._handed[reservation.owner] = made
+        return made
+
+
 def vendordata_routes(
     section: OpenStackSection,
     pool: Pool,
@@ -69,63 +159,7 @@ def vendordata_routes(
 ) -> APIRouter:
     """The handler, bound to one pool; now() is in seconds since the epoch."""
     routes = APIRouter()
-    handed: dict[str, _Handed] = {}
-    #: Instances that had no reservation when they were waited for: nobody waits for them again.
-    without: dict[str, float] = {}
-    turns: dict[str, asyncio.Lock] = {}
-
-    def reservation_of(body: VendordataRequest) -> Reservation | None:
-        project = body.project.replace("-", "").lower()
-        for each in pool.reservations_of(OwnerKind.VM, body.instance.lower()):
-            if (
-                each.state is not ReservationState.ENDED
-                and each.project.replace("-", "").lower() == project
-            ):
-                return each
-        return None
-
-    async def awaited(body: VendordataRequest) -> Reservation | None:
-        """The reservation, which the adapter is making as Nova asks: a moment is waited for it."""
-        found = reservation_of(body)
-        waits = body.instance not in without
-        deadline = time.monotonic() + section.reservation_wait_seconds
-        while found is None and waits and time.monotonic() < deadline:
-            await asyncio.sleep(LOOK_SECONDS)
-            found = reservation_of(body)
-        if found is None and waits:
-            if len(without) >= MOST_REMEMBERED:
-                without.clear()
-            without[body.instance] = deadline
-        if found is not None:
-            without.pop(body.instance, None)
-        return found
-
-    async def secret_for(reservation: Reservation, caller: Caller) -> _Handed:
-        known = handed.get(reservation.owner)
-        if known is not None and known.reservation == reservation.id:
-            enrolment = book.enrolments.get(known.enrolment)
-            if (
-                enrolment is not None
-                and enrolment.state(now()) == "open"
-                and enrolment.expires - now() > LEAST_SECONDS
-            ):
-                return known
-        enrolment, secret = await book.create(
-            Role.TENANT,
-            by=caller.id,
-            seconds=section.enrolment_seconds,
-            # by this the adapter finds it again, to withdraw it with the instance
-            name=f"{reservation.origin} instance {reservation.owner}",
-            project=reservation.project,
-            vm=reservation.owner,
-            reservation=reservation.id,
-            token_seconds=section.token_seconds,
-        )
-        if len(handed) >= MOST_REMEMBERED:
-            handed.clear()
-        made = _Handed(reservation.id, enrolment.id, secret)
-        handed[reservation.owner] = made
-        return made
+    instances = _Instances(section, pool, book, now)
 
     @routes.post("/vendordata", tags=["openstack"], responses=problem_responses(401))
     async def vendordata(
@@ -133,21 +167,9 @@ def vendordata_routes(
     ) -> Vendordata:
         """Tells an instance of OpenStack where its vGPUs are; for Nova's account alone."""
         response.headers["Cache-Control"] = "no-store"
-        found = await awaited(body)
+        found = await instances.awaited(body)
         if found is None:
             return Vendordata(reservation="")
-        lock = turns.setdefault(found.owner, asyncio.Lock())
-        try:
-            async with lock:
-                made = await secret_for(found, caller)
-        finally:
-            if not lock.locked():
-                turns.pop(found.owner, None)
-        return Vendordata(
-            reservation=found.id,
-            controller=section.guest_address,
-            enrolment=made.secret,
-            expires=time_of(book.enrolments[made.enrolment].expires),
-        )
+        return await instances.told(found, caller)
 
     return routes

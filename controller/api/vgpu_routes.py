@@ -51,40 +51,6 @@ def vgpu_routes(pool: Pool) -> APIRouter:
     """The handlers, bound to one pool."""
     routes = APIRouter()
 
-    def views(grant: Grant) -> list[VgpuInUse]:
-        sessions = [s for s in pool.sessions_of(grant.id) if s.state is not SessionState.ENDED]
-        found = []
-        for number, (key, vgpu) in enumerate(grant.placed()):
-            users = [s for s in sessions if not s.chosen or number in s.chosen]
-            found.append(
-                VgpuInUse(
-                    id=f"{grant.id}.{number}",
-                    grant_id=grant.id,
-                    number=number,
-                    node=key.node,
-                    gpu=str(key),
-                    memory_mib=vgpu.memory_mib,
-                    compute_percent=vgpu.compute_percent,
-                    overhead_mib=vgpu.overhead_mib,
-                    project=grant.project,
-                    priority=grant.priority,
-                    mode="reserved" if grant.reservation else "on-demand",
-                    reservation=grant.reservation,
-                    sessions=[s.id for s in users],
-                    programs=sorted({s.program for s in users if s.program}),
-                    created=time_of(grant.created),
-                )
-            )
-        return found
-
-    def gpus_of(project: str) -> set[GpuKey]:
-        return {
-            key
-            for grant in pool.grants.values()
-            if grant.state is GrantState.LIVE and grant.project == project
-            for key, _ in grant.placed()
-        }
-
     @routes.get("/vgpus", tags=["vgpus"], responses=problem_responses(404, 409))
     async def list_vgpus(
         caller: ViewerOrTenant,
@@ -96,7 +62,7 @@ def vgpu_routes(pool: Pool) -> APIRouter:
     ) -> VgpuList:
         """The vGPUs that are granted now."""
         # a tenant hears of no GPU that it has nothing on, be it by an error
-        known = pool.gpus if caller.project is None else gpus_of(caller.project)
+        known = pool.gpus if caller.project is None else _gpus_of(pool, caller.project)
         on = str(gpu_key(known, gpu)) if gpu is not None else None
         wanted = [
             vgpu
@@ -104,7 +70,7 @@ def vgpu_routes(pool: Pool) -> APIRouter:
             if grant.state is GrantState.LIVE
             and project in (None, grant.project)
             and caller.sees(grant.project)
-            for vgpu in views(grant)
+            for vgpu in _views(pool, grant)
             if node in (None, vgpu.node) and on in (None, vgpu.gpu)
         ]
         shown, marker = page(
@@ -117,9 +83,45 @@ def vgpu_routes(pool: Pool) -> APIRouter:
         """One vGPU, by GRANT.NUMBER."""
         grant = pool.grants.get(name.partition(".")[0])
         if grant and grant.state is GrantState.LIVE and caller.sees(grant.project):
-            for vgpu in views(grant):
+            for vgpu in _views(pool, grant):
                 if vgpu.id == name:
                     return vgpu
         raise not_found("vgpu", name)
 
     return routes
+
+
+def _gpus_of(pool: Pool, project: str) -> set[GpuKey]:
+    return {
+        key
+        for grant in pool.grants.values()
+        if grant.state is GrantState.LIVE and grant.project == project
+        for key, _ in grant.placed()
+    }
+
+
+def _views(pool: Pool, grant: Grant) -> list[VgpuInUse]:
+    sessions = [s for s in pool.sessions_of(grant.id) if s.state is not SessionState.ENDED]
+    found = []
+    for number, (key, vgpu) in enumerate(grant.placed()):
+        users = [s for s in sessions if not s.chosen or number in s.chosen]
+        found.append(
+            VgpuInUse(
+                id=f"{grant.id}.{number}",
+                grant_id=grant.id,
+                number=number,
+                node=key.node,
+                gpu=str(key),
+                memory_mib=vgpu.memory_mib,
+                compute_percent=vgpu.compute_percent,
+                overhead_mib=vgpu.overhead_mib,
+                project=grant.project,
+                priority=grant.priority,
+                mode="reserved" if grant.reservation else "on-demand",
+                reservation=grant.reservation,
+                sessions=[s.id for s in users],
+                programs=sorted({s.program for s in users if s.program}),
+                created=time_of(grant.created),
+            )
+        )
+    return found
