@@ -7,17 +7,14 @@ release's server also has to be understood by it. Skipped where the native part 
 
 from __future__ import annotations
 
-import select
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import cuda_holder
 import pytest
 from control_plane import ControlPlane, native_worker, wait_for
+from holder import Holder
 from relay_host import RelayHost
 
 from .releases import NAMES, RELEASES
@@ -64,36 +61,10 @@ def plane(short_path: Path, release: Release) -> Iterator[ControlPlane]:
         plane.close()
 
 
-class Holder:
-    """A program that computes when it is told to, with a release's libraries or today's."""
-
-    def __init__(self, environment: dict[str, str], libraries: Path | None = None) -> None:
-        own = {"LD_LIBRARY_PATH": str(libraries)} if libraries else {}
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(cuda_holder.__file__))],
-            env={**environment, "SLUICE_GMEM": "64", **own},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        assert line == "ready\n", line + self.process.communicate(timeout=60)[1]
-
-    def work(self) -> int:
-        """The CUresult of an allocation, a fill and a wait."""
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        answered, _, _ = select.select([self.process.stdout], [], [], 15)
-        assert answered, "the program hangs"
-        return int(self.process.stdout.readline())
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+def holder(environment: dict[str, str], libraries: Path | None = None) -> Holder:
+    """A program with a release's client libraries or today's."""
+    own = {"LD_LIBRARY_PATH": str(libraries)} if libraries else {}
+    return Holder({**environment, "SLUICE_GMEM": "64", **own})
 
 
 def upgrade(plane: ControlPlane) -> None:
@@ -103,10 +74,8 @@ def upgrade(plane: ControlPlane) -> None:
 
 
 def test_programs_go_on_while_their_node_is_upgraded(plane: ControlPlane, release: Release) -> None:
-    def holder(channel: str, libraries: Path | None = None) -> Holder:
-        return Holder(plane.program_environment(SLUICE_CHANNEL=channel), libraries)
-
-    olds = {channel: holder(channel, release.bundle / "lib") for channel in ("shm", "tcp")}
+    places = {name: plane.program_environment(SLUICE_CHANNEL=name) for name in ("shm", "tcp")}
+    olds = {name: holder(place, release.bundle / "lib") for name, place in places.items()}
     assert [old.work() for old in olds.values()] == [0, 0]
     workers = plane.session_worker_pids()
     for worker in workers:
@@ -121,9 +90,9 @@ def test_programs_go_on_while_their_node_is_upgraded(plane: ControlPlane, releas
             assert after[key] == before[after["id"]][key]
 
     # beside them, what is new
-    fresh = holder("shm")
+    fresh = holder(places["shm"])
     assert fresh.work() == 0
-    fresh.end()
+    fresh.kill()
     wait_for(lambda: len(plane.grants()) == 2, message="the new program's grant to return")
 
     # one is ended by the operator, one ends by itself
@@ -134,7 +103,7 @@ def test_programs_go_on_while_their_node_is_upgraded(plane: ControlPlane, releas
     assert olds["shm"].work() != 0
     assert olds["tcp"].work() == 0
     for old in olds.values():
-        old.end()
+        old.kill()
     wait_for(lambda: not plane.grants(), message="the old program's grant to return")
     wait_for(lambda: not set(workers) & set(plane.worker_pids()), message="old workers to end")
 
@@ -143,17 +112,17 @@ def test_a_relay_of_a_release_is_adopted_too(plane: ControlPlane, release: Relea
     far = RelayHost(plane, plane.folder / "b")
     try:
         far.start(release.server)
-        holder = Holder(far.environment(), release.bundle / "lib")
-        assert holder.work() == 0
+        program = holder(far.environment(), release.bundle / "lib")
+        assert program.work() == 0
         [relay] = far.relays()
         upgrade(plane)
-        assert holder.work() == 0, "after the node with the GPU was upgraded"
+        assert program.work() == 0, "after the node with the GPU was upgraded"
         far.stop()
         far.start()
         assert "adopted 1 session" in far.log()
-        assert holder.work() == 0, "after the host without a GPU was upgraded"
+        assert program.work() == 0, "after the host without a GPU was upgraded"
         assert [each["pid"] for each in far.relays()] == [relay["pid"]]
-        holder.end()
+        program.kill()
         wait_for(lambda: not plane.grants(), message="the grant to return")
         wait_for(lambda: not far.relays(), message="the relay to end")
     finally:

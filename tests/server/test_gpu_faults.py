@@ -7,17 +7,15 @@ libnvidia-ml.so.1 of the tests' own (fake_nvml_events.c) that NVIDIA's Python fo
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import cuda_holder
 import httpx
 import pytest
 from control_plane import Client, ControlPlane, running, wait_for
+from holder import Holder
 from scrapes import scrape
 
 from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
@@ -151,32 +149,14 @@ def test_the_victims_standard_error_names_the_cause(
     start: Callable[..., Faults], channel: str
 ) -> None:
     pool = start()
-    program = subprocess.Popen(
-        [sys.executable, cuda_holder.__file__],
-        env={
-            **os.environ,
-            "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
-            "SLUICE_SERVER_SOCKET": str(pool.plane.socket_path),
-            "SLUICE_CONTROLLER": f"127.0.0.1:{pool.plane.rest_port}",
-            "SLUICE_CHANNEL": channel,
-        },
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert program.stdout
-    assert program.stdin
-    assert program.stdout.readline() == "ready\n"
-    program.stdin.write("go\n")
-    program.stdin.flush()
-    assert program.stdout.readline() == "0\n"
+    program = Holder(pool.plane.program_environment(SLUICE_CHANNEL=channel))
+    assert program.work() == 0
     [grant] = pool.plane.grants()
     gpu = grant["vgpus"][0]["gpu"].rpartition(":")[2]
     pool.say(f"xid {GPUS.index(gpu)} 79")
     wait_for(lambda: not pool.plane.grants(), message="the session to end")
-    output, errors = program.communicate("go\n", timeout=60)
-    assert output == "802\n"
+    assert program.work() == 802
+    errors = program.kill()
     cause = f"GPU {gpu} has failed: XID 79, the GPU has fallen off the bus"
     assert f"sluice: the session was ended by the pool: {cause}; every further" in errors
     assert errors.count("ended by the pool") == 1

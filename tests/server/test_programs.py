@@ -7,21 +7,16 @@ Skipped where the native part or the programs are not built.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
-import cuda_holder
 import pytest
 from control_plane import ControlPlane, running, wait_for
+from holder import Holder
 from network_program import built
 
-from sluice.config.native_files import find_native
-
 VECTOR_ADD = str(Path(__file__).resolve().parents[2] / "build" / "programs" / "vector_add")
-HOLDER = Path(cuda_holder.__file__)
 
 
 pytestmark = pytest.mark.skipif(
@@ -30,17 +25,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def start(plane: ControlPlane, *command: str, **environment: str) -> subprocess.Popen[str]:
+def start(plane: ControlPlane, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command,
-        env={
-            **os.environ,
-            "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
-            "SLUICE_SERVER_SOCKET": str(plane.socket_path),
-            "SLUICE_CONTROLLER": f"127.0.0.1:{plane.rest_port}",
-            **environment,
-        },
-        stdin=subprocess.PIPE,
+        [VECTOR_ADD],
+        env=plane.program_environment(**environment),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -49,7 +37,7 @@ def start(plane: ControlPlane, *command: str, **environment: str) -> subprocess.
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_program_computes_and_gives_everything_back(plane: ControlPlane, channel: str) -> None:
-    program = start(plane, VECTOR_ADD, SLUICE_CHANNEL=channel, SLUICE_GMEM="512")
+    program = start(plane, SLUICE_CHANNEL=channel, SLUICE_GMEM="512")
     out, error = program.communicate(timeout=60)
     assert program.returncode == 0, error
     assert "wrong 0" in out
@@ -58,32 +46,9 @@ def test_a_program_computes_and_gives_everything_back(plane: ControlPlane, chann
     assert (session["channel"], session["program"]) == (channel, "vector_add")
 
 
-class Holder:
-    """A CUDA program that goes on until it is told to, killed or ended."""
-
-    def __init__(self, plane: ControlPlane, **environment: str) -> None:
-        self.process = start(plane, sys.executable, str(HOLDER), **environment)
-        assert self.process.stdout
-        assert self.process.stdout.readline() == "ready\n"
-
-    def work(self) -> int:
-        """The CUresult of an allocation, a memset and a synchronisation."""
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        answered, _, _ = select.select([self.process.stdout], [], [], 15)
-        assert answered, "the program hangs"
-        return int(self.process.stdout.readline())
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_killed_program_gives_everything_back(plane: ControlPlane, channel: str) -> None:
-    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    holder = Holder(plane.program_environment(SLUICE_CHANNEL=channel))
     assert holder.work() == 0
     [worker] = plane.session_worker_pids()
     holder.kill()
@@ -95,7 +60,7 @@ def test_a_killed_program_gives_everything_back(plane: ControlPlane, channel: st
 def test_a_program_goes_on_through_the_restart_of_server_and_controller(
     plane: ControlPlane, channel: str
 ) -> None:
-    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    holder = Holder(plane.program_environment(SLUICE_CHANNEL=channel))
     for service in ("server", "controller"):
         plane.stop(service, signal.SIGKILL)
         assert holder.work() == 0, f"while the {service} is away"
@@ -109,7 +74,7 @@ def test_a_program_goes_on_through_the_restart_of_server_and_controller(
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_a_killed_worker_is_a_cuda_error_for_its_program(plane: ControlPlane, channel: str) -> None:
-    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    holder = Holder(plane.program_environment(SLUICE_CHANNEL=channel))
     assert holder.work() == 0
     [worker] = plane.session_worker_pids()
     os.kill(worker, signal.SIGKILL)
@@ -120,7 +85,7 @@ def test_a_killed_worker_is_a_cuda_error_for_its_program(plane: ControlPlane, ch
 
 
 def test_a_program_that_asks_for_too_much_gets_a_cuda_error_at_once(plane: ControlPlane) -> None:
-    program = start(plane, VECTOR_ADD, SLUICE_GMEM="16000000", SLUICE_WAIT="-1")
+    program = start(plane, SLUICE_GMEM="16000000", SLUICE_WAIT="-1")
     out, error = program.communicate(timeout=60)
     assert program.returncode != 0
     assert "position" not in error, "it would wait for ever"
@@ -130,7 +95,7 @@ def test_a_program_that_asks_for_too_much_gets_a_cuda_error_at_once(plane: Contr
 
 @pytest.mark.parametrize("channel", ["shm", "tcp"])
 def test_an_ended_grant_is_a_cuda_error_for_its_program(plane: ControlPlane, channel: str) -> None:
-    holder = Holder(plane, SLUICE_CHANNEL=channel)
+    holder = Holder(plane.program_environment(SLUICE_CHANNEL=channel))
     [grant] = plane.grants()
     plane.rest.delete(f"/grants/{grant['id']}")
     wait_for(lambda: not plane.grants())

@@ -7,16 +7,14 @@ Skipped where the native part or the programs are not built.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import cuda_holder
 import pytest
 from control_plane import ControlPlane, running, wait_for
+from holder import Holder
 from network_program import built
 from pool_certificates import Pair, PoolCa
 from relay_host import RelayHost, relay_host
@@ -33,45 +31,6 @@ pytestmark = pytest.mark.skipif(
 def host(plane: ControlPlane, tmp_path: Path) -> Iterator[RelayHost]:
     with relay_host(plane, tmp_path / "b") as without_gpu:
         yield without_gpu
-
-
-class Near:
-    """The host with the GPU, as a place for programs."""
-
-    def __init__(self, plane: ControlPlane) -> None:
-        self.environment = plane.program_environment
-
-
-class Holder:
-    """A CUDA program on the host without a GPU; it goes on until it is told to, or killed."""
-
-    def __init__(self, host: RelayHost | Near, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(cuda_holder.__file__))],
-            env={**host.environment(**environment)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout
-        line = self.process.stdout.readline()
-        assert line == "ready\n", self.process.communicate(timeout=60)
-
-    def work(self) -> int:
-        """The CUresult of an allocation, a memset and a synchronisation."""
-        assert self.process.stdin
-        assert self.process.stdout
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        answered, _, _ = select.select([self.process.stdout], [], [], 15)
-        assert answered, "the program hangs"
-        return int(self.process.stdout.readline())
-
-    def kill(self) -> str:
-        """Ends it at once; what it had said on standard error."""
-        self.process.kill()
-        return self.process.communicate()[1]
 
 
 def test_a_program_without_a_gpu_near_it_computes_and_gives_everything_back(
@@ -96,7 +55,7 @@ def test_a_program_without_a_gpu_near_it_computes_and_gives_everything_back(
 
 
 def test_it_is_killed_and_its_vgpu_comes_back(plane: ControlPlane, host: RelayHost) -> None:
-    holder = Holder(host)
+    holder = Holder(host.environment())
     assert holder.work() == 0
     [relay], [worker] = host.relays(), plane.session_worker_pids()
     holder.kill()
@@ -109,7 +68,7 @@ def test_it_is_killed_and_its_vgpu_comes_back(plane: ControlPlane, host: RelayHo
 def test_a_killed_part_is_a_cuda_error_and_nothing_stays(
     plane: ControlPlane, host: RelayHost, part: str
 ) -> None:
-    holder = Holder(host)
+    holder = Holder(host.environment())
     assert holder.work() == 0
     [relay], [worker] = host.relays(), plane.session_worker_pids()
     os.kill(relay["pid"] if part == "relay" else worker, signal.SIGKILL)
@@ -124,7 +83,7 @@ def test_a_killed_part_is_a_cuda_error_and_nothing_stays(
 
 
 def test_an_ended_grant_tells_the_program_why(plane: ControlPlane, host: RelayHost) -> None:
-    holder = Holder(host)
+    holder = Holder(host.environment())
     assert holder.work() == 0
     [grant] = plane.grants()
     plane.rest.delete(f"/grants/{grant['id']}")
@@ -137,7 +96,7 @@ def test_an_ended_grant_tells_the_program_why(plane: ControlPlane, host: RelayHo
 def test_it_goes_on_while_each_of_the_three_services_is_killed_and_returns(
     plane: ControlPlane, host: RelayHost
 ) -> None:
-    holder = Holder(host)
+    holder = Holder(host.environment())
     assert holder.work() == 0
     # its worker has answered it before it tells its server
     [before] = wait_for(lambda: [s for s in plane.sessions() if s["state"] == "running"])
@@ -165,7 +124,7 @@ def test_it_goes_on_while_each_of_the_three_services_is_killed_and_returns(
 def test_a_program_whose_server_was_away_when_it_died_leaves_nothing(
     plane: ControlPlane, host: RelayHost
 ) -> None:
-    holder = Holder(host)
+    holder = Holder(host.environment())
     host.stop(signal.SIGKILL)
     holder.kill()
     wait_for(lambda: not plane.grants(), message="the relay to see its client's end by itself")
@@ -277,11 +236,12 @@ def test_a_relayed_session_gives_way_and_is_given_way(
     whole = {"SLUICE_RATIO": "100"}
     urgent = {**whole, "SLUICE_PREEMPT": "1", "SLUICE_PRIORITY": "5"}
     victim_is_relayed = relayed == "the one that gives way"
-    places = (host, Near(plane)) if victim_is_relayed else (Near(plane), host)
-    victim = Holder(places[0], **whole)
+    far, near = host.environment, plane.program_environment
+    places = (far, near) if victim_is_relayed else (near, far)
+    victim = Holder(places[0](**whole))
     assert victim.work() == 0
     [lost] = plane.grants()
-    winner = Holder(places[1], **urgent)
+    winner = Holder(places[1](**urgent))
     assert winner.work() == 0
     assert victim.work() != 0
     ended = plane.rest.get(f"/grants/{lost['id']}").json()

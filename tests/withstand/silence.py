@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -22,8 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "harness")]
 
-import cuda_holder  # noqa: E402
 from control_plane import running, wait_for  # noqa: E402
+from holder import Holder  # noqa: E402
 from relay_host import relay_host  # noqa: E402
 
 MOST_SECONDS = 150.0
@@ -34,37 +33,6 @@ POOL = {"node_timeout_seconds": 3}  # the node is lost meanwhile
 def link(state: str) -> None:
     """Takes the loopback up or down."""
     subprocess.run(["ip", "link", "set", "lo", state], check=True)
-
-
-class Program:
-    """A CUDA program that works when it is told to."""
-
-    def __init__(self, environment: dict[str, str]) -> None:
-        command = [sys.executable, str(Path(cuda_holder.__file__))]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-        )
-        assert self.process.stdout
-        assert self.process.stdout.readline() == "ready\n"
-
-    def say(self) -> None:
-        """Have it work."""
-        assert self.process.stdin
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-
-    def answer(self, seconds: float) -> int:
-        """The CUresult, -1 where none comes."""
-        assert self.process.stdout
-        if not select.select([self.process.stdout], [], [], seconds)[0]:
-            return -1
-        return int(self.process.stdout.readline())
-
-    def end(self) -> str:
-        """Ends it; what it said on standard error."""
-        self.process.kill()
-        return self.process.communicate()[1]
 
 
 def alive(workers: list[int]) -> list[int]:
@@ -86,15 +54,15 @@ def measure(folder: Path, *, until_workers_end: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with running(folder, pool=POOL) as plane, relay_host(plane, folder / "b") as host:
         programs = {
-            "tcp": Program(plane.program_environment(SLUICE_CHANNEL="tcp")),
-            "relay": Program(host.environment()),
+            "tcp": Holder(plane.program_environment(SLUICE_CHANNEL="tcp")),
+            "relay": Holder(host.environment()),
         }
         for program in programs.values():
             program.say()
             assert program.answer(60) == 0
         if until_workers_end:
             before = set(plane.session_worker_pids())
-            programs["answer"] = Program(plane.program_environment(SLUICE_CHANNEL="tcp"))
+            programs["answer"] = Holder(plane.program_environment(SLUICE_CHANNEL="tcp"))
             [slow] = set(plane.session_worker_pids()) - before
             os.kill(slow, signal.SIGSTOP)
             programs["answer"].say()
@@ -122,7 +90,7 @@ def measure(folder: Path, *, until_workers_end: bool) -> dict[str, Any]:
         for name, program in programs.items():
             program.say()
             found[name]["later"] = program.answer(60)
-            found[name]["said"] = program.end()
+            found[name]["said"] = program.kill()
         if until_workers_end:
             wait_for(lambda: not plane.grants(), message="the grants to return")
         logs = (plane.folder / "log" / "session").glob("*.log")

@@ -17,7 +17,7 @@ from sluice.hypervisor.domain_document import DomainDocument, parse_domain
 
 from .conftest import doorbell_pid
 from .guests import Fleet, Guest, GuestProgram, Rig, prepare
-from .traces import LIMIT
+from .traces import LIMIT, wait_nothing_left
 
 RIGHT = "compute: wrong 0 of 1000"
 FIGURES = {"memory_mib": 64, "compute": 10, "region_mib": 64}
@@ -96,11 +96,6 @@ def has_another_doorbell(plane: ControlPlane, before: int) -> bool:
         return now != before and bool(bells_of(now))
     except (AssertionError, OSError):  # none at the moment
         return False
-
-
-def wait_nothing_left(plane: ControlPlane) -> None:
-    wait_for(lambda: not plane.grants(), LIMIT, "the grant to return")
-    wait_for(lambda: not plane.session_worker_pids(), LIMIT, "the worker to end")
 
 
 def test_a_guest_rings_its_host(guests_plane: ControlPlane, guest: Guest) -> None:

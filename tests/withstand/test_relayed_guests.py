@@ -16,7 +16,7 @@ from relay_host import RelayHost, relay_host
 
 from .guests import SLOTS, Fleet, Guest, GuestProgram, Rig, prepare, serving, slot_states
 from .prompted import ENDLESS, is_cuda_error
-from .traces import LIMIT
+from .traces import LIMIT, wait_nothing_left
 
 pytestmark = [
     pytest.mark.vm,
@@ -61,12 +61,6 @@ def of_guest(plane: ControlPlane, guest: Guest) -> dict[str, str]:
     """The one session that it has."""
     [session] = [s for s in plane.sessions() if s["domain_uuid"] == guest.uuid]
     return {key: session[key] for key in ("channel", "node", "domain_name")}
-
-
-def wait_nothing_left(plane: ControlPlane, host: RelayHost) -> None:
-    wait_for(lambda: not plane.grants(), LIMIT, "the grant to return")
-    wait_for(lambda: not plane.session_worker_pids(), LIMIT, "the worker to end")
-    wait_for(lambda: not host.relays(), LIMIT, "the relay to end")
 
 
 def test_a_program_in_a_guest_computes_on_another_hosts_gpu(

@@ -30,7 +30,7 @@ from sluice.hypervisor.vsock_devices import UserSockets
 from .conftest import doorbell_pid
 from .guests import Fleet, Guest, GuestProgram, Rig, install, prepare, region_file, serving
 from .prompted import CHECKOUT, ENDLESS, is_cuda_error
-from .traces import LIMIT
+from .traces import LIMIT, wait_nothing_left
 
 BACKEND = CHECKOUT / "build/tools/bin/vhost-device-vsock"
 FIGURES = {"memory_mib": 64, "compute": 10}
@@ -123,12 +123,6 @@ def waiting_in(plane: ControlPlane) -> list[object]:
     """The queue."""
     found: list[object] = plane.rest.get("/queue").json()["waiting"]
     return found
-
-
-def wait_nothing_left(plane: ControlPlane) -> None:
-    """A closed socket ends a session: what else would comes later than LIMIT (silent_seconds)."""
-    wait_for(lambda: not plane.grants(), LIMIT, "the grant to return")
-    wait_for(lambda: not plane.session_worker_pids(), LIMIT, "the worker to end")
 
 
 def test_a_program_finds_its_host_by_itself_and_computes(

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_plane import ControlPlane
+from control_plane import ControlPlane, wait_for
+from relay_host import RelayHost
 
 #: Within five seconds of an end nothing may remain. A loaded machine gets this much.
 LIMIT = float(os.environ.get("SLUICE_WITHSTAND_LIMIT", "60"))
@@ -54,6 +55,16 @@ def holders_of(name: str) -> Iterator[str]:
                     yield f"process {process.name} has {name} open"
         except OSError:
             continue
+
+
+def wait_nothing_left(plane: ControlPlane, host: RelayHost | None = None) -> None:
+    """No session has left anything, on the host with the GPU or the one that relays.
+
+    A closed socket ends a session: what else would comes later than LIMIT (silent_seconds).
+    """
+    wait_for(lambda: not plane.grants(), LIMIT, "the grant to return")
+    wait_for(lambda: not plane.session_worker_pids(), LIMIT, "the worker to end")
+    wait_for(lambda: host is None or not host.relays(), LIMIT, "the relay to end")
 
 
 @dataclass
