@@ -10,13 +10,14 @@ JOBS ?= 2
 TEST_JOBS ?= 4 # files of tests beside one another: they wait more than they compute
 GUEST_JOBS ?= 2 # the same, of those with guests
 DEMO_JOBS ?= $(shell nproc)
+GPU_PYTHON ?= 3.12 # of the machine that gpu-host's archive is for
 ifneq ($(words $(CURDIR)),1)
 $(error The path "$(CURDIR)" has spaces, with which make and several tools do not work: move the checkout to one without)
 endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +53,7 @@ test-openstack: build/.openstack programs native guest-bundle ## instances with 
 test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bundle and the images' recipes in roots of Debian 12 and 11, with a CUDA program
 	$(PY) -m pytest -q -m guest_images tests/guest_images
 
+test-gpu: export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/site# site is of gpu-host's archive
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
 	$(PYTHON) tests/gpu/hostile_libraries.py
@@ -98,6 +100,9 @@ guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
 
 guest-packages: build/.packages ## dist/sluice-guest_*.deb and dist/sluice-guest-*.rpm, of the guest bundle (make guest-bundle first)
 	$(PY) packaging/guest_packages.py
+
+gpu-host: programs native python ## dist/sluice-gpu-host.tar.gz: what test-gpu needs besides a GPU, its driver and GPU_PYTHON (make bench first)
+	$(PY) dev/pack_gpu_host.py --python $(GPU_PYTHON)
 
 release-data: programs native guest-bundle ## what later versions are held against, into tests/compatibility/VERSION: before a release is tagged
 	PYTHONPATH=$(CURDIR)/python:$(CURDIR)/tests/harness $(PY) -m tests.compatibility.recording.record

@@ -13,12 +13,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from sluice.config.server import ServerConfig
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.node_side import NodeParts, NodeSide
+from sluice.server.controller.orders import ServerSide
 from sluice.server.gpus.discovery import Driver
 from sluice.server.gpus.figures import GpuReader
 from sluice.server.gpus.host_gpus import HostGpus
@@ -48,11 +49,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("sluice.server")
 
 
+def link_to_controller(config: ServerConfig, side: ServerSide) -> ControllerLink:
+    """The connection that the configuration names; raises StartError."""
+    return ControllerLink(
+        config.controller.grpc_targets,
+        side,
+        config.controller.wait_seconds,
+        controller_credentials(config),
+    )
+
+
 class Server:
     """One sluice-server."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        link: Callable[[ServerConfig, ServerSide], ControllerLink] = link_to_controller,
+    ) -> None:
+        """`link`: how it reaches its controller; tests have one that grants by itself."""
         self._config = config
+        self._link = link
         self._tasks: set[asyncio.Task[Any]] = set()
         self._metrics_listener: MetricsListener | None = None
         self._guests: Guests | None = None
@@ -105,12 +122,7 @@ class Server:
             start_seconds=section.worker_start_seconds,
         )
         self._side = NodeSide(config)
-        self._controller = ControllerLink(
-            config.controller.grpc_targets,
-            self._side,
-            config.controller.wait_seconds,
-            controller_credentials(config),
-        )
+        self._controller = self._link(config, self._side)
         self._manager = SessionManager(
             section.node_name,
             self._controller,

@@ -93,28 +93,23 @@ class StaticServer:
 
     def __init__(self, driver: Path) -> None:
         self.socket = BENCH / f"static-{os.getpid()}.sock"
-        self.http, tcp = free_port(), free_port()
-        self.socket.unlink(missing_ok=True)
+        self.http = free_port()
         self.process = subprocess.Popen(
             [
-                sys.executable,
-                str(ROOT / "tests" / "harness" / "static_server.py"),
+                *(sys.executable, str(ROOT / "tests" / "harness" / "static_server.py")),
                 *("--socket", str(self.socket), "--driver", str(driver), "--memory-mib", "2048"),
-                *(
-                    "--worker",
-                    str(NATIVE / "bin" / "sluice-worker"),
-                    "--log",
-                    str(BENCH / "worker.log"),
-                ),
-                *("--relay", str(NATIVE / "bin" / "sluice-relay")),
-                *("--tcp-port", str(tcp), "--http-port", str(self.http)),
+                *("--log-dir", str(BENCH / "log"), "--http-port", str(self.http), "--relay"),
                 *("--libraries", str(NATIVE / "tests" / "fakelibs")),
-            ]
+                *("--prestart", "0"),  # none begins beside a session that is measured
+                # so that a worker may read this checkout, wherever it lies
+                *("--uid", str(os.geteuid())),
+            ],
+            env={**os.environ, "SLUICE_NATIVE_DIR": str(NATIVE)},
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while not self.socket.exists():
-            if time.monotonic() > deadline:
-                raise SystemExit("the static server does not start")
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise SystemExit(f"the static server does not start: see {BENCH / 'log'}")
             time.sleep(0.02)
         time.sleep(0.3)
 
@@ -136,8 +131,6 @@ class StaticServer:
         """Ends it and its warm worker."""
         self.process.terminate()
         self.process.wait()
-        self.socket.unlink(missing_ok=True)
-        Path(f"{self.socket}.relay").unlink(missing_ok=True)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ is in `same_answer`, with the reason, and in openings.py.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import json
@@ -23,10 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from static_server import StaticRelay, StaticWorker
-
-from sluice.config.native_files import find_native
-
 from . import slots, workers
 from .openings import opening_differences
 from .slots import Slot, format_region
@@ -39,7 +34,7 @@ from .streams import (
     read_opening,
     receive_exactly,
 )
-from .workers import REGION_BYTES, Host
+from .workers import REGION_BYTES, Host, LoneProcess
 
 SECONDS = 20.0  # for what a worker does at once
 A_MOMENT = 0.00005
@@ -191,7 +186,7 @@ class SlotBytesPlayer(StreamPlayer):
 
 
 @contextlib.contextmanager
-def opened(host: Host, recorded: dict[str, Any]) -> Iterator[tuple[Player, StaticWorker]]:
+def opened(host: Host, recorded: dict[str, Any]) -> Iterator[tuple[Player, LoneProcess]]:
     """A session with a fresh worker, over the channel that was recorded."""
     channel = recorded["channel"]
     with host.worker() as worker:
@@ -217,22 +212,14 @@ def opened(host: Host, recorded: dict[str, Any]) -> Iterator[tuple[Player, Stati
 
 
 @contextlib.contextmanager
-def relayed(host: Host, worker: StaticWorker, recorded: dict[str, Any]) -> Iterator[Slot]:
+def relayed(host: Host, worker: LoneProcess, recorded: dict[str, Any]) -> Iterator[Slot]:
     """The slot of a session that a relay of today carries to a worker."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with socket.create_server(("127.0.0.1", 0)) as network, near:
         network.settimeout(SECONDS)
         near.settimeout(SECONDS)
         near.send(data_of(recorded["request"]))
-        arguments = argparse.Namespace(
-            run_dir=str(host.folder),
-            relay=str(find_native("sluice-relay")),
-            sandbox="off",
-            arena_mib=8,
-            tcp_port=network.getsockname()[1],
-        )
-        relay = StaticRelay(arguments, far)
-        try:
+        with host.relay(far, network.getsockname()[1]) as relay:
             connection, _ = network.accept()
             with connection:
                 receive_exactly(connection, 512)
@@ -242,10 +229,6 @@ def relayed(host: Host, worker: StaticWorker, recorded: dict[str, Any]) -> Itera
             yield Slot(descriptors[0])
             for descriptor in descriptors:
                 os.close(descriptor)
-        finally:
-            relay.process.kill()
-            relay.process.wait()
-            relay.control.close()
 
 
 class Addresses:
@@ -363,7 +346,7 @@ def memory_difference(player: Player, at: int, wanted: bytes) -> str:
     return f"at {at + first} of the slot lies {here} and not {there}"
 
 
-def end_differences(worker: StaticWorker, host: Host) -> list[str]:
+def end_differences(worker: LoneProcess, host: Host) -> list[str]:
     """A session that was closed ends in good order."""
     worker.control.settimeout(SECONDS)
     try:

@@ -233,7 +233,7 @@ def main() -> int:
             results = [run(server, channel) for channel in options.channels]
         finally:
             server.close()
-            log = (folder / "worker.log").read_text().splitlines()
+            log = server.log.read_text().splitlines()
             print("\n".join(log[-30:]))
     print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
     return 0 if all(results) else 1

@@ -27,8 +27,9 @@ sys.path.insert(0, str(HERE))
 import run as gpu  # noqa: E402
 
 LIBRARIES = ("cublas", "cublaslt", "cudnn", "cufft", "curand", "cusolver", "cusparse", "nccl")
-BY_SIGNAL = "ended by signal"
+BY_SIGNAL = "ended without a word (killed or crashed)"
 ENDED = "session ended"
+ENDING_SECONDS = 10.0
 
 EXPECTED = {
     "scalar_on_device_in_host_mode": ENDED,
@@ -68,8 +69,7 @@ class Runner:
         self.program = gpu.built("hostile_libraries")
         self.environment = {**os.environ, **server.environments["shm"], "SLUICE_GMEM": "4096"}
         self.environment["SLUICE_STATS"] = "0"
-        self.log = server.folder / "worker.log"
-        self.seen = 0
+        self.log = server.log
 
     def run(self, *arguments: str, seconds: int = 120) -> list[str]:
         """The program's lines."""
@@ -92,17 +92,12 @@ class Runner:
             return [done.stderr.strip()[-300:]]
         return done.stdout.splitlines()
 
-    def new_lines(self) -> list[str]:
-        """What the workers have logged since the last time."""
-        text = self.log.read_text(errors="replace")
-        new, self.seen = text[self.seen :], len(text)
-        return new.splitlines()
-
-    def signals(self) -> list[str]:
-        """Workers that ended by a signal; the server looks after those at its next session."""
-        time.sleep(0.3)
-        self.run("honest_scale")
-        return [line for line in self.new_lines() if BY_SIGNAL in line]
+    def logged(self) -> list[str]:
+        """What was logged since the last time, once every session so far has ended."""
+        until = time.monotonic() + ENDING_SECONDS
+        while self.log.ended() < len(self.log) and time.monotonic() < until:
+            time.sleep(0.05)
+        return self.log.new_lines()
 
 
 def judge(name: str, got: str, reason: str, signals: list[str]) -> bool:
@@ -121,25 +116,22 @@ def judge(name: str, got: str, reason: str, signals: list[str]) -> bool:
 
 
 def run_cases(runner: Runner) -> tuple[int, int]:
-    """Every case; how a worker ended shows while the next case runs."""
+    """Every case."""
     passed = failed = 0
-    before: tuple[str, str, str] | None = None
-    for name in [*runner.run("--list"), ""]:
-        lines = runner.run(name or "honest_scale")
-        time.sleep(0.2)
-        logged = runner.new_lines()
-        if before:
-            good = judge(*before, [line for line in logged if BY_SIGNAL in line])
-            passed, failed = passed + good, failed + (not good)
+    for name in runner.run("--list"):
+        lines = runner.run(name)
+        logged = runner.logged()
         reasons = [line.split("bad command: ")[1] for line in logged if "bad command: " in line]
-        before = (name, lines[-1] if lines else "nothing", reasons[-1] if reasons else "")
+        signals = [line for line in logged if BY_SIGNAL in line]
+        good = judge(name, ["nothing", *lines][-1], [*reasons, ""][0], signals)
+        passed, failed = passed + good, failed + (not good)
     return passed, failed
 
 
 def sweep(runner: Runner, library: str, until: float) -> tuple[int, list[str]]:
     """Every function with ordinary arguments and each pointer NULL; how many, and the culprits."""
     at, culprits = 0, []
-    runner.new_lines()
+    runner.logged()
     while time.monotonic() < until:
         lines = runner.run("sweep", library, str(at), seconds=60)
         calls = [line.split() for line in lines if line[:1].isdigit()]
@@ -149,7 +141,7 @@ def sweep(runner: Runner, library: str, until: float) -> tuple[int, list[str]]:
         at = int(calls[-1][0])
         if lines[-1].startswith("swept"):
             break
-        signals = runner.signals()
+        signals = [line for line in runner.logged() if BY_SIGNAL in line]
         call = " ".join(calls[-1][1:])
         print(f"    {call}: {(signals or lines)[-1][-70:]}", flush=True)
         if signals:

@@ -211,7 +211,7 @@ def main() -> int:
             results = [run(server, channel, options.gmem) for channel in options.channels]
         finally:
             server.close()
-            log = (folder / "worker.log").read_text().splitlines()
+            log = server.log.read_text().splitlines()
             print("\n".join([x for x in log if " ERROR " in x or "refused" in x][-20:]))
     print(f"{sum(results)} passed, {len(results) - sum(results)} failed")
     return 0 if all(results) else 1

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make test-gpu`: every program natively and through Sluice on an NVIDIA GPU, and the timings.
 
-Needs an NVIDIA driver, a built native part (SLUICE_NATIVE_DIR, else build/native) and built
-programs (build/programs, build/bench/calls: `make programs` and `make bench` build them, or bring
-them along); nothing else, and no network. Sessions come from tests/harness/static_server.py, with
-the sandbox on and the worker as an ordinary user. Prints the programs' table, the timings' table
+Needs an NVIDIA driver, a built native part (SLUICE_NATIVE_DIR, else build/native), built programs
+(build/programs, build/bench/calls: `make programs` and `make bench` build them) and what
+sluice-server imports; `make gpu-host` packs all of it for a machine that has only a Python, and no
+network. Sessions come from tests/harness/static_server.py, with the sandbox on and the worker as
+an ordinary user. Prints the programs' table, the timings' table
 and `N passed, N failed`, and writes build/measurements/calls.jsonl (dev/measurements.py keeps it
 for the documents); exit status 0 only without a failure. Without a GPU it says so and counts
 everything as skipped.
@@ -28,14 +29,16 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "demo"), str(ROOT / "dev")]
+sys.path[:0] = [str(ROOT / "tests" / "demo"), str(ROOT / "tests" / "harness"), str(ROOT / "dev")]
 
 import programs as cuda  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
+from session_logs import SessionLogs  # noqa: E402
 
 NATIVE = Path(os.environ.get("SLUICE_NATIVE_DIR", ROOT / "build" / "native"))
 CALLS = ROOT / "build" / "bench" / "calls"
 SLICE_MIB = 16384
+NOBODY = 65534
 UNIT = {"_us": "us", "_gib_s": "GiB/s", "_ms": "ms"}
 
 
@@ -82,6 +85,7 @@ class Server:
     ) -> None:
         self.folder = folder
         self.socket = folder / "server.sock"
+        self.log = SessionLogs(folder / "log")
         library = folder / "lib"
         library.mkdir()
         for name in ("libcuda.so.1", "libcudart.so.13"):
@@ -105,37 +109,28 @@ class Server:
                 "HOME": str(folder),
             }
         command = [sys.executable, str(ROOT / "tests" / "harness" / "static_server.py")]
-        command += [
-            "--socket",
-            str(self.socket),
-            "--driver",
-            driver,
-            "--worker",
-            str(built("sluice-worker")),
-            "--relay",
-            str(built("sluice-relay")),
-        ]
-        command += ["--memory-mib", str(memory_mib), "--arena-mib", "4096", "--uid", "65534"]
-        command += [
-            "--log",
-            str(folder / "worker.log"),
-            "--tcp-port",
-            "19960",
-            "--http-port",
-            "19123",
-        ]
+        command += ["--socket", str(self.socket), "--log-dir", str(folder / "log")]
+        command += ["--driver", driver, "--memory-mib", str(memory_mib), "--arena-mib", "4096"]
+        command += ["--uid", str(NOBODY), "--http-port", "19123", "--relay"]
         if libraries is not None:
             command += ["--libraries", libraries]
         if len(devices) > 1:
             command += ["--vgpus", str(len(devices)), "--visible-devices", ",".join(devices)]
             for environment in self.environments.values():
                 environment["SLUICE_VGPU"] = str(len(devices))
-        self.process = subprocess.Popen(command)
-        deadline = time.monotonic() + 30
+        self.process = subprocess.Popen(
+            command, env={**os.environ, "SLUICE_NATIVE_DIR": str(NATIVE.resolve())}
+        )
+        deadline = time.monotonic() + 60
         while not self.socket.exists():
             if time.monotonic() > deadline or self.process.poll() is not None:
-                raise SystemExit("the server does not start")
+                raise SystemExit(f"the server does not start:\n{self.server_log()}")
             time.sleep(0.05)
+
+    def server_log(self) -> str:
+        """What the server says of itself."""
+        path = self.folder / "log" / "server.log"
+        return path.read_text() if path.exists() else "it says nothing"
 
     def close(self) -> None:
         """Ends the server and its warm worker."""
@@ -346,10 +341,9 @@ def main() -> int:
                 timings(server, native, options.pairs)
         finally:
             server.close()
-            log = folder / "worker.log"
             bad = [
                 line
-                for line in log.read_text().splitlines()
+                for line in server.log.read_text().splitlines()
                 if " ERROR " in line or "bad command" in line
             ]
             print("\n".join(bad[-20:]))

@@ -7,10 +7,11 @@
 The first builds the samples where it runs (build_samples.py; needs nvcc 13 and the extracted
 sources), the second takes what build_samples.py made elsewhere. Sluice's libraries come in by
 LD_LIBRARY_PATH (--libraries, a folder) or LD_PRELOAD (--preload). With --worker it starts a server
-of its own, else SLUICE_SERVER_SOCKET names one. A sample passes that ends with the same status as
-natively and says the same of its success; what it prints besides is compared without numbers and
-in any order, and noted. What fails natively is skipped, as is what build_samples.py left out. With
---out, results are kept and a later run goes on with what is missing.
+of its own, whose Python needs what sluice-server imports, else SLUICE_SERVER_SOCKET names one. A
+sample passes that ends with the same status as natively and says the same of its success; what it
+prints besides is compared without numbers and in any order, and noted. What fails natively is
+skipped, as is what build_samples.py left out. With --out, results are kept and a later run goes on
+with what is missing.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "harness"))
+
+from session_logs import SessionLogs  # noqa: E402
+
 WAIVED = 2
 """What samples end with that the machine cannot run."""
 VERDICT = re.compile(r"pass|fail|error|success|assert|mismatch|waiv", re.IGNORECASE)
@@ -133,18 +138,16 @@ class Server:
     """tests/harness/static_server.py with this GPU, for as long as the samples run."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        places = (HERE / "static_server.py", HERE.parent / "harness" / "static_server.py")
-        script = next(place for place in places if place.exists())
+        script = HERE.parent / "harness" / "static_server.py"
         self.socket = folder / "server.sock"
-        self.log = folder / "worker.log"
+        self.log = SessionLogs(folder / "log")
         command = [sys.executable, str(script), "--socket", str(self.socket)]
-        command += ["--driver", options.driver or find_driver(), "--worker", str(options.worker)]
-        command += ["--memory-mib", str(options.memory_mib), "--arena-mib", "1024"]
-        command += ["--log", str(self.log)]
-        command += ["--tcp-port", "19960", "--http-port", "19123"]
+        command += ["--driver", options.driver or find_driver(), "--log-dir", str(folder / "log")]
+        command += ["--memory-mib", str(options.memory_mib), "--http-port", "19123"]
         if options.uid:
             command += ["--uid", str(options.uid)]
-        self.process = subprocess.Popen(command)
+        programs = str(options.worker.resolve().parent)
+        self.process = subprocess.Popen(command, env={**os.environ, "SLUICE_NATIVE_DIR": programs})
         deadline = time.monotonic() + 60
         while not self.socket.exists():
             if time.monotonic() > deadline or self.process.poll() is not None:
@@ -155,9 +158,8 @@ class Server:
         """End it."""
         self.process.terminate()
         self.process.wait()
-        if self.log.exists():
-            lines = self.log.read_text(errors="replace").splitlines()
-            print("\n".join([line for line in lines if " ERROR " in line][-20:]))
+        lines = self.log.read_text().splitlines()
+        print("\n".join([line for line in lines if " ERROR " in line][-20:]))
 
 
 def native_environment(options: argparse.Namespace) -> dict[str, str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,20 +14,41 @@ from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGran
 class FakeControllerLink(ControllerLink):
     """Stands in for a controller where a test is about the server alone."""
 
+    #: What who asks is told before the grant; "" is nothing.
+    wait_line = "sluice: waiting"
+
     def __init__(self, gpu: str = "GPU-fake-0") -> None:
         self.asked: list[rpc.GrantRequest] = []
         self.reports: list[rpc.NodeReport] = []
         self._gpu = gpu
 
+    @property
+    def is_connected(self) -> bool:
+        return True
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        pass
+
     def report(self, report: rpc.NodeReport) -> None:
         self.reports.append(report)
+
+    def report_inventory(self) -> None:
+        pass
+
+    def granted(self, request: rpc.GrantRequest) -> LocalGrant:
+        """The answer to a request, which is the last of `asked`."""
+        number = len(self.asked)
+        vgpus = (GrantedVgpu(self._gpu, request.memory_mib, request.compute_percent),)
+        return LocalGrant(f"{number:016x}", f"{number + 100:016x}", "r", vgpus)
 
     @asynccontextmanager
     async def grant(
         self, request: rpc.GrantRequest, tell: Callable[[str], None]
     ) -> AsyncIterator[LocalGrant]:
         self.asked.append(request)
-        number = len(self.asked)
-        tell("sluice: waiting")
-        vgpus = (GrantedVgpu(self._gpu, request.memory_mib, request.compute_percent),)
-        yield LocalGrant(f"{number:016x}", f"{number + 100:016x}", "r", vgpus)
+        if self.wait_line:
+            tell(self.wait_line)
+        yield self.granted(request)

@@ -1,25 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sessions on the software GPU for one test, without a control plane: static_server.py in a folder.
+"""Sessions on the software GPU for one test, without a controller: static_server.py in a folder.
 
 `with StaticPool(folder) as pool:` → `pool.environment()` is what a program needs to find it, and
-our libraries.
+our libraries. Each pool's server is a process that is forked off one which has imported everything:
+importing takes longer than all else of a small test.
 """
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+import multiprocessing.forkserver
 import os
 import subprocess
 import sys
 import time
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import TracebackType
+from unittest import mock
 
 from free_ports import free_port
+from session_logs import SessionLogs
+from static_server import StaticOptions, serve
 
 from sluice.config.native_files import find_native
 
-SERVER = Path(__file__).with_name("static_server.py")
 ROOT = Path(__file__).resolve().parents[2]
+HARNESS = Path(__file__).resolve().parent
 
 
 def build_programs(*names: str) -> Path:
@@ -35,8 +43,25 @@ def gpu_uuid(index: int) -> str:
     return f"GPU-536c7569-6365-4000-8073-6f66746770{index:02x}"
 
 
+@functools.cache
+def _forks() -> ForkServerContext:
+    """What servers are forked off, one for all pools of this process."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["static_server"])
+    path = os.pathsep.join([str(HARNESS), str(ROOT / "python")])
+    with mock.patch.dict(os.environ, PYTHONPATH=path):
+        multiprocessing.forkserver.ensure_running()
+    return forks
+
+
+def _serve(options: StaticOptions, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    serve(options)
+
+
 class StaticPool:
-    """A running static server; its socket, log and home lie in `folder`.
+    """A running static server; its socket, logs and home lie in `folder`.
 
     `gpus`: how many software GPUs the vGPUs lie on, in turn. `tcp`: its clients come by TCP.
     """
@@ -55,26 +80,27 @@ class StaticPool:
         self.folder = folder
         self.vgpus = vgpus
         self.socket = folder / "server.sock"
-        self.log = folder / "worker.log"
-        command = [sys.executable, str(SERVER), "--socket", str(self.socket)]
-        command += ["--worker", str(find_native("sluice-worker"))]
-        command += ["--driver", str(driver or find_native("libsluice-softgpu.so.1"))]
-        command += ["--vgpus", str(vgpus), "--memory-mib", str(memory_mib)]
-        command += ["--sandbox", sandbox, "--log", str(self.log)]
-        command += ["--visible-devices", ",".join(map(gpu_uuid, range(gpus)))]
-        self.http_port = 0
-        if tcp:
-            self.http_port = free_port()
-            command += ["--http-port", str(self.http_port), "--tcp-port", str(free_port())]
-        self.process = subprocess.Popen(
-            command, env={**os.environ, "SLUICE_SOFTGPU_COUNT": str(gpus)}
+        self.log = SessionLogs(folder / "log")
+        self.http_port = free_port() if tcp else 0
+        options = StaticOptions(
+            socket=self.socket,
+            log_dir=folder / "log",
+            driver=str(driver or find_native("libsluice-softgpu.so.1")),
+            vgpus=vgpus,
+            memory_mib=memory_mib,
+            visible_devices=",".join(map(gpu_uuid, range(gpus))),
+            sandbox=sandbox,
+            http_port=self.http_port,
         )
+        environment = {**os.environ, "SLUICE_SOFTGPU_COUNT": str(gpus)}
+        self.process = _forks().Process(target=_serve, args=(options, environment))
+        self.process.start()
 
     def __enter__(self) -> StaticPool:
         deadline = time.monotonic() + 60
         while not self.socket.exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the static server did not start; see {self.log}")
+            if not self.process.is_alive() or time.monotonic() > deadline:
+                raise RuntimeError(f"the static server did not start; see {self.folder}/log")
             time.sleep(0.02)
         return self
 
@@ -85,7 +111,7 @@ class StaticPool:
         where: TracebackType | None,
     ) -> None:
         self.process.terminate()
-        self.process.wait(60)
+        self.process.join(60)
 
     def environment(self, **more: str) -> dict[str, str]:
         """The variables of a program that is to find this server and our libraries."""
@@ -106,4 +132,4 @@ class StaticPool:
 
     def sessions(self) -> int:
         """How many sessions were opened so far."""
-        return self.log.read_text().count("session started") if self.log.exists() else 0
+        return len(self.log)

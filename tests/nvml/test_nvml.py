@@ -136,9 +136,9 @@ assert n.nvmlDeviceGetGraphicsRunningProcesses(handles[0]) == []
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_what_only_the_node_knows_comes_from_its_nvml(tmp_path: Path) -> None:
-    node = tmp_path / "node"
-    node.mkdir()
+def test_what_only_the_node_knows_comes_from_its_nvml(tmp_path: Path, short_path: Path) -> None:
+    node = short_path
+    node.chmod(0o755)  # a worker opens its NVML as the user that it has become
     driver = node / "libcuda.so.1"
     driver.symlink_to(find_native("libsluice-softgpu.so.1"))
     source = Path(__file__).with_name("fake_nvml.c")

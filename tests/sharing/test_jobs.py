@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes of one job on the software GPU: one grant, one memory limit, the same vGPUs.
 
-The static server stands in for the control plane; tests/server/test_jobs.py has the real one.
+The server is real, and its controller grants at once; tests/server/test_jobs.py has a real one.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ plays the client's part of it again.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import contextlib
 import json
@@ -21,8 +20,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from static_server import StaticRelay
 
 from sluice.config.native_files import find_native
 
@@ -137,8 +134,7 @@ def record_shm(host: Host, folder: Path, program: tuple[str, ...], tape: Tape) -
         tape.opening = mailbox_opening(far)
         near = memory_file(REGION_BYTES)
         os.pwrite(near, far.memory[:], 0)
-        reply = (512).to_bytes(4, "little") + (2).to_bytes(2, "little") + bytes(506)
-        socket.send_fds(connection, [reply], [near, os.pidfd_open(worker.process.pid)])
+        socket.send_fds(connection, [workers.OPENED], [near, os.pidfd_open(worker.process.pid)])
         connection.close()
         tap = SlotTap(Slot(near), far)
         tape.recording = tap.recording
@@ -220,21 +216,12 @@ def record_relay(host: Host, folder: Path, program: tuple[str, ...], tape: Tape)
         with client(folder, program, **said):
             connection = accepted(door)
             tape.request = connection.recv(4096, socket.MSG_PEEK)
-            arguments = argparse.Namespace(
-                run_dir=str(folder),
-                relay=str(find_native("sluice-relay")),
-                sandbox="off",
-                arena_mib=8,
-                tcp_port=network.getsockname()[1],
-            )
-            relay = StaticRelay(arguments, connection)
-            try:
-                with accepted(network) as relayed:
-                    receive_exactly(relayed, 512)
-                    record_stream(worker, "tcp", relayed, tape, relay.answer)
-            finally:
-                relay.process.kill()
-                relay.process.wait()
+            with (
+                host.relay(connection, network.getsockname()[1]) as relay,
+                accepted(network) as relayed,
+            ):
+                receive_exactly(relayed, 512)
+                record_stream(worker, "tcp", relayed, tape, relay.answer)
 
 
 def record_stream(

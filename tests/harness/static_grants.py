@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands in for the controller of one server: grants of one size, at once, to whoever asks.
+
+Used by static_server.py. A session has as many vGPUs as it asks for, up to a number, and each is as
+large as all others, whatever is asked for; sessions of one job have one grant. StaticLink answers
+the server as its controller would, StaticTickets those who ask a controller for a session over
+REST, and RelayLink a server that has no GPU itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fake_controller_link import FakeControllerLink
+
+from sluice.config.job_token import job_of
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.problem_types import ProblemType
+from sluice.rpc import pool_pb2 as rpc
+from sluice.server.controller.link import GrantedVgpu, LocalGrant
+from sluice.server.controller.orders import ServerSide
+
+KEY_SECONDS = 60
+NODE = "static"
+
+
+class StaticLink(FakeControllerLink):
+    """A server's connection to a controller that always has room on that server's GPUs."""
+
+    wait_line = ""
+
+    def __init__(self, side: ServerSide, vgpus: int, memory_mib: int) -> None:
+        super().__init__()
+        self.side = side
+        self._most = vgpus
+        self._memory_mib = memory_mib
+        self._of_jobs: dict[tuple[str, str], LocalGrant] = {}
+
+    def granted(self, request: rpc.GrantRequest) -> LocalGrant:
+        """What a session gets: its own, or its job's."""
+        if not request.job:
+            return self._new(request.vgpu_count)
+        key = (request.job_domain, request.job)
+        grant = self._of_jobs.setdefault(key, self._new(request.vgpu_count))
+        return LocalGrant(grant.grant_id, secrets.token_hex(8), request.request_id, grant.vgpus)
+
+    def assign(self, request: rpc.GrantRequest) -> rpc.Assignment:
+        """What a session gets whose client comes to the data port, which expects it from now on."""
+        granted = self.granted(request)
+        assignment = rpc.Assignment(
+            session_id=granted.session_id,
+            grant_id=granted.grant_id,
+            key=secrets.token_hex(16),
+            key_seconds=KEY_SECONDS,
+            vgpus=[
+                rpc.Vgpu(
+                    gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent
+                )
+                for v in granted.vgpus
+            ],
+            host=request.host,
+            program=request.program,
+            job=request.job,
+            job_domain=request.job_domain,
+            chosen=request.chosen,
+            relay=request.node if request.relay else "",
+            client_pid=request.client_pid,
+            client_uid=request.client_uid,
+        )
+        self.side.take_assignment(assignment)
+        return assignment
+
+    def _new(self, count: int) -> LocalGrant:
+        gpus = [gpu.uuid for gpu in self.side.inventory().gpus]
+        vgpus = tuple(
+            GrantedVgpu(gpus[place % len(gpus)], self._memory_mib, 100)
+            for place in range(min(count or 1, self._most))
+        )
+        return LocalGrant(secrets.token_hex(8), secrets.token_hex(8), "", vgpus)
+
+
+class RelayLink(FakeControllerLink):
+    """Of a server without a GPU: what its clients are granted is on the server of `near`."""
+
+    wait_line = ""
+
+    def __init__(self, near: StaticLink) -> None:
+        super().__init__()
+        self._near = near
+
+    def granted(self, request: rpc.GrantRequest) -> LocalGrant:
+        assignment = self._near.assign(request)
+        there = self._near.side.inventory()
+        target = rpc.RelayTarget(
+            node=there.node, address=there.data_address, port=there.data_port, key=assignment.key
+        )
+        vgpus = tuple(
+            GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in assignment.vgpus
+        )
+        return LocalGrant(
+            assignment.grant_id, assignment.session_id, request.request_id, vgpus, target
+        )
+
+
+class StaticTickets:
+    """The one answer of a controller's REST that clients on the network need."""
+
+    def __init__(self, link: StaticLink) -> None:
+        self._link = link
+
+    @asynccontextmanager
+    async def listening(self, port: int) -> AsyncIterator[None]:
+        """While the block runs."""
+        async with await asyncio.start_server(self._serve, "127.0.0.1", port):
+            yield
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with _closing(writer.close):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = next(
+                int(value)
+                for name, _, value in (line.partition(":") for line in head.splitlines())
+                if name == "content-length"
+            )
+            status, answer = self._ticket(json.loads(await reader.readexactly(length)))
+            body = json.dumps(answer)
+            writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+            await writer.drain()
+
+    def _ticket(self, asked: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        token = asked.get("job", "")
+        try:
+            job = job_of(token) if token else ""
+        except ValueError as error:
+            return "422 Unprocessable Content", {
+                "type": ProblemType.INVALID_JOB_TOKEN.uri,
+                "detail": str(error),
+                "cuda_error": CudaStatus.INVALID_VALUE,
+            }
+        assignment = self._link.assign(
+            rpc.GrantRequest(
+                vgpu_count=asked["vgpu_count"],
+                host=asked["host"],
+                program=asked["program"],
+                client_pid=asked["pid"],
+                job=job,
+                job_domain="network",
+                chosen=asked.get("chosen", []),
+            )
+        )
+        there = self._link.side.inventory()
+        ticket = {"address": there.data_address, "port": there.data_port, "key": assignment.key}
+        return "201 Created", ticket
+
+
+@contextlib.contextmanager
+def _closing(close: Callable[[], None]) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError):
+        pass  # whoever asked has gone
+    finally:
+        close()
