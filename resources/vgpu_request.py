@@ -123,7 +123,7 @@ LABEL = Text(f"{_LABEL_WORD}={_LABEL_WORD}", "NAME=VALUE, such as rack=r12")
 MAX_LABELS = frames.MAX_LABELS
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class VgpuRequest:
     """`count` vGPUs of one size, and on what terms; zeros and "" leave it to the pool.
 

@@ -55,7 +55,7 @@ def queue_routes(pool: Pool) -> APIRouter:
                     request_id=request.request_id,
                     project=request.project,
                     priority=request.priority,
-                    vgpu_count=request.vgpu_count,
+                    vgpu_count=request.count,
                     memory_mib=request.memory_mib,
                     compute_percent=request.compute_percent,
                     node=request.node,

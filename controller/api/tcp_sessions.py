@@ -135,7 +135,7 @@ def _grant_request(
     job = _job_name(body.job) if body.job else ""
     return GrantRequest(
         request_id="",  # each try has its own
-        vgpu_count=body.vgpu_count or 1,
+        count=body.vgpu_count or 1,
         memory_mib=body.gmem_mib,
         compute_percent=body.ratio_percent,
         cross_node=body.cross_node,
@@ -154,7 +154,7 @@ def _grant_request(
         chosen=tuple(body.chosen) if job else (),
         project=project,
         preempt=body.preempt,
-        same_gpu_allowed=body.same_gpu_allowed,
+        same_gpu=body.same_gpu_allowed,
         mode=Mode(body.mode),
         owner_label=caller.label,
         domain_uuid=caller.vm,

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sluice.controller.pool.model import GpuMode, Grant, Labels, Mode, Session, Vgpu
+from sluice.controller.pool.model import GpuMode, Grant, Session, Vgpu
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End
+from sluice.resources.vgpu_request import VgpuRequest
 
 
 @dataclass(frozen=True, slots=True)
-class GrantRequest:
-    """What a client process asks for; zeros take the pool's defaults."""
+class GrantRequest(VgpuRequest):
+    """What a client process asks for, and who it is; zeros take the pool's defaults.
+
+    With `cross_node` its vGPUs are whole in compute.
+    """
 
     request_id: str
-    vgpu_count: int = 1
-    memory_mib: int = 0
-    compute_percent: int = 0
-    priority: int = 0
-    wait_seconds: int = 0
     node: str = ""  # the asking server; with local_only also where the GPUs must be
     local_only: bool = False
     channel: str = "shm"
@@ -37,16 +36,8 @@ class GrantRequest:
     job_domain: str = ""
     job_processes: int = 0
     chosen: tuple[int, ...] = ()
-    project: str = ""
-    cross_node: bool = False  # its vGPUs may be on several nodes; they are whole in compute
-    same_gpu_allowed: bool = False  # two of its vGPUs may be on one card if there are too few
-    gpu_model: str = ""  # words of the model's name; empty: any
-    gpu_architecture: str = ""  # such as sm_90; empty: any
-    labels: Labels = ()  # that its nodes must have
     owner_label: str = ""  # what a reservation for a label goes by
-    preempt: bool = False  # lower-priority work may be ended for it
     waited_seconds: float = 0.0  # before this controller heard of it
-    mode: Mode = Mode.AUTO
     max_priority: int | None = None  # that its requester's token allows; None: as its project
     may_preempt: bool | None = None  # that its requester's token says; None: as its project
     reservation: str = ""  # it is not a process: this reservation wants its vGPUs

@@ -165,7 +165,7 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
     """A client's request as its server passes it on."""
     return decisions.GrantRequest(
         request_id=message.request_id,
-        vgpu_count=message.vgpu_count or 1,
+        count=message.vgpu_count or 1,
         memory_mib=message.memory_mib,
         compute_percent=message.compute_percent,
         priority=message.priority,
@@ -184,7 +184,7 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
         job_processes=message.job_processes,
         chosen=tuple(message.chosen),
         cross_node=message.cross_node,
-        same_gpu_allowed=message.same_gpu_allowed,
+        same_gpu=message.same_gpu_allowed,
         gpu_model=message.gpu_model,
         gpu_architecture=message.gpu_architecture,
         labels=labels_of(message.labels),

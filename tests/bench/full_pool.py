@@ -94,16 +94,16 @@ class Load:
         if chance < 0.6:
             return replace(request, memory_mib=0, compute_percent=0)
         if chance < 0.75:
-            return replace(request, vgpu_count=self.dice.choice([2, 4, 8]), same_gpu_allowed=True)
+            return replace(request, count=self.dice.choice([2, 4, 8]), same_gpu=True)
         if chance < 0.85:
             count = self.dice.choice([1, 2, 4, 8])
-            return replace(request, vgpu_count=count, compute_percent=100)
+            return replace(request, count=count, compute_percent=100)
         if chance < 0.9:
             return replace(request, memory_mib=self.dice.randrange(60, 139) << 10)
         if chance < 0.95:
             rack = f"r{self.dice.randrange((self.nodes - 1) // NODES_OF_A_RACK + 1)}"
             return replace(request, labels=(("rack", rack),))
-        return replace(request, labels=(("rdma", "f1"),), gpu_model="h200", vgpu_count=2)
+        return replace(request, labels=(("rdma", "f1"),), gpu_model="h200", count=2)
 
 
 def filled(nodes: int, policy: str) -> tuple[Pool, Load]:

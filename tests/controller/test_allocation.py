@@ -63,10 +63,10 @@ def nodes(draw: st.DrawFn) -> list[tuple[Node, list[Gpu]]]:
 # most requests are plain: what narrows them is rare, or hardly any would be granted
 SIZES = st.fixed_dictionaries(
     {
-        "vgpu_count": st.sampled_from([1, 1, 1, 2, 2, 3, 6]),
+        "count": st.sampled_from([1, 1, 1, 2, 2, 3, 6]),
         "memory_mib": st.sampled_from([0, 1, 3, 3, 5, 8, 18]),
         "compute_percent": st.sampled_from([0, 10, 30, 40, 60, 100]),
-        "same_gpu_allowed": st.booleans(),
+        "same_gpu": st.booleans(),
         "node": st.sampled_from(["a", "b", "c", ""]),
     }
 )
@@ -143,11 +143,11 @@ class Model:
             ):  # fmt: skip
                 count += 1
             times.setdefault(key.node, []).append(count)
-        most = 64 if request.same_gpu_allowed else 1
+        most = 64 if request.same_gpu else 1
         on_nodes = [sum(min(most, count) for count in counts) for counts in times.values()]
         if request.cross_node:
-            return sum(on_nodes) >= request.vgpu_count
-        return max(on_nodes, default=0) >= request.vgpu_count
+            return sum(on_nodes) >= request.count
+        return max(on_nodes, default=0) >= request.count
 
 
 def check_books(pool: Pool, model: Model) -> None:
@@ -204,9 +204,9 @@ def check_lists(pool: Pool) -> None:
 def check_grant(pool: Pool, request: GrantRequest, granted: Granted) -> None:
     """It is what was asked for, where it was allowed."""
     grant = granted.grant
-    assert len(grant.vgpus) == request.vgpu_count
+    assert len(grant.vgpus) == request.count
     assert grant.vgpus[0].node == grant.node
-    if not request.same_gpu_allowed:
+    if not request.same_gpu:
         assert len({key for key, _ in grant.placed()}) == len(grant.vgpus)
     if not request.cross_node:
         assert grant.nodes == {grant.node}

@@ -94,7 +94,7 @@ def test_a_job_has_so_many_sessions(make_bench: Callable[..., PoolBench]) -> Non
 
 def test_contexts_are_charged_for_those_that_are_there_or_asked_for(bench: PoolBench) -> None:
     bench.node("a", 8000, 8000, context_overhead_mib=500)
-    wish = {**JOB, "vgpu_count": 2, "job_processes": 3}
+    wish = {**JOB, "count": 2, "job_processes": 3}
     first = bench.granted(chosen=(0,), **wish)
     keys = [GpuKey("a", v.gpu_uuid) for v in first.grant.vgpus]
 

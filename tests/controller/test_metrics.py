@@ -87,7 +87,7 @@ class Churn:
 
     def ask(self) -> None:
         self.bench.ask(
-            vgpu_count=self.random.randint(1, 2), memory_mib=self.random.choice([500, 3000]),
+            count=self.random.randint(1, 2), memory_mib=self.random.choice([500, 3000]),
             compute_percent=self.random.choice([5, 50]), priority=self.random.randint(0, 3),
             wait_seconds=self.random.choice([0, 20]), project=self.random.choice(["", "a", "b"]),
             channel=self.random.choice(["shm", "tcp"]),

@@ -81,18 +81,18 @@ REFUSALS = [
         id="memory that leaves no room for the context",
     ),
     pytest.param(
-        {"vgpu_count": 3},
+        {"count": 3},
         CudaStatus.DEVICE_UNAVAILABLE,
         "set SLUICE_VGPU to at most 2",
         id="more vGPUs than one node has GPUs",
     ),
     pytest.param(
-        {"vgpu_count": 2, "memory_mib": 7000},
+        {"count": 2, "memory_mib": 7000},
         CudaStatus.DEVICE_UNAVAILABLE,
         "at most 1 such GPU(s) on one node",
         id="more large vGPUs than one node has large GPUs",
     ),
-    pytest.param({"vgpu_count": 65}, CudaStatus.INVALID_VALUE, "SLUICE_VGPU", id="count"),
+    pytest.param({"count": 65}, CudaStatus.INVALID_VALUE, "SLUICE_VGPU", id="count"),
     pytest.param({"compute_percent": 101}, CudaStatus.INVALID_VALUE, "SLUICE_RATIO", id="compute"),
     pytest.param({"wait_seconds": -2}, CudaStatus.INVALID_VALUE, "SLUICE_WAIT", id="wait"),
     pytest.param(
@@ -130,7 +130,7 @@ def test_bin_packing_fills_the_fullest_gpu_that_fits(bench: PoolBench) -> None:
 
 def test_vgpus_of_one_grant_are_on_different_gpus(bench: PoolBench) -> None:
     bench.node("a", 8000, 8000, 8000)
-    grant = bench.granted(vgpu_count=3).grant
+    grant = bench.granted(count=3).grant
     assert len({v.gpu_uuid for v in grant.vgpus}) == 3
 
 

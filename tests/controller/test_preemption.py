@@ -169,7 +169,7 @@ def enough(request: GrantRequest, capacities: list[FreeCapacity], victims: list[
             capacity.free_mib + sum(f[0] for f in freed) >= wanted.memory_mib
             and capacity.free_percent + sum(f[1] for f in freed) >= wanted.compute_percent
         )
-    return fitting >= request.vgpu_count
+    return fitting >= request.count
 
 
 def loss_of(victims: list[Candidate]) -> tuple[int, int, float, int]:
@@ -181,7 +181,7 @@ def loss_of(victims: list[Candidate]) -> tuple[int, int, float, int]:
 
 REQUEST = st.builds(
     lambda count, mib, percent: GrantRequest(
-        "r", vgpu_count=count, memory_mib=mib, compute_percent=percent
+        "r", count=count, memory_mib=mib, compute_percent=percent
     ),
     st.integers(1, 3),
     st.integers(1, 100),
@@ -206,7 +206,7 @@ def test_the_plan_is_the_cheapest_of_all(works: list[Work], request: GrantReques
     assert plan is not None
     assert plan.loss.order == min(map(loss_of, sets))
     assert enough(request, capacities, list(plan.victims))
-    assert len({capacity.gpu.key for capacity in plan.capacities}) == request.vgpu_count
+    assert len({capacity.gpu.key for capacity in plan.capacities}) == request.count
 
 
 @settings(max_examples=80, deadline=None)

@@ -175,7 +175,7 @@ def test_nobody_who_waits_could_have_had_what_a_later_one_got(
                     priority=priority,  # type: ignore[arg-type]
                     memory_mib=mib,  # type: ignore[arg-type]
                     compute_percent=percent,  # type: ignore[arg-type]
-                    vgpu_count=count,  # type: ignore[arg-type]
+                    count=count,  # type: ignore[arg-type]
                     wait_seconds=-1,
                 )
             )

@@ -149,7 +149,7 @@ def test_reservations_survive_a_restart(bench: PoolBench) -> None:
 @pytest.mark.parametrize(
     ("quota", "wish", "name"),
     [
-        (Quota("p", vgpus=2), {"vgpu_count": 1}, "vgpus"),
+        (Quota("p", vgpus=2), {"count": 1}, "vgpus"),
         (Quota("p", memory_mib=2500), {"memory_mib": 1000}, "memory_mib"),
         (Quota("p", compute_percent=45), {"compute_percent": 20}, "compute_percent"),
     ],
@@ -188,9 +188,9 @@ def test_what_alone_exceeds_a_quota_is_refused_even_to_those_who_would_wait(
 ) -> None:
     bench.node("a", 8000, 8000)
     bench.pool.limits.set_quota(Quota("default", vgpus=1))
-    assert bench.refused(vgpu_count=2, wait_seconds=-1).status is CudaStatus.NOT_PERMITTED
+    assert bench.refused(count=2, wait_seconds=-1).status is CudaStatus.NOT_PERMITTED
     bench.pool.limits.remove_quota("default")
-    assert isinstance(bench.ask(vgpu_count=2), Granted)
+    assert isinstance(bench.ask(count=2), Granted)
     with pytest.raises(Unknown):
         bench.pool.limits.remove_quota("default")
 

@@ -16,7 +16,7 @@ from sluice.protocol.frames import MAX_DEVICES
 
 def wanted(request: GrantRequest) -> str:
     """The request in words, such as "2 vGPUs of 1024 MiB and 25 %"."""
-    vgpus = "1 vGPU" if request.vgpu_count == 1 else f"{request.vgpu_count} vGPUs"
+    vgpus = "1 vGPU" if request.count == 1 else f"{request.count} vGPUs"
     memory = f"{request.memory_mib} MiB" if request.memory_mib else "default memory"
     compute = f"{request.compute_percent} %" if request.compute_percent else "default compute"
     return f"{vgpus} of {memory} and {compute}"
@@ -24,10 +24,10 @@ def wanted(request: GrantRequest) -> str:
 
 def malformed(request: GrantRequest) -> Refused | None:
     """Refuses numbers that no GPU could meet."""
-    if not 1 <= request.vgpu_count <= MAX_DEVICES:
+    if not 1 <= request.count <= MAX_DEVICES:
         return Refused(
             CudaStatus.INVALID_VALUE,
-            f"wanted {request.vgpu_count} vGPUs; set SLUICE_VGPU to 1 to {MAX_DEVICES}",
+            f"wanted {request.count} vGPUs; set SLUICE_VGPU to 1 to {MAX_DEVICES}",
         )
     if not 0 <= request.compute_percent <= 100:
         return Refused(

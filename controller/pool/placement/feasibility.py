@@ -36,16 +36,16 @@ def never(request: GrantRequest, pool_capacity: PoolCapacity, *, across: bool) -
         return _too_large(request, kinds, where)
     cards = max(cards for cards, _ in each.values())
     slices = max(slices for _, slices in each.values())
-    on_one = slices if request.same_gpu_allowed else cards
-    if on_one >= request.vgpu_count:
+    on_one = slices if request.same_gpu else cards
+    if on_one >= request.count:
         return None
     in_all = sum(each[shape][0] * nodes for shape, nodes in shapes.items())
-    if request.cross_node and in_all >= request.vgpu_count:
+    if request.cross_node and in_all >= request.count:
         return None if across else _one_node_only(request, on_one)
     if request.cross_node and across:
         text = f"{where} has {in_all} such GPU(s) in all"
         most = max(in_all, on_one)
-    elif request.same_gpu_allowed:
+    elif request.same_gpu:
         text = f"the GPUs of one node of {where} hold at most {slices} of them"
         most = slices
     else:
@@ -53,7 +53,7 @@ def never(request: GrantRequest, pool_capacity: PoolCapacity, *, across: bool) -
         most = cards
     placed = (
         "on one node, if need be on the same GPU"
-        if request.same_gpu_allowed
+        if request.same_gpu
         else "each on a GPU of its own" + ("" if request.cross_node else " on one node")
     )
     return Refused(

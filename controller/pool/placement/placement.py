@@ -60,7 +60,7 @@ def choose(
     for place in near:
         if chosen := policy.choose(place, pool_capacity):
             return chosen
-    if request.same_gpu_allowed and search.count > 1:
+    if request.same_gpu and search.count > 1:
         for place in near:
             if chosen := _together(place):
                 return chosen

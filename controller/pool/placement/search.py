@@ -38,7 +38,7 @@ class PlacementSearch:
         self, request: GrantRequest, pool_capacity: PoolCapacity, barred: Collection[GpuKey] = ()
     ) -> None:
         self.request = request
-        self.count = request.vgpu_count
+        self.count = request.count
         self._pool_capacity = pool_capacity
         self._barred = barred
         self._needs: dict[GpuKind, Need | None] = {}

@@ -50,9 +50,9 @@ class Held:
     def at_least(cls, request: GrantRequest) -> Held:
         """What a request means for sure; default sizes are known only once it is placed."""
         return cls(
-            request.vgpu_count,
-            request.vgpu_count * request.memory_mib,
-            request.vgpu_count * request.compute_percent,
+            request.count,
+            request.count * request.memory_mib,
+            request.count * request.compute_percent,
         )
 
     def plus(self, other: Held, sign: int = 1) -> Held:

@@ -118,7 +118,7 @@ def make_plan(
 def _on_node(
     request: GrantRequest, capacities: list[FreeCapacity], candidates: list[Candidate]
 ) -> Plan | None:
-    if request.vgpu_count == 1:
+    if request.count == 1:
         # one GPU decides: who is not on it frees nothing there
         plans = []
         for capacity in capacities:
@@ -138,8 +138,8 @@ def _cheapest(
         fitting.sort(
             key=lambda capacity: (capacity.free_mib, capacity.free_percent, capacity.gpu.uuid)
         )
-        enough = len(fitting) >= request.vgpu_count
-        return tuple(fitting[: request.vgpu_count]) if enough else None
+        enough = len(fitting) >= request.count
+        return tuple(fitting[: request.count]) if enough else None
 
     if place(candidates) is None:
         return None

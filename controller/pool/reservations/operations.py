@@ -108,7 +108,7 @@ class ReservationOperations:
     def _enqueue(self, reservation: Reservation) -> None:
         """Lets a new one wait, unless it never could be; raises Impossible."""
         request = request_of(reservation)
-        if malformed := refusals.malformed(replace(request, vgpu_count=1)):
+        if malformed := refusals.malformed(replace(request, count=1)):
             raise Impossible(malformed.message)
         if not self._scheduler.reserving.could_ever(request):
             raise Impossible(

@@ -67,10 +67,10 @@ class Reserving:
         together = placement.choose(self._policy, request, self._fleet.capacity, held)
         if together is not None:
             return tuple(map(_slot, placement.vgpus_on(request, together)))
-        single = replace(request, vgpu_count=1)
+        single = replace(request, count=1)
         booked: list[Grant] = []
         try:
-            while len(booked) < request.vgpu_count:
+            while len(booked) < request.count:
                 chosen = placement.choose(self._policy, single, self._fleet.capacity, held)
                 if chosen is None:
                     return None
@@ -90,7 +90,7 @@ class Reserving:
             vgpu = slice_on(request, gpu, self._fleet.capacity_of(gpu).vgpu_count)
             by_memory = (gpu.memory_mib - gpu.reserved_mib) // (vgpu.memory_mib + vgpu.overhead_mib)
             fitting += min(by_memory, 100 // vgpu.compute_percent)
-        return fitting >= request.vgpu_count
+        return fitting >= request.count
 
     def hold(self, reservation: Reservation, slots: tuple[Slot, ...]) -> None:
         """It has found its room."""
@@ -228,7 +228,7 @@ def request_of(reservation: Reservation) -> GrantRequest:
     """What a reservation asks for, as the queue has it: it waits for ever."""
     return GrantRequest(
         request_id=reservation.id,
-        vgpu_count=reservation.count,
+        count=reservation.count,
         memory_mib=reservation.memory_mib,
         compute_percent=reservation.compute_percent,
         priority=reservation.priority,
