@@ -63,7 +63,8 @@ def _serve(options: StaticOptions, environment: dict[str, str]) -> None:
 class StaticPool:
     """A running static server; its socket, logs and home lie in `folder`.
 
-    `gpus`: how many software GPUs the vGPUs lie on, in turn. `tcp`: its clients come by TCP.
+    `gpus`: how many software GPUs the vGPUs lie on, in turn. `tcp`: its clients come by TCP;
+    `relay`: by a server beside it, which has none.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class StaticPool:
         *,
         gpus: int = 1,
         tcp: bool = False,
+        relay: bool = False,
         sandbox: str = "off",
         driver: Path | None = None,
     ) -> None:
@@ -82,6 +84,7 @@ class StaticPool:
         self.socket = folder / "server.sock"
         self.log = SessionLogs(folder / "log")
         self.http_port = free_port() if tcp else 0
+        self.relay = relay
         options = StaticOptions(
             socket=self.socket,
             log_dir=folder / "log",
@@ -91,6 +94,7 @@ class StaticPool:
             visible_devices=",".join(map(gpu_uuid, range(gpus))),
             sandbox=sandbox,
             http_port=self.http_port,
+            relay=relay,
         )
         environment = {**os.environ, "SLUICE_SOFTGPU_COUNT": str(gpus)}
         self.process = _forks().Process(target=_serve, args=(options, environment))
@@ -119,7 +123,7 @@ class StaticPool:
         return {
             **inherited,
             "HOME": str(self.folder),
-            "SLUICE_SERVER_SOCKET": str(self.socket),
+            "SLUICE_SERVER_SOCKET": f"{self.socket}{'.relay' if self.relay else ''}",
             "SLUICE_VGPU": str(self.vgpus),
             "LD_LIBRARY_PATH": str(find_native("libcuda.so.1").parent),
             **(
