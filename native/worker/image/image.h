@@ -41,8 +41,11 @@ Examined examine_image(std::span<const std::byte> image);
 // The pieces, each of which adds to what it is given.
 // Of ELF: false when it claims more than there is.
 bool elf_needs(std::span<const std::byte> elf, uint64_t* data_bytes);
-// All that text declares in .global and .const. An estimate that is never below.
-uint64_t ptx_needs(std::span<const std::byte> text);
+// All that text declares in .global and .const. An estimate that is never below: endless, where
+// declarations lie inside of one another so often that reading them all would take too long.
+// `steps`: how many bytes were looked at for it, each as often as it was; never many times the
+// text's size.
+uint64_t ptx_needs(std::span<const std::byte> text, uint64_t* steps = nullptr);
 
 // A part of a fat binary that is packed, unpacked. False: it is not as its header says, or (with
 // `why`) this machine cannot unpack it.

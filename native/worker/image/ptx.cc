@@ -18,6 +18,8 @@ namespace sluice::worker {
 namespace {
 
 constexpr uint64_t kEndless = ~uint64_t{0};
+// Bytes that declarations may read again, which others have read: of real PTX next to none are.
+constexpr uint64_t kMostAgain = 16 << 20;
 
 uint64_t plus(uint64_t a, uint64_t b) { return a > kEndless - b ? kEndless : a + b; }
 uint64_t times(uint64_t a, uint64_t b) {
@@ -95,6 +97,7 @@ class Reader {
     }
     return true;
   }
+  size_t at() const { return at_; }
   // To behind what closes it, however deep it nests; how many commas there were.
   uint64_t over(char open, char close) {
     uint64_t commas = 0;
@@ -188,31 +191,57 @@ void declaration(Reader& r, bool suffix, Layout* all) {
   }
 }
 
-// Whether what stands before is an instruction's name, so that this is a suffix: glued to a word
-// that does not begin with a dot.
-bool is_suffix(std::string_view text, size_t at) {
-  size_t begin = at;
-  while (begin > 0 && (in_word(text[begin - 1]) || text[begin - 1] == '.' ||
-                       (text[begin - 1] == ':' && begin > 1 && text[begin - 2] == ':')))
-    --begin;
-  return begin < at && std::isalpha(static_cast<unsigned char>(text[begin]));
-}
+// Where the word begins that a name of a space is glued to; asked from the text's start to its end.
+class WordBegins {
+ public:
+  explicit WordBegins(std::string_view text) : text_(text) {}
+  size_t of(size_t at) {
+    size_t begin = at;
+    while (begin > 0 && begin != last_at_ &&
+           (in_word(text_[begin - 1]) || text_[begin - 1] == '.' ||
+            (text_[begin - 1] == ':' && begin > 1 && text_[begin - 2] == ':')))
+      --begin;
+    steps_ += at - begin;
+    // What is glued to the name before has been looked at.
+    last_begin_ = begin == last_at_ ? last_begin_ : begin;
+    last_at_ = at;
+    return last_begin_;
+  }
+  uint64_t steps() const { return steps_; }
+
+ private:
+  const std::string_view text_;
+  size_t last_at_ = std::string_view::npos, last_begin_ = 0;
+  uint64_t steps_ = 0;
+};
 
 }  // namespace
 
-uint64_t ptx_needs(std::span<const std::byte> image) {
+uint64_t ptx_needs(std::span<const std::byte> image, uint64_t* steps) {
   const std::string_view text(reinterpret_cast<const char*>(image.data()), image.size());
   Layout all;
+  uint64_t looked = 0, again = 0;
   for (const std::string_view space : {".global", ".const"}) {
-    for (size_t at = text.find(space); at != std::string_view::npos; at = text.find(space, at)) {
-      const size_t before = at;
+    WordBegins begins(text);
+    size_t read = 0;  // as far as a declaration of this space has
+    looked += text.size();
+    for (size_t at = text.find(space); at != std::string_view::npos && again <= kMostAgain;
+         at = text.find(space, at)) {
+      // An instruction's name stands before where it is glued to a word that begins with a letter.
+      const size_t begin = begins.of(at);
+      const bool suffix = begin < at && std::isalpha(static_cast<unsigned char>(text[begin]));
       at += space.size();
       if (at < text.size() && in_word(text[at])) continue;
       Reader r(text, at);
-      declaration(r, is_suffix(text, before), &all);
+      declaration(r, suffix, &all);
+      looked += r.at() - at;
+      if (at < read) again += std::min(r.at(), read) - at;
+      read = std::max(read, r.at());
     }
+    looked += begins.steps();
   }
-  return all.bytes();
+  if (steps) *steps = looked;
+  return again > kMostAgain ? kEndless : all.bytes();
 }
 
 }  // namespace sluice::worker

@@ -72,6 +72,38 @@ TEST(Image, InstructionsAndParametersAreNoVariables) {
   EXPECT_LE(data_of(ptx(".visible .entry k(.param .u64 .ptr .global .align 4 p){ret;}")), 64u);
 }
 
+// Each repeats something that is read to the text's end, or back to its start, from every place.
+TEST(Image, ReadingTextTakesStepsInProportionToItsSize) {
+  constexpr size_t kBytes = 1 << 20;
+  for (const char* piece :
+       {".global ", ".global", ".global/*", ".global//", ".global[", ".global a={",
+        ".global .attribute(", ".global a<", ".global .b8 a,.global,", ".const{.const a={",
+        "ld.global", "ld.global.const ", "a::global.global", ".global .b8 a[4];\n",
+        "ld.global.u32 %r1, [%rd2];\n"}) {
+    std::string text;
+    while (text.size() < kBytes) text += piece;
+    uint64_t steps = 0;
+    ptx_needs(bytes_of(ptx(text)), &steps);
+    EXPECT_GE(steps, kBytes) << piece;
+    // Two spaces; what is read again by budget, of which the last may be the text once more.
+    EXPECT_LE(steps, 10 * kBytes + (16 << 20)) << piece;
+  }
+}
+
+TEST(Image, DeclarationsInsideOfOneAnotherAreCountedOrEndless) {
+  const auto nested = [](size_t pieces) {
+    std::string text;
+    for (size_t i = 0; i < pieces; ++i) text += ".global .b8 a[8]={";
+    return data_of(ptx(text));
+  };
+  EXPECT_EQ(nested(100), 800u);
+  EXPECT_EQ(nested(100'000), ~uint64_t{0}) << "as much as no GPU has";
+  // Many beside one another are as many as there are.
+  std::string flat;
+  for (size_t i = 0; i < 100'000; ++i) flat += ".global .align 8 .b8 a[8]={1,2,3};\n";
+  EXPECT_EQ(data_of(ptx(flat)), 800'000u);
+}
+
 TEST(Image, TextThatBreaksOffIsRead) {
   const std::string whole = ptx(".global .align 4 .b8 a<3>[12][0x5] = {1,{2,3}}, b[7];/*x*/ //y");
   for (size_t n = 0; n <= whole.size(); ++n) {
