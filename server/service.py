@@ -31,7 +31,7 @@ from sluice.server.listeners.data_port import DataPort
 from sluice.server.listeners.unix_socket import UnixListener
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.adoption import adopt_workers
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.start_up import (
     chosen_driver,
     code_cache,
@@ -82,7 +82,7 @@ class Server:
             log.warning("[server] enable_rdma = true: RDMA is not there yet and is not used")
         driver = chosen_driver(section)
         starter = self._make_parts(driver)
-        await adopt_workers(starter, self._workers, self._manager)
+        await adopt_workers(starter, self._workers, self._lifecycle)
         self._open_data_port()
         await self._gpus.find(self._run)
         self._run(self._gpus.health.run())
@@ -104,10 +104,10 @@ class Server:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._workers.stop()
-        self._manager.let_go()
+        self._lifecycle.let_go()
         await self._controller.close()
         os.close(self._lock)
-        log.info("stopped; %d session(s) go on", len(self._manager.served))
+        log.info("stopped; %d session(s) go on", len(self._lifecycle.served))
 
     def _make_parts(self, driver: Driver) -> WorkerStarter:
         """Everything that sessions need, before any of it is heard or asked."""
@@ -123,7 +123,7 @@ class Server:
         )
         self._side = NodeSide(config)
         self._controller = self._link(config, self._side)
-        self._manager = SessionManager(
+        self._lifecycle = SessionLifecycle(
             section.node_name,
             self._controller,
             self._workers,
@@ -135,11 +135,11 @@ class Server:
         )
         if section.enable_relay:
             ca_file = config.tls.data_ca_file or config.tls.ca_file
-            self._manager.relay_by(section.run_dir, ca_file)
+            self._lifecycle.relay_by(section.run_dir, ca_file)
         self._gpus = HostGpus(
-            config, driver, libraries, self._workers, self._controller, self._manager
+            config, driver, libraries, self._workers, self._controller, self._lifecycle
         )
-        self._regions = Regions(self._manager, section.silent_seconds)
+        self._regions = Regions(self._lifecycle, section.silent_seconds)
         self._machines = GuestMachines(Accounts(config.projects), self._controller.report)
         self._native = NativeGpus(
             config,
@@ -155,7 +155,7 @@ class Server:
         section = self._config.server
         address = data_address(section.bind_addr, section.bind_net)
         self._data_port = DataPort(
-            address, section.listen_port, self._manager, self._controller, data_tls(self._config)
+            address, section.listen_port, self._lifecycle, self._controller, data_tls(self._config)
         )
         advertised = section.advertise_addr or reachable_address(
             address, self._config.controller.grpc_targets[0]
@@ -170,7 +170,7 @@ class Server:
         self._side.speak_for(
             NodeParts(
                 controller=self._controller,
-                manager=self._manager,
+                lifecycle=self._lifecycle,
                 workers=self._workers,
                 gpus=self._gpus,
                 native=self._native,
@@ -183,7 +183,7 @@ class Server:
     def _open_unix_socket(self) -> None:
         section, path = self._config.server, self._config.client_socket
         self._unix_listener = UnixListener(
-            path, self._manager, section.arena_mib, socket.gethostname()
+            path, self._lifecycle, section.arena_mib, socket.gethostname()
         )
         if not section.enable_shm:
             return
@@ -206,7 +206,7 @@ class Server:
             self._config.server.node_name,
             gpus=lambda: self._gpus.gpus,
             reader=GpuReader(driver),
-            sessions=self._manager.figures,
+            sessions=self._lifecycle.figures,
             workers=self._workers,
             controller=self._controller,
             health=self._gpus.health,
@@ -232,7 +232,7 @@ class Server:
             return
         self._guests = Guests(
             self._config,
-            self._manager,
+            self._lifecycle,
             self._regions,
             starter,
             host_devices=self._native,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """This server's connection to the controller: the registration stream and the grant calls.
 
-Used by service and sessions.manager. It owns the gRPC channels and reconnects for ever, whoever
+Used by service and sessions.lifecycle. It owns the gRPC channels and reconnects for ever, whoever
 started first; each time it reports what really runs here. Of several controllers it finds the one
 that leads: any other names it, and where none answers the next address is tried. It promises that a
 grant whose answer was lost, or whose requester is gone, is given back, and that one which is ended

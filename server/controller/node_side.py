@@ -20,8 +20,8 @@ from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.listeners.data_port import DataPort
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import read_session_log
-from sluice.server.sessions.manager import SessionManager
 from sluice.server.workers.warm import WarmWorkers
 
 
@@ -30,7 +30,7 @@ class NodeParts:
     """The parts of a server that the controller's questions and orders are about."""
 
     controller: ControllerLink
-    manager: SessionManager
+    lifecycle: SessionLifecycle
     workers: WarmWorkers
     gpus: HostGpus
     native: NativeGpus
@@ -54,7 +54,7 @@ class NodeSide:
     def inventory(self) -> rpc.Inventory:
         """Everything that is here and runs here, now."""
         parts = self._parts
-        sessions = [session.report() for session in parts.manager.sessions.values()]
+        sessions = [session.report() for session in parts.lifecycle.sessions.values()]
         return rpc.Inventory(
             node=self._config.server.node_name,
             data_address=parts.advertised,
@@ -85,7 +85,7 @@ class NodeSide:
             ],
             hands_over=True,
             sessions=sessions + parts.data_port.expected_reports(),
-            holds=parts.manager.holds.reports(),
+            holds=parts.lifecycle.holds.reports(),
             labels=[
                 rpc.Label(name=name, value=value)
                 for name, value in sorted(self._config.node.labels.items())
@@ -102,7 +102,7 @@ class NodeSide:
 
     def end_grant(self, grant_id: str, why: End) -> None:
         """Ends what runs for a grant."""
-        running = self._parts.manager.end_grant(grant_id, why)
+        running = self._parts.lifecycle.end_grant(grant_id, why)
         if not running and not self._parts.data_port.forget_grant(grant_id, why):
             # nothing of it is here: the controller only needs to hear that
             self._parts.controller.report_end("", grant_id, why)
@@ -112,17 +112,17 @@ class NodeSide:
         if self._parts.data_port.resize_grant(grant_id, vgpus):
             return
         if not any(
-            session.grant_id == grant_id for session in self._parts.manager.sessions.values()
+            session.grant_id == grant_id for session in self._parts.lifecycle.sessions.values()
         ):
             raise OrderRefused(f"no session of grant {grant_id} is open here yet; try again")
-        await self._parts.manager.resize_grant(grant_id, vgpus)
+        await self._parts.lifecycle.resize_grant(grant_id, vgpus)
 
     async def hand_over(self, order: rpc.HandOver) -> None:
         """Lets a GPU go, or takes it back. Raises OrderRefused."""
         if order.back:
             await self._parts.native.take_back(order)
             self._parts.gpus.health.take_back(order.gpu_uuid)
-        await self._parts.manager.hand_over(order.gpu_uuid, back=order.back)
+        await self._parts.lifecycle.hand_over(order.gpu_uuid, back=order.back)
         if order.to_native:
             await self._parts.gpus.health.give_away(order.gpu_uuid)
             await self._parts.native.leave(order)

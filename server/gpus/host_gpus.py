@@ -22,7 +22,7 @@ from sluice.server.gpus.discovery import Driver, LocalGpu, describe_gpus
 from sluice.server.gpus.health import GpuHealth, driver_version
 from sluice.server.gpus.nvml_watch import NvmlWatch, nvml_beside
 from sluice.server.gpus.records import GpuRecords
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.workers.warm import WarmWorkers
 from sluice.server.workers.worker import WorkerError
 
@@ -41,13 +41,13 @@ class HostGpus:
         libraries: Sequence[Path],
         workers: WarmWorkers,
         controller: ControllerLink,
-        manager: SessionManager,
+        lifecycle: SessionLifecycle,
     ) -> None:
         self._config = config
         self._driver = driver
         self._workers = workers
         self._controller = controller
-        self._manager = manager
+        self._lifecycle = lifecycle
         self.gpus: list[LocalGpu] = []
         self.health = self._make_health(libraries)
 
@@ -105,16 +105,16 @@ class HostGpus:
         if now.fault:
             cause, _, _ = now.fault.partition(";")  # what to do then is for operators
             why = End(EndCause.GPU_FAILED, f"GPU {uuid} has failed: {cause}")
-            for session in self._manager.on_gpu(uuid):
-                self._manager.end(session, why)
+            for session in self._lifecycle.on_gpu(uuid):
+                self._lifecycle.end(session, why)
 
     def sessions_on(self, uuid: str) -> int:
         """How many sessions use a GPU."""
-        return len(self._manager.on_gpu(uuid))
+        return len(self._lifecycle.on_gpu(uuid))
 
     def note_on_sessions(self, uuid: str, text: str) -> None:
         """Tells in the logs of a GPU's sessions what happened on it."""
-        for session in self._manager.on_gpu(uuid):
+        for session in self._lifecycle.on_gpu(uuid):
             session.log.write(text, logging.WARNING)
 
     def _make_health(self, libraries: Sequence[Path]) -> GpuHealth:

@@ -27,7 +27,7 @@ from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.server.guests.bounds import bounded
 from sluice.server.guests.doorbell import Doorbell, DoorbellError
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import RefusalError, parse_open_session
 from sluice.server.sessions.opening import SessionRequest
 from sluice.server.sessions.records import JobPart, Requester, Session
@@ -60,13 +60,13 @@ class Region:
 class Regions:
     """Every region of this host."""
 
-    def __init__(self, manager: SessionManager, silent_seconds: float) -> None:
-        self._manager = manager
+    def __init__(self, lifecycle: SessionLifecycle, silent_seconds: float) -> None:
+        self._lifecycle = lifecycle
         self._silent_seconds = silent_seconds
         self._regions: dict[str, Region] = {}
         self._doorbell: Doorbell | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        manager.on_end.append(self._session_ended)
+        lifecycle.on_end.append(self._session_ended)
 
     def use_doorbell(self, doorbell: Doorbell) -> None:
         """Names the doorbell that watches the regions."""
@@ -132,7 +132,7 @@ class Regions:
         """Who has a session through the region or waits for one, a line each."""
         sessions = {
             s.requester.slot: f"{s.requester.describe()} has a session"
-            for s in self._manager.sessions.values()
+            for s in self._lifecycle.sessions.values()
             if s.requester.region_id == region_id
         }
         region = self._regions.get(region_id)
@@ -190,7 +190,7 @@ class Regions:
     # within
 
     def _session_of(self, region_id: str, slot: int) -> Session | None:
-        for session in self._manager.served:
+        for session in self._lifecycle.served:
             if session.requester.region_id == region_id and session.requester.slot == slot:
                 return session
         return None
@@ -201,7 +201,7 @@ class Regions:
         if older := self._session_of(region.id, slot):
             # the slot was claimed again, so its former client is gone; the worker still holds it
             why = End(EndCause.CLIENT_ENDED, "its slot was claimed by another client")
-            self._manager.end(older, why)
+            self._lifecycle.end(older, why)
         task = asyncio.create_task(self._open_slot(region, slot, request))
         region.opening[slot] = task
         task.add_done_callback(lambda _: self._opened(region, slot, task))
@@ -231,7 +231,7 @@ class Regions:
                 domain_uuid=region.owner.uuid,
                 domain_name=region.owner.name,
             )
-            if part := self._manager.part_of(asked, requester) if asked.holds_job else None:
+            if part := self._lifecycle.part_of(asked, requester) if asked.holds_job else None:
                 await self._hold(part, tell)
             try:
                 descriptor = open_region(region.path, region.owner.account)
@@ -249,7 +249,7 @@ class Regions:
                     slots=region.request.slots,
                     region_id=region.id,
                 )
-                await self._manager.open(SessionRequest(asked, requester, channel), tell)
+                await self._lifecycle.open(SessionRequest(asked, requester, channel), tell)
             finally:
                 os.close(descriptor)
         except RefusalError as refusal:
@@ -260,18 +260,18 @@ class Regions:
 
     async def _hold(self, part: JobPart, tell: Callable[[str], None]) -> None:
         """Until the slot is closed, which cancels this."""
-        self._manager.holds.begin(part)
+        self._lifecycle.holds.begin(part)
         tell("the job is held")
         try:
             await asyncio.get_running_loop().create_future()
         finally:
-            self._manager.holds.end(part)
+            self._lifecycle.holds.end(part)
 
     def _close(self, region: Region, slot: int, why: End) -> None:
         if task := region.opening.get(slot):
             task.cancel()
         if session := self._session_of(region.id, slot):
-            self._manager.end(session, why)
+            self._lifecycle.end(session, why)
         elif slot not in region.opening:
             self._tell(region, "release", slot)
 
@@ -283,9 +283,9 @@ class Regions:
     async def _end_all(self, region: Region, why: End) -> None:
         for task in list(region.opening.values()):
             task.cancel()
-        ending = [s for s in self._manager.served if s.requester.region_id == region.id]
+        ending = [s for s in self._lifecycle.served if s.requester.region_id == region.id]
         for session in ending:
-            self._manager.end(session, why)
+            self._lifecycle.end(session, why)
         for session in ending:
             await session.gone.wait()
 

@@ -21,7 +21,7 @@ from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
 from sluice.server.guests.vsock import VsockGuests
 from sluice.server.listeners.vm_socket import VmListener, make_plugs, make_regions, render
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.workers.process import WorkerStarter
 
 log = logging.getLogger("sluice.server")
@@ -33,7 +33,7 @@ class Guests:
     def __init__(
         self,
         config: ServerConfig,
-        manager: SessionManager,
+        lifecycle: SessionLifecycle,
         regions: Regions,
         starter: WorkerStarter,
         *,
@@ -53,7 +53,7 @@ class Guests:
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
         vsock = VsockGuests(
-            manager, section.run_dir, log_dir, section.vsock_backend, add_bell=regions.add_bell
+            lifecycle, section.run_dir, log_dir, section.vsock_backend, add_bell=regions.add_bell
         )
         channels = self._channels = GuestChannels(regions, vsock, files)
         self._run_dir: Path = section.run_dir

@@ -42,7 +42,7 @@ from sluice.server.guests.vsock_backends import BackendError, VsockBackend
 from sluice.server.listeners.accepting import Listener
 from sluice.server.listeners.peer_waits import unless_gone
 from sluice.server.listeners.peers import PeerGone, peer_of
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import (
     BadOpen,
     OpenSession,
@@ -81,7 +81,7 @@ class VsockGuests:
 
     def __init__(
         self,
-        manager: SessionManager,
+        lifecycle: SessionLifecycle,
         run_dir: Path,
         log_dir: Path,
         backend: str,
@@ -93,7 +93,7 @@ class VsockGuests:
         `add_bell` takes a domain and the connection of its bell, of which it makes a copy.
         """
         self._add_bell = add_bell
-        self._manager = manager
+        self._lifecycle = lifecycle
         self._run_dir = run_dir
         self._log_dir = log_dir
         self._backend = backend
@@ -308,36 +308,36 @@ class VsockGuests:
             _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, line))
 
         request = SessionRequest(asked, requester, ConnectedSocket(connected.fileno()))
-        opening = asyncio.create_task(self._manager.open(request, tell))
+        opening = asyncio.create_task(self._lifecycle.open(request, tell))
         await unless_gone(opening, connected.fileno(), lambda: _has_closed(connected))
 
     async def _hold(
         self, connected: socket.socket, asked: OpenSession, requester: Requester
     ) -> None:
-        part = self._manager.part_of(asked, requester)
+        part = self._lifecycle.part_of(asked, requester)
         if part is None:
             return
-        self._manager.holds.begin(part)
+        self._lifecycle.holds.begin(part)
         _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, "the job is held"))
         try:
             never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             await unless_gone(never, connected.fileno(), lambda: _has_closed(connected))
         finally:
-            self._manager.holds.end(part)
+            self._lifecycle.holds.end(part)
 
     async def _end_all(self, guest: _Guest, why: End) -> None:
         for task in list(guest.opening):
             task.cancel()
         ending = self._sessions_of(guest.owner.uuid)
         for session in ending:
-            self._manager.end(session, why)
+            self._lifecycle.end(session, why)
         for session in ending:
             await session.gone.wait()
 
     def _sessions_of(self, uuid: str) -> list[Session]:
         return [
             session
-            for session in self._manager.served
+            for session in self._lifecycle.served
             if session.requester.channel == "vsock" and session.requester.domain_uuid == uuid
         ]
 

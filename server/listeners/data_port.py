@@ -28,7 +28,7 @@ from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGrant
 from sluice.server.listeners.accepting import Listener
 from sluice.server.listeners.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import (
     FRAME_BYTES,
     BadOpen,
@@ -111,14 +111,14 @@ class DataPort:
         self,
         address: str,
         port: int,
-        manager: SessionManager,
+        lifecycle: SessionLifecycle,
         controller: ControllerLink,
         tls: DataTls | None = None,
     ) -> None:
         self._tls = tls
         self._address = address
         self._port = port
-        self._manager = manager
+        self._lifecycle = lifecycle
         self._controller = controller
         self._expected: dict[str, Expected] = {}  # by session id; keys are compared, not looked up
         self._attaching: dict[str, Expected] = {}
@@ -171,7 +171,7 @@ class DataPort:
         return [
             expected.report()
             for session_id, expected in waiting.items()
-            if session_id not in self._manager.sessions
+            if session_id not in self._lifecycle.sessions
         ]
 
     def forget_grant(self, grant_id: str, why: End) -> bool:
@@ -266,7 +266,7 @@ class DataPort:
         finally:
             del self._attaching[session_id]
             if expected.ended:
-                self._manager.end_grant(expected.assignment.grant_id, expected.ended)
+                self._lifecycle.end_grant(expected.assignment.grant_id, expected.ended)
 
     async def _attach(
         self,
@@ -294,7 +294,7 @@ class DataPort:
         keyless = replace(asked, raw=asked.raw[:72] + bytes(64) + asked.raw[136:])
         channel = ConnectedSocket(connected.fileno(), rest)
         try:
-            await self._manager.open_granted(
+            await self._lifecycle.open_granted(
                 SessionRequest(keyless, requester, channel), expected.grant
             )
         except RefusalError as refusal:

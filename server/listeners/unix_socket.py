@@ -27,7 +27,7 @@ from sluice.resources.ends import End, EndCause
 from sluice.server.listeners.accepting import Listener, uid_of
 from sluice.server.listeners.peer_waits import unless_gone
 from sluice.server.listeners.peers import Peer, PeerGone, peer_of, user_domain
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import (
     BadOpen,
     OpenSession,
@@ -56,9 +56,9 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 class UnixListener:
     """Listens on one Unix socket."""
 
-    def __init__(self, path: Path, manager: SessionManager, arena_mib: int, host: str) -> None:
+    def __init__(self, path: Path, lifecycle: SessionLifecycle, arena_mib: int, host: str) -> None:
         self._path = path
-        self._manager = manager
+        self._lifecycle = lifecycle
         self._region_bytes = (arena_mib + SLOT_OVERHEAD_MIB) << 20
         self._host = host
         self._listener: Listener | None = None
@@ -135,10 +135,10 @@ class UnixListener:
         if asked.holds_job:
             await self._hold(connected, peer, asked)
             return
-        for older in self._manager.of_process(peer.pid, peer.start_time):
+        for older in self._lifecycle.of_process(peer.pid, peer.start_time):
             if older.replaced:
                 why = End(EndCause.CLIENT_ENDED, "its process started another program")
-                self._manager.end(older, why)
+                self._lifecycle.end(older, why)
         session = await self._open(connected, peer, asked)
         if session is None:
             return
@@ -161,15 +161,15 @@ class UnixListener:
         )
 
     async def _hold(self, connected: socket.socket, peer: Peer, asked: OpenSession) -> None:
-        part = self._manager.part_of(asked, self._requester(peer, asked))
+        part = self._lifecycle.part_of(asked, self._requester(peer, asked))
         if part is None:
             return
-        self._manager.holds.begin(part)
+        self._lifecycle.holds.begin(part)
         _reply(connected, CudaStatus.NOT_READY, 0, "the job is held")
         with contextlib.suppress(PeerGone):
             await unless_gone(asyncio.create_task(_until_closed(connected)), peer.pidfd)
         # a server that stops does not get here, and does not say that the launcher has ended
-        self._manager.holds.end(part)
+        self._lifecycle.holds.end(part)
 
     async def _open(
         self, connected: socket.socket, peer: Peer, asked: OpenSession
@@ -185,7 +185,7 @@ class UnixListener:
 
             channel = SharedRegion(memory, self._region_bytes)
             request = SessionRequest(asked, self._requester(peer, asked), channel)
-            opening = asyncio.create_task(self._manager.open(request, tell))
+            opening = asyncio.create_task(self._lifecycle.open(request, tell))
             try:
                 session = await unless_gone(opening, peer.pidfd)
             except PeerGone:
@@ -199,7 +199,7 @@ class UnixListener:
             descriptors = [memory] if session.worker.exited else [memory, session.worker.pidfd]
             if not _reply(connected, 0, int(session.id, 16), "", descriptors):
                 why = End(EndCause.CLIENT_ENDED, "the client cannot be answered")
-                self._manager.end(session, why)
+                self._lifecycle.end(session, why)
             return session
         finally:
             os.close(memory)

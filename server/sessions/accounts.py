@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """On whose account a local client works: what server.conf's [projects] says of its user or guest.
 
-Used by sessions.manager for clients of this host, whose user, groups and VM the kernel and libvirt
-name. It promises that a client gets no project and no label that the host's operator did not give
-it, whatever it asks for. Clients of the network have their token's project; the controller knows.
+Used by sessions.lifecycle for clients of this host, whose user, groups and VM the kernel and
+libvirt name. It promises that a client gets no project and no label that the host's operator did
+not give it, whatever it asks for. Clients of the network have their token's project; the controller
+knows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """After a restart: finds the workers that an earlier server started, and takes them over.
 
-Called once by server.service before a listener opens. A worker with a session goes to the session
-manager, a warm one to the warm workers or to its end, and what has no process any more is removed.
+Called once by server.service before a listener opens. A worker with a session goes to
+sessions.lifecycle, a warm one to the warm workers or to its end, and what has no process any more
+is removed.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from pathlib import Path
 
 from sluice.resources.ends import End, EndCause
 from sluice.server.listeners.peers import PeerGone, open_process
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import SessionLog
-from sluice.server.sessions.manager import SessionManager
 from sluice.server.sessions.records import Session, session_from_record
 from sluice.server.sessions.relays import Relays
 from sluice.server.workers.packets import Message
@@ -30,17 +31,17 @@ UNANSWERED = End(EndCause.NOT_TAKEN, "the server ended before it could answer th
 
 
 async def adopt_workers(
-    starter: WorkerStarter, workers: WarmWorkers, manager: SessionManager
+    starter: WorkerStarter, workers: WarmWorkers, lifecycle: SessionLifecycle
 ) -> int:
     """Takes over every worker that still runs; returns how many sessions were adopted."""
     files = starter.files
-    take_over = partial(_take_over, workers=workers, manager=manager)
+    take_over = partial(_take_over, workers=workers, lifecycle=lifecycle)
     adopting = [_adopt(worker_id, files, take_over) for worker_id in files.worker_ids()]
-    if relays := manager.relays:
+    if relays := lifecycle.relays:
         relayed = partial(_take_over_relay, relays=relays)
         adopting += [_adopt(name, relays.files, relayed) for name in relays.files.worker_ids()]
     found = await asyncio.gather(*adopting)
-    manager.ledgers.reconcile()
+    lifecycle.ledgers.reconcile()
     if starter.cgroups:
         known = set(files.worker_ids())
         if relays:
@@ -80,15 +81,15 @@ async def _adopt(
 
 
 def _take_over(
-    worker: Worker, status: Message, workers: WarmWorkers, manager: SessionManager
+    worker: Worker, status: Message, workers: WarmWorkers, lifecycle: SessionLifecycle
 ) -> bool:
     session = worker.record.session
     if adopted := _session_of(worker, status):
-        manager.adopt(adopted, status)
+        lifecycle.adopt(adopted, status)
         if session["opening"] and adopted.requester.channel == "shm":
             # its client waited for an answer on a connection that ended with the server; over
             # other channels the worker answers by itself
-            manager.end(adopted, UNANSWERED)
+            lifecycle.end(adopted, UNANSWERED)
         return True
     if status.get("state") == "idle" and not session and workers.adopt(worker):
         return False

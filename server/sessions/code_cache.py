@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code images that network clients have uploaded, so that they travel once per node and project.
 
-Used by sessions.manager. It owns the folder: one folder per project, and `shared`, which the
+Used by sessions.lifecycle. It owns the folder: one folder per project, and `shared`, which the
 operator fills; a file's name is the BLAKE2b hash (32 bytes, hex) of its content. Only this module
 writes there, under the hash that it computed of the bytes that it received; workers read their
 project's folder by a descriptor and hash again what they read. The least recently used image of the

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the sessions of this host use, as their workers say, for /metrics.
 
-Owned by sessions.manager, which tells of each session's begin and end; refreshed by server.metrics
-when somebody scrapes, so that nobody is asked for figures that nobody wants. Series are not named
-after sessions, of which there is no end, but after places: a vGPU has the lowest number that is
-free on its GPU while its grant has a session here, so that a GPU has at most as many series as
-vGPUs at a time. It promises that counters never fall: what an ended session moved stays counted,
-and what one moved before this server adopted it is not.
+Owned by sessions.lifecycle, which tells of each session's begin and end; refreshed by
+server.metrics when somebody scrapes, so that nobody is asked for figures that nobody wants. Series
+are not named after sessions, of which there is no end, but after places: a vGPU has the lowest
+number that is free on its GPU while its grant has a session here, so that a GPU has at most as many
+series as vGPUs at a time. It promises that counters never fall: what an ended session moved stays
+counted, and what one moved before this server adopted it is not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledgers of jobs: pages on which the workers of one grant write what they have of its memory.
 
-Used by sessions.manager. native/worker/grant_ledger.h says what is on a page. It owns a descriptor
-of each page that a session uses, and which session has which slot. It promises that what a session
-had is the job's again once its worker has ended, however it ended, and that pages outlive the
-server: workers hand theirs to the next one. The page is read by nobody here: a worker that was
+Used by sessions.lifecycle. native/worker/grant_ledger.h says what is on a page. It owns a
+descriptor of each page that a session uses, and which session has which slot. It promises that what
+a session had is the job's again once its worker has ended, however it ended, and that pages outlive
+the server: workers hand theirs to the next one. The page is read by nobody here: a worker that was
 taken over can write into it what it likes.
 """
 

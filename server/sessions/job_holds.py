@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who lives and wants a job to keep its grant between its sessions: `sluice run --share`.
 
-Used by the listeners through sessions.manager, and by service for the inventory. It promises that
+Used by the listeners through sessions.lifecycle, and by service for the inventory. It promises that
 the controller hears of the first that holds a job and, once the last one has ended, of that; a
 server that stops says nothing, as its launchers come again to the next one.
 """

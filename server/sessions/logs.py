@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One log file per session: the worker's standard error and the server's lines about the session.
 
-Used by sessions.manager. The worker has the file open for appending before it has a session; it
+Used by sessions.lifecycle. The worker has the file open for appending before it has a session; it
 becomes the session's by being renamed, so both write to the same file. Every line of the server's
 carries the grant's and the session's id, and goes to server.log too.
 """

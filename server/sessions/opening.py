@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a granted session gets its worker: steps, each with its undoing.
 
-Called by sessions.manager. A step that takes something names at once how it is given back; when a
+Called by sessions.lifecycle. A step that takes something names at once how it is given back; when a
 later one fails or the client goes away, all of it is given back, the last first. Once the registry
 follows the session, the undoing is to end its worker, with which everything comes back.
 """

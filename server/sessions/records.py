@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a session is: records that sessions.manager keeps and that survive a restart of the server.
+"""What a session is: records that sessions.lifecycle keeps and that survive the server's restart.
 
-Used by sessions.manager, regions, sessions.adoption and the listeners. Plain data; what of it must
-survive is what to_record() writes beside the worker's socket.
+Used by sessions.lifecycle, regions, sessions.adoption and the listeners. Plain data; what of it
+must survive is what to_record() writes beside the worker's socket.
 """
 
 from __future__ import annotations

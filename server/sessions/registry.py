@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sessions whose workers run here: what each holds, what others are told of it, its end.
 
-Filled by sessions.opening and sessions.manager (those of an earlier server). From follow() on a
+Filled by sessions.opening and sessions.lifecycle (those of an earlier server). From follow() on a
 session ends with its worker's process and in no other way. It promises that whatever a session held
 (its slot in the ledger, its user, what it shared, its client's pidfd, its cgroup) comes back then,
 and that the controller hears of its begin and end.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions of this host whose GPUs are another host's: each has a sluice-relay process here.
 
-Used by sessions.manager, which asks the controller, and by sessions.adoption. Such a session is the
-GPU node's server's to account for; here it is a client's slot and the process that carries its
+Used by sessions.lifecycle, which asks the controller, and by sessions.adoption. Such a session is
+the GPU node's server's to account for; here it is a client's slot and the process that carries its
 bytes. It promises that a session's end, however it came, leaves no process, no descriptor and no
 cgroup.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Another share of compute for sessions that run: all of a grant's, or none.
 
-Called by sessions.manager on the controller's order.
+Called by sessions.lifecycle on the controller's order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What sessions share with one another by CUDA IPC: descriptors under keys, and who may have them.
 
-Used by sessions.manager, which tells it of every session's begin and end and of what workers ask.
+Used by sessions.lifecycle, which tells it of every session's begin and end and of what workers ask.
 It owns the descriptors. It promises that a key opens nothing outside the trust domain of the
 session that shared it, and that a session's descriptors are closed when it ends. The keys are
 random and minted by workers; a worker that was taken over can offer things of its own and fetch

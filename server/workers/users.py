@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which user of this host each worker becomes: one of its own, or its grant's, out of a range.
 
-Used by workers.process (what is started), sessions.manager and relays (who joins and leaves) and
+Used by workers.process (what is started), sessions.lifecycle and relays (who joins and leaves) and
 sessions.adoption. The kernel keeps processes of different users apart, whatever a worker that was
 taken over may call: signals, priorities, limits, files in /dev/shm. The sessions of one grant, a
 job, share a user, because NCCL's ranks on one host exchange data through files that only their user

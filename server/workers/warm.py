@@ -131,21 +131,8 @@ class WarmWorkers:
         A GPU that several vGPUs are on may be named several times.
         """
         gpus = list(dict.fromkeys(gpus))
-        if len(gpus) == 1:
-            warm = self._warm.get(gpus[0], [])
-            ready = [w for w in warm if w.is_ready] or warm
-            if ready:
-                worker = ready[0]
-                warm.remove(worker)
-                worker.on_exit = self._unused_one_ended
-                self._refill(gpus[0], REFILL_DELAY_SECONDS)
-                try:
-                    await worker.wait_ready(self._start_seconds)
-                except (WorkerError, asyncio.CancelledError):
-                    worker.end(_unused("it was not ready in time"))
-                    raise
-                return worker
-        worker = self._spawn(gpus)
+        warm = self._taken(gpus[0]) if len(gpus) == 1 else None
+        worker = warm or self._spawn(gpus)
         try:
             await worker.wait_ready(self._start_seconds)
         except (WorkerError, asyncio.CancelledError):
@@ -163,6 +150,16 @@ class WarmWorkers:
             worker.on_exit = self._unused_one_ended
             worker.end(_unused("the server stops"), grace=0)
         await _exited(ending, STOP_SECONDS)
+
+    def _taken(self, uuid: str) -> Worker | None:
+        """One of the GPU's warm workers, a ready one if there is; it is replaced a little later."""
+        warm = self._warm.get(uuid, [])
+        worker = next((w for w in warm if w.is_ready), warm[0] if warm else None)
+        if worker:
+            warm.remove(worker)
+            worker.on_exit = self._unused_one_ended
+            self._refill(uuid, REFILL_DELAY_SECONDS)
+        return worker
 
     def _spawn(self, gpus: list[str]) -> Worker:
         worker_id = secrets.token_hex(6)

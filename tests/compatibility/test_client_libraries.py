@@ -178,7 +178,7 @@ async def vsock_guest(host: GuestHost, folder: Path) -> AsyncIterator[dict[str, 
     """What a program of a guest with a vsock device finds."""
     device = HERE / "vsock_device.py"
     guests = VsockGuests(
-        host.manager,
+        host.lifecycle,
         host.folder / "run",
         host.folder / "log",
         str(device),

@@ -25,7 +25,7 @@ from sluice.hypervisor.request import DomainRequest
 from sluice.server.gpus.discovery import Driver
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
 from sluice.server.workers.warm import WarmWorkers
 
@@ -36,7 +36,7 @@ class GuestHost:
 
     folder: Path
     regions: Regions
-    manager: SessionManager
+    lifecycle: SessionLifecycle
     controller: FakeControllerLink
     doorbell: Doorbell
 
@@ -56,9 +56,9 @@ class GuestHost:
     async def quiet(self) -> None:
         """Waits until no session is left."""
         async with asyncio.timeout(60):
-            for session in list(self.manager.sessions.values()):
+            for session in list(self.lifecycle.sessions.values()):
                 await session.gone.wait()
-        assert self.manager.sessions == {}
+        assert self.lifecycle.sessions == {}
 
 
 @asynccontextmanager
@@ -70,8 +70,8 @@ async def guest_host(folder: Path) -> AsyncIterator[GuestHost]:
     workers = WarmWorkers(starter, driver, log, per_gpu=0, start_seconds=10)
     [gpu] = await workers.see_devices()
     controller = FakeControllerLink(gpu.uuid)
-    manager = SessionManager("node-a", controller, workers, starter, log)
-    regions = Regions(manager, silent_seconds=300)
+    lifecycle = SessionLifecycle("node-a", controller, workers, starter, log)
+    regions = Regions(lifecycle, silent_seconds=300)
     doorbell = Doorbell(
         starter, folder / "run", log, regions.doorbell_said, regions.doorbell_connected
     )
@@ -81,7 +81,7 @@ async def guest_host(folder: Path) -> AsyncIterator[GuestHost]:
         while not doorbell.is_connected:
             await asyncio.sleep(0.01)
     try:
-        yield GuestHost(folder, regions, manager, controller, doorbell)
+        yield GuestHost(folder, regions, lifecycle, controller, doorbell)
     finally:
         running.cancel()
         doorbell.close()

@@ -27,7 +27,7 @@ from sluice.server.gpus.discovery import Driver
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
 from sluice.server.sessions.accounts import Accounts
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import pack_open_session
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
@@ -68,7 +68,7 @@ class Host:
     """A server's inner parts around one region."""
 
     regions: Regions
-    manager: SessionManager
+    lifecycle: SessionLifecycle
     doorbell: FakeDoorbell
     controller: FakeControllerLink
     path: Path
@@ -103,10 +103,10 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     projects = ProjectsSection.model_validate(
         {"vms": "guest=vision nlp", "labels": "vm:guest=team-a", "users": "0=speech"}
     )
-    manager = SessionManager(
+    lifecycle = SessionLifecycle(
         "node-a", controller, workers, starter, tmp_path / "log", accounts=Accounts(projects)
     )
-    regions = Regions(manager, silent_seconds=300)
+    regions = Regions(lifecycle, silent_seconds=300)
     keeper: RegionKeeper = regions  # what the hypervisor part relies on
     doorbell = FakeDoorbell()
     regions.use_doorbell(doorbell)
@@ -115,9 +115,9 @@ async def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     with path.open("r+b") as file:
         file.truncate(REQUEST.region_bytes)
     await keeper.add_region(OWNER.uuid, path, OWNER, REQUEST)
-    yield Host(regions, manager, doorbell, controller, path)
+    yield Host(regions, lifecycle, doorbell, controller, path)
     await keeper.remove_region(OWNER.uuid, "the test is over")
-    assert manager.sessions == {}
+    assert lifecycle.sessions == {}
 
 
 async def test_a_region_is_watched_as_its_domain_asked(host: Host) -> None:
@@ -147,12 +147,12 @@ async def test_every_doorbell_is_told_of_the_devices_bell(host: Host) -> None:
 
 async def test_the_domains_figures_are_the_default(host: Host) -> None:
     await host.open(slot=2)
-    await host.until(lambda: host.manager.sessions)
+    await host.until(lambda: host.lifecycle.sessions)
     [asked] = host.controller.asked
     assert (asked.vgpu_count, asked.memory_mib, asked.compute_percent) == (1, 1024, 50)
     assert (asked.priority, asked.channel) == (2, "ivshmem")
     assert (asked.domain_uuid, asked.domain_name) == (OWNER.uuid, "guest")
-    [session] = host.manager.sessions.values()
+    [session] = host.lifecycle.sessions.values()
     assert (session.requester.region_id, session.requester.slot) == (OWNER.uuid, 2)
     assert [m.get("message") for m in host.doorbell.verbs("wait")] == ["sluice: waiting"]
 
@@ -179,13 +179,13 @@ async def test_a_guest_cannot_raise_its_priority(host: Host) -> None:
     await host.open(priority=99)
     await host.until(lambda: host.controller.asked)
     assert host.controller.asked[0].priority == 2
-    await host.until(lambda: host.manager.sessions)
+    await host.until(lambda: host.lifecycle.sessions)
 
 
 async def test_a_guest_works_for_its_domains_projects_and_no_others(host: Host) -> None:
     await host.open(slot=0)
     await host.open(slot=1, request_lines=["project=nlp", "gpu_model=h200"])
-    await host.until(lambda: len(host.manager.sessions) == 2)
+    await host.until(lambda: len(host.lifecycle.sessions) == 2)
     asked = {request.project: request for request in host.controller.asked}
     assert asked.keys() == {"vision", "nlp"}
     assert asked["nlp"].gpu_model == "h200"
@@ -199,11 +199,11 @@ async def test_a_guest_works_for_its_domains_projects_and_no_others(host: Host) 
 
 async def test_a_slot_is_released_after_its_worker_has_ended(host: Host) -> None:
     await host.open(slot=1)
-    await host.until(lambda: [s for s in host.manager.sessions.values() if not s.opening])
+    await host.until(lambda: [s for s in host.lifecycle.sessions.values() if not s.opening])
     host.says("closed", slot=1, reason="the client closed it")
     assert host.doorbell.verbs("release") == []
     await host.until(lambda: host.doorbell.verbs("release"))
-    assert host.manager.sessions == {}
+    assert host.lifecycle.sessions == {}
     ended = [r.session_ended for r in host.controller.reports if r.HasField("session_ended")]
     assert [e.reason for e in ended] == ["the client closed it"]
 
@@ -211,7 +211,7 @@ async def test_a_slot_is_released_after_its_worker_has_ended(host: Host) -> None
 async def test_a_repeated_open_is_served_once(host: Host) -> None:
     for _ in range(5):
         await host.open()
-    await host.until(lambda: host.manager.sessions)
+    await host.until(lambda: host.lifecycle.sessions)
     assert len(host.controller.asked) == 1
 
 
@@ -219,17 +219,17 @@ async def test_a_slot_that_is_closed_before_it_is_open_is_released(host: Host) -
     await host.open()
     host.says("closed")
     await host.until(lambda: host.doorbell.verbs("release"))
-    assert host.manager.sessions == {}
+    assert host.lifecycle.sessions == {}
     await host.open()
-    await host.until(lambda: host.manager.sessions)
+    await host.until(lambda: host.lifecycle.sessions)
 
 
 async def test_a_stopped_domain_ends_all_its_sessions(host: Host) -> None:
     for slot in range(3):
         await host.open(slot=slot)
-    await host.until(lambda: len(host.manager.sessions) == 3)
+    await host.until(lambda: len(host.lifecycle.sessions) == 3)
     await host.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
-    assert host.manager.sessions == {}
+    assert host.lifecycle.sessions == {}
     assert sorted(m.fields["slot"] for m in host.doorbell.verbs("release")) == [
         "0",
         "1",
@@ -265,7 +265,7 @@ async def test_who_uses_a_channel_is_said_by_name(host: Host) -> None:
     assert host.regions.programs(OWNER.uuid) == []
     await host.open()
     await host.until(
-        lambda: host.manager.sessions and not host.regions._regions[OWNER.uuid].opening
+        lambda: host.lifecycle.sessions and not host.regions._regions[OWNER.uuid].opening
     )
     assert host.regions.programs(OWNER.uuid) == ["in-guest in domain guest slot 0 has a session"]
     assert host.regions.programs("22222222-2222-2222-2222-222222222222") == []
@@ -275,10 +275,10 @@ async def test_silence_ends_a_session_only_when_long_and_not_paused(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await host.open()
-    await host.until(lambda: host.manager.sessions)
-    [session] = host.manager.sessions.values()
+    await host.until(lambda: host.lifecycle.sessions)
+    [session] = host.lifecycle.sessions.values()
     ended: list[End] = []
-    monkeypatch.setattr(host.manager, "end", lambda _, why: ended.append(why))
+    monkeypatch.setattr(host.lifecycle, "end", lambda _, why: ended.append(why))
     host.says("silent", seconds=120)
     await host.regions.domain_paused(OWNER.uuid)
     host.says("silent", seconds=400)
@@ -289,7 +289,7 @@ async def test_silence_ends_a_session_only_when_long_and_not_paused(
     host.says("silent", seconds=400)
     assert ended == [End(EndCause.CLIENT_LOST, "the guest was silent for 400 s")]
     monkeypatch.undo()
-    host.manager.end(session, DONE)
+    host.lifecycle.end(session, DONE)
 
 
 async def test_a_guests_nonsense_is_survived(host: Host) -> None:
@@ -300,4 +300,4 @@ async def test_a_guests_nonsense_is_survived(host: Host) -> None:
     await host.until(lambda: host.doorbell.verbs("release"))
     host.says("open", request="zz")
     await host.until(lambda: host.doorbell.verbs("refuse"))
-    assert host.manager.sessions == {}
+    assert host.lifecycle.sessions == {}

@@ -27,7 +27,7 @@ from sluice.hypervisor.ports import RegionOwner
 from sluice.hypervisor.request import DomainRequest
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.guests.regions import Regions
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 
 PROGRAMS = Path(__file__).resolve().parent.parent.parent / "build" / "programs"
 OWNER = RegionOwner("11111111-2222-3333-4444-555555555555", "guest")
@@ -58,8 +58,8 @@ class Guest:
         return self.host.regions
 
     @property
-    def manager(self) -> SessionManager:
-        return self.host.manager
+    def lifecycle(self) -> SessionLifecycle:
+        return self.host.lifecycle
 
     @property
     def controller(self) -> FakeControllerLink:
@@ -122,17 +122,17 @@ async def test_a_guest_that_asks_for_more_than_its_domain_has_is_refused(guest: 
     out, error = await asyncio.wait_for(program.communicate(), 60)
     assert program.returncode != 0
     assert "domain guest was given 1024" in (out + error).decode()
-    assert guest.manager.sessions == {}
+    assert guest.lifecycle.sessions == {}
 
 
 async def test_the_vms_end_ends_its_programs_session(guest: Guest) -> None:
     program = await guest.start("hold_vgpu")
     async with asyncio.timeout(10):
-        while not guest.manager.sessions:
+        while not guest.lifecycle.sessions:
             assert program.returncode is None, await program.communicate()
             await asyncio.sleep(0.005)
     await guest.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
-    assert guest.manager.sessions == {}
+    assert guest.lifecycle.sessions == {}
     await asyncio.wait_for(program.wait(), 10)
     async with asyncio.timeout(60):  # a VM takes longer to start than the doorbell to set it up
         while guest.path.open("rb").read(8) == bytes(8):

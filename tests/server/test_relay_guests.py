@@ -30,7 +30,7 @@ from sluice.server.controller.link import ControllerLink
 from sluice.server.gpus.discovery import Driver
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
-from sluice.server.sessions.manager import SessionManager
+from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
 from sluice.server.workers.warm import WarmWorkers
 
@@ -72,7 +72,7 @@ class Guest:
 
     path: Path
     regions: Regions
-    manager: SessionManager
+    lifecycle: SessionLifecycle
     doorbell: Doorbell
 
     def environment(self, **more: str) -> dict[str, str]:
@@ -96,14 +96,14 @@ class Guest:
 
     async def opened(self, program: asyncio.subprocess.Process) -> None:
         async with asyncio.timeout(20):
-            while not any(not s.opening for s in self.manager.served):
+            while not any(not s.opening for s in self.lifecycle.served):
                 assert program.returncode is None, await program.communicate()
                 await asyncio.sleep(0.01)
 
     async def quiet(self, plane: ControlPlane) -> None:
         """Waits until nothing is left, here and in the pool."""
         async with asyncio.timeout(10):
-            for session in list(self.manager.served):
+            for session in list(self.lifecycle.served):
                 await session.gone.wait()
             while plane.grants() or plane.session_worker_pids():
                 await asyncio.sleep(0.05)
@@ -115,9 +115,9 @@ async def guest(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Guest]:
     log = tmp_path / "log"
     workers = WarmWorkers(starter, Driver("", software=False), log, per_gpu=0, start_seconds=10)
     link = ControllerLink([f"127.0.0.1:{plane.grpc_port}"], NoGpus(), 5)  # type: ignore[arg-type]
-    manager = SessionManager("node-b", link, workers, starter, log)
-    manager.relay_by(tmp_path / "run", None)
-    regions = Regions(manager, silent_seconds=300)
+    lifecycle = SessionLifecycle("node-b", link, workers, starter, log)
+    lifecycle.relay_by(tmp_path / "run", None)
+    regions = Regions(lifecycle, silent_seconds=300)
     doorbell = Doorbell(
         starter, tmp_path / "run", log, regions.doorbell_said, regions.doorbell_connected
     )
@@ -131,7 +131,7 @@ async def guest(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[Guest]:
         file.truncate(REQUEST.region_bytes)
     try:
         await regions.add_region(OWNER.uuid, path, OWNER, REQUEST)
-        yield Guest(path, regions, manager, doorbell)
+        yield Guest(path, regions, lifecycle, doorbell)
         await regions.remove_region(OWNER.uuid, "the test is over")
     finally:
         for part in running_parts:
@@ -187,7 +187,7 @@ async def test_the_vms_end_ends_its_programs_session_on_the_gpus_node_too(
     program = await guest.start("hold_vgpu", "60")
     await guest.opened(program)
     await guest.regions.domain_stopped(OWNER.uuid, "the VM was destroyed")
-    assert guest.manager.served == []
+    assert guest.lifecycle.served == []
     await guest.quiet(plane)
     program.kill()  # it sleeps
     await program.communicate()
@@ -217,15 +217,15 @@ async def test_a_guest_that_writes_over_its_counters_loses_its_own_session_only(
 ) -> None:
     program, other = await guest.start("hold_vgpu", "60"), await guest.start("hold_vgpu", "60")
     async with asyncio.timeout(20):
-        while sum(not s.opening for s in guest.manager.served) < 2:
+        while sum(not s.opening for s in guest.lifecycle.served) < 2:
             await asyncio.sleep(0.01)
-    hit, spared = sorted(guest.manager.served, key=lambda s: s.requester.slot)
+    hit, spared = sorted(guest.lifecycle.served, key=lambda s: s.requester.slot)
     # slot 0 begins behind the region's header; its state lies at 128, the client's counter at 192
     with guest.path.open("r+b") as region:
         region.seek(4096 + offset)
         region.write(value.to_bytes(8 if offset == 192 else 4, "little"))
     await asyncio.wait_for(hit.gone.wait(), 15)
-    assert spared in guest.manager.served
+    assert spared in guest.lifecycle.served
     assert not spared.worker.exited
     for each in (program, other):
         if each.returncode is None:

@@ -42,7 +42,7 @@ from sluice.server.workers.session_start import SharedRegion
 from sluice.server.workers.warm import WarmWorkers
 
 
-class SessionManager:
+class SessionLifecycle:
     """Every session of this server."""
 
     def __init__(
