@@ -160,13 +160,8 @@ class Gpu:
         """Its place in the pool."""
         return GpuKey(self.node, self.uuid)
 
-    @property
-    def grantable_mib(self) -> int:
-        """The most that one vGPU can have when nothing else is granted."""
-        return self.grantable_beside(1)
-
     def grantable_beside(self, contexts: int) -> int:
-        """The same for a vGPU that so many processes have contexts on."""
+        """The most that one vGPU can have, with so many processes' contexts and nothing else."""
         return max(0, self.memory_mib - self.reserved_mib - contexts * self.context_overhead_mib)
 
 

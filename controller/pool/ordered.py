@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Things in the order of their keys, so that a list can be shown in pages without walking it all.
 
-Owned by ledger.GrantLedger and fleet.Fleet for what REST lists; read through pool.Pool. Keys of one
-such order are tuples of the same types; putting and dropping cost O(log n).
+Owned by grant_table, session_table and fleet for what REST lists; read through pool.Pool. Keys of
+one such order are tuples of the same types; putting and dropping cost O(log n).
 """
 
 from __future__ import annotations

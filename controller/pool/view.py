@@ -45,10 +45,10 @@ class PoolView:
         self.switches = fleet.switches
         self.capacity = fleet.capacity
         self.attachments = attachments.records
-        self.grants = ledger.grants
-        self.grants_in_order = ledger.grants_in_order
-        self.sessions = ledger.sessions
-        self.sessions_in_order = ledger.sessions_in_order
+        self.grants = ledger.grants.records
+        self.grants_in_order = ledger.grants.in_order
+        self.sessions = ledger.sessions.records
+        self.sessions_in_order = ledger.sessions.in_order
         self.reservations = ledger.reservations.records
         self.quotas = ledger.quotas
         self.queue = scheduler.queue
@@ -68,7 +68,7 @@ class PoolView:
         booked, kept = self._ledger.allocations.usage(key), self.kept(key)
         vgpus = sum(
             1
-            for grant in self._ledger.live_on_gpu(key)
+            for grant in self._ledger.grants.live_on_gpu(key)
             for place, _ in grant.placed()
             if place == key
         )
@@ -92,19 +92,19 @@ class PoolView:
 
     def grants_live_on(self, node: str) -> list[Grant]:
         """The live grants that have a vGPU on a node."""
-        return self._ledger.live_on(node)
+        return self._ledger.grants.live_on(node)
 
     def ended_grants(self) -> list[Grant]:
         """The ended grants that are remembered."""
-        return self._ledger.ended()
+        return self._ledger.grants.ended()
 
     def live_sessions_on(self, node: str) -> int:
         """How many sessions live on a node."""
-        return self._ledger.live_sessions_on(node)
+        return self._ledger.sessions.live_on(node)
 
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
-        return self._ledger.sessions_of(grant_id)
+        return self._ledger.sessions.of(grant_id)
 
     # reservations and projects
 
@@ -117,7 +117,7 @@ class PoolView:
         found = {
             grant.id: grant
             for key in {slot.key for slot in reservation.slots}
-            for grant in self._ledger.live_on_gpu(key)
+            for grant in self._ledger.grants.live_on_gpu(key)
             if grant.reservation == reservation.id
         }
         return list(found.values())

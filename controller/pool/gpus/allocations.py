@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is allocated of every GPU: what live grants take of its memory and compute.
 
-Owned by ledger.GrantLedger, which books each live grant once and unbooks it once. It promises exact
-sums: a GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else.
+Owned by grants.bookings; each live grant is booked once and unbooked once. It promises exact sums:
+a GPU's use is the sum of the vGPUs of live grants and their contexts' overhead, nothing else.
 Whoever set `on_change` is told of each GPU whose use has changed.
 """
 

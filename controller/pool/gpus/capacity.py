@@ -63,11 +63,6 @@ class GpuCapacity:
         self.free_percent = 100 - usage.compute_percent
 
     @property
-    def is_untouched(self) -> bool:
-        """Whether nothing is booked on it: every vGPU takes some compute."""
-        return self.free_percent == WHOLE_PERCENT
-
-    @property
     def vgpu_count(self) -> int:
         """The default cut of its node."""
         return self.kind.vgpu_count
@@ -139,6 +134,7 @@ class NodeCapacity:
         )
         self.total_mib = sum(self.free_mib)
         self.total_percent = sum(self.free_percent)
+        # nothing is booked on them: every vGPU takes some compute
         untouched = [
             capacity for capacity in self.open_gpus if capacity.free_percent == WHOLE_PERCENT
         ]
@@ -200,13 +196,6 @@ class PoolCapacity:
         if node.open_gpus:
             self.by_total.add((-node.total_mib, name, node))
             node.family.by_untouched.add((node.untouched, name, node))
-
-    def set_open(self, name: str, *, is_open: bool | Callable[[Gpu], bool]) -> None:
-        """The same node, with its GPUs open or not."""
-        if node := self.nodes.get(name):
-            capacities = node.every()
-            count = capacities[0].vgpu_count if capacities else 1
-            self.put(name, node.labels, [r.gpu for r in capacities], count, is_open=is_open)
 
     def drop(self, name: str) -> None:
         """Forgets a node."""

@@ -117,7 +117,7 @@ class Membership:
             decisions.lost.append(node.name)
             silent = f"silent for {now - node.last_seen:.0f} s"
             self._fleet.set_state(node, NodeState.LOST, silent)
-            for grant in self._ledger.live_on(node.name):
+            for grant in self._ledger.grants.live_on(node.name):
                 why = End(EndCause.NODE_LOST, NODE_LOST)
                 self._ledger.end(grant, why, lost=True)
                 others = sorted(grant.nodes - {node.name})
@@ -127,7 +127,7 @@ class Membership:
     # within
 
     def _end_faulty(self, gpu: Gpu, decisions: Decisions) -> None:
-        for grant in self._ledger.live_on_gpu(gpu.key) if gpu.fault else ():
+        for grant in self._ledger.grants.live_on_gpu(gpu.key) if gpu.fault else ():
             cause, _, _ = gpu.fault.partition(";")  # what to do then is for operators
             why = End(EndCause.GPU_FAILED, f"GPU {gpu.uuid} has failed: {cause}")
             self._jobs.end_soon(grant.id, why)

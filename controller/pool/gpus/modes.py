@@ -93,7 +93,7 @@ class GpuModes:
         known.target, known.preempt = to, preempt
         self._set(known, GpuMode.DRAINING, f"to be {to.value}")
         if preempt:
-            for grant in self._ledger.live_on_gpu(key):
+            for grant in self._ledger.grants.live_on_gpu(key):
                 why = End(
                     EndCause.GPU_WITHDRAWN, f"the operator takes GPU {key.uuid} out of the pool"
                 )
@@ -209,12 +209,12 @@ class GpuModes:
                 decisions.handovers.append(Handover(key.node, key.uuid, GpuMode.POOLED))
         for key in sorted(self._fleet.faulty - self._let_go, key=str):
             up = self._fleet.nodes[key.node].state is NodeState.UP
-            if up and key not in self._fleet.switches and not self._ledger.live_on_gpu(key):
+            if up and key not in self._fleet.switches and not self._ledger.grants.live_on_gpu(key):
                 self._let_go.add(key)
                 decisions.handovers.append(Handover(key.node, key.uuid, GpuMode.DRAINED))
 
     def _drain(self, key: GpuKey, switch: GpuSwitch, decisions: Decisions) -> None:
-        grants = len(self._ledger.live_on_gpu(key))
+        grants = len(self._ledger.grants.live_on_gpu(key))
         reservations = self._ledger.reservations.on(key)
         waits = []
         if grants:

@@ -58,10 +58,10 @@ class Adoption:
         It stood still with the answer on its way to it, and names the request as one that waits: if
         its grant were over, its room would be given away, and the answer would come after all.
         """
-        for grant in self._ledger.ended() if pending else ():
+        for grant in self._ledger.grants.ended() if pending else ():
             if grant.node != node or not grant.lost:
                 continue
-            for session in self._ledger.sessions_of(grant.id):
+            for session in self._ledger.sessions.of(grant.id):
                 if session.request_id not in pending or self._ledger.held_by(session.request_id):
                     continue
                 again = replace(

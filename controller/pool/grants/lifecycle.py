@@ -35,8 +35,8 @@ class GrantLifecycle:
 
     def why_over(self, grant_id: str) -> End | None:
         """Why a grant that was made has ended or is being ended; None while it is neither."""
-        grant = self._ledger.grants[grant_id]
-        return self._jobs.why_ending(grant) if self._ledger.is_live(grant_id) else grant.end
+        grant = self._ledger.grants.records[grant_id]
+        return self._jobs.why_ending(grant) if self._ledger.grants.is_live(grant_id) else grant.end
 
     # grants
 
@@ -83,7 +83,7 @@ class GrantLifecycle:
             self._ledger.event("session.running", session.id, text)
         elif session and session.state is SessionState.ENDED:
             # ended here while its client was on its way there
-            grant = self._ledger.grants[session.grant_id]
+            grant = self._ledger.grants.records[session.grant_id]
             if grant.state is GrantState.ENDED:
                 why = End(session.cause, session.reason)
                 decisions.ends.append(EndOrder(session.node, grant.id, why))
@@ -94,7 +94,7 @@ class GrantLifecycle:
         session = self._ledger.sessions.get(session_id)
         grant = self._ledger.grants.get(grant_id)
         if session is None or session.grant_id != grant_id:
-            keep = grant is not None and session_id and self._ledger.live_sessions_of(grant_id)
+            keep = grant is not None and session_id and self._ledger.sessions.live_of(grant_id)
             return Decisions() if keep else self.release(grant_id, why)
         if grant and grant.state is GrantState.LIVE:
             self._ledger.end_session(grant, session, why)

@@ -67,7 +67,7 @@ class Resizing:
             over = self._ledger.quotas.exceeded(grant.project, Held.of(larger), Held.of(before))
             if over and Held.of(larger) != Held.of(before):
                 raise Impossible(str(over))
-        if not self._ledger.live_sessions_of(grant_id):
+        if not self._ledger.sessions.live_of(grant_id):
             self._set(grant, after)
             return None
         node = self._fleet.nodes.get(grant.node)

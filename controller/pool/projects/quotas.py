@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each project holds now, and the most that it may hold.
 
-Owned by ledger.GrantLedger, which tells it of every grant and reservation that begins, changes or
+Owned by grants.bookings, which tells it of every grant and reservation that begins, changes or
 ends; asked by scheduling.Scheduler before it grants. It promises that the sums are those of the
 live grants that use the pool's own room and of the reservations, so that nothing is counted twice.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What projects have used: vGPU-seconds, MiB-seconds and percent-seconds, by the hour.
 
-Owned by ledger.GrantLedger, which tells it of every change of what a project holds. It promises
+Owned by grants.bookings, which tells it of every change of what a project holds. It promises
 that a record handed out with the change that it comes with is exact up to its `until`, so that what
 is stored together adds up after a crash: from `until` on the project held what the store says that
 it held. Durations come from the monotonic clock; the wall clock only says which hour they belong

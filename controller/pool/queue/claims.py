@@ -116,7 +116,7 @@ class Claims:
             # it has left, or its job got a grant meanwhile: it joins, or is refused, in its turn
             self.drop(claim.request_id)
             return None
-        claim.waits_for = {g for g in claim.waits_for if self._ledger.is_live(g)}
+        claim.waits_for = {g for g in claim.waits_for if self._ledger.grants.is_live(g)}
         self._ledger.allocations.unbook(claim.booking)
         capacities = self._claimed(claim)
         if capacities and all(fits(entry.request, capacity) for capacity in capacities):
@@ -149,7 +149,9 @@ class Claims:
     ) -> list[Candidate]:
         """Whom the request may have ended: its own reservation's users free nothing."""
         grants = {
-            g.id: g for capacity in capacities for g in self._ledger.live_on_gpu(capacity.gpu.key)
+            g.id: g
+            for capacity in capacities
+            for g in self._ledger.grants.live_on_gpu(capacity.gpu.key)
         }
         lower = [
             grant
@@ -169,7 +171,7 @@ class Claims:
             Candidate(
                 grant,
                 Loss(
-                    len(self._ledger.live_sessions_of(grant.id)),
+                    len(self._ledger.sessions.live_of(grant.id)),
                     grant.priority - lowest,
                     max(0.0, now - grant.created),
                     sum(vgpu.memory_mib for vgpu in grant.vgpus),

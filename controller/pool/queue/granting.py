@@ -215,7 +215,7 @@ class Granting:
         newcomer = Session(
             "", grant.id, grant.node, "", "", "", 0, 0, "", "", 0.0, chosen=request.chosen
         )
-        vgpus = self._ledger.charged(grant, [*self._ledger.live_sessions_of(grant.id), newcomer])
+        vgpus = self._ledger.charged(grant, [*self._ledger.sessions.live_of(grant.id), newcomer])
         more: Counter[GpuKey] = Counter()
         for (key, old), new in zip(grant.placed(), vgpus, strict=True):
             more[key] += new.overhead_mib - old.overhead_mib
@@ -235,7 +235,7 @@ class Granting:
         return rights.not_to_join(request, grant, self._ledger.quotas, self._ledger.reservations)
 
     def _join_refusal(self, request: GrantRequest, grant: Grant) -> Refused | None:
-        live, ending = len(self._ledger.live_sessions_of(grant.id)), self._jobs.is_ending(grant)
+        live, ending = len(self._ledger.sessions.live_of(grant.id)), self._jobs.is_ending(grant)
         return refusals.cannot_join(request, grant, live, self._job_sessions, ending=ending)
 
     def _free_for(self, grant: Grant, key: GpuKey) -> int:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reservations: room that is one owner's whether it is used or not, and what is drawn from it.
 
-Owned by ledger.GrantLedger. A reservation's vGPUs are booked on their GPUs as a whole; grants that
+Owned by grants.bookings. A reservation's vGPUs are booked on their GPUs as a whole; grants that
 draw on it are booked here, inside of it, and nowhere else. It promises that what is drawn of a
 reservation on a GPU never exceeds what it holds there, except where the node reports work that
 really runs.

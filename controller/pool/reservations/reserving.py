@@ -109,7 +109,7 @@ class Reserving:
         drawing = [
             grant
             for key in {slot.key for slot in reservation.slots}
-            for grant in self._ledger.live_on_gpu(key)
+            for grant in self._ledger.grants.live_on_gpu(key)
             if grant.reservation == reservation.id
         ]
         if was_held:
