@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from sluice.config.log_ids import request_id
 from sluice.controller.pool import decisions, model
@@ -108,8 +109,6 @@ def assignment_message(granted: decisions.Granted, key: str, key_seconds: int) -
         key=key,
         key_seconds=key_seconds,
         vgpus=vgpu_messages(grant.vgpus),
-        host=session.host,
-        program=session.program,
         priority=grant.priority,
         job=grant.job,
         job_domain=grant.job_domain,
@@ -118,11 +117,20 @@ def assignment_message(granted: decisions.Granted, key: str, key_seconds: int) -
         request_id=request_id(),
         project=grant.project,
         relay=session.relay,
-        domain_uuid=session.domain_uuid,
-        domain_name=session.domain_name,
-        client_pid=session.client_pid,
-        client_uid=session.client_uid,
+        **_client_fields(session),
     )
+
+
+def _client_fields(known: rpc.SessionReport | rpc.GrantRequest | model.Session) -> dict[str, Any]:
+    """Whose a session is, by the names that messages and records have in common."""
+    return {
+        "host": known.host,
+        "program": known.program,
+        "client_pid": known.client_pid,
+        "client_uid": known.client_uid,
+        "domain_uuid": known.domain_uuid,
+        "domain_name": known.domain_name,
+    }
 
 
 def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
@@ -132,17 +140,12 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         grant_id=message.grant_id,
         node=node,
         channel=message.channel,
-        host=message.host,
-        program=message.program,
-        client_pid=message.client_pid,
-        client_uid=message.client_uid,
-        domain_uuid=message.domain_uuid,
-        domain_name=message.domain_name,
         started=message.started,
         state=model.SessionState.OPENING if message.opening else model.SessionState.RUNNING,
         request_id=message.request_id,
         chosen=tuple(message.chosen),
         relay=message.relay,
+        **_client_fields(message),
     )
     return ReportedSession(
         session,
@@ -173,12 +176,6 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
         node=message.node,
         local_only=message.local_only,
         channel=message.channel,
-        host=message.host,
-        program=message.program,
-        client_pid=message.client_pid,
-        client_uid=message.client_uid,
-        domain_uuid=message.domain_uuid,
-        domain_name=message.domain_name,
         job=message.job,
         job_domain=message.job_domain,
         job_processes=message.job_processes,
@@ -194,6 +191,7 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
         project=message.project,
         mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
         relay=message.relay,
+        **_client_fields(message),
     )
 
 

@@ -65,6 +65,18 @@ class Requester:
             return f"node {self.relay}" if self.relay else self.host
         return f"uid {self.uid}"
 
+    def report(self) -> dict[str, Any]:
+        """The fields of the messages that say whose a session is."""
+        return {
+            "channel": "relay" if self.relay else self.channel,
+            "host": self.host,
+            "program": self.program,
+            "client_pid": self.pid,
+            "client_uid": self.uid,
+            "domain_uuid": self.domain_uuid,
+            "domain_name": self.domain_name,
+        }
+
     def describe(self) -> str:
         """In words, for logs."""
         if self.channel == "ivshmem":
@@ -146,7 +158,6 @@ class Session:
 
     def report(self) -> rpc.SessionReport:
         """As the controller is told."""
-        requester = self.requester
         return rpc.SessionReport(
             session_id=self.id,
             grant_id=self.grant_id,
@@ -157,18 +168,12 @@ class Session:
                 )
                 for v in self.vgpus
             ],
-            channel="relay" if requester.relay else requester.channel,
-            relay=requester.relay,
-            host=requester.host,
-            program=requester.program,
-            client_pid=requester.pid,
-            client_uid=requester.uid,
-            domain_uuid=requester.domain_uuid,
-            domain_name=requester.domain_name,
+            relay=self.requester.relay,
             started=self.started,
             priority=self.priority,
             opening=self.opening,
             project=self.project,
+            **self.requester.report(),
             **(self.part.report() if self.part else {}),
         )
 
@@ -254,13 +259,6 @@ def grant_request(
         wait_seconds=asked.request.wait_seconds,
         local_only=True,
         cross_node=asked.request.cross_node,
-        channel=requester.channel,
-        host=requester.host,
-        program=requester.program,
-        client_pid=requester.pid,
-        client_uid=requester.uid,
-        domain_uuid=requester.domain_uuid,
-        domain_name=requester.domain_name,
         same_gpu_allowed=asked.request.same_gpu,
         gpu_model=asked.request.gpu_model,
         gpu_architecture=asked.request.gpu_architecture,
@@ -270,6 +268,7 @@ def grant_request(
         project=project,
         owner_label=owner_label,
         relay=relay,
+        **requester.report(),
         **(part.report() if part else {}),
     )
 
