@@ -22,8 +22,9 @@ import jinja2
 from coverage_table import coverage_sections, library_sections
 from imported import ImportedFunction, ImportedLibrary, RegistryError, TypeDeclaration
 from libraries import Library, load_libraries
-from model import API, FIRST_ID, ROOT, Registry, load_registry, missing_ids
+from model import API, ROOT, Registry
 from names import error_rows
+from registry import FIRST_ID, load_registry, missing_ids
 from variants import PerThreadVariant
 
 

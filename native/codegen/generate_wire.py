@@ -25,8 +25,9 @@ from generate_abi import Writer
 from imported import RegistryError
 from kinds import Kind, Param
 from libraries import read_ids
-from model import API, Cache, ErrorClass, Function, Registry, load_ids, load_registry
+from model import API, Cache, ErrorClass, Function, Registry
 from protocol import CTYPES, load_protocol
+from registry import load_ids, load_registry
 from wire_layout import HANDLE_TABLES, Layout, WireFunction, camel_case
 
 

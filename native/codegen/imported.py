@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The facts imported from NVIDIA's headers, as typed objects.
 
-Read by model.py and by the generators; written (as JSON) by import_headers.py and by nobody else.
+Read by registry and by the generators; written (as JSON) by import_headers.py and by nobody else.
 Rows keep the order of the headers for types and are sorted by name for functions.
 """
 

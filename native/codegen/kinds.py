@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How each parameter crosses the wire: the kinds, and the rules that infer them from C types.
 
-Used by model.py. A rule infers only what no reader could take otherwise; the rest must be said in
+Used by registry. A rule infers only what no reader could take otherwise; the rest must be said in
 the annotation, and the error says how.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The per-thread default stream's names, derived from the functions that they vary.
 
-Used by model.py. cuX_ptsz(…, stream) is cuX with the null stream read as the thread's own;
+Used by registry.py. cuX_ptsz(…, stream) is cuX with the null stream read as the thread's own;
 cuX_ptds(…) is cuXAsync on the thread's stream, waited for when it is a copy. What follows neither
 rule gets no variant and is reported as unsupported unless written by hand.
 """

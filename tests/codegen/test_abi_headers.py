@@ -9,7 +9,7 @@ from pathlib import Path
 import c_text
 import pytest
 from imported import ImportedLibrary, TypeDeclaration
-from model import load_registry
+from registry import load_registry
 
 HEADERS = ("abi/cuda_driver.h", "abi/cuda_runtime.h")
 COMPILERS = {

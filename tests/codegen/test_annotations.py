@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from imported import RegistryError
 from kinds import Kind
-from model import Registry, load_registry
+from model import Registry
+from registry import load_registry
 
 Spoil = Callable[[str], Path]
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from model import load_registry
+from registry import load_registry
 
 CLIENT = Path(__file__).resolve().parents[2] / "native" / "client"
 DEFINITION = re.compile(

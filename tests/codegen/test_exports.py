@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from model import load_registry
 from names import error_rows
+from registry import load_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from imported import RegistryError
-from model import load_ids, load_registry, missing_ids
+from registry import load_ids, load_registry, missing_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATOR = ROOT / "native" / "codegen" / "generate_abi.py"

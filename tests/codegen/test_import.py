@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from model import load_registry
+from registry import load_registry
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTER = ROOT / "native" / "codegen" / "import_headers.py"
