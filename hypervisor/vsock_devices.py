@@ -79,7 +79,7 @@ class UserSockets:
         return self.folder / "guest"
 
     @property
-    def door(self) -> Path:
+    def session_port(self) -> Path:
         """Where the device connects to when the guest connects to our port."""
         return self.folder / f"guest_{PORT}"
 

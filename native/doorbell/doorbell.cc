@@ -136,7 +136,7 @@ void Doorbell::handle(Message& m) {
 bool Doorbell::report_open(Region& r, uint32_t index) {
   // Taken out of the guest's reach once, as long as it could be; what the copy says of its length
   // is what counts.
-  std::byte request[sizeof(wire::OpenSession) + wire::kMaxWishBytes];
+  std::byte request[sizeof(wire::OpenSession) + wire::kMaxRequestOptionBytes];
   std::memcpy(request, r.slots[index].map.mailbox().data(), sizeof request);
   wire::FrameHeader header;
   std::memcpy(&header, request, sizeof header);

@@ -41,8 +41,8 @@ struct Wanted {
 };
 
 // False after a rejection.
-bool read_wish(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_t option_count,
-               Wanted* w) {
+bool read_wanted(Session& s, Decoder& d, uint64_t id, wire::CodeKind kind, uint32_t option_count,
+                 Wanted* w) {
   if (!d.ok() || option_count > kMaxJitOptions ||
       (kind != wire::CodeKind::kModule && kind != wire::CodeKind::kLibrary)) {
     s.reject("CodeLoad makes no sense");
@@ -127,7 +127,7 @@ void load(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& l = d.fixed<wire::CodeLoad>();
   Wanted w{};
-  if (!read_wish(s, d, l.id, l.kind, l.option_count, &w)) return;
+  if (!read_wanted(s, d, l.id, l.kind, l.option_count, &w)) return;
   std::vector<std::byte> image;
   if (!take_blob(s, l.blob, &image, reply)) return;
   const size_t bytes = image.size();
@@ -141,7 +141,7 @@ void load_known(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& l = d.fixed<wire::CodeLoadKnown>();
   Wanted w{};
-  if (!read_wish(s, d, l.id, l.kind, l.option_count, &w)) return;
+  if (!read_wanted(s, d, l.id, l.kind, l.option_count, &w)) return;
   if (l.bytes <= wire::kKeptCodeBytes || l.bytes > wire::kMaxBlobBytes)
     return s.reject("CodeLoadKnown names an image of a size that is not kept");
   if (!s.use_context(c.header.context)) return;

@@ -34,7 +34,7 @@ from sluice.hypervisor.vsock_devices import (
     VsockHost,
 )
 from sluice.protocol.cuda_status import CudaStatus
-from sluice.protocol.frames import MAX_WISH_BYTES, ChannelKind
+from sluice.protocol.frames import MAX_REQUEST_OPTION_BYTES, ChannelKind
 from sluice.resources.ends import End, EndCause
 from sluice.server.guests.bounds import bounded
 from sluice.server.guests.foreign_folders import given_socket
@@ -202,7 +202,7 @@ class VsockGuests:
         guest.backend.prepare()
         bound: list[socket.socket] = []
         try:
-            for path in (sockets.door, sockets.bell):
+            for path in (sockets.session_port, sockets.bell):
                 bound.append(given_socket(path, account, 128))
             await guest.backend.start()
         except BaseException:
@@ -349,7 +349,7 @@ def _where(place: VsockPlace) -> str:
 async def _read_frame(connected: socket.socket) -> bytes:
     """Exactly one frame: what follows it is the worker's. Raises BadOpen, EOFError."""
     header = await _read(connected, _HEADER_BYTES)
-    size = check_header(header, MAX_WISH_BYTES)
+    size = check_header(header, MAX_REQUEST_OPTION_BYTES)
     return header + await _read(connected, size - _HEADER_BYTES)
 
 

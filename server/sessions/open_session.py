@@ -90,15 +90,15 @@ def with_key(asked: OpenSession, key: str) -> bytes:
     return replace(said, channel=ChannelKind.TCP, key=key.encode()).pack()
 
 
-def check_header(header: bytes, most_request_bytes: int = 0) -> int:
+def check_header(header: bytes, most_option_bytes: int = 0) -> int:
     """Checks the first 16 bytes of a request before the rest is read; raises BadOpen.
 
     Returns the size of the whole.
     """
     said = frames.FrameHeader.unpack(header)
-    fits = FRAME_BYTES <= said.size <= FRAME_BYTES + most_request_bytes and said.size % 8 == 0
+    fits = FRAME_BYTES <= said.size <= FRAME_BYTES + most_option_bytes and said.size % 8 == 0
     if not fits or said.function != ControlFunction.OPEN_SESSION.value:
-        more = f" to {FRAME_BYTES + most_request_bytes}" if most_request_bytes else ""
+        more = f" to {FRAME_BYTES + most_option_bytes}" if most_option_bytes else ""
         raise BadOpen(
             CudaStatus.INVALID_VALUE,
             f"the first frame has size {said.size} and function {said.function}; a session begins "
@@ -116,7 +116,7 @@ def parse_open_session(frame: bytes) -> OpenSession:
             f"OpenSession has {len(frame)} bytes; protocol {frames.PROTOCOL_MAJOR} wants "
             f"{FRAME_BYTES}",
         )
-    size = check_header(frame[: frames.FrameHeader.BYTES], frames.MAX_WISH_BYTES)
+    size = check_header(frame[: frames.FrameHeader.BYTES], frames.MAX_REQUEST_OPTION_BYTES)
     if size != len(frame):
         raise BadOpen(
             CudaStatus.INVALID_VALUE,

@@ -2,8 +2,8 @@
 """Holds what the controllers said against what the servers did; pure, no I/O.
 
 Called by test_chaos.py during and after a run, and by test_checker.py, which plants each violation
-and sees it found. The servers' account (account.py) is the truth: what a controller's books say of
-a GPU is only as good as what ran there. Times are monotonic seconds of one machine.
+and sees it found. The servers' account (account.py) is the truth: what a controller says of a GPU
+is only as good as what ran there. Times are monotonic seconds of one machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SeenEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Snapshot:
     """What the leader said is granted, at one moment."""
 
     at: float
@@ -285,18 +285,18 @@ def unanswered(lines: Iterable[Line]) -> list[Violation]:
     ]
 
 
-# against the books
+# against what the controller says
 
 
-def differences(lines: Sequence[Line], books: Books) -> list[Violation]:
-    """The books are what runs; to be asked when nothing happens any more."""
+def differences(lines: Sequence[Line], snapshot: Snapshot) -> list[Violation]:
+    """What is granted is what runs; to be asked when nothing happens any more."""
     found: list[Violation] = []
     live = running(lines)
     for grant, run in live.items():
-        booked = books.grants.get(grant)
+        booked = snapshot.grants.get(grant)
         if booked is None:
-            text = f"grant {grant} runs on {run.node} and is not in the books"
-            found.append(Violation("lost", books.at, text))
+            text = f"grant {grant} runs on {run.node} and the controller does not say so"
+            found.append(Violation("lost", snapshot.at, text))
             continue
         ours = sorted((v["gpu_uuid"], v["memory_mib"], v["compute_percent"]) for v in run.vgpus)
         theirs = sorted(
@@ -305,15 +305,16 @@ def differences(lines: Sequence[Line], books: Books) -> list[Violation]:
         )
         if booked["node"] != run.node or ours != theirs:
             text = f"grant {grant} runs as {ours} on {run.node} and is booked as {theirs}"
-            found.append(Violation("lost", books.at, text))
-    for grant in books.grants.keys() - live.keys():
-        text = f"grant {grant} of {books.grants[grant]['node']} is in the books and runs nowhere"
-        found.append(Violation("orphaned", books.at, text))
+            found.append(Violation("lost", snapshot.at, text))
+    for grant in snapshot.grants.keys() - live.keys():
+        node = snapshot.grants[grant]["node"]
+        text = f"grant {grant} of {node} lives, says the controller, and runs nowhere"
+        found.append(Violation("orphaned", snapshot.at, text))
     return found
 
 
 def orphaned(
-    lines: Sequence[Line], samples: Sequence[Books], limit_seconds: float
+    lines: Sequence[Line], samples: Sequence[Snapshot], limit_seconds: float
 ) -> list[Violation]:
     """No grant was booked for longer than that on a node that was there and did not run it.
 
@@ -326,19 +327,19 @@ def orphaned(
         by_grant[run.grant].append(run)
     waited: dict[str, float] = {}
     last = samples[0].at if samples else 0.0
-    for books in samples:
-        passed, last = min(books.at - last, LEADER_SECONDS), books.at
-        for grant in waited.keys() - books.grants.keys():
+    for snapshot in samples:
+        passed, last = min(snapshot.at - last, LEADER_SECONDS), snapshot.at
+        for grant in waited.keys() - snapshot.grants.keys():
             del waited[grant]
-        for grant, booked in books.grants.items():
-            runs_now = any(run.start <= books.at < run.end for run in by_grant[grant])
-            if runs_now or booked["node"] not in books.nodes_up:
+        for grant, booked in snapshot.grants.items():
+            runs_now = any(run.start <= snapshot.at < run.end for run in by_grant[grant])
+            if runs_now or booked["node"] not in snapshot.nodes_up:
                 waited.pop(grant, None)
                 continue
             waited[grant] = waited[grant] + passed if grant in waited else 0.0
             if waited[grant] > limit_seconds:
                 text = f"grant {grant} of {booked['node']} ran nowhere for {waited[grant]:.0f} s"
-                found.append(Violation("orphaned", books.at, text))
+                found.append(Violation("orphaned", snapshot.at, text))
                 waited[grant] = float("-inf")  # said once
     return found
 

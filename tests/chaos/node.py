@@ -120,12 +120,12 @@ class SimulatedNode:
     # what a process on this node does
 
     async def ask(
-        self, *, hold_seconds: float | None, label: str = "", **wish: Any
+        self, *, hold_seconds: float | None, label: str = "", **wanted: Any
     ) -> Worker | None:
         """A process asks for vGPUs and runs for so long; None if it was refused."""
         request = rpc.GrantRequest(
             node=self.name, local_only=True, channel="shm", owner_label=label,
-            program=f"job of {self.name}", **wish,
+            program=f"job of {self.name}", **wanted,
         )  # fmt: skip
         asked = self._random.getrandbits(48)
         note = {

@@ -65,7 +65,7 @@ class Rack:
     async def _call(self, node: SimulatedNode) -> None:
         dice = random.Random(self._random.getrandbits(32))
         while not self._draining.is_set():
-            worker = await node.ask(hold_seconds=dice.uniform(0.2, 4.0), **_wish(dice))
+            worker = await node.ask(hold_seconds=dice.uniform(0.2, 4.0), **_request(dice))
             # a process that ends, or whose work was ended, may come again at once
             if worker:
                 while worker.session in node.workers:
@@ -80,7 +80,7 @@ class Rack:
             )
 
 
-def _wish(dice: random.Random) -> dict[str, Any]:
+def _request(dice: random.Random) -> dict[str, Any]:
     wide = dice.random() < 0.1
     return {
         "vgpu_count": 2 if wide else 1,

@@ -25,7 +25,7 @@ import pytest
 from . import checker
 from .account import Line, read_accounts
 from .callers import Operator, PoolRest, Tenant
-from .checker import LEADER_SECONDS, Books, SeenEvent, Violation
+from .checker import LEADER_SECONDS, SeenEvent, Snapshot, Violation
 from .cluster import PROJECTS, Cluster
 from .disturbances import Disturber, make_plan
 
@@ -47,11 +47,11 @@ Say = Callable[[str], None]
 
 @dataclass
 class Witness:
-    """Sees the event log and the books as the run goes on."""
+    """Sees the event log and what is granted as the run goes on."""
 
     rest: PoolRest
     events: list[SeenEvent] = field(default_factory=list)
-    samples: list[Books] = field(default_factory=list)
+    samples: list[Snapshot] = field(default_factory=list)
     late_seconds: float = 0.0  # the most that this process waited for a processor
     most_load: float = 0.0  # of the machine, by processor
 
@@ -65,7 +65,7 @@ class Witness:
             self.late_seconds = max(self.late_seconds, late)
             self.most_load = max(self.most_load, os.getloadavg()[0] / (os.cpu_count() or 1))
 
-    async def look(self) -> Books:
+    async def look(self) -> Snapshot:
         """Once."""
         since = self.events[-1].number if self.events else 0
         found = await self.rest.get("/events", since=since, limit=10_000)
@@ -78,9 +78,9 @@ class Witness:
         grants = await self.rest.all("/grants", "grants")
         nodes = await self.rest.all("/nodes", "nodes")
         up = frozenset(node["name"] for node in nodes if node["state"] == "up")
-        books = Books(at, {grant["id"]: grant for grant in grants}, up)
-        self.samples.append(books)
-        return books
+        snapshot = Snapshot(at, {grant["id"]: grant for grant in grants}, up)
+        self.samples.append(snapshot)
+        return snapshot
 
     def stretched(self, seconds: float) -> float:
         """A deadline on this machine, as busy as it has been."""
@@ -129,10 +129,10 @@ class Run:
         cluster.drain()
         await self._until(lambda: not cluster.busy_racks(), PATIENCE_SECONDS)
         self._say("everybody has an answer, or never will")
-        books, lines, left = await self._settled()
+        snapshot, lines, left = await self._settled()
         watching.cancel()
         self._report(lines)
-        return [*lost, *left, *await self._wrong(lines, books)]
+        return [*lost, *left, *await self._wrong(lines, snapshot)]
 
     async def close(self) -> None:
         """Hangs up."""
@@ -154,30 +154,30 @@ class Run:
             await asyncio.sleep(0.5)
         self._say("every node is up")
 
-    async def _settled(self) -> tuple[Books, list[Line], list[Violation]]:
-        """The books are what runs, within the time that an orphan may live."""
+    async def _settled(self) -> tuple[Snapshot, list[Line], list[Violation]]:
+        """What is granted is what runs, within the time that an orphan may live."""
         deadline = time.monotonic() + self._witness.stretched(ORPHAN_SECONDS)
         while True:
-            books = await self._witness.look()
+            snapshot = await self._witness.look()
             lines = await asyncio.to_thread(read_accounts, self._cluster.accounts)
-            left = checker.differences(lines, books)
+            left = checker.differences(lines, snapshot)
             late = time.monotonic() > deadline
-            if late or (not left and len(books.nodes_up) == NODES):
-                assert len(books.nodes_up) == NODES, "not every node has returned"
-                return books, lines, left
+            if late or (not left and len(snapshot.nodes_up) == NODES):
+                assert len(snapshot.nodes_up) == NODES, "not every node has returned"
+                return snapshot, lines, left
             await asyncio.sleep(1)
 
-    async def _wrong(self, lines: list[Line], books: Books) -> list[Violation]:
+    async def _wrong(self, lines: list[Line], snapshot: Snapshot) -> list[Violation]:
         witness, limit = self._witness, self._witness.stretched(ORPHAN_SECONDS)
         again = await witness.rest.all("/events", "events")
         there = ((e["number"], e["kind"], e["subject"], e["text"]) for e in again)
         undone = [
-            Violation("lost", books.at, f"grant {name} lives, and its end was acknowledged")
-            for name in self._operator.ended & books.grants.keys()
+            Violation("lost", snapshot.at, f"grant {name} lives, and its end was acknowledged")
+            for name in self._operator.ended & snapshot.grants.keys()
         ]
         allowed = witness.stretched(LEADER_SECONDS)
         slow = [
-            Violation("leader", books.at, f"nobody led for {seconds:.1f} s")
+            Violation("leader", snapshot.at, f"nobody led for {seconds:.1f} s")
             for seconds in self._disturber.without_leader
             if seconds > allowed
         ]

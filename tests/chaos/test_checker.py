@@ -10,7 +10,7 @@ import pytest
 
 from . import checker
 from .account import Line
-from .checker import Books, SeenEvent, Violation
+from .checker import SeenEvent, Snapshot, Violation
 
 Step = tuple[str, dict[str, Any]]
 
@@ -36,14 +36,14 @@ def end(name: str, cause: str = "done", text: str = "its process ended") -> Step
     return "end", {"session": f"s-{name}", "grant": name, "cause": cause, "text": text}
 
 
-def ask(name: str, **wish: Any) -> Step:
+def ask(name: str, **wanted: Any) -> Step:
     return "ask", {
         "request": name,
         "priority": 0,
         "wait": -1,
         "preempt": False,
         "label": "",
-        **wish,
+        **wanted,
     }
 
 
@@ -64,12 +64,12 @@ def history(*steps: Step, node: str = "a", every: float = 5.0) -> list[Line]:
     return [Line(number * every, node, kind, fields) for number, (kind, fields) in enumerate(steps)]
 
 
-def books(at: float, *grants: str, percent: int = 50, up: tuple[str, ...] = ("a",)) -> Books:
+def snapshot(at: float, *grants: str, percent: int = 50, up: tuple[str, ...] = ("a",)) -> Snapshot:
     booked = {
         "node": "a",
         "vgpus": [{"gpu": "a:g0", "memory_mib": 4000, "compute_percent": percent}],
     }
-    return Books(at, dict.fromkeys(grants, booked), frozenset(up))
+    return Snapshot(at, dict.fromkeys(grants, booked), frozenset(up))
 
 
 def event(number: int, kind: str, subject: str, text: str = "", at: float = 0.0) -> SeenEvent:
@@ -105,7 +105,7 @@ GOOD = history(
 def test_a_good_history_has_no_violation() -> None:
     assert checker.check_account(GOOD) == []
     assert checker.unanswered(GOOD) == []
-    assert checker.differences(GOOD, books(200.0)) == []
+    assert checker.differences(GOOD, snapshot(200.0)) == []
 
 
 BAD: dict[str, tuple[str, list[Line]]] = {
@@ -223,29 +223,29 @@ def test_a_request_without_an_answer_is_found_unless_its_process_was_killed() ->
 @pytest.mark.parametrize(
     ("kind", "found"),
     [
-        ("lost", lambda lines: checker.differences(lines, books(99.0))),
-        ("lost", lambda lines: checker.differences(lines, books(99.0, "x", percent=40))),
-        ("orphaned", lambda lines: checker.differences(lines, books(99.0, "x", "y"))),
+        ("lost", lambda lines: checker.differences(lines, snapshot(99.0))),
+        ("lost", lambda lines: checker.differences(lines, snapshot(99.0, "x", percent=40))),
+        ("orphaned", lambda lines: checker.differences(lines, snapshot(99.0, "x", "y"))),
     ],
 )
-def test_books_that_differ_from_what_runs_are_found(
+def test_grants_that_differ_from_what_runs_are_found(
     kind: str, found: Callable[[list[Line]], list[Violation]]
 ) -> None:
     lines = history(boot(), start("x"))
-    assert checker.differences(lines, books(99.0, "x")) == []
+    assert checker.differences(lines, snapshot(99.0, "x")) == []
     assert [violation.kind for violation in found(lines)] == [kind]
 
 
 def test_a_grant_that_is_booked_and_runs_nowhere_is_found_after_its_time() -> None:
     lines = history(boot(), start("x"), end("x"))
     times = range(12, 80, 2)
-    assert [v.kind for v in checker.orphaned(lines, [books(t, "x") for t in times], 30.0)] == [
+    assert [v.kind for v in checker.orphaned(lines, [snapshot(t, "x") for t in times], 30.0)] == [
         "orphaned"
     ]
-    assert checker.orphaned(lines, [books(t, "x") for t in times], 90.0) == []
-    gap = [books(t, "x") for t in (12, 14, 60, 62)]
+    assert checker.orphaned(lines, [snapshot(t, "x") for t in times], 90.0) == []
+    gap = [snapshot(t, "x") for t in (12, 14, 60, 62)]
     assert checker.orphaned(lines, gap, 30.0) == [], "nobody led meanwhile"
-    away = [books(t, "x", up=()) for t in times]
+    away = [snapshot(t, "x", up=()) for t in times]
     assert checker.orphaned(lines, away, 30.0) == [], "its node is away: it may run there"
 
 

@@ -73,7 +73,7 @@ class Pool:
                 await asyncio.sleep(0.02)
 
     async def settled(self) -> None:
-        """The books are what runs."""
+        """What is granted is what runs."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.differences():
                 await asyncio.sleep(0.2)
@@ -85,8 +85,8 @@ class Pool:
     async def differences(self) -> list[checker.Violation]:
         found = await self.get("/grants")
         grants = {grant["id"]: grant for grant in found["grants"]}
-        books = checker.Books(time.monotonic(), grants, frozenset([NODE]))
-        return checker.differences(read_accounts(self.accounts), books)
+        snapshot = checker.Snapshot(time.monotonic(), grants, frozenset([NODE]))
+        return checker.differences(read_accounts(self.accounts), snapshot)
 
     async def used(self, project: str) -> float:
         """MiB-seconds."""
@@ -107,10 +107,10 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
         await made.close()
 
 
-async def run(node: SimulatedNode, percent: int, **wish: Any) -> Worker:
+async def run(node: SimulatedNode, percent: int, **wanted: Any) -> Worker:
     worker = await node.ask(
         hold_seconds=None, vgpu_count=1, memory_mib=1000, compute_percent=percent,
-        wait_seconds=-1, **wish,
+        wait_seconds=-1, **wanted,
     )  # fmt: skip
     assert worker
     return worker

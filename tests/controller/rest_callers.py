@@ -90,8 +90,8 @@ class Place:
         )
 
     def grant(self, project: str) -> Granted:
-        wish = GrantRequest(f"r {project}", project=project, compute_percent=100)
-        answer = self.pool.requests.submit(wish).answers[f"r {project}"]
+        wanted = GrantRequest(f"r {project}", project=project, compute_percent=100)
+        answer = self.pool.requests.submit(wanted).answers[f"r {project}"]
         assert isinstance(answer, Granted)
         return answer
 

@@ -84,12 +84,12 @@ BOUNDS = st.sampled_from(
 PLACES = st.sampled_from(
     [{}, {}, {}, {"local_only": True}, {"cross_node": True, "compute_percent": 100}]
 )
-WISHES = st.builds(
+REQUESTS = st.builds(
     lambda *parts: {k: v for part in parts for k, v in part.items()}, SIZES, BOUNDS, PLACES
 )
 STEPS = st.lists(
     st.one_of(
-        *(st.tuples(st.just("ask"), WISHES) for _ in range(6)),
+        *(st.tuples(st.just("ask"), REQUESTS) for _ in range(6)),
         *(st.tuples(st.just("release"), st.integers(0, 9)) for _ in range(2)),
         st.tuples(st.sampled_from(["away", "lose", "return", "return"]), st.integers(0, 2)),
     ),
@@ -257,11 +257,11 @@ class Story:
             elif kind == "return":
                 self.register(node, gpus)
 
-    def ask(self, wish: dict[str, Any]) -> Any:
+    def ask(self, wanted: dict[str, Any]) -> Any:
         pool, model = self.bench.pool, Model(self.bench.pool)
-        request = GrantRequest(**{"request_id": "model", **wish})
+        request = GrantRequest(**{"request_id": "model", **wanted})
         could, ever = model.fits(request, empty=False), model.fits(request, empty=True)
-        answer = self.bench.ask(**wish)
+        answer = self.bench.ask(**wanted)
         assert isinstance(answer, Granted) == could, answer
         if isinstance(answer, Granted):
             check_grant(pool, request, answer)
@@ -303,13 +303,13 @@ def test_the_same_steps_lead_to_the_same_places(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(made=nodes(), wish=WISHES)
+@given(made=nodes(), wanted=REQUESTS)
 def test_a_restored_pool_places_as_the_one_before(
-    made: list[tuple[Node, list[Gpu]]], wish: dict[str, Any]
+    made: list[tuple[Node, list[Gpu]]], wanted: dict[str, Any]
 ) -> None:
     before = Story("bin-pack", made)
     for _ in range(3):
-        before.ask(wish)
+        before.ask(wanted)
     pool = before.bench.pool
     snapshot = copy.deepcopy(
         Snapshot(
@@ -324,6 +324,6 @@ def test_a_restored_pool_places_as_the_one_before(
     for node, gpus in made:
         after.register(node, gpus, running)
     check_books(after.bench.pool, Model(after.bench.pool))
-    answers = [story.ask({**wish, "request_id": "x"}) for story in (before, after)]
+    answers = [story.ask({**wanted, "request_id": "x"}) for story in (before, after)]
     there = [a.grant.vgpus if isinstance(a, Granted) else a.message for a in answers]
     assert there[0] == there[1]

@@ -23,15 +23,15 @@ from sluice.rpc import pool_pb2_grpc
 pytestmark = pytest.mark.control_plane(shared=True, guarded=True)
 
 
-def made(plane: ControlPlane, **wish: Any) -> dict[str, Any]:
-    answer = plane.rest.post("/tokens", json=wish)
+def made(plane: ControlPlane, **wanted: Any) -> dict[str, Any]:
+    answer = plane.rest.post("/tokens", json=wanted)
     assert answer.status_code == 201, answer.text
     result: dict[str, Any] = answer.json()
     return result
 
 
-def as_role(plane: ControlPlane, **wish: Any) -> httpx.Client:
-    return plane.rest_as(made(plane, **wish)["secret"])
+def as_role(plane: ControlPlane, **wanted: Any) -> httpx.Client:
+    return plane.rest_as(made(plane, **wanted)["secret"])
 
 
 def sluice(

@@ -19,8 +19,8 @@ PATH = "/enrolments:batch"
 MOST = 250
 
 
-def create(name: str, **wish: Any) -> dict[str, Any]:
-    return {"do": "create", "name": name, "project": "p1", "vm": name, **wish}
+def create(name: str, **wanted: Any) -> dict[str, Any]:
+    return {"do": "create", "name": name, "project": "p1", "vm": name, **wanted}
 
 
 def send(rest: httpx.Client, *items: Any) -> list[dict[str, Any]]:
@@ -90,8 +90,8 @@ def test_too_many_are_refused_as_a_whole(plane: ControlPlane) -> None:
 
 
 def test_roles_count_for_each_item(plane: ControlPlane) -> None:
-    def rest_of(**wish: Any) -> httpx.Client:
-        return plane.rest_as(plane.rest.post("/tokens", json=wish).json()["secret"])
+    def rest_of(**wanted: Any) -> httpx.Client:
+        return plane.rest_as(plane.rest.post("/tokens", json=wanted).json()["secret"])
 
     tenant = rest_of(role="tenant", project="p1").post(PATH, json={"items": [create("x")]})
     assert tenant.status_code == 403

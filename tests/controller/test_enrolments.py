@@ -64,8 +64,8 @@ def reservation(operator: httpx.Client) -> Iterator[dict[str, Any]]:
     operator.delete(f"/reservations/{answer.json()['id']}")
 
 
-def made(client: httpx.Client, **wish: Any) -> dict[str, Any]:
-    answer = client.post("/enrolments", json=wish)
+def made(client: httpx.Client, **wanted: Any) -> dict[str, Any]:
+    answer = client.post("/enrolments", json=wanted)
     assert answer.status_code == 201, answer.text
     assert answer.headers["cache-control"] == "no-store"
     result: dict[str, Any] = answer.json()
@@ -89,8 +89,8 @@ def test_a_vm_enrols_once_and_draws_on_its_own_reservation(
     shown = operator.get(f"/enrolments/{enrolment['id']}").json()
     assert (shown["state"], shown["token_id"]) == ("used", token["token_id"])
     client = plane.rest_as(token["secret"])
-    wish = {"gmem_mib": 64, "ratio_percent": 10, "mode": "reserved"}
-    ticket = client.post("/sessions", json=wish)
+    wanted = {"gmem_mib": 64, "ratio_percent": 10, "mode": "reserved"}
+    ticket = client.post("/sessions", json=wanted)
     assert ticket.status_code == 201, ticket.text
     drawn = operator.get(f"/reservations/{reservation['id']}").json()["grants"]
     assert drawn == [ticket.json()["grant_id"]]
@@ -102,8 +102,8 @@ def test_another_vms_token_does_not_draw_on_it(
 ) -> None:
     other = made(operator, project="amber", vm="5026a1b2-0000-4000-8000-00000000000b")
     token = plane.rest_as(other["secret"]).post("/enrol").json()
-    wish = {"gmem_mib": 64, "ratio_percent": 10, "mode": "reserved"}
-    refused = plane.rest_as(token["secret"]).post("/sessions", json=wish)
+    wanted = {"gmem_mib": 64, "ratio_percent": 10, "mode": "reserved"}
+    refused = plane.rest_as(token["secret"]).post("/sessions", json=wanted)
     assert refused.status_code in (403, 409)
     assert "no reservation is held" in refused.json()["detail"]
 
@@ -176,7 +176,7 @@ def test_it_is_over_with_its_reservation(
 
 
 @pytest.mark.parametrize(
-    ("wish", "status"),
+    ("wanted", "status"),
     [
         ({}, 422),
         ({"role": "admin"}, 422),
@@ -189,9 +189,9 @@ def test_it_is_over_with_its_reservation(
     ],
 )
 def test_what_cannot_be_is_refused(
-    operator: httpx.Client, wish: dict[str, Any], status: int
+    operator: httpx.Client, wanted: dict[str, Any], status: int
 ) -> None:
-    assert operator.post("/enrolments", json=wish).status_code == status
+    assert operator.post("/enrolments", json=wanted).status_code == status
 
 
 def test_a_reservation_is_not_lent_to_another(

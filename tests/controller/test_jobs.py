@@ -94,8 +94,8 @@ def test_a_job_has_so_many_sessions(make_bench: Callable[..., PoolBench]) -> Non
 
 def test_contexts_are_charged_for_those_that_are_there_or_asked_for(bench: PoolBench) -> None:
     bench.node("a", 8000, 8000, context_overhead_mib=500)
-    wish = {**JOB, "count": 2, "job_processes": 3}
-    first = bench.granted(chosen=(0,), **wish)
+    wanted = {**JOB, "count": 2, "job_processes": 3}
+    first = bench.granted(chosen=(0,), **wanted)
     keys = [GpuKey("a", v.gpu_uuid) for v in first.grant.vgpus]
 
     def used() -> list[int]:
@@ -103,7 +103,7 @@ def test_contexts_are_charged_for_those_that_are_there_or_asked_for(bench: PoolB
 
     assert used() == [2500, 2500], "room for three processes on each"
     for _ in range(4):
-        last = bench.granted(chosen=(1,), **wish)
+        last = bench.granted(chosen=(1,), **wanted)
     assert used() == [2500, 1000 + 4 * 500]
     end(bench, last)
     assert used() == [2500, 2500]

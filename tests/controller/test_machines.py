@@ -120,7 +120,7 @@ def test_a_reservation_waits_for_room(world: World) -> None:
 
 def test_an_operator_may_end_it_and_the_next_report_makes_it_anew(world: World) -> None:
     world.report(HELD)
-    world.bench.pool.reserving.end_reservation(world.held[0].id, "the operator's wish")
+    world.bench.pool.reserving.end_reservation(world.held[0].id, "the operator asked for it")
     world.report(HELD)
     assert len(world.held) == 1
 

@@ -41,17 +41,17 @@ DEFAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("count", "overhead", "reserved", "wish", "expected"), DEFAULTS)
+@pytest.mark.parametrize(("count", "overhead", "reserved", "fields", "expected"), DEFAULTS)
 def test_slice_sizes(
     bench: PoolBench,
     count: int,
     overhead: int,
     reserved: int,
-    wish: dict[str, Any],
+    fields: dict[str, Any],
     expected: tuple[int, int],
 ) -> None:
     bench.node("a", 8000, vgpu_count=count, context_overhead_mib=overhead, reserved_mib=reserved)
-    [vgpu] = bench.granted(**wish).grant.vgpus
+    [vgpu] = bench.granted(**fields).grant.vgpus
     assert (vgpu.memory_mib, vgpu.compute_percent) == expected
 
 
@@ -101,13 +101,13 @@ REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("wish", "status", "message"), REFUSALS)
+@pytest.mark.parametrize(("fields", "status", "message"), REFUSALS)
 def test_what_can_never_be_is_refused_even_to_those_who_would_wait(
-    bench: PoolBench, wish: dict[str, Any], status: CudaStatus, message: str
+    bench: PoolBench, fields: dict[str, Any], status: CudaStatus, message: str
 ) -> None:
     bench.node("a", 8000, 4000, context_overhead_mib=500)
     bench.node("b")
-    refusal = bench.refused(**{"wait_seconds": -1, **wish})
+    refusal = bench.refused(**{"wait_seconds": -1, **fields})
     assert refusal.status is status
     assert message in refusal.message
 

@@ -38,9 +38,9 @@ def listed(rest: httpx.Client) -> list[dict[str, Any]]:
     return found
 
 
-def create(owner: str, **wish: Any) -> dict[str, Any]:
+def create(owner: str, **wanted: Any) -> dict[str, Any]:
     sizes = {"memory_mib": 1, "compute_percent": 1, "wait": True}
-    return {"do": "create", "owner_kind": "vm", "owner": owner, **sizes, **wish}
+    return {"do": "create", "owner_kind": "vm", "owner": owner, **sizes, **wanted}
 
 
 def send(rest: httpx.Client, *items: Any, **headers: str) -> list[dict[str, Any]]:

@@ -33,12 +33,12 @@ def test_a_project_has_a_highest_priority(bench: PoolBench) -> None:
 def test_what_a_token_says_counts_before_what_its_project_says(bench: PoolBench) -> None:
     bench.node("a", 8000)
     bench.pool.limits.set_quota(Quota("vision", max_priority=5, may_preempt=True))
-    wish: dict[str, Any] = {"project": "vision", "compute_percent": 1}
-    assert isinstance(bench.ask(**wish, priority=7, max_priority=9), Granted)
-    assert "at most 1" in bench.refused(**wish, priority=2, max_priority=1).message
-    assert isinstance(bench.ask(**wish, preempt=True), Granted)
+    wanted: dict[str, Any] = {"project": "vision", "compute_percent": 1}
+    assert isinstance(bench.ask(**wanted, priority=7, max_priority=9), Granted)
+    assert "at most 1" in bench.refused(**wanted, priority=2, max_priority=1).message
+    assert isinstance(bench.ask(**wanted, preempt=True), Granted)
     assert (
-        "the token has no right" in bench.refused(**wish, preempt=True, may_preempt=False).message
+        "the token has no right" in bench.refused(**wanted, preempt=True, may_preempt=False).message
     )
     other: dict[str, Any] = {"project": "speech", "compute_percent": 1, "preempt": True}
     assert "project speech has no right" in bench.refused(**other).message
@@ -47,15 +47,16 @@ def test_what_a_token_says_counts_before_what_its_project_says(bench: PoolBench)
 
 def test_reserved_is_drawn_on_a_reservation_or_not_given(bench: PoolBench) -> None:
     bench.node("a", 8000)
-    wish: dict[str, Any] = {"owner_label": "team-a", "mode": Mode.RESERVED}
-    none = bench.refused(**wish)
+    wanted: dict[str, Any] = {"owner_label": "team-a", "mode": Mode.RESERVED}
+    none = bench.refused(**wanted)
     assert none.status is CudaStatus.NOT_PERMITTED
     assert "label team-a" in none.message
     reserve(bench)
-    assert "none of its owner's is that large" in bench.refused(**wish, memory_mib=4001).message
-    first = bench.granted(**wish).grant
+    larger = bench.refused(**wanted, memory_mib=4001)
+    assert "none of its owner's is that large" in larger.message
+    first = bench.granted(**wanted).grant
     assert first.reservation == "res"
-    assert bench.ask(**wish, request_id="second", wait_seconds=-1) == "second", "the pool has room"
+    assert bench.ask(**wanted, request_id="second", wait_seconds=-1) == "second"
     waiting = bench.pool.queue.get("second")
     assert waiting
     assert "its reservation is in use" in bench.pool.requests.waiting(waiting.request).line
@@ -67,9 +68,9 @@ def test_reserved_is_drawn_on_a_reservation_or_not_given(bench: PoolBench) -> No
 def test_on_demand_draws_on_no_reservation(bench: PoolBench) -> None:
     bench.node("a", 8000)
     reserve(bench)
-    wish: dict[str, Any] = {"owner_label": "team-a", "memory_mib": 1000, "compute_percent": 25}
-    assert bench.granted(**wish, mode=Mode.ON_DEMAND).grant.reservation == ""
-    assert bench.granted(**wish).grant.reservation == "res"
+    wanted: dict[str, Any] = {"owner_label": "team-a", "memory_mib": 1000, "compute_percent": 25}
+    assert bench.granted(**wanted, mode=Mode.ON_DEMAND).grant.reservation == ""
+    assert bench.granted(**wanted).grant.reservation == "res"
 
 
 @pytest.mark.parametrize("label", ["team-b", ""])
@@ -158,18 +159,18 @@ def test_processes_of_the_owner_join_on_its_reservation(
 
 def test_the_right_to_preempt_and_quotas_are_not_asked_of_who_joins(bench: PoolBench) -> None:
     bench.node("a", 8000)
-    wish: dict[str, Any] = {**SMALL, "project": "vision"}
-    first = bench.granted(**wish, preempt=True, may_preempt=True)
+    wanted: dict[str, Any] = {**SMALL, "project": "vision"}
+    first = bench.granted(**wanted, preempt=True, may_preempt=True)
     bench.pool.limits.set_quota(Quota("vision", vgpus=1))
-    assert bench.granted(**wish, may_preempt=False).grant.id == first.grant.id
-    asked = bench.refused(**wish, preempt=True, may_preempt=False)
+    assert bench.granted(**wanted, may_preempt=False).grant.id == first.grant.id
+    asked = bench.refused(**wanted, preempt=True, may_preempt=False)
     assert "the token has no right" in asked.message, "what it asks for itself is still a right"
 
 
 def test_who_waited_while_the_jobs_grant_was_made_is_asked_the_same(bench: PoolBench) -> None:
     bench.node("a", 8000)
     whole = bench.granted(compute_percent=100, memory_mib=7000).grant
-    wish: dict[str, Any] = {**SMALL, "wait_seconds": -1}
+    wanted: dict[str, Any] = {**SMALL, "wait_seconds": -1}
     waiting: dict[str, dict[str, Any]] = {
         "maker": {"project": "vision", "priority": 3},
         "alike": {"project": "vision"},
@@ -177,7 +178,7 @@ def test_who_waited_while_the_jobs_grant_was_made_is_asked_the_same(bench: PoolB
         "lower": {"project": "vision", "max_priority": 2},
     }
     for name, more in waiting.items():
-        assert bench.ask(request_id=name, **wish, **more) == name
+        assert bench.ask(request_id=name, **wanted, **more) == name
     answers = bench.pool.lifecycle.release(whole.id, DONE).answers
     made, alike = answers["maker"], answers["alike"]
     assert isinstance(made, Granted)
@@ -196,10 +197,10 @@ def test_room_made_for_a_job_makes_no_second_grant_of_it(bench: PoolBench) -> No
     bench.node("b", 8000)
     bench.granted(node="b", local_only=True, compute_percent=80, memory_mib=100, priority=9)
     urgent: dict[str, Any] = {"priority": 5, "preempt": True, "may_preempt": True}
-    wish: dict[str, Any] = {**JOB, "wait_seconds": -1}
-    assert bench.ask(request_id="now", compute_percent=60, **wish, **urgent) == "now"
+    wanted: dict[str, Any] = {**JOB, "wait_seconds": -1}
+    assert bench.ask(request_id="now", compute_percent=60, **wanted, **urgent) == "now"
     assert bench.pool.kept(GpuKey("a", "a-gpu0")).compute_percent == 60
-    decisions = bench.pool.requests.submit(GrantRequest("other", compute_percent=20, **wish))
+    decisions = bench.pool.requests.submit(GrantRequest("other", compute_percent=20, **wanted))
     other, now = (
         decisions.answers["other"],
         bench.pool.lifecycle.release(victim.id, GAVE_WAY).answers,

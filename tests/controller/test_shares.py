@@ -49,8 +49,8 @@ def test_a_reservation_holds_its_room_whether_it_is_used_or_not(bench: PoolBench
 def test_an_owner_draws_on_it_first_and_then_on_the_pool(bench: PoolBench) -> None:
     bench.node("a", 8000)
     bench.reserve()
-    wish = {"memory_mib": 2000, "compute_percent": 25, "project": "vision"}
-    drawn = [bench.granted(**wish).grant.reservation for _ in range(4)]
+    wanted = {"memory_mib": 2000, "compute_percent": 25, "project": "vision"}
+    drawn = [bench.granted(**wanted).grant.reservation for _ in range(4)]
     assert drawn == ["res", "res", "", ""]
     assert bench.pool.usage(GPU).memory_mib == 8000
 
@@ -147,7 +147,7 @@ def test_reservations_survive_a_restart(bench: PoolBench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quota", "wish", "name"),
+    ("quota", "wanted", "name"),
     [
         (Quota("p", vgpus=2), {"count": 1}, "vgpus"),
         (Quota("p", memory_mib=2500), {"memory_mib": 1000}, "memory_mib"),
@@ -155,12 +155,12 @@ def test_reservations_survive_a_restart(bench: PoolBench) -> None:
     ],
 )
 def test_a_project_holds_no_more_than_its_quota(
-    make_bench: Callable[..., PoolBench], quota: Quota, wish: dict[str, int], name: str
+    make_bench: Callable[..., PoolBench], quota: Quota, wanted: dict[str, int], name: str
 ) -> None:
     bench = make_bench(over_quota_waits=False)
     bench.node("a", 8000, 8000)
     bench.pool.limits.set_quota(quota)
-    small = {"memory_mib": 10, "compute_percent": 10, **wish, "project": "p"}
+    small = {"memory_mib": 10, "compute_percent": 10, **wanted, "project": "p"}
     held = [bench.granted(**small).grant for _ in range(2)]
     refusal = bench.refused(**small, wait_seconds=-1)
     assert refusal.status is CudaStatus.NOT_PERMITTED

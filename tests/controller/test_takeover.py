@@ -123,13 +123,13 @@ def test_who_preempts_waits_for_what_ends_already_and_ends_nothing_more(
     bench.node("a", 8000, 8000)
     bench.pool.limits.set_quota(Quota("default", may_preempt=True))
     victims = [bench.granted(compute_percent=100) for _ in range(2)]
-    wish = {"request_id": "x", "compute_percent": 100, "priority": 1, "preempt": True}
-    assert bench.ask(**wish, wait_seconds=-1) == "x"
+    wanted = {"request_id": "x", "compute_percent": 100, "priority": 1, "preempt": True}
+    assert bench.ask(**wanted, wait_seconds=-1) == "x"
     [first] = [v for v in victims if v.grant.ending]
     after = make_bench(snapshot=snapshot(bench))
     after.pool.limits.set_quota(Quota("default", may_preempt=True))
     register(after, *(runs(victim) for victim in victims))
-    assert after.ask(**wish, wait_seconds=-1) == "x"
+    assert after.ask(**wanted, wait_seconds=-1) == "x"
     ending = [grant.id for grant in after.pool.grants.values() if grant.ending]
     assert ending == [first.grant.id]
     answers = after.pool.lifecycle.session_ended(first.session.id, first.grant.id, GAVE_WAY).answers

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ROWS = [
@@ -17,9 +20,11 @@ PRODUCT = (
     *("pool_client", "resources", "server"),
 )
 #: Words of our own making that readers had to guess, and had several meanings.
-NOT_CLASSES = re.compile(
-    r"^\s*class (\w*(?:Desk|Door(?!bell)|Office|Asker|Wish|Books|Room)\w*)", re.MULTILINE
-)
+GIVEN_UP = r"Desk|Door(?!bell)|Office|Asker|Wish|Books|Room"
+PYTHON = re.compile(rf"^\s*class (\w*(?:{GIVEN_UP})\w*)|^(\w*WISH\w*) =", re.MULTILINE)
+CPP = re.compile(rf"\b(?:struct|class) (\w*(?:{GIVEN_UP})\w*)|\b(k\w*Wish\w*)\b")
+#: The registry's limits become constants of both languages.
+LIMIT = re.compile(r"^ +(\w*(?:wish|desk|asker)\w*):", re.MULTILINE)
 
 
 def test_it_stays_short_and_in_order() -> None:
@@ -36,12 +41,41 @@ def test_each_term_is_where_the_glossary_says() -> None:
     assert not [path for path in paths if not (CHECKOUT / path).exists()]
 
 
-def test_classes_are_not_called_by_words_that_were_given_up() -> None:
-    """In the product's Python."""
-    found = {
-        f"{source.relative_to(CHECKOUT)}: {name}"
-        for folder in PRODUCT
-        for source in (CHECKOUT / folder).rglob("*.py")
-        for name in NOT_CLASSES.findall(source.read_text())
+def names_in(folders: Iterable[str], pattern: str, given_up: re.Pattern[str]) -> set[str]:
+    """Where a file of these folders names something by a word that was given up."""
+    return {
+        f"{source.relative_to(CHECKOUT)}: {found.group(found.lastindex or 0)}"
+        for folder in folders
+        for source in (CHECKOUT / folder).rglob(pattern)
+        for found in given_up.finditer(source.read_text())
     }
+
+
+def test_classes_and_limits_are_not_called_by_words_that_were_given_up() -> None:
+    """In Python and C++, of the product and of its tests, and in the registry."""
+    found = names_in((*PRODUCT, "tests"), "*.py", PYTHON)
+    found |= names_in(("native", "tests/native"), "*.h", CPP)
+    found |= names_in(("native", "tests/native"), "*.cc", CPP)
+    found |= names_in(("native/api",), "*.yaml", LIMIT)
     assert not found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "name"),
+    [
+        (PYTHON, "class Books:\n", "Books"),
+        (PYTHON, "MAX_WISH_BYTES = 1\n", "MAX_WISH_BYTES"),
+        (CPP, "const struct NvmlDoor {", "NvmlDoor"),
+        (CPP, "n = kMaxWishBytes;", "kMaxWishBytes"),
+        (LIMIT, "  max_wish_bytes: {}", "max_wish_bytes"),
+    ],
+)
+def test_such_names_are_seen(pattern: re.Pattern[str], text: str, name: str) -> None:
+    """So that finding none says something."""
+    [found] = pattern.finditer(text)
+    assert found.group(found.lastindex or 0) == name
+
+
+def test_a_doorbell_is_no_door() -> None:
+    """Guests ring one."""
+    assert not CPP.search("class Doorbell {")

@@ -314,11 +314,11 @@ class ControlPlane:
 
     # clients
 
-    def client(self, **wish: Any) -> Client:
+    def client(self, **wanted: Any) -> Client:
         """Starts a client process and reads its first reply."""
         command = [sys.executable, str(HARNESS / "unix_client.py"), str(self.socket_path)]
         process = subprocess.Popen(
-            [*command, json.dumps(wish)],
+            [*command, json.dumps(wanted)],
             stdout=subprocess.PIPE,
             stdin=subprocess.PIPE,
             text=True,

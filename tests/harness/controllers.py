@@ -2,7 +2,7 @@
 """Several real controllers over one etcd, and servers that are simulated down to their own link.
 
 Used by tests/controller and tests/bench. Controllers owns its processes. A SimulatedServer is the
-server's real ControllerLink (real gRPC, real protocol) with books instead of workers: it reports
+server's real ControllerLink (real gRPC, real protocol) with records instead of workers: it reports
 as running what it was granted, so that what was acknowledged can be held against what exists.
 """
 

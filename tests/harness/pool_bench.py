@@ -49,19 +49,19 @@ class PoolBench:
         node = Node(name, "10.0.0.1", 9960, "1", vgpu_count)
         return self.pool.membership.register(node, gpus, [], let_go=let_go)
 
-    def ask(self, **wish: Any) -> Granted | Refused | str:
+    def ask(self, **wanted: Any) -> Granted | Refused | str:
         """The answer, or the request id of one that waits."""
-        request_id = str(wish.pop("request_id", f"r{next(self._requests)}"))
-        decisions = self.pool.requests.submit(GrantRequest(request_id, **wish))
+        request_id = str(wanted.pop("request_id", f"r{next(self._requests)}"))
+        decisions = self.pool.requests.submit(GrantRequest(request_id, **wanted))
         return decisions.answers.get(request_id, request_id)
 
-    def granted(self, **wish: Any) -> Granted:
-        answer = self.ask(**wish)
+    def granted(self, **wanted: Any) -> Granted:
+        answer = self.ask(**wanted)
         assert isinstance(answer, Granted), answer
         return answer
 
-    def refused(self, **wish: Any) -> Refused:
-        answer = self.ask(**wish)
+    def refused(self, **wanted: Any) -> Refused:
+        answer = self.ask(**wanted)
         assert isinstance(answer, Refused), answer
         return answer
 

@@ -174,10 +174,10 @@ def test_beside_a_region_the_device_is_a_second_way() -> None:
 
 def test_sockets_lie_in_a_folder_of_the_domains_own() -> None:
     sockets = UserSockets.of(Path("/run/sluice"), UUID)
-    assert {path.parent for path in (sockets.device, sockets.guest, sockets.door)} == {
+    assert {path.parent for path in (sockets.device, sockets.guest, sockets.session_port)} == {
         Path("/run/sluice/vsock") / UUID
     }
-    assert str(sockets.door) == f"{sockets.guest}_9960"
+    assert str(sockets.session_port) == f"{sockets.guest}_9960"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from doorbells import end_doorbell
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 if TYPE_CHECKING:
-    from books import Books
+    from instance_records import InstanceRecords
 
     from tests.rigs.openstack.rig import OpenStackRig
 
@@ -289,23 +289,23 @@ def remove_instances(cloud: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def books(rig: OpenStackRig, pool: Pool, adapter: Adapter, cloud: Any) -> Books:
-    from books import Books
+def records(rig: OpenStackRig, pool: Pool, adapter: Adapter, cloud: Any) -> InstanceRecords:
+    from instance_records import InstanceRecords
 
-    return Books(rig, pool, cloud)
+    return InstanceRecords(rig, pool, cloud)
 
 
 @pytest.fixture(scope="module")
-def other(rig: OpenStackRig, pool: Pool, books: Books) -> Iterator[OtherHost]:
+def other(rig: OpenStackRig, pool: Pool, records: InstanceRecords) -> Iterator[OtherHost]:
     """Beside the first host, for as long as a module's tests take."""
     other = OtherHost(rig, pool)
     try:
         other.start()
         rig.openstack("compute", "service", "set", "--enable", other.NAME, "nova-compute")
-        books.libvirts[other.NAME] = other.host.libvirt.uri
+        records.libvirts[other.NAME] = other.host.libvirt.uri
         yield other
     finally:
-        books.libvirts.pop(other.NAME, None)
+        records.libvirts.pop(other.NAME, None)
         try:
             # while it runs: Nova asks the host, and waits a minute for one that is gone
             rig.openstack("compute", "service", "set", "--disable", other.NAME, "nova-compute")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from books import Books, Entry
 from control_plane import wait_for
+from instance_records import Entry, InstanceRecords
 from instances import boot, delete, wait_console, wait_settled
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ GONE = Entry("GONE", (0, 0), (), None, False)
 
 
 @pytest.fixture(scope="module")
-def flavor(books: Books, pool: Pool, rig: OpenStackRig, other: OtherHost) -> str:
-    wait_for(lambda: not books.differences(), 180, "Placement to know the pool and both hosts")
+def flavor(records: InstanceRecords, pool: Pool, rig: OpenStackRig, other: OtherHost) -> str:
+    wait_for(lambda: not records.differences(), 180, "Placement to know the pool and both hosts")
     return pool.make_flavor(rig, "rig.two", SIZE)
 
 
@@ -52,20 +52,20 @@ def test_a_cold_migration_takes_the_grant_along(
     pool: Pool,
     cloud: Any,
     image: Any,
-    books: Books,
+    records: InstanceRecords,
     flavor: str,
     other: OtherHost,
 ) -> None:
     server = boot_on(rig, cloud, image, flavor, "cold", FIRST)
-    books.agree(server.id, RUNNING)
-    [reservation] = books.reservations(server.id)
+    records.agree(server.id, RUNNING)
+    [reservation] = records.reservations(server.id)
     cloud.compute.migrate_server(server)
     wait_settled(cloud, server, "VERIFY_RESIZE")
     assert host_of(cloud, server) == SECOND
     cloud.compute.confirm_server_resize(server)
     wait_settled(cloud, server, "ACTIVE")
-    books.agree(server.id, RUNNING)
-    assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+    records.agree(server.id, RUNNING)
+    assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
     # its programs draw on what is held for it, on whichever host's GPU that is
     wait_console(cloud, server, "rig: program ended with 0")
     latest = max(
@@ -79,16 +79,21 @@ def test_a_cold_migration_takes_the_grant_along(
     # what the first host had of it is no more
     wait_for(lambda: not Path(f"/dev/shm/sluice-{server.id}").exists(), message="the region to go")
     delete(cloud, server)
-    books.agree(server.id, GONE)
+    records.agree(server.id, GONE)
 
 
 def test_a_live_migration_is_refused_with_its_reason(
-    rig: OpenStackRig, cloud: Any, image: Any, books: Books, flavor: str, other: OtherHost
+    rig: OpenStackRig,
+    cloud: Any,
+    image: Any,
+    records: InstanceRecords,
+    flavor: str,
+    other: OtherHost,
 ) -> None:
     server = boot_on(rig, cloud, image, flavor, "live", FIRST)
-    books.agree(server.id, RUNNING)
-    wish = {"os-migrateLive": {"host": None, "block_migration": "auto"}}
-    asked = cloud.compute.post(f"/servers/{server.id}/action", json=wish, microversion="2.34")
+    records.agree(server.id, RUNNING)
+    wanted = {"os-migrateLive": {"host": None, "block_migration": "auto"}}
+    asked = cloud.compute.post(f"/servers/{server.id}/action", json=wanted, microversion="2.34")
     assert asked.status_code == 202
     said: list[str] = []
 
@@ -109,49 +114,61 @@ def test_a_live_migration_is_refused_with_its_reason(
     wait_for(refused, message="the reason in the instance's actions")
     wait_settled(cloud, server, "ACTIVE")
     assert host_of(cloud, server) == FIRST
-    books.agree(server.id, RUNNING)
+    records.agree(server.id, RUNNING)
     delete(cloud, server)
-    books.agree(server.id, GONE)
+    records.agree(server.id, GONE)
 
 
 def test_an_evacuated_instance_keeps_its_grant(
-    rig: OpenStackRig, cloud: Any, image: Any, books: Books, flavor: str, other: OtherHost
+    rig: OpenStackRig,
+    cloud: Any,
+    image: Any,
+    records: InstanceRecords,
+    flavor: str,
+    other: OtherHost,
 ) -> None:
     server = boot_on(rig, cloud, image, flavor, "evacuated", SECOND)
-    books.agree(server.id, RUNNING)
-    [reservation] = books.reservations(server.id)
+    records.agree(server.id, RUNNING)
+    [reservation] = records.reservations(server.id)
     other.die()
     cloud.compute.evacuate_server(server)  # to where Nova chooses: there is one
     wait_for(lambda: host_of(cloud, server) == FIRST, 120, "the instance to be rebuilt")
     # from API 2.95 on it is its owner who starts it
     wait_settled(cloud, server, "SHUTOFF")
-    books.agree(server.id, replace(RUNNING, status="SHUTOFF"))
+    records.agree(server.id, replace(RUNNING, status="SHUTOFF"))
     cloud.compute.start_server(server)
     wait_settled(cloud, server, "ACTIVE")
-    books.agree(server.id, RUNNING)
-    assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+    records.agree(server.id, RUNNING)
+    assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
     assert Path(f"/dev/shm/sluice-{server.id}").exists()
 
     # the dead host comes back: what it had of the instance goes, and nothing else
     other.start()
     assert host_of(cloud, server) == FIRST
-    wait_for(lambda: not books.definitions(server.id)[1:], message="one definition of the instance")
-    books.agree(server.id, RUNNING)
-    assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+    wait_for(
+        lambda: not records.definitions(server.id)[1:], message="one definition of the instance"
+    )
+    records.agree(server.id, RUNNING)
+    assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
     assert host_of(cloud, server) == FIRST
     delete(cloud, server)
-    books.agree(server.id, GONE)
+    records.agree(server.id, GONE)
 
 
 def test_a_host_that_never_comes_back_holds_its_grants_until_nova_says_otherwise(
-    rig: OpenStackRig, cloud: Any, image: Any, books: Books, flavor: str, other: OtherHost
+    rig: OpenStackRig,
+    cloud: Any,
+    image: Any,
+    records: InstanceRecords,
+    flavor: str,
+    other: OtherHost,
 ) -> None:
     server = boot_on(rig, cloud, image, flavor, "lost", SECOND)
-    books.agree(server.id, RUNNING)
+    records.agree(server.id, RUNNING)
     other.die()
     held = Entry("ACTIVE", (1024, 25), (SIZE,), None, False)
-    books.agree(server.id, held)
+    records.agree(server.id, held)
     delete(cloud, server)
-    books.agree(server.id, GONE)
+    records.agree(server.id, GONE)
     other.start()
-    books.agree(server.id, GONE)
+    records.agree(server.id, GONE)

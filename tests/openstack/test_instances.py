@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from books import Books, Entry
 from control_plane import wait_for
+from instance_records import Entry, InstanceRecords
 from instances import boot, delete, wait_console, wait_settled
 
 if TYPE_CHECKING:
@@ -24,29 +24,29 @@ EXPECTED = Path(__file__).resolve().parents[1] / "programs" / "expected" / "vect
 
 
 @pytest.fixture(scope="module")
-def flavors(books: Books, pool: Pool, rig: OpenStackRig) -> tuple[str, str]:
+def flavors(records: InstanceRecords, pool: Pool, rig: OpenStackRig) -> tuple[str, str]:
     # the adapter has put the pool into Placement before anybody asks for it
-    wait_for(lambda: not books.differences(), 180, "Placement to know the pool")
+    wait_for(lambda: not records.differences(), 180, "Placement to know the pool")
     return pool.make_flavor(rig, "rig.small", SMALL), pool.make_flavor(rig, "rig.large", LARGE)
 
 
 def test_an_instance_without_a_vgpu_is_nobodys_business(
-    cloud: Any, image: Any, books: Books
+    cloud: Any, image: Any, records: InstanceRecords
 ) -> None:
     flavor = cloud.compute.create_flavor(name="rig.plain", ram=256, vcpus=1, disk=0)
     server = boot(cloud, image, "plain", flavor.id)
     wait_console(cloud, server, "channel none")
-    books.agree(server.id, Entry("ACTIVE", NOTHING, (), (0, 0, 0), False))
+    records.agree(server.id, Entry("ACTIVE", NOTHING, (), (0, 0, 0), False))
     delete(cloud, server)
 
 
 def test_what_nova_does_to_an_instance_leaves_its_grant_alone(
-    cloud: Any, image: Any, books: Books, flavors: tuple[str, str]
+    cloud: Any, image: Any, records: InstanceRecords, flavors: tuple[str, str]
 ) -> None:
     compute = cloud.compute
     server = boot(cloud, image, "robust", flavors[0])
-    books.agree(server.id, Entry("ACTIVE", (1024, 25), (SMALL,), SMALL, True))
-    [reservation] = books.reservations(server.id)
+    records.agree(server.id, Entry("ACTIVE", (1024, 25), (SMALL,), SMALL, True))
+    [reservation] = records.reservations(server.id)
     for begin, status in (
         (lambda: compute.reboot_server(server, "SOFT"), "ACTIVE"),
         (lambda: compute.pause_server(server), "PAUSED"),
@@ -61,16 +61,16 @@ def test_what_nova_does_to_an_instance_leaves_its_grant_alone(
             wait_console(cloud, server, "rig: program ended with 0")
         begin()
         wait_settled(cloud, server, status)
-        books.agree(server.id, Entry(status, (1024, 25), (SMALL,), SMALL, True))
-        assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+        records.agree(server.id, Entry(status, (1024, 25), (SMALL,), SMALL, True))
+        assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
     delete(cloud, server)
-    books.agree(server.id, Entry("GONE", NOTHING, (), None, False))
+    records.agree(server.id, Entry("GONE", NOTHING, (), None, False))
 
 
 def test_a_grant_follows_its_instance(
     cloud: Any,
     image: Any,
-    books: Books,
+    records: InstanceRecords,
     pool: Pool,
     rig: OpenStackRig,
     flavors: tuple[str, str],
@@ -80,8 +80,8 @@ def test_a_grant_follows_its_instance(
     running = Entry("ACTIVE", (1024, 25), (SMALL,), SMALL, True)
 
     server = boot(cloud, image, "life", small)
-    books.agree(server.id, running)
-    [reservation] = books.reservations(server.id)
+    records.agree(server.id, running)
+    [reservation] = records.reservations(server.id)
     assert reservation["project"] == server.project_id
     shown = wait_console(cloud, server, "rig: program ended with")
     assert "rig: program ended with 0" in shown
@@ -94,38 +94,38 @@ def test_a_grant_follows_its_instance(
     # a hard reboot destroys the domain and defines it anew; the grant never went
     compute.reboot_server(server, "HARD")
     wait_settled(cloud, server, "ACTIVE")
-    books.agree(server.id, running)
-    assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
-    assert reservation["created"] == books.reservations(server.id)[0]["created"]
+    records.agree(server.id, running)
+    assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
+    assert reservation["created"] == records.reservations(server.id)[0]["created"]
     wait_console(cloud, server, "rig: program ended with 0")
 
     # both sizes are held until somebody decides
     compute.resize_server(server, large)
     wait_settled(cloud, server, "VERIFY_RESIZE")
     both = Entry("VERIFY_RESIZE", (2048, 50), (LARGE,), LARGE, True)
-    books.agree(server.id, both)
+    records.agree(server.id, both)
     compute.revert_server_resize(server)
     wait_settled(cloud, server, "ACTIVE")
-    books.agree(server.id, running)
+    records.agree(server.id, running)
 
     compute.resize_server(server, large)
     wait_settled(cloud, server, "VERIFY_RESIZE")
     compute.confirm_server_resize(server)
     wait_settled(cloud, server, "ACTIVE")
     larger = Entry("ACTIVE", (2048, 50), (LARGE,), LARGE, True)
-    books.agree(server.id, larger)
-    assert [r["id"] for r in books.reservations(server.id)] == [reservation["id"]]
+    records.agree(server.id, larger)
+    assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
 
     # off, it keeps what is its own; shelved and offloaded, it holds nothing
     compute.stop_server(server)
     wait_settled(cloud, server, "SHUTOFF")
-    books.agree(server.id, Entry("SHUTOFF", (2048, 50), (LARGE,), LARGE, True))
+    records.agree(server.id, Entry("SHUTOFF", (2048, 50), (LARGE,), LARGE, True))
     compute.shelve_server(server)
     wait_settled(cloud, server, "SHELVED_OFFLOADED")
-    books.agree(server.id, Entry("SHELVED_OFFLOADED", NOTHING, (), None, False))
+    records.agree(server.id, Entry("SHELVED_OFFLOADED", NOTHING, (), None, False))
     compute.unshelve_server(server)
     wait_settled(cloud, server, "ACTIVE")
-    books.agree(server.id, larger)
+    records.agree(server.id, larger)
 
     # whoever has the `openstack` client sees the same
     [row] = rig.openstack("vgpu", "list", "--os-vgpu-controller", pool.url)
@@ -137,5 +137,5 @@ def test_a_grant_follows_its_instance(
     assert (quota["memory_mib"], quota["memory_mib_in_use"]) == ("unlimited", 2048)
 
     delete(cloud, server)
-    books.agree(server.id, Entry("GONE", NOTHING, (), None, False))
+    records.agree(server.id, Entry("GONE", NOTHING, (), None, False))
     wait_for(lambda: not Path(f"/dev/shm/sluice-{server.id}").exists(), message="the region to go")

@@ -12,8 +12,8 @@ import pytest
 from control_plane import wait_for
 
 if TYPE_CHECKING:
-    from books import Books
     from conftest import Pool
+    from instance_records import InstanceRecords
 
     from tests.rigs.openstack.rig import OpenStackRig
 
@@ -63,14 +63,14 @@ def test_only_novas_account_is_answered(rig: OpenStackRig, pool: Pool) -> None:
 
 
 def test_an_instance_gets_a_secret_of_its_own(
-    cloud: Any, image: Any, books: Books, pool: Pool, rig: OpenStackRig
+    cloud: Any, image: Any, records: InstanceRecords, pool: Pool, rig: OpenStackRig
 ) -> None:
     flavor = pool.make_flavor(rig, "rig.told", (1, 1024, 25))
     server = cloud.compute.create_server(
         name="told", flavor_id=flavor, image_id=image.id, networks="none"
     )
     server = cloud.compute.wait_for_server(server, interval=0.3, wait=180)
-    [reservation] = wait_for(lambda: books.reservations(server.id), message="its reservation")
+    [reservation] = wait_for(lambda: records.reservations(server.id), message="its reservation")
 
     # Nova has asked while it made the config drive, and was told
     enrolments = pool.rest.get("/enrolments").json()["enrolments"]

@@ -95,8 +95,8 @@ def test_what_sluice_run_is_told_reaches_the_pool(plane: ControlPlane, channel: 
 def test_what_cannot_be_had_is_said(
     plane: ControlPlane, channel: str, variable: str, value: str, said: str
 ) -> None:
-    wish = {variable: value, "SLUICE_CHANNEL": channel, "SLUICE_WAIT": "0"}
-    program = JobProcess(variables(plane, **wish))
+    wanted = {variable: value, "SLUICE_CHANNEL": channel, "SLUICE_WAIT": "0"}
+    program = JobProcess(variables(plane, **wanted))
     assert program.first.startswith("failed")
     assert said in program.errors()
 

@@ -164,7 +164,7 @@ while True:
 def test_a_door_that_is_swapped_while_it_is_made_changes_nothing(
     short_path: Path, victim: Path
 ) -> None:
-    path = qemus_folder(short_path).door
+    path = qemus_folder(short_path).session_port
     argv = [sys.executable, "-c", SWAPPER, str(path), str(victim), str(QEMU[0])]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as swapper:
         assert swapper.stdout is not None

@@ -45,9 +45,9 @@ class Faults:
         wait_for(lambda: self.gpu(uuid)["health"] == health, message=f"{uuid} to be {health}")
         return self.gpu(uuid)
 
-    def client(self, **wish: Any) -> tuple[Client, str]:
+    def client(self, **wanted: Any) -> tuple[Client, str]:
         """A session on a GPU of its own, and which that is."""
-        client = self.plane.client(**WHOLE, **wish)
+        client = self.plane.client(**WHOLE, **wanted)
         assert client.first["status"] == 0, client.first
         [grant] = [g for g in self.plane.grants() if client.session_id in g["sessions"]]
         return client, grant["vgpus"][0]["gpu"].rpartition(":")[2]

@@ -61,9 +61,9 @@ def test_a_client_cannot_change_the_size_of_its_sessions_memory(plane: ControlPl
 
 
 def test_control_characters_of_a_client_do_not_reach_logs() -> None:
-    wish = parse_open_session(pack_open_session(program="a\x1b[2J\nb", host="h\r"))
-    assert wish.program == "a�[2J�b"
-    assert wish.host == "h�"
+    asked = parse_open_session(pack_open_session(program="a\x1b[2J\nb", host="h\r"))
+    assert asked.program == "a�[2J�b"
+    assert asked.host == "h�"
 
 
 def test_rubbish_on_the_unix_socket_is_refused_and_the_next_client_served(

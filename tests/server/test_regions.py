@@ -73,8 +73,8 @@ class Host:
     controller: FakeControllerLink
     path: Path
 
-    async def open(self, slot: int = 0, **wish: Any) -> None:
-        request = pack_open_session(program="in-guest", **wish).hex()
+    async def open(self, slot: int = 0, **asked_for: Any) -> None:
+        request = pack_open_session(program="in-guest", **asked_for).hex()
         self.regions.doorbell_said(
             Message("open", {"id": OWNER.uuid, "slot": str(slot), "request": request})
         )
@@ -158,7 +158,7 @@ async def test_the_domains_figures_are_the_default(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "message"),
+    ("asked_for", "message"),
     [
         ({"gmem_mib": 1025}, "wanted 1025 MiB; domain guest was given 1024"),
         ({"ratio_percent": 51}, "wanted 51 % of a GPU; domain guest was given 50"),
@@ -167,9 +167,9 @@ async def test_the_domains_figures_are_the_default(host: Host) -> None:
     ],
 )
 async def test_a_guest_gets_no_more_than_its_domain_was_given(
-    host: Host, wish: dict[str, Any], message: str
+    host: Host, asked_for: dict[str, Any], message: str
 ) -> None:
-    await host.open(**wish)
+    await host.open(**asked_for)
     [refusal] = await host.until(lambda: host.doorbell.verbs("refuse"))
     assert message in refusal.fields["message"]
     assert host.controller.asked == []

@@ -49,18 +49,18 @@ EVERYTHING = (
 )
 
 
-def test_every_wish_reaches_the_request_to_the_controller() -> None:
-    wish = parse_open_session(
+def test_every_option_reaches_the_request_to_the_controller() -> None:
+    wanted = parse_open_session(
         pack_open_session(
             flags=OpenFlags.PREEMPT | OpenFlags.SAME_GPU | OpenFlags.RESERVED_ONLY,
             priority=3,
             request_lines=EVERYTHING,
         )
     )
-    assert len(wish.raw) == 512
-    assert wish.raw[:4] == (512).to_bytes(4, "little"), "a worker knows the fixed part alone"
+    assert len(wanted.raw) == 512
+    assert wanted.raw[:4] == (512).to_bytes(4, "little"), "a worker knows the fixed part alone"
     asked = grant_request(
-        "node", wish, Requester("shm", "h", "p"), project="vision", owner_label="a"
+        "node", wanted, Requester("shm", "h", "p"), project="vision", owner_label="a"
     )
     assert (asked.project, asked.gpu_model, asked.gpu_architecture) == (
         "vision",
@@ -76,7 +76,7 @@ def test_every_wish_reaches_the_request_to_the_controller() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "flags", "text"),
+    ("options", "flags", "text"),
     [
         (("project=../etc",), 0, "SLUICE_PROJECT"),
         (("gpu_model=" + "x" * 121,), 0, "SLUICE_GPU_MODEL"),
@@ -86,11 +86,11 @@ def test_every_wish_reaches_the_request_to_the_controller() -> None:
         (("project=" + "x" * 4000,), 0, "size"),
     ],
 )
-def test_a_wish_that_cannot_be_is_refused_by_name(
-    wishes: tuple[str, ...], flags: int, text: str
+def test_a_request_that_cannot_be_is_refused_by_name(
+    options: tuple[str, ...], flags: int, text: str
 ) -> None:
     with pytest.raises(BadOpen, match=text):
-        parse_open_session(pack_open_session(flags=flags, request_lines=wishes))
+        parse_open_session(pack_open_session(flags=flags, request_lines=options))
 
 
 @pytest.mark.parametrize("change", [lambda f: f[:-1], lambda f: f + bytes(8), lambda f: f[:100]])
@@ -161,9 +161,9 @@ def test_mistakes_in_projects_are_named(tmp_path: Path, line: str, text: str) ->
 def test_what_a_process_gets_is_its_users(plane: ControlPlane) -> None:
     small = {"gmem_mib": 64, "ratio_percent": 1}
 
-    def project_of(**wish: Any) -> str:
+    def project_of(**wanted: Any) -> str:
         before = {grant["id"] for grant in plane.grants()}
-        client = plane.client(**small, **wish)
+        client = plane.client(**small, **wanted)
         assert client.first["status"] == 0, client.first
         [grant] = [g for g in plane.grants() if g["id"] not in before]
         return str(grant["project"])
@@ -247,9 +247,9 @@ def test_model_and_labels_choose_and_rights_are_kept(plane: ControlPlane) -> Non
 
 
 def test_two_vgpus_of_one_card_where_that_is_allowed(plane: ControlPlane) -> None:
-    wish = {"vgpu_count": 2, "gmem_mib": 64, "ratio_percent": 10}
-    assert plane.client(**wish).first["status"] != 0
-    both = plane.client(**wish, flags=OpenFlags.SAME_GPU)
+    wanted = {"vgpu_count": 2, "gmem_mib": 64, "ratio_percent": 10}
+    assert plane.client(**wanted).first["status"] != 0
+    both = plane.client(**wanted, flags=OpenFlags.SAME_GPU)
     assert both.first["status"] == 0, both.first
     [grant] = plane.grants()
     assert len({vgpu["gpu"] for vgpu in grant["vgpus"]}) == 1

@@ -12,8 +12,8 @@ from control_plane import ControlPlane, read_stream, running, wait_for
 from sluice.server.sessions.open_session import pack_open_session, unpack_open_reply
 
 
-def ticket(plane: ControlPlane, **wish: Any) -> dict[str, Any]:
-    answer = plane.rest.post("/sessions", json=wish)
+def ticket(plane: ControlPlane, **wanted: Any) -> dict[str, Any]:
+    answer = plane.rest.post("/sessions", json=wanted)
     assert answer.status_code == 201, answer.text
     result: dict[str, Any] = answer.json()
     return result

@@ -30,7 +30,7 @@ REQUEST = DomainRequest(
 )
 
 
-class Rooms:
+class FakeRegions:
     """What stands in for the regions' files, which need a libvirt."""
 
     def __init__(self) -> None:
@@ -45,21 +45,21 @@ class Rooms:
 
 
 @pytest.fixture
-def rooms() -> Rooms:
-    return Rooms()
+def regions() -> FakeRegions:
+    return FakeRegions()
 
 
 @pytest.fixture
-async def listener(tmp_path: Path, rooms: Rooms) -> AsyncIterator[VmListener]:
+async def listener(tmp_path: Path, regions: FakeRegions) -> AsyncIterator[VmListener]:
     opened = VmListener(
         tmp_path,
         group="no-such-group",
         region_mib=64,
         slots=2,
-        prepare=rooms.prepare,
+        prepare=regions.prepare,
         render=render,
         sessions=lambda uuid: [f"a program of {uuid}"],
-        look=rooms.looked.append,
+        look=regions.looked.append,
         unplug=lambda uuid, seconds: uuid == UUID and seconds == 7,
         plug=lambda uuid: [f"{uuid}: no free port"],
     )
@@ -82,9 +82,11 @@ async def prepare(folder: Path, **sizes: Any) -> dict[str, Any]:
     return await ask(folder, json.dumps({"prepare": {**RIGHT, **sizes}}).encode() + b"\n")
 
 
-async def test_a_vm_gets_its_channel(listener: VmListener, rooms: Rooms, tmp_path: Path) -> None:
+async def test_a_vm_gets_its_channel(
+    listener: VmListener, regions: FakeRegions, tmp_path: Path
+) -> None:
     answer = await prepare(tmp_path, count=2, priority=-3, uuid=UUID.upper())
-    assert rooms.prepared == [(UUID, REQUEST)]
+    assert regions.prepared == [(UUID, REQUEST)]
     [device] = answer["devices"]
     assert f"<shmem name='sluice-{UUID}'>" in device
     assert "<size unit='M'>64</size>" in device
@@ -97,7 +99,9 @@ async def test_a_vm_gets_its_channel(listener: VmListener, rooms: Rooms, tmp_pat
     assert not listener.expects(UUID)
 
 
-async def test_on_demand_is_passed_on(listener: VmListener, rooms: Rooms, tmp_path: Path) -> None:
+async def test_on_demand_is_passed_on(
+    listener: VmListener, regions: FakeRegions, tmp_path: Path
+) -> None:
     answer = await prepare(tmp_path, mode="on-demand")
     assert "mode='on-demand'" in answer["metadata"]
 
@@ -109,9 +113,9 @@ async def test_only_root_may_ask_where_there_is_no_group(
 
 
 async def test_a_refusal_says_why_and_leaves_nothing(
-    listener: VmListener, rooms: Rooms, tmp_path: Path
+    listener: VmListener, regions: FakeRegions, tmp_path: Path
 ) -> None:
-    rooms.full = True
+    regions.full = True
     assert await prepare(tmp_path) == {"error": "a region of 64 MiB does not fit: free some"}
     assert not listener.expects(UUID)
 
@@ -131,14 +135,14 @@ async def test_a_refusal_says_why_and_leaves_nothing(
     ],
 )
 async def test_sizes_are_bounded(
-    listener: VmListener, rooms: Rooms, tmp_path: Path, sizes: dict[str, Any], said: str
+    listener: VmListener, regions: FakeRegions, tmp_path: Path, sizes: dict[str, Any], said: str
 ) -> None:
     answer = await prepare(tmp_path, **sizes)
     if said:
         assert said in answer["error"]
-        assert rooms.prepared == []
+        assert regions.prepared == []
     else:
-        assert rooms.prepared[0][1].region_mib == 64
+        assert regions.prepared[0][1].region_mib == 64
 
 
 @pytest.mark.parametrize("line", [b"\n", b"[]\n", b"{}\n", b'{"prepare": 7}\n', b"\xff\xfe\n"])
@@ -167,29 +171,29 @@ async def test_who_would_move_a_vm_learns_which_programs_use_its_channel(
 
 
 async def test_what_the_hook_says_is_logged_and_looked_at(
-    listener: VmListener, rooms: Rooms, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    listener: VmListener, regions: FakeRegions, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     said = {"uuid": UUID, "name": "web\n1", "operation": "release", "sub": "end", "extra": "-"}
     assert await ask(tmp_path, json.dumps({"hook": said}).encode() + b"\n") == {}
-    assert rooms.looked == [UUID]
+    assert regions.looked == [UUID]
     assert f"domain 'web\\n1' ({UUID}): release end -" in caplog.text
     answer = await ask(tmp_path, json.dumps({"hook": {"uuid": "x"}}).encode() + b"\n")
     assert "uuid" in answer["error"]
-    assert rooms.looked == [UUID]
+    assert regions.looked == [UUID]
 
 
-async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, rooms: Rooms) -> None:
+async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, regions: FakeRegions) -> None:
     listener = VmListener(
         tmp_path,
         group="no-such-group",
         region_mib=64,
         slots=2,
         channel="vsock",
-        prepare=rooms.prepare,
+        prepare=regions.prepare,
         render=render,
         sessions=lambda uuid: [],
-        look=rooms.looked.append,
+        look=regions.looked.append,
         unplug=lambda uuid, seconds: True,
         plug=lambda uuid: [],
     )

@@ -43,13 +43,13 @@ def test_only_its_device_is_heard(short_path: Path, program: Path) -> None:
         guests = guests_of(short_path, program)
         await guests.add(OWNER, VsockPlace(), REQUEST)
         sockets = sockets_in(short_path)
-        mode = sockets.door.stat().st_mode
+        mode = sockets.session_port.stat().st_mode
         assert stat.S_ISSOCK(mode)
         assert mode & 0o077 == 0
         status, _, said = unpack_open_reply(await answer(sockets.device, bytes(512)))
         assert status == 1
         assert "a session begins with OpenSession" in said
-        assert await answer(sockets.door, b"") == b""
+        assert await answer(sockets.session_port, b"") == b""
         await guests.remove(UUID, "it is over")
         assert not sockets.folder.exists()
 

@@ -52,12 +52,12 @@ class Rig:
         self.config = folder / "vsphere.conf"
         self.configure()
 
-    def token(self, **wish: Any) -> str:
+    def token(self, **wanted: Any) -> str:
         """A new token's secret; asked for again where the controller is asked too often."""
-        answer = self.plane.rest.post("/tokens", json=wish)
+        answer = self.plane.rest.post("/tokens", json=wanted)
         while answer.status_code == 429:
             time.sleep(float(answer.headers["Retry-After"]))
-            answer = self.plane.rest.post("/tokens", json=wish)
+            answer = self.plane.rest.post("/tokens", json=wanted)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["secret"])
 

@@ -29,14 +29,14 @@ async def line(plane: ControlPlane) -> AsyncIterator[ControllerLine]:
     await made.close()
 
 
-def wish(owner: str, memory_mib: int = 1) -> dict[str, Any]:
+def wanted(owner: str, memory_mib: int = 1) -> dict[str, Any]:
     sizes = {"memory_mib": memory_mib, "compute_percent": 1}
     return {"owner_kind": "vm", "owner": owner, **sizes, "wait": True, "origin": "calls"}
 
 
 async def test_as_few_calls_as_it_takes(plane: ControlPlane, line: ControllerLine) -> None:
     calls = BatchedCalls(line, "reservation")
-    asked = [calls.ask("create", **wish(f"vm-{n}")) for n in range(MOST_ITEMS + 1)]
+    asked = [calls.ask("create", **wanted(f"vm-{n}")) for n in range(MOST_ITEMS + 1)]
     made = await asyncio.gather(*asked)
     assert line.calls == 2
     assert [each["owner"] for each in made] == [f"vm-{n}" for n in range(MOST_ITEMS + 1)]
@@ -49,10 +49,10 @@ async def test_as_few_calls_as_it_takes(plane: ControlPlane, line: ControllerLin
 async def test_a_refusal_is_the_error_of_who_asked(line: ControllerLine) -> None:
     calls = BatchedCalls(line, "reservation")
     one, large, wrong, two = await asyncio.gather(
-        calls.ask("create", **wish("one")),
-        calls.ask("create", **wish("large", 2**31 - 1)),
-        calls.ask("create", **wish("wrong name")),
-        calls.ask("create", **wish("two")),
+        calls.ask("create", **wanted("one")),
+        calls.ask("create", **wanted("large", 2**31 - 1)),
+        calls.ask("create", **wanted("wrong name")),
+        calls.ask("create", **wanted("two")),
         return_exceptions=True,
     )
     assert line.calls == 1
@@ -67,7 +67,7 @@ async def test_a_refusal_is_the_error_of_who_asked(line: ControllerLine) -> None
 
 async def test_room_is_given_back_before_it_is_asked_for(line: ControllerLine) -> None:
     calls = BatchedCalls(line, "reservation")
-    most = {**wish("most"), "compute_percent": 100}
+    most = {**wanted("most"), "compute_percent": 100}
     first = await calls.ask("create", **most)
     second, _ = await asyncio.gather(
         calls.ask("create", **{**most, "owner": "next", "wait": False}),
@@ -82,12 +82,12 @@ async def test_who_waits_behind_a_call_without_an_answer_fails_unsent(
 ) -> None:
     plane.stop("controller")
     calls = BatchedCalls(line, "reservation")
-    asked = (calls.ask("create", **wish(f"vm-{n}")) for n in range(3 * MOST_ITEMS))
+    asked = (calls.ask("create", **wanted(f"vm-{n}")) for n in range(3 * MOST_ITEMS))
     failed = await asyncio.gather(*asked, return_exceptions=True)
     assert {type(each) for each in failed} == {Unreachable}
     assert line.calls == 1
     plane.start_controller()
-    assert (await calls.ask("create", **wish("after")))["owner"] == "after"
+    assert (await calls.ask("create", **wanted("after")))["owner"] == "after"
 
 
 async def test_a_leader_that_goes_takes_no_part_of_the_question_with_it(

@@ -35,8 +35,8 @@ def test_an_attribute_becomes_a_reservation_that_the_guest_draws_on(rig: Rig) ->
     token = rig.plane.rest_as(found["enrolment"]).post("/enrol").json()
     assert token["vm"] == uuid(vm)
     guest = rig.plane.rest_as(token["secret"])
-    wish = {"gmem_mib": 32, "ratio_percent": 2, "mode": "reserved"}
-    assert guest.post("/sessions", json=wish).status_code == 201
+    wanted = {"gmem_mib": 32, "ratio_percent": 2, "mode": "reserved"}
+    assert guest.post("/sessions", json=wanted).status_code == 201
     assert len(rig.reservations()[uuid(vm)]["grants"]) == 1
     # the token is no secret of guestinfo any more, once the guest has cleared it
     rig.vcenter.set_extra(vm, guestinfo__sluice__enrolment="")
@@ -70,7 +70,7 @@ def test_an_attribute_becomes_a_reservation_that_the_guest_draws_on(rig: Rig) ->
         ("memory=999999999", "the pool could not give that"),
     ],
 )
-def test_a_wish_that_cannot_be_is_told_and_changes_nothing(
+def test_a_request_that_cannot_be_is_told_and_changes_nothing(
     shared_rig: Rig, text: str, field: str
 ) -> None:
     rig = shared_rig
@@ -84,7 +84,7 @@ def test_a_wish_that_cannot_be_is_told_and_changes_nothing(
     assert "\u202e" not in rig.log()
 
 
-def test_what_it_has_stays_while_a_wish_cannot_be_read(shared_rig: Rig) -> None:
+def test_what_it_has_stays_while_a_request_cannot_be_read(shared_rig: Rig) -> None:
     rig = shared_rig
     vm = rig.vcenter.vm("DC0_C0_RP0_VM2")
     rig.vcenter.set_attribute(vm, "count=2")

@@ -143,7 +143,7 @@ async def serving(rig: Rig) -> AsyncIterator[None]:
         await line.close()
 
 
-async def test_a_wish_that_the_pool_cannot_meet_is_met_when_it_can(
+async def test_a_request_that_the_pool_cannot_meet_is_met_when_it_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from adapter import Rig

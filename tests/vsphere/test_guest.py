@@ -118,8 +118,8 @@ def test_a_guest_gets_its_own_token_and_its_settings(
         "client.mode": "reserved",
     }
     client = rig.plane.rest_as(token_file.read_text().strip())
-    wish = {"gmem_mib": 32, "ratio_percent": 2, "mode": "reserved"}
-    assert client.post("/sessions", json=wish).status_code == 201
+    wanted = {"gmem_mib": 32, "ratio_percent": 2, "mode": "reserved"}
+    assert client.post("/sessions", json=wanted).status_code == 201
     assert json.loads(guest.store.read_text())["guestinfo.sluice.enrolment"] == ""
     # what the guest cleared, and what its administrator changes
     rig.vcenter.set_extra(vm, guestinfo__sluice__enrolment="")

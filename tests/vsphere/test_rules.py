@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is decided about VMs without asking anybody: wishes, and whether a GPU VM can be a node."""
+"""What is decided about VMs alone: requests, and whether a GPU VM can be a node."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIT = Vm(
 
 
 @pytest.mark.parametrize(
-    ("text", "wish"),
+    ("text", "wanted"),
     [
         ("", (1, 100, 5, "auto", "default")),
         ("default", (1, 100, 5, "auto", "default")),
@@ -46,7 +46,7 @@ FIT = Vm(
         ("memory=512 project=amber", (1, 512, 5, "auto", "amber")),
     ],
 )
-def test_a_text_is_a_wish(text: str, wish: tuple[Any, ...]) -> None:
+def test_a_text_is_a_request(text: str, wanted: tuple[Any, ...]) -> None:
     found = parse(text, SECTION)
     assert (
         found.count,
@@ -54,7 +54,7 @@ def test_a_text_is_a_wish(text: str, wish: tuple[Any, ...]) -> None:
         found.compute_percent,
         found.mode,
         found.project,
-    ) == wish
+    ) == wanted
 
 
 @settings(deadline=None)
@@ -66,7 +66,7 @@ def test_a_text_is_a_wish(text: str, wish: tuple[Any, ...]) -> None:
         ).map("".join),
     )
 )
-def test_any_text_is_a_wish_or_an_error_that_can_be_shown(text: str) -> None:
+def test_any_text_is_a_request_or_an_error_that_can_be_shown(text: str) -> None:
     found: VgpuRequest | str
     try:
         found = parse(text, SECTION)

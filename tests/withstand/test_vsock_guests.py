@@ -191,7 +191,7 @@ def test_nobody_else_is_heard_on_a_guests_socket(plane: ControlPlane, guest: Gue
     """Root of the host apart, nobody gets so far."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.settimeout(10)
-        stranger.connect(str(sockets_of(plane, guest).door))
+        stranger.connect(str(sockets_of(plane, guest).session_port))
         with contextlib.suppress(ConnectionResetError, BrokenPipeError):
             stranger.sendall(bytes(512))
             assert stranger.recv(1) == b""
@@ -215,7 +215,7 @@ def test_rubbish_is_answered_and_hurts_nobody(plane: ControlPlane, guest: Guest)
 
 def test_sessions_and_devices_outlive_the_server(plane: ControlPlane, guest: Guest) -> None:
     program = GuestProgram(guest)
-    before, listening = backends(plane), sockets_of(plane, guest).door
+    before, listening = backends(plane), sockets_of(plane, guest).session_port
     plane.stop("server", signal.SIGKILL)
     plane.start_server()
     wait_for(lambda: is_open(listening), LIMIT, "its listening to be opened anew")

@@ -205,15 +205,15 @@ Config read_config() {
   r.number("client.priority", {"SLUICE_PRIORITY"}, -wire::kMaxPriority, wire::kMaxPriority,
            &c.priority);
   r.number("client.wait", {"SLUICE_WAIT"}, -1, wire::kMaxWaitSeconds, &c.wait_seconds);
-  r.name("client.project", {"SLUICE_PROJECT"}, wire::kMaxProjectBytes, "._-", &c.wishes.project);
+  r.name("client.project", {"SLUICE_PROJECT"}, wire::kMaxProjectBytes, "._-", &c.options.project);
   r.name("client.gpu_model", {"SLUICE_GPU_MODEL"}, wire::kMaxGpuModelBytes, " ._-()/",
-         &c.wishes.gpu_model);
+         &c.options.gpu_model);
   r.name("client.gpu_architecture", {"SLUICE_GPU_ARCHITECTURE"}, wire::kMaxArchitectureBytes, "._",
-         &c.wishes.gpu_architecture);
-  r.labels("client.labels", {"SLUICE_LABELS"}, &c.wishes.labels);
-  r.word("client.mode", {"SLUICE_MODE"}, {"auto", "reserved", "on-demand"}, &c.wishes.mode);
-  r.flag("client.preempt", {"SLUICE_PREEMPT"}, &c.wishes.preempt);
-  r.flag("client.same_gpu", {"SLUICE_SAME_GPU"}, &c.wishes.same_gpu);
+         &c.options.gpu_architecture);
+  r.labels("client.labels", {"SLUICE_LABELS"}, &c.options.labels);
+  r.word("client.mode", {"SLUICE_MODE"}, {"auto", "reserved", "on-demand"}, &c.options.mode);
+  r.flag("client.preempt", {"SLUICE_PREEMPT"}, &c.options.preempt);
+  r.flag("client.same_gpu", {"SLUICE_SAME_GPU"}, &c.options.same_gpu);
   r.text(nullptr, {"SLUICE_JOB"}, &c.job);
   r.number(nullptr, {"SLUICE_JOB_PROCESSES"}, 1, wire::kMaxJobProcesses, &c.job_processes);
   if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())

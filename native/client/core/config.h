@@ -12,7 +12,7 @@
 namespace sluice::client {
 
 // What is wanted besides sizes and numbers; whether it is given is the host's and the pool's say.
-struct Wishes {
+struct RequestOptions {
   std::string project;  // on whose account, "" = the host's or the token's default
   std::string gpu_model, gpu_architecture;
   std::vector<std::pair<std::string, std::string>> labels;  // that the node must have
@@ -43,7 +43,7 @@ struct Config {
   bool cross_node = false;
   int32_t priority = 0;
   int32_t wait_seconds = -1;
-  Wishes wishes;
+  RequestOptions options;
   int debug = 0;
   bool stats = false;
   std::string error;  // the first value that cannot be used; the session is then refused with it

@@ -49,26 +49,26 @@ std::string job_members(const wire::OpenSession& request) {
 }
 
 // Of what is wanted besides numbers; what is not said is left out.
-std::string wish_members(const Wishes& wishes) {
+std::string option_members(const RequestOptions& options) {
   std::string out;
   const auto add = [&out](const char* name, const std::string& value) {
     if (!value.empty()) out += std::string(",\"") + name + "\":" + json_string(value.c_str());
   };
-  add("project", wishes.project);
-  add("gpu_model", wishes.gpu_model);
-  add("gpu_architecture", wishes.gpu_architecture);
+  add("project", options.project);
+  add("gpu_model", options.gpu_model);
+  add("gpu_architecture", options.gpu_architecture);
   std::string labels;
-  for (const auto& [name, value] : wishes.labels)
+  for (const auto& [name, value] : options.labels)
     labels +=
         (labels.empty() ? "" : ",") + json_string(name.c_str()) + ":" + json_string(value.c_str());
   if (!labels.empty()) out += ",\"labels\":{" + labels + "}";
-  if (wishes.mode != "auto") add("mode", wishes.mode);
-  if (wishes.preempt) out += ",\"preempt\":true";
-  if (wishes.same_gpu) out += ",\"same_gpu_allowed\":true";
+  if (options.mode != "auto") add("mode", options.mode);
+  if (options.preempt) out += ",\"preempt\":true";
+  if (options.same_gpu) out += ",\"same_gpu_allowed\":true";
   return out;
 }
 
-std::string json_of(const wire::OpenSession& request, const Wishes& wishes) {
+std::string json_of(const wire::OpenSession& request, const RequestOptions& options) {
   return "{\"vgpu_count\":" + std::to_string(request.vgpu_count) +
          ",\"gmem_mib\":" + std::to_string(request.gmem_mib) +
          ",\"ratio_percent\":" + std::to_string(request.ratio_percent) +
@@ -77,7 +77,7 @@ std::string json_of(const wire::OpenSession& request, const Wishes& wishes) {
          ",\"wait_seconds\":" + std::to_string(request.wait_seconds) +
          ",\"pid\":" + std::to_string(request.pid) + ",\"host\":" + json_string(request.host) +
          ",\"program\":" + json_string(request.program) + job_members(request) +
-         wish_members(wishes) + "}";
+         option_members(options) + "}";
 }
 
 std::string new_key() {
@@ -103,7 +103,7 @@ class ControllerRequest {
         waits_(session.wait_seconds != 0),
         several_(config.controller) {
     request_.path = hold_ ? "/v1/holds" : "/v1/sessions";
-    request_.body = json_of(session, config.wishes);
+    request_.body = json_of(session, config.options);
     request_.ca_file = config.ca_file;
     request_.answer_seconds =
         hold_ || session.wait_seconds < 0 ? -1 : 30 + static_cast<int>(session.wait_seconds);

@@ -196,12 +196,13 @@ DeviceMemory::Result DeviceMemory::give(uint64_t address) {
   return give_slabs(address);
 }
 
-uint64_t DeviceMemory::reserve(uint64_t bytes, uint64_t alignment, uint64_t wish) {
+uint64_t DeviceMemory::reserve(uint64_t bytes, uint64_t alignment, uint64_t requested) {
   std::lock_guard lock(mutex_);
   if (bytes > window_bytes_) return 0;
   bytes = wire::round_up(bytes, kSlab);
   alignment = std::max(alignment, kSlab);
-  if (wish && wish % alignment == 0 && ranges_.allocate_at(wish, bytes)) return wish;
+  if (requested && requested % alignment == 0 && ranges_.allocate_at(requested, bytes))
+    return requested;
   const uint64_t at = ranges_.allocate(bytes, alignment);
   return at == RangeAllocator::kNone ? 0 : at;
 }

@@ -62,8 +62,9 @@ class DeviceMemory {
   Result take(uint64_t bytes, uint64_t* address);
   Result give(uint64_t address);
 
-  // Addresses that nothing backs yet, in whole slabs, at `wish` when it is free; 0: there are none.
-  uint64_t reserve(uint64_t bytes, uint64_t alignment, uint64_t wish);
+  // Addresses that nothing backs yet, in whole slabs, at `requested` when it is free; 0: there are
+  // none.
+  uint64_t reserve(uint64_t bytes, uint64_t alignment, uint64_t requested);
   void release(uint64_t address);
   // Credit for memory that is mapped by others.
   bool charge(uint64_t bytes);

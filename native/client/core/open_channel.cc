@@ -10,10 +10,10 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   const bool any = c.channel == "auto";
   std::string why_not;
   if (c.channel == "shm" || (any && access(c.server_socket.c_str(), F_OK) == 0))
-    return open_unix(c.server_socket, request, c.wishes, refusal);
+    return open_unix(c.server_socket, request, c.options, refusal);
   if (any || c.channel == "ivshmem") {
     const std::string resource = c.ivshmem.empty() ? find_ivshmem(&why_not) : c.ivshmem;
-    if (!resource.empty()) return open_ivshmem(resource, request, c.wishes, refusal);
+    if (!resource.empty()) return open_ivshmem(resource, request, c.options, refusal);
     if (!any) {
       refusal->text = why_not;
       return nullptr;
@@ -21,7 +21,7 @@ std::unique_ptr<Channel> open_channel(const Config& c, const wire::OpenSession& 
   }
   std::string no_vsock;
   if (c.channel == "vsock" || (any && find_vsock(&no_vsock)))
-    return open_vsock(request, c.wishes, refusal);
+    return open_vsock(request, c.options, refusal);
   if (any) why_not += "; " + no_vsock;
   if (any && !c.enable_net) {
     refusal->text = "no channel: no server socket " + c.server_socket + "; " + why_not +

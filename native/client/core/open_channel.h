@@ -20,10 +20,10 @@ std::unique_ptr<Channel> open_channel(const Config& config, const wire::OpenSess
 
 // Each of these fills `request.channel`, asks and waits for the grant. Without one: nullptr.
 std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   const Wishes& wishes, Refusal* refusal);
+                                   const RequestOptions& options, Refusal* refusal);
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource_path, wire::OpenSession request,
-                                      const Wishes& wishes, Refusal* refusal);
-std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wishes,
+                                      const RequestOptions& options, Refusal* refusal);
+std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const RequestOptions& options,
                                     Refusal* refusal);
 std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession request,
                                   Refusal* refusal);

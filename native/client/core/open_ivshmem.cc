@@ -151,7 +151,7 @@ std::string find_ivshmem(std::string* why) {
 }
 
 std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSession request,
-                                      const Wishes& wishes, Refusal* refusal) {
+                                      const RequestOptions& options, Refusal* refusal) {
   std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kIvshmem;
   const int fd = open(resource.c_str(), O_RDWR | O_CLOEXEC);
@@ -212,7 +212,7 @@ std::unique_ptr<Channel> open_ivshmem(const std::string& resource, wire::OpenSes
     ::close(fd);
     return nullptr;
   }
-  const std::vector<std::byte> frame = open_frame(request, wishes);
+  const std::vector<std::byte> frame = open_frame(request, options);
   std::memcpy(slot.mailbox().data(), frame.data(), frame.size());
   h.state.store(static_cast<uint32_t>(SlotState::kOpening), std::memory_order_seq_cst);
   h.doorbell.store(1, std::memory_order_seq_cst);

@@ -53,10 +53,10 @@ wire::OpenSession make_request(const Config& c) {
   }
   r.gmem_mib = c.gmem_mib;
   r.ratio_percent = c.ratio_percent;
-  r.flags = (c.cross_node ? wire::kCrossNode : 0u) | (c.wishes.preempt ? wire::kPreempt : 0u) |
-            (c.wishes.same_gpu ? wire::kSameGpu : 0u) |
-            (c.wishes.mode == "reserved" ? wire::kReservedOnly : 0u) |
-            (c.wishes.mode == "on-demand" ? wire::kOnDemandOnly : 0u) | wire::kTakesRelay;
+  r.flags = (c.cross_node ? wire::kCrossNode : 0u) | (c.options.preempt ? wire::kPreempt : 0u) |
+            (c.options.same_gpu ? wire::kSameGpu : 0u) |
+            (c.options.mode == "reserved" ? wire::kReservedOnly : 0u) |
+            (c.options.mode == "on-demand" ? wire::kOnDemandOnly : 0u) | wire::kTakesRelay;
   r.priority = c.priority;
   r.wait_seconds = c.wait_seconds;
   r.pid = static_cast<uint32_t>(getpid());
@@ -75,16 +75,16 @@ wire::OpenSession make_request(const Config& c) {
   return r;
 }
 
-std::vector<std::byte> open_frame(wire::OpenSession request, const Wishes& wishes) {
+std::vector<std::byte> open_frame(wire::OpenSession request, const RequestOptions& options) {
   std::string text;
   const auto add = [&text](const std::string& name, const std::string& value) {
     if (!value.empty()) text += name + "=" + value + "\n";
   };
-  add("project", wishes.project);
-  add("gpu_model", wishes.gpu_model);
-  add("gpu_architecture", wishes.gpu_architecture);
-  for (const auto& [name, value] : wishes.labels) add("label", name + "=" + value);
-  text.resize(std::min(wire::round_up(text.size(), 8), wire::kMaxWishBytes));
+  add("project", options.project);
+  add("gpu_model", options.gpu_model);
+  add("gpu_architecture", options.gpu_architecture);
+  for (const auto& [name, value] : options.labels) add("label", name + "=" + value);
+  text.resize(std::min(wire::round_up(text.size(), 8), wire::kMaxRequestOptionBytes));
   request.header.size = static_cast<uint32_t>(sizeof request + text.size());
   std::vector<std::byte> frame(request.header.size);
   std::memcpy(frame.data(), &request, sizeof request);

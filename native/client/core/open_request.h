@@ -22,7 +22,7 @@ struct Refusal {
 // For this process: the channel's part (kind and key) is left to who opens one.
 wire::OpenSession make_request(const Config& config);
 
-// The request's bytes, with the wishes that have no fixed size behind it.
-std::vector<std::byte> open_frame(wire::OpenSession request, const Wishes& wishes);
+// The request's bytes, with the options that have no fixed size behind it.
+std::vector<std::byte> open_frame(wire::OpenSession request, const RequestOptions& options);
 
 }  // namespace sluice::client

@@ -50,7 +50,7 @@ ssize_t receive(int socket, wire::OpenReply* reply, int fds[2]) {
 }  // namespace
 
 std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSession request,
-                                   const Wishes& wishes, Refusal* refusal) {
+                                   const RequestOptions& options, Refusal* refusal) {
   std::string* error = &refusal->text;
   request.channel = wire::ChannelKind::kShm;
   sockaddr_un address{};
@@ -67,7 +67,7 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
     return nullptr;
   }
   FdCloser socket_closer{s};
-  const std::vector<std::byte> frame = open_frame(request, wishes);
+  const std::vector<std::byte> frame = open_frame(request, options);
   if (send(s, frame.data(), frame.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(frame.size())) {
     *error = "asking sluice-server at " + socket_path + ": " + std::strerror(errno);
     return nullptr;

@@ -70,14 +70,14 @@ int open_vsock_bell() {
   return find_vsock(&ignored) ? connect_to_host(kBellPort, kBellTime, &ignored) : -1;
 }
 
-std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const Wishes& wishes,
+std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const RequestOptions& options,
                                     Refusal* refusal) {
   request.channel = wire::ChannelKind::kVsock;
   const int s = connect_to_host(kPort, kConnectTime, &refusal->text);
   if (s < 0) return nullptr;
   channel::set_patience(s, kAnswerSeconds);
   auto stream = std::make_unique<channel::PlainStream>(s);
-  const std::vector<std::byte> frame = open_frame(request, wishes);
+  const std::vector<std::byte> frame = open_frame(request, options);
   const bool quiet = request.flags & wire::kHoldJob;
   const auto waits = [s, quiet](const char* line) {
     channel::set_patience(s, 0);  // a place in the queue may last

@@ -13,10 +13,10 @@
 
 namespace sluice::client {
 
-CUresult VirtualMemory::reserve(Device& home, uint64_t bytes, uint64_t alignment, uint64_t wish,
-                                uint64_t* address) {
+CUresult VirtualMemory::reserve(Device& home, uint64_t bytes, uint64_t alignment,
+                                uint64_t requested, uint64_t* address) {
   std::lock_guard lock(mutex_);
-  const uint64_t at = home.memory.reserve(bytes, alignment, wish);
+  const uint64_t at = home.memory.reserve(bytes, alignment, requested);
   if (!at) return CUDA_ERROR_OUT_OF_MEMORY;
   reservations_[at] = {bytes, &home};
   *address = at;

@@ -52,7 +52,7 @@ class VirtualMemory {
 
   explicit VirtualMemory(Session& session) : session_(session) {}
 
-  CUresult reserve(Device& home, uint64_t bytes, uint64_t alignment, uint64_t wish,
+  CUresult reserve(Device& home, uint64_t bytes, uint64_t alignment, uint64_t requested,
                    uint64_t* address);
   CUresult unreserve(uint64_t address, uint64_t bytes);
   CUresult create(Device& device, uint64_t bytes, const CUmemAllocationProp& properties,

@@ -175,7 +175,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* prop, int device) {
   return record(to_runtime(fill_properties(handle, prop)));
 }
 
-// The device that meets most of the wishes; the first among equals.
+// The device that meets most of what is asked for; the first among equals.
 cudaError_t cudaChooseDevice(int* device, const struct cudaDeviceProp* prop) {
   if (device == nullptr || prop == nullptr) return record(cudaErrorInvalidValue);
   int count = 0;

@@ -54,15 +54,15 @@ Device* home_of(Session* s) {
 
 extern "C" {
 
-CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignment, CUdeviceptr wish,
-                             unsigned long long flags) {
+CUresult cuMemAddressReserve(CUdeviceptr* pointer, size_t bytes, size_t alignment,
+                             CUdeviceptr requested, unsigned long long flags) {
   Session* s;
   if (const CUresult e = enter(&s); e != CUDA_SUCCESS) return e;
-  if (!pointer || bytes == 0 || bytes % kHostPage || wish % kHostPage || flags != 0 ||
+  if (!pointer || bytes == 0 || bytes % kHostPage || requested % kHostPage || flags != 0 ||
       alignment & (alignment - 1))
     return CUDA_ERROR_INVALID_VALUE;
   uint64_t address = 0;
-  const CUresult e = s->virtual_memory.reserve(*home_of(s), bytes, alignment, wish, &address);
+  const CUresult e = s->virtual_memory.reserve(*home_of(s), bytes, alignment, requested, &address);
   if (e == CUDA_SUCCESS) *pointer = address;
   return e;
 }

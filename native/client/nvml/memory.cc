@@ -6,7 +6,7 @@
 #include "client/nvml/session.h"
 
 using namespace sluice::nvml;
-using sluice::client::NvmlDoor;
+using sluice::client::SessionInterface;
 
 namespace {
 
@@ -16,9 +16,9 @@ struct Use {
 
 nvmlReturn_t memory_of(nvmlDevice_t device, Use* use) {
   uint32_t place;
-  const NvmlDoor* door;
-  if (const nvmlReturn_t e = enter(device, &place, &door); e != NVML_SUCCESS) return e;
-  door->memory(place, &use->free, &use->total);
+  const SessionInterface* session;
+  if (const nvmlReturn_t e = enter(device, &place, &session); e != NVML_SUCCESS) return e;
+  session->memory(place, &use->free, &use->total);
   use->used = use->total - use->free;  // by others of its job too
   return NVML_SUCCESS;
 }
@@ -29,15 +29,15 @@ nvmlReturn_t processes(nvmlDevice_t device, unsigned int* count, Info* infos, Fi
   uint32_t index, place;
   if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
   if (!count) return NVML_ERROR_INVALID_ARGUMENT;
-  const NvmlDoor* door = place_of(index, &place) ? open_door() : nullptr;
+  const SessionInterface* session = place_of(index, &place) ? session_if_open() : nullptr;
   const unsigned int room = *count;
-  *count = door && place < door->device_count() && door->in_use(place) ? 1 : 0;
+  *count = session && place < session->device_count() && session->in_use(place) ? 1 : 0;
   if (*count == 0) return NVML_SUCCESS;
   if (room == 0) return NVML_ERROR_INSUFFICIENT_SIZE;
   if (!infos) return NVML_ERROR_INVALID_ARGUMENT;
   *infos = {};
   infos->pid = static_cast<unsigned int>(getpid());
-  infos->usedGpuMemory = door->used_memory(place);
+  infos->usedGpuMemory = session->used_memory(place);
   fill(infos);
   return NVML_SUCCESS;
 }

@@ -5,7 +5,7 @@
 #include "client/nvml/session.h"
 
 using namespace sluice::nvml;
-using sluice::client::NvmlDoor;
+using sluice::client::SessionInterface;
 using sluice::wire::Figure;
 using sluice::wire::GpuFigures;
 
@@ -13,9 +13,9 @@ namespace {
 
 nvmlReturn_t figures_of(nvmlDevice_t device, GpuFigures* figures) {
   uint32_t place;
-  const NvmlDoor* door;
-  if (const nvmlReturn_t e = enter(device, &place, &door); e != NVML_SUCCESS) return e;
-  return door->figures(place, figures) ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
+  const SessionInterface* session;
+  if (const nvmlReturn_t e = enter(device, &place, &session); e != NVML_SUCCESS) return e;
+  return session->figures(place, figures) ? NVML_SUCCESS : NVML_ERROR_GPU_IS_LOST;
 }
 
 template <class T>

@@ -17,14 +17,15 @@ namespace {
 
 std::atomic<uint32_t> g_starts{0};
 std::atomic<const client::Config*> g_config{nullptr};  // read at the first start, and kept
-std::atomic<const client::NvmlDoor*> g_door{nullptr};
+std::atomic<const client::SessionInterface*> g_interface{nullptr};
 
 // A device's handle is the address of its place here.
 char g_handles[wire::kMaxDevices];
 
 // libcuda.so.1 as it is loaded, or nullptr; it is loaded if `load`.
-const client::NvmlDoor* find_door(bool load) {
-  if (const client::NvmlDoor* door = g_door.load(std::memory_order_acquire)) return door;
+const client::SessionInterface* find_interface(bool load) {
+  if (const client::SessionInterface* known = g_interface.load(std::memory_order_acquire))
+    return known;
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   if (!library && load) {
     // The one beside this library, whatever the search path holds.
@@ -37,12 +38,12 @@ const client::NvmlDoor* find_door(bool load) {
     library = dlopen(path.c_str(), RTLD_NOW);
     if (!library) library = dlopen("libcuda.so.1", RTLD_NOW);
   }
-  // The reference is kept: the door lies in that library.
-  void* entry = library ? dlsym(library, "sluice_nvml_door") : nullptr;
+  // The reference is kept: the table lies in that library.
+  void* entry = library ? dlsym(library, "sluice_session_interface") : nullptr;
   if (!entry) return nullptr;
-  const auto* door = reinterpret_cast<decltype(&sluice_nvml_door)>(entry)();
-  g_door.store(door, std::memory_order_release);
-  return door;
+  const auto* found = reinterpret_cast<decltype(&sluice_session_interface)>(entry)();
+  g_interface.store(found, std::memory_order_release);
+  return found;
 }
 
 nvmlReturn_t of_cuda(CUresult e) {
@@ -58,10 +59,10 @@ nvmlReturn_t of_cuda(CUresult e) {
   }
 }
 
-nvmlReturn_t session(const client::NvmlDoor** door) {
-  *door = find_door(true);
-  if (!*door) return NVML_ERROR_DRIVER_NOT_LOADED;
-  return (*door)->is_open() ? NVML_SUCCESS : of_cuda((*door)->open());
+nvmlReturn_t open(const client::SessionInterface** session) {
+  *session = find_interface(true);
+  if (!*session) return NVML_ERROR_DRIVER_NOT_LOADED;
+  return (*session)->is_open() ? NVML_SUCCESS : of_cuda((*session)->open());
 }
 
 }  // namespace
@@ -93,25 +94,25 @@ nvmlReturn_t enter(nvmlDevice_t device, uint32_t* index) {
   return NVML_SUCCESS;
 }
 
-nvmlReturn_t enter(const client::NvmlDoor** door) {
+nvmlReturn_t enter(const client::SessionInterface** session) {
   const nvmlReturn_t e = enter();
-  return e == NVML_SUCCESS ? session(door) : e;
+  return e == NVML_SUCCESS ? open(session) : e;
 }
 
-nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::NvmlDoor** door) {
+nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::SessionInterface** session) {
   uint32_t index;
   if (const nvmlReturn_t e = enter(device, &index); e != NVML_SUCCESS) return e;
   if (!place_of(index, place)) return NVML_ERROR_NO_PERMISSION;
-  if (const nvmlReturn_t e = session(door); e != NVML_SUCCESS) return e;
+  if (const nvmlReturn_t e = open(session); e != NVML_SUCCESS) return e;
   // The session may have fewer than were asked for.
-  return *place < (*door)->device_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+  return *place < (*session)->device_count() ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 nvmlReturn_t enter(nvmlDevice_t device, const wire::DeviceRecord** record) {
   uint32_t place;
-  const client::NvmlDoor* door;
-  if (const nvmlReturn_t e = enter(device, &place, &door); e != NVML_SUCCESS) return e;
-  *record = door->device(place);
+  const client::SessionInterface* session;
+  if (const nvmlReturn_t e = enter(device, &place, &session); e != NVML_SUCCESS) return e;
+  *record = session->device(place);
   return NVML_SUCCESS;
 }
 
@@ -120,9 +121,9 @@ nvmlReturn_t unsupported() {
   return e == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : e;
 }
 
-const client::NvmlDoor* open_door() {
-  const client::NvmlDoor* door = find_door(false);
-  return door && door->is_open() ? door : nullptr;
+const client::SessionInterface* session_if_open() {
+  const client::SessionInterface* session = find_interface(false);
+  return session && session->is_open() ? session : nullptr;
 }
 
 uint32_t device_count() {
@@ -130,8 +131,8 @@ uint32_t device_count() {
   if (!config) return 0;
   // Where some are hidden, the session has fewer than there are to count.
   const bool all = config->visible.size() == config->vgpu_count;
-  const client::NvmlDoor* door = all ? open_door() : nullptr;
-  return std::min(door ? door->device_count() : config->vgpu_count, wire::kMaxDevices);
+  const client::SessionInterface* session = all ? session_if_open() : nullptr;
+  return std::min(session ? session->device_count() : config->vgpu_count, wire::kMaxDevices);
 }
 
 bool place_of(uint32_t index, uint32_t* place) {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "abi/nvml.h"
-#include "client/nvml/door.h"
+#include "client/nvml/session_interface.h"
 
 namespace sluice::nvml {
 
@@ -19,8 +19,8 @@ nvmlReturn_t enter();
 nvmlReturn_t enter(nvmlDevice_t device, uint32_t* index);
 // The same, for one that needs the session; of a device, its place in the session.
 // NVML_ERROR_NO_PERMISSION for one that CUDA_VISIBLE_DEVICES hides: the session has none such.
-nvmlReturn_t enter(const client::NvmlDoor** door);
-nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::NvmlDoor** door);
+nvmlReturn_t enter(const client::SessionInterface** session);
+nvmlReturn_t enter(nvmlDevice_t device, uint32_t* place, const client::SessionInterface** session);
 // And the vGPU's record.
 nvmlReturn_t enter(nvmlDevice_t device, const wire::DeviceRecord** record);
 
@@ -38,8 +38,8 @@ nvmlDevice_t handle_of(uint32_t index);
 nvmlDevice_t handle_at(uint32_t place);
 // The place of an index in the session; false for one that is hidden.
 bool place_of(uint32_t index, uint32_t* place);
-// The door, if the process has a session by now; nullptr if not.
-const client::NvmlDoor* open_door();
+// The session, if the process has one by now; nullptr if not.
+const client::SessionInterface* session_if_open();
 
 // Copies a text with its end; NVML_ERROR_INSUFFICIENT_SIZE where it has no room.
 nvmlReturn_t put_text(const char* text, char* to, unsigned int room);

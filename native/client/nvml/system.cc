@@ -11,7 +11,7 @@
 #include "client/nvml/session.h"
 
 using namespace sluice::nvml;
-using sluice::client::NvmlDoor;
+using sluice::client::SessionInterface;
 using sluice::wire::DeviceRecord;
 
 namespace {
@@ -27,11 +27,11 @@ nvmlReturn_t by_index(unsigned int index, nvmlDevice_t* device) {
 
 template <class Match>
 nvmlReturn_t find(nvmlDevice_t* device, Match match) {
-  const NvmlDoor* door;
-  if (const nvmlReturn_t e = enter(&door); e != NVML_SUCCESS) return e;
+  const SessionInterface* session;
+  if (const nvmlReturn_t e = enter(&session); e != NVML_SUCCESS) return e;
   if (!device) return NVML_ERROR_INVALID_ARGUMENT;
-  for (uint32_t i = 0; i < door->device_count(); ++i) {
-    if (!match(*door->device(i))) continue;
+  for (uint32_t i = 0; i < session->device_count(); ++i) {
+    if (!match(*session->device(i))) continue;
     *device = handle_at(i);
     return NVML_SUCCESS;
   }
@@ -61,8 +61,8 @@ nvmlReturn_t count(unsigned int* to) {
 nvmlReturn_t cuda_version(int* to) {
   if (const nvmlReturn_t e = enter(); e != NVML_SUCCESS) return e;
   if (!to) return NVML_ERROR_INVALID_ARGUMENT;
-  const NvmlDoor* door = open_door();
-  *to = door ? static_cast<int>(door->cuda_version()) : kCudaVersion;
+  const SessionInterface* session = session_if_open();
+  *to = session ? static_cast<int>(session->cuda_version()) : kCudaVersion;
   return NVML_SUCCESS;
 }
 
@@ -82,18 +82,18 @@ nvmlReturn_t nvmlInitWithFlags(unsigned int) { return nvmlInit_v2(); }
 nvmlReturn_t nvmlShutdown(void) { return stop(); }
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char* version, unsigned int length) {
-  const NvmlDoor* door;
-  if (const nvmlReturn_t e = enter(&door); e != NVML_SUCCESS) return e;
-  const char* name = door->driver_name();
+  const SessionInterface* session;
+  if (const nvmlReturn_t e = enter(&session); e != NVML_SUCCESS) return e;
+  const char* name = session->driver_name();
   return *name ? put_text(name, version, length) : NVML_ERROR_NOT_SUPPORTED;
 }
 
 nvmlReturn_t nvmlSystemGetNVMLVersion(char* version, unsigned int length) {
   if (const nvmlReturn_t e = enter(); e != NVML_SUCCESS) return e;
   // NVIDIA's: of the interface, then of the driver that it came with.
-  const NvmlDoor* door = open_door();
+  const SessionInterface* session = session_if_open();
   std::string text = std::to_string(NVML_API_VERSION);
-  if (door && *door->driver_name()) text += std::string(".") + door->driver_name();
+  if (session && *session->driver_name()) text += std::string(".") + session->driver_name();
   return put_text(text.c_str(), version, length);
 }
 

@@ -44,9 +44,9 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCa
                                     nvmlGpuP2PStatus_t* status) {
   const DeviceRecord *x, *y;
   uint32_t place;
-  const sluice::client::NvmlDoor* door;
+  const sluice::client::SessionInterface* session;
   if (const nvmlReturn_t e = both(a, b, &x, &y); e != NVML_SUCCESS) return e;
-  if (const nvmlReturn_t e = enter(b, &place, &door); e != NVML_SUCCESS) return e;
+  if (const nvmlReturn_t e = enter(b, &place, &session); e != NVML_SUCCESS) return e;
   if (!status || which < NVML_P2P_CAPS_INDEX_READ || which >= NVML_P2P_CAPS_INDEX_UNKNOWN)
     return NVML_ERROR_INVALID_ARGUMENT;
   // As cuDeviceCanAccessPeer says; by which link is the node's affair.

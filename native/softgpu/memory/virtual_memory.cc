@@ -52,7 +52,7 @@ CUresult VirtualMemory::reserve(uint64_t size, uint64_t alignment, uint64_t want
       memory = MAP_FAILED;
     }
   }
-  if (memory == MAP_FAILED) {  // the address is a wish, as in CUDA
+  if (memory == MAP_FAILED) {  // the address is asked for, no more, as in CUDA
     if (size + alignment < size) return CUDA_ERROR_OUT_OF_MEMORY;
     memory = mmap(nullptr, size + alignment, PROT_NONE, kEmptyFlags, -1, 0);
     if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver's functions that take or give back memory, as NVIDIA's libraries call them: charged
-// before the driver is asked, entered in the books when it has done it, given back when it has let
-// go. What is not in the books (memory of the worker's own, of another process) goes through.
+// before the driver is asked, kept when it has done it, given back when it has let
+// go. What has no charge (memory of the worker's own, of another process) goes through.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 #include "client/driver/image_size.h"
 #include "wire/array_shape.h"
-#include "worker/meter/books.h"
+#include "worker/meter/charges.h"
 #include "worker/meter/forward.h"
 
 namespace sluice::meter {
@@ -19,8 +19,9 @@ namespace {
 
 constexpr uint64_t kSmall = 1 << 20, kSlab = 2 << 20, kPiece = 512;
 
-Books& books() {
-  static Books* const all = new Books;  // never destroyed: libraries free memory while they unload
+Charges& charges() {
+  static Charges* const all =
+      new Charges;  // never destroyed: libraries free memory while they unload
   return *all;
 }
 
@@ -45,15 +46,15 @@ CUresult charged(Metered kind, Space space, uint64_t bytes, Made* made, Make mak
   Charge charge(*host, kind, current_device(), bytes);
   if (!charge.granted()) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult e = make();
-  if (e == CUDA_SUCCESS && made) books().add(space, name_of(*made), std::move(charge));
+  if (e == CUDA_SUCCESS && made) charges().add(space, name_of(*made), std::move(charge));
   return e;
 }
 
 template <class Name, class End>
 CUresult ended(Space space, Name name, End end) {
-  auto charge = books().take(space, name_of(name));
+  auto charge = charges().take(space, name_of(name));
   const CUresult e = end();
-  if (e != CUDA_SUCCESS && charge) books().add(space, name_of(name), std::move(*charge));
+  if (e != CUDA_SUCCESS && charge) charges().add(space, name_of(name), std::move(*charge));
   return e;
 }
 
@@ -141,26 +142,26 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle* handle, size_t n,
                 device ? prop->location.id : current_device(), n);
   if (!charge.granted()) return CUDA_ERROR_OUT_OF_MEMORY;
   const CUresult e = real.cuMemCreate(handle, n, prop, flags);
-  if (e == CUDA_SUCCESS) books().add_allocation(*handle, std::move(charge));
+  if (e == CUDA_SUCCESS) charges().add_allocation(*handle, std::move(charge));
   return e;
 }
 CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* address) {
   const CUresult e = real.cuMemRetainAllocationHandle(handle, address);
-  if (e == CUDA_SUCCESS) books().retain(*handle, name_of(address));
+  if (e == CUDA_SUCCESS) charges().retain(*handle, name_of(address));
   return e;
 }
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-  const Books::Kept until_released = books().release(handle);
+  const Charges::Kept until_released = charges().release(handle);
   return real.cuMemRelease(handle);
 }
 CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
   const CUresult e = real.cuMemMap(p, n, offset, handle, flags);
-  if (e == CUDA_SUCCESS) books().map(p, n, handle);
+  if (e == CUDA_SUCCESS) charges().map(p, n, handle);
   return e;
 }
 CUresult cuMemUnmap(CUdeviceptr p, size_t n) {
-  const auto until_unmapped = books().unmap(p, n);
+  const auto until_unmapped = charges().unmap(p, n);
   return real.cuMemUnmap(p, n);
 }
 

@@ -60,8 +60,8 @@ class StoredServer(SimulatedServer):
 
     async def take_as(self, **fields: Any) -> LocalGrant:
         """A grant for a process of this host."""
-        wish = {"vgpu_count": 1, "memory_mib": 2048, "compute_percent": 25, "channel": "shm"}
-        request = rpc.GrantRequest(node=self.name, **{**wish, **fields})
+        asked_for = {"vgpu_count": 1, "memory_mib": 2048, "compute_percent": 25, "channel": "shm"}
+        request = rpc.GrantRequest(node=self.name, **{**asked_for, **fields})
         async with self.link.grant(request, lambda _: None) as grant:
             self.running[grant.grant_id] = (grant, request)
             report = next(s for s in self.inventory().sessions if s.grant_id == grant.grant_id)
@@ -179,8 +179,8 @@ class Filling:
         self.kept["idempotent"] = {"key": "recorded-1", "body": body, "answer": answer}
 
         for name in ("open", "used", "withdrawn"):
-            wish = {"project": "vision", "name": name, "expires_seconds": 3600}
-            made = await self.call("POST", "/enrolments", wish, by="operator")
+            asked_for = {"project": "vision", "name": name, "expires_seconds": 3600}
+            made = await self.call("POST", "/enrolments", asked_for, by="operator")
             self.secrets[f"enrolment {name}"] = made["secret"]
             self.kept[f"enrolment {name}"] = made["id"]
         enrolled = await self.call("POST", "/enrol", by="enrolment used")

@@ -54,21 +54,21 @@ TEST_F(Settings, DefaultsNeedNoFile) {
   EXPECT_FALSE(c.stats);
 }
 
-TEST_F(Settings, WishesComeFromTheEnvironmentOrAFile) {
+TEST_F(Settings, RequestOptionsComeFromTheEnvironmentOrAFile) {
   file("[client]\nproject = vision\nlabels = rack=r12, fast=yes\nmode = reserved\n");
   Config c = with("SLUICE_GPU_MODEL", "NVIDIA H200");
   EXPECT_EQ(c.error, "");
-  EXPECT_EQ(c.wishes.project, "vision");
-  EXPECT_EQ(c.wishes.gpu_model, "NVIDIA H200");
-  EXPECT_EQ(c.wishes.mode, "reserved");
-  ASSERT_EQ(c.wishes.labels.size(), 2u);
-  EXPECT_EQ(c.wishes.labels[1].first + "=" + c.wishes.labels[1].second, "fast=yes");
-  EXPECT_TRUE(with("SLUICE_PREEMPT", "1").wishes.preempt);
-  EXPECT_TRUE(with("SLUICE_SAME_GPU", "yes").wishes.same_gpu);
-  EXPECT_EQ(with("SLUICE_GPU_ARCHITECTURE", "sm_90").wishes.gpu_architecture, "sm_90");
+  EXPECT_EQ(c.options.project, "vision");
+  EXPECT_EQ(c.options.gpu_model, "NVIDIA H200");
+  EXPECT_EQ(c.options.mode, "reserved");
+  ASSERT_EQ(c.options.labels.size(), 2u);
+  EXPECT_EQ(c.options.labels[1].first + "=" + c.options.labels[1].second, "fast=yes");
+  EXPECT_TRUE(with("SLUICE_PREEMPT", "1").options.preempt);
+  EXPECT_TRUE(with("SLUICE_SAME_GPU", "yes").options.same_gpu);
+  EXPECT_EQ(with("SLUICE_GPU_ARCHITECTURE", "sm_90").options.gpu_architecture, "sm_90");
 }
 
-TEST_F(Settings, WishesThatCannotBeAreRefusedByName) {
+TEST_F(Settings, RequestOptionsThatCannotBeAreRefusedByName) {
   for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
            {"SLUICE_PROJECT", "a/b"},
            {"SLUICE_PROJECT", "a\nb=c"},

@@ -200,14 +200,14 @@ TEST_F(VirtualMemory, ReservationsAreBoundedByTheWindowOnly) {
   ASSERT_EQ(cuMemAddressReserve(&p, kSlab, size_t{1} << 35, 0, 0), CUDA_SUCCESS);
   EXPECT_EQ(p % (size_t{1} << 35), 0u);
   EXPECT_EQ(cuMemAddressFree(p, kSlab), CUDA_SUCCESS);
-  const CUdeviceptr wish = all[3];
-  EXPECT_EQ(cuMemAddressFree(wish, space - 4096), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(wish + kSlab, space), CUDA_ERROR_INVALID_VALUE);
-  EXPECT_EQ(cuMemAddressFree(wish, space), CUDA_SUCCESS);
-  ASSERT_EQ(cuMemAddressReserve(&p, space, 0, wish, 0), CUDA_SUCCESS);
-  EXPECT_EQ(p, wish) << "a free address that was asked for";
-  ASSERT_EQ(cuMemAddressReserve(&p, space, 0, wish, 0), CUDA_SUCCESS);
-  EXPECT_NE(p, wish) << "a wish, no more";
+  const CUdeviceptr asked = all[3];
+  EXPECT_EQ(cuMemAddressFree(asked, space - 4096), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(asked + kSlab, space), CUDA_ERROR_INVALID_VALUE);
+  EXPECT_EQ(cuMemAddressFree(asked, space), CUDA_SUCCESS);
+  ASSERT_EQ(cuMemAddressReserve(&p, space, 0, asked, 0), CUDA_SUCCESS);
+  EXPECT_EQ(p, asked) << "a free address that was asked for";
+  ASSERT_EQ(cuMemAddressReserve(&p, space, 0, asked, 0), CUDA_SUCCESS);
+  EXPECT_NE(p, asked) << "asked for, no more";
   EXPECT_EQ(cuMemAddressFree(p, space), CUDA_SUCCESS);
   for (auto at : all) EXPECT_EQ(cuMemAddressFree(at, space), CUDA_SUCCESS);
 }

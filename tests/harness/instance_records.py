@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four books that have to agree on an instance: Placement's, Nova's, libvirt's and ours.
+"""The four records that have to agree on an instance: Placement's, Nova's, libvirt's and ours.
 
 Used by tests/openstack. It reads each from its own service, and from nobody's log.
 """
@@ -19,7 +19,7 @@ VGPU = "{https://sluice.dev/xmlns/libvirt/1}vgpu"
 
 @dataclass(frozen=True)
 class Entry:
-    """What the books say of one instance; sizes are (count, MiB, percent)."""
+    """What the records say of one instance; sizes are (count, MiB, percent)."""
 
     status: str
     #: In Placement: (MiB, percent) of the pool.
@@ -32,7 +32,7 @@ class Entry:
     channel: bool
 
 
-class Books:
+class InstanceRecords:
     """Those of one rig."""
 
     def __init__(self, rig: Any, pool: ControlPlane, cloud: Any) -> None:
@@ -58,7 +58,7 @@ class Books:
         )
 
     def agree(self, server_id: str, expected: Entry, seconds: float = 180) -> None:
-        """Waits until all books say what is expected, and `sluice openstack check` nothing."""
+        """Waits until all records say what is expected, and `sluice openstack check` nothing."""
         wait_for(
             lambda: self.entry(server_id) == expected,
             seconds,

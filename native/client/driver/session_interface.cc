@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What libnvidia-ml.so.1 gets to know of the session; see client/nvml/door.h.
+// What libnvidia-ml.so.1 gets to know of the session; see client/nvml/session_interface.h.
+#include "client/nvml/session_interface.h"
+
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -7,7 +9,6 @@
 #include <span>
 
 #include "client/core/session.h"
-#include "client/nvml/door.h"
 #include "client/objects/device.h"
 
 using namespace sluice::client;
@@ -44,7 +45,7 @@ bool figures_of(uint32_t index, sluice::wire::GpuFigures* figures) {
   return true;
 }
 
-const NvmlDoor kDoor = {
+const SessionInterface kInterface = {
     [] { return Session::get() != nullptr; },
     [] { return Session::open(); },
     [] { return static_cast<uint32_t>(Session::get()->devices().size()); },
@@ -63,4 +64,4 @@ const NvmlDoor kDoor = {
 
 }  // namespace
 
-const NvmlDoor* sluice_nvml_door() { return &kDoor; }
+const SessionInterface* sluice_session_interface() { return &kInterface; }

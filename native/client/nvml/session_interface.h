@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What libnvidia-ml.so.1 asks libcuda.so.1, which has the session. libcuda.so.1 exports one
-// function of Sluice's own for it, sluice_nvml_door; both libraries come from one build. Only
-// figures() waits for the worker. A record lives as long as the process.
+// function of Sluice's own for it, sluice_session_interface; both libraries come from one build.
+// Only figures() waits for the worker. A record lives as long as the process.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace sluice::client {
 
-struct NvmlDoor {
+struct SessionInterface {
   // Whether this process has a session; opens none.
   bool (*is_open)();
   // Opens it if there is none yet: what cuInit answers.
@@ -35,5 +35,5 @@ struct NvmlDoor {
 
 }  // namespace sluice::client
 
-extern "C" __attribute__((visibility("default"))) const sluice::client::NvmlDoor*
-sluice_nvml_door();
+extern "C" __attribute__((visibility("default"))) const sluice::client::SessionInterface*
+sluice_session_interface();

@@ -57,13 +57,14 @@ class Charge {
   bool granted_ = false;
 };
 
-class Books {
+// Every charge by the name of its object.
+class Charges {
  public:
   void add(Space space, uint64_t name, Charge charge) {
     std::lock_guard lock(mutex_);
     charges_.insert_or_assign({space, name}, std::move(charge));
   }
-  // Out of the books before the driver is told of the end, as the name may be another's at once
+  // Taken out before the driver is told of the end, as the name may be another's at once
   // afterwards.
   std::optional<Charge> take(Space space, uint64_t name) {
     std::lock_guard lock(mutex_);
