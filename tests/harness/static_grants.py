@@ -123,12 +123,15 @@ class StaticTickets:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with _closing(writer.close):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            length = next(
+            lengths = [
                 int(value)
                 for name, _, value in (line.partition(":") for line in head.splitlines())
                 if name == "content-length"
-            )
-            status, answer = self._ticket(json.loads(await reader.readexactly(length)))
+            ]
+            asked = await reader.readexactly(sum(lengths))
+            status, answer = "404 Not Found", {"title": "Only POST /v1/sessions is served here"}
+            if head.startswith("post /v1/sessions "):
+                status, answer = self._ticket(json.loads(asked))
             body = json.dumps(answer)
             writer.write(f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
             await writer.drain()
