@@ -64,4 +64,4 @@ const SessionInterface kInterface = {
 
 }  // namespace
 
-const SessionInterface* sluice_session_interface() { return &kInterface; }
+const SessionInterface* sluice_nvml_session() { return &kInterface; }

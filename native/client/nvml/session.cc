@@ -39,9 +39,9 @@ const client::SessionInterface* find_interface(bool load) {
     if (!library) library = dlopen("libcuda.so.1", RTLD_NOW);
   }
   // The reference is kept: the table lies in that library.
-  void* entry = library ? dlsym(library, "sluice_session_interface") : nullptr;
+  void* entry = library ? dlsym(library, "sluice_nvml_session") : nullptr;
   if (!entry) return nullptr;
-  const auto* found = reinterpret_cast<decltype(&sluice_session_interface)>(entry)();
+  const auto* found = reinterpret_cast<decltype(&sluice_nvml_session)>(entry)();
   g_interface.store(found, std::memory_order_release);
   return found;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What libnvidia-ml.so.1 asks libcuda.so.1, which has the session. libcuda.so.1 exports one
-// function of Sluice's own for it, sluice_session_interface; both libraries come from one build.
+// function of Sluice's own for it, sluice_nvml_session; both libraries come from one build.
 // Only figures() waits for the worker. A record lives as long as the process.
 #pragma once
 
@@ -36,4 +36,4 @@ struct SessionInterface {
 }  // namespace sluice::client
 
 extern "C" __attribute__((visibility("default"))) const sluice::client::SessionInterface*
-sluice_session_interface();
+sluice_nvml_session();
