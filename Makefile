@@ -92,7 +92,7 @@ native: build/.base ## everything in C++, into build/native
 programs: build/.base ## the CUDA test programs (nvcc comes as a wheel)
 	flock build/.programs.lock $(PY) tests/programs/build.py
 
-python: build/.base ## what python/sluice lacks: gRPC code and the protocol, generated
+python: build/.base ## what python/sluice lacks: gRPC code, the protocol and the client's settings, generated
 	@$(PY) dev/python_layout.py
 
 guest-bundle: build/.base ## dist/sluice-guest-x86_64.tar.gz
@@ -110,6 +110,7 @@ release-data: programs native guest-bundle ## what later versions are held again
 docs: native ## what is made from the registry, the commands and docs/measurements: api-coverage.md, cli.md, tables of other pages
 	$(PY) dev/cli_reference.py
 	$(PY) dev/protocol_reference.py
+	$(PY) dev/configuration_reference.py
 	$(PY) dev/measurement_tables.py
 	cp $(BUILD)/generated/docs/api-coverage.md docs/api-coverage.md
 
@@ -152,4 +153,4 @@ build/.openstack: build/.rig tests/rigs/openstack/install.sh tests/rigs/openstac
 	@touch $@
 
 clean:
-	rm -rf build dist python/sluice/rpc python/sluice/protocol
+	rm -rf build dist python/sluice/rpc python/sluice/protocol guest_runtime/client_settings.py

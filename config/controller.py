@@ -12,7 +12,14 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sluice.config.ini import Section, read_config
-from sluice.config.sections import HostPorts, IpAddress, LogSection, Port, split_commas
+from sluice.config.sections import (
+    ANY_PORT,
+    HostPorts,
+    IpAddress,
+    LogSection,
+    Port,
+    split_commas,
+)
 
 DEFAULT_PATH = Path("/etc/sluice/controller.conf")
 
@@ -23,8 +30,8 @@ class ControllerSection(Section):
     """[controller]: listeners and store."""
 
     bind_addr: IpAddress = Field("127.0.0.1", description="the IP address of REST and gRPC")
-    rest_port: Port = Field(9123, description="the REST port, 1 to 65535 (0: any free one)")
-    grpc_port: Port = Field(9124, description="the gRPC port, 1 to 65535 (0: any free one)")
+    rest_port: Port = Field(9123, description=f"the REST port, {ANY_PORT}")
+    grpc_port: Port = Field(9124, description=f"the gRPC port, {ANY_PORT}")
     advertise_addr: str | None = Field(
         None, description="the address that others are told, if it is not bind_addr"
     )
@@ -60,7 +67,7 @@ class StoreSection(Section):
         "/sluice/", pattern=r"^/.+/$", description="what every key begins with, such as /sluice/"
     )
     lease_seconds: int = Field(
-        3, ge=2, le=60, description="after how many seconds a vanished leader is replaced, 2 to 60"
+        3, ge=2, le=60, description="after how many seconds a vanished leader is replaced, {bounds}"
     )
     user: str = Field("", description="etcd's user (empty: none)")
     password_file: Path | None = Field(None, description="the file that holds the user's password")
@@ -114,7 +121,7 @@ class PoolSection(Section):
         1000, ge=0, description="how many ended grants and sessions the store keeps"
     )
     job_sessions: int = Field(
-        64, ge=1, le=256, description="how many sessions one job may have at a time, 1 to 256"
+        64, ge=1, le=256, description="how many sessions one job may have at a time, {bounds}"
     )
     job_linger_seconds: float = Field(
         5.0, ge=1, le=3600, description="how long a job without process and launcher is kept"
@@ -192,7 +199,7 @@ class OpenStackSection(Section):
         1.0,
         ge=0,
         le=10,
-        description="how long an instance's first question waits for its reservation, 0 to 10",
+        description="how long an instance's first question waits for its reservation, {bounds}",
     )
 
 

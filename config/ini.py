@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import annotated_types
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from sluice.guest_runtime.ini_lines import read_lines
 
@@ -23,9 +25,37 @@ class ConfigError(ValueError):
 
 
 class Section(BaseModel):
-    """One [section] of a file; its fields are the section's keys."""
+    """One [section] of a file; its fields are the section's keys.
+
+    A field's description completes "give …" in errors and is the key's line in
+    docs/configuration.md; `{bounds}` in it stands for the field's own, as "1 to 64".
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Called once for each section."""
+        super().__pydantic_init_subclass__(**kwargs)
+        for field in cls.model_fields.values():
+            if field.description and "{bounds}" in field.description:
+                field.description = field.description.replace("{bounds}", bounds_of(field))
+
+
+def bounds_of(field: FieldInfo) -> str:
+    """What a number may be, in words; "" where it has no bounds."""
+    least = most = ""
+    to = ", at most "
+    for rule in field.metadata:
+        if isinstance(rule, annotated_types.Ge):
+            least, to = f"{rule.ge:.15g}", " to "
+        elif isinstance(rule, annotated_types.Gt):
+            least = f"more than {rule.gt:.15g}"
+        elif isinstance(rule, annotated_types.Le):
+            most = f"{rule.le:.15g}"
+    if least and not most:
+        return f"at least {least}" if to == " to " else least
+    return f"{least}{to}{most}" if least else ""
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What several configuration files share: the sections on logging and REST, kinds of values.
 
-Used by the models of server.conf, controller.conf and vsphere.conf. A field's description completes
-the sentence "give …" of an error message and is the text that docs/configuration.md shows.
+Used by the models of server.conf, controller.conf and vsphere.conf. They are the one table of these
+files: keys, types, defaults and bounds stand nowhere else, and the tables of docs/configuration.md
+are made from them (dev/configuration_reference.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sluice.config.ini import Section
 
+LAST_PORT = 65535
+#: Where systemd says no other.
+LOG_DIR = "/var/log/sluice"
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -30,7 +34,7 @@ def _host_and_port(value: str) -> str:
         not colon
         or not host
         or not re.fullmatch(r"[0-9]{1,5}", port)
-        or not 0 <= int(port) <= 65535
+        or not 0 <= int(port) <= LAST_PORT
     ):
         raise ValueError("is not host:port")
     return value
@@ -57,10 +61,12 @@ def pairs(text: str, twice: str) -> dict[str, str]:
     return found
 
 
+#: What completes a description of a Port that is listened on.
+ANY_PORT = f"1 to {LAST_PORT} (0: any free one)"
 HostPort = Annotated[str, AfterValidator(_host_and_port)]
 HostPorts = Annotated[list[HostPort], BeforeValidator(split_commas)]
 IpAddress = Annotated[str, AfterValidator(_ip_address)]
-Port = Annotated[int, Field(ge=0, le=65535)]
+Port = Annotated[int, Field(ge=0, le=LAST_PORT)]
 Level = Annotated[LogLevel, BeforeValidator(_upper)]
 
 
@@ -95,12 +101,13 @@ class LogSection(Section):
     log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING or ERROR, for the screen")
     file_log_level: Level = Field("INFO", description="DEBUG, INFO, WARNING or ERROR, for the file")
     log_dir: Path = Field(
-        default_factory=lambda: Path(os.environ.get("LOGS_DIRECTORY", "/var/log/sluice")),
+        default_factory=lambda: Path(os.environ.get("LOGS_DIRECTORY", LOG_DIR)),
         description="the folder of the log files",
+        json_schema_extra={"default": LOG_DIR},
     )
     log_file_mib: int = Field(
         64, ge=0, description="MiB after which a service's log file is rotated (0: never)"
     )
     log_files_kept: int = Field(
-        4, ge=0, le=100, description="how many rotated log files are kept beside it, 0 to 100"
+        4, ge=0, le=100, description="how many rotated log files are kept beside it, {bounds}"
     )

@@ -24,6 +24,7 @@ from pydantic import (
 
 from sluice.config.ini import Section, read_config
 from sluice.config.sections import (
+    ANY_PORT,
     HostPort,
     IpAddress,
     LogSection,
@@ -33,6 +34,7 @@ from sluice.config.sections import (
 from sluice.config.server_connections import ControllerSection, MetricsSection, TlsSection
 from sluice.config.server_gpus import HealthSection, NativeSection, ThrottleSection
 from sluice.config.server_projects import ProjectsSection
+from sluice.resources.vgpu_request import LABEL_WORD
 
 DEFAULT_PATH = Path("/etc/sluice/server.conf")
 
@@ -85,7 +87,7 @@ def _labels(value: object) -> object:
     return pairs(value, "names a label twice") if isinstance(value, str) else value
 
 
-LabelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9._/-]{1,63}$")]
+LabelText = Annotated[str, Field(pattern=f"^{LABEL_WORD}$")]
 LabelsSetting = Annotated[dict[LabelText, LabelText], BeforeValidator(_labels)]
 
 
@@ -103,13 +105,13 @@ class ServerSection(Section):
     """[server]: this host's GPUs, listeners and folders."""
 
     vgpu_count: int = Field(
-        4, ge=1, le=64, description="into how many vGPUs a GPU is cut by default, 1 to 64"
+        4, ge=1, le=64, description="into how many vGPUs a GPU is cut by default, {bounds}"
     )
     bind_addr: IpAddress = Field("127.0.0.1", description="the IP address of the data plane")
     bind_net: str | None = Field(
         None, description="the network interface of the data plane, instead of bind_addr"
     )
-    listen_port: Port = Field(9960, description="the data port, 1 to 65535 (0: any free one)")
+    listen_port: Port = Field(9960, description=f"the data port, {ANY_PORT}")
     advertise_addr: str | None = Field(
         None, description="the address that TCP clients are told, if it is not bind_addr"
     )
@@ -134,6 +136,7 @@ class ServerSection(Section):
     )
     node_name: str = Field(
         default_factory=socket.gethostname,
+        json_schema_extra={"default": "the host name"},
         min_length=1,
         max_length=120,
         pattern=r"^[A-Za-z0-9._-]+$",
@@ -187,7 +190,7 @@ class ServerSection(Section):
         None, ge=0, description="MiB of a GPU that each session's context takes (534 on NVIDIA)"
     )
     prestart_workers: int = Field(
-        1, ge=0, le=16, description="how many workers wait ready for each GPU, 0 to 16"
+        1, ge=0, le=16, description="how many workers wait ready for each GPU, {bounds}"
     )
     worker_start_seconds: float = Field(
         60.0, gt=0, le=600, description="how many seconds a worker may take to be ready"
@@ -226,7 +229,7 @@ class NovaSection(Section):
         256, ge=8, le=1 << 20, description="the size of an instance's region, a power of two"
     )
     slots: int = Field(
-        4, ge=1, le=64, description="how many processes of an instance at once, 1 to 64"
+        4, ge=1, le=64, description="how many processes of an instance at once, {bounds}"
     )
 
     @model_validator(mode="after")

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from sluice.config.ini import Section
 from sluice.config.sections import pairs
+from sluice.resources.vgpu_request import PROJECT
 
 
 def _words(value: object) -> object:
@@ -34,7 +35,7 @@ def _label_owners(value: object) -> object:
     return found
 
 
-ProjectName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,120}$")]
+ProjectName = Annotated[str, Field(pattern=f"^{PROJECT.pattern}$")]
 Projects = Annotated[
     dict[str, Annotated[list[ProjectName], Field(min_length=1)]], BeforeValidator(_words)
 ]

@@ -3,10 +3,11 @@
 
 python/sluice holds a link to each top-level folder of the package and is committed: editors and
 tools follow imports in a fresh clone. Called by `make python` and by hand after a clone, this adds
-what is generated: `sluice/rpc` from controller/proto, `sluice/protocol` from native/api; and it
-writes launchers into build/bin. Run with a virtual environment's Python it also writes a .pth file
-there, so that `python -m sluice.server` needs no PYTHONPATH. Running it again is cheap and changes
-only what is out of date; it needs no network.
+what is generated: `sluice/rpc` from controller/proto, `sluice/protocol` and
+`sluice/guest_runtime/client_settings.py` from native/api; and it writes launchers into build/bin.
+Run with a virtual environment's Python it also writes a .pth file there, so that `python -m
+sluice.server` needs no PYTHONPATH. Running it again is cheap and changes only what is out of date;
+it needs no network.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 system's.
 
 Used by check.py and channels.py to explain what the native library will do; the library reads the
-same files itself (native/client/core/config.cc), and the table below follows it.
+same files itself (native/client/core/config.cc). Both have their table from
+native/api/client_settings.yaml.
 """
 
 from __future__ import annotations
@@ -13,58 +14,13 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from .client_settings import ALL, TRUE, Setting
 from .ini_lines import read_lines
 
 SYSTEM_FILE = Path("/etc/sluice/client.conf")
 
-_FLAGS = ("1", "true", "yes", "on", "0", "false", "no", "off")
-_CHANNELS = ("auto", "shm", "ivshmem", "vsock", "tcp")
-_LABEL = "[A-Za-z0-9._/-]{1,63}=[A-Za-z0-9._/-]{1,63}"
-
-#: Texts that a pool knows: a pattern, and in words.
-PROJECT = ("[A-Za-z0-9._-]{1,120}", "a name of letters, digits, dot, dash and underscore")
-MODEL = ("[A-Za-z0-9 ._()/-]{1,120}", "words of a model's name, such as h200")
-ARCHITECTURE = ("[A-Za-z0-9._]{1,32}", "an architecture such as sm_90")
-LABELS = (f"{_LABEL}(, *{_LABEL}){{0,15}}", "NAME=VALUE pairs with commas, such as rack=r12")
-MODE = ("auto|reserved|on-demand", "one of auto, reserved, on-demand")
-
-
-class Setting(NamedTuple):
-    """One setting: its key in the files, its variables in order, default and what it accepts."""
-
-    key: str
-    variables: tuple[str, ...]
-    default: str
-    #: A range for numbers, words for choices, None for any text.
-    accepts: range | tuple[str, ...] | None = None
-    #: Of a text: a pattern, and what it means in words.
-    text: tuple[str, str] | None = None
-
-
-SETTINGS = (
-    Setting(
-        "controller.controller_addr", ("SLUICE_CONTROLLER", "ORION_CONTROLLER"), "127.0.0.1:9123"
-    ),
-    Setting("controller.ca", ("SLUICE_CA",), ""),
-    Setting("controller.token_file", ("SLUICE_TOKEN_FILE",), ""),
-    Setting("client.server_socket", ("SLUICE_SERVER_SOCKET",), "/run/sluice/server.sock"),
-    Setting("client.channel", ("SLUICE_CHANNEL",), "auto", _CHANNELS),
-    Setting("client.ivshmem", ("SLUICE_IVSHMEM",), ""),
-    Setting("client.enable_net", (), "true", _FLAGS),
-    Setting("client.vgpu_count", ("SLUICE_VGPU", "ORION_VGPU"), "1", range(1, 65)),
-    Setting("client.gmem", ("SLUICE_GMEM", "ORION_GMEM"), "", range(1, (1 << 30) + 1)),
-    Setting("client.ratio", ("SLUICE_RATIO", "ORION_RATIO"), "", range(1, 101)),
-    Setting("client.cross_node", ("SLUICE_CROSS_NODE", "ORION_CROSS_NODE"), "false", _FLAGS),
-    Setting("client.priority", ("SLUICE_PRIORITY",), "0", range(-1000, 1001)),
-    Setting("client.wait", ("SLUICE_WAIT",), "-1", range(-1, (1 << 30) + 1)),
-    Setting("client.project", ("SLUICE_PROJECT",), "", text=PROJECT),
-    Setting("client.gpu_model", ("SLUICE_GPU_MODEL",), "", text=MODEL),
-    Setting("client.gpu_architecture", ("SLUICE_GPU_ARCHITECTURE",), "", text=ARCHITECTURE),
-    Setting("client.labels", ("SLUICE_LABELS",), "", text=LABELS),
-    Setting("client.mode", ("SLUICE_MODE",), "auto", ("auto", "reserved", "on-demand")),
-    Setting("client.preempt", ("SLUICE_PREEMPT",), "false", _FLAGS),
-    Setting("client.same_gpu", ("SLUICE_SAME_GPU",), "false", _FLAGS),
-)
+#: What stands in the files; the rest has variables only.
+SETTINGS = tuple(setting for setting in ALL if setting.key)
 
 
 class Value(NamedTuple):
@@ -78,7 +34,7 @@ class Value(NamedTuple):
     @property
     def true(self) -> bool:
         """The value of a flag."""
-        return self.text in _FLAGS[:4]
+        return self.text in TRUE
 
 
 def read_file(path: Path) -> dict[str, tuple[str, int]]:

@@ -10,31 +10,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from . import configuration
+from . import client_settings
 
-#: Options of `sluice run`, what they set for the program, and their least and largest value.
-OPTIONS = {
-    "--vgpu": ("SLUICE_VGPU", 1, 64),
-    "--gmem": ("SLUICE_GMEM", 1, 1 << 30),
-    "--ratio": ("SLUICE_RATIO", 1, 100),
-    "--processes": ("SLUICE_JOB_PROCESSES", 1, 256),
-    "--priority": ("SLUICE_PRIORITY", -1000, 1000),
-    "--wait": ("SLUICE_WAIT", -1, 1 << 30),
-}
-#: Those that take text: what they set, and what is wanted.
-TEXTS = {
-    "--project": ("SLUICE_PROJECT", *configuration.PROJECT),
-    "--gpu-model": ("SLUICE_GPU_MODEL", *configuration.MODEL),
-    "--gpu-architecture": ("SLUICE_GPU_ARCHITECTURE", *configuration.ARCHITECTURE),
-    "--mode": ("SLUICE_MODE", *configuration.MODE),
-    "--label": ("SLUICE_LABELS", *configuration.LABELS),  # may be given several times
-}
+_SETTINGS = [setting for setting in client_settings.ALL if setting.option]
+#: Options of `sluice run` that take a number.
+NUMBERS = {s.option: s for s in _SETTINGS if isinstance(s.accepts, range)}
 #: Those that say yes.
-FLAGS = {
-    "--cross-node": "SLUICE_CROSS_NODE",
-    "--preempt": "SLUICE_PREEMPT",
-    "--same-gpu": "SLUICE_SAME_GPU",
-}
+FLAGS = {s.option: s.variables[0] for s in _SETTINGS if s.flag}
+#: Those that take text; `--label` may be given several times.
+TEXTS = {s.option: s for s in _SETTINGS if s.option not in NUMBERS and s.option not in FLAGS}
 
 
 class WrongUsage(Exception):
@@ -63,7 +47,7 @@ def parse(words: Sequence[str]) -> RunOptions:
             share = True
         elif word in FLAGS:
             variables[FLAGS[word]] = "1"
-        elif name in OPTIONS or name in TEXTS:
+        elif name in NUMBERS or name in TEXTS:
             if not equal:
                 value = rest.pop(0) if rest else ""
             variable, value = _checked(name, value)
@@ -71,7 +55,7 @@ def parse(words: Sequence[str]) -> RunOptions:
                 value = f"{variables[variable]},{value}"
             variables[variable] = value
         else:
-            known = ", ".join(("--share", *FLAGS, *OPTIONS, *TEXTS))
+            known = ", ".join(("--share", *FLAGS, *NUMBERS, *TEXTS))
             raise WrongUsage(
                 f"there is no option {word}; {known} are known (-- before a program whose name "
                 "begins so)"
@@ -83,12 +67,13 @@ def parse(words: Sequence[str]) -> RunOptions:
 
 def _checked(name: str, value: str) -> tuple[str, str]:
     """The variable that an option sets, and its value; raises WrongUsage."""
-    if name in TEXTS:
-        variable, pattern, wanted = TEXTS[name]
-        if not re.fullmatch(pattern, value):
-            raise WrongUsage(f"{name} wants {wanted}")
-        return variable, value
-    variable, low, high = OPTIONS[name]
-    if not re.fullmatch("-?[0-9]{1,18}", value) or not low <= int(value) <= high:
-        raise WrongUsage(f"{name} wants a whole number from {low} to {high}")
-    return variable, value
+    setting = TEXTS.get(name) or NUMBERS[name]
+    if isinstance(setting.accepts, range):
+        low, high = setting.accepts[0], setting.accepts[-1]
+        if not re.fullmatch("-?[0-9]{1,18}", value) or not low <= int(value) <= high:
+            raise WrongUsage(f"{name} wants a whole number from {low} to {high}")
+    elif setting.accepts and value not in setting.accepts:
+        raise WrongUsage(f"{name} wants one of {', '.join(setting.accepts)}")
+    elif setting.text and not re.fullmatch(setting.text[0], value):
+        raise WrongUsage(f"{name} wants {setting.text[1]}")
+    return setting.variables[0], value

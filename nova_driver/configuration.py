@@ -54,10 +54,10 @@ class CloudSection(Section):
     )
     notification_exchange: str = Field("nova", description="the exchange that Nova notifies on")
     reconcile_seconds: float = Field(
-        30.0, ge=1, le=3600, description="how often changed instances are looked at, 1 to 3600"
+        30.0, ge=1, le=3600, description="how often changed instances are looked at, {bounds}"
     )
     full_reconcile_seconds: float = Field(
-        600.0, ge=5, le=86400, description="how often every instance is looked at, 5 to 86400"
+        600.0, ge=5, le=86400, description="how often every instance is looked at, {bounds}"
     )
     inventory_seconds: float = Field(
         1.0, ge=0.1, le=60, description="how long after a change of the pool Placement is told"

@@ -137,6 +137,10 @@ def contents(native: dict[str, tuple[int, bytes]]) -> dict[str, tuple[int, bytes
         "sluice-enrol.timer",
     ):
         files[f"etc/{name}"] = (0o644, (PARTS / name).read_bytes())
+    sys.path.insert(0, str(CHECKOUT / "native" / "codegen"))
+    from generate_protocol import generate_client_settings
+
+    generate_client_settings(CHECKOUT / "python")  # a module of those that follow
     for source in sorted((CHECKOUT / "guest_runtime").glob("*.py")):
         files[f"python/sluice_guest/{source.name}"] = (0o644, source.read_bytes())
     files["install.sh"] = (0o755, (PARTS / "install.sh").read_bytes())

@@ -3,9 +3,9 @@
 
 The one definition. Each way to say it (a domain's metadata, a flavor, a VM's attribute, the
 variables of a program, REST) is read by request_forms.py or by an adapter of its own with these
-bounds. What runs without the rest of Sluice, in guests (guest_runtime) and in Nova
-(nova_driver/compute), has copies, which tests/resources holds against this file. The numbers are
-native/api/protocol.yaml's, as the client library has them too.
+bounds. They are native/api/client_settings.yaml's, which the client library and `sluice run` have
+too. What runs in Nova without the rest of Sluice (nova_driver/compute) has copies, which
+tests/resources holds against this file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.guest_runtime import client_settings
 from sluice.protocol import frames
 
 SHOWN_CHARACTERS = 60
@@ -95,32 +96,36 @@ class Choice:
         return text
 
 
-COUNT = Number(1, frames.MAX_DEVICES)
-MEMORY_MIB = Number(1, frames.MAX_GMEM_MIB)
+def _bounds(setting: str) -> Number:
+    accepts = client_settings.BY_NAME[setting].accepts
+    assert isinstance(accepts, range)
+    return Number(accepts[0], accepts[-1])
+
+
+def _text(setting: str) -> Text:
+    text = client_settings.BY_NAME[setting].text
+    assert text
+    return Text(*text)
+
+
+COUNT = _bounds("vgpu_count")
+MEMORY_MIB = _bounds("gmem")
 #: Of a domain's metadata and of a flavor, which say what a VM has for good.
 DEFINED_MEMORY_MIB = Number(1, frames.MAX_DEFINED_GMEM_MIB)
-COMPUTE_PERCENT = Number(1, frames.MAX_RATIO_PERCENT)
-PRIORITY = Number(-frames.MAX_PRIORITY, frames.MAX_PRIORITY)
-WAIT_SECONDS = Number(-1, frames.MAX_WAIT_SECONDS)
-JOB_PROCESSES = Number(1, frames.MAX_JOB_PROCESSES)
+COMPUTE_PERCENT = _bounds("ratio")
+PRIORITY = _bounds("priority")
+WAIT_SECONDS = _bounds("wait")
+JOB_PROCESSES = _bounds("job_processes")
 #: What a message or a record of the store has room for; REST's numbers have no closer bound.
 I32 = Number(-(2**31), 2**31 - 1)
 
 MODE = Choice(tuple(Mode))
-PROJECT = Text(
-    rf"[A-Za-z0-9._-]{{1,{frames.MAX_PROJECT_BYTES}}}",
-    "a name of letters, digits, dot, dash and underscore",
-)
-GPU_MODEL = Text(
-    rf"[A-Za-z0-9 ._()/-]{{1,{frames.MAX_GPU_MODEL_BYTES}}}",
-    "words of a model's name, such as h200",
-)
-GPU_ARCHITECTURE = Text(
-    rf"[A-Za-z0-9._]{{1,{frames.MAX_ARCHITECTURE_BYTES}}}", "an architecture such as sm_90"
-)
-_LABEL_WORD = rf"[A-Za-z0-9._/-]{{1,{frames.MAX_LABEL_BYTES}}}"
-LABEL = Text(f"{_LABEL_WORD}={_LABEL_WORD}", "NAME=VALUE, such as rack=r12")
-MAX_LABELS = frames.MAX_LABELS
+PROJECT = _text("project")
+GPU_MODEL = _text("gpu_model")
+GPU_ARCHITECTURE = _text("gpu_architecture")
+LABEL_WORD = client_settings.PATTERNS["label"]
+LABEL = Text(f"{LABEL_WORD}={LABEL_WORD}", "NAME=VALUE, such as rack=r12")
+MAX_LABELS = client_settings.MOST_LABELS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

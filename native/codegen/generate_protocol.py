@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate the Python package sluice.protocol from native/api.
+"""Generate the Python package sluice.protocol and the client's settings from native/api.
 
 Called by dev/python_layout.py for a checkout, by native/codegen/CMakeLists.txt for a wheel, and by
 hand:
@@ -7,8 +7,9 @@ hand:
     python native/codegen/generate_protocol.py python
 
 It owns OUT/sluice/protocol: `frames` (protocol.yaml, and commands.yaml's numbers),
-`control` (control.yaml) and `cuda_status` (CUDA's error codes, as imported). Files are written only
-when their text changes.
+`control` (control.yaml) and `cuda_status` (CUDA's error codes, as imported); and one module of
+OUT/sluice/guest_runtime, which runs alone in guests: `client_settings` (client_settings.yaml).
+Files are written only when their text changes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from client_settings import load_client_settings
 from commands import load_own_commands
 from control import load_control
 from generate_abi import Writer
@@ -68,8 +70,16 @@ def cuda_statuses(api: Path) -> list[tuple[str, int]]:
     return [(name.removeprefix(ERROR).removeprefix("CUDA_"), value) for name, value in results]
 
 
+def generate_client_settings(out: Path, api: Path = API) -> None:
+    """Write out/sluice/guest_runtime/client_settings.py; raises RegistryError."""
+    Writer(out / "sluice" / "guest_runtime").render(
+        "protocol_client_settings.py.j2", "client_settings.py", said=load_client_settings(api)
+    )
+
+
 def generate(out: Path, api: Path = API) -> None:
-    """Write out/sluice/protocol; raises RegistryError."""
+    """Write out/sluice/protocol and the client's settings; raises RegistryError."""
+    generate_client_settings(out, api)
     writer = Writer(out / "sluice" / "protocol")
     writer.environment.filters |= {
         "camel": camel_case,

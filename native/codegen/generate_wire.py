@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import c_text
+from client_settings import load_client_settings
 from commands import Command, load_own_commands, load_signed_commands
 from control import load_control
 from generate_abi import Writer
@@ -189,6 +190,9 @@ def generate(out: Path, api: Path) -> None:
         structs=shared.structs,
     )
     writer.render("wire_control.h.j2", "wire/control_messages.h", links=load_control(api))
+    writer.render(
+        "client_setting_table.h.j2", "client/setting_table.h", said=load_client_settings(api)
+    )
     layout = Layout(registry.driver)
     wires = [layout.lay_out(f) for f in registry.wire_functions()]
     entries = [make_entry(w, registry, layout) for w in wires]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.guest_runtime.configuration import SETTINGS, read_settings, visible_vgpus
+from sluice.guest_runtime.client_settings import ALL
+from sluice.guest_runtime.configuration import read_settings, visible_vgpus
 
 from .conftest import CHECKOUT
 
@@ -61,6 +62,11 @@ def test_an_empty_variable_is_as_good_as_none() -> None:
         ("SLUICE_RATIO", "101"),
         ("SLUICE_CROSS_NODE", "maybe"),
         ("SLUICE_CHANNEL", "carrier-pigeon"),
+        ("SLUICE_PRIORITY", "1001"),
+        ("SLUICE_WAIT", "-2"),
+        ("SLUICE_MODE", "mine"),
+        ("SLUICE_PROJECT", "a/b"),
+        ("SLUICE_LABELS", "rack"),
     ],
 )
 def test_what_the_library_will_refuse_is_a_problem(name: str, text: str) -> None:
@@ -69,17 +75,34 @@ def test_what_the_library_will_refuse_is_a_problem(name: str, text: str) -> None
     assert name in found[0].origin
 
 
-def test_the_table_follows_the_native_library() -> None:
+def test_the_native_library_reads_every_setting_of_the_table() -> None:
     source = (CHECKOUT / "native/client/core/config.cc").read_text()
-    native = {
-        key: tuple(re.findall(r'"(\w+)"', variables))
-        for key, variables in re.findall(
-            r'\br\.(?:text|number|flag|name|labels|word)\(\s*"([\w.]+)",\s*\{([^}]*)\}', source
-        )
+    read = re.findall(r"\br\.(?:read|take)\(setting::k(\w+),", source)
+    assert read == ["".join(map(str.capitalize, s.name.split("_"))) for s in ALL]
+
+
+def test_defaults_are_good_and_as_they_were() -> None:
+    settings = read_settings({}, Path("/nowhere"))
+    assert {key: value.text for key, value in settings.items() if value.text} == {
+        "controller.controller_addr": "127.0.0.1:9123",
+        "client.server_socket": "/run/sluice/server.sock",
+        "client.channel": "auto",
+        "client.enable_net": "true",
+        "log.log_to_screen": "true",
+        "client.vgpu_count": "1",
+        "client.cross_node": "false",
+        "client.priority": "0",
+        "client.wait": "-1",
+        "client.mode": "auto",
+        "client.preempt": "false",
+        "client.same_gpu": "false",
     }
-    ours = {setting.key: setting.variables for setting in SETTINGS}
-    native = {key: value for key, value in native.items() if not key.startswith("log.")}
-    assert native == ours
+    assert not any(value.problem for value in settings.values())
+
+
+def test_a_key_that_nobody_knows_is_passed_over(tmp_path: Path) -> None:
+    home, system = files(tmp_path, "[client]\ngmen = 2048\n[clients]\ngmem = 1\n", "")
+    assert read_settings(home, system) == read_settings({}, Path("/nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.guest_runtime import configuration, options
+from sluice.guest_runtime import client_settings
 from sluice.nova_driver.compute import extra_specs
 from sluice.resources import vgpu_request as fields
 from sluice.resources.request_forms import (
@@ -18,9 +18,7 @@ from sluice.resources.request_forms import (
     read_session_lines,
     read_vm_text,
 )
-from sluice.resources.vgpu_request import Mode, Number, RequestError, Text, VgpuRequest, shown
-
-SETTINGS = {setting.key: setting for setting in configuration.SETTINGS}
+from sluice.resources.vgpu_request import Mode, Number, RequestError, VgpuRequest, shown
 
 
 def test_the_drivers_of_nova_have_the_same_bounds() -> None:
@@ -34,40 +32,27 @@ def test_the_drivers_of_nova_have_the_same_bounds() -> None:
     assert set(extra_specs.MODES) == {Mode.RESERVED, Mode.ON_DEMAND}
 
 
-@pytest.mark.parametrize(
-    ("key", "option", "bounds"),
-    [
-        ("client.vgpu_count", "--vgpu", fields.COUNT),
-        ("client.gmem", "--gmem", fields.MEMORY_MIB),
-        ("client.ratio", "--ratio", fields.COMPUTE_PERCENT),
-        ("client.priority", "--priority", fields.PRIORITY),
-        ("client.wait", "--wait", fields.WAIT_SECONDS),
-        (None, "--processes", fields.JOB_PROCESSES),
-    ],
-)
-def test_guests_have_the_same_bounds(key: str | None, option: str, bounds: Number) -> None:
-    assert options.OPTIONS[option][1:] == (bounds.low, bounds.high)
-    if key is not None:
-        assert SETTINGS[key].accepts == range(bounds.low, bounds.high + 1)
+def test_the_bounds_are_those_that_stores_and_clients_know() -> None:
+    bounds = {
+        "COUNT": (1, 64),
+        "MEMORY_MIB": (1, 2**30),
+        "DEFINED_MEMORY_MIB": (1, 2**24),
+        "COMPUTE_PERCENT": (1, 100),
+        "PRIORITY": (-1000, 1000),
+        "WAIT_SECONDS": (-1, 2**30),
+        "JOB_PROCESSES": (1, 256),
+    }
+    for name, (low, high) in bounds.items():
+        assert getattr(fields, name) == Number(low, high), name
+    assert fields.MAX_LABELS == 16
+    assert fields.PROJECT.pattern == "[A-Za-z0-9._-]{1,120}"
+    assert fields.GPU_MODEL.pattern == "[A-Za-z0-9 ._()/-]{1,120}"
+    assert fields.GPU_ARCHITECTURE.pattern == "[A-Za-z0-9._]{1,32}"
+    assert fields.LABEL.pattern == "[A-Za-z0-9._/-]{1,63}=[A-Za-z0-9._/-]{1,63}"
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("client.project", fields.PROJECT),
-        ("client.gpu_model", fields.GPU_MODEL),
-        ("client.gpu_architecture", fields.GPU_ARCHITECTURE),
-    ],
-)
-def test_guests_accept_the_same_texts(key: str, text: Text) -> None:
-    assert SETTINGS[key].text == (text.pattern, text.allowed)
-
-
-def test_guests_accept_as_many_labels_and_the_same_modes() -> None:
-    label, most = fields.LABEL.pattern, fields.MAX_LABELS
-    assert configuration.LABELS[0] == f"{label}(, *{label}){{0,{most - 1}}}"
-    assert SETTINGS["client.mode"].accepts == tuple(Mode)
-    assert configuration.MODE[0].split("|") == list(Mode)
+def test_programs_and_the_pool_know_the_same_modes() -> None:
+    assert client_settings.BY_NAME["mode"].accepts == tuple(Mode)
 
 
 def test_metadata_says_what_is_missing_and_what_is_allowed() -> None:

@@ -9,15 +9,10 @@ from pathlib import Path
 
 import pytest
 from control_plane import PYTHON_PATH
-from pydantic import BaseModel
 
-from sluice.config.controller import ControllerConfig, read_controller_config
+from sluice.config.controller import read_controller_config
 from sluice.config.ini import ConfigError
-from sluice.config.server import ServerConfig, read_server_config
-from sluice.config.vsphere import VsphereConfig
-from sluice.nova_driver.configuration import OpenStackConfig
-
-DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "configuration.md"
+from sluice.config.server import read_server_config
 
 BROUGHT_ALONG = """\
 [log]
@@ -72,7 +67,11 @@ def test_a_file_with_both_kinds_of_comments_is_read(tmp_path: Path) -> None:
     [
         ("[server]\nvgpu_count = many", "[server] vgpu_count = many: "),
         ("[server]\nvgpu_count = 65", "[server] vgpu_count = 65: "),
-        ("[server]\nvgpu_count = 0", "1 to 64"),
+        ("[server]\nvgpu_count = 0", "give into how many vGPUs a GPU is cut by default, 1 to 64"),
+        ("[log]\nlog_files_kept = 101", "beside it, 0 to 100"),
+        ("[server]\nlisten_port = -1", "give the data port, 1 to 65535 (0: any free one)"),
+        ("[node]\nlabels = rack=" + "r" * 64, "[node] labels"),
+        ("[projects]\ndefault = a/b", "[projects] default = a/b: "),
         ("[server]\nlisten_port = 70000", "[server] listen_port = 70000: "),
         ("[server]\nlisen_port = 1", "did you mean listen_port?"),
         ("[server]\nbind_addr = nowhere", "[server] bind_addr = nowhere: "),
@@ -128,14 +127,3 @@ def test_a_service_with_a_wrong_file_exits_with_2_and_no_traceback(
     assert done.returncode == 2
     assert "did you mean log_level?" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("model", [ServerConfig, ControllerConfig, VsphereConfig, OpenStackConfig])
-def test_every_key_is_documented(model: type[BaseModel]) -> None:
-    text = DOCS.read_text()
-    for section, section_field in model.model_fields.items():
-        assert f"[{section.replace('_', '-')}]" in text
-        annotation = section_field.annotation
-        assert annotation is not None
-        for key in annotation.model_fields:
-            assert f"| `{key}` |" in text, f"[{section}] {key} is not in docs/configuration.md"

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <span>
 #include <sstream>
 
 #include "client/core/ini_file.h"
@@ -31,77 +32,70 @@ void read_file(const std::string& path, Values* values) {
                                                 path + ":" + std::to_string(each.line)};
 }
 
+using List = std::span<const char* const>;
+
+bool is_one_of(const std::string& text, List words) {
+  return std::find(words.begin(), words.end(), text) != words.end();
+}
+
+// "a, b" + last + "c".
+std::string listed(List words, const char* last) {
+  std::string all;
+  for (size_t i = 0; i < words.size(); ++i)
+    all += std::string(i == 0 ? "" : i + 1 == words.size() ? last : ", ") + words[i];
+  return all;
+}
+
 class Reader {
  public:
   Reader(const Values& values, Config* config) : values_(values), config_(config) {}
 
-  bool find(const char* file_key, std::initializer_list<const char*> variables, Value* out) const {
-    for (const char* name : variables) {
-      if (const char* v = std::getenv(name); v && *v) {
-        *out = {v, std::string("environment variable ") + name};
-        return true;
-      }
-    }
-    const auto it = file_key ? values_.find(file_key) : values_.end();
-    if (it == values_.end()) return false;
-    *out = it->second;
-    return true;
-  }
-
-  void text(const char* key, std::initializer_list<const char*> variables, std::string* to) const {
-    if (Value v; find(key, variables, &v)) *to = v.text;
+  void read(const setting::Text& setting, std::string* to) const {
+    if (Value v; find(setting.place, &v)) *to = v.text;
   }
 
   template <class T>
-  void number(const char* key, std::initializer_list<const char*> variables, long low, long high,
-              T* to) const {
+  void read(const setting::Number& setting, T* to) const {
     Value v;
-    if (!find(key, variables, &v)) return;
+    if (!find(setting.place, &v)) return;
     char* end = nullptr;
     errno = 0;
     const long n = std::strtol(v.text.c_str(), &end, 10);
-    if (errno || *end || end == v.text.c_str() || n < low || n > high) {
-      if (config_->error.empty())
-        config_->error = v.where + " is \"" + v.text + "\": a whole number from " +
-                         std::to_string(low) + " to " + std::to_string(high) + " is wanted";
-      return;
-    }
-    *to = static_cast<T>(n);
+    if (errno || *end || end == v.text.c_str() || n < setting.least || n > setting.most)
+      refuse(v, "a whole number from " + std::to_string(setting.least) + " to " +
+                    std::to_string(setting.most));
+    else
+      *to = static_cast<T>(n);
   }
 
-  // One of a few words; anything else is an error.
-  void word(const char* key, std::initializer_list<const char*> variables,
-            std::initializer_list<const char*> known, std::string* to) const {
+  void read(const setting::Words& setting, std::string* to) const {
     Value v;
-    if (!find(key, variables, &v)) return;
-    std::string list;
-    for (const char* each : known) {
-      if (v.text == each) {
-        *to = v.text;
-        return;
-      }
-      list += (list.empty() ? "" : ", ") + std::string(each);
-    }
-    refuse(v, "one of " + list);
-  }
-
-  // Letters, digits and a few signs, as names of projects and labels are.
-  void name(const char* key, std::initializer_list<const char*> variables, size_t longest,
-            const char* others, std::string* to) const {
-    Value v;
-    if (!find(key, variables, &v)) return;
-    if (is_name(v.text, longest, others))
+    if (!find(setting.place, &v)) return;
+    if (is_one_of(v.text, setting.known))
       *to = v.text;
     else
-      refuse(v, "at most " + std::to_string(longest) + " letters, digits or any of \"" + others +
-                    "\"");
+      refuse(v, "one of " + listed(setting.known, ", "));
   }
 
-  // NAME=VALUE pairs with commas.
-  void labels(const char* key, std::initializer_list<const char*> variables,
-              std::vector<std::pair<std::string, std::string>>* to) const {
+  // Without judging it.
+  void take(const setting::Words& setting, std::string* to) const {
+    if (Value v; find(setting.place, &v)) *to = v.text;
+  }
+
+  void read(const setting::Name& setting, std::string* to) const {
     Value v;
-    if (!find(key, variables, &v)) return;
+    if (!find(setting.place, &v)) return;
+    if (is_name(v.text, setting.longest, setting.others))
+      *to = v.text;
+    else
+      refuse(v, "at most " + std::to_string(setting.longest) + " letters, digits or any of \"" +
+                    setting.others + "\"");
+  }
+
+  void read(const setting::Labels& setting,
+            std::vector<std::pair<std::string, std::string>>* to) const {
+    Value v;
+    if (!find(setting.place, &v)) return;
     std::stringstream list(v.text);
     std::string entry;
     while (std::getline(list, entry, ',')) {
@@ -109,9 +103,9 @@ class Reader {
       const std::string name(trimmed(std::string_view(entry).substr(0, equal)));
       const std::string value(
           equal == std::string::npos ? "" : trimmed(std::string_view(entry).substr(equal + 1)));
-      if (!is_name(name, wire::kMaxLabelBytes, "._/-") ||
-          !is_name(value, wire::kMaxLabelBytes, "._/-") || to->size() == wire::kMaxLabels) {
-        refuse(v, "at most " + std::to_string(wire::kMaxLabels) +
+      if (!is_name(name, setting.longest, setting.others) ||
+          !is_name(value, setting.longest, setting.others) || to->size() == setting.most) {
+        refuse(v, "at most " + std::to_string(setting.most) +
                       " pairs NAME=VALUE with commas, such as rack=r12,");
         return;
       }
@@ -119,18 +113,31 @@ class Reader {
     }
   }
 
-  void flag(const char* key, std::initializer_list<const char*> variables, bool* to) const {
+  void read(const setting::Flag& setting, bool* to) const {
     Value v;
-    if (!find(key, variables, &v)) return;
-    if (v.text == "1" || v.text == "true" || v.text == "yes" || v.text == "on")
+    if (!find(setting.place, &v)) return;
+    if (is_one_of(v.text, setting::kTrueWords))
       *to = true;
-    else if (v.text == "0" || v.text == "false" || v.text == "no" || v.text == "off")
+    else if (is_one_of(v.text, setting::kFalseWords))
       *to = false;
-    else if (config_->error.empty())
-      config_->error = v.where + " is \"" + v.text + "\": true or false is wanted";
+    else
+      refuse(v, "true or false");
   }
 
  private:
+  bool find(const setting::Place& place, Value* out) const {
+    for (const char* name : place.variables) {
+      if (const char* v = name ? std::getenv(name) : nullptr; v && *v) {
+        *out = {v, std::string("environment variable ") + name};
+        return true;
+      }
+    }
+    const auto it = place.key ? values_.find(place.key) : values_.end();
+    if (it == values_.end()) return false;
+    *out = it->second;
+    return true;
+  }
+
   static bool is_name(const std::string& text, size_t longest, const char* others) {
     return !text.empty() && text.size() <= longest &&
            std::all_of(text.begin(), text.end(), [others](unsigned char c) {
@@ -185,48 +192,42 @@ Config read_config() {
   if (const char* home = std::getenv("HOME"))
     read_file(std::string(home) + "/.sluice/client.conf", &values);
   const Reader r(values, &c);
-  r.text("controller.controller_addr", {"SLUICE_CONTROLLER", "ORION_CONTROLLER"}, &c.controller);
-  r.text("controller.ca", {"SLUICE_CA"}, &c.ca_file);
-  r.text(nullptr, {"SLUICE_TOKEN"}, &c.token);
-  r.text("controller.token_file", {"SLUICE_TOKEN_FILE"}, &c.token_file);
+  r.read(setting::kControllerAddr, &c.controller);
+  r.read(setting::kCa, &c.ca_file);
+  r.read(setting::kToken, &c.token);
+  r.read(setting::kTokenFile, &c.token_file);
   c.token_file_named = !c.token_file.empty();
   if (const char* home = std::getenv("HOME"); home && !c.token_file_named)
     c.token_file = std::string(home) + "/.sluice/token";
-  r.text("client.server_socket", {"SLUICE_SERVER_SOCKET"}, &c.server_socket);
-  r.text("client.channel", {"SLUICE_CHANNEL"}, &c.channel);
-  r.text("client.ivshmem", {"SLUICE_IVSHMEM"}, &c.ivshmem);
-  r.flag("client.enable_net", {}, &c.enable_net);
-  r.flag("log.log_to_screen", {}, &c.log_to_screen);
-  r.number("client.vgpu_count", {"SLUICE_VGPU", "ORION_VGPU"}, 1, wire::kMaxDevices, &c.vgpu_count);
-  r.number("client.gmem", {"SLUICE_GMEM", "ORION_GMEM"}, 1, wire::kMaxGmemMib, &c.gmem_mib);
-  r.number("client.ratio", {"SLUICE_RATIO", "ORION_RATIO"}, 1, wire::kMaxRatioPercent,
-           &c.ratio_percent);
-  r.flag("client.cross_node", {"SLUICE_CROSS_NODE", "ORION_CROSS_NODE"}, &c.cross_node);
-  r.number("client.priority", {"SLUICE_PRIORITY"}, -wire::kMaxPriority, wire::kMaxPriority,
-           &c.priority);
-  r.number("client.wait", {"SLUICE_WAIT"}, -1, wire::kMaxWaitSeconds, &c.wait_seconds);
-  r.name("client.project", {"SLUICE_PROJECT"}, wire::kMaxProjectBytes, "._-", &c.options.project);
-  r.name("client.gpu_model", {"SLUICE_GPU_MODEL"}, wire::kMaxGpuModelBytes, " ._-()/",
-         &c.options.gpu_model);
-  r.name("client.gpu_architecture", {"SLUICE_GPU_ARCHITECTURE"}, wire::kMaxArchitectureBytes, "._",
-         &c.options.gpu_architecture);
-  r.labels("client.labels", {"SLUICE_LABELS"}, &c.options.labels);
-  r.word("client.mode", {"SLUICE_MODE"}, {"auto", "reserved", "on-demand"}, &c.options.mode);
-  r.flag("client.preempt", {"SLUICE_PREEMPT"}, &c.options.preempt);
-  r.flag("client.same_gpu", {"SLUICE_SAME_GPU"}, &c.options.same_gpu);
-  r.text(nullptr, {"SLUICE_JOB"}, &c.job);
-  r.number(nullptr, {"SLUICE_JOB_PROCESSES"}, 1, wire::kMaxJobProcesses, &c.job_processes);
+  r.read(setting::kServerSocket, &c.server_socket);
+  r.take(setting::kChannel, &c.channel);
+  r.read(setting::kIvshmem, &c.ivshmem);
+  r.read(setting::kEnableNet, &c.enable_net);
+  r.read(setting::kLogToScreen, &c.log_to_screen);
+  r.read(setting::kVgpuCount, &c.vgpu_count);
+  r.read(setting::kGmem, &c.gmem_mib);
+  r.read(setting::kRatio, &c.ratio_percent);
+  r.read(setting::kCrossNode, &c.cross_node);
+  r.read(setting::kPriority, &c.priority);
+  r.read(setting::kWait, &c.wait_seconds);
+  r.read(setting::kProject, &c.options.project);
+  r.read(setting::kGpuModel, &c.options.gpu_model);
+  r.read(setting::kGpuArchitecture, &c.options.gpu_architecture);
+  r.read(setting::kLabels, &c.options.labels);
+  r.read(setting::kMode, &c.options.mode);
+  r.read(setting::kPreempt, &c.options.preempt);
+  r.read(setting::kSameGpu, &c.options.same_gpu);
+  r.read(setting::kJob, &c.job);
+  r.read(setting::kJobProcesses, &c.job_processes);
   if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())
     c.error = "SLUICE_JOB is no token of `sluice run --share` (" +
               std::to_string(wire::kJobTokenDigits) +
               " hexadecimal digits): unset it, or start the job with `sluice run --share`";
-  r.number(nullptr, {"SLUICE_DEBUG"}, 0, 9, &c.debug);
-  r.flag(nullptr, {"SLUICE_STATS"}, &c.stats);
-  constexpr const char* kChannels[] = {"auto", "shm", "ivshmem", "vsock", "tcp"};
-  if (std::find(std::begin(kChannels), std::end(kChannels), c.channel) == std::end(kChannels) &&
-      c.error.empty())
-    c.error =
-        "the channel \"" + c.channel + "\" is unknown: auto, shm, ivshmem, vsock or tcp is wanted";
+  r.read(setting::kDebug, &c.debug);
+  r.read(setting::kStats, &c.stats);
+  if (!is_one_of(c.channel, setting::kChannel.known) && c.error.empty())
+    c.error = "the channel \"" + c.channel +
+              "\" is unknown: " + listed(setting::kChannel.known, " or ") + " is wanted";
   c.visible = visible_devices(std::getenv("CUDA_VISIBLE_DEVICES"), c.vgpu_count);
   return c;
 }

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the user asked for: environment first, then ~/.sluice/client.conf, then
 // /etc/sluice/client.conf. Read once, at the first CUDA call. A value that cannot be used is an
-// error that names where it stands and what is wanted.
+// error that names where it stands and what is wanted. Keys, variables, defaults and bounds are
+// native/api/client_settings.yaml's.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "client/setting_table.h"
 
 namespace sluice::client {
 
@@ -16,36 +19,38 @@ struct RequestOptions {
   std::string project;  // on whose account, "" = the host's or the token's default
   std::string gpu_model, gpu_architecture;
   std::vector<std::pair<std::string, std::string>> labels;  // that the node must have
-  std::string mode = "auto";  // reserved, on-demand, or a reservation first and then the pool
-  bool preempt = false;
-  bool same_gpu = false;
+  // Reserved, on-demand, or a reservation first and then the pool.
+  std::string mode = setting::kMode.initial;
+  bool preempt = setting::kPreempt.initial;
+  bool same_gpu = setting::kSameGpu.initial;
 };
 
 struct Config {
-  std::string controller = "127.0.0.1:9123";  // several with commas, perhaps behind https://
+  // Several with commas, perhaps behind https://.
+  std::string controller = setting::kControllerAddr.initial;
   std::string ca_file;     // of the controllers' and the nodes' certificates; "": the machine's
   std::string token;       // as it stands in the environment
   std::string token_file;  // where it is looked for else, and whether somebody named that place
   bool token_file_named = false;
-  std::string server_socket = "/run/sluice/server.sock";
-  std::string channel = "auto";  // auto, shm, ivshmem, vsock, tcp
-  std::string ivshmem;           // resource file, "" = find it
-  std::string log_file;          // "" = none
-  bool log_to_screen = true;
-  bool enable_net = true;
-  uint32_t vgpu_count = 1;
+  std::string server_socket = setting::kServerSocket.initial;
+  std::string channel = setting::kChannel.initial;
+  std::string ivshmem;   // resource file, "" = find it
+  std::string log_file;  // "" = none
+  bool log_to_screen = setting::kLogToScreen.initial;
+  bool enable_net = setting::kEnableNet.initial;
+  uint32_t vgpu_count = setting::kVgpuCount.initial;
   // Which of them CUDA_VISIBLE_DEVICES leaves, in its order: so many the session asks for.
   std::vector<uint32_t> visible = {0};
-  uint32_t gmem_mib = 0;
-  uint32_t ratio_percent = 0;
+  uint32_t gmem_mib = setting::kGmem.initial;
+  uint32_t ratio_percent = setting::kRatio.initial;
   std::string job;  // token of the job that this process belongs to, "" = none
-  uint32_t job_processes = 0;
-  bool cross_node = false;
-  int32_t priority = 0;
-  int32_t wait_seconds = -1;
+  uint32_t job_processes = setting::kJobProcesses.initial;
+  bool cross_node = setting::kCrossNode.initial;
+  int32_t priority = setting::kPriority.initial;
+  int32_t wait_seconds = setting::kWait.initial;
   RequestOptions options;
-  int debug = 0;
-  bool stats = false;
+  int debug = setting::kDebug.initial;
+  bool stats = setting::kStats.initial;
   std::string error;  // the first value that cannot be used; the session is then refused with it
 };
 
