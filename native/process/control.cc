@@ -9,7 +9,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <span>
 
+#include "channel/packet.h"
 #include "wire/protocol.h"
 
 namespace sluice::process {
@@ -138,32 +140,18 @@ void Control::disconnect() {
 
 bool Control::receive(Message* message) {
   std::string packet(kPacket, '\0');
-  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptors * sizeof(int))];
-  iovec io{packet.data(), packet.size()};
-  msghdr m{};
-  m.msg_iov = &io;
-  m.msg_iovlen = 1;
-  m.msg_control = control;
-  m.msg_controllen = sizeof control;
-  ssize_t n;
-  do n = recvmsg(connection_, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-  while (n < 0 && errno == EINTR);
-  for (cmsghdr* c = CMSG_FIRSTHDR(&m); n >= 0 && c; c = CMSG_NXTHDR(&m, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count; ++i) {
-      int fd;
-      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-      message->descriptors.push_back(fd);
-    }
-  }
+  int descriptors[kDescriptors];
+  const channel::Received got = channel::receive_packet(
+      connection_, std::as_writable_bytes(std::span(packet)), descriptors, MSG_DONTWAIT);
+  message->descriptors.insert(message->descriptors.end(), descriptors,
+                              descriptors + got.descriptors);
   // poll() may have spoken of the connection before this one.
-  if (n < 0 && errno == EAGAIN) return false;
-  if (n <= 0) {
+  if (got.bytes < 0 && errno == EAGAIN) return false;
+  if (got.bytes <= 0) {
     disconnect();
     return false;
   }
-  packet.resize(static_cast<size_t>(n));
+  packet.resize(static_cast<size_t>(got.bytes));
   size_t at = 0;
   for (bool first = true; at < packet.size(); first = false) {
     size_t end = packet.find('\n', at);

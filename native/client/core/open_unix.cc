@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <span>
 
+#include "channel/packet.h"
 #include "client/core/open_channel.h"
 #include "client/core/slot_channel.h"
 #include "wire/address_windows.h"
@@ -25,27 +27,6 @@ struct FdCloser {
     if (fd >= 0) ::close(fd);
   }
 };
-
-// One packet with up to two descriptors. Returns bytes, -1 on error.
-ssize_t receive(int socket, wire::OpenReply* reply, int fds[2]) {
-  iovec io{reply, sizeof *reply};
-  alignas(cmsghdr) char control[CMSG_SPACE(2 * sizeof(int))];
-  msghdr m{};
-  m.msg_iov = &io;
-  m.msg_iovlen = 1;
-  m.msg_control = control;
-  m.msg_controllen = sizeof control;
-  ssize_t n;
-  do n = recvmsg(socket, &m, MSG_CMSG_CLOEXEC);
-  while (n < 0 && errno == EINTR);
-  for (cmsghdr* c = CMSG_FIRSTHDR(&m); n >= 0 && c; c = CMSG_NXTHDR(&m, c)) {
-    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-    const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (size_t i = 0; i < count && i < 2; ++i)
-      std::memcpy(&fds[i], CMSG_DATA(c) + i * sizeof(int), sizeof(int));
-  }
-  return n;
-}
 
 }  // namespace
 
@@ -75,8 +56,9 @@ std::unique_ptr<Channel> open_unix(const std::string& socket_path, wire::OpenSes
   int fds[2] = {-1, -1};
   for (;;) {
     wire::OpenReply reply{};
-    const ssize_t n = receive(s, &reply, fds);
-    if (n < static_cast<ssize_t>(offsetof(wire::OpenReply, message)) ||
+    const channel::Received got =
+        channel::receive_packet(s, std::as_writable_bytes(std::span(&reply, 1)), fds);
+    if (got.bytes < static_cast<ssize_t>(offsetof(wire::OpenReply, message)) ||
         reply.header.function != wire::kOpenReply) {
       *error = "sluice-server at " + socket_path + " closed the connection before it answered";
       return nullptr;
