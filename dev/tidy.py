@@ -77,6 +77,8 @@ def tidy(file: str) -> str:
             "-p",
             str(DATABASE.parent),
             "--extra-arg=-Wno-unknown-warning-option",
+            # GCC's precompiled header is left, and the header read instead.
+            "--extra-arg=-Wno-ignored-gch",
             file,
         ],
         cwd=CHECKOUT,
