@@ -21,14 +21,15 @@ namespace sluice::worker {
 
 class GrantLedger {
  public:
-  // The page, as server/sessions/grant_ledgers.py makes it: a header, then words by kind, vGPU and
-  // slot.
-  static constexpr uint64_t kMagic = 0x3152454744454c53;  // "SLEDGER1"
-  static constexpr size_t kHeaderBytes = 4096;
-  static constexpr uint32_t kKinds = 2, kVgpus = wire::kMaxDevices, kSlots = wire::kLedgerSlots;
+  // The page, as server/sessions/grant_ledgers.py makes it (native/api/protocol.yaml): a header,
+  // then words by kind, vGPU and slot.
+  static constexpr uint64_t kMagic = wire::kLedgerMagic;
+  static constexpr size_t kHeaderBytes = wire::kLedgerHeaderBytes;
+  static constexpr uint32_t kKinds = wire::kLedgerKinds, kVgpus = wire::kMaxDevices,
+                            kSlots = wire::kLedgerSlots;
   static constexpr size_t kBytes =
       kHeaderBytes + sizeof(uint64_t) * size_t{kKinds} * kVgpus * kSlots;
-  enum class Kind : uint32_t { kMemory, kCode };
+  using Kind = wire::LedgerKind;
 
   // Keeps `fd`, which becomes its own. nullptr with `error` when that is no ledger.
   static std::unique_ptr<GrantLedger> open(int fd, uint32_t slot, std::string* error);

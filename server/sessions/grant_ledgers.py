@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The ledgers of jobs: pages on which the workers of one grant write what they have of its memory.
 
-Used by sessions.lifecycle. native/worker/grant_ledger.h says what is on a page. It owns a
-descriptor of each page that a session uses, and which session has which slot. It promises that what
-a session had is the job's again once its worker has ended, however it ended, and that pages outlive
-the server: workers hand theirs to the next one. The page is read by nobody here: a worker that was
-taken over can write into it what it likes.
+Used by sessions.lifecycle. native/api/protocol.yaml says what is on a page,
+native/worker/grant_ledger.h how it is written. It owns a descriptor of each page that a session
+uses, and which session has which slot. It promises that what a session had is the job's again once
+its worker has ended, however it ended, and that pages outlive the server: workers hand theirs to
+the next one. The page is read by nobody here: a worker that was taken over can write into it what
+it likes.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import os
 import struct
 from dataclasses import dataclass, field
 
+from sluice.protocol.frames import (
+    LEDGER_HEADER_BYTES,
+    LEDGER_KINDS,
+    LEDGER_MAGIC,
+    LEDGER_SLOTS,
+    MAX_DEVICES,
+)
+
 log = logging.getLogger("sluice.server")
 
-MAGIC = 0x3152454744454C53
-HEADER_BYTES = 4096
-KINDS = 2
-VGPUS = 64
-SLOTS = 256
-BYTES = HEADER_BYTES + 8 * KINDS * VGPUS * SLOTS
+ROWS = LEDGER_KINDS * MAX_DEVICES
+BYTES = LEDGER_HEADER_BYTES + 8 * ROWS * LEDGER_SLOTS
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -55,9 +60,11 @@ class GrantLedgers:
         page = self._pages.get(grant_id)
         if page is None:
             page = self._pages[grant_id] = _Page(make_page(grant_id))
-        slot = next((slot for slot in range(SLOTS) if slot not in page.slots), SLOTS)
-        if slot == SLOTS:
-            raise LedgerFullError(f"grant {grant_id} has {SLOTS} sessions; none can be added")
+        slot = next((slot for slot in range(LEDGER_SLOTS) if slot not in page.slots), None)
+        if slot is None:
+            raise LedgerFullError(
+                f"grant {grant_id} has {LEDGER_SLOTS} sessions; none can be added"
+            )
         page.slots.add(slot)
         return page.descriptor, slot
 
@@ -87,7 +94,7 @@ class GrantLedgers:
     def reconcile(self) -> None:
         """After adoption: what sessions had that ended while no server ran is the jobs' again."""
         for page in self._pages.values():
-            clear_slots(page.descriptor, set(range(SLOTS)) - page.slots)
+            clear_slots(page.descriptor, set(range(LEDGER_SLOTS)) - page.slots)
 
 
 def make_page(grant_id: str) -> int:
@@ -95,7 +102,7 @@ def make_page(grant_id: str) -> int:
     descriptor = os.memfd_create(f"sluice-grant-{grant_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, BYTES)
-        os.pwrite(descriptor, struct.pack("<Q", MAGIC), 0)
+        os.pwrite(descriptor, struct.pack("<Q", LEDGER_MAGIC), 0)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
     except OSError:
         os.close(descriptor)
@@ -110,10 +117,10 @@ def clear_slots(descriptor: int, slots: set[int]) -> None:
     up meanwhile sees one before or after, and too much rather than too little is in use.
     """
     zero = bytes(8)
-    for row in range(KINDS * VGPUS):
+    for row in range(ROWS):
         for slot in slots:
             with contextlib.suppress(OSError):  # a worker may have handed over what it sealed
-                os.pwrite(descriptor, zero, HEADER_BYTES + 8 * (row * SLOTS + slot))
+                os.pwrite(descriptor, zero, LEDGER_HEADER_BYTES + 8 * (row * LEDGER_SLOTS + slot))
 
 
 def _is_page(descriptor: int) -> bool:

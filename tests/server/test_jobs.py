@@ -21,15 +21,8 @@ from control_plane import ControlPlane, native_worker, running, wait_for
 from job_process import JobProcess
 
 from sluice.config.native_files import find_native
-from sluice.protocol import frames
-from sluice.server.sessions.grant_ledgers import (
-    BYTES,
-    HEADER_BYTES,
-    MAGIC,
-    SLOTS,
-    VGPUS,
-    GrantLedgers,
-)
+from sluice.protocol.frames import LEDGER_HEADER_BYTES, LEDGER_KINDS, LEDGER_SLOTS, LedgerKind
+from sluice.server.sessions.grant_ledgers import BYTES, GrantLedgers
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(native_worker() is None, reason="the native part is not built")
@@ -271,11 +264,12 @@ def test_the_launcher_passes_signals_and_statuses_on(shared: ControlPlane) -> No
     assert died.close() == 128 + 9
 
 
-def test_the_hosts_idea_of_a_ledger_is_the_workers() -> None:
-    text = (ROOT / "native" / "worker" / "grant_ledger.h").read_text()
-    for said in (f"kMagic = {MAGIC:#x}", f"kHeaderBytes = {HEADER_BYTES}"):
-        assert said in text
-    assert (VGPUS, SLOTS) == (frames.MAX_DEVICES, frames.LEDGER_SLOTS)
+def test_a_ledgers_page_is_as_workers_of_releases_have_it() -> None:
+    page, _ = GrantLedgers().join("g")
+    assert os.fstat(page).st_size == BYTES == 266240
+    assert os.pread(page, 8, 0) == b"SLEDGER1"
+    assert not any(os.pread(page, BYTES, 8))
+    assert list(LedgerKind) == list(range(LEDGER_KINDS))
 
 
 def test_ledgers_slots_are_cleared_and_pages_go_with_their_last_session() -> None:
@@ -283,20 +277,24 @@ def test_ledgers_slots_are_cleared_and_pages_go_with_their_last_session() -> Non
     page, slot = ledgers.join("g")
     same, other = ledgers.join("g")
     assert (same, slot, other) == (page, 0, 1)
-    last_row = HEADER_BYTES + 8 * (127 * SLOTS + other)
-    for place in (HEADER_BYTES + 8 * other, last_row, HEADER_BYTES):
+    last_row = LEDGER_HEADER_BYTES + 8 * (127 * LEDGER_SLOTS + other)
+    for place in (LEDGER_HEADER_BYTES + 8 * other, last_row, LEDGER_HEADER_BYTES):
         os.pwrite(page, b"\1" * 8, place)
     ledgers.leave("g", other)
-    assert os.pread(page, 8, HEADER_BYTES + 8 * other) == os.pread(page, 8, last_row) == bytes(8)
-    assert os.pread(page, 8, HEADER_BYTES) == b"\1" * 8
+    assert (
+        os.pread(page, 8, LEDGER_HEADER_BYTES + 8 * other)
+        == os.pread(page, 8, last_row)
+        == bytes(8)
+    )
+    assert os.pread(page, 8, LEDGER_HEADER_BYTES) == b"\1" * 8
     assert ledgers.join("g") == (page, other)
     later: Any = GrantLedgers()
     later.adopt("g", 0, os.dup(page))
     later.adopt("g", 2, os.dup(page))
-    os.pwrite(page, b"\1" * 8, HEADER_BYTES + 8 * 1)
+    os.pwrite(page, b"\1" * 8, LEDGER_HEADER_BYTES + 8 * 1)
     later.reconcile()
-    assert os.pread(page, 8, HEADER_BYTES + 8 * 1) == bytes(8)
-    assert os.pread(page, 8, HEADER_BYTES) == b"\1" * 8
+    assert os.pread(page, 8, LEDGER_HEADER_BYTES + 8 * 1) == bytes(8)
+    assert os.pread(page, 8, LEDGER_HEADER_BYTES) == b"\1" * 8
     assert os.fstat(page).st_size == BYTES
     for made, slots in ((later, (0, 2)), (ledgers, (0, 1))):
         for each in slots:
