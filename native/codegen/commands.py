@@ -10,11 +10,12 @@ on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from bodies import Bodies
 from imported import RegistryError, refuse_unknown
 
 FILE = "commands.yaml"
@@ -23,6 +24,7 @@ CLASSES = ("answered", "async", "either", "session")
 ALLOCATES = ("device", "host")
 EFFECTS = frozenset({"allocates", "creates", "changes", "destroys"})
 KEYS = {"id", "class", "may_block", *EFFECTS}
+NO_BODY = "none"
 OWN = "sluice"
 """What the names of commands with a signature, or of a library, begin with."""
 
@@ -51,6 +53,8 @@ class Command:
     creates: tuple[str, ...]
     changes: tuple[str, ...]
     destroys: tuple[str, ...]
+    body: str
+    """The struct that it begins with; "": none, or one that is generated from a signature."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +115,25 @@ def load_signed_commands(
     return found
 
 
+def check_bodies(own: Commands, bodies: Bodies) -> None:
+    """Each command of our own has a body that is somewhere; raises RegistryError."""
+    for command in own.commands:
+        if command.body and command.body not in bodies.structs:
+            raise RegistryError(
+                f"{FILE}: {command.name}: no file of native/api/bodies has a struct "
+                f"{command.body}: add it, name another (body: NAME), or none (body: {NO_BODY})"
+            )
+
+
 def _command(name: str, fields: dict[str, Any], state: tuple[str, ...]) -> Command:
     where = f"{FILE}: {name}"
-    refuse_unknown(where, fields, KEYS)
+    refuse_unknown(where, fields, KEYS | {"body"})
     number = fields.get("id")
     if not isinstance(number, int) or not any(number in numbers for numbers in RANGES):
         raise RegistryError(f"{where}: the id {number!r} is not from 0 to 63 or from 4032 to 4095")
-    return _rules(name, number, fields, state, where)
+    body = fields.get("body", NO_BODY if fields.get("class") == "session" else name)
+    rules = _rules(name, number, fields, state, where)
+    return replace(rules, body="" if body == NO_BODY else body)
 
 
 def _rules(
@@ -141,5 +157,6 @@ def _rules(
         class_=fields["class"],
         may_block=bool(fields.get("may_block", False)),
         allocates=fields.get("allocates", ""),
+        body="",
         **lists,
     )

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import c_text
+from bodies import load_bodies
 from client_settings import load_client_settings
-from commands import Command, load_own_commands, load_signed_commands
+from commands import Command, check_bodies, load_own_commands, load_signed_commands
 from control import load_control
 from generate_abi import Writer
 from imported import RegistryError
@@ -149,6 +150,7 @@ def function_rules(registry: Registry, signed: dict[str, Command]) -> list[Comma
             creates=(),
             changes=(),
             destroys=(),
+            body="",
         )
         for f in registry.wire_functions()
         if f.name not in signed
@@ -166,7 +168,8 @@ def known_enums(entries: list[Entry], layout: Layout) -> dict[str, list[int]]:
 
 def generate(out: Path, api: Path) -> None:
     """Write everything under `out`."""
-    registry, own = load_registry(api), load_own_commands(api)
+    registry, own, bodies = load_registry(api), load_own_commands(api), load_bodies(api)
+    check_bodies(own, bodies)
     ids = load_ids(api / "ids.lock") | read_ids(api / "library_ids.lock")
     signed = load_signed_commands(api, own.state, ids)
     writer = Writer(out)
@@ -189,6 +192,8 @@ def generate(out: Path, api: Path) -> None:
         enumerations=shared.enumerations,
         structs=shared.structs,
     )
+    for file in bodies.files:
+        writer.render("wire_bodies.h.j2", f"wire/bodies/{file.name}.h", file=file)
     writer.render("wire_control.h.j2", "wire/control_messages.h", links=load_control(api))
     writer.render(
         "client_setting_table.h.j2", "client/setting_table.h", said=load_client_settings(api)

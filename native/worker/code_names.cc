@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "wire/bodies/green_contexts.h"
 #include "wire/generated.h"
-#include "wire/green_context.h"
 #include "worker/dispatch.h"
 
 namespace sluice::worker {

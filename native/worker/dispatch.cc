@@ -21,7 +21,7 @@ void read_output(Session& s, const Command&, Reply& reply) {
 
 void reply_rest(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
-  const auto from = d.fixed<uint64_t>();
+  const auto from = d.fixed<wire::ReplyRest>().from;
   if (!d.ok() ||
       !s.unfetched.take(c.header.lane, from, s.endpoint().reply_limit(), &reply.body, &reply.more))
     s.reject("ReplyRest asks for what there is none of");

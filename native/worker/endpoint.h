@@ -13,7 +13,7 @@
 
 #include "channel/region.h"
 #include "channel/stream.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 #include "wire/frame.h"
 
 namespace sluice::worker {

@@ -2,10 +2,9 @@
 // Green contexts: parts of a GPU's multiprocessors, and streams that run there. Everything else of
 // the session stays in the primary context, whose memory and code they share. Resources and their
 // descriptions have no end in CUDA; both are kept by number, equal ones once.
-#include "wire/green_context.h"
-
 #include <cstring>
 
+#include "wire/bodies/green_contexts.h"
 #include "wire/generated.h"
 #include "worker/dispatch.h"
 #include "worker/library/charge.h"

@@ -72,7 +72,8 @@ void NodeNvml::sample(void* handle, wire::GpuFigures* to) const {
   // f(device, T *), and f(device, which, T *).
   const auto read = [&]<class T>(Figure f, const char* name, T value) {
     const auto get = reinterpret_cast<nvmlReturn_t (*)(nvmlDevice_t, T*)>(dlsym(library_, name));
-    if (get && get(device, &value) == NVML_SUCCESS) to->set(f, static_cast<uint64_t>(value));
+    if (get && get(device, &value) == NVML_SUCCESS)
+      wire::set_figure(to, f, static_cast<uint64_t>(value));
   };
   const auto one = [&](Figure f, const char* name) { read(f, name, 0u); };
   const auto wide = [&](Figure f, const char* name) { read(f, name, 0ull); };
@@ -82,8 +83,9 @@ void NodeNvml::sample(void* handle, wire::GpuFigures* to) const {
     for (int i = 0; get && i < 4; ++i) {
       unsigned value = 0;
       if (get(device, i, &value) == NVML_SUCCESS)
-        to->set(static_cast<Figure>(static_cast<uint32_t>(first) + static_cast<uint32_t>(i)),
-                value);
+        wire::set_figure(
+            to, static_cast<Figure>(static_cast<uint32_t>(first) + static_cast<uint32_t>(i)),
+            value);
     }
   };
   const auto two = [&](Figure a, Figure b, const char* name) {
@@ -91,22 +93,22 @@ void NodeNvml::sample(void* handle, wire::GpuFigures* to) const {
         dlsym(library_, name));
     unsigned x = 0, y = 0;
     if (!get || get(device, &x, &y) != NVML_SUCCESS) return;
-    to->set(a, x);
-    to->set(b, y);
+    wire::set_figure(to, a, x);
+    wire::set_figure(to, b, y);
   };
 
   nvmlUtilization_t use{};
   const auto rates = reinterpret_cast<decltype(&::nvmlDeviceGetUtilizationRates)>(
       dlsym(library_, "nvmlDeviceGetUtilizationRates"));
   if (rates && rates(device, &use) == NVML_SUCCESS) {
-    to->set(Figure::kGpuUtilization, use.gpu);
-    to->set(Figure::kMemoryUtilization, use.memory);
+    wire::set_figure(to, Figure::kGpuUtilization, use.gpu);
+    wire::set_figure(to, Figure::kMemoryUtilization, use.memory);
   }
   unsigned degrees = 0;
   const auto temperature = reinterpret_cast<decltype(&::nvmlDeviceGetTemperature)>(
       dlsym(library_, "nvmlDeviceGetTemperature"));
   if (temperature && temperature(device, NVML_TEMPERATURE_GPU, &degrees) == NVML_SUCCESS)
-    to->set(Figure::kTemperature, degrees);
+    wire::set_figure(to, Figure::kTemperature, degrees);
   two(Figure::kEncoderUtilization, Figure::kEncoderPeriod, "nvmlDeviceGetEncoderUtilization");
   two(Figure::kDecoderUtilization, Figure::kDecoderPeriod, "nvmlDeviceGetDecoderUtilization");
   four(Figure::kThresholdShutdown, "nvmlDeviceGetTemperatureThreshold");

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 #include "wire/frame.h"
 #include "worker/arena_view.h"
 #include "worker/bounce.h"

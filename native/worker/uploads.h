@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::worker {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "wire/array_shape.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 #include "worker/driver.h"
 #include "worker/gate.h"
 #include "worker/limits.h"

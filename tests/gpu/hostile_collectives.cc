@@ -2,7 +2,7 @@
 // NCCL: configurations of odd sizes, and communicators destroyed twice.
 #include "client/objects/device.h"
 #include "tests/gpu/hostile_libraries.h"
-#include "wire/nccl.h"
+#include "wire/bodies/nccl.h"
 
 extern "C" {
 int32_t ncclGetUniqueId(void* id);

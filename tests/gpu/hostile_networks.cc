@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuDNN: losses of another batch, and values that are no values.
 #include "tests/gpu/hostile_libraries.h"
+#include "wire/bodies/cudnn_ctc.h"
 #include "wire/cudnn_backend.h"
-#include "wire/cudnn_ctc.h"
 
 extern "C" {
 int32_t cudnnCreate(void** handle);

@@ -15,7 +15,7 @@
 
 #include "channel/region.h"
 #include "client/core/config.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 #include "wire/frame.h"
 
 namespace sluice::client {

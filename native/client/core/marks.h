@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "channel/slot.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "abi/cuda_driver.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 #include "wire/frame.h"
 
 namespace sluice::client {

@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "abi/cuda_driver.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

@@ -14,7 +14,7 @@
 
 #include "abi/cuda_driver.h"
 #include "client/objects/handles.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

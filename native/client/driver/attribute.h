@@ -4,7 +4,7 @@
 #pragma once
 
 #include "abi/cuda_driver.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

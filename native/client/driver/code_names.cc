@@ -7,8 +7,8 @@
 #include "client/core/enter.h"
 #include "client/driver/module.h"
 #include "client/objects/device.h"
+#include "wire/bodies/green_contexts.h"
 #include "wire/generated.h"
-#include "wire/green_context.h"
 
 using namespace sluice::client;
 namespace wire = sluice::wire;

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Green contexts: parts of a GPU's multiprocessors as contexts of their own, with streams that run
-// there. Resources and descriptions are the worker's, by number (wire/green_context.h). With a
-// green context current, the null stream is that context's own and new streams are made in it; the
-// thread's own stream (CU_STREAM_PER_THREAD) stays one of the whole GPU.
-#include "wire/green_context.h"
-
+// there. Resources and descriptions are the worker's, by number (bodies/green_contexts.yaml). With
+// a green context current, the null stream is that context's own and new streams are made in it;
+// the thread's own stream (CU_STREAM_PER_THREAD) stays one of the whole GPU.
 #include <algorithm>
 #include <cstring>
 
@@ -12,6 +10,7 @@
 #include "client/driver/wait.h"
 #include "client/objects/context.h"
 #include "client/objects/event.h"
+#include "wire/bodies/green_contexts.h"
 #include "wire/generated.h"
 
 using namespace sluice::client;

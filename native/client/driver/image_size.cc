@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "image_format.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

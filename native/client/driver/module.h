@@ -8,7 +8,7 @@
 
 #include "client/core/session.h"
 #include "client/objects/code.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

@@ -11,7 +11,7 @@
 #include "client/driver/transfer.h"
 #include "client/objects/device.h"
 #include "client/objects/stream.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client::transfer {
 

@@ -7,7 +7,7 @@
 #include "client/core/session.h"
 #include "client/objects/device.h"
 #include "client/objects/stream.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "client/library/call.h"
-#include "wire/cudnn_ctc.h"
+#include "wire/bodies/cudnn_ctc.h"
 
 extern "C" {
 SLUICE_INTERNAL int32_t sluice_library_backend_create(int32_t type, void** descriptor);

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "client/library/call.h"
-#include "wire/nccl.h"
+#include "wire/bodies/nccl.h"
 
 extern "C" {
 // How a communicator is to be made; what does not apply is zero.

@@ -24,7 +24,7 @@ nvmlReturn_t figure(nvmlDevice_t device, Figure which, T* to) {
   if (const nvmlReturn_t e = figures_of(device, &figures); e != NVML_SUCCESS) return e;
   if (!to) return NVML_ERROR_INVALID_ARGUMENT;
   uint64_t value;
-  if (!figures.get(which, &value)) return NVML_ERROR_NOT_SUPPORTED;
+  if (!sluice::wire::get_figure(figures, which, &value)) return NVML_ERROR_NOT_SUPPORTED;
   *to = static_cast<T>(value);
   return NVML_SUCCESS;
 }

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "client/core/jit_logs.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

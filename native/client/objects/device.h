@@ -17,7 +17,7 @@
 #include "client/objects/array.h"
 #include "client/objects/stream.h"
 #include "wire/array_shape.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

@@ -7,7 +7,7 @@
 
 #include "abi/cuda_driver.h"
 #include "client/core/work_account.h"
-#include "wire/commands.h"
+#include "wire/bodies/commands.h"
 
 namespace sluice::client {
 

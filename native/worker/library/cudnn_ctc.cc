@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "wire/cudnn_ctc.h"
+#include "wire/bodies/cudnn_ctc.h"
 
 #include <cstring>
 #include <vector>

@@ -2,7 +2,7 @@
 // NCCL's groups on the worker: everything of a command is checked, then one thread runs it between
 // ncclGroupStart and ncclGroupEnd. Communicators are made here, because unique ids travel by value
 // and configurations point to texts.
-#include "wire/nccl.h"
+#include "wire/bodies/nccl.h"
 
 #include <algorithm>
 #include <array>

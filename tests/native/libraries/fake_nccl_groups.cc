@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "client/library/call.h"
-#include "wire/nccl.h"
+#include "wire/bodies/nccl.h"
 
 namespace {
 

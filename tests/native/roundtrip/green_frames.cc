@@ -2,8 +2,8 @@
 // Good frames of green contexts, of names in code, of atomics and of tensor maps' addresses; and
 // how the recording driver answers about green contexts.
 #include "tests/native/roundtrip/valid_frames.h"
+#include "wire/bodies/green_contexts.h"
 #include "wire/generated.h"
-#include "wire/green_context.h"
 
 namespace sluice::test {
 

@@ -3,8 +3,8 @@
 
 #include "library/objects.h"
 #include "tests/native/roundtrip/fake_libraries.h"
+#include "wire/bodies/cudnn_ctc.h"
 #include "wire/cudnn_backend.h"
-#include "wire/cudnn_ctc.h"
 #include "wire/curand.h"
 #include "wire/library_sizes.h"
 

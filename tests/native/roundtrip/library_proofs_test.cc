@@ -6,10 +6,10 @@
 #include "tests/native/roundtrip/library_proofs.h"
 
 #include "library/objects.h"
+#include "wire/bodies/cudnn_ctc.h"
+#include "wire/bodies/nccl.h"
 #include "wire/cudnn_backend.h"
-#include "wire/cudnn_ctc.h"
 #include "wire/library_sizes.h"
-#include "wire/nccl.h"
 
 namespace sluice::test {
 namespace {

@@ -2,7 +2,7 @@
 // Good frames of NCCL's groups: calls of functions, and communicators made in each way.
 #include "library/objects.h"
 #include "tests/native/roundtrip/library_frames.h"
-#include "wire/nccl.h"
+#include "wire/bodies/nccl.h"
 
 namespace sluice::test {
 
