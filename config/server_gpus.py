@@ -85,9 +85,24 @@ class ThrottleSection(Section):
     """[throttle]: how strictly compute shares are kept."""
 
     throttle_level: int = Field(
-        100, ge=0, le=100, description="0 (strictest) to 100 (most throughput); read, not used yet"
+        50,
+        ge=0,
+        le=100,
+        description="in which time each tenant of a GPU has its share: 0 (strictest) is 10 ms, 50 "
+        "is 50 ms, 100 (most throughput) is 200 ms",
     )
     enable_computation_throttle: bool = Field(
         True, description="true or false: hold sessions to their compute share"
     )
     computation_throttle_mode2: OnlyMode = Field(True, description="true, the only mode")
+    capped: bool = Field(
+        False,
+        description="true or false: a session never gets more than its share, even where nobody "
+        "else wants the GPU",
+    )
+
+    @property
+    def period_ms(self) -> int:
+        """In which each tenant that wants it has had its share."""
+        middle = self.throttle_level - 50
+        return 50 + (3 * middle if middle > 0 else 4 * middle // 5)

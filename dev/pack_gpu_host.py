@@ -50,7 +50,14 @@ PACKAGES = (
 #: glibc that wheels may want; pip takes each for itself alone.
 PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014", "manylinux1")
 GENERATED = ("python/sluice/rpc", "python/sluice/protocol", "guest_runtime/client_settings.py")
-PROGRAMS = ("sluice-worker", "sluice-relay", "sluice-doorbell", "sluice-watch", "hostile_libraries")
+PROGRAMS = (
+    "sluice-worker",
+    "sluice-relay",
+    "sluice-arbiter",
+    "sluice-doorbell",
+    "sluice-watch",
+    "hostile_libraries",
+)
 BUILT = ("build/programs", "build/bench/calls")
 #: Tracked, and of no use there: recordings, images, fuzzing.
 LEFT_OUT = ("tests/compatibility/", "native/", "docs/", "packaging/")

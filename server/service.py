@@ -32,6 +32,7 @@ from sluice.server.listeners.unix_socket import UnixListener
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.adoption import adopt_workers
 from sluice.server.sessions.lifecycle import SessionLifecycle
+from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.start_up import (
     chosen_driver,
     code_cache,
@@ -87,6 +88,8 @@ class Server:
         await self._gpus.find(self._run)
         self._run(self._gpus.health.run())
         self._run(self._controller.run())
+        if self._turns:
+            self._run(self._turns.arbiter.run())
         self._open_unix_socket()
         if section.enable_kvm:
             self._serve_guests(starter)
@@ -133,6 +136,10 @@ class Server:
             accounts=Accounts(config.projects),
             code_cache=code_cache(section),
         )
+        self._turns: TurnPages | None = None
+        if config.throttle.enable_computation_throttle:
+            self._turns = TurnPages(config.throttle, starter, section.run_dir, log_dir)
+            self._lifecycle.divide_time(self._turns)
         if section.enable_relay:
             ca_file = config.tls.data_ca_file or config.tls.ca_file
             self._lifecycle.relay_by(section.run_dir, ca_file)

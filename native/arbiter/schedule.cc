@@ -105,6 +105,14 @@ bool Schedule::change(uint32_t tenant, uint32_t percent, bool capped, Nanosecond
   return true;
 }
 
+bool Schedule::move(uint32_t tenant, uint64_t gpus, Nanoseconds now) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end() || !gpus) return false;
+  count_all(now);
+  found->second.tenancy.gpus = gpus;
+  return true;
+}
+
 void Schedule::remove(uint32_t tenant, Nanoseconds now) {
   count_all(now);
   tenants_.erase(tenant);
@@ -146,6 +154,18 @@ void Schedule::gives_back(uint32_t tenant, bool more, Nanoseconds now) {
 bool Schedule::holds(uint32_t tenant) const {
   const auto found = tenants_.find(tenant);
   return found != tenants_.end() && found->second.has_turn();
+}
+
+bool Schedule::waits(uint32_t tenant) const {
+  const auto found = tenants_.find(tenant);
+  return found != tenants_.end() && found->second.state == State::kWaiting;
+}
+
+bool Schedule::alone(uint32_t tenant) const {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end() || found->second.tenancy.capped) return false;
+  return std::ranges::none_of(tenants_,
+                              [&](const auto& each) { return each.second.meets(found->second); });
 }
 
 TenantFigures Schedule::figures(uint32_t tenant, Nanoseconds now) const {

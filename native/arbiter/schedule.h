@@ -15,11 +15,13 @@
 #include <map>
 #include <vector>
 
+#include "wire/protocol.h"
+
 namespace sluice::arbiter {
 
 using Nanoseconds = int64_t;  // of a monotonic clock, or a span of it
 constexpr Nanoseconds kForever = std::numeric_limits<Nanoseconds>::max();
-constexpr uint32_t kMaxGpus = 64;  // bits of Tenancy::gpus
+constexpr uint32_t kMaxGpus = wire::kMaxTurnGpus;  // bits of Tenancy::gpus
 
 struct ScheduleSettings {
   Nanoseconds period = 50'000'000;   // in which each who wants has a turn; 10 to 200 ms
@@ -61,18 +63,26 @@ class Schedule {
   // False: no GPU, an unknown one, a share out of bounds, or a tenant that is there already.
   bool add(uint32_t tenant, const Tenancy& tenancy, Nanoseconds now);
   bool change(uint32_t tenant, uint32_t percent, bool capped, Nanoseconds now);
+  // Of which GPUs it has a share from now on.
+  bool move(uint32_t tenant, uint64_t gpus, Nanoseconds now);
   // It is gone, turn or not: its process has ended.
   void remove(uint32_t tenant, Nanoseconds now);
 
   // It has work and no turn. Said again, it changes nothing.
   void wants(uint32_t tenant, Nanoseconds now);
-  // It has drained; `more`: and still has work. Without a turn it takes its wish back.
+  // It has drained; `more`: and still has work. Without a turn it waits no longer.
   void gives_back(uint32_t tenant, bool more, Nanoseconds now);
+
+  // From the next turns on.
+  void set_period(Nanoseconds period) { settings_.period = period; }
 
   // After any of these, and at `look_again`.
   Decision step(Nanoseconds now);
 
   bool holds(uint32_t tenant) const;
+  bool waits(uint32_t tenant) const;
+  // Whether nobody else has a share of its GPUs, so that it need not be disturbed.
+  bool alone(uint32_t tenant) const;
   TenantFigures figures(uint32_t tenant, Nanoseconds now) const;
 
  private:
@@ -114,7 +124,7 @@ class Schedule {
   void begin(Nanoseconds now, Decision* decision);
   Nanoseconds next_look(Nanoseconds now) const;
 
-  const ScheduleSettings settings_;
+  ScheduleSettings settings_;
   std::map<uint32_t, Tenant> tenants_;
 };
 

@@ -6,15 +6,11 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
 
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 
 #include "doorbell/doorbell.h"
+#include "process/listener.h"
 
 namespace {
 
@@ -39,26 +35,16 @@ int main(int argc, char** argv) {
   missing.sa_sigaction = replace_missing_page;
   missing.sa_flags = SA_SIGINFO | SA_RESTART;
   sigaction(SIGBUS, &missing, nullptr);
-  if (argc != 3 || std::strcmp(argv[1], "--control") != 0) {
+  std::string path, error;
+  if (!sluice::process::control_path(argc, argv, &path)) {
     std::fprintf(stderr,
                  "usage: sluice-doorbell --control SOCKET\nStarted by sluice-server; "
                  "docs/protocol.md says how.\n");
     return 2;
   }
   prctl(PR_SET_TIMERSLACK, 5000);
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  if (std::strlen(argv[2]) >= sizeof address.sun_path) {
-    std::fprintf(stderr, "sluice-doorbell: the socket's path is too long: %s\n", argv[2]);
-    return 1;
-  }
-  std::strcpy(address.sun_path, argv[2]);
-  const int s = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-  umask(0177);
-  if (s < 0 || bind(s, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-      listen(s, 4) != 0) {
-    std::fprintf(stderr, "sluice-doorbell: %s: %s\n", argv[2], std::strerror(errno));
-    return 1;
-  }
-  return sluice::doorbell::Doorbell(s).run();
+  const int listener = sluice::process::listen_at(path, &error);
+  if (listener >= 0) return sluice::doorbell::Doorbell(listener).run();
+  std::fprintf(stderr, "sluice-doorbell: %s\n", error.c_str());
+  return 1;
 }

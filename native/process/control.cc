@@ -175,7 +175,7 @@ bool Control::receive(Message* message) {
 }
 
 bool Control::send(const std::string& verb, const std::map<std::string, std::string>& values,
-                   int descriptor) {
+                   std::span<const int> descriptors) {
   std::string packet = verb + "\n";
   for (const auto& [key, value] : values) {
     std::string line = value;
@@ -183,19 +183,20 @@ bool Control::send(const std::string& verb, const std::map<std::string, std::str
       if (c == '\n') c = ' ';
     packet += key + "=" + line + "\n";
   }
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  alignas(cmsghdr) char control[CMSG_SPACE(kDescriptors * sizeof(int))] = {};
   iovec io{packet.data(), packet.size()};
   msghdr m{};
   m.msg_iov = &io;
   m.msg_iovlen = 1;
-  if (descriptor >= 0) {
+  if (!descriptors.empty()) {
+    const size_t bytes = std::min(descriptors.size(), kDescriptors) * sizeof(int);
     m.msg_control = control;
-    m.msg_controllen = sizeof control;
+    m.msg_controllen = CMSG_SPACE(bytes);
     cmsghdr* c = CMSG_FIRSTHDR(&m);
     c->cmsg_level = SOL_SOCKET;
     c->cmsg_type = SCM_RIGHTS;
-    c->cmsg_len = CMSG_LEN(sizeof descriptor);
-    std::memcpy(CMSG_DATA(c), &descriptor, sizeof descriptor);
+    c->cmsg_len = CMSG_LEN(bytes);
+    std::memcpy(CMSG_DATA(c), descriptors.data(), bytes);
   }
   std::lock_guard lock(send_mutex_);
   return connection_ >= 0 && sendmsg(connection_, &m, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;

@@ -57,10 +57,14 @@ class Control {
   // One packet, if there is one: never waits. False: nothing usable came (the connection may be
   // closed now, or the server has been told what was wrong).
   bool receive(Message* message);
-  // False: dropped, as no server is connected or it does not read. `descriptor` (-1: none) stays
-  // the caller's.
+  // False: dropped, as no server is connected or it does not read. `descriptors` stay the caller's.
   bool send(const std::string& verb, const std::map<std::string, std::string>& values,
-            int descriptor = -1);
+            std::span<const int> descriptors = {});
+  // With one; -1: with none.
+  bool send(const std::string& verb, const std::map<std::string, std::string>& values,
+            int descriptor) {
+    return send(verb, values, std::span<const int>(&descriptor, descriptor >= 0 ? 1 : 0));
+  }
 
  private:
   void disconnect();

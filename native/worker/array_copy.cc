@@ -240,7 +240,11 @@ void between(Session& s, const Command& c, Reply& reply) {
     p.srcDevice = m.fromAddress;
     p.srcPitch = pitch_of(m.fromPitch, m), p.srcHeight = height_of(m.fromHeight, m);
   }
+  Gate::Passage passage;
+  if (!capturing(s, stream))
+    passage = v->gate->pass(stream, copy_work(m.width * m.rows * m.slices));
   reply.status = call(s.driver.cuMemcpy3DAsync_v2, &p, stream);
+  passage.issued();
   // Pinned memory may be named as the device's.
   if (reply.status == CUDA_SUCCESS)
     count(s, stream, traffic_of(s, p.dstDevice, p.srcDevice, m.width * m.rows * m.slices));

@@ -28,6 +28,7 @@ bool capturing(Session& s, CUstream stream) {
 
 void keep_out(Session& s, CUstream stream, Vgpu* v) {
   v->gate->leave(stream);
+  v->gate->leave(CU_STREAM_LEGACY);
   // Once a blocking stream captures, the legacy stream can be asked no more.
   CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
   if (s.driver.cuStreamIsCapturing(CU_STREAM_LEGACY, &status) != CUDA_SUCCESS) return;

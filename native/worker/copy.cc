@@ -199,6 +199,7 @@ void to_device(Session& s, const Command& c, Reply& reply) {
     from = reinterpret_cast<uint64_t>(data.data());
     pitch = copy.width;
   }
+  v->gate->followed(stream);
   reply.status = run(s, stream, Way::kToDevice, copy.device_address, copy.device_pitch, from, pitch,
                      copy.width, copy.rows, foreign_to(s, *v, copy.device_address, 0));
   if (reply.status == CUDA_SUCCESS)
@@ -219,6 +220,7 @@ void to_host(Session& s, const Command& c, Reply& reply) {
   uint64_t host;
   if (!accept(s, c, copy, &stream, &v, &host)) return;
   const Foreign foreign = foreign_to(s, *v, 0, copy.device_address);
+  v->gate->followed(stream);
   if (copy.place != wire::HostPlace::kInline) {
     reply.status = run(s, stream, Way::kToHost, host, copy.host_pitch, copy.device_address,
                        copy.device_pitch, copy.width, copy.rows, foreign);
@@ -258,8 +260,11 @@ void on_device(Session& s, const Command& c, Reply& reply) {
   CUstream stream;
   Vgpu* v;
   if (!s.stream(copy.stream, c.header.context, &stream, &v)) return;
+  Gate::Passage passage;
+  if (!capturing(s, stream)) passage = v->gate->pass(stream, copy_work(copy.width * copy.rows));
   reply.status = run(s, stream, Way::kOnDevice, copy.to, copy.to_pitch, copy.from, copy.from_pitch,
                      copy.width, copy.rows, foreign_to(s, *v, copy.to, copy.from));
+  passage.issued();
   if (reply.status == CUDA_SUCCESS)
     count(s, stream, traffic_of(s, copy.to, copy.from, copy.width * copy.rows));
   if (reply.status == CUDA_SUCCESS && c.answered())
@@ -323,11 +328,14 @@ void fill(Session& s, const Command& c, Reply& reply) {
   CUstream stream;
   Vgpu* v;
   if (!s.stream(f.stream, c.header.context, &stream, &v)) return;
+  Gate::Passage passage;
+  if (!capturing(s, stream)) passage = v->gate->pass(stream, fill_work(f.width * e * f.rows));
   const uint32_t owner = s.vgpus.size() > 1 ? s.memory_owner(f.address) : Session::kNobody;
   if (owner == Session::kNobody || s.vgpus[owner]->gpu == v->gpu)
     reply.status = fill_on(s.driver, stream, f);
   else
     reply.status = fill_foreign(s, owner, {v->index, stream}, f);
+  passage.issued();
   if (reply.status == CUDA_SUCCESS)
     count(s, stream, traffic_of(s, f.address, 0, f.width * e * f.rows));
 }

@@ -1,7 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/gate.h"
 
+#include <algorithm>
+
+#include "channel/futex.h"
+#include "worker/turn_keeper.h"
+
 namespace sluice::worker {
+
+namespace {
+
+// In a turn: how much may be under way when something more begins, and after how much of it there
+// is a mark. Little enough to leave a turn soon, and enough that the GPU never waits.
+constexpr float kAheadNs = 600'000, kMarkNs = 150'000;
+// What takes longer by itself begins when so much is left before it.
+constexpr float kNearNs = 300'000;
+constexpr uint32_t kMostLaunches = 64;  // between two marks
+// A wait for what is longer than this is no spinning.
+constexpr float kLongNs = 2'000'000;
+constexpr uint64_t kNapNs = 50'000;
+
+// Passages of this thread that are not issued: NCCL takes a group of calls as one. Who has begun
+// one never waits, as nothing is drained before it is issued.
+thread_local int t_entered = 0;
+
+int64_t now_ns() { return static_cast<int64_t>(channel::now_ns()); }
+
+uint16_t slot_of(uint64_t kind, size_t kinds) {
+  kind *= 0x9e3779b97f4a7c15ull;
+  return static_cast<uint16_t>((kind >> 32) % kinds);
+}
+
+}  // namespace
 
 CUevent Gate::event() {
   if (!spare_.empty()) {
@@ -13,81 +43,281 @@ CUevent Gate::event() {
   return driver_.cuEventCreate(&e, CU_EVENT_DEFAULT) == CUDA_SUCCESS ? e : nullptr;
 }
 
+void Gate::spare(CUevent event) {
+  if (event) spare_.push_back(event);
+}
+
 // Marks cost the stream and this thread about a microsecond each, so short launches get few.
 void Gate::adapt(float ms) {
   if (ms < kShortMs && batch_ < kMaxBatch) batch_ *= 2;
   if (ms > kLongMs && batch_ > kMinBatch) batch_ /= 2;
 }
 
-void Gate::collect(bool wait_for_oldest) {
-  while (!under_way_.empty()) {
-    const Interval i = under_way_.front();
-    const CUresult done = wait_for_oldest && lead_is_used_up() ? driver_.cuEventSynchronize(i.end)
-                                                               : driver_.cuEventQuery(i.end);
-    if (done == CUDA_ERROR_NOT_READY) return;
-    float ms = 0;
-    if (done == CUDA_SUCCESS &&
-        driver_.cuEventElapsedTime_v2(&ms, i.begin, i.end) == CUDA_SUCCESS) {
-      busy_ms_.store(busy_ms_.load(std::memory_order_relaxed) + static_cast<double>(ms),
-                     std::memory_order_relaxed);
-      adapt(ms);
-    }
-    lead_ -= i.launches;
-    under_way_.pop_front();
-    spare_.push_back(i.begin);
-    if (!i.end_begins_next) spare_.push_back(i.end);
+// Each part is taken to have been longer or shorter than expected as the whole was. What waited for
+// another stream or for the host counts as well, so what is short is believed sooner.
+void Gate::learn(const Interval& interval, float ns) {
+  if (interval.launches)
+    launch_ns_ += (ns / static_cast<float>(interval.launches) - launch_ns_) / 8;
+  if (interval.ns <= 0) return;
+  for (const Part& p : interval.parts) {
+    float& known = kind_ns_[p.kind];
+    const float took = std::max(p.ns * ns / interval.ns, 1.0f);
+    known = known == 0 ? took : known + (took - known) / (took < known ? 2.0f : 4.0f);
   }
 }
 
-void Gate::pass() {
-  if (held_.load(std::memory_order_relaxed)) {
-    std::unique_lock lock(held_mutex_);
-    released_.wait(lock, [this] { return !held_; });
+float Gate::expected(const Work& work) const {
+  const float known = kind_ns_[slot_of(work.kind, kKinds)];
+  return known != 0 ? known : launch_ns_ * static_cast<float>(work.launches);
+}
+
+void Gate::finished(const Interval& i) {
+  float ms = 0;
+  if (i.begin && driver_.cuEventElapsedTime_v2(&ms, i.begin, i.end) == CUDA_SUCCESS) {
+    busy_ms_.store(busy_ms_.load(std::memory_order_relaxed) + static_cast<double>(ms),
+                   std::memory_order_relaxed);
+    adapt(ms);
+    learn(i, ms * 1e6f);
   }
-  if (until_mark_ == 0) {
+}
+
+void Gate::collect(bool wait_for_oldest) {
+  while (!under_way_.empty()) {
+    const Interval& i = under_way_.front();
+    const CUresult done = wait_for_oldest && lead_is_used_up() ? driver_.cuEventSynchronize(i.end)
+                                                               : driver_.cuEventQuery(i.end);
+    if (done == CUDA_ERROR_NOT_READY) return;
+    if (done == CUDA_SUCCESS) finished(i);
+    lead_ -= i.launches;
+    under_way_ns_ -= i.ns;
+    front_since_ = now_ns();
+    spare(i.begin);
+    if (!i.end_begins_next) spare(i.end);
+    under_way_.pop_front();
+  }
+  under_way_ns_ = 0;  // rounding
+}
+
+void Gate::wait_while_held() {
+  std::unique_lock lock(held_mutex_);
+  released_.wait(lock, [this] { return !held_; });
+}
+
+Gate::Passage Gate::pass(CUstream stream, const Work& work) {
+  for (;;) {
+    if (held_.load(std::memory_order_relaxed)) wait_while_held();
+    if (!turns_ || turns_->free()) break;
+    if (Passage passage; pass_in_turn(stream, work, &passage)) return passage;
+  }
+  if (until_mark_.load(std::memory_order_relaxed) == 0) {
     std::lock_guard lock(mutex_);
     if (lead_is_used_up()) collect(true);
   }
+  return {this, stream, work, false};
 }
 
 // An interval runs from the first to the last of a batch of launches on one stream; what other
 // streams do meanwhile lies within it.
-CUresult Gate::issued(CUstream stream, uint32_t weight) {
-  since_mark_ += weight;
-  if (until_mark_ >= weight) {
-    until_mark_ -= weight;
+CUresult Gate::issued(CUstream stream, uint32_t launches) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  since_mark_.store(since_mark_.load(kRelaxed) + launches, kRelaxed);
+  if (turns_ && last_.load(kRelaxed) != stream) {
+    std::lock_guard lock(mutex_);
+    note(stream);
+  }
+  if (const uint32_t left = until_mark_.load(kRelaxed); left >= launches) {
+    until_mark_.store(left - launches, kRelaxed);
     return CUDA_SUCCESS;
   }
   std::lock_guard lock(mutex_);
-  finish_interval(stream);
+  finish_interval(stream == stream_);
   collect(false);
-  until_mark_ = weight < batch_ ? batch_ - 1 : 0;
+  until_mark_.store(launches < batch_ ? batch_ - 1 : 0, kRelaxed);
   stream_ = stream;
   if (begin_) return CUDA_SUCCESS;
   begin_ = event();
   return begin_ ? driver_.cuEventRecord(begin_, stream) : CUDA_SUCCESS;
 }
 
-// Its end is the beginning of the next one where that follows on the same stream.
-void Gate::finish_interval(CUstream next) {
+// Its end is the beginning of the next one where that `goes_on` on the same stream.
+void Gate::finish_interval(bool goes_on) {
   if (!begin_) return;
   CUevent end = event();
   if (!end || driver_.cuEventRecord(end, stream_) != CUDA_SUCCESS) {
-    spare_.push_back(begin_);
-    if (end) spare_.push_back(end);
+    spare(begin_);
+    spare(end);
     begin_ = nullptr;
     return;
   }
-  const bool goes_on = next == stream_;
-  under_way_.push_back({begin_, end, since_mark_, goes_on});
-  lead_ += since_mark_;
-  since_mark_ = 0;
+  if (under_way_.empty()) front_since_ = now_ns();
+  const uint32_t launches = since_mark_.exchange(0, std::memory_order_relaxed);
+  under_way_.push_back({begin_, end, launches, goes_on, since_mark_ns_, std::exchange(parts_, {})});
+  lead_ += launches;
+  under_way_ns_ += std::exchange(since_mark_ns_, 0.0f);
+  unknown_ = false;
   begin_ = goes_on ? end : nullptr;
+}
+
+// The end of what lies on a stream of which no interval tells.
+void Gate::mark(CUstream stream) {
+  CUevent end = event();
+  if (end && driver_.cuEventRecord(end, stream) == CUDA_SUCCESS)
+    under_way_.push_back({nullptr, end, 0, false, 0, {}});
+  else
+    spare(end);
+}
+
+void Gate::note(CUstream stream) {
+  last_.store(stream, std::memory_order_relaxed);
+  if (std::ranges::find(unmarked_, stream) == unmarked_.end()) unmarked_.push_back(stream);
+}
+
+// From here on each launch is in an interval of its own stream.
+void Gate::settle() {
+  if (unmarked_.empty() && until_mark_.load(std::memory_order_relaxed) == 0) return;
+  finish_interval(false);
+  for (CUstream stream : unmarked_)
+    if (stream != stream_) mark(stream);
+  unmarked_.clear();
+  last_ = nullptr;
+  until_mark_ = 0;
+}
+
+float Gate::left(int64_t now) const {
+  float done = 0;
+  if (!under_way_.empty())
+    done = std::clamp(static_cast<float>(now - front_since_), 0.0f, under_way_.front().ns);
+  return under_way_ns_ + since_mark_ns_ - done;
+}
+
+bool Gate::may_begin(uint32_t turn, int64_t until, float takes, int64_t now) {
+  if (turn_ != turn) turn_ = turn, begun_ = 0;
+  if (until == arbiter::kUntilWanted) return true;
+  // What is longer than a turn begins all the same, and is paid for later.
+  if (begun_ == 0) return now < until;
+  return static_cast<float>(until - now) >= left(now) + takes / 2;
+}
+
+bool Gate::lead_is_long(float takes, int64_t now) {
+  const bool many = under_way_.size() > 1 && under_way_ns_ + since_mark_ns_ > 2 * kAheadNs;
+  const float before = left(now);
+  return many || (before > kNearNs && before + takes > kAheadNs);
+}
+
+// Nothing that passed before is still under way on this stream.
+bool Gate::is_clean(CUstream stream) const {
+  if (begin_ && stream == stream_) return false;
+  return under_way_.empty() || stream != stream_;
+}
+
+void Gate::begin_interval(CUstream stream) {
+  if (begin_ && stream_ == stream) return;
+  finish_interval(false);
+  stream_ = stream;
+  begin_ = event();
+  if (begin_ && driver_.cuEventRecord(begin_, stream) != CUDA_SUCCESS)
+    spare(std::exchange(begin_, nullptr));
+}
+
+bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
+  const TurnKeeper::Waiting waiting(*turns_);
+  std::unique_lock lock(mutex_);
+  for (;; lock.lock()) {
+    if (turns_->free() || held_.load(std::memory_order_relaxed)) return false;
+    const TurnKeeper::Turn turn = turns_->current();
+    settle();
+    collect(false);
+    const int64_t now = now_ns();
+    const float takes = expected(work);
+    if (t_entered > 0) break;
+    if (!turn.is()) {
+      // What this would launch may be what the rest waits for.
+      if (turns_->stuck_since() && is_clean(stream)) break;
+      lock.unlock();
+      turns_->wait_for_turn();
+    } else if (!may_begin(turn.number, turn.until, takes, now)) {
+      lock.unlock();
+      turns_->end_turn(turn.number);
+    } else if (lead_is_long(takes, now)) {
+      const float rest = left(now);
+      lock.unlock();
+      if (rest > kLongNs)
+        channel::sleep_ns(kNapNs);
+      else
+        for (int i = 0; i < 50; ++i) channel::cpu_relax();
+    } else {
+      break;
+    }
+  }
+  begin_interval(stream);
+  ++entering_;
+  ++t_entered;
+  ++begun_;
+  *passage = {this, stream, work, true};
+  return true;
+}
+
+CUresult Gate::issued_in_turn(CUstream stream, const Work& work) {
+  std::lock_guard lock(mutex_);
+  --entering_;
+  --t_entered;
+  const uint16_t slot = slot_of(work.kind, kKinds);
+  const float takes = expected(work);
+  unknown_ |= kind_ns_[slot] == 0;
+  parts_.push_back({slot, takes});
+  since_mark_ns_ += takes;
+  const uint32_t launches =
+      since_mark_.fetch_add(work.launches, std::memory_order_relaxed) + work.launches;
+  launches_.fetch_add(1, std::memory_order_relaxed);
+  // Two threads may issue at once, each on a stream of its own.
+  if (stream != stream_) {
+    mark(stream);
+  } else if (unknown_ || since_mark_ns_ >= kMarkNs || launches >= kMostLaunches ||
+             parts_.size() >= kMostParts) {
+    finish_interval(false);
+    collect(false);
+  }
+  return CUDA_SUCCESS;
+}
+
+void Gate::not_issued() {
+  std::lock_guard lock(mutex_);
+  --entering_;
+  --t_entered;
+}
+
+bool Gate::drained() {
+  driver_.cuCtxSetCurrent(context_);
+  std::lock_guard lock(mutex_);
+  if (entering_ > 0) return false;
+  settle();
+  finish_interval(false);
+  collect(false);
+  return under_way_.empty();
+}
+
+int64_t Gate::left_ns() {
+  std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(std::max(0.0f, left(now_ns())));
+}
+
+void Gate::followed(CUstream stream) {
+  if (!turns_ || turns_->free()) return;
+  std::lock_guard lock(mutex_);
+  if (begin_ && stream == stream_ && entering_ == 0) finish_interval(false);
 }
 
 void Gate::leave(CUstream stream) {
   std::lock_guard lock(mutex_);
-  if (stream == stream_) finish_interval(nullptr);
+  if (stream == stream_) {
+    finish_interval(false);
+    stream_ = nullptr;
+  }
+  if (const auto at = std::ranges::find(unmarked_, stream); at != unmarked_.end()) {
+    unmarked_.erase(at);
+    last_ = nullptr;
+    mark(stream);
+  }
 }
 
 void Gate::hold() { held_ = true; }

@@ -1,30 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
-// The executor's gate (rule 11), one for each vGPU: keeps a bounded lead of launches over what the
-// GPU has finished, measures the GPU time that the session used, and can be held. Compute shares
-// and suspension are policies on it.
+// The executor's gate (rule 11), one for each vGPU: whatever computes on the GPU passes it. It
+// keeps a bounded lead of launches over what the GPU has finished, measures the GPU time that the
+// session used, and can be held.
+//
+// Where others have a share of the GPU (turn_keeper.h) what passes has its turn, and the lead is
+// bounded by time: by what functions, library calls and graphs took before, which is learned from
+// events around some of them. So a turn is left within a millisecond and what takes longer by
+// itself.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include "worker/driver.h"
 
 namespace sluice::worker {
 
+class TurnKeeper;
+
 class Gate {
  public:
-  explicit Gate(const Driver& driver) : driver_(driver) {}
+  // Not in a turn: `turns` is null. `context` is the GPU's.
+  explicit Gate(const Driver& driver, CUcontext context = nullptr, TurnKeeper* turns = nullptr)
+      : driver_(driver), context_(context), turns_(turns) {}
 
-  // Called by the executor before and after it issues a launch on `stream`. pass() waits while the
-  // gate is held or the lead is used up.
-  void pass();
-  // `weight`: how many launches it stands for.
-  CUresult issued(CUstream stream, uint32_t weight = 1);
+  // What is about to be issued: `kind` is equal for what likely takes as long, and `launches` how
+  // many it stands for.
+  struct Work {
+    uint64_t kind = 0;
+    uint32_t launches = 1;
+  };
 
-  // The stream is about to be destroyed.
+  // From passing to having been issued. Without issued() nothing was.
+  class Passage {
+   public:
+    Passage() = default;
+    Passage(Passage&& other) noexcept { *this = std::move(other); }
+    Passage& operator=(Passage&& other) noexcept {
+      std::swap(gate_, other.gate_);
+      stream_ = other.stream_, work_ = other.work_, in_turn_ = other.in_turn_;
+      return *this;
+    }
+    ~Passage() {
+      if (gate_ && in_turn_) gate_->not_issued();
+    }
+    CUresult issued() {
+      Gate* gate = std::exchange(gate_, nullptr);
+      if (!gate) return CUDA_SUCCESS;
+      return in_turn_ ? gate->issued_in_turn(stream_, work_)
+                      : gate->issued(stream_, work_.launches);
+    }
+
+   private:
+    friend Gate;
+    Passage(Gate* gate, CUstream stream, const Work& work, bool in_turn)
+        : gate_(gate), stream_(stream), work_(work), in_turn_(in_turn) {}
+    Gate* gate_ = nullptr;
+    CUstream stream_ = nullptr;
+    Work work_;
+    bool in_turn_ = false;
+  };
+
+  // Waits while the gate is held, the lead is used up, or it is another's turn. Not for a stream
+  // that captures: what is captured computes nothing.
+  [[nodiscard]] Passage pass(CUstream stream, const Work& work);
+
+  // Something that does not pass the gate follows on the stream, such as a copy by the copy
+  // engines: what it takes is not the GPU's time.
+  void followed(CUstream stream);
+  // The stream is about to be destroyed, or to capture.
   void leave(CUstream stream);
 
   void hold();
@@ -32,38 +82,90 @@ class Gate {
   bool held() const { return held_.load(std::memory_order_relaxed); }
   double gpu_busy_ms() const { return busy_ms_.load(std::memory_order_relaxed); }
 
+  // For the keeper of turns, from its thread.
+  uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }  // in turns
+  bool drained();     // all that has passed is done; it is not waited for
+  int64_t left_ns();  // what is not, by what it took before
+
  private:
   static constexpr uint32_t kLead = 1024;  // launches
   static constexpr size_t kLeadMarks = 4;  // at least as many batches, however large
   // Launches between two marks: few when they take long, so that the lead is known in time.
   static constexpr uint32_t kMinBatch = 64, kMaxBatch = 256;
   static constexpr float kShortMs = 0.5, kLongMs = 2;
+  static constexpr size_t kKinds = 4096;  // that are told apart
+  static constexpr size_t kMostParts = 64;
 
+  // Of an interval between two marks: what was issued, and how long that was expected to take.
+  struct Part {
+    uint16_t kind;
+    float ns;
+  };
   struct Interval {
-    CUevent begin, end;
+    CUevent begin, end;  // begin: null where its time says nothing
     uint32_t launches;
     bool end_begins_next;
+    float ns;  // expected
+    std::vector<Part> parts;
   };
+
   bool lead_is_used_up() const { return lead_ >= kLead && under_way_.size() >= kLeadMarks; }
+  void wait_while_held();
+  CUresult issued(CUstream stream, uint32_t launches);
+  // False: it is to be tried anew, as turns ended or the gate is held.
+  bool pass_in_turn(CUstream stream, const Work& work, Passage* passage);
+  CUresult issued_in_turn(CUstream stream, const Work& work);
+  void not_issued();
+
+  // What follows is under the mutex.
+  bool may_begin(uint32_t turn, int64_t until, float takes, int64_t now);
+  bool lead_is_long(float takes, int64_t now);
+  bool is_clean(CUstream stream) const;
+  void begin_interval(CUstream stream);
   CUevent event();
+  void spare(CUevent event);
   void adapt(float ms);
+  void learn(const Interval& interval, float ns);
+  float expected(const Work& work) const;
+  float left(int64_t now) const;
+  void finished(const Interval& interval);
   void collect(bool wait_for_oldest);
-  void finish_interval(CUstream next);
+  void finish_interval(bool goes_on);
+  void mark(CUstream stream);
+  void note(CUstream stream);
+  void settle();
 
   const Driver& driver_;
+  const CUcontext context_;
+  TurnKeeper* const turns_;
   std::atomic<bool> held_{false};
   std::mutex held_mutex_;  // of released_ alone: release() waits for nobody who waits for the GPU
   std::condition_variable released_;
+  std::atomic<double> busy_ms_{0};  // read without the lock
+  std::atomic<uint64_t> launches_{0};
+  // Written without the lock on the way of a launch that nobody else has to wait for.
+  std::atomic<uint32_t> until_mark_{0};  // launches that may still come before the next
+  std::atomic<uint32_t> since_mark_{0};
+  std::atomic<CUstream> last_{nullptr};
+
   std::mutex mutex_;  // what follows
   std::deque<Interval> under_way_;
   std::deque<CUevent> spare_;
-  CUevent begin_ = nullptr;
+  CUevent begin_ = nullptr;  // of the interval that has not ended
   CUstream stream_ = nullptr;
+  std::vector<CUstream> unmarked_;  // streams besides, with work that no mark ends
   uint32_t batch_ = kMinBatch;
-  uint32_t until_mark_ = 0;  // launches that may still come before the next
-  uint32_t since_mark_ = 0;
-  uint64_t lead_ = 0;               // launches of the intervals under way
-  std::atomic<double> busy_ms_{0};  // read without the lock
+  uint64_t lead_ = 0;  // launches of the intervals under way
+  // In turns.
+  std::vector<Part> parts_;
+  float since_mark_ns_ = 0;
+  bool unknown_ = false;     // there is something among them of which it is not known what it takes
+  float under_way_ns_ = 0;   // expected, of all of them
+  int64_t front_since_ = 0;  // since when the GPU can have been at the oldest of them
+  uint32_t turn_ = 0, begun_ = 0;        // passed in this turn
+  int entering_ = 0;                     // have passed and are not issued
+  float launch_ns_ = 20'000;             // of all kinds
+  std::array<float, kKinds> kind_ns_{};  // 0: not known
 };
 
 }  // namespace sluice::worker

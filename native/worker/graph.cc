@@ -375,12 +375,13 @@ void launch(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;
   }
-  v->gate->pass();
+  Gate::Passage passage;
+  if (!captured) passage = v->gate->pass(stream, {m.exec, exec.nodes});
   reply.status = s.driver.cuGraphLaunch(exec.handle, stream);
   if (reply.status != CUDA_SUCCESS) return;
   if (into) note_grown(s, into, by);
   if (captured) return;
-  v->gate->issued(stream, exec.nodes);
+  passage.issued();
   s.graph_traffic.launched(s, m.exec);
 }
 

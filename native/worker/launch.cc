@@ -12,6 +12,14 @@ namespace {
 constexpr uint32_t kMaxParamBytes = 32764;
 constexpr uint32_t kMaxAttributes = 64;
 
+// How long it takes depends on the function and on how much of it there is.
+Gate::Work work_of(const wire::Launch& l) {
+  uint64_t kind = l.function;
+  for (const uint32_t n : {l.grid[0], l.grid[1], l.grid[2], l.block[0]})
+    kind = (kind ^ n) * 0x100000001b3;
+  return {kind};
+}
+
 void launch(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& l = d.fixed<wire::Launch>();
@@ -34,8 +42,8 @@ void launch(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;
   }
-  Gate& gate = *v->gate;
-  gate.pass();
+  Gate::Passage passage;
+  if (!capturing(s, stream)) passage = v->gate->pass(stream, work_of(l));
   size_t bytes = l.param_bytes;
   void* extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, const_cast<std::byte*>(params.data()),
                    CU_LAUNCH_PARAM_BUFFER_SIZE, &bytes, CU_LAUNCH_PARAM_END};
@@ -60,7 +68,7 @@ void launch(Session& s, const Command& c, Reply& reply) {
     reply.status = s.driver.cuLaunchKernelEx(&config, f.function, nullptr, extra);
   }
   if (reply.status != CUDA_SUCCESS || capturing(s, stream)) return;
-  gate.issued(stream);
+  passage.issued();
   if (f.settled) return;
   settle_local_memory(s, *v);
   f.settled = true;

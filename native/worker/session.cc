@@ -32,7 +32,8 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     made->compute_percent = v.compute_percent;
     made->grant_index = v.grant_index;
     made->credit_bytes = ledger ? 0 : made->memory_bytes;
-    made->gate = std::make_unique<Gate>(driver);
+    made->gate = std::make_unique<Gate>(driver, made->gpu->context, turns.get());
+    if (turns) turns->add(made->gate.get());
     vgpus.push_back(std::move(made));
   }
   if (vgpus.empty() || vgpus.size() > wire::kMaxDevices) {
@@ -45,6 +46,10 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
   for (auto& v : vgpus) {
     driver.cuCtxSetCurrent(v->gpu->context);
     open_limits(driver, *v);
+  }
+  if (turns && !turns->start()) {
+    *error = "there is no thread to be had for its turns on the GPU (session_pids)";
+    return false;
   }
   return endpoint_->publish_record(session_record(*this), error);
 }

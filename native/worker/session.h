@@ -32,6 +32,7 @@
 #include "worker/shadows.h"
 #include "worker/signals.h"
 #include "worker/traffic.h"
+#include "worker/turn_keeper.h"
 #include "worker/unfetched_answers.h"
 #include "worker/uploads.h"
 #include "worker/vgpu.h"
@@ -85,6 +86,7 @@ class Session {
   // Of the node's, set before open().
   std::unique_ptr<CodeCache> code_cache;  // where the node keeps code
   std::unique_ptr<GrantLedger> ledger;    // where other sessions use the same vGPUs
+  std::unique_ptr<TurnKeeper> turns;      // where the GPUs' time is divided
   Broker* broker = nullptr;               // the way to other sessions; the worker's own
 
   // Memory through which data passes.

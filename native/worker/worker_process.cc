@@ -109,6 +109,10 @@ bool WorkerProcess::open_session(Session& session, const process::Message& m, st
     session.ledger = GrantLedger::open(ledger, static_cast<uint32_t>(slot), error);
     if (!session.ledger) return false;
   }
+  if (const int page = m.descriptor("turns"); page >= 0) {
+    session.turns = TurnKeeper::open(page, m.descriptor("turns_bell"), error);
+    if (!session.turns) return false;
+  }
   session.broker = &broker_;
   return session.open(gpus_, error);
 }
@@ -160,6 +164,10 @@ void WorkerProcess::run_session() {
 // A new server has to be told what the last one knew.
 void WorkerProcess::meet_again() {
   if (session_->ledger) control_.send("ledger", {}, session_->ledger->descriptor());
+  if (session_->turns) {
+    const int with[] = {session_->turns->page_descriptor(), session_->turns->bell_descriptor()};
+    control_.send("turns", {}, with);
+  }
   broker_.offer_again();
 }
 

@@ -26,13 +26,14 @@ from sluice.hypervisor.request import DomainRequest
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.server.guests.bounds import bounded
-from sluice.server.guests.doorbell import Doorbell, DoorbellError
+from sluice.server.guests.doorbell import Doorbell
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import RefusalError, parse_open_session
 from sluice.server.sessions.opening import SessionRequest
 from sluice.server.sessions.records import JobPart, Requester, Session
 from sluice.server.workers.packets import Message
 from sluice.server.workers.session_start import SharedRegion
+from sluice.server.workers.standing_process import NoAnswerError
 
 log = logging.getLogger("sluice.server")
 
@@ -304,7 +305,7 @@ class Regions:
             self._tell_device_bell(region)
             if region.stale:
                 self._free_slots(region)
-        except DoorbellError as error:
+        except NoAnswerError as error:
             # told again when the doorbell connects, and at the hypervisor part's next look
             log.error("region %s is not watched: %s", region.path, error)
 

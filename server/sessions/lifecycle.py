@@ -36,6 +36,7 @@ from sluice.server.sessions.records import (
 from sluice.server.sessions.registry import SessionRegistry
 from sluice.server.sessions.relays import Relays
 from sluice.server.sessions.resizing import resize
+from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
 from sluice.server.workers.session_start import SharedRegion
@@ -74,6 +75,10 @@ class SessionLifecycle:
         self.holds = JobHolds(controller.report)
         self.on_end: list[Callable[[Session, End], None]] = []
         self.relays: Relays | None = None
+
+    def divide_time(self, pages: TurnPages) -> None:
+        """From now on sessions have turns on their GPUs."""
+        self._registry.turns = pages
 
     def relay_by(self, run_dir: Path, ca_file: Path | None) -> None:
         """From now on what this host's GPUs can never serve is relayed to other hosts'."""
@@ -172,7 +177,10 @@ class SessionLifecycle:
     async def resize_grant(self, grant_id: str, vgpus: Sequence[rpc.Vgpu]) -> None:
         """Changes the compute of what runs for a grant. Raises OrderRefused: all stays as it is."""
         sessions = self._registry.of_grant(grant_id)
-        for session in await resize(sessions, vgpus, throttle=self._throttle):
+        resized = await resize(sessions, vgpus, throttle=self._throttle)
+        if self._registry.turns:
+            self._registry.turns.resize(resized)
+        for session in resized:
             self._registry.write(session)
             session.log.write(
                 "resized: " + ", ".join(f"{v.memory_mib} MiB {v.compute_percent} %" for v in vgpus)

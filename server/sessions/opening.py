@@ -40,6 +40,7 @@ from sluice.server.workers.session_start import (
     LedgerSlot,
     Named,
     SessionStart,
+    TurnPage,
     WorkerVgpu,
 )
 from sluice.server.workers.users import NoUserLeftError, User
@@ -101,9 +102,10 @@ class SessionOpener:
                 try:
                     ledger = self._join_ledger(session, undo)
                     user = self._join_user(session, undo)
+                    turns = self._make_turns(session, undo)
                     self._follow(session, undo)
                     self._registry.write(session)
-                    await self._start(session, request, ledger, user)
+                    await self._start(session, request, ledger, turns, user)
                     self._registry.opened(session, time.monotonic() - began)
                 except FAILURES as error:
                     session.log.write(f"did not start: {error}", logging.ERROR)
@@ -136,6 +138,13 @@ class SessionOpener:
         undo.callback(self._registry.ledgers.leave, session.grant_id, session.ledger_slot)
         return LedgerSlot(page, session.ledger_slot)
 
+    def _make_turns(self, session: Session, undo: ExitStack) -> TurnPage | None:
+        pages = self._registry.turns
+        if pages is None:
+            return None
+        undo.callback(pages.leave, session.id)
+        return pages.make(session)
+
     def _join_user(self, session: Session, undo: ExitStack) -> User | None:
         """The user that the worker becomes with its session."""
         users, record = self._starter.users, session.worker.record
@@ -156,6 +165,7 @@ class SessionOpener:
         session: Session,
         request: SessionRequest,
         ledger: LedgerSlot | None,
+        turns: TurnPage | None,
         user: User | None,
     ) -> None:
         """Has the worker serve the session; raises WorkerError."""
@@ -168,6 +178,7 @@ class SessionOpener:
                 request=request.asked.raw,
                 vgpus=self._vgpus(session),
                 ledger=ledger,
+                turns=turns,
                 user=user,
                 grant_vgpus=self._starter.users.ranks_of_others(user, len(session.vgpus)),
                 code=self._code(session, request.channel, folders),

@@ -20,6 +20,7 @@ from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.grant_ledgers import GrantLedgers
 from sluice.server.sessions.records import Session, close_descriptor
 from sluice.server.sessions.sharing import Sharing
+from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
 
@@ -47,6 +48,7 @@ class SessionRegistry:
         self.sessions: dict[str, Session] = {}
         self.sharing = Sharing()
         self.ledgers = GrantLedgers()
+        self.turns: TurnPages | None = None
         self.figures = SessionFigures()
 
     def of_grant(self, grant_id: str) -> list[Session]:
@@ -79,6 +81,8 @@ class SessionRegistry:
 
     def opened(self, session: Session, seconds: float) -> None:
         """Its worker serves it, so long after it was asked to; raises OSError."""
+        if self.turns:
+            self.turns.begin(session)
         session.opening = False
         self.write(session)
         self.figures.begin(session)
@@ -90,6 +94,8 @@ class SessionRegistry:
         self.figures.begin(session, status)
         if session.part:
             self.ledgers.adopt(session.grant_id, session.ledger_slot, session.worker.take_ledger())
+        if self.turns:
+            self.turns.adopt(session, session.worker.take_turns())
         record = session.worker.record
         if record.uid is not None:
             users = self._starter.users
@@ -102,6 +108,8 @@ class SessionRegistry:
         for session in self.sessions.values():
             unwatch_client(session)
             session.worker.let_go()
+        if self.turns:
+            self.turns.let_go()
 
     def _code(self, session: Session, message: Message, descriptor: int) -> None:
         project = project_of(session.requester)
@@ -128,6 +136,8 @@ class SessionRegistry:
         self.figures.end(session.id)
         self.sharing.leave(session.id)
         self.ledgers.leave(session.grant_id, session.ledger_slot)
+        if self.turns:
+            self.turns.leave(session.id)
         self._starter.users.leave(session.worker.id)
         forget_client(session)
         if cgroups := self._starter.cgroups:

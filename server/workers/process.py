@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts sluice-worker (and the doorbell) so that it outlives this server.
+"""Starts sluice-worker, the doorbell and the arbiter so that they outlive this server.
 
-Called by workers.warm and guests.doorbell. Where systemd runs, the process gets a scope of
+Called by workers.warm and workers.standing_process. Where systemd runs, the process gets a scope of
 its own; elsewhere a session of its own (setsid) and a cgroup. Beside each worker's control socket
 lies a JSON file with what a restarted server needs to adopt it: this module owns both files' names
 and their removal.
@@ -215,10 +215,13 @@ class WorkerStarter:
             self.cgroups.add(worker_id, pid, memory_mib)
         return pidfd
 
-    def start_doorbell(self, socket_path: Path, log_path: Path) -> int:
-        """Starts sluice-doorbell; returns its pid. Raises OSError or NativeFileMissing."""
-        program = find_native("sluice-doorbell")
-        return self._spawn("doorbell", [str(program), "--control", str(socket_path)], log_path, ())
+    def start_standing(self, name: str, socket_path: Path, log_path: Path) -> int:
+        """Starts sluice-NAME, of which there is one; returns its pid.
+
+        Raises OSError or NativeFileMissing.
+        """
+        program = find_native(f"sluice-{name}")
+        return self._spawn(name, [str(program), "--control", str(socket_path)], log_path, ())
 
     def _spawn(
         self,

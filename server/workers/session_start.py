@@ -84,6 +84,14 @@ class LedgerSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnPage:
+    """By what a worker and the arbiter hand its turns to and fro (sessions.turn_pages)."""
+
+    page: int
+    bell: int
+
+
+@dataclass(frozen=True, slots=True)
 class SessionStart:
     """The session that a worker is to serve."""
 
@@ -94,6 +102,7 @@ class SessionStart:
     request: bytes  # the fixed part of OpenSession, without secrets
     vgpus: tuple[WorkerVgpu, ...]
     ledger: LedgerSlot | None = None
+    turns: TurnPage | None = None
     #: Whom the worker becomes; None: it stays who it is.
     user: User | None = None
     #: Of the whole grant, where other workers of it are other users; 0: they are not.
@@ -130,7 +139,8 @@ class SessionStart:
     def descriptors(self) -> list[Named]:
         """What goes beside it, in the order in which the message names it."""
         ledger = [("ledger", self.ledger.page)] if self.ledger else []
-        return [self.channel.named, *ledger, *self.code, *_client(self.client_pidfd)]
+        turns = [("turns", self.turns.page), ("turns_bell", self.turns.bell)] if self.turns else []
+        return [self.channel.named, *ledger, *turns, *self.code, *_client(self.client_pidfd)]
 
 
 @dataclass(frozen=True, slots=True)

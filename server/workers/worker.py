@@ -22,7 +22,7 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.ends import End, EndCause, read_cause
 from sluice.server.workers.packets import Message, PacketLink, Unsent
 from sluice.server.workers.process import WorkerFiles, WorkerRecord, reap
-from sluice.server.workers.session_start import RelayStart, SessionStart
+from sluice.server.workers.session_start import RelayStart, SessionStart, TurnPage
 
 log = logging.getLogger("sluice.server")
 
@@ -66,6 +66,7 @@ class Worker:
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
         self._ledger = -1
+        self._turns: TurnPage | None = None
         self.exited = False
         self.why: End | None = None  # it ends, as far as that is known
         self._files = files
@@ -201,6 +202,10 @@ class Worker:
                 os.close(self._ledger)
             self._ledger = descriptors[0]
             return
+        if message.verb == "turns" and len(descriptors) == 2:
+            self._close_turns()
+            self._turns = TurnPage(*descriptors)
+            return
         if message.verb == "code" and self.on_code and len(descriptors) == 1:
             self.on_code(message, descriptors[0])
             return
@@ -226,6 +231,16 @@ class Worker:
         """The page that it showed a server which is new to it, -1 if none; the caller closes it."""
         descriptor, self._ledger = self._ledger, -1
         return descriptor
+
+    def take_turns(self) -> TurnPage | None:
+        """What it showed a server which is new to it; the caller closes it."""
+        turns, self._turns = self._turns, None
+        return turns
+
+    def _close_turns(self) -> None:
+        if turns := self.take_turns():
+            os.close(turns.page)
+            os.close(turns.bell)
 
     def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Says something that has no answer; copies of the descriptors go with it."""
@@ -298,6 +313,7 @@ class Worker:
         os.close(self._pidfd)
         if self._ledger >= 0:
             os.close(self.take_ledger())
+        self._close_turns()
         for message in self._sharing_before:
             message.close_descriptors()
         self._sharing_before.clear()

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from doorbells import end_doorbell
 from free_ports import free_port
 from short_folder import LONGEST_SOCKET_PATH, ShortFolder
+from standing_processes import end_standing_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Below run_dir: the relays' and workers' sockets have the longest names.
@@ -141,7 +141,7 @@ class Pool:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-        end_doorbell(self._run)
+        end_standing_processes(self._run)
         if self._short is not None:
             self._short.close()
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import httpx
 import pytest
-from doorbells import end_doorbell
 from free_ports import free_port
+from standing_processes import end_standing_processes
 
 from sluice.config.native_files import SOFTGPU, NativeFileMissing, find_native
 
@@ -264,7 +264,7 @@ class ControlPlane:
         for pid in self.worker_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        end_doorbell(self.folder / "run")
+        end_standing_processes(self.folder / "run")
         self.rest.close()
 
     # what there is

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
-from doorbells import end_doorbell
 from free_ports import free_port
+from standing_processes import end_standing_processes
 
 
 class RelayHost:
@@ -120,7 +120,7 @@ class RelayHost:
         for relay in self.relays():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(relay["pid"], signal.SIGKILL)
-        end_doorbell(self.folder / "run")
+        end_standing_processes(self.folder / "run")
 
 
 @contextlib.contextmanager

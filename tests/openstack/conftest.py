@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
-from doorbells import end_doorbell
+from standing_processes import end_standing_processes
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -113,7 +113,7 @@ class OtherHost:
         for pid in self.server.worker_pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        end_doorbell(self.server.folder / "run")
+        end_standing_processes(self.server.folder / "run")
         self.host.kill()
         self._is_fenced = self._declare("--down")
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from control_plane import ControlPlane, native_worker, running
-from doorbells import doorbells_of
 from folders import let_everybody_in
+from standing_processes import standing_processes
 
 from sluice.config.native_files import NativeFileMissing, find_native
 
@@ -73,7 +73,7 @@ def fleet(guests_rig: Rig, guests_plane: ControlPlane) -> Iterator[Fleet]:
 
 def doorbell_pid(plane: ControlPlane) -> int:
     """The doorbell process of this control plane's run folder."""
-    found = doorbells_of(plane.folder / "run")
+    found = standing_processes(plane.folder / "run", "doorbell")
     assert len(found) == 1, found
     return found[0]
 

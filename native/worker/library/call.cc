@@ -369,6 +369,13 @@ bool LibraryCall::may_end(int64_t* status) {
   return false;
 }
 
+uint64_t LibraryCall::kind() const {
+  uint64_t kind = command_.header.function;
+  for (int i = 0; i < f_.params; ++i)
+    if (f_.param[i].kind == ParamKind::kValue) kind = (kind ^ sent_[i]) * 0x100000001b3;
+  return kind;
+}
+
 int64_t LibraryCall::issue() {
   session_.use_context(command_.header.context);
   const int64_t failed = entry_.table->spec->status.failed;
@@ -378,14 +385,14 @@ int64_t LibraryCall::issue() {
   if (f_.workspace.function >= 0 && !workspace_is_enough(&status)) return status;
   for (int i = 0; i < f_.index_arrays; ++i)
     if (!check_indices(f_.indices[i], &status)) return free_copies(), status;
-  if (f_.launches) vgpu_->gate->pass();
+  if (f_.launches && !capturing(session_, stream_)) passage_ = vgpu_->gate->pass(stream_, {kind()});
   status = entry_.thunk(function_, words_);
   free_copies();
   return status;
 }
 
 void LibraryCall::finish(int64_t status) {
-  if (f_.launches) vgpu_->gate->issued(stream_);
+  passage_.issued();
   name_objects();
   keep(f_.returns_status ? status : 0);
 }

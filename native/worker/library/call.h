@@ -57,6 +57,8 @@ class LibraryCall {
   void check_sizes();
   void remember_opaque();
   int64_t size_at(int which) const;
+  // How long it takes depends on the function and on the numbers that it is given.
+  uint64_t kind() const;
   bool workspace_is_enough(int64_t* status);
   bool check_indices(const wire::IndexArrays& a, int64_t* status);
   void refuse(int64_t status) {
@@ -77,6 +79,7 @@ class LibraryCall {
   CUstream stream_ = CU_STREAM_LEGACY;  // where the work goes
   bool has_stream_ = false;
   Vgpu* vgpu_ = nullptr;
+  Gate::Passage passage_;  // from the call's beginning until it is issued
   void* function_ = nullptr;
   // Nothing that the function gets may move while it runs.
   std::vector<std::unique_ptr<std::byte[]>> rooms_;

@@ -328,9 +328,11 @@ void execute(Session& s, const Command& c, Reply& reply) {
   if (status == kSuccess) status = b.set(pack, kPackWorkspace, kPointer, 1, &request.workspace);
   if (status == kSuccess) status = b.finalize(pack);
   if (status == kSuccess) {
-    v->gate->pass();
+    Gate::Passage passage;
+    if (!capturing(s, handle.stream))
+      passage = v->gate->pass(handle.stream, {reinterpret_cast<uintptr_t>(plan.pointer)});
     status = b.execute(handle.pointer, plan.pointer, pack);
-    v->gate->issued(handle.stream);
+    passage.issued();
   }
   if (pack) b.destroy(pack);
   answer(c, status, "cudnnBackendExecute", reply);

@@ -101,11 +101,12 @@ void ctc_loss(Session& s, const Command& c, Reply& reply) {
                          algorithm, loss.pointer, &bytes);
     answer.workspace_bytes = bytes;
   } else if (!r.only_size && run && size) {
-    v->gate->pass();
+    Gate::Passage passage;
+    if (!capturing(s, handle.stream)) passage = v->gate->pass(handle.stream, {c.header.function});
     answer.status = run(handle.pointer, probs.pointer, pointer(r.probs), labels, lengths, inputs,
                         pointer(r.costs), gradients.pointer, pointer(r.gradients), algorithm,
                         loss.pointer, pointer(r.workspace), r.workspace_bytes);
-    v->gate->issued(handle.stream);
+    passage.issued();
   }
   reply.put(answer);
 }

@@ -142,13 +142,10 @@ bool Making::prepare(std::span<const std::byte> body) {
   const auto list = take(size_t{m_.count} * (ranks ? 4 : wire::kNcclIdBytes));
   const auto config = take(m_.config_bytes), net = take(m_.net_bytes), name = take(m_.name_bytes);
   if (!whole) return reject("is cut short");
-  if (ranks) {
-    excluded_.resize(m_.count);
-    std::memcpy(excluded_.data(), list.data(), list.size());
-  } else if (!list.empty()) {
-    unique_.resize(m_.count);
-    std::memcpy(unique_.data(), list.data(), list.size());
-  }
+  if (ranks) excluded_.resize(m_.count);
+  if (!ranks && !list.empty()) unique_.resize(m_.count);
+  void* const kept = ranks ? static_cast<void*>(excluded_.data()) : unique_.data();
+  if (!list.empty()) std::memcpy(kept, list.data(), list.size());
   if (config.empty()) return true;
   take_config(config);
   // Its pointers are those of this process, or none.

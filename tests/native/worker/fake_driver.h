@@ -25,6 +25,17 @@ class FakeDriver {
     table.cuCtxSynchronize = [] {
       return get()->on_synchronize ? get()->on_synchronize() : CUDA_SUCCESS;
     };
+    table.cuEventCreate = [](CUevent* e, unsigned) {
+      static std::atomic<uintptr_t> next{0};
+      *e = reinterpret_cast<CUevent>(++next);
+      return CUDA_SUCCESS;
+    };
+    table.cuEventRecord = [](CUevent, CUstream) { return CUDA_SUCCESS; };
+    table.cuEventQuery = table.cuEventSynchronize = [](CUevent) { return CUDA_SUCCESS; };
+    table.cuEventElapsedTime_v2 = [](float* ms, CUevent, CUevent) {
+      *ms = 0;
+      return CUDA_SUCCESS;
+    };
     table.cuGetErrorName = [](CUresult, const char** name) {
       *name = "FAKE_ERROR";
       return CUDA_SUCCESS;

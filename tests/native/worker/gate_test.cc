@@ -35,8 +35,7 @@ TEST(Gate, AnswersWhileALaunchWaitsForTheGpu) {
   Gate gate(d);
   std::thread leader([&] {
     while (!g_done) {
-      gate.pass();
-      gate.issued(nullptr);
+      gate.pass(nullptr, {}).issued();
     }
   });
   while (!g_waits) std::this_thread::sleep_for(1ms);

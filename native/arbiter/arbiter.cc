@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arbiter/arbiter.h"
+
+#include <algorithm>
+
+#include "channel/futex.h"
+
+namespace sluice::arbiter {
+
+namespace {
+
+// A worker that has a turn others wait for notices within this, or is stopped: then it loses it.
+constexpr Nanoseconds kNoticeNs = 5'000'000;
+// Some workers of a tenant have drained, one has not: it may wait for what the others have not
+// launched yet. They go on for a little, again and again, until it has.
+constexpr Nanoseconds kLaggingNs = 5'000'000, kLittleNs = 2'000'000;
+
+}  // namespace
+
+bool Arbiter::gpu_bits(const std::vector<std::string>& gpus, uint64_t* bits, std::string* error) {
+  *bits = 0;
+  for (const std::string& gpu : gpus) {
+    auto at = std::ranges::find(gpus_, gpu);
+    if (at == gpus_.end()) {
+      if (gpus_.size() == kMaxGpus)
+        return *error = "gpus: an arbiter divides at most " + std::to_string(kMaxGpus) + " GPUs",
+               false;
+      at = gpus_.insert(gpus_.end(), gpu);
+    }
+    *bits |= 1ull << (at - gpus_.begin());
+  }
+  if (*bits == 0) *error = "gpus: none is named";
+  return *bits != 0;
+}
+
+// What its members are, it is.
+void Arbiter::gather(Tenant& tenant) {
+  tenant.members.clear();
+  for (auto& [name, m] : members_)
+    if (&tenants_.at(m.tenant) == &tenant) tenant.members.push_back(&m);
+}
+
+bool Arbiter::join(const std::string& name, const TenantRequest& request, TurnPage* page,
+                   Nanoseconds now, std::string* error) {
+  uint64_t bits;
+  if (!gpu_bits(request.gpus, &bits, error)) return false;
+  if (const auto known = members_.find(name); known != members_.end()) {
+    if (tenants_.at(known->second.tenant).name != request.tenant)
+      return *error = "id: the session is another tenant's", false;
+    schedule_.change(known->second.tenant, request.percent, request.capped, now);
+    return true;
+  }
+  const auto [known, fresh] = ids_.try_emplace(request.tenant, next_);
+  const uint32_t id = known->second;
+  if (fresh) {
+    if (!schedule_.add(id, {bits, request.percent, request.capped}, now)) {
+      ids_.erase(known);
+      return *error = "percent: a share is 1 to 100", false;
+    }
+    ++next_;
+    tenants_[id].name = request.tenant;
+  }
+  Tenant& tenant = tenants_.at(id);
+  Member& m = members_[name];
+  m = {page, id, bits};
+  m.turn = page->turn.load(std::memory_order_acquire);
+  // As an arbiter before this one may have left it: whoever works drains, and asks.
+  say(m, kNoTurn);
+  gather(tenant);
+  uint64_t all = 0;
+  for (const Member* each : tenant.members) all |= each->gpus;
+  schedule_.move(id, all, now);
+  if (!fresh) schedule_.change(id, request.percent, request.capped, now);
+  return true;
+}
+
+void Arbiter::leave(const std::string& name, Nanoseconds now) {
+  const auto found = members_.find(name);
+  if (found == members_.end()) return;
+  const uint32_t id = found->second.tenant;
+  members_.erase(found);
+  Tenant& tenant = tenants_.at(id);
+  gather(tenant);
+  if (!tenant.members.empty()) {
+    uint64_t all = 0;
+    for (const Member* each : tenant.members) all |= each->gpus;
+    schedule_.move(id, all, now);
+    return;
+  }
+  schedule_.remove(id, now);
+  ids_.erase(tenant.name);
+  tenants_.erase(id);
+}
+
+bool Arbiter::share(const std::string& tenant, uint32_t percent, bool capped, Nanoseconds now) {
+  const auto found = ids_.find(tenant);
+  return found != ids_.end() && schedule_.change(found->second, percent, capped, now);
+}
+
+std::map<std::string, TenantFigures> Arbiter::figures(Nanoseconds now) const {
+  std::map<std::string, TenantFigures> all;
+  for (const auto& [name, id] : ids_) all[name] = schedule_.figures(id, now);
+  return all;
+}
+
+// The number of the turn is written first: a worker that has read `until` finds its turn.
+void Arbiter::say(Member& m, int64_t until) {
+  m.until = until;
+  m.page->turn.store(m.turn, std::memory_order_release);
+  m.page->until.store(until, std::memory_order_release);
+  m.page->changes.fetch_add(1, std::memory_order_seq_cst);
+  channel::futex_wake(m.page->changes, 1 << 20);
+}
+
+void Arbiter::give(Member& m, int64_t until, Nanoseconds now) {
+  if (m.open && m.until == until) return;
+  if (!m.open) {
+    m.open = true;
+    m.noticed = false;
+    ++m.turn;
+  }
+  m.told = now;
+  say(m, until);
+}
+
+void Arbiter::close(Member& m) {
+  m.open = false;
+  if (m.until != kNoTurn) say(m, kNoTurn);
+}
+
+void Arbiter::read(Member& m, Nanoseconds now, Nanoseconds* next) {
+  const bool noticed = m.page->seen.load(std::memory_order_acquire) == m.turn;
+  m.absent &= !noticed;
+  if (!m.open) return;
+  if (m.page->returned.load(std::memory_order_acquire) == m.turn) return close(m);
+  m.noticed |= noticed;
+  if (m.noticed || m.until == kAlone || m.until == kUntilWanted) return;
+  if (now < m.told + kNoticeNs) {
+    *next = std::min(*next, m.told + kNoticeNs);
+  } else {
+    m.absent = true;
+    close(m);
+  }
+}
+
+// Of a tenant whose turn is over and some of whose workers have not drained.
+void Arbiter::help_laggards(Tenant& tenant, Nanoseconds now, Nanoseconds* next) {
+  bool lagging = false;
+  for (const Member* m : tenant.members) lagging |= m->open && m->until <= tenant.called_back;
+  if (!lagging) return;
+  if (now < tenant.called_back + kLaggingNs) {
+    *next = std::min(*next, tenant.called_back + kLaggingNs);
+    return;
+  }
+  for (Member* m : tenant.members)
+    if (!m->open && m->wants()) give(*m, now + kLittleNs, now);
+}
+
+void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* next) {
+  bool open = false, wants = false;
+  for (Member* m : tenant.members) {
+    read(*m, now, next);
+    open |= m->open;
+    wants |= m->wants();
+  }
+  if (!schedule_.holds(id)) {
+    if (wants || schedule_.alone(id))
+      schedule_.wants(id, now);
+    else if (schedule_.waits(id))
+      schedule_.gives_back(id, false, now);
+    return;
+  }
+  if (!open) {
+    if (schedule_.alone(id)) return;  // it is given its pages again
+    schedule_.gives_back(id, wants, now);
+    tenant.called_back = 0;
+    return;
+  }
+  if (tenant.called_back) help_laggards(tenant, now, next);
+}
+
+void Arbiter::publish(uint32_t id, Tenant& tenant, Nanoseconds now) {
+  if (!schedule_.holds(id) || tenant.called_back) return;
+  const bool alone = schedule_.alone(id);
+  const int64_t until = tenant.until != kForever ? tenant.until : alone ? kAlone : kUntilWanted;
+  for (Member* m : tenant.members)
+    if (m->open || alone || m->wants()) give(*m, until, now);
+}
+
+void Arbiter::apply(const Decision& decision, Nanoseconds now) {
+  for (const uint32_t id : decision.call_back) {
+    Tenant& tenant = tenants_.at(id);
+    tenant.called_back = now;
+    for (Member* m : tenant.members)
+      if (m->open && m->until > now) give(*m, now, now);
+  }
+  for (const Turn& t : decision.limit) tenants_.at(t.tenant).until = t.until;
+  for (const Turn& t : decision.begin) {
+    Tenant& tenant = tenants_.at(t.tenant);
+    tenant.until = t.until;
+    tenant.called_back = 0;
+  }
+}
+
+Nanoseconds Arbiter::look(Nanoseconds now) {
+  Nanoseconds next = kForever;
+  for (auto& [id, tenant] : tenants_) read(id, tenant, now, &next);
+  const Decision decision = schedule_.step(now);
+  apply(decision, now);
+  bool divided = false;
+  for (auto& [id, tenant] : tenants_) {
+    publish(id, tenant, now);
+    divided |= !schedule_.alone(id);
+  }
+  if (divided) {
+    next = std::min(next, now + kBeatNs);
+    for (auto& [name, m] : members_) m.page->beat.store(now, std::memory_order_relaxed);
+  }
+  return std::min(next, decision.look_again);
+}
+
+}  // namespace sluice::arbiter

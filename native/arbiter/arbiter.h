@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between the policy (schedule.h) and the workers' pages (turn_page.h): reads what workers say on
+// them, asks the policy, and writes whose turn it is. No sockets and no clock: service.h has them.
+//
+// A tenant is a grant, its members are the workers of its sessions here. A member is open while it
+// may work: its page says until when. Its tenant has given back once all that are open have.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "arbiter/schedule.h"
+#include "arbiter/turn_page.h"
+
+namespace sluice::arbiter {
+
+struct TenantRequest {
+  std::string tenant;
+  std::vector<std::string> gpus;  // UUIDs, of this member
+  uint32_t percent = 100;
+  bool capped = false;
+};
+
+class Arbiter {
+ public:
+  explicit Arbiter(const ScheduleSettings& settings = {}) : schedule_(settings) {}
+
+  // False with `error`. `page` stays the caller's, until leave(). Of a member that is there already
+  // everything but its page is taken anew.
+  bool join(const std::string& member, const TenantRequest& request, TurnPage* page,
+            Nanoseconds now, std::string* error);
+  void leave(const std::string& member, Nanoseconds now);
+  bool share(const std::string& tenant, uint32_t percent, bool capped, Nanoseconds now);
+  void set_period(Nanoseconds period) { schedule_.set_period(period); }
+
+  // Reads the pages and writes them. The time at which it has to look again even if nobody rings.
+  Nanoseconds look(Nanoseconds now);
+
+  bool has(const std::string& member) const { return members_.contains(member); }
+  std::map<std::string, TenantFigures> figures(Nanoseconds now) const;
+
+ private:
+  struct Member {
+    TurnPage* page = nullptr;
+    uint32_t tenant = 0;
+    uint64_t gpus = 0;
+    bool open = false;
+    bool noticed = false;     // its turn, by the worker
+    bool absent = false;      // it did not notice the last one, and is taken to be stopped
+    uint32_t turn = 0;        // the last that it was given
+    Nanoseconds told = 0;     // when its page changed
+    int64_t until = kNoTurn;  // as its page says
+    bool wants() const { return !absent && page->wants.load(std::memory_order_acquire) != 0; }
+  };
+  struct Tenant {
+    std::string name;
+    std::vector<Member*> members;
+    Nanoseconds until = kNoTurn;  // of its turn
+    Nanoseconds called_back = 0;  // when its turn was over; 0: it is not
+  };
+
+  bool gpu_bits(const std::vector<std::string>& gpus, uint64_t* bits, std::string* error);
+  void gather(Tenant& tenant);
+  void read(Member& m, Nanoseconds now, Nanoseconds* next);
+  void read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* next);
+  void help_laggards(Tenant& tenant, Nanoseconds now, Nanoseconds* next);
+  void publish(uint32_t id, Tenant& tenant, Nanoseconds now);
+  void apply(const Decision& decision, Nanoseconds now);
+  void give(Member& m, int64_t until, Nanoseconds now);
+  static void say(Member& m, int64_t until);
+  static void close(Member& m);
+
+  Schedule schedule_;
+  std::vector<std::string> gpus_;  // by the number of their bit
+  std::map<std::string, Member> members_;
+  std::map<uint32_t, Tenant> tenants_;
+  std::map<std::string, uint32_t> ids_;
+  uint32_t next_ = 1;
+};
+
+}  // namespace sluice::arbiter

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "arbiter/service.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "channel/futex.h"
+#include "process/log.h"
+
+namespace sluice::arbiter {
+
+namespace {
+
+// An honest worker rings once or twice in a turn.
+constexpr Nanoseconds kWindowNs = 10'000'000;
+constexpr int kMostRings = 32;
+
+// What epoll says: one of these, or a worker's number with the bit for its process.
+constexpr uint64_t kListener = 0, kServer = ~0ull, kProcess = 1ull << 63;
+
+Nanoseconds now_ns() { return static_cast<Nanoseconds>(channel::now_ns()); }
+
+std::vector<std::string> split(const std::string& text) {
+  std::vector<std::string> parts;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    if (end > at) parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
+
+// nullptr with `error`. Its size is sealed, so that who else has it cannot take it away.
+TurnPage* map_page(int fd, std::string* error) {
+  struct stat about {};
+  constexpr int kSealed = F_SEAL_SHRINK | F_SEAL_GROW;
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0 || (seals & kSealed) != kSealed || fstat(fd, &about) != 0 ||
+      about.st_size != static_cast<off_t>(kTurnPageBytes))
+    return *error = "page: it is no memory of a page whose size is sealed", nullptr;
+  void* at = mmap(nullptr, kTurnPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED)
+    return *error = std::string("page: it cannot be mapped: ") + std::strerror(errno), nullptr;
+  auto* page = static_cast<TurnPage*>(at);
+  if (page->magic == wire::kTurnPageMagic) return page;
+  munmap(at, kTurnPageBytes);
+  return *error = "page: it does not begin as one does", nullptr;
+}
+
+}  // namespace
+
+Service::Worker::~Worker() {
+  if (page) munmap(page, kTurnPageBytes);
+  if (bell >= 0) close(bell);
+  if (process >= 0) close(process);
+}
+
+bool Service::watch(int fd, uint64_t what) {
+  epoll_event event{EPOLLIN, {.u64 = what}};
+  return epoll_ctl(poll_, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+// A connection that ended was closed, and left the set with that.
+void Service::follow_server() {
+  if (control_.connection() == watched_) return;
+  watched_ = control_.connection();
+  if (watched_ >= 0) watch(watched_, kServer);
+}
+
+bool Service::join(process::Message& m, Nanoseconds now, std::string* error) {
+  const std::string& id = m.text("id");
+  TenantRequest request;
+  uint64_t percent = 100, capped = 0;
+  m.number("percent", &percent);
+  m.number("capped", &capped);
+  request = {m.text("tenant"), split(m.text("gpus")), static_cast<uint32_t>(percent), capped == 1};
+  if (workers_.contains(id)) return arbiter_.join(id, request, nullptr, now, error);
+  if (m.descriptors.size() != 3)
+    return *error = "descriptors: page, bell and process are needed", false;
+  auto worker = std::make_unique<Worker>();
+  worker->id = id;
+  worker->page = map_page(m.descriptors[0], error);
+  close(m.descriptors[0]);
+  worker->bell = m.descriptors[1];
+  worker->process = m.descriptors[2];
+  m.descriptors.clear();
+  if (!worker->page) return false;
+  fcntl(worker->bell, F_SETFL, fcntl(worker->bell, F_GETFL) | O_NONBLOCK);
+  const uint64_t number = next_++;
+  if (!watch(worker->bell, number) || !watch(worker->process, number | kProcess))
+    return *error = std::string("descriptors: ") + std::strerror(errno), false;
+  if (!arbiter_.join(id, request, worker->page, now, error)) return false;
+  by_number_[number] = worker.get();
+  workers_[id] = std::move(worker);
+  return true;
+}
+
+void Service::leave(const std::string& id, Nanoseconds now) {
+  const auto found = workers_.find(id);
+  if (found == workers_.end()) return;
+  arbiter_.leave(id, now);
+  std::erase_if(by_number_, [&](const auto& each) { return each.second == found->second.get(); });
+  workers_.erase(found);
+}
+
+void Service::figures(Nanoseconds now) {
+  std::map<std::string, std::string> v;
+  size_t n = 0;
+  for (const auto& [tenant, had] : arbiter_.figures(now)) {
+    const std::string key = "tenant." + std::to_string(n++) + ".";
+    v[key + "id"] = tenant;
+    v[key + "held_us"] = std::to_string(had.held / 1000);
+    v[key + "waited_us"] = std::to_string(had.waited / 1000);
+    v[key + "turns"] = std::to_string(had.turns);
+  }
+  v["tenants"] = std::to_string(n);
+  control_.send("figures", v);
+}
+
+void Service::handle(process::Message& m, Nanoseconds now) {
+  uint64_t number = 0;
+  if (m.verb == "join") {
+    std::string error;
+    const std::string id = m.text("id");
+    if (join(m, now, &error))
+      control_.send("joined", {{"id", id}});
+    else
+      control_.send("error", {{"id", id}, {"message", error}});
+  } else if (m.verb == "leave") {
+    leave(m.text("id"), now);
+  } else if (m.verb == "share") {
+    uint64_t capped = 0;
+    m.number("percent", &number);
+    m.number("capped", &capped);
+    arbiter_.share(m.text("tenant"), static_cast<uint32_t>(number), capped == 1, now);
+  } else if (m.verb == "settings") {
+    m.number("period_ms", &number);
+    arbiter_.set_period(static_cast<Nanoseconds>(number) * 1'000'000);
+  } else if (m.verb == "figures") {
+    figures(now);
+  }
+  for (const int fd : m.descriptors) close(fd);
+}
+
+void Service::rang(Worker& w, Nanoseconds now) {
+  uint64_t rings;
+  if (read(w.bell, &rings, sizeof rings) < 0 && errno != EAGAIN) w.rings = kMostRings;
+  if (now - w.window > kWindowNs) {
+    w.window = now;
+    w.rings = 0;
+  }
+  if (++w.rings < kMostRings) return;
+  w.deaf = true;
+  epoll_ctl(poll_, EPOLL_CTL_DEL, w.bell, nullptr);
+}
+
+// When the first of those is listened to again; kForever: all are.
+Nanoseconds Service::listen_again(Nanoseconds now) {
+  Nanoseconds next = kForever;
+  for (auto& [number, w] : by_number_) {
+    if (!w->deaf) continue;
+    if (now - w->window <= kWindowNs) {
+      next = std::min(next, w->window + kWindowNs + 1);
+    } else if (watch(w->bell, number)) {
+      w->deaf = false;
+    }
+  }
+  return next;
+}
+
+void Service::take(uint64_t what, Nanoseconds now) {
+  if (what == kListener) return control_.accept();
+  if (what == kServer) {
+    process::Message m;
+    if (control_.receive(&m)) return handle(m, now);
+    for (const int fd : m.descriptors) close(fd);
+    return;
+  }
+  const auto found = by_number_.find(what & ~kProcess);
+  if (found == by_number_.end()) return;  // it left just now
+  if (what & kProcess)
+    leave(std::string(found->second->id), now);
+  else
+    rang(*found->second, now);
+}
+
+void Service::wait(Nanoseconds until) {
+  pollfd ready{poll_, POLLIN, 0};
+  const Nanoseconds left = std::max<Nanoseconds>(0, until - now_ns());
+  const timespec t{static_cast<time_t>(left / 1'000'000'000),
+                   static_cast<long>(left % 1'000'000'000)};
+  if (ppoll(&ready, 1, until == kForever ? nullptr : &t, nullptr) <= 0) return;
+  std::array<epoll_event, 64> events;
+  const int n = epoll_wait(poll_, events.data(), events.size(), 0);
+  const Nanoseconds now = now_ns();
+  for (int i = 0; i < n; ++i) take(events[static_cast<size_t>(i)].data.u64, now);
+  follow_server();
+}
+
+int Service::run() {
+  poll_ = epoll_create1(EPOLL_CLOEXEC);
+  if (poll_ < 0 || !watch(control_.listener(), kListener)) {
+    process::log_error(std::string("epoll: ") + std::strerror(errno));
+    return 1;
+  }
+  for (;;) {
+    const Nanoseconds next = arbiter_.look(now_ns());
+    wait(std::min(next, listen_again(now_ns())));
+    process::log_settle();
+  }
+}
+
+}  // namespace sluice::arbiter

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "worker/turn_keeper.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "channel/futex.h"
+#include "channel/thread.h"
+#include "process/log.h"
+#include "worker/gate.h"
+
+namespace sluice::worker {
+
+using arbiter::kAlone;
+using arbiter::kNoTurn;
+using arbiter::kUntilWanted;
+
+namespace {
+
+constexpr int64_t kForEver = 0;  // of futex_wait
+// How often it is looked whether a turn that others wait for is used: who has not launched anything
+// for so long, and whose GPU is idle, has nothing to do.
+constexpr int64_t kLookNs = 100'000;
+constexpr int64_t kWaitNs = 20'000'000;  // between two looks at whether the arbiter lives
+// Draining: what is almost done is looked at all the time, the rest now and then.
+constexpr int64_t kAlmostNs = 100'000, kRestNs = 1'000'000;
+constexpr int64_t kStuckNs = 5'000'000;
+
+int64_t now_ns() { return static_cast<int64_t>(channel::now_ns()); }
+
+}  // namespace
+
+std::unique_ptr<TurnKeeper> TurnKeeper::open(int page, int bell, std::string* error) {
+  struct stat about {};
+  void* at = MAP_FAILED;
+  if (fstat(page, &about) == 0 && about.st_size == static_cast<off_t>(arbiter::kTurnPageBytes))
+    at = mmap(nullptr, arbiter::kTurnPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
+  if (at == MAP_FAILED || static_cast<arbiter::TurnPage*>(at)->magic != wire::kTurnPageMagic) {
+    *error = "the page of its turns is none";
+    return nullptr;
+  }
+  return std::unique_ptr<TurnKeeper>(
+      new TurnKeeper(page, bell, static_cast<arbiter::TurnPage*>(at)));
+}
+
+TurnKeeper::TurnKeeper(int page_fd, int bell_fd, arbiter::TurnPage* page)
+    : page_fd_(page_fd), bell_fd_(bell_fd), page_(page), orphaned_(page->until == kNoTurn) {
+  judge_arbiter(now_ns());
+}
+
+TurnKeeper::~TurnKeeper() {
+  munmap(page_, arbiter::kTurnPageBytes);
+  ::close(page_fd_);
+  ::close(bell_fd_);
+}
+
+bool TurnKeeper::start() {
+  return channel::start_detached("turns", [this] { run(); });
+}
+
+void TurnKeeper::ring() {
+  const uint64_t one = 1;
+  // Full is rung as well, and who does not listen is not there.
+  if (write(bell_fd_, &one, sizeof one) < 0 && errno != EAGAIN)
+    process::log_error(std::string("the arbiter's bell: ") + std::strerror(errno));
+}
+
+// A new turn begins from none, so a number that is newer than `until` comes with none.
+TurnKeeper::Turn TurnKeeper::current() const {
+  const int64_t until = page_->until.load(std::memory_order_acquire);
+  const uint32_t number = page_->turn.load(std::memory_order_acquire);
+  if (until == kNoTurn || number == page_->returned.load(std::memory_order_relaxed) ||
+      number == ending_.load(std::memory_order_acquire))
+    return {number, kNoTurn};
+  return {number, until};
+}
+
+// Whose page says that it is alone needs no arbiter; else one that lives has written lately.
+void TurnKeeper::judge_arbiter(int64_t now) {
+  const bool lives = page_->until.load(std::memory_order_acquire) == kAlone ||
+                     now - page_->beat.load(std::memory_order_relaxed) < arbiter::kDeadNs;
+  if (lives == orphaned_.load(std::memory_order_relaxed)) orphaned_ = !lives;
+}
+
+void TurnKeeper::wait_for_turn() {
+  const uint32_t changes = page_->changes.load(std::memory_order_seq_cst);
+  {
+    std::lock_guard lock(asking_);
+    if (!page_->wants.exchange(1)) ring();
+  }
+  if (current().is() || free()) return;
+  channel::futex_wait(page_->changes, changes, kWaitNs / (stuck_since() ? 10 : 1));
+  judge_arbiter(now_ns());
+}
+
+// The keeper's own thread looks every now and then, so that it matters little whether it is awake.
+void TurnKeeper::end_turn(uint32_t number) {
+  ending_.store(number, std::memory_order_release);
+  channel::futex_wake(page_->changes, 1 << 20);
+}
+
+bool TurnKeeper::idle() {
+  uint64_t launches = 0;
+  for (Gate* gate : gates_) launches += gate->launches();
+  const bool launched = launches != launches_;
+  launches_ = launches;
+  if (launched || waiting_ > 0) return false;
+  return std::ranges::all_of(gates_, [](Gate* gate) { return gate->drained(); });
+}
+
+void TurnKeeper::give_back(uint32_t number) {
+  ending_.store(number, std::memory_order_release);
+  const int64_t began = now_ns();
+  for (;;) {
+    bool drained = true;
+    int64_t left = 0;
+    for (Gate* gate : gates_) {
+      drained &= gate->drained();
+      left = std::max(left, gate->left_ns());
+    }
+    if (drained) break;
+    const int64_t now = now_ns();
+    if (stuck_since_ == 0 && now - began > kStuckNs && left == 0) stuck_since_ = now;
+    if (left > kAlmostNs || now - began > 2 * kRestNs)
+      channel::sleep_ns(static_cast<uint64_t>(std::clamp(left / 2, kLookNs / 2, kRestNs)));
+    else
+      for (int i = 0; i < 50; ++i) channel::cpu_relax();
+  }
+  std::lock_guard lock(asking_);
+  page_->wants.store(waiting_ > 0);
+  page_->returned.store(number, std::memory_order_release);
+  stuck_since_ = 0;
+  ending_ = 0;
+  ring();
+}
+
+void TurnKeeper::look(uint32_t changes) {
+  const int64_t now = now_ns();
+  const int64_t until = page_->until.load(std::memory_order_acquire);
+  const uint32_t number = page_->turn.load(std::memory_order_acquire);
+  // One that was stopped and lost its turn for it is there again.
+  if (page_->seen.exchange(number) != number && until == kNoTurn && waiting_ > 0) ring();
+  judge_arbiter(now);
+  if (orphaned_) return channel::futex_wait(page_->changes, changes, kWaitNs);
+  if (until == kNoTurn || until >= kUntilWanted || page_->returned == number)
+    return channel::futex_wait(page_->changes, changes, kForEver);
+  if (now >= until || ending_ == number || idle()) return give_back(number);
+  const auto rest = static_cast<uint64_t>(std::min(kLookNs, until - now));
+  channel::futex_wait(page_->changes, changes, rest);
+}
+
+void TurnKeeper::run() {
+  prctl(PR_SET_TIMERSLACK, 1000);
+  for (;;) look(page_->changes.load(std::memory_order_seq_cst));
+}
+
+}  // namespace sluice::worker

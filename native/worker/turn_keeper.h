@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The worker's side of turns on its GPUs (rule 11): reads the page that it shares with the arbiter,
+// asks for a turn when something waits at a gate, and gives it back: when it is over, or when there
+// is nothing to do and somebody else waits. A thread of its own drains the gates, so that it
+// happens whether the client sends anything or not.
+//
+// Who is alone on its GPUs has nothing of all this: one load on the way of a launch.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "arbiter/turn_page.h"
+
+namespace sluice::worker {
+
+class Gate;
+
+class TurnKeeper {
+ public:
+  // Keeps both descriptors, which become its own. nullptr with `error` when that is no page.
+  static std::unique_ptr<TurnKeeper> open(int page, int bell, std::string* error);
+  ~TurnKeeper();
+  TurnKeeper(const TurnKeeper&) = delete;
+
+  // All of them before start(), which is the last. False: there is no thread to be had.
+  void add(Gate* gate) { gates_.push_back(gate); }
+  [[nodiscard]] bool start();
+
+  // Nobody divides these GPUs: gates need not ask.
+  bool free() const {
+    return page_->until.load(std::memory_order_relaxed) == arbiter::kAlone ||
+           orphaned_.load(std::memory_order_relaxed);
+  }
+
+  struct Turn {
+    uint32_t number;
+    int64_t until;  // kNoTurn: there is none, or it is being given back
+    bool is() const { return until != arbiter::kNoTurn; }
+  };
+  Turn current() const;
+
+  // A thread that waits at a gate, for as long as this lives.
+  class Waiting {
+   public:
+    explicit Waiting(TurnKeeper& keeper) : keeper_(keeper) { ++keeper_.waiting_; }
+    ~Waiting() { --keeper_.waiting_; }
+    Waiting(const Waiting&) = delete;
+
+   private:
+    TurnKeeper& keeper_;
+  };
+  // Asks for a turn and waits for a while for one. By one who is Waiting.
+  void wait_for_turn();
+  // What may still be begun in this turn has been: gives it back as soon as that has ended.
+  void end_turn(uint32_t number);
+  // Since when a turn is being given back that does not end, as something of it does not; 0: it is
+  // not so. What then waits at a gate may be what that waits for.
+  int64_t stuck_since() const { return stuck_since_.load(std::memory_order_relaxed); }
+
+  int page_descriptor() const { return page_fd_; }
+  int bell_descriptor() const { return bell_fd_; }
+
+ private:
+  TurnKeeper(int page_fd, int bell_fd, arbiter::TurnPage* page);
+  void run();
+  void look(uint32_t changes);
+  void judge_arbiter(int64_t now);
+  bool idle();
+  void give_back(uint32_t number);
+  void ring();
+
+  const int page_fd_, bell_fd_;
+  arbiter::TurnPage* const page_;
+  std::vector<Gate*> gates_;
+  std::atomic<bool> orphaned_;       // no arbiter looks at the page
+  std::atomic<int> waiting_{0};      // threads at gates
+  std::atomic<uint32_t> ending_{0};  // the turn that is being given back; 0: none
+  std::atomic<int64_t> stuck_since_{0};
+  std::mutex asking_;      // of the worker's words on the page
+  uint64_t launches_ = 0;  // as idle() last saw them
+};
+
+}  // namespace sluice::worker

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages by which workers and the arbiter hand turns on the GPUs to and fro.
+
+Used by sessions.registry and sessions.opening; started by service where [throttle] has it. It
+makes a page and a bell for each session, keeps descriptors of both, and tells the arbiter
+(native/arbiter/) of every session: again after each connection, as the arbiter may have been
+started anew. Nobody here reads a page. A session without one, or without an arbiter, runs as if it
+was alone on its GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.config.server_gpus import ThrottleSection
+from sluice.protocol.control import ARBITER_SENT
+from sluice.protocol.frames import MAX_RATIO_PERCENT, TURN_PAGE_BYTES, TURN_PAGE_MAGIC
+from sluice.server.sessions.records import Session
+from sluice.server.workers.packets import Message
+from sluice.server.workers.process import WorkerStarter
+from sluice.server.workers.session_start import TurnPage
+from sluice.server.workers.standing_process import StandingKind, StandingProcess
+
+KIND = StandingKind("arbiter", ARBITER_SENT, "shares of compute are not kept")
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(slots=True)
+class _Place:
+    session: Session
+    turns: TurnPage
+
+
+class TurnPages:
+    """The sessions of this host whose time on the GPUs is divided."""
+
+    def __init__(
+        self, section: ThrottleSection, starter: WorkerStarter, run_dir: Path, log_dir: Path
+    ) -> None:
+        self._section = section
+        self._places: dict[str, _Place] = {}
+        self.arbiter = StandingProcess(
+            KIND, starter, run_dir, log_dir, self._hear, self._tell_everything
+        )
+
+    def make(self, session: Session) -> TurnPage:
+        """A page for a session that begins; its descriptors stay this object's. Raises OSError."""
+        turns = make_page(session.id)
+        self._places[session.id] = _Place(session, turns)
+        return turns
+
+    def begin(self, session: Session) -> None:
+        """The session's worker has its page."""
+        if place := self._places.get(session.id):
+            self._join(place)
+
+    def adopt(self, session: Session, turns: TurnPage | None) -> None:
+        """A session of an earlier server, with what its worker showed (None: it has no page)."""
+        if turns:
+            self._places[session.id] = _Place(session, turns)
+            self._join(self._places[session.id])
+
+    def leave(self, session_id: str) -> None:
+        """The session's worker has ended, or never had a session."""
+        if place := self._places.pop(session_id, None):
+            self.arbiter.tell(Message("leave", {"id": session_id}))
+            _close(place.turns)
+
+    def resize(self, sessions: Iterable[Session]) -> None:
+        """Sessions of a grant have other shares."""
+        for session in sessions:
+            if session.id in self._places:
+                self.arbiter.tell(
+                    Message("share", {"tenant": session.grant_id, **self._share(session)})
+                )
+
+    def let_go(self) -> None:
+        """The server stops: the arbiter and the workers go on."""
+        self.arbiter.close()
+        for place in self._places.values():
+            _close(place.turns)
+        self._places.clear()
+
+    def _share(self, session: Session) -> dict[str, str]:
+        """A tenant's share is one number: the largest that it has of a GPU."""
+        of_gpus: Counter[str] = Counter()
+        for vgpu in session.vgpus:
+            of_gpus[vgpu.gpu_uuid] += vgpu.compute_percent
+        percent = max(1, min(MAX_RATIO_PERCENT, max(of_gpus.values())))
+        return {"percent": str(percent), "capped": str(int(self._section.capped))}
+
+    def _join(self, place: _Place) -> None:
+        session, turns = place.session, place.turns
+        if session.worker.exited:
+            return
+        gpus = dict.fromkeys(session.vgpus[number].gpu_uuid for number in session.places)
+        fields = {"id": session.id, "tenant": session.grant_id, "gpus": ",".join(gpus)}
+        self.arbiter.tell(
+            Message("join", {**fields, **self._share(session)}),
+            [turns.page, turns.bell, session.worker.pidfd],
+        )
+
+    def _tell_everything(self) -> None:
+        self.arbiter.tell(Message("settings", {"period_ms": str(self._section.period_ms)}))
+        for place in self._places.values():
+            self._join(place)
+
+    def _hear(self, message: Message) -> None:
+        if message.verb == "error":
+            text = "the arbiter refused: session %s: %s"
+            name, why = message.get("id"), message.get("message")
+            PEERS.warning("arbiter refuses", name, text, name, why)
+
+
+def make_page(session_id: str) -> TurnPage:
+    """A page on which nothing has been said, and its bell; raises OSError."""
+    page = os.memfd_create(f"sluice-turns-{session_id}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(page, TURN_PAGE_BYTES)
+        os.pwrite(page, struct.pack("<Q", TURN_PAGE_MAGIC), 0)
+        fcntl.fcntl(page, fcntl.F_ADD_SEALS, SEALS)
+        return TurnPage(page, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    except OSError:
+        os.close(page)
+        raise
+
+
+def _close(turns: TurnPage) -> None:
+    for descriptor in (turns.page, turns.bell):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

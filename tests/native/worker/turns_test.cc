@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gate in turns: the test is the arbiter, and a GPU that does what it is told to.
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "arbiter/turn_page.h"
+#include "channel/futex.h"
+#include "worker/gate.h"
+#include "worker/turn_keeper.h"
+
+namespace sluice::worker {
+namespace {
+
+using namespace std::chrono_literals;
+using arbiter::kAlone;
+using arbiter::kNoTurn;
+using arbiter::kUntilWanted;
+
+// Streams whose work is done when the test says so. An event is where its stream was.
+class Gpu {
+ public:
+  Gpu() {
+    driver.cuCtxSetCurrent = [](CUcontext) { return CUDA_SUCCESS; };
+    driver.cuEventCreate = [](CUevent* e, unsigned) {
+      *e = reinterpret_cast<CUevent>(++get().events_);
+      return CUDA_SUCCESS;
+    };
+    driver.cuEventRecord = [](CUevent e, CUstream s) { return get().record(e, s); };
+    driver.cuEventQuery = [](CUevent e) { return get().query(e); };
+    driver.cuEventSynchronize = [](CUevent e) {
+      while (get().query(e) != CUDA_SUCCESS) std::this_thread::sleep_for(1ms);
+      return CUDA_SUCCESS;
+    };
+    driver.cuEventElapsedTime_v2 = [](float* ms, CUevent begin, CUevent end) {
+      *ms = kKernelMs * get().between(begin, end);
+      return CUDA_SUCCESS;
+    };
+    current_ = this;
+  }
+  void launch(CUstream s) {
+    std::lock_guard lock(mutex_);
+    ++issued_[s];
+  }
+  void finish(CUstream s) {
+    std::lock_guard lock(mutex_);
+    done_[s] = issued_[s];
+  }
+  uint64_t issued(CUstream s) {
+    std::lock_guard lock(mutex_);
+    return issued_[s];
+  }
+
+  Driver driver;
+  std::atomic<bool> instant{false};  // work is done as it is issued
+
+ private:
+  static constexpr float kKernelMs = 0.1f;
+  float between(CUevent begin, CUevent end) {
+    std::lock_guard lock(mutex_);
+    return static_cast<float>(at_[end].second - at_[begin].second);
+  }
+  static Gpu& get() { return *current_.load(); }
+  CUresult record(CUevent e, CUstream s) {
+    std::lock_guard lock(mutex_);
+    at_[e] = {s, issued_[s]};
+    return CUDA_SUCCESS;
+  }
+  CUresult query(CUevent e) {
+    std::lock_guard lock(mutex_);
+    const auto [stream, place] = at_[e];
+    return instant || done_[stream] >= place ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  }
+  static inline std::atomic<Gpu*> current_{nullptr};
+  std::atomic<uintptr_t> events_{0};
+  std::mutex mutex_;
+  std::map<CUstream, uint64_t> issued_, done_;
+  std::map<CUevent, std::pair<CUstream, uint64_t>> at_;
+};
+
+int64_t now() { return static_cast<int64_t>(channel::now_ns()); }
+CUstream stream(uintptr_t n) { return reinterpret_cast<CUstream>(n + 16); }
+
+// Never taken down: the keeper's thread lives as long as the process, as a worker's does.
+struct Rig {
+  Gpu gpu;
+  arbiter::TurnPage* page = nullptr;
+  int bell = -1;
+  std::unique_ptr<TurnKeeper> keeper;
+  std::unique_ptr<Gate> gate;
+
+  // `until`: what the page says at first.
+  explicit Rig(int64_t until = kNoTurn) {
+    const int fd = memfd_create("turns", MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(fd, arbiter::kTurnPageBytes), 0);
+    page = static_cast<arbiter::TurnPage*>(
+        mmap(nullptr, arbiter::kTurnPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    page->magic = wire::kTurnPageMagic;
+    page->turn = until == kNoTurn ? 0 : 1;
+    page->until = until;
+    beat();
+    bell = eventfd(0, EFD_NONBLOCK);
+    std::string error;
+    keeper = TurnKeeper::open(fd, dup(bell), &error);
+    EXPECT_TRUE(keeper) << error;
+    gate = std::make_unique<Gate>(gpu.driver, nullptr, keeper.get());
+    keeper->add(gate.get());
+    EXPECT_TRUE(keeper->start());
+  }
+  void beat() { page->beat = now() + 3'600'000'000'000; }  // alive for the whole test
+  void say(int64_t until) {
+    page->until = until;
+    ++page->changes;
+    channel::futex_wake(page->changes, 100);
+  }
+  void give(int64_t until) {
+    ++page->turn;
+    say(until);
+  }
+  bool rang() {
+    uint64_t n;
+    return read(bell, &n, sizeof n) == sizeof n;
+  }
+  void launch(CUstream s, uint64_t kind = 7) {
+    auto passage = gate->pass(s, {kind});
+    gpu.launch(s);
+    passage.issued();
+  }
+  bool returned() const { return page->returned == page->turn; }
+};
+
+template <class F>
+bool soon(F&& what) {
+  for (int i = 0; i < 20'000; ++i) {
+    if (what()) return true;
+    std::this_thread::sleep_for(1ms);
+  }
+  return false;
+}
+// What must not happen has had the time to.
+void a_while() { std::this_thread::sleep_for(50ms); }
+
+TEST(Turns, ALaunchWaitsForItsTurnAndAsksForIt) {
+  auto& r = *new Rig;
+  std::thread program([&] { r.launch(stream(1)); });
+  ASSERT_TRUE(soon([&] { return r.page->wants == 1; }));
+  EXPECT_TRUE(soon([&] { return r.rang(); }));
+  a_while();
+  EXPECT_EQ(r.gpu.issued(stream(1)), 0u);
+  r.give(kUntilWanted);
+  program.join();
+  EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
+}
+
+TEST(Turns, WhoIsAloneIsNeverHeldUp) {
+  auto& r = *new Rig(kAlone);
+  for (int i = 0; i < 500; ++i) r.launch(stream(1));
+  EXPECT_EQ(r.gpu.issued(stream(1)), 500u);
+  EXPECT_EQ(r.page->wants, 0u);
+  EXPECT_FALSE(r.rang());
+}
+
+TEST(Turns, LittleIsUnderWayBesideOthers) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  for (int i = 0; i < 100; ++i) r.launch(stream(1));  // it learns that they take 100 us
+  r.gpu.instant = false;
+  std::thread program([&] {
+    for (int i = 0; i < 100; ++i) r.launch(stream(1));
+  });
+  a_while();
+  const uint64_t ahead = r.gpu.issued(stream(1)) - 100;
+  EXPECT_GE(ahead, 3u);
+  EXPECT_LE(ahead, 13u) << "about a millisecond";
+  r.gpu.instant = true;
+  program.join();
+}
+
+TEST(Turns, ATurnIsGivenBackWhenItsWorkIsDone) {
+  auto& r = *new Rig(kUntilWanted);
+  r.launch(stream(1));
+  r.launch(stream(2));
+  r.say(now());  // it is over
+  a_while();
+  EXPECT_FALSE(r.returned());
+  r.gpu.finish(stream(1));
+  a_while();
+  EXPECT_FALSE(r.returned()) << "the other stream works";
+  r.gpu.finish(stream(2));
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+  EXPECT_EQ(r.page->wants, 0u);
+  EXPECT_TRUE(soon([&] { return r.rang(); }));
+}
+
+TEST(Turns, WorkOfBeforeTheGpuWasDividedCounts) {
+  auto& r = *new Rig(kAlone);
+  for (uintptr_t i = 0; i < 5; ++i) r.launch(stream(i));
+  for (uintptr_t i = 0; i < 5; ++i) {
+    if (i == 0) r.say(now() + 1);
+    a_while();
+    EXPECT_FALSE(r.returned()) << "stream " << i << " works";
+    r.gpu.finish(stream(i));
+  }
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, WhoHasNothingToDoGivesBackBeforeTheEnd) {
+  auto& r = *new Rig(kUntilWanted);
+  r.launch(stream(1));
+  r.gpu.finish(stream(1));
+  a_while();
+  EXPECT_FALSE(r.returned()) << "nobody wants it";
+  r.say(now() + 3'600'000'000'000);
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, WhoHasMoreSaysSo) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  std::atomic<bool> stop{false};
+  std::thread program([&] {
+    while (!stop) r.launch(stream(1));
+  });
+  ASSERT_TRUE(soon([&] { return r.gpu.issued(stream(1)) > 100; }));
+  r.say(now() + 5'000'000);
+  ASSERT_TRUE(soon([&] { return r.returned(); }));
+  EXPECT_TRUE(soon([&] { return r.page->wants == 1; }));
+  const uint64_t had = r.gpu.issued(stream(1));
+  a_while();
+  EXPECT_EQ(r.gpu.issued(stream(1)), had);
+  r.give(kUntilWanted);
+  EXPECT_TRUE(soon([&] { return r.gpu.issued(stream(1)) > had; }));
+  stop = true;
+  program.join();
+}
+
+// What runs may wait for what waits at the gate, on another stream.
+TEST(Turns, WhatDoesNotEndLetsOtherStreamsPass) {
+  auto& r = *new Rig(kUntilWanted);
+  r.launch(stream(1));
+  r.say(now());
+  std::thread program([&] { r.launch(stream(2)); });
+  EXPECT_TRUE(soon([&] { return r.gpu.issued(stream(2)) == 1; }));
+  program.join();
+  a_while();
+  EXPECT_FALSE(r.returned());
+  r.gpu.finish(stream(1));
+  r.gpu.finish(stream(2));
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, AGroupOfCallsIsOne) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  auto first = r.gate->pass(stream(1), {1});
+  r.say(now());  // between the two
+  auto second = r.gate->pass(stream(2), {2});
+  a_while();
+  EXPECT_FALSE(r.returned()) << "neither is issued";
+  first.issued();
+  second.issued();
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, WhatWasNotIssuedKeepsNothing) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  { const auto failed = r.gate->pass(stream(1), {1}); }
+  r.say(now());
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, AHeldSessionGivesItsTurnBack) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  r.gate->hold();
+  std::thread program([&] { r.launch(stream(1)); });
+  r.say(now() + 3'600'000'000'000);
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+  EXPECT_EQ(r.page->wants, 0u) << "it waits for something else";
+  r.gate->release();
+  ASSERT_TRUE(soon([&] { return r.page->wants == 1; }));
+  r.give(kUntilWanted);
+  program.join();
+}
+
+TEST(Turns, WithoutAnArbiterItGoesOn) {
+  auto& r = *new Rig;
+  r.page->beat = now() - 10'000'000'000;
+  r.launch(stream(1));
+  EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
+  // Another one begins, and is obeyed.
+  r.beat();
+  r.say(kNoTurn);
+  ASSERT_TRUE(soon([&] { return !r.keeper->free(); }));
+  std::thread program([&] { r.launch(stream(1)); });
+  ASSERT_TRUE(soon([&] { return r.page->wants == 1; }));
+  a_while();
+  EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
+  r.give(kUntilWanted);
+  program.join();
+}
+
+TEST(Turns, AStreamThatEndsOrCapturesIsNotAskedAgain) {
+  auto& r = *new Rig(kUntilWanted);
+  r.launch(stream(1));
+  r.gate->leave(stream(1));
+  r.gpu.finish(stream(1));
+  r.say(now());
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, WhatIsNoPageIsRefused) {
+  std::string error;
+  const int small = memfd_create("turns", MFD_CLOEXEC);
+  EXPECT_EQ(TurnKeeper::open(small, -1, &error), nullptr);
+  ASSERT_EQ(ftruncate(small, arbiter::kTurnPageBytes), 0);
+  EXPECT_EQ(TurnKeeper::open(small, -1, &error), nullptr) << "it lacks the mark of one";
+  close(small);
+}
+
+}  // namespace
+}  // namespace sluice::worker
