@@ -13,11 +13,16 @@ namespace sluice::process {
 
 struct Option {
   std::string name;  // "--id"
-  std::function<void(const char*)> take;
+  // Returns what the value should have been; empty when it is that.
+  std::function<std::string(const char*)> take;
 };
 
-// Gives each value to its option. False with `error`: an option that there is not, or one without
-// its value.
+Option text_option(std::string name, std::string* to);
+// "off" switches off; whatever else is on.
+Option switch_option(std::string name, bool* to);
+
+// Gives each value to its option. False with `error`: an option that there is not, one without its
+// value, or a value that is none for it.
 bool read_options(std::span<char* const> arguments, std::span<const Option> known,
                   std::string* error);
 
@@ -30,9 +35,6 @@ struct SessionProcess {
   bool sandbox = true;
 };
 std::vector<Option> options_of(SessionProcess* process);
-
-// "off" switches off; whatever else is on.
-bool is_on(const char* value);
 
 // This process and its threads count there. What goes wrong is logged, and they stay where they
 // are.

@@ -24,11 +24,16 @@ std::vector<std::string> split(const std::string& folders) {
 bool read_options(int argc, char** argv, Options* o, std::string* error) {
   std::vector<process::Option> known = process::options_of(o);
   const process::Option own[] = {
-      {"--driver", [=](const char* value) { o->driver = value; }},
-      {"--libraries", [=](const char* value) { o->libraries = split(value); }},
-      {"--visible-devices", [=](const char* value) { o->visible = value; }},
-      {"--confine", [=](const char* value) { o->waits = std::strcmp(value, "session") == 0; }},
-      {"--meter", [=](const char* value) { o->meter = process::is_on(value); }}};
+      process::text_option("--driver", &o->driver),
+      {"--libraries",
+       [=](const char* value) { return o->libraries = split(value), std::string(); }},
+      process::text_option("--visible-devices", &o->visible),
+      {"--confine",
+       [=](const char* value) -> std::string {
+         o->waits = std::strcmp(value, "session") == 0;
+         return o->waits ? "" : "session";
+       }},
+      process::switch_option("--meter", &o->meter)};
   known.insert(known.end(), std::begin(own), std::end(own));
   if (!process::read_options({argv + 1, static_cast<size_t>(argc - 1)}, known, error)) return false;
   if (o->control >= 0 && !o->driver.empty()) return true;

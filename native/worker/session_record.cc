@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
+#include "whole_number.h"
 #include "worker/device_attributes.h"
 #include "worker/peer.h"
 
@@ -68,7 +68,7 @@ std::vector<std::byte> session_record(Session& s) {
   wire::OpenReply reply{};
   wire::SessionRecord head{};
   reply.header = {sizeof reply, wire::kOpenReply, wire::kNoLane, 0, 0};
-  reply.session_id = std::strtoull(s.plan.id.c_str(), nullptr, 16);
+  read_whole_number(s.plan.id, &reply.session_id, 16);  // as control.yaml has it
   head.device_bytes = sizeof(wire::DeviceRecord);
   head.device_count = static_cast<uint32_t>(s.vgpus.size());
   head.record_bytes =

@@ -88,6 +88,10 @@ def test_what_is_wrong_is_named(tmp_path: Path, was: str, becomes: str, said: st
         ({}, ""),
         ({"id": ""}, "session: id is missing"),
         (
+            {"id": "mine"},
+            "session: id is 'mine'; an even number of hexadecimal digits is wanted",
+        ),
+        (
             {"channel": "smoke"},
             "session: channel is 'smoke'; one of shm, ivshmem, vsock, tcp is wanted",
         ),

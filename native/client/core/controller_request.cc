@@ -19,6 +19,7 @@
 #include "client/core/http.h"
 #include "client/core/json.h"
 #include "client/core/log.h"
+#include "whole_number.h"
 
 namespace sluice::client {
 
@@ -210,10 +211,12 @@ int ControllerRequest::show_place(const HttpAddress& address) {
     for (char& c : line)
       if (static_cast<unsigned char>(c) < ' ') c = ' ';
     std::fprintf(stderr, "sluice: %s\n", line.c_str());
-    return static_cast<int>(
-        std::clamp(std::strtol(place.text("line_seconds").c_str(), nullptr, 10), 1L, 600L));
+    const std::string seconds = place.text("line_seconds");  // 15 or 15.0
+    char* end = nullptr;
+    const long whole = std::strtol(seconds.c_str(), &end, 10);
+    if (end != seconds.c_str()) return static_cast<int>(std::clamp(whole, 1L, 600L));
   }
-  // It does not wait (yet), or the controller is too old to say.
+  // It does not wait (yet), or the controller does not say.
   return look_again_ = std::min(look_again_ * 2, kPlaceSeconds);
 }
 
@@ -340,8 +343,8 @@ bool ask_for_session(const Config& config, const wire::OpenSession& request, Tic
   const JsonObject body(answer.body);
   if (answer.status < 200 || answer.status > 299) {
     *error = body.text("detail");
-    if (const long cuda = std::strtol(body.text("cuda_error").c_str(), nullptr, 10); cuda > 0)
-      refusal->status = static_cast<uint32_t>(cuda);
+    if (uint32_t cuda = 0; read_whole_number(body.text("cuda_error"), &cuda) && cuda > 0)
+      refusal->status = cuda;
     if (error->empty()) *error = "the controller answered " + std::to_string(answer.status);
     return false;
   }

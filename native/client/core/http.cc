@@ -6,11 +6,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 
 #include "channel/dial.h"
 #include "tls/client_handshake.h"
+#include "whole_number.h"
 
 namespace sluice::client {
 
@@ -24,9 +24,9 @@ std::string header(const std::string& head, const char* name) {
     at += 2;
     if (strncasecmp(head.c_str() + at, wanted.c_str(), wanted.size()) != 0) continue;
     const size_t begin = head.find_first_not_of(" \t", at + wanted.size());
-    const size_t end = head.find("\r\n", at);
-    if (begin == std::string::npos || begin >= std::min(end, head.size())) return "";
-    return head.substr(begin, end == std::string::npos ? end : end - begin);
+    const size_t end = std::min(head.find("\r\n", at), head.size());
+    if (begin == std::string::npos || begin >= end) return "";
+    return head.substr(begin, head.find_last_not_of(" \t", end - 1) + 1 - begin);
   }
   return "";
 }
@@ -36,7 +36,9 @@ bool join_chunks(const std::string& raw, std::string* body) {
   for (size_t at = 0;;) {
     const size_t line = raw.find("\r\n", at);
     if (line == std::string::npos) return false;
-    const unsigned long n = std::strtoul(raw.c_str() + at, nullptr, 16);
+    const std::string_view size = std::string_view(raw).substr(at, line - at);
+    size_t n = 0;
+    if (!read_whole_number(size.substr(0, size.find_first_of("; \t")), &n, 16)) return false;
     if (n == 0) return true;
     at = line + 2;
     if (n > kMostAnswer || raw.size() < at + n + 2) return false;
@@ -87,17 +89,19 @@ bool parse_answer(const std::string& raw, bool ended, HttpAnswer* answer) {
     return false;
   const std::string head = raw.substr(0, split);
   *answer = {};
-  answer->status = static_cast<int>(std::strtol(raw.c_str() + 9, nullptr, 10));
+  uint32_t status = 0;
+  if (!read_whole_number(std::string_view(raw).substr(9, 3), &status)) return false;
+  answer->status = static_cast<int>(status);
   answer->location = header(head, "location");
-  answer->retry_after =
-      static_cast<int>(std::strtol(header(head, "retry-after").c_str(), nullptr, 10));
+  // A proxy may say a date instead, which is as good as nothing.
+  read_whole_number(header(head, "retry-after"), &answer->retry_after);
   const std::string length = header(head, "content-length");
   if (strcasecmp(header(head, "transfer-encoding").c_str(), "chunked") == 0)
     return join_chunks(raw.substr(split + 4), &answer->body);
   answer->body = raw.substr(split + 4);
   if (length.empty()) return ended;
-  const size_t n = std::strtoul(length.c_str(), nullptr, 10);
-  if (answer->body.size() < n) return false;
+  size_t n = 0;
+  if (!read_whole_number(length, &n) || answer->body.size() < n) return false;
   answer->body.resize(n);
   return true;
 }

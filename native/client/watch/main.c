@@ -6,10 +6,12 @@
  * channel/slot.h (checked when the client library is built).
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,26 +27,43 @@
 #define SYS_pidfd_open 434
 #endif
 
+/* False: the text is no number from 0 to `most`, or more than that. */
+static bool read_number(const char* text, unsigned long most, unsigned long* value) {
+  char* end = NULL;
+  errno = 0;
+  *value = strtoul(text, &end, 10);
+  return text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0 && *value <= most;
+}
+
 static _Atomic uint32_t* word(char* slot, size_t offset) {
   return (_Atomic uint32_t*)(slot + offset);
 }
 
 int main(int argc, char** argv) {
+  static const char* const names[] = {"SLOT", "GENERATION", "PID"};
+  static const unsigned long most[] = {UINT16_MAX, UINT32_MAX, INT32_MAX};
+  unsigned long numbers[3];
   if (argc != 5) {
     fprintf(stderr, "usage: sluice-watch RESOURCE SLOT GENERATION PID\n");
     return 2;
   }
-  const long index = atol(argv[2]);
-  const uint32_t generation = (uint32_t)strtoul(argv[3], NULL, 10);
-  const pid_t pid = (pid_t)atol(argv[4]);
+  for (int i = 0; i < 3; ++i) {
+    if (read_number(argv[2 + i], most[i], &numbers[i])) continue;
+    fprintf(stderr, "sluice-watch: %s is \"%s\"; a number from 0 to %lu is wanted\n", names[i],
+            argv[2 + i], most[i]);
+    return 2;
+  }
+  const uint64_t index = numbers[0];
+  const uint32_t generation = (uint32_t)numbers[1];
+  const pid_t pid = (pid_t)numbers[2];
   const int fd = open(argv[1], O_RDWR | O_CLOEXEC);
   if (fd < 0) return 1;
   char* region = mmap(NULL, 4096, PROT_READ, MAP_SHARED, fd, 0);
   if (region == MAP_FAILED) return 1;
   const uint64_t slot_bytes = *(volatile uint64_t*)(region + SLUICE_REGION_SLOT_BYTES);
   if (slot_bytes < 4096 || slot_bytes % 4096) return 1;
-  char* slot = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-                    (off_t)(4096 + slot_bytes * (uint64_t)index));
+  char* slot =
+      mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(4096 + slot_bytes * index));
   if (slot == MAP_FAILED) return 1;
   /* The process is pinned by a descriptor before its parent may go on: no other process can be
    * taken for it. */

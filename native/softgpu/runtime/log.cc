@@ -5,12 +5,17 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "whole_number.h"
+
 namespace sluice::softgpu {
 
 int log_level() {
   static const int level = [] {
     const char* text = std::getenv("SLUICE_SOFTGPU_DEBUG");
-    return text ? std::atoi(text) : 0;
+    int level = 0;
+    if (text && *text && !read_whole_number(text, &level))
+      std::fprintf(stderr, "sluice-softgpu: SLUICE_SOFTGPU_DEBUG=%s is no number; using 0\n", text);
+    return level;
   }();
   return level;
 }

@@ -47,6 +47,27 @@ TEST(Answers, AreWhole) {
   EXPECT_FALSE(answer(chunks + "4\r\nab", true, &a));
 }
 
+// Such an answer would be taken for one without a body.
+TEST(Answers, HaveNumbersWhereHttpHasThem) {
+  HttpAnswer a;
+  const auto says = [&](const std::string& status, const std::string& headers,
+                        const std::string& body) {
+    return answer("HTTP/1.1 " + status + "\r\n" + headers + "\r\n" + body, true, &a);
+  };
+  ASSERT_TRUE(says("200 OK", "Content-Length: 2 \t\r\n", "{}"));
+  for (const char* status : {"OK", "2x0 OK", "-20 OK", "20"})
+    EXPECT_FALSE(says(status, "Content-Length: 2\r\n", "{}")) << status;
+  for (const char* length : {"two", "2 bytes", "-2", "0x2", "99999999999999999999"})
+    EXPECT_FALSE(says("200 OK", std::string("Content-Length: ") + length + "\r\n", "{}")) << length;
+  const std::string chunked = "Transfer-Encoding: chunked\r\n";
+  EXPECT_TRUE(says("200 OK", chunked, "2;part=1\r\n{}\r\n0\r\n\r\n"));
+  EXPECT_EQ(a.body, "{}");
+  for (const char* size : {"", "none", "-2", "2{", "fffffffffffffffff"})
+    EXPECT_FALSE(says("200 OK", chunked, std::string(size) + "\r\n{}\r\n0\r\n\r\n")) << size;
+  ASSERT_TRUE(says("503 Later", "Retry-After: Wed, 21 Oct 2026 07:28:00 GMT\r\n", ""));
+  EXPECT_EQ(a.retry_after, 0);
+}
+
 TEST(Answers, NameAnotherPlace) {
   HttpAnswer a;
   ASSERT_TRUE(

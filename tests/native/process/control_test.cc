@@ -143,6 +143,8 @@ TEST(Message, IsHeldAgainstTheRegistry) {
   };
   for (const Case& c : {
            Case{"id", "", "session: id is missing"},
+           Case{"id", "mine",
+                "session: id is \"mine\"; an even number of hexadecimal digits is wanted"},
            Case{"channel", "smoke",
                 "session: channel is \"smoke\"; one of shm, ivshmem, vsock, tcp is wanted"},
            Case{"vgpus", "65", "session: vgpus is \"65\"; a number from 1 to 64 is wanted"},

@@ -38,5 +38,31 @@ TEST(Options, WhatIsWrongIsNamed) {
   EXPECT_EQ(read_into(&p, {"--id", "w1", "--control"}), "--control needs a value");
 }
 
+// What is no number is not 0: a worker whose account is 0 stays root.
+TEST(Options, ANumberIsWholeAndInBounds) {
+  const char* const accounts[] = {"abc", "",    "12x", " 12",        "+12",
+                                  "-1",  "0x7", "1e3", "4294967295", "99999999999999999999"};
+  for (const char* option : {"--uid", "--gid"})
+    for (const char* value : accounts) {
+      SessionProcess p;
+      EXPECT_EQ(read_into(&p, {option, value}), std::string(option) + " is \"" + value +
+                                                    "\"; a number from 0 to 4294967294 is wanted");
+      EXPECT_EQ(p.uid + p.gid, 0u);
+    }
+  for (const char* value : {"socket", "", "5 ", "-1", "2147483648", "4294967301"}) {
+    SessionProcess p;
+    EXPECT_EQ(
+        read_into(&p, {"--control", value}),
+        std::string("--control is \"") + value + "\"; a number from 0 to 2147483647 is wanted");
+    EXPECT_EQ(p.control, -1);
+  }
+}
+
+TEST(Options, OneValueThatIsNoneIsEnough) {
+  SessionProcess p;
+  EXPECT_EQ(read_into(&p, {"--uid", "7", "--gid", "x", "--id", "w1"}),
+            "--gid is \"x\"; a number from 0 to 4294967294 is wanted");
+}
+
 }  // namespace
 }  // namespace sluice::process
