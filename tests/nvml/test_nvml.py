@@ -92,12 +92,14 @@ for i, handle in enumerate(handles):
     assert cuda.cuDeviceGetPCIBusId(text, 128, i) == 0
     pci = n.nvmlDeviceGetPciInfo(handle)
     assert pci.busId.endswith(text.value.decode().upper()) and len(pci.busId) == 16
-    assert n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByPciBusId(text.value.decode()))
+    for same in (text.value.decode(), text.value.decode().lower(), pci.busId, pci.busIdLegacy):
+        assert n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByPciBusId(same))
     major, minor = ctypes.c_int(), ctypes.c_int()
     cuda.cuDeviceComputeCapability(ctypes.byref(major), ctypes.byref(minor), i)
     assert n.nvmlDeviceGetCudaComputeCapability(handle) == (major.value, minor.value)
 assert n.nvmlDeviceGetUUID(handles[0]) != n.nvmlDeviceGetUUID(handles[1])
 assert refusal(n.nvmlDeviceGetHandleByUUID, "GPU-0") == n.NVML_ERROR_NOT_FOUND
+assert refusal(n.nvmlDeviceGetHandleByPciBusId, "FFFF:01") == n.NVML_ERROR_NOT_FOUND
 assert n.nvmlDeviceGetArchitecture(handles[0]) == n.NVML_DEVICE_ARCH_HOPPER
 assert n.nvmlDeviceGetMigMode(handles[0]) == [0, 0]
 assert n.nvmlDeviceGetTopologyCommonAncestor(*handles) == n.NVML_TOPOLOGY_INTERNAL

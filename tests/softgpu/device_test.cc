@@ -76,6 +76,10 @@ TEST(DISABLED_Child, SecondThenFirst) {
   CUdevice device = 7;
   CHECK_CU(cuDeviceGetByPCIBusId(&device, "ffff:01:00.0"));
   EXPECT_EQ(1, device);
+  CHECK_CU(cuDeviceGetByPCIBusId(&device, "FFFF:2:0"));
+  EXPECT_EQ(0, device);
+  EXPECT_EQ(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetByPCIBusId(&device, "01:00.0"));
+  EXPECT_EQ(CUDA_ERROR_INVALID_DEVICE, cuDeviceGetByPCIBusId(&device, "FFFF"));
 }
 
 TEST(DISABLED_Child, NoDevice) { EXPECT_EQ(CUDA_ERROR_NO_DEVICE, cuInit(0)); }

@@ -7,6 +7,7 @@
 
 #include "client/core/enter.h"
 #include "client/core/session.h"
+#include "pci_address.h"
 
 using namespace sluice::client;
 
@@ -125,8 +126,10 @@ CUresult cuDeviceGetByPCIBusId(CUdevice* dev, const char* text) {
   Session* s;
   if (const CUresult e = enter_query(&s); e != CUDA_SUCCESS) return e;
   if (!dev || !text) return CUDA_ERROR_INVALID_VALUE;
+  const std::optional<sluice::PciAddress> wanted = sluice::read_pci_address(text);
+  if (!wanted) return CUDA_ERROR_INVALID_DEVICE;
   for (auto& d : s->devices()) {
-    if (std::strcmp(d->record.pci_bus_id, text) != 0) continue;
+    if (wanted != sluice::read_pci_address(d->record.pci_bus_id)) continue;
     *dev = static_cast<CUdevice>(d->index);
     return CUDA_SUCCESS;
   }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "client/nvml/session.h"
+#include "pci_address.h"
 
 using namespace sluice::nvml;
 using sluice::wire::DeviceRecord;
@@ -66,27 +67,26 @@ unsigned architecture_of(const DeviceRecord& r) {
   }
 }
 
-struct BusAddress {
-  unsigned domain = 0, bus = 0, device = 0;
-};
+sluice::PciAddress pci_address_of(const DeviceRecord& r) {
+  return sluice::read_pci_address(r.pci_bus_id).value_or(sluice::PciAddress{});
+}
 
-BusAddress bus_of(const DeviceRecord& r) {
-  BusAddress a;
-  if (std::sscanf(r.pci_bus_id, "%x:%x:%x", &a.domain, &a.bus, &a.device) != 3) return {};
-  return a;
+template <size_t N>
+void put(char (&to)[N], const std::string& text) {
+  std::snprintf(to, N, "%s", text.c_str());
 }
 
 // `ids`: the device's ids on the bus are the node's own knowledge and stay zero.
 nvmlReturn_t pci_info(nvmlDevice_t device, nvmlPciInfo_t* to) {
   return ask(device, to, [](const DeviceRecord& r) {
-    const BusAddress a = bus_of(r);
+    sluice::PciAddress a = pci_address_of(r);
     nvmlPciInfo_t info{};
     info.domain = a.domain;
     info.bus = a.bus;
     info.device = a.device;
-    std::snprintf(info.busId, sizeof info.busId, "%08X:%02X:%02X.0", a.domain, a.bus, a.device);
-    std::snprintf(info.busIdLegacy, sizeof info.busIdLegacy, "%04X:%02X:%02X.0", a.domain & 0xffff,
-                  a.bus & 0xff, a.device & 0xff);
+    put(info.busId, a.text(8));
+    a.domain &= 0xffff;  // what the older spelling has room for
+    put(info.busIdLegacy, a.text());
     return info;
   });
 }
@@ -199,7 +199,7 @@ nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t* pci) {
 nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t* pci) {
   if (pci && pci->version != (sizeof *pci | 1u << 24)) return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
   return ask(device, pci, [&](const DeviceRecord& r) {
-    const BusAddress a = bus_of(r);
+    const sluice::PciAddress a = pci_address_of(r);
     nvmlPciInfoExt_t info{};
     info.version = pci->version;
     info.domain = a.domain;
@@ -207,7 +207,7 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t* pci)
     info.device = a.device;
     info.baseClass = 3;  // a display controller,
     info.subClass = 2;   // of the 3D kind
-    std::snprintf(info.busId, sizeof info.busId, "%08X:%02X:%02X.0", a.domain, a.bus, a.device);
+    put(info.busId, a.text(8));
     return info;
   });
 }

@@ -3,12 +3,12 @@
 #include <strings.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <string>
 
 #include "client/nvml/session.h"
+#include "pci_address.h"
 
 using namespace sluice::nvml;
 using sluice::client::SessionInterface;
@@ -38,17 +38,12 @@ nvmlReturn_t find(nvmlDevice_t* device, Match match) {
   return NVML_ERROR_NOT_FOUND;
 }
 
-// The domain may have four digits or eight, in either case of letters.
-bool same_bus(const char* a, const char* b) {
-  unsigned domain[2], bus[2], device[2];
-  return std::sscanf(a, "%x:%x:%x", &domain[0], &bus[0], &device[0]) == 3 &&
-         std::sscanf(b, "%x:%x:%x", &domain[1], &bus[1], &device[1]) == 3 &&
-         domain[0] == domain[1] && bus[0] == bus[1] && device[0] == device[1];
-}
-
 nvmlReturn_t by_bus(const char* bus, nvmlDevice_t* device) {
   if (!bus) return NVML_ERROR_INVALID_ARGUMENT;
-  return find(device, [&](const DeviceRecord& r) { return same_bus(bus, r.pci_bus_id); });
+  const std::optional<sluice::PciAddress> wanted = sluice::read_pci_address(bus);
+  return find(device, [&](const DeviceRecord& r) {
+    return wanted && wanted == sluice::read_pci_address(r.pci_bus_id);
+  });
 }
 
 nvmlReturn_t count(unsigned int* to) {

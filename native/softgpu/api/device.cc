@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Devices: count, properties, attributes, peers.
-#include <algorithm>
-#include <cstdio>
 #include <cstring>
-#include <string>
 
 #include "softgpu/api/api.h"
 
@@ -71,9 +68,9 @@ int attribute(const Device& device, CUdevice_attribute which) {
     case CU_DEVICE_ATTRIBUTE_CONCURRENT_KERNELS:
       return 1;
     case CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID:
-      return 0xffff;
+      return static_cast<int>(device_pci_address(device).domain);
     case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID:
-      return device.physical + 1;
+      return static_cast<int>(device_pci_address(device).bus);
     case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE:
       return kClockKilohertz;
     case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH:
@@ -139,19 +136,6 @@ int attribute(const Device& device, CUdevice_attribute which) {
     default:
       return 0;
   }
-}
-
-// "0000:01:00.0" and its shorter spellings: fields compare by value.
-bool same_bus_id(const char* a, const std::string& b) {
-  unsigned left[4] = {0xffff, 0, 0, 0};
-  unsigned right[4] = {};
-  int fields = std::sscanf(a, "%x:%x:%x.%x", &left[0], &left[1], &left[2], &left[3]);
-  if (fields < 3) {
-    left[0] = 0;
-    if (std::sscanf(a, "%x:%x.%x", &left[1], &left[2], &left[3]) < 2) return false;
-  }
-  std::sscanf(b.c_str(), "%x:%x:%x.%x", &right[0], &right[1], &right[2], &right[3]);
-  return std::equal(left, left + 4, right);
 }
 
 }  // namespace
@@ -245,7 +229,7 @@ CUresult cuDeviceGetProperties(CUdevprop* properties, CUdevice dev) {
 CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice dev) {
   return with_device(dev, [&](Device& device) -> CUresult {
     if (!text || length <= 0) return CUDA_ERROR_INVALID_VALUE;
-    std::strncpy(text, device_pci_bus_id(device).c_str(), static_cast<size_t>(length));
+    std::strncpy(text, device_pci_address(device).text().c_str(), static_cast<size_t>(length));
     text[length - 1] = '\0';
     return CUDA_SUCCESS;
   });
@@ -254,8 +238,9 @@ CUresult cuDeviceGetPCIBusId(char* text, int length, CUdevice dev) {
 CUresult cuDeviceGetByPCIBusId(CUdevice* dev, const char* text) {
   return with_driver([&]() -> CUresult {
     if (!dev || !text) return CUDA_ERROR_INVALID_VALUE;
+    const std::optional<sluice::PciAddress> wanted = sluice::read_pci_address(text);
     for (const auto& device : devices()) {
-      if (!same_bus_id(text, device_pci_bus_id(*device))) continue;
+      if (wanted != device_pci_address(*device)) continue;
       *dev = device->ordinal;
       return CUDA_SUCCESS;
     }

@@ -111,11 +111,9 @@ Device* device_at(int ordinal) {
 
 std::string device_uuid_text(const Device& device) { return uuid_text(device.uuid); }
 
-std::string device_pci_bus_id(const Device& device) {
-  char text[16];
+PciAddress device_pci_address(const Device& device) {
   // Domain ffff does not exist on a real machine, so the address is never another card's.
-  std::snprintf(text, sizeof text, "FFFF:%02X:00.0", device.physical + 1);
-  return text;
+  return {0xffff, static_cast<uint32_t>(device.physical + 1), 0, 0};
 }
 
 }  // namespace sluice::softgpu

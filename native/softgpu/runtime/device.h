@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "pci_address.h"
 #include "softgpu/memory/device_memory.h"
 
 namespace sluice::softgpu {
@@ -59,6 +60,6 @@ const std::vector<std::unique_ptr<Device>>& devices();
 void initialise_devices();
 Device* device_at(int ordinal);
 std::string device_uuid_text(const Device& device);
-std::string device_pci_bus_id(const Device& device);
+PciAddress device_pci_address(const Device& device);
 
 }  // namespace sluice::softgpu

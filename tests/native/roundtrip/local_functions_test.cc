@@ -289,6 +289,21 @@ TEST_F(Local, CoreDumpsStayOff) {
   EXPECT_EQ(cuCoredumpGetAttributeGlobal(CU_COREDUMP_MAX, given, &size), CUDA_ERROR_INVALID_VALUE);
 }
 
+TEST_F(Local, ADeviceIsFoundByAnySpellingOfItsBusId) {
+  char text[32];
+  ASSERT_EQ(cuDeviceGetPCIBusId(text, sizeof text, 1), CUDA_SUCCESS);
+  EXPECT_STREQ(text, "0000:0B:00.0");
+  for (const char* same : {"0000:0B:00.0", "0000:0b:00.0", "0000:0b:00", "0b:00.0"}) {
+    CUdevice found = -1;
+    EXPECT_EQ(cuDeviceGetByPCIBusId(&found, same), CUDA_SUCCESS) << same;
+    EXPECT_EQ(found, 1) << same;
+  }
+  CUdevice found = -1;
+  for (const char* other : {"0000:0C:00.0", "0001:0B:00.0", "0000:0B:00.1", "0B", ""})
+    EXPECT_EQ(cuDeviceGetByPCIBusId(&found, other), CUDA_ERROR_INVALID_DEVICE) << other;
+  EXPECT_EQ(found, -1);
+}
+
 TEST_F(Local, ContextsAreCounted) {
   CUcontext made = nullptr, again = nullptr, now = nullptr;
   ASSERT_EQ(cuCtxCreate_v3(&made, nullptr, 0, 0, 0), CUDA_SUCCESS);

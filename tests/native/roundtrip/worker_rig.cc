@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "channel/slot.h"
+#include "pci_address.h"
 #include "worker/shared_event.h"
 
 namespace sluice::test {
@@ -47,6 +48,7 @@ WorkerRig::WorkerRig() {
     g.ordinal = 10 + i;
     g.uuid.bytes[15] = static_cast<char>(i);
     g.name = "recording driver";
+    g.pci_bus_id = PciAddress{0, 10u + static_cast<uint32_t>(i), 0, 0}.text();
     g.memory_bytes = 1ull << 30;
     g.context = r.mint<CUcontext>(r.contexts);
     g.house = r.mint<CUstream>(r.streams);
