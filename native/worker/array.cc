@@ -31,7 +31,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   const uint64_t more = v->array_charges.needed(bytes);
   if (!may_take(s, *v, more, "ArrayCreate", reply)) return;
   v->array_charges.add(bytes);
-  v->mapped_bytes += more;
+  v->memory.take(MemoryUse::kClient, more);
   CUDA_ARRAY3D_DESCRIPTOR p{};
   p.Width = a.width, p.Height = a.height, p.Depth = a.depth;
   p.Format = static_cast<CUarray_format>(a.format);

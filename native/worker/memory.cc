@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Device memory: backs the addresses that the client chose, under the session's books (rule 6).
+// Device memory: backs the addresses that the client chose, in the session's accounts (rule 6).
 // Every mapping is one the client will unmap as a whole.
 #include "worker/memory.h"
 
@@ -36,22 +36,25 @@ CUmemAllocationProp physical_memory_on(const Gpu& gpu) {
 }
 
 void uncharge(Session& s, Vgpu& v, uint64_t bytes) {
-  v.mapped_bytes -= bytes;
+  const uint64_t given = v.memory.give(MemoryUse::kClient, bytes);
   if (!s.ledger) return;
-  v.credit_bytes -= bytes;
-  s.ledger->give(GrantLedger::Kind::kMemory, v.grant_index, bytes);
+  v.memory.drop_credit(given);
+  s.ledger->give(GrantLedger::Kind::kMemory, v.grant_index, given);
 }
 
 bool may_take(Session& s, const Vgpu& v, uint64_t bytes, const char* what, Reply& reply) {
-  // A well-behaved client cannot get here: it keeps the same books, and asks for credit in a job.
-  if (bytes > (s.ledger ? v.room() : v.memory_bytes - v.mapped_bytes)) {
+  // A well-behaved client cannot get here: it counts the same, and asks for credit in a job.
+  const VgpuMemory& memory = v.memory;
+  const uint64_t room = memory.room();
+  if (bytes > (s.ledger ? room : memory.bytes() - memory.taken(MemoryUse::kClient))) {
     s.reject(std::string(what) + " asks for more than the vGPU's memory");
     return false;
   }
-  if (bytes <= v.room()) return true;
+  if (bytes <= room) return true;
   process::log_error(std::string(what) + ": libraries have taken " +
-                     std::to_string(v.library_bytes) + " bytes of the vGPU's memory, so " +
-                     std::to_string(bytes) + " more are not there");
+                     std::to_string(memory.taken(MemoryUse::kLibrary)) +
+                     " bytes of the vGPU's memory, so " + std::to_string(bytes) +
+                     " more are not there");
   reply.status = CUDA_ERROR_OUT_OF_MEMORY;
   return false;
 }
@@ -89,7 +92,7 @@ void map(Session& s, const Command& c, Reply& reply) {
     return;
   }
   v->mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle, 0, false});
-  v->mapped_bytes += m.bytes;
+  v->memory.take(MemoryUse::kClient, m.bytes);
 }
 
 void unmap(Session& s, const Command& c, Reply& reply) {
@@ -121,13 +124,15 @@ void credit(Session& s, const Command& c, Reply& reply) {
   std::lock_guard lock(v->mutex);
   using Kind = GrantLedger::Kind;
   if (m.bytes != 0) {
-    if (!s.ledger || !s.ledger->take(Kind::kMemory, v->grant_index, m.bytes, v->memory_bytes))
+    if (!s.ledger || !s.ledger->take(Kind::kMemory, v->grant_index, m.bytes, v->memory.bytes()))
       reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     else
-      v->credit_bytes += m.bytes;
+      v->memory.add_credit(m.bytes);
   }
-  const uint64_t used = s.ledger ? s.ledger->used(Kind::kMemory, v->grant_index) : v->credit_bytes;
-  reply.put(wire::MemoryCreditReply{v->memory_bytes - std::min(v->memory_bytes, used)});
+  const uint64_t all = v->memory.bytes();
+  const uint64_t used =
+      s.ledger ? s.ledger->used(Kind::kMemory, v->grant_index) : v->memory.credit();
+  reply.put(wire::MemoryCreditReply{all - std::min(all, used)});
 }
 
 void arena_register(Session& s, const Command& c, Reply& reply) {

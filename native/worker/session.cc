@@ -28,10 +28,9 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     auto made = std::make_unique<Vgpu>();
     made->index = static_cast<uint32_t>(vgpus.size());
     made->gpu = &*gpu;
-    made->memory_bytes = v.memory_mib << 20;
+    made->memory = VgpuMemory(v.memory_mib << 20, ledger ? 0 : v.memory_mib << 20);
     made->compute_percent = v.compute_percent;
     made->grant_index = v.grant_index;
-    made->credit_bytes = ledger ? 0 : made->memory_bytes;
     made->gate = std::make_unique<Gate>(driver, made->gpu->context, turns.get());
     if (turns) turns->add(made->gate.get());
     vgpus.push_back(std::move(made));

@@ -17,7 +17,7 @@ namespace {
 void fill(Session& s, const Vgpu& v, wire::DeviceRecord* r) {
   r->window_begin = v.window_begin;
   r->window_bytes = v.window_bytes;
-  r->memory_bytes = v.memory_bytes;
+  r->memory_bytes = v.memory.bytes();
   r->compute_percent = v.compute_percent;
   std::memcpy(r->physical_uuid, v.gpu->uuid.bytes, 16);
   // A vGPU is a device of its own: the same card in two sessions has two names, and one in all

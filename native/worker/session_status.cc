@@ -25,11 +25,11 @@ std::map<std::string, std::string> session_status(Session* session) {
     Vgpu& g = *session->vgpus[i];
     const std::string key = "vgpu." + std::to_string(i) + ".";
     v[key + "device"] = uuid_text(g.gpu->uuid);
-    v[key + "memory_mib"] = std::to_string(g.memory_bytes >> 20);
+    v[key + "memory_mib"] = std::to_string(g.memory.bytes() >> 20);
     // Whoever holds it may be waiting for the GPU, and this thread must not: then it is as it was.
     if (std::unique_lock lock(g.mutex, std::try_to_lock); lock) {
-      g.shown_used = g.mapped_bytes + g.library_bytes + g.code_bytes;
-      g.shown_library = g.library_bytes;
+      g.shown_used = g.memory.used();
+      g.shown_library = g.memory.taken(MemoryUse::kLibrary);
     }
     v[key + "used_mib"] = std::to_string((g.shown_used + (1 << 20) - 1) >> 20);
     v[key + "library_mib"] = std::to_string((g.shown_library + (1 << 20) - 1) >> 20);

@@ -73,7 +73,7 @@ wire::ShareKey keep(Session& s, Vgpu& v, uint64_t name, const wire::ShareKey& ke
 
 // Under the vGPU's mutex: whether it may open so much more; the reply says if not.
 bool may_open(const Vgpu& v, uint64_t bytes, Reply& reply) {
-  if (bytes <= v.memory_bytes - std::min(v.memory_bytes, v.opened_bytes)) return true;
+  if (bytes <= v.memory.left(MemoryUse::kOpened)) return true;
   process::log_error(
       "memory of other processes is open up to this vGPU's own size: no more is opened");
   reply.status = CUDA_ERROR_OUT_OF_MEMORY;
@@ -148,7 +148,7 @@ CUresult import(Session& s, Vgpu& v, const wire::OpenShared& m, int fd) {
     return e;
   }
   v.mappings.emplace(m.address, Vgpu::Mapping{m.bytes, handle, 0, true});
-  v.opened_bytes += m.bytes;
+  v.memory.take(MemoryUse::kOpened, m.bytes);
   return CUDA_SUCCESS;
 }
 
@@ -259,7 +259,7 @@ void open_allocation(Session& s, const Command& c, Reply& reply) {
       s.driver.cuMemRelease(o.handle);
       s.reject("OpenAllocation mints no id that is free");
     } else if (reply.status == CUDA_SUCCESS) {
-      v->opened_bytes += m.bytes;
+      v->memory.take(MemoryUse::kOpened, m.bytes);
       reply.put(wire::AllocationReply{v->index, compression_of(s, o.handle)});
     }
   }
@@ -278,7 +278,7 @@ void close_shared(Session& s, const Command& c, Reply& reply) {
     return s.reject("CloseShared names memory that was not opened");
   reply.status = s.driver.cuMemUnmap(m.address, m.bytes);
   if (reply.status == CUDA_SUCCESS) reply.status = s.driver.cuMemRelease(it->second.handle);
-  v->opened_bytes -= m.bytes;
+  v->memory.give(MemoryUse::kOpened, m.bytes);
   v->mappings.erase(it);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU that the worker sees, and the vGPU of a session on it: its window of addresses, the books
-// of its memory, its limits and its gate. Session::open() makes the vGPUs from what the plan says;
-// the handlers keep the books under the vGPU's mutex.
+// A GPU that the worker sees, and the vGPU of a session on it: its window of addresses, the
+// accounting of its memory, its limits and its gate. Session::open() makes the vGPUs from what the
+// plan says; the handlers keep the accounts under the vGPU's mutex.
 #pragma once
 
 #include <atomic>
@@ -17,6 +17,7 @@
 #include "worker/driver.h"
 #include "worker/gate.h"
 #include "worker/limits.h"
+#include "worker/vgpu_memory.h"
 
 namespace sluice::worker {
 
@@ -39,11 +40,11 @@ std::string uuid_text(const CUuuid& uuid);
 struct Vgpu {
   uint32_t index = 0;
   Gpu* gpu = nullptr;
-  uint64_t memory_bytes = 0;
   uint32_t compute_percent = 100;
   uint64_t window_begin = 0, window_bytes = 0;
   uint32_t grant_index = 0;  // which of the grant's vGPUs it is
-  std::mutex mutex;          // the books below
+  std::mutex mutex;          // the accounts below
+  VgpuMemory memory;
   struct Mapping {
     uint64_t bytes;
     CUmemGenericAllocationHandle handle;
@@ -51,30 +52,16 @@ struct Vgpu {
     bool shared = false;  // another session's memory, opened by CUDA IPC and charged there
   };
   std::map<uint64_t, Mapping> mappings;
-  uint64_t mapped_bytes = 0;  // allocations that are mapped nowhere included
-  // What may be taken: all of it, or what this session of a job has of the job's ledger.
-  uint64_t credit_bytes = 0;
-  uint64_t library_bytes = 0;  // what NVIDIA's libraries have taken (worker/library/charge.h)
-  uint64_t library_changes = 0;
-  uint64_t library_host_bytes = 0;         // and pinned on the node
-  uint64_t streams = 0, streams_paid = 0;  // worker/library/charge.h
-  uint64_t code_bytes = 0;                 // of the client's and of what libraries compiled
-  uint64_t opened_bytes = 0;               // other sessions' memory that this one has opened
   // What others may open: mappings by address, allocations by id.
   std::map<uint64_t, wire::ShareKey> exported;
   // As the server was told last.
   std::atomic<uint64_t> shown_used{0}, shown_library{0};
   uint64_t users = 0;  // bit i: the vGPU i may use all memory of this window too (worker/peer.cc)
-  wire::ArrayCharges array_charges;  // what they come to is in mapped_bytes
+  wire::ArrayCharges array_charges;  // what they come to is the client's in `memory`
   Limits limits;
   std::unique_ptr<Gate> gate;
   CUevent legacy_done = nullptr;  // the legacy stream when something last began to capture
 
-  // Under the mutex: what neither the client nor the libraries have.
-  uint64_t room() const {
-    const uint64_t taken = mapped_bytes + library_bytes;
-    return credit_bytes > taken ? credit_bytes - taken : 0;
-  }
   bool window_holds(uint64_t address) const { return address - window_begin < window_bytes; }
   // Whether all of [address, address + bytes) lies in the window.
   bool window_holds(uint64_t address, uint64_t bytes) const {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The virtual memory API: allocations that the client minted an id for, mapped at addresses that it
-// chose. Every allocation is charged to its vGPU from creation to destruction, under the same books
-// as whole slabs. All of it is fire and forget but for unusual access, so the leader runs it.
+// chose. Every allocation is charged to its vGPU from creation to destruction, as whole slabs
+// are. All of it is fire and forget but for unusual access, so the leader runs it.
 #include "worker/broker.h"
 #include "worker/dispatch.h"
 #include "worker/memory.h"
@@ -36,7 +36,7 @@ void create(Session& s, const Command& c, Reply& reply) {
   o.bytes = m.bytes;
   reply.status = s.driver.cuMemCreate(&o.handle, m.bytes, &prop, 0);
   if (reply.status != CUDA_SUCCESS) return;
-  v->mapped_bytes += m.bytes;
+  v->memory.take(MemoryUse::kClient, m.bytes);
   s.objects.allocations.add(m.id, o);
   if (m.flags) reply.put(wire::AllocationReply{m.device, compression_of(s, o.handle)});
 }
@@ -52,7 +52,7 @@ void destroy(Session& s, const Command& c, Reply& reply) {
   end_share(s, *v, m.id);
   reply.status = s.driver.cuMemRelease(o.handle);
   if (o.shared)
-    v->opened_bytes -= o.bytes;
+    v->memory.give(MemoryUse::kOpened, o.bytes);
   else
     uncharge(s, *v, o.bytes);
 }

@@ -12,7 +12,6 @@ namespace sluice::worker {
 
 namespace {
 
-constexpr uint64_t kLeastHostBytes = 256ull << 20;
 constexpr uint32_t kNobody = ~0u;
 
 void* meter = nullptr;
@@ -60,36 +59,36 @@ bool left(int device, uint64_t* free, uint64_t* total) {
   Vgpu* v = s ? on_device(*s, device) : nullptr;
   if (!v) return false;
   std::lock_guard lock(v->mutex);
-  *free = v->room();
+  *total = v->memory.bytes();
+  *free = v->memory.room();
   if (s->ledger) {
     const uint64_t used = s->ledger->used(GrantLedger::Kind::kMemory, v->grant_index);
-    *free = v->memory_bytes - std::min(v->memory_bytes, used);
+    *free = *total - std::min(*total, used);
   }
-  *total = v->memory_bytes;
   return true;
+}
+
+MemoryUse use_of(Metered kind) {
+  return kind == Metered::kHost   ? MemoryUse::kLibraryHost
+         : kind == Metered::kCode ? MemoryUse::kCode
+                                  : MemoryUse::kLibrary;
+}
+
+GrantLedger::Kind ledger_kind(MemoryUse use) {
+  return use == MemoryUse::kCode ? GrantLedger::Kind::kCode : GrantLedger::Kind::kMemory;
 }
 
 // In a job: what all of its sessions have together is on one page, and no client has to be told.
-bool take_from_job(Session& s, Vgpu& v, GrantLedger::Kind kind, uint64_t bytes) {
-  if (!s.ledger->take(kind, v.grant_index, bytes, v.memory_bytes)) return false;
-  if (kind == GrantLedger::Kind::kCode) return v.code_bytes += bytes, true;
-  v.credit_bytes += bytes;
-  v.library_bytes += bytes;
-  return true;
+bool take_from_job(Session& s, Vgpu& v, MemoryUse use, uint64_t bytes) {
+  if (!s.ledger->take(ledger_kind(use), v.grant_index, bytes, v.memory.bytes())) return false;
+  if (use == MemoryUse::kLibrary) v.memory.add_credit(bytes);
+  return v.memory.take(use, bytes);
 }
 
-void give_to_job(Session& s, Vgpu& v, GrantLedger::Kind kind, uint64_t bytes) {
-  if (kind == GrantLedger::Kind::kCode) {
-    v.code_bytes -= bytes;
-  } else {
-    v.credit_bytes -= bytes;
-    v.library_bytes -= bytes;
-  }
-  s.ledger->give(kind, v.grant_index, bytes);
-}
-
-GrantLedger::Kind ledger_kind(Metered kind) {
-  return kind == Metered::kCode ? GrantLedger::Kind::kCode : GrantLedger::Kind::kMemory;
+void give_to_job(Session& s, Vgpu& v, MemoryUse use, uint64_t bytes) {
+  const uint64_t given = v.memory.give(use, bytes);
+  if (use == MemoryUse::kLibrary) v.memory.drop_credit(given);
+  s.ledger->give(ledger_kind(use), v.grant_index, given);
 }
 
 // The client's half of the shared word is not believed: it can only make less of what is there.
@@ -105,40 +104,35 @@ bool claim(std::atomic<uint64_t>* used, uint64_t limit, uint64_t bytes) {
 }  // namespace
 
 bool take_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
+  const MemoryUse use = use_of(kind);
   uint64_t now = 0, order = 0;
   {
     std::lock_guard lock(v.mutex);
-    if (s.ledger && kind != Metered::kHost) return take_from_job(s, v, ledger_kind(kind), bytes);
-    if (kind != Metered::kDevice) {
-      uint64_t& taken = kind == Metered::kCode ? v.code_bytes : v.library_host_bytes;
-      const uint64_t most =
-          kind == Metered::kCode ? v.memory_bytes : std::max(kLeastHostBytes, v.memory_bytes);
-      if (bytes > most - std::min(most, taken)) return false;
-      taken += bytes;
-      return true;
-    }
-    if (bytes > v.room() || !claim(s.endpoint().memory_used(v.index), v.memory_bytes, bytes))
+    if (s.ledger && use != MemoryUse::kLibraryHost) return take_from_job(s, v, use, bytes);
+    if (use != MemoryUse::kLibrary) return v.memory.take(use, bytes);
+    if (bytes > v.memory.left(use) ||
+        !claim(s.endpoint().memory_used(v.index), v.memory.bytes(), bytes))
       return false;
-    now = v.library_bytes += bytes;
-    order = ++v.library_changes;
+    v.memory.take(use, bytes);
+    now = v.memory.taken(use);
+    order = v.memory.library_changes();
   }
   s.endpoint().tell_library_memory({v.index, 0, order, now});
   return true;
 }
 
 void give_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
+  const MemoryUse use = use_of(kind);
   uint64_t now = 0, order = 0;
   {
     std::lock_guard lock(v.mutex);
-    if (s.ledger && kind != Metered::kHost) return give_to_job(s, v, ledger_kind(kind), bytes);
-    if (kind != Metered::kDevice) {
-      (kind == Metered::kCode ? v.code_bytes : v.library_host_bytes) -= bytes;
-      return;
-    }
-    now = v.library_bytes -= bytes;
-    order = ++v.library_changes;
-    // The client may use it from here on, so the session's own books come first.
-    if (auto* used = s.endpoint().memory_used(v.index)) used->fetch_sub(bytes);
+    if (s.ledger && use != MemoryUse::kLibraryHost) return give_to_job(s, v, use, bytes);
+    const uint64_t given = v.memory.give(use, bytes);
+    if (use != MemoryUse::kLibrary) return;
+    now = v.memory.taken(use);
+    order = v.memory.library_changes();
+    // The client may use it from here on, so the session's own accounts come first.
+    if (auto* used = s.endpoint().memory_used(v.index)) used->fetch_sub(given);
   }
   s.endpoint().tell_library_memory({v.index, 0, order, now});
 }
@@ -146,12 +140,11 @@ void give_for_library(Session& s, Vgpu& v, Metered kind, uint64_t bytes) {
 bool take_stream(Session& s, Vgpu& v) {
   {
     std::lock_guard lock(v.mutex);
-    if (v.streams < v.streams_paid || v.streams < kStreamsOfContext) return ++v.streams, true;
+    if (v.memory.take_paid_stream()) return true;
   }
   if (!take_for_library(s, v, Metered::kDevice, kStreamBytes)) return false;
   std::lock_guard lock(v.mutex);
-  ++v.streams;
-  v.streams_paid = std::max(v.streams_paid, kStreamsOfContext) + 1;
+  v.memory.add_paid_stream();
   return true;
 }
 
@@ -159,14 +152,12 @@ bool take_promised_stream(Session& s, Vgpu& v) {
   if (take_stream(s, v)) return true;
   std::lock_guard lock(v.mutex);
   // Libraries have used up what was free: as many again, and no more.
-  if (v.streams >= v.streams_paid + 2 * kStreamsOfContext) return false;
-  ++v.streams;
-  return true;
+  return v.memory.take_unpaid_stream();
 }
 
 void give_stream(Vgpu& v) {
   std::lock_guard lock(v.mutex);
-  --v.streams;
+  v.memory.give_stream();
 }
 
 bool load_meter(std::string* error) {

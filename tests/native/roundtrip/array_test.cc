@@ -109,7 +109,7 @@ TEST_F(Arrays, BothSidesChargeTheSame) {
   }
   EXPECT_GE(before - available(), total);
   auto& vgpu = *worker_session().vgpus[0];
-  const size_t used_here = vgpu.memory_bytes - vgpu.mapped_bytes;
+  const size_t used_here = vgpu.memory.bytes() - vgpu.memory.taken(worker::MemoryUse::kClient);
   EXPECT_EQ(used_here, available());
   for (CUarray a : live) ASSERT_EQ(cuArrayDestroy(a), CUDA_SUCCESS);
   EXPECT_EQ(available(), before);

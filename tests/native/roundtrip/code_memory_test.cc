@@ -89,42 +89,42 @@ TEST_F(CodeMemory, VariablesAreTheVgpusMemory) {
 }
 
 TEST_F(CodeMemory, ALibrarysVariablesMayComeToLieOnEachGpu) {
-  const uint64_t before = vgpu(1).library_bytes;
+  const uint64_t before = vgpu(1).memory.taken(worker::MemoryUse::kLibrary);
   CUlibrary library = nullptr;
   const std::string image = ptx_with(3 * kMiB);
   ASSERT_EQ(cuLibraryLoadData(&library, image.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0),
             CUDA_SUCCESS);
-  EXPECT_EQ(vgpu(0).library_bytes, 4 * kMiB);
-  EXPECT_EQ(vgpu(1).library_bytes, before + 4 * kMiB);
+  EXPECT_EQ(vgpu(0).memory.taken(worker::MemoryUse::kLibrary), 4 * kMiB);
+  EXPECT_EQ(vgpu(1).memory.taken(worker::MemoryUse::kLibrary), before + 4 * kMiB);
   EXPECT_EQ(cuLibraryUnload(library), CUDA_SUCCESS);
-  EXPECT_EQ(vgpu(1).library_bytes, before);
+  EXPECT_EQ(vgpu(1).memory.taken(worker::MemoryUse::kLibrary), before);
   // Room on one of them is not enough, and leaves nothing charged on the other.
   auto& s = worker_session();
-  const uint64_t rest = vgpu(1).room();
+  const uint64_t rest = vgpu(1).memory.room();
   ASSERT_TRUE(worker::take_for_library(s, vgpu(1), worker::Metered::kDevice, rest));
   EXPECT_EQ(cuLibraryLoadData(&library, image.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0),
             CUDA_ERROR_OUT_OF_MEMORY);
-  EXPECT_EQ(vgpu(0).library_bytes, 0u);
+  EXPECT_EQ(vgpu(0).memory.taken(worker::MemoryUse::kLibrary), 0u);
   worker::give_for_library(s, vgpu(1), worker::Metered::kDevice, rest);
 }
 
 TEST_F(CodeMemory, AnImageThatWasNotLoadedIsNotCharged) {
-  const uint64_t before = available(), code = vgpu().code_bytes;
+  const uint64_t before = available(), code = vgpu().memory.taken(worker::MemoryUse::kCode);
   ScopedAnswer a(SLUICE_ON(cuModuleLoadDataEx), [](auto...) { return CUDA_ERROR_INVALID_PTX; });
   CUmodule module = nullptr;
   EXPECT_EQ(cuModuleLoadData(&module, ptx_with(3 * kMiB).c_str()), CUDA_ERROR_INVALID_PTX);
   EXPECT_EQ(available(), before);
-  EXPECT_EQ(vgpu().code_bytes, code);
+  EXPECT_EQ(vgpu().memory.taken(worker::MemoryUse::kCode), code);
 }
 
 TEST_F(CodeMemory, SmallImagesAreChargedWhatTheDriverTakesForThem) {
-  const uint64_t code = vgpu().code_bytes;
+  const uint64_t code = vgpu().memory.taken(worker::MemoryUse::kCode);
   CUmodule module = nullptr;
   ASSERT_EQ(cuModuleLoadData(&module, "x"), CUDA_SUCCESS);
-  EXPECT_EQ(vgpu().code_bytes, code + (4 << 10));
+  EXPECT_EQ(vgpu().memory.taken(worker::MemoryUse::kCode), code + (4 << 10));
   EXPECT_EQ(cuModuleUnload(module), CUDA_SUCCESS);
   EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-  EXPECT_EQ(vgpu().code_bytes, code);
+  EXPECT_EQ(vgpu().memory.taken(worker::MemoryUse::kCode), code);
 }
 
 TEST_F(CodeMemory, StacksAreChargedForEveryThreadThatTheGpuRuns) {

@@ -82,7 +82,7 @@ TEST(CommandRegistry, CommandsDoToTheSessionWhatItSays) {
     if (f.linked) rig.complete_link();
     worker::Session& s = rig.session();
     const auto before = counted(s);
-    const uint64_t room = s.vgpus[0]->room();
+    const uint64_t room = s.vgpus[0]->memory.room();
     Answer answer;
     ASSERT_TRUE(rig.dispatch(f.header(), f.body(), &answer)) << f.name << ": " << s.reason();
     sent.insert(f.function);
@@ -98,7 +98,7 @@ TEST(CommandRegistry, CommandsDoToTheSessionWhatItSays) {
             << f.name << " destroyed one of " << name_of(bit);
       }
     }
-    if (s.vgpus[0]->room() < room) {
+    if (s.vgpus[0]->memory.room() < room) {
       EXPECT_EQ(spec->allocates, wire::Allocates::kDevice) << f.name << " took the vGPU's memory";
     }
   }

@@ -25,7 +25,7 @@ class Credit : public ::testing::Test {
     rig.session().ledger = worker::GrantLedger::open(page, 0, &error);
     ASSERT_TRUE(other && rig.session().ledger) << error;
     for (auto& v : rig.session().vgpus) {
-      v->credit_bytes = 0;
+      v->memory = worker::VgpuMemory(kLimit, 0);
       v->grant_index = 5 - v->index;  // the grant's order is not the session's
     }
   }
@@ -105,7 +105,7 @@ TEST_F(Credit, LibrariesTakeOfTheJobsAndNotOfTheClients) {
 
 TEST_F(Credit, OneThatIsNoJobsHasAllOfItsVgpu) {
   rig.session().ledger.reset();
-  rig.session().vgpus[0]->credit_bytes = kLimit;
+  rig.session().vgpus[0]->memory = worker::VgpuMemory(kLimit, kLimit);
   EXPECT_EQ(ask(kSlab), CUDA_ERROR_OUT_OF_MEMORY) << "there is no more to be had";
 }
 

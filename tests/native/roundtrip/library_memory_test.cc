@@ -34,21 +34,21 @@ TEST_F(LibraryMemory, WhatOneTakesTheOtherLacks) {
   ASSERT_EQ(cuMemAlloc_v2(&p, before - 10 * kMiB), CUDA_SUCCESS);
   EXPECT_EQ(available(), 0u);
   EXPECT_FALSE(take(512));
-  EXPECT_EQ(vgpu().library_bytes, 10 * kMiB);
+  EXPECT_EQ(vgpu().memory.taken(worker::MemoryUse::kLibrary), 10 * kMiB);
   EXPECT_EQ(cuMemFree_v2(p), CUDA_SUCCESS);
   EXPECT_TRUE(take(512));
   give(512);
   give(10 * kMiB);
   EXPECT_EQ(available(), before);
-  EXPECT_EQ(vgpu().library_bytes, 0u);
+  EXPECT_EQ(vgpu().memory.taken(worker::MemoryUse::kLibrary), 0u);
 }
 
 // The client's half of the word is a number that somebody wrote.
 TEST_F(LibraryMemory, AClientThatWritesIntoTheWordGainsNothing) {
   auto& word = *world().channel->rig.endpoint().memory_used(0);
-  const uint64_t before = word.load(), room = vgpu().room();
+  const uint64_t before = word.load(), room = vgpu().memory.room();
   word = 0;
-  EXPECT_FALSE(take(room + kMiB)) << "the session's own books hold";
+  EXPECT_FALSE(take(room + kMiB)) << "the session's own accounts hold";
   EXPECT_TRUE(take(room));
   const wire::MemoryMap m{0, 0, vgpu().window_begin + vgpu().window_bytes - 8 * kMiB, 2 * kMiB};
   const wire::FrameHeader header{sizeof header + sizeof m, wire::kMemoryMap, wire::kNoLane, 0, 0};
@@ -76,12 +76,12 @@ TEST_F(LibraryMemory, StreamsBeyondAContextsFirstArePaidOnce) {
     for (CUstream stream : streams) ASSERT_EQ(cuStreamDestroy_v2(stream), CUDA_SUCCESS);
     ASSERT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
   };
-  const uint64_t already = vgpu().streams;
+  const uint64_t already = vgpu().memory.streams();
   for (int round = 0; round < 2; ++round) {
     make_all();
     EXPECT_EQ(available(), before - (already + 3) * worker::kStreamBytes);
     end_all();
-    EXPECT_EQ(vgpu().streams, already);
+    EXPECT_EQ(vgpu().memory.streams(), already);
   }
   // One that libraries make comes out of the same.
   EXPECT_TRUE(worker::take_stream(worker_session(), vgpu()));
@@ -94,21 +94,21 @@ TEST_F(LibraryMemory, StreamsBeyondAContextsFirstArePaidOnce) {
   EXPECT_EQ(cuStreamCreate(&one_more, 0), CUDA_ERROR_OUT_OF_MEMORY);
   EXPECT_EQ(one_more, nullptr);
   end_all();
-  give(vgpu().library_bytes - (already + 3) * worker::kStreamBytes);
+  give(vgpu().memory.taken(worker::MemoryUse::kLibrary) - (already + 3) * worker::kStreamBytes);
 }
 
 TEST_F(LibraryMemory, HostMemoryAndCodeHaveLimitsOfTheirOwn) {
   auto& s = worker_session();
   const uint64_t before = available();
-  const uint64_t most = std::max<uint64_t>(256 * kMiB, vgpu().memory_bytes);
+  const uint64_t most = std::max<uint64_t>(256 * kMiB, vgpu().memory.bytes());
   EXPECT_TRUE(take_for_library(s, vgpu(), Metered::kHost, most));
   EXPECT_FALSE(take_for_library(s, vgpu(), Metered::kHost, 1));
   give_for_library(s, vgpu(), Metered::kHost, most);
-  const uint64_t code = vgpu().code_bytes;
-  EXPECT_TRUE(take_for_library(s, vgpu(), Metered::kCode, vgpu().memory_bytes - code));
+  const uint64_t code = vgpu().memory.taken(worker::MemoryUse::kCode);
+  EXPECT_TRUE(take_for_library(s, vgpu(), Metered::kCode, vgpu().memory.bytes() - code));
   EXPECT_FALSE(take_for_library(s, vgpu(), Metered::kCode, 1));
-  give_for_library(s, vgpu(), Metered::kCode, vgpu().memory_bytes - code);
-  EXPECT_EQ(vgpu().code_bytes, code);
+  give_for_library(s, vgpu(), Metered::kCode, vgpu().memory.bytes() - code);
+  EXPECT_EQ(vgpu().memory.taken(worker::MemoryUse::kCode), code);
   EXPECT_EQ(available(), before);
 }
 

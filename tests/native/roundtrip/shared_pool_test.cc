@@ -46,7 +46,7 @@ class SharedPools : public RoundTrip {
     EXPECT_EQ(cuStreamDestroy_v2(stream), CUDA_SUCCESS);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     for (const auto& v : worker_session().vgpus) {
-      EXPECT_EQ(v->opened_bytes, 0u) << "nothing stays open";
+      EXPECT_EQ(v->memory.taken(worker::MemoryUse::kOpened), 0u) << "nothing stays open";
       EXPECT_TRUE(v->exported.empty()) << "or shared";
     }
     EXPECT_EQ(available(), before);
@@ -282,7 +282,7 @@ TEST_F(SharedPools, AnotherProcessesPool) {
 TEST_F(SharedPools, AVgpuOpensAsMuchAsItHas) {
   Other process;
   const CUmemoryPool other = import_pool(process.roster->descriptor());
-  const size_t all = worker_session().vgpus[0]->memory_bytes / kSlab;
+  const size_t all = worker_session().vgpus[0]->memory.bytes() / kSlab;
   std::vector<CUdeviceptr> open_ones(all);
   uint64_t key = 0;
   for (auto& p : open_ones) ASSERT_EQ(open(other, sealed(process.ticket(++key)), &p), CUDA_SUCCESS);
