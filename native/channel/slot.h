@@ -91,7 +91,7 @@ struct SlotHeader {
   // A guest cannot wake a host's futex: it sets this and the doorbell process does.
   alignas(64) std::atomic<uint32_t> doorbell;
   // Both, by compare and swap: bytes taken of each vGPU's memory, by the client and, for libraries,
-  // by the worker. The worker has books of its own beside it.
+  // by the worker. The worker has accounts of its own beside it.
   alignas(64) std::atomic<uint64_t> memory_used[kMemoryWords];
   // Host, before the state is ready: a SlotDialect.
   alignas(64) std::atomic<uint32_t> dialect;

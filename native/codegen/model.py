@@ -84,7 +84,7 @@ class Annotation:
     may_block: bool = False
     """The answer may take as long as the GPU's work: it runs on the calling thread's lane."""
     allocates: bool = False
-    """May take GPU memory on the node: the worker reads the driver's books afterwards."""
+    """May take GPU memory on the node: the worker asks the driver afterwards."""
     require: tuple[str, ...] = ()
     """C conditions on the arguments; the client refuses the call at once when one is false."""
     reach: dict[str, int] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a CUDA array looks like and what it is charged: the rules that client and worker share, so
-// that both keep the same books (rule 6). How the driver lays an array out is its own affair;
+// that both keep the same accounts (rule 6). How the driver lays an array out is its own affair;
 // array_bytes() is what it takes at most: rows in whole 64-byte pieces, and rows and slices in
 // whole blocks of the largest tiles.
 #pragma once

@@ -6,7 +6,7 @@
 // with its holder, so that a worker killed anywhere in here leaves nothing to be mended: take()
 // adds to one word, or does not. The page holds nothing that is believed: how much there is to
 // share out says the server, in the session's own message. A worker that was taken over can spoil
-// its own job's books and no others.
+// its own job's ledger and no others.
 #pragma once
 
 #include <cstddef>

@@ -20,7 +20,7 @@ namespace sluice::worker {
 class Session;
 struct Vgpu;
 
-// The books of one vGPU.
+// The accounts of one vGPU.
 struct Limits {
   std::mutex mutex;
   uint64_t threads = 0;                   // that the GPU runs at a time

@@ -6,7 +6,7 @@
 // too. Nothing else is done between launches of the same graphs in the same stream. Until the first
 // launch one slab of memory stands behind all addresses, as the driver takes no copy to or from
 // addresses that nothing is mapped at; no run ever sees it. All of it is mapped by the virtual
-// memory API's books (virtual_memory.h), so that it is charged and nothing takes a round trip.
+// memory API's accounts (virtual_memory.h), so that it is charged and nothing takes a round trip.
 //
 // In the worker's driver allocations and frees are empty nodes: places in the graph's order.
 #pragma once

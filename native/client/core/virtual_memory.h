@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The virtual memory API's books: reservations cut from a vGPU's window, physical allocations that
-// are charged to a vGPU's credit from creation to their end, and which of those is mapped where.
-// Everything is decided here and told to the node in order, without an answer; only access other
-// than reading and writing, compression and sharing are asked for. An allocation lives while it has
-// a handle, a mapping or an open descriptor, as CUDA's do. Arguments have been checked as far as
-// they need no books (driver/virtual_memory.cc).
+// The virtual memory API's accounting: reservations cut from a vGPU's window, physical allocations
+// that are charged to a vGPU's credit from creation to their end, and which of those is mapped
+// where. Everything is decided here and told to the node in order, without an answer; only access
+// other than reading and writing, compression and sharing are asked for. An allocation lives while
+// it has a handle, a mapping or an open descriptor, as CUDA's do. Arguments have been checked as
+// far as they need no accounts (driver/virtual_memory.cc).
 #pragma once
 
 #include <cstdint>

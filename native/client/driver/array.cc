@@ -78,7 +78,7 @@ CUresult create(const char* function, HandleTable<T>& table, uint64_t* handle,
   if (const CUresult e = check(function, a); e != CUDA_SUCCESS) return e;
   if (const CUresult e = s->captures.unsafe(); e != CUDA_SUCCESS) return e;
   const uint64_t bytes = wire::array_bytes(a);
-  // The books change in the order in which the worker hears of it.
+  // The accounts change in the order in which the worker hears of it.
   std::lock_guard lock(d->arrays_mutex);
   uint64_t id;
   T* made = table.create(&id);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The virtual memory API: what CUDA's documentation says of arguments; the books are
+// The virtual memory API: what CUDA's documentation says of arguments; the accounts are
 // core/virtual_memory.h.
 #include "client/core/virtual_memory.h"
 
