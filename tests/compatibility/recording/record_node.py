@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs what a node runs of this tree: the server, and its worker, relay and doorbell, stripped.
+"""Packs what a node runs of this tree: all of the Python package, and the native part, stripped.
 
-Called by record.py. It is for the test that upgrades a node while a program of it goes on.
+Called by record.py. It is for the test that upgrades a node while a program of it goes on. The
+package is that of the checkout, python/sluice, which tests/ci/test_package.py holds to be the
+wheel's: what the server and the controller import today or tomorrow is there.
 """
 
 from __future__ import annotations
@@ -17,20 +19,26 @@ from sluice.config.native_files import SOFTGPU, find_native
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = ROOT / "python" / "sluice"
-PACKAGES = ("config", "hypervisor", "rpc", "server", "templates")
 PROGRAMS = ("sluice-worker", "sluice-relay", "sluice-doorbell")
 LIBRARIES = (SOFTGPU, "sluice_meter.so")
+
+
+def python_files() -> dict[str, Path]:
+    """Every file of the package by its name below `sluice/`, the generated ones included."""
+    files = {}
+    for entry in sorted(PYTHON.iterdir()):
+        folder = entry.resolve()
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and path.suffix not in (".pyc", ".pyi"):
+                files[f"{entry.name}/{path.relative_to(folder)}"] = path
+    return files
 
 
 def record_node(out: Path) -> None:
     """Writes node.tar.xz into a folder."""
     files: dict[str, tuple[int, bytes]] = {}
-    for package in PACKAGES:
-        folder = PYTHON / package
-        for path in sorted(folder.resolve().rglob("*")):
-            if path.is_file() and path.suffix not in (".pyc", ".pyi"):
-                name = f"node/python/sluice/{package}/{path.relative_to(folder.resolve())}"
-                files[name] = (0o644, path.read_bytes())
+    for name, path in python_files().items():
+        files[f"node/python/sluice/{name}"] = (0o644, path.read_bytes())
     with tempfile.TemporaryDirectory() as scratch:
         stripped = Path(scratch) / "stripped"
         for name in (*PROGRAMS, *LIBRARIES):
