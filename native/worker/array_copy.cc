@@ -244,7 +244,7 @@ void between(Session& s, const Command& c, Reply& reply) {
   if (!capturing(s, stream))
     passage = v->gate->pass(stream, copy_work(m.width * m.rows * m.slices));
   reply.status = call(s.driver.cuMemcpy3DAsync_v2, &p, stream);
-  passage.issued();
+  if (reply.status == CUDA_SUCCESS) passage.issued();
   // Pinned memory may be named as the device's.
   if (reply.status == CUDA_SUCCESS)
     count(s, stream, traffic_of(s, p.dstDevice, p.srcDevice, m.width * m.rows * m.slices));

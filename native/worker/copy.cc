@@ -264,7 +264,7 @@ void on_device(Session& s, const Command& c, Reply& reply) {
   if (!capturing(s, stream)) passage = v->gate->pass(stream, copy_work(copy.width * copy.rows));
   reply.status = run(s, stream, Way::kOnDevice, copy.to, copy.to_pitch, copy.from, copy.from_pitch,
                      copy.width, copy.rows, foreign_to(s, *v, copy.to, copy.from));
-  passage.issued();
+  if (reply.status == CUDA_SUCCESS) passage.issued();
   if (reply.status == CUDA_SUCCESS)
     count(s, stream, traffic_of(s, copy.to, copy.from, copy.width * copy.rows));
   if (reply.status == CUDA_SUCCESS && c.answered())
@@ -335,7 +335,7 @@ void fill(Session& s, const Command& c, Reply& reply) {
     reply.status = fill_on(s.driver, stream, f);
   else
     reply.status = fill_foreign(s, owner, {v->index, stream}, f);
-  passage.issued();
+  if (reply.status == CUDA_SUCCESS) passage.issued();
   if (reply.status == CUDA_SUCCESS)
     count(s, stream, traffic_of(s, f.address, 0, f.width * e * f.rows));
 }

@@ -11,6 +11,7 @@ all know. docs/decisions/0003-time-on-the-gpu.md says what came out of it.
 
 import ctypes
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -205,13 +206,14 @@ def be(task: dict[str, Any]) -> dict[str, Any]:
 
 
 def together(seconds: float, rate: float, *tasks: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each task's tenant beside the others; `environment` is what its process has besides."""
     begin = time.time() + 2.5
     running = []
-    for task in tasks:
+    for task in map(dict, tasks):
+        environment = {**os.environ, **task.pop("environment", {})}
         text = json.dumps({"rate": rate, "begin": begin, "end": begin + seconds, **task})
-        running.append(
-            subprocess.Popen([sys.executable, __file__, "--be", text], stdout=subprocess.PIPE)
-        )
+        command = [sys.executable, __file__, "--be", text]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
     told = [p.communicate(timeout=120)[0] for p in running]
     return [json.loads(t) if t else {} for t in told]
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for the controller of one server: grants of one size, at once, to whoever asks.
 
-Used by static_server.py. A session has as many vGPUs as it asks for, up to a number, and each is as
-large as all others, whatever is asked for; sessions of one job have one grant. StaticLink answers
-the server as its controller would, StaticTickets those who ask a controller for a session over
-REST, and RelayLink a server that has no GPU itself.
+Used by static_server.py. A session has as many vGPUs as it asks for, up to a number, with the
+share of compute that it asks for (100 %), and each has as much memory as all others; sessions of
+one job have one grant. StaticLink answers the server as its controller would, StaticTickets those
+who ask a controller for a session over REST, and RelayLink a server that has no GPU itself.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class StaticLink(FakeControllerLink):
     def granted(self, request: rpc.GrantRequest) -> LocalGrant:
         """What a session gets: its own, or its job's."""
         if not request.job:
-            return self._new(request.vgpu_count)
+            return self._new(request)
         key = (request.job_domain, request.job)
-        grant = self._of_jobs.setdefault(key, self._new(request.vgpu_count))
+        grant = self._of_jobs.setdefault(key, self._new(request))
         return LocalGrant(grant.grant_id, secrets.token_hex(8), request.request_id, grant.vgpus)
 
     def assign(self, request: rpc.GrantRequest) -> rpc.Assignment:
@@ -76,10 +76,11 @@ class StaticLink(FakeControllerLink):
         self.side.take_assignment(assignment)
         return assignment
 
-    def _new(self, count: int) -> LocalGrant:
+    def _new(self, request: rpc.GrantRequest) -> LocalGrant:
+        count, percent = request.vgpu_count, request.compute_percent or 100
         gpus = [gpu.uuid for gpu in self.side.inventory().gpus]
         vgpus = tuple(
-            GrantedVgpu(gpus[place % len(gpus)], self._memory_mib, 100)
+            GrantedVgpu(gpus[place % len(gpus)], self._memory_mib, percent)
             for place in range(min(count or 1, self._most))
         )
         return LocalGrant(secrets.token_hex(8), secrets.token_hex(8), "", vgpus)

@@ -26,6 +26,7 @@ from typing import Any
 HARNESS = Path(__file__).resolve().parent
 sys.path[:0] = [str(HARNESS), str(HARNESS.parents[1] / "python")]
 
+from standing_processes import end_standing_processes  # noqa: E402
 from static_grants import NODE, RelayLink, StaticLink, StaticTickets  # noqa: E402
 
 from sluice.config.logs import set_up_logging  # noqa: E402
@@ -102,6 +103,8 @@ async def _serve(options: StaticOptions, run_dir: Path) -> None:
         return RelayLink(links[0])
 
     async with contextlib.AsyncExitStack() as running:
+        for folder in (run_dir, run_dir / "r"):
+            running.callback(end_standing_processes, folder)
         config = options.config(run_dir, options.log_dir)
         await _start(Server(config, static), running)
         if not links[0].side.inventory().gpus:
