@@ -86,6 +86,19 @@ static int read_at(const int* data, size_t index) {
   return value;
 }
 
+// Natively what all processes have of the GPU counts, and what one that ended had comes back a
+// moment later; a few pages of the driver's own (64 KiB, H200, driver 580) do not. An allocation
+// that is left is no smaller than the unit.
+static bool is_free_again(size_t bytes) {
+  for (int tries = 0; tries < 500; ++tries) {
+    size_t now = 0, total = 0;
+    CU(cuMemGetInfo(&now, &total));
+    if (now + kUnit > bytes) return true;
+    usleep(20'000);
+  }
+  return false;
+}
+
 static void* shareable(int fd) { return reinterpret_cast<void*>(static_cast<intptr_t>(fd)); }
 
 static int child(int socket) {
@@ -118,7 +131,7 @@ static int child(int socket) {
 int main(int argc, char** argv) {
   if (argc > 2 && std::string(argv[1]) == "child") return child(std::atoi(argv[2]));
   REQUIRE(cudaFree(nullptr));
-  size_t free_before = 0, free_after = 0, total = 0;
+  size_t free_before = 0, total = 0;
   CU(cuMemGetInfo(&free_before, &total));
   int ends[2];
   if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends) != 0) return 2;
@@ -175,7 +188,6 @@ int main(int argc, char** argv) {
        cuMemImportFromShareableHandle(&none, shareable(file), kType) != CUDA_SUCCESS);
   CU(cuMemCreate(&plain, kUnit, &private_prop, 0));
   CU(cuMemRelease(plain));
-  CU(cuMemGetInfo(&free_after, &total));
-  fact("all of it is free again", free_after == free_before);
+  fact("all of it is free again", is_free_again(free_before));
   return 0;
 }

@@ -106,6 +106,7 @@ int main() {
   REQUIRE_DRIVER(cuMemAddressFree(second, space));
   size_t free_after = 0;
   REQUIRE(cudaMemGetInfo(&free_after, &total));
-  right &= fact("all memory came back", free_after == free_before);
+  // Natively the driver may still have been freeing what a process before this one had.
+  right &= fact("all memory came back", free_after >= free_before);
   return right ? 0 : 1;
 }
