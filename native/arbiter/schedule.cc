@@ -147,7 +147,7 @@ void Schedule::gives_back(uint32_t tenant, bool more, Nanoseconds now) {
     t.ahead = std::max(t.ahead, -settings_.credit_periods * period);
   }
   if (t.active()) t.until = now;
-  t.urgent = false;
+  t.urgent = more && t.ahead <= -kUrgent * period;  // it used little of its share, and goes on so
   t.state = more ? State::kWaiting : State::kIdle;
 }
 

@@ -20,9 +20,9 @@ namespace sluice::arbiter {
 
 namespace {
 
-// An honest worker rings once or twice in a turn.
+// An honest worker rings once or twice in a turn, which small ones end soon.
 constexpr Nanoseconds kWindowNs = 10'000'000;
-constexpr int kMostRings = 32;
+constexpr int kMostRings = 200;
 
 // What epoll says: one of these, or a worker's number with the bit for its process.
 constexpr uint64_t kListener = 0, kServer = ~0ull, kProcess = 1ull << 63;

@@ -73,7 +73,16 @@ def fleet(guests_rig: Rig, guests_plane: ControlPlane) -> Iterator[Fleet]:
 
 def doorbell_pid(plane: ControlPlane) -> int:
     """The doorbell process of this control plane's run folder."""
-    found = standing_processes(plane.folder / "run", "doorbell")
+    return _standing(plane, "doorbell")
+
+
+def arbiter_pid(plane: ControlPlane) -> int:
+    """The arbiter's process."""
+    return _standing(plane, "arbiter")
+
+
+def _standing(plane: ControlPlane, name: str) -> int:
+    found = standing_processes(plane.folder / "run", name)
     assert len(found) == 1, found
     return found[0]
 

@@ -8,10 +8,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -109,6 +111,39 @@ void count(const char* word) {
   std::printf("%s: %u\n", word, got);
 }
 
+// Kernels without end, counted as they are done.
+struct Work {
+  std::thread thread;
+  std::atomic<uint64_t> done{0};
+  std::atomic<cudaError_t> error{cudaSuccess};
+  std::atomic<bool> over{false};
+
+  // So many are always under way that the GPU never waits for this program.
+  static constexpr int kBatch = 8, kBatches = 16;
+  cudaEvent_t ends[kBatches];
+
+  void run(uint64_t rounds) {
+    for (cudaEvent_t& e : ends)
+      if ((error = cudaEventCreateWithFlags(&e, cudaEventDisableTiming))) return;
+    for (uint64_t at = 0; !over && error == cudaSuccess; ++at) {
+      const cudaEvent_t end = ends[at % kBatches];
+      if (at >= kBatches) {
+        error = cudaEventSynchronize(end);
+        done += kBatch;
+      }
+      for (int i = 0; i < kBatch; ++i) turn<<<1, 1>>>(device.state, rounds);
+      cudaEventRecord(end);
+    }
+  }
+  void begin(uint64_t rounds) {
+    thread = std::thread([this, rounds] { run(rounds); });
+  }
+  ~Work() {
+    over = true;
+    if (thread.joinable()) thread.join();
+  }
+};
+
 void fork_child(const char* word) {
   std::fflush(stdout);
   const pid_t child = fork();
@@ -129,6 +164,7 @@ void fork_child(const char* word) {
 }  // namespace
 
 int main() {
+  Work work;
   char line[256];
   while (std::fgets(line, sizeof line, stdin)) {
     char word[64] = "";
@@ -160,6 +196,11 @@ int main() {
       flood(word, number);
     } else if (is("count")) {
       count(word);
+    } else if (is("work")) {
+      work.begin(number);
+      std::printf("work: ok\n");
+    } else if (is("worked")) {
+      if (!failed(word, work.error)) std::printf("worked: %llu\n", work.done.load() + 0ull);
     } else if (is("illegal")) {
       write_to<<<1, 1>>>(reinterpret_cast<uint32_t*>(0x10));
       if (!failed(word, cudaDeviceSynchronize())) std::printf("illegal: ok\n");

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares of a GPU's time between sessions, and what becomes of them when something ends or stops.
+
+Real arbiter, real workers, the software GPU. What is compared is work that was done, never time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from control_plane import ControlPlane, wait_for
+
+from .conftest import arbiter_pid
+from .prompted import Prompted
+from .traces import LIMIT
+
+pytestmark = pytest.mark.control_plane(reused=True)
+
+Start = Callable[..., Prompted]
+ROUNDS = 4000
+ENOUGH = 16000  # kernels, of both together
+ENDLESS = 1 << 40
+NEAR = 12  # of percent: how fast the host is at a time is no matter of shares
+
+
+def working(start: Start, percent: int, channel: str = "shm") -> Prompted:
+    """A program with that share that has begun to work."""
+    program = start(channel, SLUICE_RATIO=str(percent))
+    assert program.ask(f"work {ROUNDS}") == "work: ok"
+    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
+    return program
+
+
+def worked(program: Prompted) -> int:
+    """How many kernels it has had done."""
+    return int(program.ask("worked").removeprefix("worked: "))
+
+
+def goes_on(program: Prompted, kernels: int = 40) -> None:
+    """Waits until it has had more of them done."""
+    before = worked(program)
+    wait_for(lambda: worked(program) > before + kernels, LIMIT, "more work done")
+
+
+def part(one: Prompted, other: Prompted) -> float:
+    """What the one has had done of all work of the next while, in percent."""
+    at = worked(one), worked(other)
+
+    def done() -> tuple[int, int]:
+        return worked(one) - at[0], worked(other) - at[1]
+
+    wait_for(lambda: sum(done()) > ENOUGH, LIMIT, lambda: f"work: {done()}")
+    had = done()
+    return 100 * had[0] / sum(had)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def worker_of(plane: ControlPlane, program: Prompted) -> int:
+    """The worker of a program's session."""
+    (found,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
+    (record,) = [
+        r for r in plane.worker_records() if r["session"] and r["session"]["id"] == found["id"]
+    ]
+    return int(record["pid"])
+
+
+def test_each_has_its_share_of_the_work(start: Start) -> None:
+    small, large = working(start, 20), working(start, 80, "tcp")
+    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    large.quit()
+    goes_on(small, 1000)
+    small.quit()
+
+
+def test_a_stopped_worker_keeps_nobody_waiting(plane: ControlPlane, start: Start) -> None:
+    one, other = working(start, 50), working(start, 50)
+    with stopped(worker_of(plane, one)):
+        goes_on(other, 1000)
+    goes_on(one, 1000)  # what it held meanwhile is paid back first
+    assert part(one, other) == pytest.approx(50, abs=NEAR)
+
+
+def test_a_killed_worker_keeps_nobody_waiting(plane: ControlPlane, start: Start) -> None:
+    one, other = working(start, 50), working(start, 50)
+    os.kill(worker_of(plane, one), signal.SIGKILL)
+    goes_on(other, 1000)
+    wait_for(lambda: "error" in one.ask("worked"), LIMIT, "the error")
+
+
+def test_an_endless_kernel_keeps_nobody_waiting(start: Start) -> None:
+    endless, other = start(SLUICE_RATIO="50"), working(start, 50)
+    assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
+    goes_on(other, 1000)
+
+
+def test_without_an_arbiter_all_go_on_and_with_the_next_shares_hold(
+    plane: ControlPlane, start: Start
+) -> None:
+    small, large = working(start, 20), working(start, 80)
+    before = arbiter_pid(plane)
+    with stopped(before):
+        goes_on(small, 1000)
+        goes_on(large)
+    os.kill(before, signal.SIGKILL)
+    goes_on(small)
+    goes_on(large)
+    wait_for(lambda: arbiter_pid(plane) != before, LIMIT, "another arbiter")
+    assert part(small, large) == pytest.approx(20, abs=NEAR)
+
+
+def test_shares_outlive_the_server(plane: ControlPlane, start: Start) -> None:
+    small, large = working(start, 20), working(start, 80)
+    arbiter = arbiter_pid(plane)
+    plane.stop("server", signal.SIGKILL)
+    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    plane.start_server()
+    assert arbiter_pid(plane) == arbiter, "it is taken over"
+    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    # the pages came back with the workers: another arbiter finds them all
+    os.kill(arbiter, signal.SIGKILL)
+    goes_on(small)
+    assert part(small, large) == pytest.approx(20, abs=NEAR)
+
+
+def test_many_sessions_each_get_on(start: Start) -> None:
+    programs = [working(start, 10) for _ in range(8)]
+    for program in programs:
+        goes_on(program)
