@@ -24,12 +24,12 @@ constexpr Nanoseconds kForever = std::numeric_limits<Nanoseconds>::max();
 constexpr uint32_t kMaxGpus = wire::kMaxTurnGpus;  // bits of Tenancy::gpus
 
 struct ScheduleSettings {
-  Nanoseconds period = 50'000'000;   // in which each who wants has a turn; 10 to 200 ms
+  Nanoseconds period = 50'000'000;  // in which each who wants has a turn; 10 to 200 ms
   // What beginning and draining take, some 0.2 ms, is the tenant's own: of a turn, a tenth.
   Nanoseconds least_turn = 2'000'000;
-  Nanoseconds grace = 20'000'000;    // from the end of a turn until the next one begins beside it
-  double credit_periods = 1;         // what one who slept is ahead of the others, at most
-  double debt_periods = 20;          // what one who ran too long is behind them, at most
+  Nanoseconds grace = 20'000'000;  // from the end of a turn until the next one begins beside it
+  double credit_periods = 1;       // what one who slept is ahead of the others, at most
+  double debt_periods = 20;        // what one who ran too long is behind them, at most
 };
 
 // What a grant is to the GPUs of a node. Sessions of one job are one tenant.

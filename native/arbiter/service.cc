@@ -58,22 +58,25 @@ TurnPage* map_page(int fd, std::string* error) {
 
 }  // namespace
 
+// The worker and the server have both descriptors, too, so closing them here ends no watching.
 Service::Worker::~Worker() {
   if (page) munmap(page, kTurnPageBytes);
-  if (bell >= 0) close(bell);
-  if (process >= 0) close(process);
+  for (const int fd : {bell, process}) {
+    if (fd < 0) continue;
+    epoll_ctl(poll, EPOLL_CTL_DEL, fd, nullptr);
+    close(fd);
+  }
 }
 
-bool Service::watch(int fd, uint64_t what) {
-  epoll_event event{EPOLLIN, {.u64 = what}};
+bool Service::watch(int fd, uint64_t what, bool each_time) {
+  epoll_event event{each_time ? EPOLLIN | EPOLLET : EPOLLIN, {.u64 = what}};
   return epoll_ctl(poll_, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-// A connection that ended was closed, and left the set with that.
+// One that ended was closed, and left the set with that; its successor may have its number.
 void Service::follow_server() {
-  if (control_.connection() == watched_) return;
-  watched_ = control_.connection();
-  if (watched_ >= 0) watch(watched_, kServer);
+  control_.accept();
+  watch(control_.connection(), kServer);
 }
 
 bool Service::join(process::Message& m, Nanoseconds now, std::string* error) {
@@ -94,9 +97,9 @@ bool Service::join(process::Message& m, Nanoseconds now, std::string* error) {
   worker->process = m.descriptors[2];
   m.descriptors.clear();
   if (!worker->page) return false;
-  fcntl(worker->bell, F_SETFL, fcntl(worker->bell, F_GETFL) | O_NONBLOCK);
+  worker->poll = poll_;
   const uint64_t number = next_++;
-  if (!watch(worker->bell, number) || !watch(worker->process, number | kProcess))
+  if (!watch(worker->bell, number, true) || !watch(worker->process, number | kProcess))
     return *error = std::string("descriptors: ") + std::strerror(errno), false;
   if (!arbiter_.join(id, request, worker->page, now, error)) return false;
   by_number_[number] = worker.get();
@@ -151,9 +154,8 @@ void Service::handle(process::Message& m, Nanoseconds now) {
   for (const int fd : m.descriptors) close(fd);
 }
 
+// A bell is never read: its worker could have that wait without end. Each ring is told of once.
 void Service::rang(Worker& w, Nanoseconds now) {
-  uint64_t rings;
-  if (read(w.bell, &rings, sizeof rings) < 0 && errno != EAGAIN) w.rings = kMostRings;
   if (now - w.window > kWindowNs) {
     w.window = now;
     w.rings = 0;
@@ -170,7 +172,7 @@ Nanoseconds Service::listen_again(Nanoseconds now) {
     if (!w->deaf) continue;
     if (now - w->window <= kWindowNs) {
       next = std::min(next, w->window + kWindowNs + 1);
-    } else if (watch(w->bell, number)) {
+    } else if (watch(w->bell, number, true)) {
       w->deaf = false;
     }
   }
@@ -178,7 +180,7 @@ Nanoseconds Service::listen_again(Nanoseconds now) {
 }
 
 void Service::take(uint64_t what, Nanoseconds now) {
-  if (what == kListener) return control_.accept();
+  if (what == kListener) return follow_server();
   if (what == kServer) {
     process::Message m;
     if (control_.receive(&m)) return handle(m, now);
@@ -203,7 +205,6 @@ void Service::wait(Nanoseconds until) {
   const int n = epoll_wait(poll_, events.data(), events.size(), 0);
   const Nanoseconds now = now_ns();
   for (int i = 0; i < n; ++i) take(events[static_cast<size_t>(i)].data.u64, now);
-  follow_server();
 }
 
 int Service::run() {

@@ -25,6 +25,7 @@ class Service {
     std::string id;
     TurnPage* page = nullptr;
     int bell = -1, process = -1;
+    int poll = -1;           // where both are watched
     Nanoseconds window = 0;  // since when its rings are counted
     int rings = 0;
     bool deaf = false;  // it has rung too often, and is not listened to until the window is over
@@ -36,7 +37,7 @@ class Service {
   bool join(process::Message& m, Nanoseconds now, std::string* error);
   void leave(const std::string& id, Nanoseconds now);
   void figures(Nanoseconds now);
-  bool watch(int fd, uint64_t what);
+  bool watch(int fd, uint64_t what, bool each_time = false);
   void follow_server();
   void wait(Nanoseconds until);
   void take(uint64_t what, Nanoseconds now);
@@ -45,7 +46,6 @@ class Service {
 
   process::Control control_;
   int poll_ = -1;
-  int watched_ = -1;  // the server's connection, as far as poll_ has it
   Arbiter arbiter_;
   std::map<std::string, std::unique_ptr<Worker>> workers_;
   std::map<uint64_t, Worker*> by_number_;
