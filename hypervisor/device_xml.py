@@ -56,6 +56,11 @@ def vsock_device(cid: int, place: PciAddress | None) -> str:
     return _environment().get_template("vsock_device.xml.j2").render(cid=cid, place=place)
 
 
+def root_port(index: int) -> str:
+    """One more PCI Express port; `index` is that of no controller yet."""
+    return _environment().get_template("root_port.xml.j2").render(index=index)
+
+
 def native_alias(source: HostAddress) -> str:
     """The alias of a function of a GPU: it marks the device as ours, for people and for show."""
     return NATIVE_ALIAS + str(source).replace(":", "-").replace(".", "-")

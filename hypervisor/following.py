@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import libvirt
 
-from sluice.hypervisor.device_xml import device_again, region_device, vsock_device
+from sluice.hypervisor.device_xml import device_again, region_device, root_port, vsock_device
 from sluice.hypervisor.domain_document import (
     DomainDocument,
     PciAddress,
@@ -33,7 +33,7 @@ from sluice.hypervisor.libvirt_host import (
     qemu_account,
     system_errno,
 )
-from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
+from sluice.hypervisor.pci_slots import check_hot_plug, choose_place, wants_port
 from sluice.hypervisor.region_file import RegionFiles
 from sluice.hypervisor.request import DomainRequest
 from sluice.hypervisor.vsock_devices import (
@@ -112,6 +112,17 @@ def plan_of(
     if not may_plug and running.put is not None:
         running = replace(running, put=None)
     return Plan(running, defined)
+
+
+def lacking(definition: DomainDocument) -> str | None:
+    """Why a start would be without the channel; None where the definition has what it asks for."""
+    if definition.request is None:
+        return definition.problem or "its metadata asks for no vGPU"
+    if definition.foreign_regions:
+        return f"it uses {definition.foreign_regions[0]}, the channel of another domain"
+    if plan_of(definition, None).any:
+        return "its channel is not in its definition"
+    return None
 
 
 def _change(side: DomainDocument | None, *, keep_size: bool) -> DeviceChange:
@@ -360,7 +371,11 @@ def _same_place(
     """The device's place on the other side if it is free here, else another."""
     if address is not None and (plug.flag == _CONFIG or _is_free(plug.live, address)):
         return address
-    return _place(plug.definition, plug.live, taken, plug.flag)
+    definition = plug.definition
+    if plug.live is None and wants_port(definition, taken):
+        plug.attach(root_port(max(definition.controllers) + 1))
+        definition = persistent_document(plug.domain)
+    return _place(definition, plug.live, taken, plug.flag)
 
 
 def _is_free(live: DomainDocument | None, address: PciAddress) -> bool:

@@ -37,7 +37,7 @@ def choose_place(
     """
     used = persistent.used | taken | (live.used if live is not None else frozenset())
     if persistent.is_q35:
-        place = _free_root_port(persistent, live, used)
+        place = next(iter(_free_root_ports(persistent, live, used)), None)
     elif persistent.controllers.get(0) == "pci-root":
         place = _free_slot(persistent, used)
     else:
@@ -52,6 +52,17 @@ def choose_place(
             "pci-bridge with `virsh edit`"
         )
     return place
+
+
+def wants_port(persistent: DomainDocument, taken: frozenset[PciAddress]) -> bool:
+    """Whether a device would take the last port of a domain that is off.
+
+    libvirt leaves one free when it defines a domain, for whatever is plugged in later: a disk, a
+    network card. A microvm's guest is told of nothing that is.
+    """
+    if not persistent.is_q35 or persistent.machine.startswith("microvm"):
+        return False
+    return len(_free_root_ports(persistent, None, persistent.used | taken)) < 2
 
 
 def _no_bus(persistent: DomainDocument) -> str:
@@ -69,15 +80,17 @@ def _no_bus(persistent: DomainDocument) -> str:
     )
 
 
-def _free_root_port(
+def _free_root_ports(
     persistent: DomainDocument, live: DomainDocument | None, used: frozenset[PciAddress]
-) -> PciAddress | None:
+) -> list[PciAddress]:
     busy = {address.bus for address in used}
-    for index, model in sorted(persistent.controllers.items()):
-        present = live is None or live.controllers.get(index) == model
-        if model in _ROOT_PORTS and index not in busy and present:
-            return PciAddress(bus=index, slot=0)
-    return None
+    return [
+        PciAddress(bus=index, slot=0)
+        for index, model in sorted(persistent.controllers.items())
+        if model in _ROOT_PORTS
+        and index not in busy
+        and (live is None or live.controllers.get(index) == model)
+    ]
 
 
 def _free_slot(persistent: DomainDocument, used: frozenset[PciAddress]) -> PciAddress | None:

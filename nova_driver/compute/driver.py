@@ -2,8 +2,9 @@
 """Nova's libvirt driver, whose instances with `vgpu:` extra specs have a channel to the pool.
 
 Loaded by nova-compute with `compute_driver = sluice.LibvirtDriver` (nova_hook.py makes the name).
-It adds what sluice-server says to the definition that Nova writes, has the server take the channel
-out of a guest that is to be suspended, and nothing else: no device of a guest is touched here, and
+It writes what an instance asks for into the metadata of the definition, has the server put the
+channel's device in between Nova's define and its start, and take it out of a guest that is to be
+suspended (docs/decisions/0004-nova-writes-metadata.md). No device of a guest is touched here, and
 no grant is made or freed, as Nova destroys and defines an instance anew for reasons of its own (a
 hard reboot, a rescue, a resize). Signatures of Nova's methods differ between releases, so arguments
 pass through as they come.
@@ -24,6 +25,7 @@ from . import options
 from .extra_specs import InvalidSpecs, VgpuSpecs, parse
 from .server_line import (
     ServerRefused,
+    make_ready,
     plug_channel,
     prepare_channel,
     programs_using,
@@ -35,6 +37,10 @@ CONF = nova.conf.CONF
 options.register(CONF)
 
 CHANNEL_TRAIT = "CUSTOM_SLUICE_CHANNEL"
+#: How a request and its devices are known in a definition (hypervisor/domain_document.py).
+_REQUEST = "metadata/{https://sluice.dev/xmlns/libvirt/1}*"
+_REGION_PREFIX = "sluice-"
+_VSOCK = "devices/vsock/alias[@name='ua-sluice-vsock']"
 
 
 class _Element(guest_config.LibvirtConfigGuestDevice):  # type: ignore[misc]
@@ -99,11 +105,47 @@ class LibvirtDriver(libvirt_driver.LibvirtDriver):  # type: ignore[misc]
         except ServerRefused as error:
             LOG.error("no channel to the GPU pool: %s", error, instance=instance)
             raise exception.InstanceDeployFailure(reason=str(error)) from error
-        for xml in channel.devices:
+        for xml in channel.devices:  # of a server of 0.1.0
             guest.add_device(_Element(xml))
         guest.metadata.append(_Element(channel.metadata))
         LOG.info("channel to the GPU pool for %s", specs, instance=instance)
         return guest
+
+    def _create_guest(
+        self, context: Any, xml: Any, instance: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Nova calls `post_xml_callback` when the domain is defined and not started yet."""
+        if _lacks_channel(xml):
+            theirs = kwargs.get("post_xml_callback")
+
+            def defined() -> None:
+                _make_ready(instance)
+                if theirs is not None:
+                    theirs()
+
+            kwargs["post_xml_callback"] = defined
+        return super()._create_guest(context, xml, instance, *args, **kwargs)
+
+
+def _lacks_channel(xml: Any) -> bool:
+    """Whether a definition asks for a channel and has no device of one.
+
+    Nova defines a domain anew by its former XML as well, to resume or unrescue it: that has both.
+    """
+    domain = etree.fromstring(xml.encode() if isinstance(xml, str) else xml)
+    if domain.find(_REQUEST) is None or domain.find(_VSOCK) is not None:
+        return False
+    names = [shmem.get("name", "") for shmem in domain.findall("devices/shmem")]
+    return not any(name.startswith(_REGION_PREFIX) for name in names)
+
+
+def _make_ready(instance: Any) -> None:
+    try:
+        make_ready(CONF.sluice.server_socket, instance.uuid, CONF.sluice.server_seconds)
+    except ServerRefused as error:
+        LOG.error("no channel to the GPU pool: %s", error, instance=instance)
+        raise exception.InstanceDeployFailure(reason=str(error)) from error
+    LOG.info("the channel to the GPU pool is in the definition", instance=instance)
 
 
 def _take_channel_out(instance: Any) -> None:

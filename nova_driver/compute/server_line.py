@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks this host's sluice-server to prepare a VM's channel.
+"""Asks this host's sluice-server for a VM's channel, before its definition and after it.
 
 Used by driver.py. One line of JSON each way over a Unix socket; blocking, with a limit of time. The
-other end is server/listeners/vm_socket.py.
+other end is server/listeners/vm_socket.py, and may be of another release.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +19,25 @@ from .extra_specs import VgpuSpecs
 _MOST_BYTES = 1 << 20
 #: What an answer takes besides what it waits for.
 _ANSWER_SECONDS = 5
+#: Between two attempts to reach a server that starts anew.
+_PAUSE_SECONDS = 0.25
 
 
 class ServerRefused(Exception):
     """There is no channel; the message is for the operator and names the remedy."""
 
 
+class ServerAway(ServerRefused):
+    """Nobody answers there."""
+
+
 @dataclass(frozen=True)
 class Channel:
-    """What belongs into the VM's definition, as XML."""
+    """What belongs into the VM's definition, as XML.
+
+    `devices` are of a server of 0.1.0, which does not put them in itself; of a newer one there are
+    none, and `make_ready` is to be called once the VM is defined.
+    """
 
     devices: tuple[str, ...]
     metadata: str
@@ -42,6 +54,7 @@ def prepare_channel(path: str, uuid: str, specs: VgpuSpecs, seconds: float) -> C
             "priority": specs.priority,
             # the adapter reserves for the instance; its programs draw on that by themselves
             "mode": "auto" if specs.is_reserved else "on-demand",
+            "metadata_only": True,
         }
     }
     answer = _ask(path, request, seconds)
@@ -49,6 +62,25 @@ def prepare_channel(path: str, uuid: str, specs: VgpuSpecs, seconds: float) -> C
         return Channel(tuple(map(str, answer["devices"])), str(answer["metadata"]))
     except (KeyError, TypeError):
         raise ServerRefused(f"{path}: the answer lacks devices or metadata") from None
+
+
+def make_ready(path: str, uuid: str, seconds: float) -> None:
+    """Has the channel put into the VM's definition, for its next start; again: changes nothing.
+
+    The instance that was there is gone by now, so a server that starts anew is waited for.
+    """
+    until = time.monotonic() + seconds
+    while True:
+        left = max(until - time.monotonic(), _PAUSE_SECONDS)
+        try:
+            answer = _ask(path, {"ready": {"uuid": uuid}}, left)
+            break
+        except ServerAway:
+            if time.monotonic() + _PAUSE_SECONDS > until:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+    if answer.get("ready") is not True:
+        raise ServerRefused(f"{path}: the answer lacks ready")
 
 
 def programs_using(path: str, uuid: str, seconds: float) -> list[str]:
@@ -81,7 +113,7 @@ def _ask(path: str, request: dict[str, Any], seconds: float) -> dict[str, Any]:
     try:
         answer = json.loads(_exchange(path, json.dumps(request).encode() + b"\n", seconds))
     except OSError as error:
-        raise ServerRefused(
+        raise ServerAway(
             f"sluice-server does not answer at {path} ({error.strerror or error}): start it on "
             "this host, or set [sluice] server_socket"
         ) from None
@@ -104,4 +136,6 @@ def _exchange(path: str, line: bytes, seconds: float) -> bytes:
             if not piece or len(found) > _MOST_BYTES:
                 break
             found += piece
+        if not found:
+            raise ConnectionResetError(errno.ECONNRESET, "it closed the connection")
         return found

@@ -20,7 +20,13 @@ from sluice.server.guests.channels import GuestChannels
 from sluice.server.guests.doorbell import Doorbell
 from sluice.server.guests.regions import Regions
 from sluice.server.guests.vsock import VsockGuests
-from sluice.server.listeners.vm_socket import VmListener, make_plugs, make_regions, render
+from sluice.server.listeners.vm_socket import (
+    VmListener,
+    make_plugs,
+    make_ready,
+    make_regions,
+    render,
+)
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.workers.process import WorkerStarter
 
@@ -70,6 +76,7 @@ class Guests:
             look=lambda uuid: self._hypervisor.look_soon(uuid),
             unplug=unplug,
             plug=plug,
+            ready=make_ready(section.libvirt_uri, files),
         )
         self._hypervisor = HypervisorService(
             channels,

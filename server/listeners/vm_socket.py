@@ -3,8 +3,10 @@
 
 Started by server.service. One line of JSON is a request, one is the answer, one request a
 connection. `prepare` names a VM that is about to be defined and the vGPUs that it is to have; the
-region's file is made, and the answer holds the XML that belongs into the definition. From then on
-libvirt is followed as for every other domain. `sessions` asks which programs of a VM use its
+region's file is made, and the answer holds the metadata that belongs into the definition, with the
+device where the caller is of 0.1.0 and does not ask for `metadata_only`. `ready`, between define
+and start, has the definition follow its metadata now: whoever is answered may start it. From then
+on libvirt is followed as for every other domain. `sessions` asks which programs of a VM use its
 channel. `unplug` takes the channel out of a VM that runs, as libvirt saves none with it, and says
 whether the guest has let it go; `plug` has the metadata followed, which puts it back. `hook` is
 what libvirt's hook says of one. Only root and one group of the host may ask.
@@ -59,6 +61,8 @@ _SIZES = {
 
 #: Makes what the channel of a VM needs, for one that is not defined or off; blocking.
 Prepare = Callable[[str, DomainRequest], None]
+#: Has a defined VM's channel put into its definition, for a start that comes next; blocking.
+Ready = Callable[[str], None]
 #: The programs of a VM that use its channel, a line each.
 Sessions = Callable[[str], list[str]]
 #: Takes the channel out of a VM that runs; whether its guest lets it go in time. Blocking.
@@ -88,6 +92,7 @@ class VmListener:
         look: Look,
         unplug: Unplug,
         plug: Plug,
+        ready: Ready,
     ) -> None:
         self._path = run_dir / SOCKET_NAME
         self._group = group
@@ -102,6 +107,7 @@ class VmListener:
         self._look = look
         self._unplug = unplug
         self._plug = plug
+        self._ready = ready
         self._expected: dict[str, float] = {}
         self._listener: Listener | None = None
 
@@ -178,9 +184,16 @@ class VmListener:
             return {"unplugged": await asyncio.to_thread(self._unplug, _uuid(part), seconds)}
         if "plug" in asked:
             return {"problems": await asyncio.to_thread(self._plug, _uuid(_part(asked, "plug")))}
+        if "ready" in asked:
+            uuid = _uuid(_part(asked, "ready"))
+            await asyncio.to_thread(self._ready, uuid)
+            log.info("channel %s: in the definition of a VM that is to be started", uuid)
+            self._look(uuid)
+            return {"ready": True}
         if "hook" in asked:
             return self._hook(_part(asked, "hook"))
-        uuid, request = self._parse(_part(asked, "prepare"))
+        part = _part(asked, "prepare")
+        uuid, request = self._parse(part)
         self._expected[uuid] = time.monotonic() + DEFINE_SECONDS
         try:
             await asyncio.to_thread(self._prepare, uuid, request)
@@ -189,6 +202,8 @@ class VmListener:
             raise
         devices, metadata = self._render(uuid, request)
         log.info("channel %s: prepared for a VM that is to be defined, %s", uuid, request)
+        if part.get("metadata_only") is True:
+            devices = []  # put in by `ready`, or by whoever looks at the domain before
         return {"devices": devices, "metadata": metadata}
 
     def _hook(self, said: dict[str, Any]) -> dict[str, Any]:
@@ -259,6 +274,29 @@ def make_plugs(uri: str, files: Any) -> tuple[Unplug, Plug]:
             return following.follow(domain, files)
 
     return unplug, plug
+
+
+def make_ready(uri: str, files: Any) -> Ready:
+    """What has a definition follow its metadata before a start; `files` are RegionFiles."""
+    import libvirt
+
+    from sluice.hypervisor import following
+    from sluice.hypervisor.libvirt_host import call, connected, persistent_document, words
+
+    def ready(uuid: str) -> None:
+        with connected(uri) as connection:
+            domain = call(lambda: connection.lookupByUUIDString(uuid))
+            try:
+                if domain.hasManagedSaveImage():
+                    return  # what starts is the image; the channel is plugged into it then
+                problems = following.follow(domain, files)
+                definition = persistent_document(domain)
+            except libvirt.libvirtError as error:
+                raise HypervisorError(words(error)) from error
+        if lacking := following.lacking(definition):
+            raise HypervisorError("; ".join(problems) or f"{definition.name}: {lacking}")
+
+    return ready
 
 
 def render(uuid: str, request: DomainRequest) -> tuple[list[str], str]:

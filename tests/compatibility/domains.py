@@ -57,6 +57,7 @@ def ask_door(folder: Path, asked: str, **defaults: Any) -> dict[str, Any]:
         look=lambda _: None,
         unplug=lambda uuid, seconds: True,
         plug=lambda uuid: [],
+        ready=lambda uuid: None,
     )
 
     async def call() -> Any:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sluice.hypervisor.domain_document import DomainDocument, parse_domain
-from sluice.hypervisor.following import DeviceChange, Plan, plan_of
+from sluice.hypervisor.following import DeviceChange, Plan, lacking, plan_of
 
 from .domain_texts import OTHER_UUID, REQUEST, UUID, ours, q35, region
 
@@ -91,3 +91,21 @@ def test_anothers_server_gives_anothers_memory() -> None:
     assert copied.region is None
     assert copied.foreign_regions == (f"sluice-{UUID}",)
     assert plan_of(copied, copied) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("definition", "why"),
+    [
+        (BOTH, None),
+        (ASKS, "not in its definition"),
+        (SMALLER, "not in its definition"),
+        (NONE, "asks for no vGPU"),
+        (HAS, "asks for no vGPU"),
+        (BAD, "memory-mib"),
+        (FOREIGN, f"sluice-{OTHER_UUID}, the channel of another domain"),
+    ],
+)
+def test_what_a_start_would_be_without_is_said(definition: DomainDocument, why: str | None) -> None:
+    said = lacking(definition)
+    assert (said is None) == (why is None)
+    assert (why or "") in (said or "")

@@ -54,6 +54,7 @@ async def looked(rig: Rig, vm: VmCommand) -> AsyncIterator[list[str]]:
         look=found.append,
         unplug=lambda uuid, seconds: True,
         plug=lambda uuid: [],
+        ready=lambda uuid: None,
     )
     door.open()
     yield found

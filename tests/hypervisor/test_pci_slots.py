@@ -7,7 +7,7 @@ import pytest
 
 from sluice.hypervisor.domain_document import PciAddress, parse_domain
 from sluice.hypervisor.errors import HypervisorError
-from sluice.hypervisor.pci_slots import check_hot_plug, choose_place
+from sluice.hypervisor.pci_slots import check_hot_plug, choose_place, wants_port
 
 from .domain_texts import microvm, pc, q35
 
@@ -51,6 +51,14 @@ def test_a_running_domain_without_a_free_port_is_told_what_to_do() -> None:
 
 def test_a_domain_that_is_off_leaves_the_choice_to_libvirt() -> None:
     assert choose_place(parse_domain(q35(ports=1)), None, NONE) is None
+
+
+def test_a_domain_that_is_off_keeps_a_port_for_what_is_plugged_in_later() -> None:
+    assert not wants_port(parse_domain(q35(ports=3)), NONE)
+    assert wants_port(parse_domain(q35(ports=2)), NONE)
+    assert wants_port(parse_domain(q35(ports=3)), frozenset({PciAddress(bus=2, slot=0)}))
+    assert not wants_port(parse_domain(pc()), NONE)
+    assert not wants_port(parse_domain(microvm()), NONE), "it plugs nothing in"
 
 
 def test_the_classic_machine_gets_a_slot_of_bus_0() -> None:

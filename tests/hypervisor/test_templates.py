@@ -16,6 +16,7 @@ from sluice.hypervisor.device_xml import (
     native_gpu_device,
     region_device,
     request_metadata,
+    root_port,
     vsock_device,
 )
 from sluice.hypervisor.domain_document import (
@@ -51,6 +52,12 @@ def test_both_devices_fit_into_every_machine(
     devices = region_device(f"sluice-{UUID}", 256, place) + vsock_device(FIRST_CID, place)
     done = validate(machine(devices=devices), tmp_path)  # type: ignore[operator]
     assert done.returncode == 0, done.stderr
+
+
+def test_a_port_more_fits(tmp_path: Path) -> None:
+    done = validate(q35(devices=root_port(17)), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert parse_domain(q35(devices=root_port(17))).controllers[17] == "pcie-root-port"
 
 
 @pytest.mark.parametrize("place", [None, PciAddress(bus=2, slot=0)])
@@ -101,6 +108,7 @@ def test_every_template_is_held_against_the_schema() -> None:
         "native_gpu.xml.j2",
         "region_device.xml.j2",
         "request.xml.j2",
+        "root_port.xml.j2",
         "vsock_device.xml.j2",
     }
 

@@ -22,8 +22,15 @@ from nova.virt.libvirt import driver as libvirt_driver
 CONF = nova.conf.CONF
 UUID = "11111111-2222-3333-4444-555555555555"
 ANSWER = {
-    "devices": [f"<shmem name='sluice-{UUID}'><size unit='M'>256</size></shmem>"],
+    "devices": [],
     "metadata": "<sluice:vgpu xmlns:sluice='https://sluice.dev/xmlns/libvirt/1' count='1'/>",
+}
+
+
+#: Of a server of 0.1.0.
+OLDER_ANSWER = {
+    **ANSWER,
+    "devices": [f"<shmem name='sluice-{UUID}'><size unit='M'>256</size></shmem>"],
 }
 
 
@@ -49,8 +56,60 @@ def empty_definition() -> guest_config.LibvirtConfigGuest:
     return guest
 
 
+class FakeGuests:
+    """A libvirt that defines and starts, and what happens meanwhile, in order."""
+
+    def __init__(self, driver: object) -> None:
+        self.done: list[object] = []
+        libvirt_driver.libvirt_guest = SimpleNamespace(Guest=self)
+        powers = SimpleNamespace(power_up_for_instance=lambda _: None)
+        driver._host, driver.cpu_api = None, powers  # type: ignore[attr-defined]
+
+    def create(self, xml: str, host: object) -> object:
+        self.done.append("define")
+        return self
+
+    def launch(self, pause: bool = False) -> None:
+        self.done.append("start")
+
+
 def no_room(*_: object) -> None:
     raise exception.InstanceSuspendFailure(reason="no room for the image")
+
+
+def create_guests(
+    folder: str, driver: object, instance: object, definitions: dict[str, object]
+) -> dict[str, object]:
+    """What Nova's own `_create_guest` does with each definition, and where the server refuses."""
+    guests = FakeGuests(driver)
+    answer_requests(f"{folder}/ready.sock", guests.done, {"ready": True})
+    answer_requests(f"{folder}/unready.sock", guests.done, {"error": "no free slot"})
+    found: dict[str, object] = {}
+
+    def create(socket_name: str, guest: object) -> list[object]:
+        CONF.set_override("server_socket", f"{folder}/{socket_name}", "sluice")
+        guests.done.clear()
+        xml = guest.to_xml()  # type: ignore[attr-defined]
+        drive = lambda: guests.done.append("config drive")  # noqa: E731
+        try:
+            driver._create_guest(  # type: ignore[attr-defined]
+                None, xml, instance, pause=False, power_on=True, post_xml_callback=drive
+            )
+        except exception.NovaException as error:
+            guests.done.append(f"{type(error).__name__}: {error}")
+        return list(guests.done)
+
+    for name, guest in definitions.items():
+        found[name] = create("ready.sock", guest)
+    found["refused"] = create("unready.sock", definitions["ours"])
+    CONF.set_override("server_seconds", 1, "sluice")
+    found["absent"] = create("none.sock", definitions["ours"])
+    CONF.clear_override("server_seconds", "sluice")
+    guests.done.clear()
+    CONF.set_override("server_socket", f"{folder}/ready.sock", "sluice")
+    driver._create_guest(None, definitions["ours"].to_xml(), instance, power_on=False)  # type: ignore[attr-defined]
+    found["off"] = list(guests.done)
+    return found
 
 
 def main() -> None:
@@ -70,6 +129,9 @@ def main() -> None:
             "suspend",
         )
     }
+    creates = inspect.signature(theirs._create_guest).parameters
+    leading["_create_guest"] = list(creates)[1:4]
+    callback = creates["post_xml_callback"].default
     theirs._get_guest_config = lambda self, *args, **kwargs: empty_definition()
     theirs.suspend = lambda self, context, instance: instance.uuid
     theirs.check_can_live_migrate_source = lambda self, *args, **kwargs: "may migrate"
@@ -94,6 +156,15 @@ def main() -> None:
     with_channel = driver._get_guest_config(instance(vgpu), None, None, {"mapping": {}})
     by_name = driver._get_guest_config(instance=instance(vgpu), network_info=None)
     without = driver._get_guest_config(instance({}), None, None, {})
+    answer_requests(f"{folder}/older.sock", [], OLDER_ANSWER)
+    CONF.set_override("server_socket", f"{folder}/older.sock", "sluice")
+    by_older = driver._get_guest_config(instance(vgpu), None, None, {})
+    created = create_guests(
+        folder,
+        driver,
+        instance(vgpu),
+        {"ours": with_channel, "older": by_older, "plain": without},
+    )
     answer_requests(f"{folder}/busy.sock", [], {"sessions": ["train.py, slot 0"]})
     CONF.set_override("server_socket", f"{folder}/busy.sock", "sluice")
     busy = refusal(driver.suspend, None, instance(vgpu))
@@ -120,6 +191,9 @@ def main() -> None:
                 "xml": with_channel.to_xml(),
                 "by_name": by_name.to_xml(),
                 "plain": without.to_xml(),
+                "by_older": by_older.to_xml(),
+                "callback": callback,
+                "created": created,
                 "refused": refusal(driver._get_guest_config, instance(vgpu)),
                 "invalid": refusal(driver._get_guest_config, instance({"vgpu:compute": "x"})),
                 "migrate": refusal(driver.check_can_live_migrate_source, None, instance(vgpu)),

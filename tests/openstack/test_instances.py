@@ -40,12 +40,18 @@ def test_an_instance_without_a_vgpu_is_nobodys_business(
     delete(cloud, server)
 
 
+def made_ready(pool: Pool, uuid: str) -> int:
+    """How often the server put its channel into a definition for a start."""
+    return pool.log("server").count(f"channel {uuid}: in the definition of a VM")
+
+
 def test_what_nova_does_to_an_instance_leaves_its_grant_alone(
-    cloud: Any, image: Any, records: InstanceRecords, flavors: tuple[str, str]
+    cloud: Any, image: Any, records: InstanceRecords, pool: Pool, flavors: tuple[str, str]
 ) -> None:
     compute = cloud.compute
     server = boot(cloud, image, "robust", flavors[0])
     records.agree(server.id, Entry("ACTIVE", (1024, 25), (SMALL,), SMALL, True))
+    assert made_ready(pool, server.id) == 1
     [reservation] = records.reservations(server.id)
     for begin, status in (
         (lambda: compute.reboot_server(server, "SOFT"), "ACTIVE"),
@@ -63,8 +69,29 @@ def test_what_nova_does_to_an_instance_leaves_its_grant_alone(
         wait_settled(cloud, server, status)
         records.agree(server.id, Entry(status, (1024, 25), (SMALL,), SMALL, True))
         assert [r["id"] for r in records.reservations(server.id)] == [reservation["id"]]
+    # boot, soft reboot (no answer of the guest, so Nova makes it a hard one), rebuild and rescue;
+    # resume and unrescue define what was defined before
+    assert made_ready(pool, server.id) == 4
     delete(cloud, server)
     records.agree(server.id, Entry("GONE", NOTHING, (), None, False))
+
+
+def test_without_its_server_an_instance_is_not_started(
+    cloud: Any, image: Any, records: InstanceRecords, pool: Pool, flavors: tuple[str, str]
+) -> None:
+    server = boot(cloud, image, "unserved", flavors[0])
+    pool.stop("server")
+    try:
+        cloud.compute.reboot_server(server, "HARD")
+        wait_for(lambda: cloud.compute.get_server(server).status == "ERROR", 120, "Nova to give up")
+        said = str(cloud.compute.get_server(server).fault)
+    finally:
+        pool.start_server()
+    assert "sluice-server does not answer" in said
+    cloud.compute.reboot_server(server, "HARD")
+    wait_for(lambda: cloud.compute.get_server(server).status == "ACTIVE", 120, "the instance")
+    records.agree(server.id, Entry("ACTIVE", (1024, 25), (SMALL,), SMALL, True))
+    delete(cloud, server)
 
 
 def test_a_grant_follows_its_instance(

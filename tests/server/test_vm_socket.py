@@ -37,6 +37,12 @@ class FakeRegions:
         self.prepared: list[tuple[str, DomainRequest]] = []
         self.full = False
         self.looked: list[str] = []
+        self.readied: list[str] = []
+
+    def ready(self, uuid: str) -> None:
+        if self.full:
+            raise HypervisorError("web: every slot of PCI bus 0 is used")
+        self.readied.append(uuid)
 
     def prepare(self, uuid: str, request: DomainRequest) -> None:
         if self.full:
@@ -62,6 +68,7 @@ async def listener(tmp_path: Path, regions: FakeRegions) -> AsyncIterator[VmList
         look=regions.looked.append,
         unplug=lambda uuid, seconds: uuid == UUID and seconds == 7,
         plug=lambda uuid: [f"{uuid}: no free port"],
+        ready=regions.ready,
     )
     opened.open()
     yield opened
@@ -97,6 +104,27 @@ async def test_a_vm_gets_its_channel(
     assert not listener.expects(UUID.replace("1", "2"))
     listener.defined(UUID)
     assert not listener.expects(UUID)
+
+
+async def test_who_writes_metadata_alone_gets_no_device(
+    listener: VmListener, regions: FakeRegions, tmp_path: Path
+) -> None:
+    answer = await prepare(tmp_path, metadata_only=True)
+    assert answer["devices"] == []
+    assert "region-mib='64'" in answer["metadata"]
+    assert [uuid for uuid, _ in regions.prepared] == [UUID], "what has no room is refused now"
+    assert listener.expects(UUID)
+
+
+async def test_a_defined_vm_is_made_ready_for_its_start(
+    listener: VmListener, regions: FakeRegions, tmp_path: Path
+) -> None:
+    line = json.dumps({"ready": {"uuid": UUID.upper()}}).encode() + b"\n"
+    assert await ask(tmp_path, line) == {"ready": True}
+    assert (regions.readied, regions.looked) == ([UUID], [UUID])
+    regions.full = True
+    assert await ask(tmp_path, line) == {"error": "web: every slot of PCI bus 0 is used"}
+    assert "uuid" in (await ask(tmp_path, b'{"ready": {}}\n'))["error"]
 
 
 async def test_on_demand_is_passed_on(
@@ -196,6 +224,7 @@ async def test_a_hosts_instances_may_come_by_vsock(tmp_path: Path, regions: Fake
         look=regions.looked.append,
         unplug=lambda uuid, seconds: True,
         plug=lambda uuid: [],
+        ready=regions.ready,
     )
     listener.open()
     answer = await prepare(tmp_path)

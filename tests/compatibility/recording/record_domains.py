@@ -64,7 +64,7 @@ def nova_requests() -> dict[str, str]:
 
     def keep(path: str, request: dict[str, object], seconds: float) -> dict[str, object]:
         said.append(request)
-        return {"devices": [], "metadata": "", "sessions": []}
+        return {"devices": [], "metadata": "", "sessions": [], "ready": True}
 
     asked = server_line._ask
     server_line._ask = keep
@@ -75,9 +75,10 @@ def nova_requests() -> dict[str, str]:
         ):
             server_line.prepare_channel("", UUID, specs, 1)
         server_line.programs_using("", UUID, 1)
+        server_line.make_ready("", UUID, 1)
     finally:
         server_line._ask = asked
-    names = ("on-demand", "reserved", "sessions")
+    names = ("on-demand", "reserved", "sessions", "ready")
     return {name: json.dumps(each) for name, each in zip(names, said, strict=True)}
 
 
