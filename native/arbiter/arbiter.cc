@@ -14,6 +14,8 @@ constexpr Nanoseconds kNoticeNs = 5'000'000;
 // Some workers of a tenant have drained, one has not: it may wait for what the others have not
 // launched yet. They go on for a little, again and again, until it has.
 constexpr Nanoseconds kLaggingNs = 5'000'000, kLittleNs = 2'000'000;
+// At once, of what ran after a turn was given back.
+constexpr uint64_t kMostChargedNs = 1'000'000'000;
 
 }  // namespace
 
@@ -64,6 +66,7 @@ bool Arbiter::join(const std::string& name, const TenantRequest& request, TurnPa
   Member& m = members_[name];
   m = {page, id, bits};
   m.turn = page->turn.load(std::memory_order_acquire);
+  m.overran = page->overran.load(std::memory_order_relaxed);
   // As an arbiter before this one may have left it: whoever works drains, and asks.
   say(m, kNoTurn);
   gather(tenant);
@@ -128,7 +131,17 @@ void Arbiter::close(Member& m) {
   if (m.until != kNoTurn) say(m, kNoTurn);
 }
 
+// A word of the worker's that harms itself alone.
+void Arbiter::charge(Member& m) {
+  const uint64_t overran = m.page->overran.load(std::memory_order_relaxed);
+  if (overran == m.overran) return;
+  const uint64_t more = std::min<uint64_t>(overran - m.overran, kMostChargedNs);
+  m.overran = overran;
+  schedule_.charge(m.tenant, static_cast<Nanoseconds>(more));
+}
+
 void Arbiter::read(Member& m, Nanoseconds now, Nanoseconds* next) {
+  charge(m);
   const bool noticed = m.page->seen.load(std::memory_order_acquire) == m.turn;
   m.absent &= !noticed;
   if (!m.open) return;

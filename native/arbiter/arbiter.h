@@ -49,6 +49,7 @@ class Arbiter {
     bool noticed = false;     // its turn, by the worker
     bool absent = false;      // it did not notice the last one, and is taken to be stopped
     uint32_t turn = 0;        // the last that it was given
+    uint64_t overran = 0;     // as its page said
     Nanoseconds told = 0;     // when its page changed
     int64_t until = kNoTurn;  // as its page says
     bool wants() const { return !absent && page->wants.load(std::memory_order_acquire) != 0; }
@@ -70,6 +71,7 @@ class Arbiter {
   void give(Member& m, int64_t until, Nanoseconds now);
   static void say(Member& m, int64_t until);
   static void close(Member& m);
+  void charge(Member& m);
 
   Schedule schedule_;
   std::vector<std::string> gpus_;  // by the number of their bit

@@ -151,6 +151,15 @@ void Schedule::gives_back(uint32_t tenant, bool more, Nanoseconds now) {
   t.state = more ? State::kWaiting : State::kIdle;
 }
 
+void Schedule::charge(uint32_t tenant, Nanoseconds time) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end()) return;
+  Tenant& t = found->second;
+  t.figures.held += time;
+  (t.active() ? t.paid : t.ahead) += static_cast<double>(time) / t.share();
+  t.allowance -= static_cast<double>(time);
+}
+
 bool Schedule::holds(uint32_t tenant) const {
   const auto found = tenants_.find(tenant);
   return found != tenants_.end() && found->second.has_turn();

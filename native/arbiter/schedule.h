@@ -74,6 +74,9 @@ class Schedule {
   // It has drained; `more`: and still has work. Without a turn it waits no longer.
   void gives_back(uint32_t tenant, bool more, Nanoseconds now);
 
+  // So much of it ran without a turn.
+  void charge(uint32_t tenant, Nanoseconds time);
+
   // From the next turns on.
   void set_period(Nanoseconds period) { settings_.period = period; }
 

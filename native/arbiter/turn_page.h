@@ -37,6 +37,7 @@ struct TurnPage {
   alignas(64) std::atomic<uint32_t> wants;  // 1: it has work, with a turn or without
   std::atomic<uint32_t> seen;               // the last turn that it has noticed
   std::atomic<uint32_t> returned;           // the last one that it has given back
+  std::atomic<uint64_t> overran;  // nanoseconds of the GPU after turns that it had given back
 };
 
 constexpr size_t kTurnPageBytes = wire::kTurnPageBytes;

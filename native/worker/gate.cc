@@ -151,7 +151,8 @@ void Gate::finish_interval(bool goes_on) {
   }
   if (under_way_.empty()) front_since_ = now_ns();
   const uint32_t launches = since_mark_.exchange(0, std::memory_order_relaxed);
-  under_way_.push_back({begin_, end, launches, goes_on, since_mark_ns_, std::exchange(parts_, {})});
+  under_way_.push_back({begin_, end, launches, goes_on, since_mark_ns_,
+                        !unknown_ && since_mark_ns_ > 0, std::exchange(parts_, {})});
   lead_ += launches;
   under_way_ns_ += std::exchange(since_mark_ns_, 0.0f);
   unknown_ = false;
@@ -162,7 +163,7 @@ void Gate::finish_interval(bool goes_on) {
 void Gate::mark(CUstream stream) {
   CUevent end = event();
   if (end && driver_.cuEventRecord(end, stream) == CUDA_SUCCESS)
-    under_way_.push_back({nullptr, end, 0, false, 0, {}});
+    under_way_.push_back({nullptr, end, 0, false, 0, false, {}});
   else
     spare(end);
 }
@@ -286,14 +287,30 @@ void Gate::not_issued() {
   --t_entered;
 }
 
-bool Gate::drained() {
-  driver_.cuCtxSetCurrent(context_);
-  std::lock_guard lock(mutex_);
-  if (entering_ > 0) return false;
+bool Gate::settled_and_done() {
   settle();
   finish_interval(false);
   collect(false);
   return under_way_.empty();
+}
+
+bool Gate::drained() {
+  driver_.cuCtxSetCurrent(context_);
+  std::lock_guard lock(mutex_);
+  return entering_ == 0 && settled_and_done();
+}
+
+bool Gate::almost_drained(int64_t within, int64_t* left) {
+  driver_.cuCtxSetCurrent(context_);
+  std::lock_guard lock(mutex_);
+  *left = 0;
+  if (entering_ > 0) return false;
+  if (settled_and_done()) return true;
+  const int64_t now = now_ns();
+  *left = static_cast<int64_t>(this->left(now));
+  // The oldest may have been expected to be over by now: then nothing is known.
+  const bool late = static_cast<float>(now - front_since_) > under_way_.front().ns;
+  return !late && *left <= within && std::ranges::all_of(under_way_, &Interval::known);
 }
 
 int64_t Gate::left_ns() {

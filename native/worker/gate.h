@@ -84,7 +84,9 @@ class Gate {
 
   // For the keeper of turns, from its thread.
   uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }  // in turns
-  bool drained();     // all that has passed is done; it is not waited for
+  bool drained();  // all that has passed is done; it is not waited for
+  // Or is known to be within so many nanoseconds: then `left` says in how many.
+  bool almost_drained(int64_t within, int64_t* left);
   int64_t left_ns();  // what is not, by what it took before
 
  private:
@@ -105,7 +107,8 @@ class Gate {
     CUevent begin, end;  // begin: null where its time says nothing
     uint32_t launches;
     bool end_begins_next;
-    float ns;  // expected
+    float ns;    // expected
+    bool known;  // by what all of it took before
     std::vector<Part> parts;
   };
 
@@ -134,6 +137,7 @@ class Gate {
   void mark(CUstream stream);
   void note(CUstream stream);
   void settle();
+  bool settled_and_done();
 
   const Driver& driver_;
   const CUcontext context_;

@@ -35,9 +35,18 @@ constexpr int64_t kStuckNs = 5'000'000;
 
 int64_t now_ns() { return static_cast<int64_t>(channel::now_ns()); }
 
+// Between two looks at what `left` nanoseconds are left of, as far as that is known.
+void pause(int64_t left, int64_t waited) {
+  if (left > kAlmostNs || waited > 2 * kRestNs)
+    channel::sleep_ns(static_cast<uint64_t>(std::clamp(left / 2, kLookNs / 2, kRestNs)));
+  else
+    for (int i = 0; i < 50; ++i) channel::cpu_relax();
+}
+
 }  // namespace
 
-std::unique_ptr<TurnKeeper> TurnKeeper::open(int page, int bell, std::string* error) {
+std::unique_ptr<TurnKeeper> TurnKeeper::open(int page, int bell, std::string* error,
+                                             int64_t hand_over_ns) {
   struct stat about {};
   void* at = MAP_FAILED;
   if (fstat(page, &about) == 0 && about.st_size == static_cast<off_t>(arbiter::kTurnPageBytes))
@@ -47,11 +56,15 @@ std::unique_ptr<TurnKeeper> TurnKeeper::open(int page, int bell, std::string* er
     return nullptr;
   }
   return std::unique_ptr<TurnKeeper>(
-      new TurnKeeper(page, bell, static_cast<arbiter::TurnPage*>(at)));
+      new TurnKeeper(page, bell, static_cast<arbiter::TurnPage*>(at), hand_over_ns));
 }
 
-TurnKeeper::TurnKeeper(int page_fd, int bell_fd, arbiter::TurnPage* page)
-    : page_fd_(page_fd), bell_fd_(bell_fd), page_(page), orphaned_(page->until == kNoTurn) {
+TurnKeeper::TurnKeeper(int page_fd, int bell_fd, arbiter::TurnPage* page, int64_t hand_over_ns)
+    : page_fd_(page_fd),
+      bell_fd_(bell_fd),
+      hand_over_ns_(hand_over_ns),
+      page_(page),
+      orphaned_(page->until == kNoTurn) {
   judge_arbiter(now_ns());
 }
 
@@ -115,30 +128,47 @@ bool TurnKeeper::idle() {
   return std::ranges::all_of(gates_, [](Gate* gate) { return gate->drained(); });
 }
 
+// Before the last of it is done, so that the next worker's follows it without a gap.
 void TurnKeeper::give_back(uint32_t number) {
   ending_.store(number, std::memory_order_release);
   const int64_t began = now_ns();
+  int64_t left;
   for (;;) {
-    bool drained = true;
-    int64_t left = 0;
+    bool almost = true;
+    left = 0;
     for (Gate* gate : gates_) {
-      drained &= gate->drained();
-      left = std::max(left, gate->left_ns());
+      int64_t of_this = 0;
+      almost &= gate->almost_drained(hand_over_ns_, &of_this);
+      left = std::max(left, of_this);
     }
-    if (drained) break;
+    if (almost) break;
     const int64_t now = now_ns();
     if (stuck_since_ == 0 && now - began > kStuckNs && left == 0) stuck_since_ = now;
-    if (left > kAlmostNs || now - began > 2 * kRestNs)
-      channel::sleep_ns(static_cast<uint64_t>(std::clamp(left / 2, kLookNs / 2, kRestNs)));
-    else
-      for (int i = 0; i < 50; ++i) channel::cpu_relax();
+    pause(left, now - began);
   }
+  return_turn(number);
+  if (left > 0) follow_rest(number, left);
+}
+
+void TurnKeeper::return_turn(uint32_t number) {
   std::lock_guard lock(asking_);
   page_->wants.store(waiting_ > 0);
   page_->returned.store(number, std::memory_order_release);
   stuck_since_ = 0;
   ending_ = 0;
   ring();
+}
+
+// What took longer than expected ran in somebody else's turn, and is paid for.
+void TurnKeeper::follow_rest(uint32_t number, int64_t expected) {
+  const int64_t began = now_ns();
+  int64_t now = began;
+  while (page_->turn == number && !std::ranges::all_of(gates_, &Gate::drained)) {
+    pause(expected - (now - began), now - began);
+    now = now_ns();
+  }
+  if (const int64_t over = now - began - expected; over > 0)
+    page_->overran.fetch_add(static_cast<uint64_t>(over));
 }
 
 void TurnKeeper::look(uint32_t changes) {

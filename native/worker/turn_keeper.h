@@ -22,8 +22,10 @@ class Gate;
 
 class TurnKeeper {
  public:
-  // Keeps both descriptors, which become its own. nullptr with `error` when that is no page.
-  static std::unique_ptr<TurnKeeper> open(int page, int bell, std::string* error);
+  // Keeps both descriptors, which become its own. nullptr with `error` when that is no page. A turn
+  // is given back so long before its work is done, where that is known.
+  static std::unique_ptr<TurnKeeper> open(int page, int bell, std::string* error,
+                                          int64_t hand_over_ns = kHandOverNs);
   ~TurnKeeper();
   TurnKeeper(const TurnKeeper&) = delete;
 
@@ -66,15 +68,21 @@ class TurnKeeper {
   int bell_descriptor() const { return bell_fd_; }
 
  private:
-  TurnKeeper(int page_fd, int bell_fd, arbiter::TurnPage* page);
+  // About what the arbiter and the next worker need to wake and to begin.
+  static constexpr int64_t kHandOverNs = 250'000;
+
+  TurnKeeper(int page_fd, int bell_fd, arbiter::TurnPage* page, int64_t hand_over_ns);
   void run();
   void look(uint32_t changes);
   void judge_arbiter(int64_t now);
   bool idle();
   void give_back(uint32_t number);
+  void return_turn(uint32_t number);
+  void follow_rest(uint32_t number, int64_t expected);
   void ring();
 
   const int page_fd_, bell_fd_;
+  const int64_t hand_over_ns_;
   arbiter::TurnPage* const page_;
   std::vector<Gate*> gates_;
   std::atomic<bool> orphaned_;       // no arbiter looks at the page

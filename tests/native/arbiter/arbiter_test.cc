@@ -114,6 +114,27 @@ TEST(Arbiter, SharesAreKept) {
   EXPECT_NEAR(static_cast<double>(had["c"]) / 10'000 / kMs, 0.60, 0.01);
 }
 
+TEST(Arbiter, WhatRanAfterATurnIsPaidFor) {
+  Node node;
+  Worker &a = node.add("a", "A", 50), &b = node.add("b", "B", 50);
+  a.want();
+  b.want();
+  std::map<std::string, Nanoseconds> had;
+  for (uint32_t turns = 0; node.now < 11'000 * kMs;) {
+    node.work(kMs / 10, &had);
+    if (b.page->returned == turns) continue;
+    turns = b.page->returned;
+    b.page->overran += static_cast<uint64_t>(5 * kMs);
+    had["b"] += 5 * kMs;
+  }
+  EXPECT_NEAR(static_cast<double>(had["b"]) / static_cast<double>(had["a"]), 1, 0.02);
+  b.page->overran = 0;  // it counts on from anywhere
+  node.step();
+  had.clear();
+  node.work(10'000 * kMs, &had);
+  EXPECT_GT(had["b"], 4'000 * kMs) << "a second at most is believed at a time";
+}
+
 TEST(Arbiter, ACapHoldsAlone) {
   Node node;
   node.add("a", "A", 25, true).want();

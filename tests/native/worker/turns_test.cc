@@ -39,7 +39,7 @@ class Gpu {
       return CUDA_SUCCESS;
     };
     driver.cuEventElapsedTime_v2 = [](float* ms, CUevent begin, CUevent end) {
-      *ms = kKernelMs * get().between(begin, end);
+      *ms = get().kernel_ms * get().between(begin, end);
       return CUDA_SUCCESS;
     };
     current_ = this;
@@ -59,9 +59,9 @@ class Gpu {
 
   Driver driver;
   std::atomic<bool> instant{false};  // work is done as it is issued
+  std::atomic<float> kernel_ms{0.1f};
 
  private:
-  static constexpr float kKernelMs = 0.1f;
   float between(CUevent begin, CUevent end) {
     std::lock_guard lock(mutex_);
     return static_cast<float>(at_[end].second - at_[begin].second);
@@ -96,7 +96,7 @@ struct Rig {
   std::unique_ptr<Gate> gate;
 
   // `until`: what the page says at first.
-  explicit Rig(int64_t until = kNoTurn) {
+  explicit Rig(int64_t until = kNoTurn, int64_t hand_over_ns = 0) {
     const int fd = memfd_create("turns", MFD_CLOEXEC);
     EXPECT_EQ(ftruncate(fd, arbiter::kTurnPageBytes), 0);
     page = static_cast<arbiter::TurnPage*>(
@@ -107,7 +107,7 @@ struct Rig {
     beat();
     bell = eventfd(0, EFD_NONBLOCK);
     std::string error;
-    keeper = TurnKeeper::open(fd, dup(bell), &error);
+    keeper = TurnKeeper::open(fd, dup(bell), &error, hand_over_ns);
     EXPECT_TRUE(keeper) << error;
     gate = std::make_unique<Gate>(gpu.driver, nullptr, keeper.get());
     keeper->add(gate.get());
@@ -266,6 +266,44 @@ TEST(Turns, AGroupOfCallsIsOne) {
   first.issued();
   second.issued();
   EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+// So that the next one's work follows without a gap.
+TEST(Turns, WhatIsKnownToEndSoonKeepsNobody) {
+  auto& r = *new Rig(kUntilWanted, 3'600'000'000'000);
+  r.gpu.kernel_ms = 600'000;
+  int64_t left;
+  r.launch(stream(1));
+  EXPECT_FALSE(r.gate->almost_drained(3'600'000'000'000, &left)) << "nothing is known of it";
+  r.gpu.instant = true;
+  r.launch(stream(1));
+  ASSERT_TRUE(r.gate->drained()) << "it has learned that ten minutes are enough";
+  r.gpu.instant = false;
+  r.launch(stream(1));
+  EXPECT_FALSE(r.gate->almost_drained(1'000'000'000, &left));
+  EXPECT_TRUE(r.gate->almost_drained(3'600'000'000'000, &left));
+  EXPECT_GT(left, 300'000'000'000);
+  r.say(now());
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+  r.gpu.finish(stream(1));
+  a_while();
+  EXPECT_EQ(r.page->overran, 0u);
+}
+
+TEST(Turns, WhatTookLongerThanExpectedIsSaid) {
+  auto& r = *new Rig(kUntilWanted, 3'600'000'000'000);
+  r.gpu.kernel_ms = 2'000;
+  r.gpu.instant = true;
+  r.launch(stream(1));
+  ASSERT_TRUE(r.gate->drained());
+  r.gpu.instant = false;
+  r.launch(stream(1));
+  r.say(now());
+  ASSERT_TRUE(soon([&] { return r.returned(); }));
+  std::this_thread::sleep_for(2'050ms);
+  EXPECT_EQ(r.page->overran, 0u);
+  r.gpu.finish(stream(1));
+  EXPECT_TRUE(soon([&] { return r.page->overran > 0; }));
 }
 
 TEST(Turns, WhatWasNotIssuedKeepsNothing) {
