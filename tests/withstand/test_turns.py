@@ -46,16 +46,22 @@ def goes_on(program: Prompted, kernels: int = 40) -> None:
     wait_for(lambda: worked(program) > before + kernels, LIMIT, "more work done")
 
 
-def part(one: Prompted, other: Prompted) -> float:
-    """What the one has had done of all work of the next while, in percent."""
+def assert_part(one: Prompted, other: Prompted, percent: int) -> None:
+    """What the one has had done of all work of the next while: so many percent.
+
+    On a busy host a program may not have work for its share for a while: then it is a longer one.
+    """
     at = worked(one), worked(other)
 
     def done() -> tuple[int, int]:
         return worked(one) - at[0], worked(other) - at[1]
 
-    wait_for(lambda: sum(done()) > ENOUGH, LIMIT, lambda: f"work: {done()}")
-    had = done()
-    return 100 * had[0] / sum(had)
+    for enough in range(ENOUGH, 10 * ENOUGH, ENOUGH):
+        wait_for(lambda: sum(done()) > enough, LIMIT, lambda: f"work: {done()}")  # noqa: B023
+        had = done()
+        if abs(100 * had[0] / sum(had) - percent) <= NEAR:
+            return
+    raise AssertionError(f"{had} of the work, not {percent}:{100 - percent}")
 
 
 @contextmanager
@@ -79,7 +85,7 @@ def worker_of(plane: ControlPlane, program: Prompted) -> int:
 
 def test_each_has_its_share_of_the_work(start: Start) -> None:
     small, large = working(start, 20), working(start, 80, "tcp")
-    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    assert_part(small, large, 20)
     large.quit()
     goes_on(small, 1000)
     small.quit()
@@ -90,7 +96,7 @@ def test_a_stopped_worker_keeps_nobody_waiting(plane: ControlPlane, start: Start
     with stopped(worker_of(plane, one)):
         goes_on(other, 1000)
     goes_on(one, 1000)  # what it held meanwhile is paid back first
-    assert part(one, other) == pytest.approx(50, abs=NEAR)
+    assert_part(one, other, 50)
 
 
 def test_a_killed_worker_keeps_nobody_waiting(plane: ControlPlane, start: Start) -> None:
@@ -118,21 +124,21 @@ def test_without_an_arbiter_all_go_on_and_with_the_next_shares_hold(
     goes_on(small)
     goes_on(large)
     wait_for(lambda: arbiter_pid(plane) != before, LIMIT, "another arbiter")
-    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    assert_part(small, large, 20)
 
 
 def test_shares_outlive_the_server(plane: ControlPlane, start: Start) -> None:
     small, large = working(start, 20), working(start, 80)
     arbiter = arbiter_pid(plane)
     plane.stop("server", signal.SIGKILL)
-    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    assert_part(small, large, 20)
     plane.start_server()
     assert arbiter_pid(plane) == arbiter, "it is taken over"
-    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    assert_part(small, large, 20)
     # the pages came back with the workers: another arbiter finds them all
     os.kill(arbiter, signal.SIGKILL)
     goes_on(small)
-    assert part(small, large) == pytest.approx(20, abs=NEAR)
+    assert_part(small, large, 20)
 
 
 def test_many_sessions_each_get_on(start: Start) -> None:
