@@ -9,8 +9,9 @@ namespace sluice::arbiter {
 
 namespace {
 
-// A worker that has a turn others wait for notices within this, or is stopped: then it loses it.
-constexpr Nanoseconds kNoticeNs = 5'000'000;
+// A worker that has a turn others wait for notices within this, or is stopped: then it loses it. On
+// a host without a CPU to spare one that is not takes tens of milliseconds.
+constexpr Nanoseconds kNoticeNs = 40'000'000;
 // Some workers of a tenant have drained, one has not: it may wait for what the others have not
 // launched yet. They go on for a little, again and again, until it has.
 constexpr Nanoseconds kLaggingNs = 5'000'000, kLittleNs = 2'000'000;
