@@ -12,7 +12,7 @@ namespace {
 
 // In a turn: how much may be under way when something more begins, and after how much of it there
 // is a mark. Little enough to leave a turn soon, and enough that the GPU never waits.
-constexpr float kAheadNs = 600'000, kMarkNs = 150'000;
+constexpr float kAheadNs = 600'000, kMarkNs = 200'000;
 // What takes longer by itself begins when so much is left before it.
 constexpr float kNearNs = 300'000;
 constexpr uint32_t kMostLaunches = 64;  // between two marks
@@ -157,10 +157,12 @@ void Gate::finish_interval(bool goes_on) {
   under_way_ns_ += std::exchange(since_mark_ns_, 0.0f);
   unknown_ = false;
   begin_ = goes_on ? end : nullptr;
+  may_go_on_ = true;
 }
 
 // The end of what lies on a stream of which no interval tells.
 void Gate::mark(CUstream stream) {
+  may_go_on_ = false;
   CUevent end = event();
   if (end && driver_.cuEventRecord(end, stream) == CUDA_SUCCESS)
     under_way_.push_back({nullptr, end, 0, false, 0, false, {}});
@@ -211,8 +213,15 @@ bool Gate::is_clean(CUstream stream) const {
   return under_way_.empty() || stream != stream_;
 }
 
+// Where the GPU comes to it from the one before, without a gap, both have one event: events between
+// kernels cost it about a microsecond each.
 void Gate::begin_interval(CUstream stream) {
   if (begin_ && stream_ == stream) return;
+  if (stream_ == stream && may_go_on_ && !under_way_.empty()) {
+    begin_ = under_way_.back().end;
+    under_way_.back().end_begins_next = true;
+    return;
+  }
   finish_interval(false);
   stream_ = stream;
   begin_ = event();
@@ -322,6 +331,7 @@ void Gate::followed(CUstream stream) {
   if (!turns_ || turns_->free()) return;
   std::lock_guard lock(mutex_);
   if (begin_ && stream == stream_ && entering_ == 0) finish_interval(false);
+  if (stream == stream_) may_go_on_ = false;
 }
 
 void Gate::leave(CUstream stream) {
@@ -329,6 +339,7 @@ void Gate::leave(CUstream stream) {
   if (stream == stream_) {
     finish_interval(false);
     stream_ = nullptr;
+    may_go_on_ = false;
   }
   if (const auto at = std::ranges::find(unmarked_, stream); at != unmarked_.end()) {
     unmarked_.erase(at);

@@ -71,8 +71,8 @@ class Gate {
   // that captures: what is captured computes nothing.
   [[nodiscard]] Passage pass(CUstream stream, const Work& work);
 
-  // Something that does not pass the gate follows on the stream, such as a copy by the copy
-  // engines: what it takes is not the GPU's time.
+  // Something that does not pass the gate follows on the stream, such as a copy by the copy engines
+  // or a wait for another stream: what it takes is not the GPU's time.
   void followed(CUstream stream);
   // The stream is about to be destroyed, or to capture.
   void leave(CUstream stream);
@@ -157,6 +157,7 @@ class Gate {
   std::deque<CUevent> spare_;
   CUevent begin_ = nullptr;  // of the interval that has not ended
   CUstream stream_ = nullptr;
+  bool may_go_on_ = false;  // the last interval of stream_ is the last of all, and nothing followed
   std::vector<CUstream> unmarked_;  // streams besides, with work that no mark ends
   uint32_t batch_ = kMinBatch;
   uint64_t lead_ = 0;  // launches of the intervals under way

@@ -88,6 +88,7 @@ void wait_event(Session& s, const Command& c, Reply& reply) {
     lock = std::unique_lock(s.captures.mutex);
     keep_out(s, stream, v);
   }
+  if (!capturing(s, stream)) v->gate->followed(stream);
   reply.status = s.driver.cuStreamWaitEvent(stream, event, m.flags & CU_EVENT_WAIT_EXTERNAL);
 }
 
@@ -109,7 +110,9 @@ void host_function(Session& s, const Command& c, Reply& reply) {
   CUstream stream;
   if (!d.ok() || !s.marks.valid(h.ready_mark) || !s.marks.valid(h.done_mark))
     return s.reject("HostFunction names a mark that there is not");
-  if (!s.stream(h.stream, c.header.context, &stream)) return;
+  Vgpu* v;
+  if (!s.stream(h.stream, c.header.context, &stream, &v)) return;
+  if (!capturing(s, stream)) v->gate->followed(stream);
   reply.status = s.mark(stream, h.ready_mark, h.value);
   if (reply.status == CUDA_SUCCESS)
     reply.status = s.driver.cuStreamWaitValue64_v2(stream, s.marks.address(h.done_mark), h.value,
