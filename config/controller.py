@@ -20,6 +20,7 @@ from sluice.config.sections import (
     Port,
     split_commas,
 )
+from sluice.resources.vgpu_request import Sharing
 
 DEFAULT_PATH = Path("/etc/sluice/controller.conf")
 
@@ -101,6 +102,11 @@ class PoolSection(Section):
         "bin-pack",
         description="where vGPUs go: bin-pack (the fullest GPU), spread (the emptiest node) or "
         "locality (near the node that asks, by its labels rack and rdma)",
+    )
+    sharing: Sharing = Field(
+        Sharing.AUTO,
+        description="auto (as each request and server says), turns or capped: how shares of a "
+        "GPU's time are kept; capped wherever request, pool or server says it",
     )
     heartbeat_seconds: int = Field(
         5, ge=1, le=300, description="how often servers report, in seconds"

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from sluice.config.ini import Section
 from sluice.config.sections import pairs, split_commas
+from sluice.resources.vgpu_request import Sharing
 
 
 def _addresses(value: object) -> object:
@@ -95,10 +96,10 @@ class ThrottleSection(Section):
         True, description="true or false: hold sessions to their compute share"
     )
     computation_throttle_mode2: OnlyMode = Field(True, description="true, the only mode")
-    capped: bool = Field(
-        False,
-        description="true or false: a session never gets more than its share, even where nobody "
-        "else wants the GPU",
+    sharing: Literal[Sharing.TURNS, Sharing.CAPPED] = Field(
+        Sharing.TURNS,
+        description="turns (more than its share while nobody else wants the GPU) or capped (never "
+        "more), where request and pool do not say capped",
     )
 
     @property

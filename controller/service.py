@@ -255,6 +255,7 @@ class Controller:
             opening_seconds=shares.opening_seconds,
             hands_over=True,
             policy=POLICIES[shares.policy](),
+            sharing=shares.sharing,
             snapshot=snapshot,
         )
         await asyncio.sleep(BREATH_SECONDS)

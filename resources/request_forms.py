@@ -14,7 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sluice.resources import vgpu_request as fields
-from sluice.resources.vgpu_request import Mode, Number, RequestError, Text, VgpuRequest, shown
+from sluice.resources.vgpu_request import (
+    Choice,
+    Mode,
+    Number,
+    RequestError,
+    Sharing,
+    Text,
+    VgpuRequest,
+    shown,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +147,7 @@ def _mib(text: str) -> int:
 class SessionLine:
     """A name that may stand in such a line, and the variable that a user sets for it."""
 
-    accepts: Text
+    accepts: Text | Choice
     variable: str
 
 
@@ -146,6 +155,7 @@ SESSION_LINES: Mapping[str, SessionLine] = {
     "project": SessionLine(fields.PROJECT, "SLUICE_PROJECT"),
     "gpu_model": SessionLine(fields.GPU_MODEL, "SLUICE_GPU_MODEL"),
     "gpu_architecture": SessionLine(fields.GPU_ARCHITECTURE, "SLUICE_GPU_ARCHITECTURE"),
+    "sharing": SessionLine(fields.SHARING, "SLUICE_SHARING"),
     "label": SessionLine(fields.LABEL, "SLUICE_LABELS"),
 }
 
@@ -170,6 +180,8 @@ def read_session_lines(text: bytes, request: VgpuRequest) -> VgpuRequest:
         if name == "label":
             label, _, content = value.partition("=")
             labels.add((label, content))
+        elif name == "sharing":
+            found[name] = Sharing(value)
         else:
             found[name] = value
     if len(labels) > fields.MAX_LABELS:

@@ -39,6 +39,32 @@ class Mode(StrEnum):
     ON_DEMAND = "on-demand"
 
 
+class Sharing(StrEnum):
+    """How a share of a GPU's time is kept, the strictest last; AUTO leaves it to others.
+
+    TURNS: more than it while nobody else wants the GPU. CAPPED: never more.
+    """
+
+    AUTO = "auto"
+    TURNS = "turns"
+    CAPPED = "capped"
+
+    @property
+    def said(self) -> str:
+        """In a message of servers and controllers: AUTO is empty, as older ones say it."""
+        return "" if self is Sharing.AUTO else self.value
+
+    @classmethod
+    def heard(cls, text: str) -> Sharing:
+        """What such a text means; what a newer one says besides is AUTO here."""
+        return cls(text) if text in SHARING.words else cls.AUTO
+
+
+def strictest(*said: Sharing) -> Sharing:
+    """What holds where request, pool and server each say something: nobody loosens another's."""
+    return max(said, key=list(Sharing).index)
+
+
 @dataclass(frozen=True, slots=True)
 class Number:
     """The bounds of a whole number, both included."""
@@ -120,6 +146,7 @@ JOB_PROCESSES = _bounds("job_processes")
 I32 = Number(-(2**31), 2**31 - 1)
 
 MODE = Choice(tuple(Mode))
+SHARING = Choice(tuple(Sharing))
 PROJECT = _text("project")
 GPU_MODEL = _text("gpu_model")
 GPU_ARCHITECTURE = _text("gpu_architecture")
@@ -142,6 +169,7 @@ class VgpuRequest:
     memory_mib: int = 0
     compute_percent: int = 0
     mode: Mode = Mode.AUTO
+    sharing: Sharing = Sharing.AUTO
     priority: int = 0
     wait_seconds: int = 0
     preempt: bool = False

@@ -19,7 +19,7 @@ from sluice.controller.pool.pool import Pool
 from sluice.protocol import frames
 from sluice.resources import vgpu_request
 from sluice.resources.ends import End, EndCause, cause_name
-from sluice.resources.vgpu_request import I32
+from sluice.resources.vgpu_request import I32, Sharing
 
 Time = datetime
 
@@ -96,6 +96,7 @@ class VgpuView(BaseModel):
     gpu: str
     memory_mib: int
     compute_percent: int
+    sharing: Sharing = Field(description="auto: as its server says")
 
 
 CAUSES = ", ".join(cause_name(cause) for cause in EndCause)
@@ -208,6 +209,11 @@ class SessionRequest(BaseModel):
         "auto",
         description="reserved: of a reservation or not at all; on-demand: of none; auto: a "
         "reservation first, then the pool",
+    )
+    sharing: Sharing = Field(
+        Sharing.AUTO,
+        description="how its share of a GPU's time is kept: turns: more while nobody else wants "
+        "the GPU; capped: never more; auto: as the pool and the server say",
     )
     job: str = Field("", max_length=64, description="the token of the job that it belongs to")
     job_processes: int = Field(
@@ -352,6 +358,7 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
                 gpu=str(key),
                 memory_mib=v.memory_mib,
                 compute_percent=v.compute_percent,
+                sharing=v.sharing,
             )
             for key, v in grant.placed()
         ],

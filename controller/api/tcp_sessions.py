@@ -156,6 +156,7 @@ def _grant_request(
         preempt=body.preempt,
         same_gpu=body.same_gpu_allowed,
         mode=Mode(body.mode),
+        sharing=body.sharing,
         owner_label=caller.label,
         domain_uuid=caller.vm,
         max_priority=_max_priority(grant_service, caller),

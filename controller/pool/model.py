@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar, cast
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import Mode as Mode
+from sluice.resources.vgpu_request import Sharing as Sharing
 
 
 class Clock(Protocol):
@@ -199,6 +200,7 @@ class Vgpu:
     compute_percent: int
     overhead_mib: int = 0
     node: str = ""  # empty: the grant's
+    sharing: Sharing = Sharing.AUTO  # AUTO: as its server says
 
 
 @dataclass(slots=True)

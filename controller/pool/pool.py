@@ -54,6 +54,7 @@ from sluice.controller.pool.reservations.machines import Machines
 from sluice.controller.pool.reservations.operations import ReservationOperations
 from sluice.controller.pool.reservations.reserving import request_of
 from sluice.controller.pool.view import PoolView
+from sluice.resources.vgpu_request import Sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Pool(PoolView):
         opening_seconds: float = 300.0,
         hands_over: bool = False,
         policy: PlacementPolicy | None = None,
+        sharing: Sharing = Sharing.AUTO,
         # whether grants may be on several nodes: the data path opens sessions on one node only
         cross_node: bool = False,
         snapshot: Snapshot | None = None,
@@ -114,6 +116,7 @@ class Pool(PoolView):
             job_sessions=job_sessions,
             over_quota_waits=over_quota_waits,
             across=cross_node,
+            sharing=sharing,
         )
         attachments = Attachments(clock, ledger, fleet)
         super().__init__(ledger, fleet, scheduler, attachments)

@@ -16,6 +16,7 @@ from sluice.controller.pool.gpus.attachment import AttachOrder, DetachOrder, Rep
 from sluice.controller.pool.grants.jobs import JobKey
 from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.pool.reservations.machines import Machine
+from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 
 MODES = {mode.value for mode in model.Mode}
@@ -89,13 +90,21 @@ def labels_of(messages: Iterable[rpc.Label]) -> model.Labels:
 
 def vgpus_of(messages: Iterable[rpc.Vgpu]) -> tuple[model.Vgpu, ...]:
     """The slices of a session, without the overhead that only the pool knows."""
-    return tuple(model.Vgpu(m.gpu_uuid, m.memory_mib, m.compute_percent) for m in messages)
+    return tuple(
+        model.Vgpu(m.gpu_uuid, m.memory_mib, m.compute_percent, sharing=Sharing.heard(m.sharing))
+        for m in messages
+    )
 
 
 def vgpu_messages(vgpus: Iterable[model.Vgpu]) -> list[rpc.Vgpu]:
     """A grant's slices for the server that runs them."""
     return [
-        rpc.Vgpu(gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent)
+        rpc.Vgpu(
+            gpu_uuid=v.gpu_uuid,
+            memory_mib=v.memory_mib,
+            compute_percent=v.compute_percent,
+            sharing=v.sharing.said,
+        )
         for v in vgpus
     ]
 
@@ -190,6 +199,7 @@ def request_of(message: rpc.GrantRequest) -> decisions.GrantRequest:
         owner_label=message.owner_label,
         project=message.project,
         mode=model.Mode(message.mode) if message.mode in MODES else model.Mode.AUTO,
+        sharing=Sharing.heard(message.sharing),
         relay=message.relay,
         **_client_fields(message),
     )

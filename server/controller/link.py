@@ -24,6 +24,7 @@ import grpc
 from sluice.config.log_ids import METADATA_KEY, new_request_id
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End
+from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 from sluice.rpc import pool_pb2_grpc
 from sluice.server.controller.orders import GrantEnds, Orders, ServerSide
@@ -47,6 +48,23 @@ class GrantedVgpu:
     gpu_uuid: str
     memory_mib: int
     compute_percent: int
+    sharing: Sharing = Sharing.AUTO
+
+    @classmethod
+    def of(cls, vgpu: rpc.Vgpu) -> GrantedVgpu:
+        """As the controller says it."""
+        sharing = Sharing.heard(vgpu.sharing)
+        return cls(vgpu.gpu_uuid, vgpu.memory_mib, vgpu.compute_percent, sharing)
+
+    @property
+    def message(self) -> rpc.Vgpu:
+        """As the controller is told it."""
+        return rpc.Vgpu(
+            gpu_uuid=self.gpu_uuid,
+            memory_mib=self.memory_mib,
+            compute_percent=self.compute_percent,
+            sharing=self.sharing.said,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +236,7 @@ class ControllerLink:
                         break
                     else:
                         granted = answer.granted
-                        vgpus = tuple(
-                            GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent)
-                            for v in granted.vgpus
-                        )
+                        vgpus = tuple(map(GrantedVgpu.of, granted.vgpus))
                         relay = granted.relay if granted.HasField("relay") else None
                         return LocalGrant(
                             granted.grant_id, granted.session_id, request.request_id, vgpus, relay

@@ -69,7 +69,7 @@ class Expected:
     def grant(self) -> SessionGrant:
         """What was granted."""
         a = self.assignment
-        vgpus = tuple(GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in a.vgpus)
+        vgpus = tuple(map(GrantedVgpu.of, a.vgpus))
         granted = LocalGrant(a.grant_id, a.session_id, request_id="", vgpus=vgpus)
         return SessionGrant(granted, self.part, a.project)
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
 from sluice.resources.ends import End, EndCause
+from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.listeners.peers import PeerGone, open_process
@@ -162,12 +164,7 @@ class Session:
             session_id=self.id,
             grant_id=self.grant_id,
             request_id=self.request_id,
-            vgpus=[
-                rpc.Vgpu(
-                    gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent
-                )
-                for v in self.vgpus
-            ],
+            vgpus=[vgpu.message for vgpu in self.vgpus],
             relay=self.requester.relay,
             started=self.started,
             priority=self.priority,
@@ -184,7 +181,7 @@ class Session:
             "id": self.id,
             "grant_id": self.grant_id,
             "request_id": self.request_id,
-            "vgpus": [[v.gpu_uuid, v.memory_mib, v.compute_percent] for v in self.vgpus],
+            "vgpus": [astuple(vgpu) for vgpu in self.vgpus],
             "priority": self.priority,
             "started": self.started,
             "opening": self.opening,
@@ -221,7 +218,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         id=record["id"],
         grant_id=record["grant_id"],
         request_id=record["request_id"],
-        vgpus=tuple(GrantedVgpu(*vgpu) for vgpu in record["vgpus"]),
+        vgpus=tuple(map(_vgpu_from_record, record["vgpus"])),
         priority=record["priority"],
         requester=requester,
         worker=worker,
@@ -237,6 +234,11 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
 
 def _part_from_record(part: dict[str, Any] | None) -> JobPart | None:
     return JobPart(**{**part, "chosen": tuple(part["chosen"])}) if part else None
+
+
+def _vgpu_from_record(stored: Sequence[Any]) -> GrantedVgpu:
+    uuid, memory, compute, *later = stored
+    return GrantedVgpu(uuid, memory, compute, *map(Sharing, later[:1]))
 
 
 def grant_request(
@@ -265,6 +267,7 @@ def grant_request(
         labels=[rpc.Label(name=name, value=value) for name, value in asked.request.labels],
         preempt=asked.request.preempt,
         mode=asked.request.mode,
+        sharing=asked.request.sharing.said,
         project=project,
         owner_label=owner_label,
         relay=relay,

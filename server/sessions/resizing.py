@@ -41,9 +41,7 @@ async def resize(
                 await _set_compute(session, session.vgpus, throttle=throttle)
         raise OrderRefused(str(problem)) from problem
     for session in done:
-        session.vgpus = tuple(
-            GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in vgpus
-        )
+        session.vgpus = tuple(map(GrantedVgpu.of, vgpus))
     return done
 
 

@@ -23,8 +23,11 @@ from sluice.controller.pool.model import (
     Vgpu,
 )
 from sluice.controller.pool.pool import NODE_LOST, Pool, ReportedSession, Snapshot
+from sluice.controller.rpc.messages import answer_message, vgpus_of
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import EndCause
+from sluice.resources.vgpu_request import Sharing
+from sluice.rpc import pool_pb2 as rpc
 
 # GPU of 8000 MiB unless said otherwise; each row: vgpu_count of the node, overhead, reserved,
 # the request, and the slice that it gets
@@ -53,6 +56,30 @@ def test_slice_sizes(
     bench.node("a", 8000, vgpu_count=count, context_overhead_mib=overhead, reserved_mib=reserved)
     [vgpu] = bench.granted(**fields).grant.vgpus
     assert (vgpu.memory_mib, vgpu.compute_percent) == expected
+
+
+@pytest.mark.parametrize(
+    ("pool", "asked", "kept"),
+    [
+        ("auto", "auto", "auto"),
+        ("auto", "turns", "turns"),
+        ("turns", "auto", "turns"),
+        ("turns", "capped", "capped"),
+        ("capped", "turns", "capped"),
+        ("capped", "auto", "capped"),
+    ],
+)
+def test_nobody_loosens_how_another_has_shares_kept(
+    make_bench: Callable[..., PoolBench], pool: str, asked: str, kept: str
+) -> None:
+    bench = make_bench(sharing=Sharing(pool))
+    bench.node("a", 8000)
+    granted = bench.granted(sharing=Sharing(asked), count=1)
+    assert [vgpu.sharing for vgpu in granted.grant.vgpus] == [kept]
+    [said] = answer_message(granted).granted.vgpus
+    assert said.sharing == ("" if kept == "auto" else kept)
+    assert vgpus_of([said])[0].sharing == kept
+    assert vgpus_of([rpc.Vgpu(sharing="by moonlight")])[0].sharing is Sharing.AUTO
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 10, 33, 64])

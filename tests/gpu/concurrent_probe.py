@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What NVIDIA's MPS does with daemons per user, SM limits, faults and kills: a probe without Sluice.
+"""What NVIDIA's MPS does: daemons per user, SM limits, faults and kills, without Sluice.
 
     python3 tests/gpu/concurrent_probe.py    # as root
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import neighbours
-from neighbours import CORNER, WHOLE_CARD, Tenant, ref, size
+from neighbours import CORNER, WHOLE_CARD, Tenant, ref
 
 FIRST_USER = 61001
 MULTIPROCESSORS, MPS_ENABLED = 16, 133  # CUdevice_attribute
@@ -67,7 +67,7 @@ class Daemon:
             extra_groups=[],
             cwd="/",
             stdin=subprocess.DEVNULL,
-            stdout=open(self.folder / "out", "wb"),
+            stdout=(self.folder / "out").open("wb"),
             stderr=subprocess.STDOUT,
         )
         while self.say("get_server_list") is None and time.perf_counter() - began < 10:
@@ -79,6 +79,7 @@ class Daemon:
         try:
             done = subprocess.run(
                 [CONTROL],
+                check=False,
                 input=command.encode() + b"\n",
                 env=self.environment,
                 user=self.user if user is None else user,
@@ -153,8 +154,14 @@ def be(task: dict[str, Any]) -> dict[str, Any]:
             gap, last = max(gap, now - last), now
     except SystemExit as failed:
         error = f"{failed} at {time.time() % 1000:.2f}"
-    return {**said, "init_s": init, "done": done, "longest_s": round(gap, 3), "error": error,
-            "ms_each": round((task["seconds"]) * 1e3 / max(1, done), 4)}
+    return {
+        **said,
+        "init_s": init,
+        "done": done,
+        "longest_s": round(gap, 3),
+        "error": error,
+        "ms_each": round((task["seconds"]) * 1e3 / max(1, done), 4),
+    }
 
 
 def rate_of(daemon: Daemon, percent: str, task: dict[str, Any]) -> float:
@@ -167,8 +174,11 @@ def main() -> None:
     """Everything, in one go."""
     for program in (CONTROL, "nvidia-cuda-mps-server"):
         show(program, shutil.which(program))
-    rate = float(subprocess.run([sys.executable, neighbours.__file__, "--calibrate"],
-                                stdout=subprocess.PIPE, check=True).stdout)
+    rate = float(
+        subprocess.run(
+            [sys.executable, neighbours.__file__, "--calibrate"], stdout=subprocess.PIPE, check=True
+        ).stdout
+    )
     folder = Path(tempfile.mkdtemp(prefix="mps-"))
     folder.chmod(0o755)
     work = {"rate": rate, "us": 100, "seconds": 3}
@@ -230,8 +240,11 @@ def main() -> None:
 
     slow = {"rate": rate, "us": 400_000, "each": 3, "seconds": 8}
     beside("killed with 1.2 s of work", slow, lambda p: p.kill())
-    beside("terminated, then killed", slow,
-           lambda p: (one.say(f"terminate_client {server()} {p.pid}"), p.kill()))
+    beside(
+        "terminated, then killed",
+        slow,
+        lambda p: (one.say(f"terminate_client {server()} {p.pid}"), p.kill()),
+    )
     show("clients", one.say(f"get_client_list {server()}"))
     show("ps", one.say("ps"))
     beside("a fault", {**long, "fault": 1}, lambda _: None)

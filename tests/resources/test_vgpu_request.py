@@ -18,7 +18,7 @@ from sluice.resources.request_forms import (
     read_session_lines,
     read_vm_text,
 )
-from sluice.resources.vgpu_request import Mode, Number, RequestError, VgpuRequest, shown
+from sluice.resources.vgpu_request import Mode, Number, RequestError, Sharing, VgpuRequest, shown
 
 
 def test_the_drivers_of_nova_have_the_same_bounds() -> None:
@@ -53,6 +53,7 @@ def test_the_bounds_are_those_that_stores_and_clients_know() -> None:
 
 def test_programs_and_the_pool_know_the_same_modes() -> None:
     assert client_settings.BY_NAME["mode"].accepts == tuple(Mode)
+    assert client_settings.BY_NAME["sharing"].accepts == tuple(Sharing)
 
 
 def test_metadata_says_what_is_missing_and_what_is_allowed() -> None:

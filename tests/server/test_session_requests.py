@@ -45,6 +45,7 @@ EVERYTHING = (
     "gpu_architecture=sm_90",
     "label=rack=r12",
     "label=fast=yes",
+    "sharing=capped",
     "what-comes-later=1",
 )
 
@@ -73,6 +74,7 @@ def test_every_option_reaches_the_request_to_the_controller() -> None:
     ]
     assert (asked.preempt, asked.same_gpu_allowed, asked.mode) == (True, True, "reserved")
     assert (asked.priority, asked.owner_label) == (3, "a")
+    assert asked.sharing == "capped"
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,7 @@ def test_every_option_reaches_the_request_to_the_controller() -> None:
         (("project=../etc",), 0, "SLUICE_PROJECT"),
         (("gpu_model=" + "x" * 121,), 0, "SLUICE_GPU_MODEL"),
         (("label=rack",), 0, "SLUICE_LABELS"),
+        (("sharing=mine",), 0, "SLUICE_SHARING"),
         (tuple(f"label=a=v{n}" for n in range(17)), 0, "at most 16"),
         ((), OpenFlags.RESERVED_ONLY | OpenFlags.ON_DEMAND_ONLY, "SLUICE_MODE"),
         (("project=" + "x" * 4000,), 0, "size"),

@@ -27,9 +27,9 @@ ENDLESS = 1 << 40
 NEAR = 12  # of percent: how fast the host is at a time is no matter of shares
 
 
-def working(start: Start, percent: int, channel: str = "shm") -> Prompted:
+def working(start: Start, percent: int, channel: str = "shm", **more: str) -> Prompted:
     """A program with that share that has begun to work."""
-    program = start(channel, SLUICE_RATIO=str(percent))
+    program = start(channel, SLUICE_RATIO=str(percent), **more)
     assert program.ask(f"work {ROUNDS}") == "work: ok"
     wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
     return program
@@ -89,6 +89,16 @@ def test_each_has_its_share_of_the_work(start: Start) -> None:
     large.quit()
     goes_on(small, 20)
     small.quit()
+
+
+def test_what_is_capped_leaves_the_rest_to_others(plane: ControlPlane, start: Start) -> None:
+    capped, other = working(start, 20, SLUICE_SHARING="capped"), working(start, 20)
+    assert_part(capped, other, 20)
+    plane.stop("server", signal.SIGKILL)
+    plane.start_server()
+    os.kill(arbiter_pid(plane), signal.SIGKILL)  # the next one hears it of the server
+    goes_on(capped)
+    assert_part(capped, other, 20)
 
 
 def test_a_stopped_worker_keeps_nobody_waiting(plane: ControlPlane, start: Start) -> None:

@@ -215,6 +215,7 @@ Config read_config() {
   r.read(setting::kGpuArchitecture, &c.options.gpu_architecture);
   r.read(setting::kLabels, &c.options.labels);
   r.read(setting::kMode, &c.options.mode);
+  r.read(setting::kSharing, &c.options.sharing);
   r.read(setting::kPreempt, &c.options.preempt);
   r.read(setting::kSameGpu, &c.options.same_gpu);
   r.read(setting::kJob, &c.job);

@@ -21,6 +21,7 @@ struct RequestOptions {
   std::vector<std::pair<std::string, std::string>> labels;  // that the node must have
   // Reserved, on-demand, or a reservation first and then the pool.
   std::string mode = setting::kMode.initial;
+  std::string sharing = setting::kSharing.initial;
   bool preempt = setting::kPreempt.initial;
   bool same_gpu = setting::kSameGpu.initial;
 };

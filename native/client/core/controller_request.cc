@@ -64,6 +64,7 @@ std::string option_members(const RequestOptions& options) {
         (labels.empty() ? "" : ",") + json_string(name.c_str()) + ":" + json_string(value.c_str());
   if (!labels.empty()) out += ",\"labels\":{" + labels + "}";
   if (options.mode != "auto") add("mode", options.mode);
+  if (options.sharing != setting::kSharing.initial) add("sharing", options.sharing);
   if (options.preempt) out += ",\"preempt\":true";
   if (options.same_gpu) out += ",\"same_gpu_allowed\":true";
   return out;

@@ -83,6 +83,7 @@ std::vector<std::byte> open_frame(wire::OpenSession request, const RequestOption
   add("project", options.project);
   add("gpu_model", options.gpu_model);
   add("gpu_architecture", options.gpu_architecture);
+  if (options.sharing != setting::kSharing.initial) add("sharing", options.sharing);
   for (const auto& [name, value] : options.labels) add("label", name + "=" + value);
   text.resize(std::min(wire::round_up(text.size(), 8), wire::kMaxRequestOptionBytes));
   request.header.size = static_cast<uint32_t>(sizeof request + text.size());

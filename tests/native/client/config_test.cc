@@ -61,6 +61,7 @@ TEST_F(Settings, DefaultsNeedNoFile) {
   EXPECT_EQ(c.priority, 0);
   EXPECT_EQ(c.job_processes, 0u);
   EXPECT_EQ(c.options.mode, "auto");
+  EXPECT_EQ(c.options.sharing, "auto");
   EXPECT_EQ(c.options.project + c.options.gpu_model + c.options.gpu_architecture, "");
   EXPECT_TRUE(c.options.labels.empty());
 }
@@ -76,6 +77,8 @@ TEST_F(Settings, RequestOptionsComeFromTheEnvironmentOrAFile) {
   EXPECT_EQ(c.options.labels[1].first + "=" + c.options.labels[1].second, "fast=yes");
   EXPECT_TRUE(with("SLUICE_PREEMPT", "1").options.preempt);
   EXPECT_TRUE(with("SLUICE_SAME_GPU", "yes").options.same_gpu);
+  EXPECT_EQ(with("SLUICE_SHARING", "capped").options.sharing, "capped");
+  EXPECT_NE(with("SLUICE_SHARING", "mine").error, "");
   EXPECT_EQ(with("SLUICE_GPU_ARCHITECTURE", "sm_90").options.gpu_architecture, "sm_90");
 }
 
