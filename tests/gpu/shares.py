@@ -5,12 +5,13 @@
 
 Tenants are those of neighbours.py: kernels counted by loop iterations, calibrated once for all.
 `all` is the work of all beside that of one alone, in the same run; the driver's slicing stands
-beside it. Figures are printed, and decide nothing.
+beside it. Figures are printed and recorded (dev/measurements.py), and decide nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,9 @@ from typing import Any
 
 import neighbours
 from run import Server, find_driver, find_runtime
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dev"))
+from measurements import Measurement, Run, write_measured
 
 Task = dict[str, Any]
 PARTS = ("shares", "small", "asks", "capped")
@@ -32,6 +36,8 @@ class Rig:
 
     def __init__(self, server: Server, seconds: float) -> None:
         self._server, self._seconds = server, seconds
+        self._run = Run("python3 tests/gpu/shares.py", gpu=True)
+        self.records: list[Measurement] = []
         command = [sys.executable, neighbours.__file__, "--calibrate"]
         self._rate = float(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -39,11 +45,16 @@ class Rig:
         """By the driver's own slicing."""
         return neighbours.together(self._seconds, self._rate, *tasks)
 
-    def ours(self, percents: Sequence[int], *tasks: Task) -> list[Task]:
+    def record(self, name: str, value: float, unit: str, **more: Any) -> None:
+        """Keeps a figure, and prints it."""
+        self.records.append(self._run.record(name, value, unit, channel="shm", **more))
+        line(name, value)
+
+    def ours(self, percents: Sequence[int], *tasks: Task, sharing: str = "auto") -> list[Task]:
         """With a share for each."""
+        asked = {"SLUICE_GMEM": "1024", "SLUICE_SHARING": sharing}
         environments = [
-            {**self._server.environments["shm"], "SLUICE_RATIO": str(p), "SLUICE_GMEM": "1024"}
-            for p in percents
+            {**self._server.environments["shm"], **asked, "SLUICE_RATIO": str(p)} for p in percents
         ]
         for environment in environments:
             environment.pop("SLUICE_STATS")
@@ -59,17 +70,22 @@ def line(name: str, *figures: object) -> None:
 
 def shares(rig: Rig) -> None:
     """Kernels that fill the card, beside each other."""
-    worst, errors = 0.0, []
+    errors, totals, drivers, alones = [], [], [], []
     for length in LENGTHS:
         work = {"kind": "kernels", "us": length}
         alone = rig.ours([100], work)[0]["ms"]
         native_alone = rig.native(work)[0]["ms"]
         native = sum(t["ms"] for t in rig.native(work, work)) / native_alone
         line(f"{length} us alone", alone / native_alone, "driver, two:", native)
+        alones.append(alone / native_alone)
+        drivers.append(native)
         for split in SPLITS if length == 100 else SPLITS[1:3]:
             had = [t["ms"] for t in rig.ours(split, *[work] * len(split))]
             got = [100 * ms / sum(had) for ms in had]
-            if 1 not in split:
+            totals.append(sum(had) / alone)
+            if 1 in split:
+                rig.record("share_one_percent", got[0], "%", better="higher")
+            else:
                 errors += [abs(g - s) for g, s in zip(got, split, strict=True)]
             line(
                 f"{length} us {':'.join(map(str, split))}",
@@ -77,8 +93,18 @@ def shares(rig: Rig) -> None:
                 "all",
                 sum(had) / alone,
             )
-    worst = max(errors)
-    line("share_error_mean, share_error_max", sum(errors) / len(errors), worst)
+    rig.record("share_error_mean", statistics.mean(errors), "%")
+    rig.record("share_error_max", max(errors), "%")
+    rig.record("share_alone", statistics.mean(alones), "ratio", values=alones, better="higher")
+    rig.record(
+        "share_total",
+        statistics.mean(totals),
+        "ratio",
+        floor=statistics.mean(drivers),
+        floor_of="the driver's slicing, two tenants",
+        values=totals,
+        better="higher",
+    )
 
 
 def small(rig: Rig) -> None:
@@ -88,6 +114,7 @@ def small(rig: Rig) -> None:
         native = sum(t["count"] for t in rig.native(*[work] * tenants))
         ours = sum(t["count"] for t in rig.ours([100 // tenants] * tenants, *[work] * tenants))
         line(f"{tenants} small", native, ours, ours / native)
+    rig.record("share_small_total", ours / native, "ratio", better="higher")
 
 
 def asks(rig: Rig) -> None:
@@ -100,12 +127,22 @@ def asks(rig: Rig) -> None:
         native = rig.native(asking, beside)[0]
         for name, said in (("alone", alone), ("ours", ours), ("driver", native)):
             line(f"asks beside {length} us, {name}", "p50", said["p50"], "p99", said["p99"])
+        rig.record(
+            f"share_interactive_{length}_us_p99_ms",
+            ours["p99"],
+            "ms",
+            floor=native["p99"],
+            floor_of="the driver's slicing",
+        )
 
 
 def capped(rig: Rig) -> None:
-    """One alone that may have a quarter: needs [throttle] capped."""
-    work = {"kind": "kernels", "us": 100}
-    line("25 % alone, not capped", rig.ours([25], work)[0]["ms"] / rig.native(work)[0]["ms"])
+    """One alone that may have a quarter and no more."""
+    for length in (100, 1000):
+        work = {"kind": "kernels", "us": length}
+        native = rig.native(work)[0]["ms"]
+        had = 100 * rig.ours([25], work, sharing="capped")[0]["ms"] / native
+        rig.record(f"share_capped_{length}_us", had, "%", better="higher")
 
 
 def main() -> int:
@@ -132,6 +169,7 @@ def main() -> int:
             rig = Rig(server, options.seconds)
             for part in options.parts:
                 parts[part](rig)
+            print(f"figures: {write_measured('shares', rig.records)}")
         finally:
             server.close()
             for text in server.log.read_text().splitlines():
