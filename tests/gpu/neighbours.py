@@ -201,6 +201,7 @@ def be(task: dict[str, Any]) -> dict[str, Any]:
     return {
         "count": len(took),
         "p50": statistics.median(took),
+        "most": took[-5:],
         "p99": took[min(len(took) - 1, int(len(took) * 0.99))],
     }
 

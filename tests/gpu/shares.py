@@ -84,7 +84,7 @@ def shares(rig: Rig) -> None:
             got = [100 * ms / sum(had) for ms in had]
             totals.append(sum(had) / alone)
             if 1 in split:
-                rig.record("share_one_percent", got[0], "%", better="higher")
+                rig.record("share_one_percent", got[0] / 100, "ratio", better="higher")
             else:
                 errors += [abs(g - s) for g, s in zip(got, split, strict=True)]
             line(
@@ -126,7 +126,8 @@ def asks(rig: Rig) -> None:
         ours = rig.ours([30, 70], asking, beside)[0]
         native = rig.native(asking, beside)[0]
         for name, said in (("alone", alone), ("ours", ours), ("driver", native)):
-            line(f"asks beside {length} us, {name}", "p50", said["p50"], "p99", said["p99"])
+            most = " ".join(f"{ms:.1f}" for ms in said["most"])
+            line(f"asks beside {length} us, {name}", said["p50"], said["p99"], most)
         rig.record(
             f"share_interactive_{length}_us_p99_ms",
             ours["p99"],
@@ -141,8 +142,8 @@ def capped(rig: Rig) -> None:
     for length in (100, 1000):
         work = {"kind": "kernels", "us": length}
         native = rig.native(work)[0]["ms"]
-        had = 100 * rig.ours([25], work, sharing="capped")[0]["ms"] / native
-        rig.record(f"share_capped_{length}_us", had, "%", better="higher")
+        had = rig.ours([25], work, sharing="capped")[0]["ms"] / native
+        rig.record(f"share_capped_{length}_us", had, "ratio", better="lower")
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from fake_controller_link import FakeControllerLink
 from sluice.config.job_token import job_of
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.problem_types import ProblemType
+from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import GrantedVgpu, LocalGrant
 from sluice.server.controller.orders import ServerSide
@@ -58,12 +59,7 @@ class StaticLink(FakeControllerLink):
             grant_id=granted.grant_id,
             key=secrets.token_hex(16),
             key_seconds=KEY_SECONDS,
-            vgpus=[
-                rpc.Vgpu(
-                    gpu_uuid=v.gpu_uuid, memory_mib=v.memory_mib, compute_percent=v.compute_percent
-                )
-                for v in granted.vgpus
-            ],
+            vgpus=[vgpu.message for vgpu in granted.vgpus],
             host=request.host,
             program=request.program,
             job=request.job,
@@ -79,8 +75,9 @@ class StaticLink(FakeControllerLink):
     def _new(self, request: rpc.GrantRequest) -> LocalGrant:
         count, percent = request.vgpu_count, request.compute_percent or 100
         gpus = [gpu.uuid for gpu in self.side.inventory().gpus]
+        sharing = Sharing.heard(request.sharing)
         vgpus = tuple(
-            GrantedVgpu(gpus[place % len(gpus)], self._memory_mib, percent)
+            GrantedVgpu(gpus[place % len(gpus)], self._memory_mib, percent, sharing)
             for place in range(min(count or 1, self._most))
         )
         return LocalGrant(secrets.token_hex(8), secrets.token_hex(8), "", vgpus)
@@ -101,9 +98,7 @@ class RelayLink(FakeControllerLink):
         target = rpc.RelayTarget(
             node=there.node, address=there.data_address, port=there.data_port, key=assignment.key
         )
-        vgpus = tuple(
-            GrantedVgpu(v.gpu_uuid, v.memory_mib, v.compute_percent) for v in assignment.vgpus
-        )
+        vgpus = tuple(map(GrantedVgpu.of, assignment.vgpus))
         return LocalGrant(
             assignment.grant_id, assignment.session_id, request.request_id, vgpus, target
         )
