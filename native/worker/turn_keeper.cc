@@ -106,7 +106,7 @@ void TurnKeeper::wait_for_turn() {
   const uint32_t changes = page_->changes.load(std::memory_order_seq_cst);
   {
     std::lock_guard lock(asking_);
-    if (!page_->wants.exchange(1)) ring();
+    if (!left_ && !page_->wants.exchange(1)) ring();
   }
   if (current().is() || free()) return;
   channel::futex_wait(page_->changes, changes, kWaitNs / (stuck_since() ? 10 : 1));
@@ -152,7 +152,7 @@ void TurnKeeper::give_back(uint32_t number) {
 
 void TurnKeeper::return_turn(uint32_t number) {
   std::lock_guard lock(asking_);
-  page_->wants.store(waiting_ > 0);
+  page_->wants.store(!left_ && waiting_ > 0);
   page_->returned.store(number, std::memory_order_release);
   stuck_since_ = 0;
   ending_ = 0;
@@ -169,6 +169,14 @@ void TurnKeeper::follow_rest(uint32_t number, int64_t expected) {
   }
   if (const int64_t over = now - began - expected; over > 0)
     page_->overran.fetch_add(static_cast<uint64_t>(over));
+}
+
+void TurnKeeper::leave() {
+  std::lock_guard lock(asking_);
+  left_ = true;
+  page_->wants = 0;
+  page_->returned.store(page_->turn, std::memory_order_release);
+  ring();
 }
 
 void TurnKeeper::look(uint32_t changes) {

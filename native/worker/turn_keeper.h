@@ -64,6 +64,9 @@ class TurnKeeper {
   // not so. What then waits at a gate may be what that waits for.
   int64_t stuck_since() const { return stuck_since_.load(std::memory_order_relaxed); }
 
+  // The process ends, which takes the driver a while: nobody waits for that.
+  void leave();
+
   int page_descriptor() const { return page_fd_; }
   int bell_descriptor() const { return bell_fd_; }
 
@@ -85,8 +88,9 @@ class TurnKeeper {
   const int64_t hand_over_ns_;
   arbiter::TurnPage* const page_;
   std::vector<Gate*> gates_;
-  std::atomic<bool> orphaned_;       // no arbiter looks at the page
-  std::atomic<int> waiting_{0};      // threads at gates
+  std::atomic<bool> orphaned_;   // no arbiter looks at the page
+  std::atomic<int> waiting_{0};  // threads at gates
+  std::atomic<bool> left_{false};
   std::atomic<uint32_t> ending_{0};  // the turn that is being given back; 0: none
   std::atomic<int64_t> stuck_since_{0};
   std::mutex asking_;      // of the worker's words on the page

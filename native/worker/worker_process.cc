@@ -84,6 +84,7 @@ void WorkerProcess::ended(const process::End& why) {
   process::log_last("session ended: " + why.reason + "; commands=" + v["commands"] +
                     " round_trips=" + v["round_trips"] + " bytes_in=" + v["bytes_in"] +
                     " bytes_out=" + v["bytes_out"] + " gpu_busy_ms=" + v["gpu_busy_ms"]);
+  if (session_ && session_->turns) session_->turns->leave();
   control_.send("ended", v);
   _exit(0);
 }

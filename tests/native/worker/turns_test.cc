@@ -328,6 +328,18 @@ TEST(Turns, AHeldSessionGivesItsTurnBack) {
   program.join();
 }
 
+TEST(Turns, WhoEndsWaitsForNothing) {
+  auto& r = *new Rig(kUntilWanted);
+  r.launch(stream(1));
+  r.keeper->leave();
+  EXPECT_TRUE(r.returned()) << "whatever it left";
+  EXPECT_TRUE(r.rang());
+  std::thread([&] { r.launch(stream(1)); }).detach();
+  a_while();
+  EXPECT_EQ(r.page->wants, 0u);
+  EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
+}
+
 TEST(Turns, WithoutAnArbiterItGoesOn) {
   auto& r = *new Rig;
   r.page->beat = now() - 10'000'000'000;
