@@ -212,12 +212,15 @@ def _reader(hint: Any) -> Callable[[Any], Any] | None:
             return hint
         if is_dataclass(hint):
             known = {f.name for f in fields(hint)}
+            hints = typing.get_type_hints(hint)
+            inside = {name: each for name in known if (each := _reader(hints[name]))}
 
             def record(value: Any) -> Any:
                 found = json.loads(value) if isinstance(value, str) else value
                 if not found.keys() <= known:
                     found = {name: each for name, each in found.items() if name in known}
-                return hint(**found)
+                typed = {name: inside[name](found[name]) for name in inside.keys() & found.keys()}
+                return hint(**{**found, **typed})
 
             return record
     return None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,6 +25,7 @@ from sluice.controller.pool.model import (
 )
 from sluice.controller.pool.pool import NODE_LOST, Pool, ReportedSession, Snapshot
 from sluice.controller.rpc.messages import answer_message, vgpus_of
+from sluice.controller.store.records import GRANTS
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import EndCause
 from sluice.resources.vgpu_request import Sharing
@@ -80,6 +82,12 @@ def test_nobody_loosens_how_another_has_shares_kept(
     assert said.sharing == ("" if kept == "auto" else kept)
     assert vgpus_of([said])[0].sharing == kept
     assert vgpus_of([rpc.Vgpu(sharing="by moonlight")])[0].sharing is Sharing.AUTO
+    values = json.loads(json.dumps(GRANTS.values(granted.grant)))
+    stored = dict(zip(GRANTS.fields, values, strict=True))
+    assert GRANTS.build(stored) == granted.grant
+    assert GRANTS.build(stored).vgpus[0].sharing is Sharing(kept)
+    del stored["vgpus"][0]["sharing"]  # of an older controller
+    assert GRANTS.build(stored).vgpus[0].sharing is Sharing.AUTO
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 10, 33, 64])

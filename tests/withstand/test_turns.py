@@ -8,42 +8,22 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from control_plane import ControlPlane, wait_for
 
+from .at_work import Start, goes_on, worked, working
 from .conftest import arbiter_pid
 from .prompted import Prompted
 from .traces import LIMIT
 
 pytestmark = pytest.mark.control_plane(reused=True)
 
-Start = Callable[..., Prompted]
-ROUNDS = 400_000  # some milliseconds
 ENOUGH = 300  # kernels, of both together
 ENDLESS = 1 << 40
 NEAR = 12  # of percent: how fast the host is at a time is no matter of shares
-
-
-def working(start: Start, percent: int, channel: str = "shm", **more: str) -> Prompted:
-    """A program with that share that has begun to work."""
-    program = start(channel, SLUICE_RATIO=str(percent), **more)
-    assert program.ask(f"work {ROUNDS}") == "work: ok"
-    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
-    return program
-
-
-def worked(program: Prompted) -> int:
-    """How many kernels it has had done."""
-    return int(program.ask("worked").removeprefix("worked: "))
-
-
-def goes_on(program: Prompted, kernels: int = 4) -> None:
-    """Waits until it has had more of them done."""
-    before = worked(program)
-    wait_for(lambda: worked(program) > before + kernels, LIMIT, "more work done")
 
 
 def assert_part(one: Prompted, other: Prompted, percent: int) -> None:

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that have kernels done one after the other, and how many they have had done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from control_plane import wait_for
+
+from .prompted import Prompted
+from .traces import LIMIT
+
+Start = Callable[..., Prompted]
+ROUNDS = 400_000  # of a kernel: some milliseconds
+
+
+def working(start: Start, percent: int, channel: str = "shm", **more: str) -> Prompted:
+    """A program with that share that has begun to work."""
+    program = start(channel, SLUICE_RATIO=str(percent), **more)
+    assert program.ask(f"work {ROUNDS}") == "work: ok"
+    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
+    return program
+
+
+def worked(program: Prompted) -> int:
+    """How many kernels it has had done."""
+    return int(program.ask("worked").removeprefix("worked: "))
+
+
+def goes_on(program: Prompted, kernels: int = 4) -> None:
+    """Waits until it has had more of them done."""
+    before = worked(program)
+    wait_for(lambda: worked(program) > before + kernels, LIMIT, "more work done")
