@@ -87,6 +87,7 @@ cudaError_t load_kernel(Kernel& kernel, CUkernel* handle) {
 cudaError_t resolve_kernel(const void* function, CUkernel* handle) {
   if (Kernel* kernel = find_kernel(function)) return kernel_handle(*kernel, handle);
   if (function == nullptr) return cudaErrorInvalidDeviceFunction;
+  // NOLINTNEXTLINE(bugprone-casting-through-void): a handle that is not ours is passed on
   *handle = reinterpret_cast<CUkernel>(const_cast<void*>(function));
   return cudaSuccess;
 }

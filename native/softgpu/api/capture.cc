@@ -96,8 +96,7 @@ CUresult cuStreamUpdateCaptureDependencies_v2(CUstream handle, CUgraphNode* afte
         !nodes_from(after, count, nodes)) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    return change_capture_dependencies(stream, std::move(nodes),
-                                       flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
+    return change_capture_dependencies(stream, nodes, flags == CU_STREAM_SET_CAPTURE_DEPENDENCIES);
   });
 }
 CUresult cuStreamUpdateCaptureDependencies(CUstream handle, CUgraphNode* after, size_t count,

@@ -120,7 +120,7 @@ bool compare_and_swap(Exec& x, const Instr& in) {
 template <class F, class W, int kOp>
 bool update_real(Exec& x, const Instr& in) {
   using S = typename F::Storage;
-  constexpr uint32_t kParts = sizeof(W) / sizeof(S);
+  constexpr uint32_t kParts = sizeof(W) / sizeof(S);  // NOLINT(bugprone-sizeof-expression)
   if (!resolve(x, in, sizeof(W), sizeof(W), Access::kWrite)) return false;
   W* d = in.r[1] >= 0 ? x.reg<W>(in.r[1]) : nullptr;
   const W* b = x.reg<W>(in.r[2]);

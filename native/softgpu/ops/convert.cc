@@ -137,6 +137,7 @@ bool convert(Exec& x, const Instr& in) {
     Number n = read_number(x, in.r[1], from, l, ftz);
     switch (to) {
       case Type::kS8:
+        // NOLINTNEXTLINE(bugprone-signed-char-misuse): its sign fills the register
         x.reg<int16_t>(in.r[0])[l] = to_integer<int8_t>(n, sat, rounding);
         break;
       case Type::kU8:

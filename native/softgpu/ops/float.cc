@@ -54,9 +54,10 @@ struct Extreme {
       b = std::fabs(b);
     }
     V<F> r;
-    if (a != a || b != b) {
-      r = ((flags & kNanWins) || (a != a && b != b)) ? std::numeric_limits<V<F>>::quiet_NaN()
-                                                     : (a != a ? b : a);
+    const bool nan_a = std::isnan(a), nan_b = std::isnan(b);
+    if (nan_a || nan_b) {
+      r = (flags & kNanWins) || (nan_a && nan_b) ? std::numeric_limits<V<F>>::quiet_NaN()
+                                                 : (nan_a ? b : a);
     } else if (a == b) {
       r = std::signbit(a) == kMax ? b : a;  // -0 is less than +0
     } else {
@@ -178,7 +179,7 @@ template <class F>
     V<F> r;
     if constexpr (sizeof(V<F>) == 4) {
       r = __builtin_fmaf(a[l], b[l], c[l]);
-      r = r == r ? r : nan;
+      r = std::isnan(r) ? nan : r;
     } else {
       r = __builtin_fma(a[l], b[l], c[l]);
     }
@@ -325,10 +326,10 @@ bool test_property(Exec& x, const Instr& in) {
         yes = std::isinf(v);
         break;
       case Property::kNumber:
-        yes = v == v;
+        yes = !std::isnan(v);
         break;
       case Property::kNan:
-        yes = v != v;
+        yes = std::isnan(v);
         break;
       case Property::kNormal:
         yes = std::isnormal(v);

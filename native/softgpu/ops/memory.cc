@@ -44,6 +44,7 @@ bool load(Exec& x, const Instr& in) {
   for (uint32_t i = 0; i < in.count; ++i) {
     if (in.r[1 + i] < 0) continue;
     R* d = x.reg<R>(in.r[1 + i]);
+    // NOLINTNEXTLINE(bugprone-signed-char-misuse): its sign fills the register
     x.each([&](uint32_t l) { d[l] = static_cast<R>(read<M>(x.ptr[l] + i * sizeof(M))); });
   }
   return true;

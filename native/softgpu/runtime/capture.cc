@@ -215,7 +215,8 @@ CUresult capture_state(Stream& stream, CaptureState* result) {
   return CUDA_SUCCESS;
 }
 
-CUresult change_capture_dependencies(Stream& stream, std::vector<GraphNode*> nodes, bool replace) {
+CUresult change_capture_dependencies(Stream& stream, const std::vector<GraphNode*>& nodes,
+                                     bool replace) {
   std::lock_guard lock(state().mutex);
   Capturing* capturing = find(stream);
   if (!capturing) return CUDA_ERROR_ILLEGAL_STATE;

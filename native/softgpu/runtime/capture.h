@@ -60,7 +60,8 @@ CUresult end_capture(Stream& stream, CUgraph* graph);
 // Whether the stream is the one that its capture began with.
 bool began_capture(Stream& stream);
 CUresult capture_state(Stream& stream, CaptureState* state);
-CUresult change_capture_dependencies(Stream& stream, std::vector<GraphNode*> nodes, bool replace);
+CUresult change_capture_dependencies(Stream& stream, const std::vector<GraphNode*>& nodes,
+                                     bool replace);
 // nullopt: neither stream nor event has to do with a capture.
 std::optional<CUresult> record_in_capture(Stream& stream, const std::shared_ptr<Event>& event,
                                           bool external);

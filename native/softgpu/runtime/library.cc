@@ -73,6 +73,7 @@ LibraryKernel* Library::kernel(const std::string& name) {
 std::vector<LibraryKernel*> Library::kernels() {
   std::lock_guard lock(mutex_);
   std::vector<LibraryKernel*> all;
+  all.reserve(kernels_.size());
   for (const auto& kernel : kernels_) all.push_back(kernel.get());
   return all;
 }

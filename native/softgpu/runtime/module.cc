@@ -116,6 +116,7 @@ KernelFunction* LoadedModule::kernel(const std::string& name) const {
 
 std::vector<KernelFunction*> LoadedModule::kernels() const {
   std::vector<KernelFunction*> all;
+  all.reserve(kernels_.size());
   for (const auto& kernel : kernels_) all.push_back(kernel.get());
   return all;
 }
