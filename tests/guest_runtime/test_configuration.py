@@ -96,6 +96,7 @@ def test_defaults_are_good_and_as_they_were() -> None:
         "client.mode": "auto",
         "client.preempt": "false",
         "client.same_gpu": "false",
+        "client.sharing": "auto",
     }
     assert not any(value.problem for value in settings.values())
 
