@@ -17,6 +17,7 @@ from sluice.cli.options import Address, Output, controller
 from sluice.cli.output import Format
 from sluice.cli.rest import CommandError
 from sluice.cli.waiting import follow
+from sluice.resources.vgpu_request import Sharing
 
 reservation_app = typer.Typer(help="Room that is one owner's alone.", no_args_is_help=True)
 quota_app = typer.Typer(help="The most that projects may hold.", no_args_is_help=True)
@@ -44,6 +45,10 @@ def create(
     project: Annotated[str | None, typer.Option(help="on whose account")] = None,
     node: Annotated[str | None, typer.Option(help="where it must be")] = None,
     priority: Annotated[int, typer.Option(help="its place in the queue")] = 0,
+    sharing: Annotated[
+        Sharing,
+        typer.Option(help="how what draws on it shares GPUs (auto: as pool and server say)"),
+    ] = Sharing.AUTO,
     queue: Annotated[
         bool, typer.Option("--queue", help="let it queue for room; else it is refused")
     ] = False,
@@ -65,6 +70,7 @@ def create(
         "compute_percent": compute,
         "priority": priority,
         "node": node,
+        "sharing": sharing.value,
         "wait": queue or wait > 0,
     }
     api = controller(address)

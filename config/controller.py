@@ -105,8 +105,9 @@ class PoolSection(Section):
     )
     sharing: Sharing = Field(
         Sharing.AUTO,
-        description="auto (as each request and server says), turns or capped: how shares of a "
-        "GPU's time are kept; capped wherever request, pool or server says it",
+        description="auto (as each request and server says), turns, capped or concurrent: how "
+        "shares of a GPU are kept where a request says nothing; turns are capped wherever request, "
+        "pool or server says it",
     )
     heartbeat_seconds: int = Field(
         5, ge=1, le=300, description="how often servers report, in seconds"

@@ -96,10 +96,25 @@ class ThrottleSection(Section):
         True, description="true or false: hold sessions to their compute share"
     )
     computation_throttle_mode2: OnlyMode = Field(True, description="true, the only mode")
-    sharing: Literal[Sharing.TURNS, Sharing.CAPPED] = Field(
+    sharing: Literal[Sharing.TURNS, Sharing.CAPPED, Sharing.CONCURRENT] = Field(
         Sharing.TURNS,
-        description="turns (more than its share while nobody else wants the GPU) or capped (never "
-        "more), where request and pool do not say capped",
+        description="turns (more than its share while nobody else wants the GPU), capped (never "
+        "more) or concurrent (sessions of a project at once, through NVIDIA's MPS), where request "
+        "and pool say nothing",
+    )
+    allow_concurrent: bool = Field(
+        True, description="true or false: whether requests and the pool may choose concurrent here"
+    )
+    mps_control: Path | None = Field(
+        None,
+        description="the path of nvidia-cuda-mps-control (empty: looked for in PATH, and not used "
+        "with the software GPU)",
+    )
+    mps_idle_seconds: float = Field(
+        60.0,
+        gt=0,
+        le=86400,
+        description="after how many seconds without a session a project's MPS daemon is ended",
     )
 
     @property

@@ -40,14 +40,16 @@ class Mode(StrEnum):
 
 
 class Sharing(StrEnum):
-    """How a share of a GPU's time is kept, the strictest last; AUTO leaves it to others.
+    """How a share of a GPU is kept; AUTO leaves it to others.
 
-    TURNS: more than it while nobody else wants the GPU. CAPPED: never more.
+    TURNS: of its time, and more of it while nobody else wants the GPU. CAPPED: never more.
+    CONCURRENT: of its multiprocessors, at once with other sessions of the same project.
     """
 
     AUTO = "auto"
     TURNS = "turns"
     CAPPED = "capped"
+    CONCURRENT = "concurrent"
 
     @property
     def said(self) -> str:
@@ -60,9 +62,30 @@ class Sharing(StrEnum):
         return cls(text) if text in SHARING.words else cls.AUTO
 
 
-def strictest(*said: Sharing) -> Sharing:
-    """What holds where request, pool and server each say something: nobody loosens another's."""
-    return max(said, key=list(Sharing).index)
+def turns_of(*said: Sharing) -> Sharing:
+    """How turns are kept where request, pool and server each say something.
+
+    CAPPED where one of them says so: nobody loosens another's. AUTO where none says anything.
+    """
+    of_turns = [each for each in said if each is not Sharing.CONCURRENT]
+    return max(of_turns, key=list(Sharing).index, default=Sharing.AUTO)
+
+
+def sharing_on(
+    request: Sharing, pool: Sharing, node: Sharing, *, concurrent: bool
+) -> Sharing | None:
+    """What holds on a node where the three say something; `concurrent`: whether it can be there.
+
+    The first that says anything chooses between turns and CONCURRENT; what only pool or node want
+    gives way to turns where it cannot be. None: the request wants it, and it cannot be.
+    """
+    chosen = next((each for each in (request, pool, node) if each is not Sharing.AUTO), node)
+    if chosen is Sharing.CONCURRENT:
+        if concurrent:
+            return chosen
+        if request is Sharing.CONCURRENT:
+            return None
+    return turns_of(request, pool)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import DEFAULT_PROJECT, OwnerKind, Reservation, ReservationState
 from sluice.controller.pool.pool import Pool
 from sluice.controller.store.store import StoreError
-from sluice.resources.vgpu_request import COMPUTE_PERCENT, I32
+from sluice.resources.vgpu_request import COMPUTE_PERCENT, I32, Sharing
 
 
 class ReservationRequest(BaseModel):
@@ -42,6 +42,9 @@ class ReservationRequest(BaseModel):
     compute_percent: int = Field(0, ge=0, le=COMPUTE_PERCENT.high)
     priority: int = Field(0, ge=I32.low, le=I32.high)
     node: Name | None = Field(None, description="where it must be (default: anywhere)")
+    sharing: Sharing = Field(
+        Sharing.AUTO, description="how what draws on it shares GPUs; auto: as pool and server say"
+    )
     wait: bool = Field(False, description="let it wait in the queue; else it is refused")
     origin: Name | None = Field(
         None, description="the adapter that keeps it, by which it finds its own again"
@@ -84,6 +87,7 @@ class ReservationView(BaseModel):
     ended: Time | None
     reason: str
     origin: str
+    sharing: Sharing
     generation: int
 
 
@@ -113,6 +117,7 @@ def new_reservation(wanted: ReservationRequest) -> Reservation:
         node=wanted.node or "",
         created=time.time(),
         origin=wanted.origin or "",
+        sharing=wanted.sharing,
     )
 
 
@@ -140,6 +145,7 @@ def reservation_view(pool: Pool, reservation: Reservation) -> ReservationView:
         ended=time_of(reservation.ended) if reservation.ended is not None else None,
         reason=reservation.reason,
         origin=reservation.origin,
+        sharing=reservation.sharing,
         generation=reservation.generation,
     )
 

@@ -58,6 +58,14 @@ class NodeView(BaseModel):
     generation: int
     labels: dict[str, str]
     drained: bool = Field(description="it takes nothing new")
+    sharing: Sharing = Field(description="how its GPUs are shared where nobody says otherwise")
+    shares: Literal["unknown", "kept", "off", "away"] = Field(
+        description="whether vGPUs are held to their shares of its GPUs' time: off is its "
+        "operator's word, away lasts until its arbiter is back, unknown is an older server's; "
+        "shares are reserved only where they are kept"
+    )
+    concurrent: bool = Field(description="sessions of a project can run at once, through MPS")
+    concurrent_problem: str = Field(description="why they cannot")
 
 
 class GpuView(BaseModel):
@@ -75,6 +83,9 @@ class GpuView(BaseModel):
     granted_mib: int = Field(description="vGPUs and their contexts' overhead")
     granted_percent: int
     vgpus: int
+    concurrent_project: str = Field(
+        description="whose sessions run at once on it, and nobody else's; empty: it is in turns"
+    )
     architecture: str = Field(description="such as sm_90; empty: its node did not say")
     numa_node: int | None
     nvlink_group: str = Field(description="GPUs of a node with the same are linked by NVLink")
@@ -299,6 +310,10 @@ def node_view(pool: Pool, node: model.Node) -> NodeView:
         generation=node.generation,
         labels=dict(node.labels),
         drained=node.drained,
+        sharing=node.sharing,
+        shares=node.shares.value,
+        concurrent=node.concurrent,
+        concurrent_problem=node.concurrent_problem,
     )
 
 
@@ -319,6 +334,7 @@ def gpu_view(pool: Pool, gpu: model.Gpu) -> GpuView:
         granted_mib=usage.memory_mib,
         granted_percent=usage.compute_percent,
         vgpus=usage.vgpus,
+        concurrent_project=usage.occupancy.project,
         architecture=gpu.architecture,
         numa_node=gpu.numa_node if gpu.numa_node >= 0 else None,
         nvlink_group=gpu.nvlink_group,

@@ -88,6 +88,18 @@ class ReservationState(StrEnum):
     ENDED = "ended"
 
 
+class ShareKeeping(StrEnum):
+    """Whether a node holds vGPUs to their shares of its GPUs' time.
+
+    UNKNOWN is an older server's; OFF its operator's word; AWAY for as long as its arbiter is.
+    """
+
+    UNKNOWN = "unknown"
+    KEPT = "kept"
+    OFF = "off"
+    AWAY = "away"
+
+
 class OwnerKind(StrEnum):
     """Whose processes draw on a reservation."""
 
@@ -174,6 +186,19 @@ class GpuRemoved:
     uuid: str
 
 
+@dataclass(frozen=True, slots=True)
+class NodeSharing:
+    """How vGPUs of a node's GPUs can be shared."""
+
+    default: Sharing = Sharing.AUTO  # where request and pool say nothing
+    pool: Sharing = Sharing.AUTO  # where requests say nothing
+    concurrent: bool = False  # through MPS
+    shares: ShareKeeping = ShareKeeping.KEPT
+
+
+IN_TURNS = NodeSharing()
+
+
 @dataclass(slots=True)
 class Node:
     """A host that runs sluice-server."""
@@ -189,6 +214,14 @@ class Node:
     labels: Labels = ()
     drained: bool = False  # by the operator: it takes nothing new
     data_tls: bool = False  # its TCP clients have to speak TLS
+    sharing: Sharing = Sharing.AUTO  # where request and pool say nothing
+    concurrent: bool = False  # sessions of a project can run at once, through MPS
+    concurrent_problem: str = ""  # why they cannot
+    shares: ShareKeeping = ShareKeeping.KEPT
+
+    def shared_in(self, pool: Sharing) -> NodeSharing:
+        """How vGPUs of its GPUs can be shared, in a pool that says so much itself."""
+        return NodeSharing(self.sharing, pool, self.concurrent, self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +346,7 @@ class Slot:
     memory_mib: int
     compute_percent: int
     overhead_mib: int = 0
+    sharing: Sharing = Sharing.AUTO  # of what draws on it; AUTO: turns, as its server says
 
     @property
     def key(self) -> GpuKey:
@@ -340,6 +374,7 @@ class Reservation:
     ended: float | None = None
     reason: str = ""
     origin: str = ""  # the adapter that keeps it, such as vsphere.dc1; empty: people do
+    sharing: Sharing = Sharing.AUTO  # AUTO: as pool and server say
 
 
 @dataclass(slots=True)

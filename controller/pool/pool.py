@@ -104,7 +104,7 @@ class Pool(PoolView):
         jobs = Jobs(clock, job_linger_seconds)
         gpus: dict[GpuKey, Gpu] = {}
         ledger = GrantLedger(clock, new_id, jobs, gpus, ended_kept)
-        fleet = Fleet(clock, ledger, gpus, vgpu_count)
+        fleet = Fleet(clock, ledger, gpus, vgpu_count, sharing)
         scheduler = Scheduler(
             clock,
             new_id,
@@ -116,7 +116,6 @@ class Pool(PoolView):
             job_sessions=job_sessions,
             over_quota_waits=over_quota_waits,
             across=cross_node,
-            sharing=sharing,
         )
         attachments = Attachments(clock, ledger, fleet)
         super().__init__(ledger, fleet, scheduler, attachments)

@@ -83,6 +83,16 @@ def native_message(order: AttachOrder | DetachOrder) -> rpc.NativeOrder:
     return message
 
 
+def shared_as(node: model.Node, message: rpc.NodeSharing) -> model.Node:
+    """The node, with what it says of how its GPUs can be shared."""
+    node.sharing = Sharing.heard(message.preferred)
+    node.concurrent = message.concurrent
+    node.concurrent_problem = message.concurrent_problem
+    known = {each.value: each for each in model.ShareKeeping}
+    node.shares = known.get(message.shares, model.ShareKeeping.UNKNOWN)
+    return node
+
+
 def labels_of(messages: Iterable[rpc.Label]) -> model.Labels:
     """Labels in their order; of two with one name and value one."""
     return tuple(sorted({(label.name, label.value) for label in messages}))

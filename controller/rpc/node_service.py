@@ -30,6 +30,7 @@ from sluice.controller.rpc.messages import (
     machine_of,
     request_of,
     session_of,
+    shared_as,
 )
 from sluice.controller.rpc.server_link import ANSWERS, NotConnected, ServerLink
 from sluice.controller.store.store import DeposedError
@@ -184,6 +185,7 @@ class PoolService(pool_pb2_grpc.PoolServicer):
             labels=labels_of(inventory.labels),
             data_tls=inventory.data_tls,
         )
+        shared_as(node, inventory.sharing)
         await self._grant_service.step(
             lambda: self._grant_service.pool.membership.register(
                 node,
@@ -235,6 +237,9 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     GpuKey(node, gpu.uuid), gpu.fault, gpu.held, gpu.note
                 )
             )
+        elif kind == "sharing":
+            shared = shared_as(Node(node, "", 0, "", 0), report.sharing)
+            self._grant_service.begin(lambda: pool.membership.sharing(shared))
         elif kind == "handed_over":
             done = report.handed_over
             key = GpuKey(node, done.gpu_uuid)

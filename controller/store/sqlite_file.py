@@ -124,6 +124,13 @@ MIGRATIONS = (
     ALTER TABLE grants ADD COLUMN ending_cause INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN cause INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    ALTER TABLE nodes ADD COLUMN sharing TEXT NOT NULL DEFAULT 'auto';
+    ALTER TABLE nodes ADD COLUMN concurrent INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE nodes ADD COLUMN concurrent_problem TEXT NOT NULL DEFAULT '';
+    ALTER TABLE nodes ADD COLUMN shares TEXT NOT NULL DEFAULT 'kept';
+    ALTER TABLE reservations ADD COLUMN sharing TEXT NOT NULL DEFAULT 'auto';
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -58,6 +58,9 @@ bool is_sticky(CUresult e) {
     case CUDA_ERROR_ECC_UNCORRECTABLE:
     case CUDA_ERROR_EXTERNAL_DEVICE:
     case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_MPS_RPC_FAILURE:
+    case CUDA_ERROR_MPS_SERVER_NOT_READY:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
       return true;
     default:
       return false;

@@ -59,6 +59,17 @@ void Executor::end(const process::End& why, uint32_t error) {
   ended_(why);
 }
 
+// Sessions that run through one MPS server have one fate, and as long as one of them is there, no
+// other can begin.
+void Executor::fail(CUresult error) {
+  if (!session_.concurrent || !is_sticky(error)) return endpoint_.publish_error(error, false);
+  end({EndCause::kConcurrentFault,
+       "its GPU failed with " + session_.driver.error_text(error) +
+           ", and it shares NVIDIA's MPS server with its project's other sessions there: one of "
+           "them, this one or another, faulted or was killed"},
+      error);
+}
+
 void Executor::thread_main() {
   session_.use(0);
   // Aligned so that a body behind the 16-byte header can be read in place.
@@ -190,7 +201,7 @@ bool Executor::others_can_lead() {
 void Executor::finish(const Command& command, const Handler& handler, Reply& reply) {
   if (command.answered()) {
     session_.figures.round_trips.fetch_add(1, std::memory_order_relaxed);
-    if (is_sticky(reply.status)) endpoint_.publish_error(reply.status, false);
+    if (is_sticky(reply.status)) fail(reply.status);
     // CUDA shows what kernels printed no later than at a synchronisation.
     const bool output = handler.may_block && DeviceOutput::instance().waiting();
     uint32_t flags = (output ? wire::kOutputWaiting : 0u) | (reply.more ? wire::kMoreFollows : 0u);
@@ -223,7 +234,7 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
       process::log_error(std::string(handler.name) + " failed after its caller had gone on: " +
                          session_.driver.error_text(reply.status) +
                          ". The client should have refused the call; the session is poisoned.");
-    endpoint_.publish_error(reply.status, false);
+    fail(reply.status);
   }
   session_.figures.activity.fetch_add(1, std::memory_order_relaxed);
   if (!watching_.load(std::memory_order_relaxed) && !watching_.exchange(true)) {
@@ -260,7 +271,7 @@ void Executor::watch() {
         for (auto& v : session_.vgpus) {
           d.cuCtxSetCurrent(v->gpu->context);
           const CUresult e = d.cuStreamQuery(v->gpu->house);
-          if (is_sticky(e)) endpoint_.publish_error(e, false);
+          if (is_sticky(e)) fail(e);
           if (!capturing) busy |= d.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
         }
         if (!capturing)

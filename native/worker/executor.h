@@ -34,6 +34,8 @@ class Executor {
   // The lane exists and has no other command under way. False: the session is over.
   bool take_lane(uint16_t lane);
   void finish(const Command& command, const Handler& handler, Reply& reply);
+  // A GPU's context is no good any more, or a call failed whose caller had gone on.
+  void fail(CUresult error);
   // False: there are none to be had, or as many as there may be.
   bool add_thread();
   // Whether there is a thread to take the lead while this one waits.

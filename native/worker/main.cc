@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   std::fprintf(stderr,
                "sluice-worker: %s\nusage: sluice-worker --id ID --control FD --driver PATH "
                "[--libraries DIR:DIR...] [--visible-devices UUID,...] [--uid N --gid N | "
-               "--confine session] [--cgroup PATH] [--sandbox on|off] [--meter on|off]\nStarted "
+               "--confine session] [--cgroup PATH] [--sandbox on|off] [--meter on|off] "
+               "[--concurrent on|off]\nStarted "
                "by sluice-server; docs/protocol.md says how.\n",
                error.c_str());
   return 2;

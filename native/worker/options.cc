@@ -33,7 +33,8 @@ bool read_options(int argc, char** argv, Options* o, std::string* error) {
          o->waits = std::strcmp(value, "session") == 0;
          return o->waits ? "" : "session";
        }},
-      process::switch_option("--meter", &o->meter)};
+      process::switch_option("--meter", &o->meter),
+      process::switch_option("--concurrent", &o->concurrent)};
   known.insert(known.end(), std::begin(own), std::end(own));
   if (!process::read_options({argv + 1, static_cast<size_t>(argc - 1)}, known, error)) return false;
   if (o->control >= 0 && !o->driver.empty()) return true;

@@ -88,6 +88,7 @@ class Session {
   std::unique_ptr<GrantLedger> ledger;    // where other sessions use the same vGPUs
   std::unique_ptr<TurnKeeper> turns;      // where the GPUs' time is divided
   Broker* broker = nullptr;               // the way to other sessions; the worker's own
+  bool concurrent = false;                // the GPUs are run through MPS
 
   // Memory through which data passes.
   BulkFrames bulk;

@@ -11,6 +11,7 @@
 #include "channel/futex.h"
 #include "process/log.h"
 #include "process/sandbox.h"
+#include "worker/concurrent.h"
 #include "worker/device_output.h"
 #include "worker/gpus.h"
 #include "worker/library/charge.h"
@@ -35,13 +36,17 @@ bool WorkerProcess::prepare(std::string* error) {
   Libraries::set_path(options_.libraries);
   if (!DeviceOutput::instance().redirect(error)) return false;
   if (!options_.visible.empty()) setenv("CUDA_VISIBLE_DEVICES", options_.visible.c_str(), 1);
+  // MPS knows its clients by their user, which they are before the driver begins.
+  if (options_.concurrent && !process::drop_privileges(options_.uid, options_.gid, error))
+    return false;
   // Modules are loaded whole when they are asked for: what is charged is what was loaded.
   const bool meter = options_.meter && options_.driver.find('/') != std::string::npos;
   if (meter && !load_meter(error)) return false;
   driver_ = Driver::load(options_.driver, error);
   if (!driver_) return false;
   if (meter) bind_meter(*driver_);
-  if (open_gpus(*driver_, &gpus_, error)) return true;
+  if (open_gpus(*driver_, &gpus_, error))
+    return !options_.concurrent || runs_under_mps(*driver_, gpus_, error);
   *error = options_.driver + ": " + *error +
            (options_.visible.empty() ? "" : " among " + options_.visible);
   return false;
@@ -86,6 +91,10 @@ void WorkerProcess::ended(const process::End& why) {
                     " bytes_out=" + v["bytes_out"] + " gpu_busy_ms=" + v["gpu_busy_ms"]);
   if (session_ && session_->turns) session_->turns->leave();
   control_.send("ended", v);
+  if (options_.concurrent && session_) {
+    alarm(0);
+    drain(*session_);
+  }
   _exit(0);
 }
 
@@ -115,6 +124,7 @@ bool WorkerProcess::open_session(Session& session, const process::Message& m, st
     if (!session.turns) return false;
   }
   session.broker = &broker_;
+  session.concurrent = options_.concurrent;
   return session.open(gpus_, error);
 }
 

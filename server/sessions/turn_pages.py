@@ -23,7 +23,7 @@ from sluice.config.peer_lines import SERVER as PEERS
 from sluice.config.server_gpus import ThrottleSection
 from sluice.protocol.control import ARBITER_SENT
 from sluice.protocol.frames import MAX_RATIO_PERCENT, TURN_PAGE_BYTES, TURN_PAGE_MAGIC
-from sluice.resources.vgpu_request import Sharing, strictest
+from sluice.resources.vgpu_request import Sharing, turns_of
 from sluice.server.sessions.records import Session
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
@@ -93,7 +93,7 @@ class TurnPages:
     def _share(self, session: Session) -> dict[str, str]:
         """A tenant's share is one number: the largest that it has of a GPU."""
         of_gpus: Counter[str] = Counter()
-        sharing = strictest(self._section.sharing, *(vgpu.sharing for vgpu in session.vgpus))
+        sharing = turns_of(self._section.sharing, *(vgpu.sharing for vgpu in session.vgpus))
         for vgpu in session.vgpus:
             of_gpus[vgpu.gpu_uuid] += vgpu.compute_percent
         percent = max(1, min(MAX_RATIO_PERCENT, max(of_gpus.values())))

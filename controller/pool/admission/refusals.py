@@ -7,11 +7,13 @@ there is, and what to change.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sluice.controller.pool.decisions import GrantRequest, Refused
-from sluice.controller.pool.model import DEFAULT_PROJECT, Grant
+from sluice.controller.pool.model import DEFAULT_PROJECT, Grant, ShareKeeping, Sharing
 from sluice.controller.pool.projects.quotas import Excess
 from sluice.protocol.cuda_status import CudaStatus
-from sluice.protocol.frames import MAX_DEVICES
+from sluice.protocol.frames import MAX_DEVICES, MIN_CONCURRENT_PERCENT
 
 
 def wanted(request: GrantRequest) -> str:
@@ -40,6 +42,11 @@ def malformed(request: GrantRequest) -> Refused | None:
             f"wanted {request.compute_percent} % of GPUs of several nodes (SLUICE_CROSS_NODE), "
             "which are given whole; unset SLUICE_RATIO or set it to 100",
         )
+    if (
+        request.sharing is Sharing.CONCURRENT
+        and 0 < request.compute_percent < MIN_CONCURRENT_PERCENT
+    ):
+        return Refused(CudaStatus.INVALID_VALUE, too_small_at_once(request.compute_percent))
     if request.wait_seconds < -1:
         return Refused(
             CudaStatus.INVALID_VALUE,
@@ -47,6 +54,41 @@ def malformed(request: GrantRequest) -> Refused | None:
             "once, or -1 to wait for ever",
         )
     return None
+
+
+def too_small_at_once(compute_percent: int) -> str:
+    """Why so small a share of a GPU's multiprocessors is not to be had."""
+    return (
+        f"wanted {compute_percent} % of a GPU's multiprocessors (SLUICE_SHARING=concurrent); "
+        f"NVIDIA's MPS gives {MIN_CONCURRENT_PERCENT} % at least: set SLUICE_RATIO to "
+        f"{MIN_CONCURRENT_PERCENT} to 100, or SLUICE_SHARING=turns"
+    )
+
+
+def not_at_once(where: str) -> Refused:
+    """Refuses sessions that run at once, where no GPU is shared so."""
+    return Refused(
+        CudaStatus.NOT_SUPPORTED,
+        f"wanted sessions that run at once (SLUICE_SHARING=concurrent); no GPU of {where} that "
+        "would do is shared so, and `sluice node show NODE` says why: set SLUICE_SHARING=turns, or "
+        "have the operator mend it",
+    )
+
+
+def share_not_kept(request: GrantRequest, where: str, why: Collection[ShareKeeping]) -> Refused:
+    """Refuses to reserve a share that nobody would keep."""
+    reasons = " or ".join(UNKEPT[each] for each in sorted(why) if each in UNKEPT)
+    return Refused(
+        CudaStatus.NOT_SUPPORTED,
+        f"wanted to reserve {wanted(request)}, and no node of {where} that would do keeps shares "
+        f"of a GPU's time: {reasons}; reserve 100 %, or mend that",
+    )
+
+
+UNKEPT = {
+    ShareKeeping.OFF: "[throttle] enable_computation_throttle is false there",
+    ShareKeeping.UNKNOWN: "its server is older than shares are",
+}
 
 
 def foreign_job(request: GrantRequest) -> Refused:

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from sluice.controller.pool.gpus.occupancy import NOBODY, Occupancy, processes_of
 from sluice.controller.pool.model import GpuKey, Grant
 
 
@@ -22,6 +23,7 @@ class Usage:
     memory_mib: int = 0
     compute_percent: int = 0
     vgpus: int = 0
+    occupancy: Occupancy = NOBODY
 
 
 class Allocations:
@@ -56,8 +58,15 @@ class Allocations:
                 self.book(grant)
 
     def _add(self, grant: Grant, sign: int) -> None:
+        processes = processes_of(grant)
         for key, vgpu in grant.placed():
             usage = self._usage.setdefault(key, Usage())
+            at = usage.occupancy
+            usage.occupancy = (
+                at.plus(vgpu.sharing, grant.project, processes)
+                if sign > 0
+                else at.minus(vgpu.sharing, processes)
+            )
             usage.memory_mib += sign * (vgpu.memory_mib + vgpu.overhead_mib)
             usage.compute_percent += sign * vgpu.compute_percent
             usage.vgpus += sign

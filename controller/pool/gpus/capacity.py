@@ -26,7 +26,7 @@ from sortedcontainers import SortedList
 from sluice.controller.pool.gpus.allocations import Usage
 from sluice.controller.pool.gpus.fragmentation import Fragments
 from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, FreeCapacity
-from sluice.controller.pool.model import Gpu, GpuKey, Labels
+from sluice.controller.pool.model import IN_TURNS, Gpu, GpuKey, Labels, NodeSharing
 
 NOTHING = Usage()
 
@@ -34,13 +34,14 @@ NOTHING = Usage()
 class GpuKind:
     """GPUs on which any request means the same slice: they differ in what is free only."""
 
-    __slots__ = ("architecture", "by_percent", "model", "reserved_mib", "sample", "vgpu_count")
+    __slots__ = ("architecture", "by_percent", "model", "sample", "sharing", "vgpu_count")
 
-    def __init__(self, gpu: Gpu, vgpu_count: int) -> None:
+    def __init__(self, gpu: Gpu, vgpu_count: int, sharing: NodeSharing) -> None:
         self.sample = gpu
         self.model = gpu.model
         self.architecture = gpu.architecture
         self.vgpu_count = vgpu_count
+        self.sharing = sharing
         # by free percent the GPUs that have it: (free MiB, node, UUID, capacity)
         self.by_percent: dict[int, SortedList] = defaultdict(SortedList)
 
@@ -48,7 +49,7 @@ class GpuKind:
 class GpuCapacity:
     """A GPU and what is free on it, now."""
 
-    __slots__ = ("free_mib", "free_percent", "gpu", "is_open", "kind", "node")
+    __slots__ = ("free_mib", "free_percent", "gpu", "is_open", "kind", "node", "occupancy")
 
     def __init__(self, gpu: Gpu, kind: GpuKind, node: NodeCapacity, *, is_open: bool) -> None:
         self.gpu = gpu
@@ -61,6 +62,7 @@ class GpuCapacity:
         """Takes over what is allocated."""
         self.free_mib = self.gpu.memory_mib - self.gpu.reserved_mib - usage.memory_mib
         self.free_percent = 100 - usage.compute_percent
+        self.occupancy = usage.occupancy
 
     @property
     def vgpu_count(self) -> int:
@@ -70,7 +72,19 @@ class GpuCapacity:
     @property
     def figures(self) -> FreeCapacity:
         """A copy of what is free on it now."""
-        return FreeCapacity(self.gpu, self.free_mib, self.free_percent, self.kind.vgpu_count)
+        return FreeCapacity(
+            self.gpu,
+            self.free_mib,
+            self.free_percent,
+            self.kind.vgpu_count,
+            self.kind.sharing,
+            self.occupancy,
+        )
+
+    @property
+    def sharing(self) -> NodeSharing:
+        """How vGPUs of it can be shared."""
+        return self.kind.sharing
 
     @property
     def entry(self) -> tuple[int, str, str, GpuCapacity]:
@@ -173,13 +187,14 @@ class PoolCapacity:
         vgpu_count: int,
         *,
         is_open: bool | Callable[[Gpu], bool],
+        sharing: NodeSharing = IN_TURNS,
     ) -> None:
         """Takes in a node as it is now; GPUs that are not open are remembered only."""
         self.drop(name)
         node = self.nodes[name] = NodeCapacity(name, labels)
         for gpu in sorted(gpus, key=lambda gpu: gpu.uuid):
             opened = is_open if isinstance(is_open, bool) else is_open(gpu)
-            capacity = GpuCapacity(gpu, self._kind(gpu, vgpu_count), node, is_open=opened)
+            capacity = GpuCapacity(gpu, self._kind(gpu, vgpu_count, sharing), node, is_open=opened)
             capacity.set_usage(self._usage(gpu.key))
             self._gpus[gpu.key] = capacity
             (node.open_gpus if capacity.is_open else node.closed_gpus).append(capacity)
@@ -275,7 +290,7 @@ class PoolCapacity:
             node.family.by_untouched.remove((untouched, node.name, node))
             node.family.by_untouched.add((node.untouched, node.name, node))
 
-    def _kind(self, gpu: Gpu, vgpu_count: int) -> GpuKind:
+    def _kind(self, gpu: Gpu, vgpu_count: int, sharing: NodeSharing) -> GpuKind:
         key = (
             gpu.model,
             gpu.architecture,
@@ -283,10 +298,11 @@ class PoolCapacity:
             gpu.reserved_mib,
             gpu.context_overhead_mib,
             vgpu_count,
+            sharing,
         )
         kind = self._kinds.get(key)
         if kind is None:
-            kind = self._kinds[key] = GpuKind(gpu, vgpu_count)
+            kind = self._kinds[key] = GpuKind(gpu, vgpu_count, sharing)
         return kind
 
     def _family(self, node: NodeCapacity) -> Family:

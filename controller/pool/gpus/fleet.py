@@ -25,6 +25,7 @@ from sluice.controller.pool.model import (
     GpuSwitch,
     Node,
     NodeState,
+    Sharing,
 )
 from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.placement import feasibility
@@ -34,11 +35,17 @@ class Fleet:
     """Nodes, GPUs and their modes."""
 
     def __init__(
-        self, clock: Clock, ledger: GrantLedger, gpus: dict[GpuKey, Gpu], vgpu_count: int
+        self,
+        clock: Clock,
+        ledger: GrantLedger,
+        gpus: dict[GpuKey, Gpu],
+        vgpu_count: int,
+        sharing: Sharing = Sharing.AUTO,
     ) -> None:
         self._clock = clock
         self._ledger = ledger
         self._vgpu_count = vgpu_count
+        self.sharing = sharing
         self.nodes: dict[str, Node] = {}
         self.gpus = gpus
         self.nodes_in_order: Ordered[Node] = Ordered()  # by name
@@ -135,6 +142,19 @@ class Fleet:
         self._ledger.changes.append(replace(node))
         self._ledger.event(f"node.{state.value}", node.name, why)
 
+    def set_sharing(self, name: str, shared: Node) -> None:
+        """A node's GPUs can be shared otherwise than before, as `shared` says."""
+        node = self.nodes.get(name)
+        if node is None or node.shared_in(self.sharing) == shared.shared_in(self.sharing):
+            return
+        node.sharing, node.shares = shared.sharing, shared.shares
+        node.concurrent = shared.concurrent
+        node.concurrent_problem = shared.concurrent_problem
+        self._ledger.changes.append(replace(node))
+        text = f"shares of time: {node.shares.value}; at once: {node.concurrent_problem or 'yes'}"
+        self._ledger.event("node.sharing", name, text)
+        self.changed(name)
+
     def was_away(self, seconds: float) -> None:
         """The controller itself stood still for so long: that is nobody's silence."""
         for node in self.nodes.values():
@@ -153,7 +173,8 @@ class Fleet:
             if not gpu.fault and self.mode(gpu.key) is not GpuMode.NATIVE
         ]
         count = self._vgpu_count or node.vgpu_count or 1
-        self.capacity.put(name, node.labels, inside, count, is_open=self.is_open)
+        sharing = node.shared_in(self.sharing)
+        self.capacity.put(name, node.labels, inside, count, is_open=self.is_open, sharing=sharing)
 
     def _put_node(self, node: Node) -> None:
         self.nodes[node.name] = node
@@ -198,7 +219,7 @@ class Fleet:
         capacity = self.capacity.of(gpu.key)
         if capacity is None:
             return FreeCapacity(gpu, 0, 0, 1)
-        return FreeCapacity(gpu, capacity.free_mib, capacity.free_percent, capacity.vgpu_count)
+        return capacity.figures
 
 
 def _well(gpu: Gpu) -> Gpu:

@@ -85,6 +85,11 @@ class Membership:
             self._end_faulty(gpu, decisions)
         return self._progress.after(decisions)
 
+    def sharing(self, shared: Node) -> Decisions:
+        """A node says how its GPUs can be shared from now on."""
+        self._fleet.set_sharing(shared.name, shared)
+        return self._progress.after(Decisions())
+
     def seen(self, name: str) -> None:
         """Notes a sign of life of a node."""
         if node := self._fleet.nodes.get(name):

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.controller.pool.decisions import GrantRequest
-from sluice.controller.pool.model import Gpu, Vgpu
+from sluice.controller.pool.gpus.occupancy import NOBODY, WHOLE_PERCENT, Occupancy, sharing_for
+from sluice.controller.pool.model import IN_TURNS, Gpu, NodeSharing, Vgpu
 
-WHOLE_PERCENT = 100
+__all__ = ["WHOLE_PERCENT", "FreeCapacity", "fits", "is_wanted", "slice_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class FreeCapacity:
     free_mib: int
     free_percent: int
     vgpu_count: int
+    sharing: NodeSharing = IN_TURNS
+    occupancy: Occupancy = NOBODY
 
 
 def slice_on(request: GrantRequest, gpu: Gpu, vgpu_count: int) -> Vgpu:
@@ -54,8 +57,11 @@ def is_wanted(request: GrantRequest, model: str, architecture: str) -> bool:
 def fits(request: GrantRequest, capacity: FreeCapacity) -> bool:
     """Whether one vGPU of the request fits into what is free."""
     vgpu = slice_on(request, capacity.gpu, capacity.vgpu_count)
+    sharing = sharing_for(request, vgpu.compute_percent, capacity.sharing)
     return (
-        vgpu.memory_mib + vgpu.overhead_mib <= capacity.free_mib
+        sharing is not None
+        and capacity.occupancy.admits(sharing, request.project, request.contexts)
+        and vgpu.memory_mib + vgpu.overhead_mib <= capacity.free_mib
         and vgpu.compute_percent <= capacity.free_percent
         and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)
     )

@@ -73,8 +73,15 @@ class Bookings:
     def book_slots(self, reservation: Reservation, sign: int) -> None:
         """A reservation's vGPUs are taken of their GPUs, or given back."""
         for slot in reservation.slots:
-            vgpu = Vgpu(slot.gpu_uuid, slot.memory_mib, slot.compute_percent, slot.overhead_mib)
-            booking = Grant(reservation.id, "", slot.node, (vgpu,), 0, 0.0)
+            vgpu = Vgpu(
+                slot.gpu_uuid,
+                slot.memory_mib,
+                slot.compute_percent,
+                slot.overhead_mib,
+                sharing=slot.sharing,
+            )
+            whose = reservation.project
+            booking = Grant(reservation.id, "", slot.node, (vgpu,), 0, 0.0, project=whose)
             (self.allocations.book if sign > 0 else self.allocations.unbook)(booking)
 
     def count(self, grant: Grant, sign: int) -> list[Change]:

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sluice.controller.pool.admission import refusals
 from sluice.controller.pool.decisions import Decisions, ResizeOrder
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible, Over, Unknown
-from sluice.controller.pool.model import Grant, GrantState, NodeState, Vgpu
+from sluice.controller.pool.model import Grant, GrantState, NodeState, Sharing, Vgpu
 from sluice.controller.pool.projects.quotas import Held
+from sluice.protocol.frames import MIN_CONCURRENT_PERCENT
 
 Vgpus = tuple[Vgpu, ...]
 
@@ -54,6 +56,14 @@ class Resizing:
         )
         if after == before:
             return None
+        if compute_percent and any(vgpu.sharing is Sharing.CONCURRENT for vgpu in before):
+            if compute_percent < MIN_CONCURRENT_PERCENT:
+                raise Impossible(refusals.too_small_at_once(compute_percent))
+            if self._ledger.sessions.live_of(grant_id):
+                raise Impossible(
+                    f"sessions of grant {grant_id} run at once with others (MPS), whose shares are "
+                    "fixed when a session begins; end its processes first, or change memory alone"
+                )
         self._check_room(grant, after)
         larger = tuple(
             replace(

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sluice.controller.pool.admission.refusals import wanted
+from sluice.controller.pool.admission.refusals import not_at_once, share_not_kept, wanted
 from sluice.controller.pool.decisions import GrantRequest, Refused
 from sluice.controller.pool.gpus.capacity import GpuKind, PoolCapacity, Shape
-from sluice.controller.pool.model import Gpu, GpuKey
+from sluice.controller.pool.gpus.slices import is_wanted
+from sluice.controller.pool.model import Gpu, GpuKey, Sharing
 from sluice.controller.pool.placement.search import PlacementSearch
 from sluice.protocol.cuda_status import CudaStatus
 
@@ -24,13 +25,13 @@ def never(request: GrantRequest, pool_capacity: PoolCapacity, *, across: bool) -
     `across`: whether a grant may have vGPUs of several nodes, if it asks for that.
     """
     where = f"node {request.node}" if request.local_only else "the pool"
-    search = PlacementSearch(request, pool_capacity)
+    search = PlacementSearch(request, pool_capacity, lasting=True)
     shapes = dict(_shapes(search, pool_capacity))
     kinds = {kind for shape in shapes for _, kind in shape}
     if not kinds:
         return _nothing(request, pool_capacity, where)
     if not any(search.need(kind) for kind in kinds):
-        return _not_of_that_kind(request, kinds, where)
+        return _not_shared_so(request, kinds, where) or _not_of_that_kind(request, kinds, where)
     each = {shape: _on_one_node(search, shape) for shape in shapes}
     if not any(cards for cards, _ in each.values()):
         return _too_large(request, kinds, where)
@@ -62,9 +63,26 @@ def never(request: GrantRequest, pool_capacity: PoolCapacity, *, across: bool) -
     )
 
 
+def never_shared_so(request: GrantRequest, pool_capacity: PoolCapacity) -> Refused | None:
+    """Refuses what wants a share of a kind that no GPU which would do is shared by."""
+    search = PlacementSearch(request, pool_capacity, lasting=True)
+    kinds = {kind for shape, _ in _shapes(search, pool_capacity) for _, kind in shape}
+    if any(search.need(kind) for kind in kinds):
+        return None
+    return _not_shared_so(request, kinds, f"node {request.node}" if request.node else "the pool")
+
+
+def without_arbiter(request: GrantRequest, pool_capacity: PoolCapacity) -> bool:
+    """Whether what is reserved would fit somewhere if an arbiter, which is away, was there."""
+    now = PlacementSearch(request, pool_capacity)
+    lasting = PlacementSearch(request, pool_capacity, lasting=True)
+    kinds = {kind for shape, _ in _shapes(now, pool_capacity) for _, kind in shape}
+    return any(lasting.need(kind) and not now.need(kind) for kind in kinds)
+
+
 def reach(request: GrantRequest, pool_capacity: PoolCapacity) -> set[GpuKey]:
     """The GPUs that one of its vGPUs would fit on if they were empty."""
-    search = PlacementSearch(request, pool_capacity)
+    search = PlacementSearch(request, pool_capacity, lasting=True)
     fit = {kind for shape in pool_capacity.shapes for kind in _capable(search, shape)}
     names = (
         pool_capacity.nodes if search.nodes is None else search.nodes & pool_capacity.nodes.keys()
@@ -124,6 +142,15 @@ def _nothing(request: GrantRequest, pool_capacity: PoolCapacity, where: str) -> 
         else "start sluice-server on a GPU node and look at `sluice gpu list`"
     )
     return Refused(CudaStatus.NO_DEVICE, f"{where} has no GPU; {fix}")
+
+
+def _not_shared_so(request: GrantRequest, kinds: set[GpuKind], where: str) -> Refused | None:
+    alike = {kind for kind in kinds if is_wanted(request, kind.model, kind.architecture)}
+    if not alike:
+        return None
+    if request.sharing is Sharing.CONCURRENT:
+        return not_at_once(where)
+    return share_not_kept(request, where, {kind.sharing.shares for kind in alike})
 
 
 def _not_of_that_kind(request: GrantRequest, kinds: set[GpuKind], where: str) -> Refused:

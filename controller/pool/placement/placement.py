@@ -11,12 +11,14 @@ one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from sluice.controller.pool.decisions import GrantRequest
 from sluice.controller.pool.gpus.allocations import Usage
 from sluice.controller.pool.gpus.capacity import GpuCapacity, NodeCapacity, PoolCapacity
+from sluice.controller.pool.gpus.occupancy import sharing_for
 from sluice.controller.pool.gpus.slices import FreeCapacity, fits, slice_on
-from sluice.controller.pool.model import Gpu, GpuKey, Vgpu
+from sluice.controller.pool.model import Gpu, GpuKey, Sharing, Vgpu
 from sluice.controller.pool.placement.policies import (
     LOOKED_AT,
     POLICIES,
@@ -83,12 +85,14 @@ def choose_among(
     def usage(key: GpuKey) -> Usage:
         capacity = by_key[key]
         empty_mib = capacity.gpu.memory_mib - capacity.gpu.reserved_mib
-        return Usage(empty_mib - capacity.free_mib, 100 - capacity.free_percent)
+        free_mib, free_percent = capacity.free_mib, capacity.free_percent
+        return Usage(empty_mib - free_mib, 100 - free_percent, occupancy=capacity.occupancy)
 
     pool_capacity = PoolCapacity(usage)
     for name, here in by_node.items():
         gpus: list[Gpu] = [capacity.gpu for capacity in here]
-        pool_capacity.put(name, (), gpus, here[0].vgpu_count, is_open=True)
+        first = here[0]
+        pool_capacity.put(name, (), gpus, first.vgpu_count, is_open=True, sharing=first.sharing)
     chosen = choose(policy, request, pool_capacity)
     return [by_key[capacity.gpu.key] for capacity in chosen] if chosen else None
 
@@ -97,7 +101,13 @@ def vgpus_on(
     request: GrantRequest, capacities: Sequence[GpuCapacity] | Sequence[FreeCapacity]
 ) -> tuple[Vgpu, ...]:
     """The vGPUs that the request gets on the GPUs that were chosen for it."""
-    return tuple(slice_on(request, capacity.gpu, capacity.vgpu_count) for capacity in capacities)
+    return tuple(_shared_on(request, capacity) for capacity in capacities)
+
+
+def _shared_on(request: GrantRequest, capacity: GpuCapacity | FreeCapacity) -> Vgpu:
+    vgpu = slice_on(request, capacity.gpu, capacity.vgpu_count)
+    sharing = sharing_for(request, vgpu.compute_percent, capacity.sharing)
+    return replace(vgpu, sharing=sharing or Sharing.AUTO)
 
 
 def _together(search: PlacementSearch) -> list[GpuCapacity] | None:

@@ -172,7 +172,6 @@ def _fullest(search: PlacementSearch, pool_capacity: PoolCapacity) -> GpuCapacit
         fitting = [capacity for node in few for capacity in search.fitting(node)]
         return min(fitting, key=lambda r: (r.free_mib, r.free_percent, *r.entry[1:3]), default=None)
     best: tuple[tuple[int, int, str, str], GpuCapacity] | None = None
-    free = search.is_unbound
     for kind in pool_capacity.kinds():
         need = search.need(kind)
         if need is None:
@@ -185,7 +184,7 @@ def _fullest(search: PlacementSearch, pool_capacity: PoolCapacity) -> GpuCapacit
                 score = (mib, percent, node, uuid)
                 if best is not None and score >= best[0]:
                     break
-                if free or search.may_use(capacity):
+                if search.may_use(capacity) and search.may_join(capacity, need):
                     best = (score, capacity)
                     break
     return best[1] if best else None

@@ -18,8 +18,9 @@ from sluice.controller.pool.gpus.capacity import (
     NodeCapacity,
     PoolCapacity,
 )
+from sluice.controller.pool.gpus.occupancy import sharing_for
 from sluice.controller.pool.gpus.slices import WHOLE_PERCENT, is_wanted, slice_on
-from sluice.controller.pool.model import GpuKey
+from sluice.controller.pool.model import GpuKey, Sharing
 
 FEW_NODES = 64  # so many are looked at one by one rather than found in the orders of all
 
@@ -29,15 +30,23 @@ class Need(NamedTuple):
 
     memory_mib: int
     compute_percent: int
+    sharing: Sharing = Sharing.AUTO
 
 
 class PlacementSearch:
     """What is looked for."""
 
     def __init__(
-        self, request: GrantRequest, pool_capacity: PoolCapacity, barred: Collection[GpuKey] = ()
+        self,
+        request: GrantRequest,
+        pool_capacity: PoolCapacity,
+        barred: Collection[GpuKey] = (),
+        *,
+        lasting: bool = False,
     ) -> None:
+        """`lasting`: what GPUs are for a while only is left out of account."""
         self.request = request
+        self._lasting = lasting
         self.count = request.count
         self._pool_capacity = pool_capacity
         self._barred = barred
@@ -62,7 +71,7 @@ class PlacementSearch:
     # what it needs
 
     def need(self, kind: GpuKind) -> Need | None:
-        """What a vGPU takes of such a GPU; None: it is not of the kind that is wanted."""
+        """What a vGPU takes of such a GPU; None: it is not one that will do."""
         try:
             return self._needs[kind]
         except KeyError:
@@ -70,7 +79,10 @@ class PlacementSearch:
         need = None
         if is_wanted(self.request, kind.model, kind.architecture):
             vgpu = slice_on(self.request, kind.sample, kind.vgpu_count)
-            need = Need(vgpu.memory_mib + vgpu.overhead_mib, vgpu.compute_percent)
+            percent = vgpu.compute_percent
+            sharing = sharing_for(self.request, percent, kind.sharing, lasting=self._lasting)
+            if sharing is not None:
+                need = Need(vgpu.memory_mib + vgpu.overhead_mib, percent, sharing)
         self._needs[kind] = need
         return need
 
@@ -100,10 +112,10 @@ class PlacementSearch:
 
     # where it may go
 
-    @property
-    def is_unbound(self) -> bool:
-        """Whether every open GPU of the pool may be used."""
-        return self.nodes is None and not self._barred
+    def may_join(self, capacity: GpuCapacity, need: Need) -> bool:
+        """Whether such a vGPU may be on the GPU beside what is there."""
+        request = self.request
+        return capacity.occupancy.admits(need.sharing, request.project, request.contexts)
 
     @property
     def few_nodes(self) -> list[NodeCapacity] | None:
@@ -130,6 +142,7 @@ class PlacementSearch:
                 need is not None
                 and capacity.free_mib >= need.memory_mib
                 and capacity.free_percent >= need.compute_percent
+                and self.may_join(capacity, need)
             ):
                 found.append(capacity)
         if self._barred:
@@ -139,7 +152,7 @@ class PlacementSearch:
     def fitting_times(self, capacity: GpuCapacity) -> int:
         """How many of its vGPUs fit on the GPU together."""
         need = self.need(capacity.kind)
-        if need is None:
+        if need is None or not self.may_join(capacity, need):
             return 0
         return min(
             capacity.free_mib // need.memory_mib,

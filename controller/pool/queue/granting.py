@@ -34,7 +34,6 @@ from sluice.controller.pool.placement import feasibility, placement
 from sluice.controller.pool.placement.policies import PlacementPolicy
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.reservations.reserving import Reserving
-from sluice.resources.vgpu_request import Sharing, strictest
 
 
 class Blocked(Enum):
@@ -85,7 +84,6 @@ class Granting:
         job_sessions: int,
         over_quota_waits: bool,
         across: bool,
-        sharing: Sharing,
     ) -> None:
         self._clock = clock
         self._new_id = new_id
@@ -97,7 +95,6 @@ class Granting:
         self._job_sessions = job_sessions
         self._over_quota_waits = over_quota_waits
         self._across = across
-        self._sharing = sharing
 
     def reaching(self, request: GrantRequest) -> GrantRequest:
         """What its own node can never give may be another's, if the server there relays."""
@@ -173,12 +170,11 @@ class Granting:
     def grant(self, found: Placed) -> Granted | Refused:
         """Books what was found, with a session for whoever asked."""
         request = found.request
-        sharing = strictest(request.sharing, self._sharing)
         grant = Grant(
             id=self._new_id(),
             request_id=request.request_id,
             node=found.capacities[0].gpu.node,
-            vgpus=tuple(replace(vgpu, sharing=sharing) for vgpu in found.vgpus),
+            vgpus=found.vgpus,
             priority=request.priority,
             created=self._clock.wall(),
             job=request.job,

@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from sluice.controller.pool.decisions import EndOrder, GrantRequest
+from sluice.controller.pool.gpus.occupancy import processes_of, sharing_for
 from sluice.controller.pool.gpus.slices import FreeCapacity, is_wanted, slice_on
 from sluice.controller.pool.model import GpuKey, Grant
+from sluice.controller.pool.placement.placement import vgpus_on
 from sluice.resources.ends import End
 
 EXACT_CANDIDATES = 12
@@ -192,14 +194,22 @@ def _greedy(place: Place, candidates: list[Candidate]) -> list[Candidate]:
 
 
 def _fits(request: GrantRequest, capacity: FreeCapacity, victims: Iterable[Candidate]) -> bool:
+    key = capacity.gpu.key
     wanted = slice_on(request, capacity.gpu, capacity.vgpu_count)
+    sharing = sharing_for(request, wanted.compute_percent, capacity.sharing)
     free_mib, free_percent = capacity.free_mib, capacity.free_percent
+    left = capacity.occupancy
     for victim in victims:
-        mib, percent = victim.frees.get(capacity.gpu.key, (0, 0))
+        mib, percent = victim.frees.get(key, (0, 0))
         free_mib += mib
         free_percent += percent
+        for at, vgpu in victim.grant.placed():
+            if at == key:
+                left = left.minus(vgpu.sharing, processes_of(victim.grant))
     return (
-        wanted.memory_mib + wanted.overhead_mib <= free_mib
+        sharing is not None
+        and left.admits(sharing, request.project, request.contexts)
+        and wanted.memory_mib + wanted.overhead_mib <= free_mib
         and wanted.compute_percent <= free_percent
         and is_wanted(request, capacity.gpu.model, capacity.gpu.architecture)
     )
@@ -216,5 +226,13 @@ def freed_by(grant: Grant) -> dict[GpuKey, tuple[int, int]]:
 
 def booking_of(request: GrantRequest, capacities: Sequence[FreeCapacity]) -> Grant:
     """What is booked for a request while room is being made for it."""
-    vgpus = tuple(slice_on(request, r.gpu, r.vgpu_count) for r in capacities)
-    return Grant(request.request_id, "", capacities[0].gpu.node, vgpus, request.priority, 0.0)
+    return Grant(
+        id=request.request_id,
+        request_id="",
+        node=capacities[0].gpu.node,
+        vgpus=vgpus_on(request, capacities),
+        priority=request.priority,
+        created=0.0,
+        job_processes=request.job_processes,
+        project=request.project,
+    )

@@ -27,7 +27,6 @@ from sluice.controller.pool.queue.claims import Claims, Ending
 from sluice.controller.pool.queue.granting import Blocked, Granting
 from sluice.controller.pool.queue.waiting import WaitingQueue
 from sluice.controller.pool.reservations.reserving import Reserving
-from sluice.resources.vgpu_request import Sharing
 
 
 class Scheduler:
@@ -46,7 +45,6 @@ class Scheduler:
         job_sessions: int,
         over_quota_waits: bool,
         across: bool,
-        sharing: Sharing,
     ) -> None:
         self._clock = clock
         self._ledger = ledger
@@ -64,7 +62,6 @@ class Scheduler:
             job_sessions=job_sessions,
             over_quota_waits=over_quota_waits,
             across=across,
-            sharing=sharing,
         )
         self.claims = Claims(clock, ledger, fleet, jobs, self.granting, Ending(ledger))
         self.queue = WaitingQueue(ageing_seconds)

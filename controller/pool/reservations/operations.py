@@ -110,6 +110,8 @@ class ReservationOperations:
         request = request_of(reservation)
         if malformed := refusals.malformed(replace(request, count=1)):
             raise Impossible(malformed.message)
+        if refused := self._scheduler.reserving.never_shared_so(request):
+            raise Impossible(refused.message)
         if not self._scheduler.reserving.could_ever(request):
             raise Impossible(
                 f"wanted {refusals.wanted(request)}; the pool could not give that if it were empty"
@@ -123,11 +125,12 @@ class ReservationOperations:
         """A new one was served, or goes on waiting, or is not to wait and raises Impossible."""
         wanted = refusals.wanted(request_of(reservation))
         if reservation.state is ReservationState.WAITING and not wait:
+            because = self._scheduler.reserving.why_no_room(request_of(reservation))
             self._scheduler.leave(reservation.id)
             self._ledger.reservations.forget(reservation)
             raise Impossible(
-                f"wanted {wanted}; there is no room for it now: let it wait (--queue), or end "
-                "other work"
+                f"wanted {wanted}; there is no room for it now{because}: let it wait (--queue), or "
+                "end other work"
             )
         self._ledger.changes.append(replace(reservation))
         owner = f"{reservation.owner_kind.value} {reservation.owner}"

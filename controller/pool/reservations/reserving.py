@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from sluice.controller.pool.decisions import GrantRequest
+from sluice.controller.pool.admission import refusals
+from sluice.controller.pool.decisions import GrantRequest, Refused
 from sluice.controller.pool.gpus.fleet import Fleet
+from sluice.controller.pool.gpus.occupancy import NOBODY, Occupancy
 from sluice.controller.pool.gpus.slices import FreeCapacity, slice_on
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.impossible import Impossible
@@ -20,15 +22,18 @@ from sluice.controller.pool.model import (
     Clock,
     GpuKey,
     Grant,
+    NodeSharing,
     Reservation,
     ReservationState,
+    Sharing,
     Slot,
     Vgpu,
 )
-from sluice.controller.pool.placement import placement
+from sluice.controller.pool.placement import feasibility, placement
 from sluice.controller.pool.placement.policies import PlacementPolicy
 from sluice.controller.pool.projects.quotas import Held
 from sluice.controller.pool.reservations.reservations import Resources, sums
+from sluice.protocol.frames import MIN_CONCURRENT_PERCENT
 
 
 class Reserving:
@@ -59,7 +64,10 @@ class Reserving:
             if request.local_only and key.node != request.node:
                 continue
             count = self._fleet.capacity_of(gpu).vgpu_count
-            capacities.append(FreeCapacity(gpu, free.memory_mib, free.compute_percent, count))
+            sharing, beside = self._as_reserved(reservation, key)
+            capacities.append(
+                FreeCapacity(gpu, free.memory_mib, free.compute_percent, count, sharing, beside)
+            )
         return capacities
 
     def place(self, request: GrantRequest, held: Collection[GpuKey]) -> tuple[Slot, ...] | None:
@@ -75,12 +83,23 @@ class Reserving:
                 if chosen is None:
                     return None
                 vgpus = placement.vgpus_on(single, chosen)
-                booked.append(Grant(request.request_id, "", vgpus[0].node, vgpus, 0, 0.0))
+                node, project = vgpus[0].node, request.project
+                grant = Grant(request.request_id, "", node, vgpus, 0, 0.0, project=project)
+                booked.append(grant)
                 self._ledger.allocations.book(booked[-1])
         finally:
             for booking in booked:
                 self._ledger.allocations.unbook(booking)
         return tuple(_slot(booking.vgpus[0]) for booking in booked)
+
+    def never_shared_so(self, request: GrantRequest) -> Refused | None:
+        """Why no GPU is shared in the way that is asked for."""
+        return feasibility.never_shared_so(request, self._fleet.capacity)
+
+    def why_no_room(self, request: GrantRequest) -> str:
+        """In words what may be missing besides room, behind a comma; "" where nothing is."""
+        away = feasibility.without_arbiter(request, self._fleet.capacity)
+        return ", and shares of a node's time are not kept while its arbiter is away" * away
 
     def could_ever(self, request: GrantRequest) -> bool:
         """Whether it would fit into the pool if nothing else were in it."""
@@ -170,7 +189,17 @@ class Reserving:
         text = f"now {count} vGPU(s) of {memory_mib} MiB and {compute_percent} %"
         ledger.event("reservation.resized", reservation.id, text)
 
+    def _as_reserved(self, reservation: Reservation, key: GpuKey) -> tuple[NodeSharing, Occupancy]:
+        """How what draws on a reservation shares a GPU: as the reservation does."""
+        of_slots = [slot.sharing for slot in reservation.slots if slot.key == key]
+        sharing = next(iter(of_slots), Sharing.AUTO)
+        said = self._fleet.sharing if sharing is Sharing.AUTO else sharing
+        beside = NOBODY.plus(sharing, reservation.project, 0)
+        return NodeSharing(pool=said, concurrent=sharing is Sharing.CONCURRENT), beside
+
     def _resized(self, slot: Slot, memory_mib: int, compute_percent: int) -> Slot:
+        if slot.sharing is Sharing.CONCURRENT and 0 < compute_percent < MIN_CONCURRENT_PERCENT:
+            raise Impossible(refusals.too_small_at_once(compute_percent))
         return replace(
             slot,
             memory_mib=memory_mib or slot.memory_mib,
@@ -238,11 +267,19 @@ def request_of(reservation: Reservation) -> GrantRequest:
         program=f"reservation {reservation.id}",
         project=reservation.project,
         reservation=reservation.id,
+        sharing=reservation.sharing,
     )
 
 
 def _slot(vgpu: Vgpu) -> Slot:
-    return Slot(vgpu.node, vgpu.gpu_uuid, vgpu.memory_mib, vgpu.compute_percent, vgpu.overhead_mib)
+    return Slot(
+        vgpu.node,
+        vgpu.gpu_uuid,
+        vgpu.memory_mib,
+        vgpu.compute_percent,
+        vgpu.overhead_mib,
+        vgpu.sharing,
+    )
 
 
 def _grows(old: Held, new: Held) -> bool:

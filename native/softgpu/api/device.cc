@@ -129,6 +129,8 @@ int attribute(const Device& device, CUdevice_attribute which) {
       return CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     case CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS:
       return 1;
+    case CU_DEVICE_ATTRIBUTE_MPS_ENABLED:
+      return device.mps ? 1 : 0;
     case CU_DEVICE_ATTRIBUTE_NUMA_ID:
       return -1;
     case CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID:

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "softgpu/runtime/device.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -76,6 +80,21 @@ std::vector<int> visible(int count) {
   return result;
 }
 
+// Whether a daemon listens where MPS's clients look for one. The connection stays, as long as this
+// process does: so the daemon knows whom it serves.
+bool joins_mps() {
+  const char* folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
+  sockaddr_un address{AF_UNIX, {}};
+  const std::string path = std::string(folder ? folder : "") + "/control";
+  if (!folder || path.size() >= sizeof address.sun_path) return false;
+  path.copy(address.sun_path, path.size());
+  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return false;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return true;
+  close(fd);
+  return false;
+}
+
 std::vector<std::unique_ptr<Device>>& list() {
   static auto* all = new std::vector<std::unique_ptr<Device>>;
   return *all;
@@ -97,9 +116,16 @@ void initialise_devices() {
     uint64_t mib =
         static_cast<uint64_t>(environment("SLUICE_SOFTGPU_MEMORY_MIB", 4096, 2, 16l << 20));
     mib = mib / 2 * 2;
+    const bool mps = joins_mps();
     for (int physical : visible(count)) {
       list().push_back(
           std::make_unique<Device>(static_cast<int>(list().size()), physical, mib << 20));
+      Device& device = *list().back();
+      device.mps = mps;
+      if (!mps) continue;
+      const auto percent =
+          static_cast<unsigned>(environment("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", 100, 1, 100));
+      device.sm_count = std::max(1u, device.sm_count * percent / 100);
     }
   });
 }

@@ -43,6 +43,7 @@ struct Device {
   std::array<unsigned char, 16> uuid;
   DeviceMemory memory;
   unsigned sm_count;
+  bool mps = false;  // a daemon serves this process, and says how many of the above it has
 
   std::mutex primary_mutex;
   std::shared_ptr<Context> primary;
