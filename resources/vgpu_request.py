@@ -18,6 +18,7 @@ from sluice.guest_runtime import client_settings
 from sluice.protocol import frames
 
 SHOWN_CHARACTERS = 60
+DEFAULT_PROJECT = "default"  # on whose account goes what is nobody's in particular
 
 
 class RequestError(ValueError):

@@ -24,6 +24,7 @@ from sluice.server.gpus.discovery import Driver
 from sluice.server.gpus.figures import GpuReader
 from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
+from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
@@ -41,6 +42,7 @@ from sluice.server.start_up import (
     library_folders,
     lock_run_dir,
 )
+from sluice.server.workers.mps import MpsDaemons, control_program, problem_here
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
 from sluice.server.workers.warm import WarmWorkers
 
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
     from sluice.server.guests.service import Guests
     from sluice.server.listeners.metrics_port import MetricsListener
 log = logging.getLogger("sluice.server")
+
+ARBITER_SECONDS = 2.0  # that registering waits for it; then shares are said to be kept by nobody
 
 
 def link_to_controller(config: ServerConfig, side: ServerSide) -> ControllerLink:
@@ -83,13 +87,17 @@ class Server:
             log.warning("[server] enable_rdma = true: RDMA is not there yet and is not used")
         driver = chosen_driver(section)
         starter = self._make_parts(driver)
+        if self._daemons:
+            self._daemons.adopt()
         await adopt_workers(starter, self._workers, self._lifecycle)
+        if self._turns:
+            self._run(self._turns.arbiter.run())
         self._open_data_port()
         await self._gpus.find(self._run)
         self._run(self._gpus.health.run())
-        self._run(self._controller.run())
         if self._turns:
-            self._run(self._turns.arbiter.run())
+            await self._turns.found(ARBITER_SECONDS)
+        self._run(self._controller.run())
         self._open_unix_socket()
         if section.enable_kvm:
             self._serve_guests(starter)
@@ -108,6 +116,8 @@ class Server:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._workers.stop()
         self._lifecycle.let_go()
+        if self._daemons:
+            self._daemons.let_go()
         await self._controller.close()
         os.close(self._lock)
         log.info("stopped; %d session(s) go on", len(self._lifecycle.served))
@@ -136,10 +146,7 @@ class Server:
             accounts=Accounts(config.projects),
             code_cache=code_cache(section),
         )
-        self._turns: TurnPages | None = None
-        if config.throttle.enable_computation_throttle:
-            self._turns = TurnPages(config.throttle, starter, section.run_dir, log_dir)
-            self._lifecycle.divide_time(self._turns)
+        self._share_out(driver, starter)
         if section.enable_relay:
             ca_file = config.tls.data_ca_file or config.tls.ca_file
             self._lifecycle.relay_by(section.run_dir, ca_file)
@@ -156,6 +163,29 @@ class Server:
             self._controller.report,
         )
         return starter
+
+    def _share_out(self, driver: Driver, starter: WorkerStarter) -> None:
+        """How the GPUs are shared: by turns, and by MPS where there is one."""
+        throttle, section, log_dir = (
+            self._config.throttle,
+            self._config.server,
+            self._config.log.log_dir,
+        )
+        problem = problem_here(throttle, driver, starter.users)
+        self._sharing = GpuSharing(throttle, problem, self._controller.report)
+        self._daemons: MpsDaemons | None = None
+        if problem:
+            log.info("sessions do not run at once (MPS): %s", problem)
+        elif control := control_program(throttle):
+            idle = throttle.mps_idle_seconds
+            self._daemons = MpsDaemons(control, starter, section.run_dir, log_dir, idle)
+            self._workers.serve_concurrent(self._daemons)
+        self._turns: TurnPages | None = None
+        if throttle.enable_computation_throttle:
+            self._turns = TurnPages(
+                throttle, starter, section.run_dir, log_dir, self._sharing.arbiter
+            )
+            self._lifecycle.divide_time(self._turns)
 
     def _open_data_port(self) -> None:
         """From now on the controller's questions can be answered, too."""
@@ -182,6 +212,7 @@ class Server:
                 gpus=self._gpus,
                 native=self._native,
                 machines=self._machines,
+                sharing=self._sharing,
                 data_port=self._data_port,
                 advertised=advertised,
             )

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from sluice.controller.pool.gpus.attachment import Attachment, AttachmentRemoved
 from sluice.resources.ends import End, EndCause
+from sluice.resources.vgpu_request import DEFAULT_PROJECT as DEFAULT_PROJECT
 from sluice.resources.vgpu_request import Mode as Mode
 from sluice.resources.vgpu_request import Sharing as Sharing
 
@@ -35,7 +36,6 @@ class Clock(Protocol):
 IdFactory = Callable[[], str]
 
 NODE_LOST = "node lost"  # the reason of a grant that is `lost`
-DEFAULT_PROJECT = "default"  # on whose account goes what is nobody's in particular
 
 
 class NodeState(StrEnum):

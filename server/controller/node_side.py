@@ -18,6 +18,7 @@ from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
+from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.listeners.data_port import DataPort
 from sluice.server.sessions.lifecycle import SessionLifecycle
@@ -35,6 +36,7 @@ class NodeParts:
     gpus: HostGpus
     native: NativeGpus
     machines: GuestMachines
+    sharing: GpuSharing
     data_port: DataPort
     advertised: str  # the address that TCP clients are told
 
@@ -84,6 +86,7 @@ class NodeSide:
                 for condition in (parts.gpus.health.condition(gpu.uuid),)
             ],
             hands_over=True,
+            sharing=parts.sharing.message,
             sessions=sessions + parts.data_port.expected_reports(),
             holds=parts.lifecycle.holds.reports(),
             labels=[

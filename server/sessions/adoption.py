@@ -85,6 +85,8 @@ def _take_over(
 ) -> bool:
     session = worker.record.session
     if adopted := _session_of(worker, status):
+        if worker.record.mps and workers.concurrent:
+            workers.concurrent.adopt(worker)
         lifecycle.adopt(adopted, status)
         if session["opening"] and adopted.requester.channel == "shm":
             # its client waited for an answer on a connection that ended with the server; over

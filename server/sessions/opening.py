@@ -20,6 +20,7 @@ from types import TracebackType
 
 from sluice.config import log_ids
 from sluice.protocol.cuda_status import CudaStatus
+from sluice.resources.vgpu_request import DEFAULT_PROJECT
 from sluice.server.controller.link import GrantedVgpu, LocalGrant
 from sluice.server.sessions.code_cache import CodeCache, project_of
 from sluice.server.sessions.grant_ledgers import LedgerFullError
@@ -31,8 +32,11 @@ from sluice.server.sessions.records import (
     JobPart,
     Requester,
     Session,
+    largest_share,
+    run_at_once,
 )
 from sluice.server.sessions.registry import SessionRegistry
+from sluice.server.workers.concurrent import Place
 from sluice.server.workers.process import WorkerStarter
 from sluice.server.workers.session_start import (
     Channel,
@@ -47,6 +51,7 @@ from sluice.server.workers.users import NoUserLeftError, User
 from sluice.server.workers.warm import WarmWorkers
 from sluice.server.workers.worker import Worker, WorkerError
 
+WHOLE_PERCENT = 100
 #: What a step fails by; anything else is a mistake of ours, and is undone as well.
 FAILURES = (WorkerError, LedgerFullError, NoUserLeftError, OSError)
 
@@ -127,9 +132,21 @@ class SessionOpener:
         """The session with a worker that is ready; raises WorkerError, OSError."""
         requester, granted = request.requester.copy(), grant.granted
         undo.callback(requester.close)
-        worker = await self._workers.take([granted.vgpus[place].gpu_uuid for place in places])
+        worker = await self._take(grant, [granted.vgpus[place] for place in places])
         undo.callback(worker.end, NOT_STARTED, grace=0)
         return new_session(self._log_dir, replace(request, requester=requester), grant, worker)
+
+    async def _take(self, grant: SessionGrant, vgpus: list[GrantedVgpu]) -> Worker:
+        """A worker for these vGPUs; raises WorkerError."""
+        gpus = dict.fromkeys(vgpu.gpu_uuid for vgpu in vgpus)
+        if not run_at_once(vgpus):
+            return await self._workers.take(list(gpus))
+        if self._workers.concurrent is None:
+            raise WorkerError("sessions do not run at once (MPS) on this host; its log says why")
+        # one number for all of its GPUs
+        percent = largest_share(vgpus) if self._throttle else WHOLE_PERCENT
+        place = Place(grant.project or DEFAULT_PROJECT, tuple(gpus), percent)
+        return await self._workers.concurrent.take(place)
 
     def _join_ledger(self, session: Session, undo: ExitStack) -> LedgerSlot | None:
         if not session.part:
@@ -140,7 +157,7 @@ class SessionOpener:
 
     def _make_turns(self, session: Session, undo: ExitStack) -> TurnPage | None:
         pages = self._registry.turns
-        if pages is None:
+        if pages is None or run_at_once(session.vgpus):
             return None
         undo.callback(pages.leave, session.id)
         return pages.make(session)

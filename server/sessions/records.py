@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any
 
+from sluice.protocol.frames import MAX_RATIO_PERCENT
 from sluice.resources.ends import End, EndCause
 from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
@@ -204,6 +206,19 @@ class Session:
             },
             "relayed_to": self.relayed_to,
         }
+
+
+def run_at_once(vgpus: Iterable[GrantedVgpu]) -> bool:
+    """Whether a session with these runs at once with others of its project (MPS)."""
+    return any(vgpu.sharing is Sharing.CONCURRENT for vgpu in vgpus)
+
+
+def largest_share(vgpus: Iterable[GrantedVgpu]) -> int:
+    """The most that these have of one GPU, in percent: a session's share is one number."""
+    of_gpus: Counter[str] = Counter()
+    for vgpu in vgpus:
+        of_gpus[vgpu.gpu_uuid] += vgpu.compute_percent
+    return max(1, min(MAX_RATIO_PERCENT, max(of_gpus.values())))
 
 
 def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog) -> Session:

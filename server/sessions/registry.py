@@ -97,7 +97,7 @@ class SessionRegistry:
         if self.turns:
             self.turns.adopt(session, session.worker.take_turns())
         record = session.worker.record
-        if record.uid is not None:
+        if record.uid is not None and not record.mps:
             users = self._starter.users
             users.adopt(record.id, users.key_of(session.grant_id, session.project), record.uid)
         self.follow(session)

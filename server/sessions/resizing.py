@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import GrantedVgpu
 from sluice.server.controller.orders import OrderRefused
-from sluice.server.sessions.records import Session
+from sluice.server.sessions.records import Session, run_at_once
 from sluice.server.workers.worker import WorkerError
 
 
@@ -29,6 +29,13 @@ async def resize(
             raise OrderRefused(
                 f"session {session.id} runs, and memory can be changed only while none does; "
                 "change compute alone, or end its process first"
+            )
+        if run_at_once(session.vgpus) and [v.compute_percent for v in session.vgpus] != [
+            v.compute_percent for v in vgpus
+        ]:
+            raise OrderRefused(
+                f"session {session.id} runs at once with others (MPS), with a share that was fixed "
+                "when it began; end its process first"
             )
     done: list[Session] = []
     try:

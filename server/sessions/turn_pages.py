@@ -10,21 +10,21 @@ was alone on its GPUs.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import struct
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.config.server_gpus import ThrottleSection
 from sluice.protocol.control import ARBITER_SENT
-from sluice.protocol.frames import MAX_RATIO_PERCENT, TURN_PAGE_BYTES, TURN_PAGE_MAGIC
+from sluice.protocol.frames import TURN_PAGE_BYTES, TURN_PAGE_MAGIC
 from sluice.resources.vgpu_request import Sharing, turns_of
-from sluice.server.sessions.records import Session
+from sluice.server.sessions.records import Session, largest_share
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
 from sluice.server.workers.session_start import TurnPage
@@ -44,12 +44,25 @@ class TurnPages:
     """The sessions of this host whose time on the GPUs is divided."""
 
     def __init__(
-        self, section: ThrottleSection, starter: WorkerStarter, run_dir: Path, log_dir: Path
+        self,
+        section: ThrottleSection,
+        starter: WorkerStarter,
+        run_dir: Path,
+        log_dir: Path,
+        there: Callable[[bool], None] = lambda is_there: None,
     ) -> None:
+        """`there` is told when the arbiter comes and goes."""
         self._section = section
         self._places: dict[str, _Place] = {}
+        self._there = there
         self.arbiter = StandingProcess(
-            KIND, starter, run_dir, log_dir, self._hear, self._tell_everything
+            KIND,
+            starter,
+            run_dir,
+            log_dir,
+            self._hear,
+            self._tell_everything,
+            lambda: there(False),
         )
 
     def make(self, session: Session) -> TurnPage:
@@ -68,6 +81,11 @@ class TurnPages:
         if turns:
             self._places[session.id] = _Place(session, turns)
             self._join(self._places[session.id])
+
+    async def found(self, seconds: float) -> None:
+        """Waits a while for the arbiter: what a server tells first is better whole."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.arbiter.connected.wait(), seconds)
 
     def leave(self, session_id: str) -> None:
         """The session's worker has ended, or never had a session."""
@@ -91,12 +109,9 @@ class TurnPages:
         self._places.clear()
 
     def _share(self, session: Session) -> dict[str, str]:
-        """A tenant's share is one number: the largest that it has of a GPU."""
-        of_gpus: Counter[str] = Counter()
+        """A tenant's share is one number."""
         sharing = turns_of(self._section.sharing, *(vgpu.sharing for vgpu in session.vgpus))
-        for vgpu in session.vgpus:
-            of_gpus[vgpu.gpu_uuid] += vgpu.compute_percent
-        percent = max(1, min(MAX_RATIO_PERCENT, max(of_gpus.values())))
+        percent = largest_share(session.vgpus)
         return {"percent": str(percent), "capped": str(int(sharing is Sharing.CAPPED))}
 
     def _join(self, place: _Place) -> None:
@@ -114,6 +129,7 @@ class TurnPages:
         self.arbiter.tell(Message("settings", {"period_ms": str(self._section.period_ms)}))
         for place in self._places.values():
             self._join(place)
+        self._there(True)
 
     def _hear(self, message: Message) -> None:
         if message.verb == "error":

@@ -53,6 +53,17 @@ class WorkerRecord:
     #: Whether it waits for its session to learn which user it becomes, and which that was.
     waits_for_user: bool = False
     uid: int | None = None
+    #: The MPS daemon that it is a client of; empty: of none.
+    mps: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MpsClient:
+    """What makes a worker a client of an MPS daemon (workers.mps)."""
+
+    daemon: str
+    user: User
+    environment: Mapping[str, str]
 
 
 class WorkerFiles:
@@ -123,10 +134,12 @@ class WorkerStarter:
         log_path: Path,
         *,
         software: bool = False,
+        mps: MpsClient | None = None,
     ) -> tuple[WorkerRecord, int]:
         """Starts a worker that sees these GPUs (none named: all); returns its record and pidfd.
 
-        `software`: the driver's GPUs have their memory in the host's.
+        `software`: the driver's GPUs have their memory in the host's. `mps`: it has been that user
+        before its driver began; it leaves `users` when its process has ended.
         Raises OSError or NativeFileMissing.
         """
         options = ["--driver", driver]
@@ -139,13 +152,19 @@ class WorkerStarter:
         record = WorkerRecord(
             worker_id, 0, 0, driver, list(devices), str(log_path), libraries=self.libraries
         )
-        if self.users.ids:
+        environment: Mapping[str, str] = {}
+        if mps:
+            record.mps, record.uid, environment = mps.daemon, mps.user.uid, mps.environment
+            options += ["--concurrent", "on", *_become(mps.user)]
+        elif self.users.ids:
             record.waits_for_user = True
             options += ["--confine", "session"]
         elif shared := self.users.shared:
             options += _become(shared)
         memory = self.memory_mib(len(devices), software=software)
-        return record, self._start("sluice-worker", record, self.files, options, memory)
+        files = self.files
+        pidfd = self._start("sluice-worker", record, files, options, memory, environment)
+        return record, pidfd
 
     def start_relay(
         self, relay_id: str, files: WorkerFiles, log_path: Path
@@ -183,6 +202,7 @@ class WorkerStarter:
         files: WorkerFiles,
         options: Sequence[str],
         memory_mib: int,
+        environment: Mapping[str, str] | None = None,
     ) -> int:
         """Starts a process that listens on a control socket; completes and writes its record."""
         program = find_native(name)
@@ -200,7 +220,14 @@ class WorkerStarter:
             command += options
             command += ["--sandbox", "on" if self._config.server.worker_sandbox else "off"]
             try:
-                pid = self._spawn(worker_id, command, log_path, (listener.fileno(),), memory_mib)
+                pid = self._spawn(
+                    worker_id,
+                    command,
+                    log_path,
+                    (listener.fileno(),),
+                    memory_mib,
+                    environment=environment,
+                )
             except OSError:
                 socket_path.unlink(missing_ok=True)
                 raise
@@ -223,6 +250,26 @@ class WorkerStarter:
         program = find_native(f"sluice-{name}")
         return self._spawn(name, [str(program), "--control", str(socket_path)], log_path, ())
 
+    def start_for_user(
+        self,
+        name: str,
+        command: list[str],
+        log_path: Path,
+        user: User,
+        environment: Mapping[str, str],
+    ) -> int:
+        """Starts a program that is not ours as a user; returns its pid. Raises OSError."""
+        return self._spawn(name, command, log_path, (), user=user, environment=environment)
+
+    @staticmethod
+    def environment() -> dict[str, str]:
+        """What of this server's environment the processes that it starts have."""
+        return {
+            key: value
+            for key, value in os.environ.items()
+            if key in KEPT_VARIABLES or key.startswith(KEPT_PREFIXES)
+        }
+
     def _spawn(
         self,
         name: str,
@@ -230,6 +277,9 @@ class WorkerStarter:
         log_path: Path,
         descriptors: tuple[int, ...],
         memory_mib: int = 0,
+        *,
+        user: User | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> int:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         if self._systemd:
@@ -239,7 +289,10 @@ class WorkerStarter:
                 scope += ["-p", f"MemoryMax={memory_mib}M"]
             if section.session_pids:
                 scope += ["-p", f"TasksMax={section.session_pids}"]
+            if user:
+                scope += [f"--uid={user.uid}", f"--gid={user.gid}"]
             command = [*scope, "--", *command]  # it execs the command: the pid stays
+        own = user if user and not self._systemd else None
         # what a session does is nobody's but its owner's and the operator's
         with open(log_path, "ab", opener=_open_privately) as log_file:
             process = subprocess.Popen(
@@ -250,7 +303,10 @@ class WorkerStarter:
                 pass_fds=descriptors,
                 start_new_session=True,
                 cwd="/",
-                env=_environment(),
+                env={**self.environment(), **(environment or {})},
+                user=own.uid if own else None,
+                group=own.gid if own else None,
+                extra_groups=[] if own else None,
             )
         # reaped by whoever holds its pidfd; this object must not try to
         process.returncode = 0
@@ -265,14 +321,6 @@ def reap(pid: int) -> None:
     """Collects an ended child; does nothing if it is not ours (adopted, or reaped already)."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-
-
-def _environment() -> dict[str, str]:
-    return {
-        key: value
-        for key, value in os.environ.items()
-        if key in KEPT_VARIABLES or key.startswith(KEPT_PREFIXES)
-    }
 
 
 def _become(user: User) -> list[str]:

@@ -52,6 +52,7 @@ class StandingProcess:
         log_dir: Path,
         on_message: Callable[[Message], None],
         on_connected: Callable[[], None],
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._kind = kind
         self._starter = starter
@@ -59,6 +60,8 @@ class StandingProcess:
         self._log_path = log_dir / f"{kind.name}.log"
         self._on_message = on_message
         self._on_connected = on_connected
+        self._on_lost = on_lost
+        self.connected = asyncio.Event()
         self._link: PacketLink | None = None
         self._lost = asyncio.Event()
         self._answers: dict[tuple[str, str], asyncio.Future[Message]] = {}
@@ -84,7 +87,10 @@ class StandingProcess:
             complained = False
             self._lost.clear()
             self._on_connected()
+            self.connected.set()
             await self._lost.wait()
+            self.connected.clear()
+            self._on_lost()
             log.warning("sluice-%s is gone; starting it again", self._kind.name)
 
     @property

@@ -19,7 +19,9 @@ from sluice.config.native_files import NativeFileMissing
 from sluice.resources.ends import End, EndCause
 from sluice.server.controller.orders import OrderRefused
 from sluice.server.gpus.discovery import Driver
-from sluice.server.workers.process import WorkerStarter
+from sluice.server.workers.concurrent import ConcurrentWorkers
+from sluice.server.workers.mps import MpsDaemons
+from sluice.server.workers.process import MpsClient, WorkerStarter
 from sluice.server.workers.worker import Worker, WorkerDevice, WorkerError
 
 log = logging.getLogger("sluice.server")
@@ -53,6 +55,18 @@ class WarmWorkers:
         self._resting: set[str] = set()
         self._looking: list[Worker] = []  # at every GPU of the host
         self._stopping = False
+        self._at_once: set[str] = set()  # GPUs whose sessions run at once: none wait ready there
+        self.concurrent: ConcurrentWorkers | None = None
+
+    def serve_concurrent(self, daemons: MpsDaemons) -> None:
+        """From now on sessions of a project may run at once."""
+        self.concurrent = ConcurrentWorkers(
+            daemons,
+            lambda gpus, client: self._spawn(list(gpus), client),
+            self._occupied_at_once,
+            keep_ready=self._per_gpu > 0,
+            start_seconds=self._start_seconds,
+        )
 
     async def see_devices(self) -> list[WorkerDevice]:
         """Starts a worker that sees every GPU, asks it what they are, and lets it end."""
@@ -90,6 +104,12 @@ class WarmWorkers:
         if not await _exited(holding, LET_GO_SECONDS):
             pids = ", ".join(str(w.record.pid) for w in holding if not w.exited)
             raise OrderRefused(f"worker process {pids} still holds it after {LET_GO_SECONDS:g} s")
+        if self.concurrent and (left := await self.concurrent.let_go(uuid)):
+            projects = ", ".join(sorted(daemon.record.project for daemon in left))
+            raise OrderRefused(
+                f"the MPS daemon of project {projects} may hold it, whose sessions run at once on "
+                "other GPUs of the host; end them first"
+            )
         if uuid not in self._let_go:
             raise OrderRefused("it was taken back meanwhile")
         log.info("GPU %s is let go: %d warm worker(s) ended", uuid, len(holding))
@@ -108,10 +128,27 @@ class WarmWorkers:
         self._warm.setdefault(uuid, [])
         self._refill(uuid, 0)
 
+    def _occupied_at_once(self, uuid: str, is_so: bool) -> None:
+        if is_so:
+            self._at_once.add(uuid)
+            if task := self._refills.pop(uuid, None):
+                task.cancel()
+            for worker in self._warm.get(uuid, []):
+                worker.end(_unused("sessions run at once on its GPU"))
+        else:
+            self._at_once.discard(uuid)
+            if uuid in self._warm:
+                self._refill(uuid, REFILL_DELAY_SECONDS)
+
     def adopt(self, worker: Worker) -> bool:
         """Takes in a worker of an earlier server that has no session; False if it is of no use."""
         record = worker.record
-        if self._per_gpu == 0 or record.driver != self._driver.path or len(record.devices) != 1:
+        if (
+            record.mps
+            or self._per_gpu == 0
+            or record.driver != self._driver.path
+            or len(record.devices) != 1
+        ):
             return False
         if record.libraries != self._starter.libraries:
             return False
@@ -146,10 +183,11 @@ class WarmWorkers:
         for task in self._refills.values():
             task.cancel()
         ending = [worker for warm in self._warm.values() for worker in warm]
+        at_once = self.concurrent.stop() if self.concurrent else []
         for worker in ending:
             worker.on_exit = self._unused_one_ended
             worker.end(_unused("the server stops"), grace=0)
-        await _exited(ending, STOP_SECONDS)
+        await _exited([*ending, *at_once], STOP_SECONDS)
 
     def _taken(self, uuid: str) -> Worker | None:
         """One of the GPU's warm workers, a ready one if there is; it is replaced a little later."""
@@ -161,12 +199,17 @@ class WarmWorkers:
             self._refill(uuid, REFILL_DELAY_SECONDS)
         return worker
 
-    def _spawn(self, gpus: list[str]) -> Worker:
+    def _spawn(self, gpus: list[str], mps: MpsClient | None = None) -> Worker:
         worker_id = secrets.token_hex(6)
         log_path = self._log_dir / "worker" / f"{worker_id}.log"
         try:
             record, pidfd = self._starter.start(
-                worker_id, self._driver.path, gpus, log_path, software=self._driver.software
+                worker_id,
+                self._driver.path,
+                gpus,
+                log_path,
+                software=self._driver.software,
+                mps=mps,
             )
         except (OSError, NativeFileMissing) as error:
             raise WorkerError(f"no worker can be started: {error}") from error
@@ -180,7 +223,7 @@ class WarmWorkers:
         return worker
 
     def _refill(self, uuid: str, delay: float) -> None:
-        if self._stopping or uuid in self._let_go or uuid in self._resting:
+        if self._stopping or uuid in self._let_go | self._resting | self._at_once:
             return
         if (task := self._refills.get(uuid)) and not task.done():
             return
@@ -205,7 +248,7 @@ class WarmWorkers:
         warm = self._warm.get(uuid, [])
         if worker in warm:
             warm.remove(worker)
-            if uuid in self._let_go or uuid in self._resting:
+            if uuid in self._let_go | self._resting | self._at_once:
                 self._clean(worker)
                 return
             log.warning("the warm worker %s of GPU %s ended: %s", worker.id, uuid, why)

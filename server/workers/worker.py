@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from sluice.config.peer_lines import SERVER as PEERS
@@ -61,6 +61,11 @@ class Worker:
         self.record = record
         self.devices: list[WorkerDevice] = []
         self.on_exit: Callable[[Worker, End], None] | None = None
+        #: Called before on_exit, whoever's that is by then.
+        self.at_exit: list[Callable[[], None]] = []
+        #: What must have been done, or tried, before the process may be killed.
+        self.before_kill: Callable[[], Awaitable[None]] | None = None
+        self._killing: asyncio.Task[None] | None = None
         self.on_ended: Callable[[Worker, Message], None] | None = None
         self.on_code: Callable[[Message, int], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
@@ -159,7 +164,22 @@ class Worker:
             self._kill_timer = self._loop.call_later(grace if self._link else 0, self.kill)
 
     def kill(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once, or as soon as that harms nobody else."""
+        if self.exited or self._killing:
+            return
+        if self.before_kill:
+            self._killing = self._loop.create_task(self._kill_after(self.before_kill))
+        else:
+            self._send_kill()
+
+    async def _kill_after(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception:
+            log.exception("worker %s is killed although it could not be ended well", self.id)
+        self._send_kill()
+
+    def _send_kill(self) -> None:
         if not self.exited:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -331,6 +351,8 @@ class Worker:
         for _, answer in self._asked:
             if not answer.done():
                 answer.set_exception(gone)
+        for told in self.at_exit:
+            told()
         if self.on_exit:
             self.on_exit(self, why)
 
