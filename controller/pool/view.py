@@ -76,6 +76,7 @@ class PoolView:
             booked.memory_mib - kept.memory_mib,
             booked.compute_percent - kept.compute_percent,
             vgpus,
+            booked.occupancy,
         )
 
     def kept(self, key: GpuKey) -> Usage:

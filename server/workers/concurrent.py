@@ -54,7 +54,7 @@ class ConcurrentWorkers:
         keep_ready: bool,
         start_seconds: float,
     ) -> None:
-        """`occupied` is told when a GPU gets its first such worker, and when it has lost its last."""
+        """`occupied` is told when a GPU gets its first such worker, and when it loses its last."""
         self.daemons = daemons
         self._spawn = spawn
         self._occupied = occupied
@@ -120,6 +120,9 @@ class ConcurrentWorkers:
             await worker.wait_ready(self._start_seconds)
         except (WorkerError, asyncio.CancelledError):
             self._end(worker, "it was not ready in time")
+            if daemon.workers <= {worker.id}:
+                # nobody runs on it: the next is to have a better one
+                await self.daemons.end(daemon)
             raise
         return worker
 

@@ -26,7 +26,7 @@ from sluice.config.server_gpus import ThrottleSection
 from sluice.protocol.frames import MAX_CONCURRENT_SESSIONS
 from sluice.server.gpus.discovery import Driver
 from sluice.server.listeners.peers import PeerGone, open_process, start_time_of
-from sluice.server.workers.process import WorkerStarter, reap
+from sluice.server.workers.process import WorkerStarter, becoming, reap
 from sluice.server.workers.users import NoUserLeftError, User, WorkerUsers
 
 log = logging.getLogger("sluice.server")
@@ -190,7 +190,7 @@ class MpsDaemons:
         """Ends the daemons that have no client now; returns those that have."""
         for daemon in list(self._daemons.values()):
             if not daemon.workers:
-                await self._end(daemon)
+                await self.end(daemon)
         return list(self._daemons.values())
 
     def let_go(self) -> None:
@@ -235,7 +235,7 @@ class MpsDaemons:
         deadline = asyncio.get_running_loop().time() + START_SECONDS
         while await self._say(daemon, "get_server_list") is None:
             if daemon.over or asyncio.get_running_loop().time() > deadline:
-                await self._end(daemon)
+                await self.end(daemon)
                 raise MpsError(
                     f"{self._control} does not answer; its log is in {self._log_dir}/mps"
                 )
@@ -271,14 +271,14 @@ class MpsDaemons:
         def end() -> None:
             self._timers.pop(project, None)
             if not daemon.workers and not daemon.over:
-                task = asyncio.create_task(self._end(daemon))
+                task = asyncio.create_task(self.end(daemon))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
         self._timers[project] = asyncio.get_running_loop().call_later(self._idle, end)
 
-    async def _end(self, daemon: Daemon) -> None:
-        """It has no clients: its server ends with it."""
+    async def end(self, daemon: Daemon) -> None:
+        """Ends one that has no clients."""
         if daemon.over:
             return
         if self._daemons.get(daemon.record.project) is daemon:
@@ -290,17 +290,14 @@ class MpsDaemons:
 
     async def _say(self, daemon: Daemon, command: str) -> str | None:
         """What it answers; None: it does not."""
-        user = daemon.user
         try:
             asked = await asyncio.create_subprocess_exec(
+                *becoming(daemon.user),
                 str(self._control),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd="/",
-                user=user.uid,
-                group=user.gid,
-                extra_groups=[],
                 env={**self._starter.environment(), **daemon.environment},
             )
         except OSError as error:

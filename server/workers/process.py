@@ -259,7 +259,8 @@ class WorkerStarter:
         environment: Mapping[str, str],
     ) -> int:
         """Starts a program that is not ours as a user; returns its pid. Raises OSError."""
-        return self._spawn(name, command, log_path, (), user=user, environment=environment)
+        command = [*becoming(user), *command]
+        return self._spawn(name, command, log_path, (), environment=environment)
 
     @staticmethod
     def environment() -> dict[str, str]:
@@ -278,7 +279,6 @@ class WorkerStarter:
         descriptors: tuple[int, ...],
         memory_mib: int = 0,
         *,
-        user: User | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> int:
         log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -289,10 +289,7 @@ class WorkerStarter:
                 scope += ["-p", f"MemoryMax={memory_mib}M"]
             if section.session_pids:
                 scope += ["-p", f"TasksMax={section.session_pids}"]
-            if user:
-                scope += [f"--uid={user.uid}", f"--gid={user.gid}"]
             command = [*scope, "--", *command]  # it execs the command: the pid stays
-        own = user if user and not self._systemd else None
         # what a session does is nobody's but its owner's and the operator's
         with open(log_path, "ab", opener=_open_privately) as log_file:
             process = subprocess.Popen(
@@ -304,9 +301,6 @@ class WorkerStarter:
                 start_new_session=True,
                 cwd="/",
                 env={**self.environment(), **(environment or {})},
-                user=own.uid if own else None,
-                group=own.gid if own else None,
-                extra_groups=[] if own else None,
             )
         # reaped by whoever holds its pidfd; this object must not try to
         process.returncode = 0
@@ -321,6 +315,15 @@ def reap(pid: int) -> None:
     """Collects an ended child; does nothing if it is not ours (adopted, or reaped already)."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
+
+
+def becoming(user: User) -> list[str]:
+    """Before a command that a user is to run.
+
+    subprocess's own way forks this process with gRPC's threads in it, which a child does not always
+    survive; without it the child is made by vfork.
+    """
+    return ["setpriv", f"--reuid={user.uid}", f"--regid={user.gid}", "--clear-groups", "--"]
 
 
 def _become(user: User) -> list[str]:

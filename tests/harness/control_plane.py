@@ -112,6 +112,7 @@ class ControlPlane:
         server_tls: dict[str, Any] | None = None,
         projects: dict[str, Any] | None = None,
         native: dict[str, Any] | None = None,
+        throttle: dict[str, Any] | None = None,
         token_file: Path | None = None,
         log: dict[str, Any] | None = None,
         metrics: dict[str, Any] | None = None,
@@ -181,6 +182,7 @@ class ControlPlane:
                 if metrics is None
                 else {"listen": self.metrics_url.partition("//")[2], **metrics}
             ),
+            throttle=throttle or {},
         )
         self.controller: subprocess.Popen[bytes] | None = None
         self.server: subprocess.Popen[bytes] | None = None
