@@ -54,10 +54,16 @@ test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bu
 	$(PY) -m pytest -q -m guest_images tests/guest_images
 
 test-gpu: export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/site# site is of gpu-host's archive
-test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features and workloads, natively and through Sluice
+test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features, workloads and shares, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
 	$(PYTHON) tests/gpu/hostile_libraries.py
 	$(PYTHON) tests/gpu/conformance.py
+	$(PYTHON) tests/gpu/shares.py --parts shares small asks capped one_percent
+	$(PYTHON) tests/gpu/shares.py --parts torch
+	$(PYTHON) tests/gpu/shares.py --parts alone
+	$(PYTHON) tests/gpu/shares.py --parts small_inference
+	$(PYTHON) tests/gpu/shares.py --parts concurrent
+	$(PYTHON) tests/gpu/shares.py --parts interactive
 
 bench: build/.base programs native ## the figures, with the machine's own floors; also in build/measurements/bench.jsonl
 	$(PY) tests/bench/bench.py

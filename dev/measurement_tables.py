@@ -9,6 +9,7 @@ docs/measurements/tables.yaml says which records are its rows and columns, *.jso
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -96,6 +97,20 @@ class Table:
             if column.get("show", "value") not in SHOWN:
                 raise MeasurementError(f"{self.name}: show is one of {', '.join(SHOWN)}")
 
+    def lacks(self, records: Records, row: dict[str, Any]) -> bool:
+        """Whether the row waits for its first record, and may."""
+        if not row.get("awaited"):
+            return False
+        for column in self.shown(row):
+            with contextlib.suppress(MeasurementError):
+                self.record(records, row, column)
+                return False
+        return True
+
+    def shown(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The columns in which the row has a figure."""
+        return [each for each in self.said["columns"] if each["head"] not in row.get("skip", ())]
+
     def record(self, records: Records, row: dict[str, Any], column: dict[str, Any]) -> Measurement:
         """The one record of a cell; MeasurementError where there is none."""
         name = column.get("name", row.get("name", "")).format_map(row)
@@ -123,9 +138,11 @@ class Table:
         lines.append(["---"] * len(lines[0]))
         used: list[Measurement] = []
         for row in self.said["rows"]:
+            if self.lacks(records, row):
+                continue
             cells = row["labels"] if "labels" in row else [row["label"]]
             for column in columns:
-                if column["head"] in row.get("skip", ()):
+                if column not in self.shown(row):
                     cells = [*cells, ""]
                     continue
                 record = self.record(records, row, column)

@@ -271,6 +271,13 @@ def test_a_cell_is_the_record_of_its_machine_channel_and_setting() -> None:
         tables.written(PAGE, {}, records)
 
 
+def test_a_row_may_wait_for_its_first_record() -> None:
+    waiting = one_table(name="later_us", awaited=True)
+    assert "a launch" not in tables.written(PAGE, waiting, {"calls": [from_line(line(), "here:1")]})
+    kept = {"calls": [from_line(line(name="later_us"), "here:1")]}
+    assert "| a launch | 2.65 µs | 2.72 µs |" in tables.written(PAGE, waiting, kept)
+
+
 @pytest.mark.parametrize(
     ("found", "unit", "shown"),
     [

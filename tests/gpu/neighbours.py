@@ -3,10 +3,10 @@
 
     python3 tests/gpu/neighbours.py [SECONDS]
 
-Each tenant is a process with a context of its own and calls the driver by ctypes. Kernels are
-counted by loop iterations, never by clocks (a clock runs on while a kernel is switched out), and
-their length is calibrated once for all. A tenant's figure is work done between two moments that
-all know. docs/decisions/0003-time-on-the-gpu.md says what came out of it.
+Each tenant is a process with a context of its own (tenants.py) and calls the driver by ctypes.
+Kernels are counted by loop iterations, never by clocks (a clock runs on while a kernel is switched
+out), and their length is calibrated once for all. A tenant's figure is work done between two
+moments that all know. docs/decisions/0003-time-on-the-gpu.md says what came out of it.
 """
 
 import ctypes
@@ -18,7 +18,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import tenants
 
 PTX = b"""
 .version 7.8
@@ -104,7 +107,7 @@ def calibrate(tenant: Tenant) -> float:
 
 
 def until(moment: float) -> None:
-    while time.time() < moment:
+    while time.monotonic() < moment:
         pass
 
 
@@ -121,7 +124,7 @@ def stream_of(
     place = 0
     while True:
         tenant.call("cuEventSynchronize", events[place])
-        now = time.time()
+        now = time.monotonic()
         if now >= end:
             break
         done += now >= begin
@@ -138,7 +141,7 @@ def answers(
     """Milliseconds from asking to having waited, one after the other."""
     took = []
     until(begin)
-    while time.time() < end:
+    while time.monotonic() < end:
         time.sleep(pause())
         asked = time.perf_counter()
         piece()
@@ -147,9 +150,8 @@ def answers(
     return took
 
 
-def be(task: dict[str, Any]) -> dict[str, Any]:
-    """A tenant's life: what it has done, in its own units."""
-    tenant = Tenant()
+def be(tenant: Tenant, task: dict[str, Any]) -> dict[str, Any]:
+    """What a tenant has done in a window, in its own units."""
     rate, begin, end = task["rate"], task["begin"], task["end"]
     kind = task["kind"]
     n = max(1, int(rate * task.get("us", 100)))
@@ -206,17 +208,25 @@ def be(task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def together(seconds: float, rate: float, *tasks: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each task's tenant beside the others; `environment` is what its process has besides."""
-    begin = time.time() + 2.5
-    running = []
-    for task in map(dict, tasks):
-        environment = {**os.environ, **task.pop("environment", {})}
-        text = json.dumps({"rate": rate, "begin": begin, "end": begin + seconds, **task})
-        command = [sys.executable, __file__, "--be", text]
-        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
-    told = [p.communicate(timeout=120)[0] for p in running]
-    return [json.loads(t) if t else {} for t in told]
+def together(
+    seconds: float,
+    rate: float,
+    *works: dict[str, Any],
+    around: AbstractContextManager[object] | None = None,
+) -> list[dict[str, Any]]:
+    """Each one's tenant beside the others; `environment` is what its process has besides.
+
+    `around` is entered when all of them are ready, before their time begins.
+    """
+    with tenants.Tenants() as running:
+        started = []
+        for work in map(dict, works):
+            environment = {**os.environ, **work.pop("environment", {})}
+            command = [sys.executable, __file__, "--be", json.dumps({"rate": rate, **work})]
+            started.append(running.start(work["kind"], command, environment))
+        running.wait_ready()
+        with around or nullcontext():
+            return tenants.window(started, seconds, lead=0.6)
 
 
 def main(seconds: float) -> None:
@@ -248,8 +258,8 @@ def main(seconds: float) -> None:
     show("asks beside kernels of 5 ms", asks, {"kind": "kernels", "us": 5000})
     show("asks beside two with kernels", asks, work, work)
     small = {"kind": "small", "us": 20}
-    for tenants in (1, 2, 4, 8):
-        show(f"{tenants} small", *([small] * tenants))
+    for number in (1, 2, 4, 8):
+        show(f"{number} small", *([small] * number))
     show("kernels beside an endless kernel", work, {"kind": "endless"})
     show("asks beside an endless kernel", asks, {"kind": "endless"})
 
@@ -258,6 +268,9 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--calibrate"]:
         print(calibrate(Tenant()))
     elif sys.argv[1:2] == ["--be"]:
-        print(json.dumps(be(json.loads(sys.argv[2]))))
+        made, work = Tenant(), json.loads(sys.argv[2])
+        tenants.say({"ready": True})
+        for when in tenants.tasks():
+            tenants.say(be(made, {**work, **when}))
     else:
         main(float(sys.argv[1]) if len(sys.argv) > 1 else 2)
