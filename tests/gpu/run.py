@@ -85,7 +85,9 @@ class Server:
         devices: Sequence[str] = (),
         libraries: str | None = None,
         memory_mib: int = SLICE_MIB,
+        uid: int | None = NOBODY,
     ) -> None:
+        """`uid`: whose all workers are; None: each grant's, or project's, own."""
         self.folder = folder
         self.socket = folder / "server.sock"
         self.log = SessionLogs(folder / "log")
@@ -114,7 +116,9 @@ class Server:
         command = [sys.executable, str(ROOT / "tests" / "harness" / "static_server.py")]
         command += ["--socket", str(self.socket), "--log-dir", str(folder / "log")]
         command += ["--driver", driver, "--memory-mib", str(memory_mib), "--arena-mib", "4096"]
-        command += ["--uid", str(NOBODY), "--http-port", "19123", "--relay"]
+        command += ["--http-port", "19123", "--relay"]
+        if uid is not None:
+            command += ["--uid", str(uid)]
         if libraries is not None:
             command += ["--libraries", libraries]
         if len(devices) > 1:

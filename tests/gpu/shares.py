@@ -192,7 +192,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="sluice-shares-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        server = Server(driver, folder, memory_mib=memory_mib)
+        server = Server(driver, folder, memory_mib=memory_mib, uid=None)
         try:
             rig = Rig(server, options.seconds, memory_mib)
             failed = measure(rig, options.parts)

@@ -56,8 +56,10 @@ def daemon() -> None:
                     return
             else:
                 selector.unregister(key.fileobj)
-                del clients[key.fileobj]
-                key.fileobj.close()
+                gone = key.fileobj
+                assert isinstance(gone, socket.socket)
+                del clients[gone]
+                gone.close()
 
 
 def pass_on() -> None:

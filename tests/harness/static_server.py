@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
 import pwd
 import signal
 import sys
@@ -80,6 +81,7 @@ class StaticOptions:
             {
                 "log": {"log_dir": log_dir, "log_to_screen": False},
                 "server": server,
+                "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
                 "health": {"gpu_acceptance": "off", "watch": False},
             }

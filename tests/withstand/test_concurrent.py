@@ -3,7 +3,7 @@
 
 Real controller, server and workers on the software GPU. NVIDIA's MPS cannot run without a GPU of
 NVIDIA's: in its place is FakeMpsControl, of which the software GPU's processes are clients. What
-MPS does on a card is tests/gpu/concurrent.py's.
+MPS does on a card is tests/gpu/at_once.py's.
 """
 
 from __future__ import annotations
