@@ -93,10 +93,10 @@ def totals(rig: Rig) -> None:
     at_once = [rig.start(12, **task) for _ in range(8)]
     ours = sum(concurrent_probe.told(p)["done"] for p in at_once)
     native = {k: v for k, v in os.environ.items() if not k.startswith(("SLUICE_", "CUDA_MPS"))}
+    be = [sys.executable, concurrent_probe.__file__, "--be"]
     running = [
         subprocess.Popen(
-            [sys.executable, concurrent_probe.__file__, "--be"]
-            + [json.dumps({"rate": rig.rate, **task})],
+            [*be, json.dumps({"rate": rig.rate, **task})],
             env=native,
             stdout=subprocess.PIPE,
         )
