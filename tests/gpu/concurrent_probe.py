@@ -134,7 +134,7 @@ def be(task: dict[str, Any]) -> dict[str, Any]:
     if task.get("only"):
         return said
     n = int(task["rate"] * task.get("us", 100))
-    blocks = CORNER if task.get("corner") else WHOLE_CARD
+    blocks = CORNER if task.get("corner") else task.get("blocks", WHOLE_CARD)
     gap, last, done, error = 0.0, time.perf_counter(), 0, ""
     end = time.time() + task["seconds"]
     try:
