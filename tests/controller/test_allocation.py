@@ -12,6 +12,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from sluice.controller.pool.model import Gpu, GpuKey, GrantState, Node, NodeStat
 from sluice.controller.pool.ordered import Ordered
 from sluice.controller.pool.placement.policies import POLICIES
 from sluice.controller.pool.pool import Pool, Snapshot
+from sluice.resources.vgpu_request import Sharing
 
 MODELS = (("NVIDIA H200", "sm_90"), ("NVIDIA A10", "sm_86"), ("NVIDIA A100 PCIe", "sm_80"))
 LABELS = st.lists(
@@ -39,7 +41,15 @@ LABELS = st.lists(
 def nodes(draw: st.DrawFn) -> list[tuple[Node, list[Gpu]]]:
     made = []
     for name in "abc"[: draw(st.sampled_from([1, 2, 3, 3]))]:
-        node = Node(name, "x", 1, "1", draw(st.sampled_from([1, 2, 3, 4])), labels=draw(LABELS))
+        node = Node(
+            name,
+            "x",
+            1,
+            "1",
+            draw(st.sampled_from([1, 2, 3, 4])),
+            labels=draw(LABELS),
+            concurrent=draw(st.sampled_from([True, True, False])),
+        )
         gpus = []
         for index in range(draw(st.sampled_from([0, 1, 2, 3, 4, 4]))):
             model, architecture = draw(st.sampled_from(MODELS[:2]))
@@ -84,8 +94,12 @@ BOUNDS = st.sampled_from(
 PLACES = st.sampled_from(
     [{}, {}, {}, {"local_only": True}, {"cross_node": True, "compute_percent": 100}]
 )
+SHARED = st.sampled_from(
+    [{}, {}, {"sharing": Sharing.TURNS}]
+    + [{"sharing": Sharing.CONCURRENT, "project": project} for project in ("a", "b", "")]
+)
 REQUESTS = st.builds(
-    lambda *parts: {k: v for part in parts for k, v in part.items()}, SIZES, BOUNDS, PLACES
+    lambda *parts: {k: v for part in parts for k, v in part.items()}, SIZES, BOUNDS, PLACES, SHARED
 )
 STEPS = st.lists(
     st.one_of(
@@ -124,6 +138,20 @@ class Model:
                     left[key] = (mib - taken, percent - vgpu.compute_percent)
         return left
 
+    def admits(self, request: GrantRequest, key: GpuKey, percent: int, *, empty: bool) -> bool:
+        """Whether the vGPUs there leave the GPU to one of the request's."""
+        at_once = request.sharing is Sharing.CONCURRENT
+        if at_once and not (self.pool.nodes[key.node].concurrent and percent >= 8):
+            return False
+        beside = {
+            (vgpu.sharing is Sharing.CONCURRENT, (grant.project or "default") if at_once else "")
+            for grant in self.pool.grants.values()
+            if grant.state is GrantState.LIVE and not empty
+            for place, vgpu in grant.placed()
+            if place == key
+        }
+        return beside <= {(at_once, (request.project or "default") if at_once else "")}
+
     def fits(self, request: GrantRequest, *, empty: bool) -> bool:
         """Whether there is any way to place it."""
         times: dict[str, list[int]] = {}
@@ -136,6 +164,8 @@ class Model:
             if not is_wanted(request, gpu.model, gpu.architecture):
                 continue
             vgpu = slice_on(request, gpu, node.vgpu_count)
+            if not self.admits(request, key, vgpu.compute_percent, empty=empty):
+                continue
             count = 0
             while (
                 (count + 1) * (vgpu.memory_mib + vgpu.overhead_mib) <= mib
@@ -217,7 +247,8 @@ def check_grant(pool: Pool, request: GrantRequest, granted: Granted) -> None:
         assert set(request.labels) <= set(node.labels)
         assert not request.local_only or key.node == request.node
         assert is_wanted(request, gpu.model, gpu.architecture)
-        assert vgpu == slice_on(request, gpu, node.vgpu_count)
+        assert replace(vgpu, sharing=Sharing.AUTO) == slice_on(request, gpu, node.vgpu_count)
+        assert vgpu.sharing is request.sharing
 
 
 class Story:
@@ -232,7 +263,7 @@ class Story:
             self.register(node, gpus)
 
     def register(self, node: Node, gpus: list[Gpu], running: Sequence[str] = ()) -> None:
-        fresh = Node(node.name, "x", 1, "1", node.vgpu_count, labels=node.labels)
+        fresh = replace(node, address="x", generation=0)
         self.bench.pool.membership.register(fresh, gpus, [], running)
 
     def live(self) -> list[str]:
