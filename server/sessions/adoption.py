@@ -20,6 +20,7 @@ from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.logs import SessionLog
 from sluice.server.sessions.records import Session, session_from_record
 from sluice.server.sessions.relays import Relays
+from sluice.server.workers.concurrent import ConcurrentWorkers
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerFiles, WorkerRecord, WorkerStarter
 from sluice.server.workers.warm import WarmWorkers
@@ -36,7 +37,9 @@ async def adopt_workers(
     """Takes over every worker that still runs; returns how many sessions were adopted."""
     files = starter.files
     take_over = partial(_take_over, workers=workers, lifecycle=lifecycle)
-    adopting = [_adopt(worker_id, files, take_over) for worker_id in files.worker_ids()]
+    adopting = [
+        _adopt(worker_id, files, take_over, workers.concurrent) for worker_id in files.worker_ids()
+    ]
     if relays := lifecycle.relays:
         relayed = partial(_take_over_relay, relays=relays)
         adopting += [_adopt(name, relays.files, relayed) for name in relays.files.worker_ids()]
@@ -54,7 +57,10 @@ async def adopt_workers(
 
 
 async def _adopt(
-    worker_id: str, files: WorkerFiles, take_over: Callable[[Worker, Message], bool]
+    worker_id: str,
+    files: WorkerFiles,
+    take_over: Callable[[Worker, Message], bool],
+    concurrent: ConcurrentWorkers | None = None,
 ) -> bool:
     record = files.read(worker_id)
     if record is None:
@@ -69,6 +75,8 @@ async def _adopt(
         files.remove(worker_id)
         return False
     worker = Worker(record, pidfd, files)
+    if concurrent and record.mps:
+        concurrent.adopt(worker)  # before it is killed, should it not answer
     try:
         worker.connect()
         status = await worker.status()
@@ -85,8 +93,6 @@ def _take_over(
 ) -> bool:
     session = worker.record.session
     if adopted := _session_of(worker, status):
-        if worker.record.mps and workers.concurrent:
-            workers.concurrent.adopt(worker)
         lifecycle.adopt(adopted, status)
         if session["opening"] and adopted.requester.channel == "shm":
             # its client waited for an answer on a connection that ended with the server; over

@@ -80,9 +80,9 @@ class ConcurrentWorkers:
         return worker
 
     def adopt(self, worker: Worker) -> bool:
-        """Takes in one of an earlier server that has a session; False: its daemon has ended."""
+        """Takes in one of an earlier server; False: its daemon has ended."""
         daemon = self.daemons.known(worker.record.mps)
-        if daemon is None:
+        if daemon is None or self.daemons.is_full(daemon):
             return False
         self.daemons.join(daemon, worker.id)
         self._follow(worker, daemon)
@@ -194,8 +194,8 @@ class ConcurrentWorkers:
             return
         for other in alike:
             self._end(self._ready.pop(other), "sessions of another size are asked for")
-        daemon = await self.daemons.of(place.project)
-        if not self._has_sessions(daemon) or self.daemons.is_full(daemon):
+        daemon = self.daemons.running(place.project)
+        if daemon is None or not self._has_sessions(daemon) or self.daemons.is_full(daemon):
             return
         try:
             worker = await self._start(place)

@@ -130,6 +130,10 @@ class MpsDaemons:
                 daemon = await self._start(project)
             return daemon
 
+    def running(self, project: str) -> Daemon | None:
+        """The project's daemon; None: there is none now."""
+        return self._daemons.get(project)
+
     def is_full(self, daemon: Daemon) -> bool:
         """Whether MPS takes no more of its project's sessions."""
         return len(daemon.workers) >= MAX_CONCURRENT_SESSIONS

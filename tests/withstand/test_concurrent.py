@@ -177,6 +177,23 @@ def test_they_outlive_the_server_and_keep_their_daemon(plane: ControlPlane, star
     assert ["terminate_client", str(before["a"]["pid"]), str(pid)] in said
 
 
+def test_one_that_ends_while_no_server_runs_is_ended_by_the_next(
+    plane: ControlPlane, start: Start
+) -> None:
+    endless, other = at_once(start), at_once(start)
+    pid = worker_of(plane, endless)
+    plane.stop("server", signal.SIGKILL)
+    assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
+    endless.kill()
+    goes_on(other, 20)
+    assert Path(f"/proc/{pid}").exists(), "its work is under way"
+    plane.start_server()
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), LIMIT, "the end of the worker")
+    said = [c for c in commands(plane, "a") if c["command"][0] == "terminate_client"]
+    assert [c["command"][2] for c in said if pid in c["clients"]] == [str(pid)]
+    goes_on(other)
+
+
 def test_a_daemon_that_is_killed_is_replaced(plane: ControlPlane, start: Start) -> None:
     one = at_once(start)
     before = daemons(plane)["a"]
