@@ -274,6 +274,8 @@ def usage(
             "VGPU SECONDS": "vgpu_seconds",
             "MIB SECONDS": "memory_mib_seconds",
             "PERCENT SECONDS": "compute_percent_seconds",
+            "GPU SECONDS": "gpu_seconds",
+            "GPU WAIT": "gpu_wait_seconds",
         },
         answer["usage"],
         "nothing was used",

@@ -90,6 +90,7 @@ class Server:
         self._run(self._controller.run())
         if self._turns:
             self._run(self._turns.arbiter.run())
+        self._run(self._lifecycle.times.run())
         self._open_unix_socket()
         if section.enable_kvm:
             self._serve_guests(starter)

@@ -124,6 +124,10 @@ MIGRATIONS = (
     ALTER TABLE grants ADD COLUMN ending_cause INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN cause INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    ALTER TABLE usage ADD COLUMN gpu_seconds REAL NOT NULL DEFAULT 0;
+    ALTER TABLE usage ADD COLUMN gpu_wait_seconds REAL NOT NULL DEFAULT 0;
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -260,15 +261,19 @@ class FakeSession:
         self.requester = Requester("shm", "host", "program")
         self.part = None
         self.places = (0,)
+        self.started = time.time()
         self.opening = False
         self.gone = asyncio.Event()
 
 
 def test_what_a_taken_over_worker_says_cannot_spoil_a_scrape() -> None:
-    figures = SessionFigures()
+    now = [0.0]
+    figures = SessionFigures(lambda: now[0])
     session = FakeSession("s")
     figures.begin(session)  # type: ignore[arg-type]
+    now[0] = 5.0
     figures.hear("s", Message("status", {"commands": "70", "bytes_in": "9", "gpu_busy_ms": "4000"}))
+    figures.times.look()
     absurd = {"commands": "-5", "bytes_in": "9" * 400, "bytes_out": "x", "vgpu.0.used_mib": "1e9"}
     figures.hear("s", Message("status", absurd))
     found = read_registry(figures.registry)
@@ -276,11 +281,20 @@ def test_what_a_taken_over_worker_says_cannot_spoil_a_scrape() -> None:
     assert found.value("sluice_channel_received_bytes_total", channel="shm") == 2**62
     assert found.value("sluice_channel_sent_bytes_total", channel="shm") == 0
     assert found.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 4
+    assert found.value("sluice_vgpu_share_ratio", gpu="GPU-1", vgpu="0", window="60s") == 0.8
+    figures.hear("s", Message("status", {"vgpu.0.busy_us": "9" * 400}))
+    assert (
+        read_registry(figures.registry).value(
+            "sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0"
+        )
+        == 5
+    ), "what passed"
     figures.end("s")
     figures.end("s")
     again = read_registry(figures.registry)
     assert again.value("sluice_server_sessions_ended_total", channel="shm") == 1
-    assert again.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 4
+    assert again.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 5
+    assert again.total("sluice_vgpu_share_ratio") == 0
 
 
 def test_a_worker_that_exits_before_its_session_is_said_to_have_begun_leaves_nothing() -> None:
