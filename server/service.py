@@ -24,6 +24,8 @@ from sluice.server.gpus.discovery import Driver
 from sluice.server.gpus.figures import GpuReader
 from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
+from sluice.server.gpus.nvml_watch import nvml_beside
+from sluice.server.gpus.process_use import ProcessUseReader
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
 from sluice.server.listeners.addresses import StartError, data_address, reachable_address
@@ -33,6 +35,7 @@ from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.adoption import adopt_workers
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.turn_pages import TurnPages
+from sluice.server.sessions.use_watch import UseWatch
 from sluice.server.start_up import (
     chosen_driver,
     code_cache,
@@ -91,6 +94,8 @@ class Server:
         if self._turns:
             self._run(self._turns.arbiter.run())
         self._run(self._lifecycle.times.run())
+        if nvml_beside(driver.path):
+            self._run(self._watch_use(driver).run())
         self._open_unix_socket()
         if section.enable_kvm:
             self._serve_guests(starter)
@@ -157,6 +162,15 @@ class Server:
             self._controller.report,
         )
         return starter
+
+    def _watch_use(self, driver: Driver) -> UseWatch:
+        return UseWatch(
+            ProcessUseReader(driver),
+            self._lifecycle.sessions,
+            self._lifecycle.figures,
+            self._workers.has_let_go,
+            divided=self._turns is not None,
+        )
 
     def _open_data_port(self) -> None:
         """From now on the controller's questions can be answered, too."""

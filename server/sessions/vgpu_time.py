@@ -2,11 +2,11 @@
 """What each vGPU of this host has had of its GPU's time, and how long it waited: sums and shares.
 
 Owned by sessions.figures, which tells of sessions and of what their workers say; read by it for
-/metrics and by sessions.time_reports for the controller. No I/O, and the clock is injected. The
-time that a vGPU used is what its workers measured, never more than passed meanwhile: a worker that
-was taken over may say what it likes and spoils its own vGPU's figures only. How long it waited is
-the arbiter's figure. It promises that sums never fall while a grant has sessions here. Seconds,
-shares of one GPU from 0 to 1.
+/metrics, by sessions.time_reports for the controller and by sessions.use_watch. No I/O, and the
+clock is injected. The time that a vGPU used is what its workers measured, never more than passed
+meanwhile: a worker that was taken over may say what it likes and spoils its own vGPU's figures
+only. How long it waited is the arbiter's figure. It promises that sums never fall while a grant has
+sessions here. Seconds, shares of one GPU from 0 to 1.
 """
 
 from __future__ import annotations
@@ -176,6 +176,12 @@ class VgpuTimes:
         """A session's vGPUs."""
         session = self._sessions.get(session_id)
         return session.vgpus.values() if session else ()
+
+    def said_by(self, session_id: str) -> list[tuple[VgpuTime, float]]:
+        """A session's vGPUs, with the seconds that its worker says it used of each."""
+        session = self._sessions.get(session_id)
+        found = session.vgpus.items() if session else ()
+        return [(vgpu, session.said.get(index, 0.0)) for index, vgpu in found if session]
 
     def end(self, session_id: str) -> list[VgpuTime]:
         """A session is over; returns those of its vGPUs that no other session has."""
