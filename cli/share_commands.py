@@ -257,7 +257,7 @@ def usage(
         UsageFormat, typer.Option("--output", "-o", help="table, json, yaml or csv")
     ] = UsageFormat.TABLE,
 ) -> None:
-    """Shows what projects held times how long, by the hour."""
+    """Shows what projects held times how long and had of GPUs, by the hour."""
     wanted = {"from": begin, "to": end, "project": project}
     parameters: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     api = controller(address)

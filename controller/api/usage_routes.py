@@ -78,7 +78,7 @@ def usage_routes(grant_service: GrantService) -> APIRouter:
     async def show_usage(
         caller: ViewerOrTenant, begin: Begin = None, end: End = None, project: Name | None = None
     ) -> UsageList:
-        """What projects held times how long, by the hour, up to now."""
+        """What projects held times how long and had of GPUs, by the hour, up to now."""
         records = await _used(grant_service, caller.project, begin, end, project)
         return UsageList(
             usage=[
