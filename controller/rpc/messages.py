@@ -62,7 +62,7 @@ def vgpu_report_of(message: rpc.VgpuTime) -> VgpuReport:
         message.grant_id,
         message.number,
         used=message.used_us / 1e6,
-        waited=message.waited_us / 1e6,
+        waited=message.waited_us / 1e6 if message.HasField("waited_us") else None,
         share_1s=_ratio(message.share_1s),
         share_60s=_ratio(message.share_60s),
         counted_used=message.counted_used_us / 1e6,

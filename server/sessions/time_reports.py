@@ -40,7 +40,7 @@ MICRO = 1_000_000
 @dataclass(frozen=True, slots=True)
 class _Told:
     used_us: int
-    waited_us: int
+    waited_us: int | None
     share_1s: float
     share_60s: float
 
@@ -64,28 +64,29 @@ class Told:
             key = vgpu.grant_id, vgpu.place
             now = _Told(
                 round(vgpu.used * MICRO),
-                round(vgpu.waited * MICRO),
+                round(vgpu.waited * MICRO) if vgpu.waited_known else None,
                 round(vgpu.share_1s, 4),
                 round(vgpu.share_60s, 4),
             )
-            known = self._told.get(key)
-            if known == now:
+            if self._told.get(key) == now:
                 continue
             self._told[key] = now
-            report = rpc.VgpuTime(
-                grant_id=vgpu.grant_id,
-                number=vgpu.place,
-                used_us=now.used_us,
-                waited_us=now.waited_us,
-                share_1s=now.share_1s,
-                share_60s=now.share_60s,
+            before = self._before.get(key)
+            waited_before = before.waited_us if before else None
+            if waited_before is None:
+                waited_before = round(vgpu.waited_before * MICRO)
+            reports.append(
+                rpc.VgpuTime(
+                    grant_id=vgpu.grant_id,
+                    number=vgpu.place,
+                    used_us=now.used_us,
+                    waited_us=now.waited_us,
+                    share_1s=now.share_1s,
+                    share_60s=now.share_60s,
+                    counted_used_us=before.used_us if before else round(vgpu.before * MICRO),
+                    counted_waited_us=waited_before,
+                )
             )
-            if known is None:
-                before = self._before.get(key)
-                used = before.used_us if before else round(vgpu.before * MICRO)
-                waited = before.waited_us if before else round(vgpu.waited_before * MICRO)
-                report.counted_used_us, report.counted_waited_us = used, waited
-            reports.append(report)
         return reports
 
     def forget(self, grant_id: str, place: int) -> None:

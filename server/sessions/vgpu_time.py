@@ -63,7 +63,8 @@ class VgpuTime:
     turns: int = 0
     turns_before: int = 0
     held: float = 0.0  # its turns, also while nobody else wanted the GPU
-    adopted: bool = False  # of an earlier server
+    adopted: bool = False  # of an earlier server: how long it had waited, the arbiter says
+    waited_known: bool = True
     heard: bool = False  # since the last look
     share_1s: float = 0.0
     share_60s: float = 0.0
@@ -125,7 +126,8 @@ class VgpuTimes:
             else:
                 window = UseWindow(now, used)
                 self.vgpus[key] = VgpuTime(grant_id, place, gpu, now - age, used, used, window)
-            self.vgpus[key].adopted |= said is not None
+            if said is not None:
+                self.vgpus[key].adopted, self.vgpus[key].waited_known = True, False
             session.vgpus[index] = self.vgpus[key]
             self.vgpus[key].sessions.add(session_id)
         self._sessions[session_id] = session
@@ -158,6 +160,7 @@ class VgpuTimes:
             vgpu.turns += said.turns - since.turns
             if last is None and vgpu.adopted:
                 vgpu.waited_before, vgpu.turns_before = vgpu.waited, vgpu.turns
+            vgpu.waited_known = True
         here = {grant_id for grant_id, _ in self.vgpus}
         self._tenants = {name: time for name, time in tenants.items() if name in here}
 

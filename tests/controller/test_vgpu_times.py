@@ -15,7 +15,7 @@ from sluice.controller.rpc.messages import vgpu_report_of
 from sluice.rpc import pool_pb2 as rpc
 
 
-def report(grant_id: str, used: float, waited: float = 0.0, **more: float) -> VgpuReport:
+def report(grant_id: str, used: float, waited: float | None = 0.0, **more: float) -> VgpuReport:
     return VgpuReport(grant_id, 0, used, waited, share_1s=0.5, share_60s=0.25, **more)
 
 
@@ -62,6 +62,25 @@ def test_what_an_earlier_controller_counted_is_not_counted_again(bench: PoolBenc
     again = report(grant.id, 101, counted_used=0)
     bench.pool.lifecycle.vgpu_times("a", [again])
     assert gpu_seconds(bench.pool)["default"] == (11, 0), "this one knows by itself"
+
+
+def test_a_server_that_does_not_know_yet_how_long_it_waited_counts_nothing_twice(
+    bench: PoolBench,
+) -> None:
+    bench.node("a", 8000)
+    grant = bench.granted().grant
+    take = bench.pool.lifecycle.vgpu_times
+    take("a", [report(grant.id, 1, 30)])
+    for waited in (None, None, 31.0):  # a server that was restarted
+        take("a", [report(grant.id, 1, waited, counted_waited=29.0)])
+    assert gpu_seconds(bench.pool)["default"] == (1, 31)
+    other = bench.granted().grant
+    for waited in (None, 20.0, 21.0):  # to a controller that was, too
+        take("a", [report(other.id, 0, waited, counted_waited=0 if waited is None else 18.0)])
+    assert gpu_seconds(bench.pool)["default"] == (1, 31 + 3)
+    time = bench.pool.vgpu_time(other.id, 0)
+    assert time is not None
+    assert time.waited == 21
 
 
 def test_a_node_speaks_for_its_own_grants_only(bench: PoolBench) -> None:

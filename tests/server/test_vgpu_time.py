@@ -148,11 +148,16 @@ def test_the_controller_is_told_what_changed_and_all_after_a_welcome(
     assert told.changed(times.vgpus.values()) == []
     times.hear("s", {0: 6.0})
     (changed,) = told.changed(times.vgpus.values())
-    assert (changed.used_us, changed.counted_used_us) == (6_000_000, 0)
+    assert (changed.used_us, changed.counted_used_us) == (6_000_000, 3_000_000)
+    assert not changed.HasField("waited_us"), "the arbiter has not said how long it had waited"
+    times.hear_arbiter({"g": TenantTime(held=9, waited=8, turns=7)})
+    (changed,) = told.changed(times.vgpus.values())
+    assert (changed.waited_us, changed.counted_waited_us) == (8_000_000, 8_000_000)
     told.tell_again()
     times.hear("s", {0: 7.0})
     first, _ = told.changed(times.vgpus.values())
     assert (first.used_us, first.counted_used_us) == (7_000_000, 6_000_000)
+    assert (first.waited_us, first.counted_waited_us) == (8_000_000, 8_000_000)
 
 
 class FakeController:

@@ -11,7 +11,7 @@ was used in between is not counted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sluice.controller.pool.model import DEFAULT_PROJECT, Grant
 
@@ -23,7 +23,7 @@ class VgpuReport:
     grant_id: str
     number: int  # in the grant
     used: float
-    waited: float
+    waited: float | None  # None: it does not know yet
     share_1s: float
     share_60s: float
     counted_used: float = 0.0  # of it, what an earlier controller was told
@@ -68,16 +68,29 @@ class VgpuTimes:
         known = self._of_grant.setdefault(grant.id, {})
         time = known.get(report.number)
         if time is None:
-            known[report.number] = VgpuTime(report, report.used, report.waited)
+            known[report.number] = VgpuTime(report, report.used, report.waited or 0.0)
             used = max(0.0, report.used - report.counted_used)
-            waited = max(0.0, report.waited - report.counted_waited)
+            waited = max(0.0, (report.waited or 0.0) - report.counted_waited)
         else:
             # less than before: its server was restarted, and sessions of a job had ended
             used = max(0.0, report.used - time.last.used)
-            waited = max(0.0, report.waited - time.last.waited)
-            time.used, time.waited, time.last = time.used + used, time.waited + waited, report
+            time.used += used
+            waited = self._waited(time, report)
         if used or waited:
             self._count(grant.project or DEFAULT_PROJECT, used, waited)
+
+    def _waited(self, time: VgpuTime, report: VgpuReport) -> float:
+        """How much longer it waited than is counted; the report is its last from now on."""
+        before, time.last = time.last, report
+        if report.waited is None:  # a server that was restarted has not asked yet
+            time.last = replace(report, waited=before.waited)
+            return 0.0
+        if before.waited is None:
+            time.waited = report.waited
+            return max(0.0, report.waited - report.counted_waited)
+        more = max(0.0, report.waited - before.waited)
+        time.waited += more
+        return more
 
     def forget(self, grant_id: str) -> None:
         """The grant has ended."""
