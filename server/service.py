@@ -169,7 +169,6 @@ class Server:
             self._lifecycle.sessions,
             self._lifecycle.figures,
             self._workers.has_let_go,
-            divided=self._turns is not None,
         )
 
     def _open_data_port(self) -> None:

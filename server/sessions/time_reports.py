@@ -185,6 +185,7 @@ class TimeReports:
         try:
             self._figures.times.hear_arbiter(tenants_of(await turns.figures()))
         except NoAnswerError as error:
+            self._figures.times.arbiter_is_silent()
             log.debug("who waits for turns is not known: %s", error)
 
 

@@ -26,7 +26,7 @@ class Claim:
     gpu: str
     pid: int
     said: float  # that it used, by its own word
-    held: float | None  # that its grant had turns, by the arbiter's; None: nobody hands out turns
+    held: float | None  # that its grant had turns, by the arbiter's; None: it has none now
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class UseComparison:
                 continue
             key = claim.session_id, claim.gpu
             minute = before.get(key)
-            if minute is None:
+            # one who had turns for a part of it only could run freely for the rest
+            if minute is None or (minute.first.held is None) != (claim.held is None):
                 self._minutes[key] = _Minute(now, now, claim)
                 continue
             share = min(1.0, max(0.0, seen[claim.gpu].get(claim.pid, 0.0)))

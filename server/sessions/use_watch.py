@@ -48,16 +48,13 @@ class UseWatch:
         sessions: Mapping[str, Session],
         figures: SessionFigures,
         has_let_go: Callable[[str], bool],
-        *,
-        divided: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`has_let_go`: whether a GPU must not be asked; `divided`: an arbiter hands out turns."""
+        """`has_let_go`: whether a GPU must not be asked."""
         self._reader = reader
         self._sessions = sessions
         self._figures = figures
         self._has_let_go = has_let_go
-        self._divided = divided
         self._clock = clock
         self._comparison = UseComparison()
         self._unknown: set[str] = set()  # GPUs whose driver does not tell
@@ -90,7 +87,7 @@ class UseWatch:
                 vgpu.gpu,
                 session.worker.record.pid,
                 said,
-                vgpu.held if self._divided else None,
+                vgpu.held if vgpu.in_turns else None,
             )
             for session in self._sessions.values()
             if not session.opening

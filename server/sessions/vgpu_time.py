@@ -63,6 +63,7 @@ class VgpuTime:
     turns: int = 0
     turns_before: int = 0
     held: float = 0.0  # its turns, also while nobody else wanted the GPU
+    in_turns: bool = False  # the arbiter knows it, and answered the last time
     adopted: bool = False  # of an earlier server: how long it had waited, the arbiter says
     waited_known: bool = True
     heard: bool = False  # since the last look
@@ -149,6 +150,7 @@ class VgpuTimes:
         now = self._clock()
         for vgpu in self.vgpus.values():
             said = tenants.get(vgpu.grant_id)
+            vgpu.in_turns = said is not None
             if said is None:
                 continue
             last = self._tenants.get(vgpu.grant_id)
@@ -163,6 +165,11 @@ class VgpuTimes:
             vgpu.waited_known = True
         here = {grant_id for grant_id, _ in self.vgpus}
         self._tenants = {name: time for name, time in tenants.items() if name in here}
+
+    def arbiter_is_silent(self) -> None:
+        """It did not answer: everybody may run without turns by now."""
+        for vgpu in self.vgpus.values():
+            vgpu.in_turns = False
 
     def look(self) -> list[VgpuTime]:
         """Reckons the shares of those that were heard of since the last time; returns them."""

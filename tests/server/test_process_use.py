@@ -13,7 +13,7 @@ import pytest
 from sluice.server.gpus.process_use import ProcessUse, process_use
 from sluice.server.sessions.use_comparison import Claim, Excess, UseComparison
 from sluice.server.sessions.use_watch import UseWatch
-from sluice.server.sessions.vgpu_time import VgpuTimes
+from sluice.server.sessions.vgpu_time import TenantTime, VgpuTimes
 
 
 class FakeNvmlError(Exception):
@@ -97,6 +97,14 @@ def test_a_gpu_that_did_not_answer_is_compared_anew() -> None:
         assert comparison.take(second, seen, claims(second, 0, 0)) == []
 
 
+def test_who_had_turns_for_a_part_of_a_minute_is_compared_anew() -> None:
+    comparison = UseComparison()
+    for second in range(0, 200, 5):
+        held = None if second % 50 == 0 else 0.0  # the arbiter was gone
+        seen = {"GPU": {7: 1.0}}
+        assert comparison.take(second, seen, claims(second, 1.0, held)) == []
+
+
 class FakeReader:
     """A driver that tells of GPU-1 and not of GPU-2."""
 
@@ -127,9 +135,8 @@ async def test_an_excess_is_told_with_its_figures_and_silence_once(
         times.begin(name, f"grant {name}", {0: gpu})
     reader = FakeReader()
     figures: Any = SimpleNamespace(times=times)
-    watch = UseWatch(
-        reader, sessions, figures, lambda gpu: gpu == "GPU-3", divided=True, clock=lambda: now[0]
-    )
+    watch = UseWatch(reader, sessions, figures, lambda gpu: gpu == "GPU-3", lambda: now[0])
+    times.hear_arbiter({"grant a": TenantTime(0, 0, 0)})
     caplog.set_level(logging.INFO, "sluice.server")
     found = []
     for _ in range(14):

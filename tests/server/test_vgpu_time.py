@@ -120,7 +120,11 @@ def test_an_arbiter_that_is_started_anew_begins_at_nothing(times: VgpuTimes, clo
     times.hear_arbiter({"g": TenantTime(20, 10, 5), "other": TenantTime(1, 1, 1)})
     times.hear_arbiter({"g": TenantTime(24, 12, 6)})
     assert (vgpu.held, vgpu.waited, vgpu.turns) == (24, 12, 6)
+    assert vgpu.in_turns
+    times.arbiter_is_silent()
+    assert not vgpu.in_turns
     times.hear_arbiter({})  # the session has not joined the next one yet
+    assert not vgpu.in_turns
     times.hear_arbiter({"g": TenantTime(1, 2, 1)})
     assert (vgpu.held, vgpu.waited, vgpu.turns) == (25, 14, 7)
     times.hear_arbiter({"g": TenantTime(1, 1e9, 1)})
