@@ -339,9 +339,9 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_nvml(folder: Path, **environment: str) -> list[object]:
+def read_nvml(folder: Path, code: str = READ, **environment: str) -> list[object]:
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(folder / "libcuda.so.1")],
+        [sys.executable, "-c", code, str(folder / "libcuda.so.1")],
         env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     found: list[object] = json.loads(done.stdout)
@@ -382,6 +382,26 @@ def test_what_nvml_says_is_told_in_base_units_and_what_it_does_not_say_is_not(nv
     assert set(found) == {"GPU-0", "GPU-1"}
     assert set(second_alone) == {"GPU-1"}
     assert (silent, open_count) == (False, 0), "NVML is closed again, so that GPUs can be let go"
+
+
+READ_USE = """
+import asyncio, ctypes, json, sys
+from sluice.server.gpus.process_use import ProcessUseReader
+from sluice.server.gpus.discovery import Driver
+async def read():
+    reader = ProcessUseReader(Driver(sys.argv[1], software=False))
+    found = await reader.read(["GPU-0", "GPU-1"])
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    shares = {uuid: [use.shares, use.never] for uuid, use in found.items()}
+    print(json.dumps([shares, library.fake_open_count()]))
+asyncio.run(read())
+"""
+
+
+def test_what_processes_use_is_read_where_nvml_tells_it(nvml: Path) -> None:
+    found, open_count = read_nvml(nvml, READ_USE)
+    assert found == {"GPU-0": [{"41": 0.35}, ""], "GPU-1": [None, "Not Supported"]}
+    assert open_count == 0
 
 
 def test_an_nvml_that_never_answers_is_left_behind(nvml: Path) -> None:
