@@ -25,6 +25,7 @@ from sluice.cli import (
     pool_commands,
     share_commands,
     token_commands,
+    top_command,
     vgpu_commands,
 )
 from sluice.cli.rest import CommandError
@@ -61,7 +62,7 @@ app.command("drain")(operation_commands.drain)
 app.command("undrain")(operation_commands.undrain)
 app.add_typer(token_commands.app, name="token")
 app.add_typer(ca_commands.app, name="ca")
-app.command("top")(event_commands.top)
+app.command("top")(top_command.top)
 app.command("events")(event_commands.events)
 app.command("audit")(event_commands.audit)
 app.command("logs")(pool_commands.logs)

@@ -145,7 +145,11 @@ def show_record(record: Mapping[str, Any]) -> None:
 def age(timestamp: str) -> str:
     """How long ago an ISO 8601 time was, such as 4m or 2h05m."""
     then = datetime.fromisoformat(timestamp)
-    seconds = max(0, int((datetime.now(then.tzinfo) - then).total_seconds()))
+    return span(max(0, int((datetime.now(then.tzinfo) - then).total_seconds())))
+
+
+def span(seconds: int) -> str:
+    """So many seconds, such as 4m or 2h05m."""
     if seconds < 60:
         return f"{seconds}s"
     if seconds < 3600:

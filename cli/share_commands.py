@@ -263,7 +263,7 @@ def usage(
         UsageFormat, typer.Option("--output", "-o", help="table, json, yaml or csv")
     ] = UsageFormat.TABLE,
 ) -> None:
-    """Shows what projects held times how long, by the hour."""
+    """Shows what projects held times how long and had of GPUs, by the hour."""
     wanted = {"from": begin, "to": end, "project": project}
     parameters: dict[str, Any] = {key: value for key, value in wanted.items() if value is not None}
     api = controller(address)
@@ -280,6 +280,8 @@ def usage(
             "VGPU SECONDS": "vgpu_seconds",
             "MIB SECONDS": "memory_mib_seconds",
             "PERCENT SECONDS": "compute_percent_seconds",
+            "GPU SECONDS": "gpu_seconds",
+            "GPU WAIT": "gpu_wait_seconds",
         },
         answer["usage"],
         "nothing was used",

@@ -24,6 +24,8 @@ from sluice.server.gpus.discovery import Driver
 from sluice.server.gpus.figures import GpuReader
 from sluice.server.gpus.host_gpus import HostGpus
 from sluice.server.gpus.native import NativeGpus
+from sluice.server.gpus.nvml_watch import nvml_beside
+from sluice.server.gpus.process_use import ProcessUseReader
 from sluice.server.gpus.sharing import GpuSharing
 from sluice.server.guests.machines import GuestMachines
 from sluice.server.guests.regions import Regions
@@ -34,6 +36,7 @@ from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.adoption import adopt_workers
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.turn_pages import TurnPages
+from sluice.server.sessions.use_watch import UseWatch
 from sluice.server.start_up import (
     chosen_driver,
     code_cache,
@@ -98,6 +101,9 @@ class Server:
         if self._turns:
             await self._turns.found(ARBITER_SECONDS)
         self._run(self._controller.run())
+        self._run(self._lifecycle.times.run())
+        if nvml_beside(driver.path):
+            self._run(self._watch_use(driver).run())
         self._open_unix_socket()
         if section.enable_kvm:
             self._serve_guests(starter)
@@ -186,6 +192,14 @@ class Server:
                 throttle, starter, section.run_dir, log_dir, self._sharing.arbiter
             )
             self._lifecycle.divide_time(self._turns)
+
+    def _watch_use(self, driver: Driver) -> UseWatch:
+        return UseWatch(
+            ProcessUseReader(driver),
+            self._lifecycle.sessions,
+            self._lifecycle.figures,
+            self._workers.has_let_go,
+        )
 
     def _open_data_port(self) -> None:
         """From now on the controller's questions can be answered, too."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REST handlers of usage: what projects held times how long, as JSON and as CSV.
+"""REST handlers of usage: what projects held times how long and used of GPUs, as JSON and as CSV.
 
 Mounted by controller.api.app. Stored hours and what has been used since are answered as one.
 """
@@ -13,7 +13,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
-from pydantic import AwareDatetime, BaseModel
+from pydantic import AwareDatetime, BaseModel, Field
 
 from sluice.controller.api.authorisation import ViewerOrTenant
 from sluice.controller.api.schemas import Name, Time, time_of
@@ -40,6 +40,10 @@ class UsageView(BaseModel):
     vgpu_seconds: float
     memory_mib_seconds: float
     compute_percent_seconds: float
+    gpu_seconds: float = Field(description="of GPUs' time that its vGPUs used, as measured")
+    gpu_wait_seconds: float = Field(
+        description="that their work waited for turns, summed over its vGPUs"
+    )
 
 
 class UsageList(BaseModel):
@@ -74,7 +78,7 @@ def usage_routes(grant_service: GrantService) -> APIRouter:
     async def show_usage(
         caller: ViewerOrTenant, begin: Begin = None, end: End = None, project: Name | None = None
     ) -> UsageList:
-        """What projects held times how long, by the hour, up to now."""
+        """What projects held times how long and had of GPUs, by the hour, up to now."""
         records = await _used(grant_service, caller.project, begin, end, project)
         return UsageList(
             usage=[
@@ -84,6 +88,8 @@ def usage_routes(grant_service: GrantService) -> APIRouter:
                     vgpu_seconds=r.vgpu_seconds,
                     memory_mib_seconds=r.memory_mib_seconds,
                     compute_percent_seconds=r.compute_percent_seconds,
+                    gpu_seconds=r.gpu_seconds,
+                    gpu_wait_seconds=r.gpu_wait_seconds,
                 )
                 for r in records
             ]
@@ -99,9 +105,8 @@ def usage_routes(grant_service: GrantService) -> APIRouter:
         rows.writerow(list(UsageView.model_fields))
         for r in await _used(grant_service, caller.project, begin, end, project):
             hour = time_of(r.hour * HOUR_SECONDS).isoformat()
-            rows.writerow(
-                [r.project, hour, r.vgpu_seconds, r.memory_mib_seconds, r.compute_percent_seconds]
-            )
+            held = (r.vgpu_seconds, r.memory_mib_seconds, r.compute_percent_seconds)
+            rows.writerow([r.project, hour, *held, r.gpu_seconds, r.gpu_wait_seconds])
         return CsvResponse(text.getvalue())
 
     return routes

@@ -39,6 +39,17 @@ class VgpuInUse(BaseModel):
     sessions: list[str] = Field(description="that have it now")
     programs: list[str]
     created: Time
+    gpu_seconds: float | None = Field(
+        description="of its GPU's time that it used, its programs' pauses left out; null: its node "
+        "has not said"
+    )
+    waited_seconds: float | None = Field(
+        description="that its work waited for a turn, while others had theirs; null: as above"
+    )
+    share_1s: float | None = Field(
+        description="of its GPU that it used in the last second, 0 to 1; null: as above"
+    )
+    share_60s: float | None = Field(description="the same of the last minute, or since it began")
 
 
 class VgpuList(Page):
@@ -105,6 +116,7 @@ def _views(pool: Pool, grant: Grant) -> list[VgpuInUse]:
     found = []
     for number, (key, vgpu) in enumerate(grant.placed()):
         users = [s for s in sessions if not s.chosen or number in s.chosen]
+        time = pool.vgpu_time(grant.id, number)
         found.append(
             VgpuInUse(
                 id=f"{grant.id}.{number}",
@@ -122,6 +134,10 @@ def _views(pool: Pool, grant: Grant) -> list[VgpuInUse]:
                 sessions=[s.id for s in users],
                 programs=sorted({s.program for s in users if s.program}),
                 created=time_of(grant.created),
+                gpu_seconds=round(time.used, 3) if time else None,
+                waited_seconds=round(time.waited, 3) if time else None,
+                share_1s=time.share_1s if time else None,
+                share_60s=time.share_60s if time else None,
             )
         )
     return found

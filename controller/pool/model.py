@@ -427,6 +427,9 @@ class UsageRecord:
     memory_mib_seconds: float
     compute_percent_seconds: float
     until: float
+    # of the GPUs' time, as nodes have reported it by then
+    gpu_seconds: float = 0.0  # that its vGPUs used
+    gpu_wait_seconds: float = 0.0  # that their work waited for turns
 
 
 Change = (

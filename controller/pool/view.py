@@ -12,6 +12,7 @@ from sluice.controller.pool.gpus.attachments import Attachments
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.gpus.fragmentation import Fragmentation
 from sluice.controller.pool.grants.ledger import GrantLedger
+from sluice.controller.pool.grants.vgpu_times import VgpuTime
 from sluice.controller.pool.model import (
     Gpu,
     GpuKey,
@@ -106,6 +107,10 @@ class PoolView:
     def sessions_of(self, grant_id: str) -> list[Session]:
         """Every session of a grant, ended ones too."""
         return self._ledger.sessions.of(grant_id)
+
+    def vgpu_time(self, grant_id: str, number: int) -> VgpuTime | None:
+        """What a vGPU of a live grant has had of its GPU; None where its node has not said."""
+        return self._ledger.vgpu_times.of(grant_id, number)
 
     # reservations and projects
 

@@ -14,6 +14,7 @@ from sluice.config.log_ids import request_id
 from sluice.controller.pool import decisions, model
 from sluice.controller.pool.gpus.attachment import AttachOrder, DetachOrder, ReportedHolding
 from sluice.controller.pool.grants.jobs import JobKey
+from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.pool import ReportedSession
 from sluice.controller.pool.reservations.machines import Machine
 from sluice.resources.vgpu_request import Sharing
@@ -53,6 +54,25 @@ def holding_of(message: rpc.NativeHolding) -> ReportedHolding:
         message.live,
         message.config,
     )
+
+
+def vgpu_report_of(message: rpc.VgpuTime) -> VgpuReport:
+    """What a node says that a vGPU has had."""
+    return VgpuReport(
+        message.grant_id,
+        message.number,
+        used=message.used_us / 1e6,
+        waited=message.waited_us / 1e6 if message.HasField("waited_us") else None,
+        share_1s=_ratio(message.share_1s),
+        share_60s=_ratio(message.share_60s),
+        counted_used=message.counted_used_us / 1e6,
+        counted_waited=message.counted_waited_us / 1e6,
+    )
+
+
+def _ratio(value: float) -> float:
+    # written so that what is no number is nothing
+    return round(min(value, 1.0), 4) if value > 0 else 0.0
 
 
 def machine_of(node: str, message: rpc.GuestMachine) -> Machine:

@@ -31,6 +31,7 @@ from sluice.controller.rpc.messages import (
     request_of,
     session_of,
     shared_as,
+    vgpu_report_of,
 )
 from sluice.controller.rpc.server_link import ANSWERS, NotConnected, ServerLink
 from sluice.controller.store.store import DeposedError
@@ -254,6 +255,10 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                 return Decisions()
 
             self._grant_service.begin(reconcile)
+        elif kind == "vgpu_times":
+            # kept in memory: no step, and nothing to store
+            times = [vgpu_report_of(each) for each in report.vgpu_times.times]
+            pool.lifecycle.vgpu_times(node, times)
         elif kind == "guest_machines":
             machines = [machine_of(node, each) for each in report.guest_machines.machines]
             self._grant_service.begin(lambda: pool.machines.report(node, machines))

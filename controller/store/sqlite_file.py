@@ -131,6 +131,10 @@ MIGRATIONS = (
     ALTER TABLE nodes ADD COLUMN shares TEXT NOT NULL DEFAULT 'kept';
     ALTER TABLE reservations ADD COLUMN sharing TEXT NOT NULL DEFAULT 'auto';
     """,
+    """
+    ALTER TABLE usage ADD COLUMN gpu_seconds REAL NOT NULL DEFAULT 0;
+    ALTER TABLE usage ADD COLUMN gpu_wait_seconds REAL NOT NULL DEFAULT 0;
+    """,
 )
 
 BUSY_SECONDS = 2.0

@@ -112,6 +112,7 @@ void Executor::lead(std::byte* frame) {
         if (endpoint_.empty()) channel::spin_round();
         continue;
       }
+      session_.went_quiet();
       endpoint_.set_sleeping(true);
       if (!endpoint_.empty()) {
         endpoint_.set_sleeping(false);
@@ -272,6 +273,7 @@ void Executor::watch() {
           d.cuCtxSetCurrent(v->gpu->context);
           const CUresult e = d.cuStreamQuery(v->gpu->house);
           if (is_sticky(e)) fail(e);
+          busy |= v->gate->look();
           if (!capturing) busy |= d.cuStreamQuery(CU_STREAM_LEGACY) == CUDA_ERROR_NOT_READY;
         }
         if (!capturing)

@@ -40,6 +40,7 @@ CUevent Gate::event() {
     return e;
   }
   CUevent e = nullptr;
+  if (!driver_.cuEventCreate) return nullptr;  // then nothing is measured
   return driver_.cuEventCreate(&e, CU_EVENT_DEFAULT) == CUDA_SUCCESS ? e : nullptr;
 }
 
@@ -71,14 +72,48 @@ float Gate::expected(const Work& work) const {
   return known != 0 ? known : launch_ns_ * static_cast<float>(work.launches);
 }
 
+// What lies on several streams is the GPU's time once: an interval counts as far as it goes beyond
+// those before it. On one stream that is all of it.
 void Gate::finished(const Interval& i) {
   float ms = 0;
   if (i.begin && driver_.cuEventElapsedTime_v2(&ms, i.begin, i.end) == CUDA_SUCCESS) {
-    busy_ms_.store(busy_ms_.load(std::memory_order_relaxed) + static_cast<double>(ms),
-                   std::memory_order_relaxed);
     adapt(ms);
     learn(i, ms * 1e6f);
   }
+  if (!i.begin && !i.chained) return retire(i);
+  const bool ordered = i.begin && (i.chained ? i.begin == counted_ : i.stream == counted_on_);
+  float beyond = 0;
+  if (counted_ && !ordered &&
+      driver_.cuEventElapsedTime_v2(&beyond, counted_, i.end) == CUDA_SUCCESS)
+    ms = i.chained ? beyond : std::min(ms, beyond);
+  if (ms <= 0) return retire(i);
+  busy_ms_.store(busy_ms_.load(std::memory_order_relaxed) + static_cast<double>(ms),
+                 std::memory_order_relaxed);
+  const CUevent before = counted_;
+  const bool begins = counted_begins_ && before != i.begin;
+  if (i.begin != before) spare(i.begin);
+  if (!begins) spare(before);
+  counted_ = i.end;
+  counted_on_ = i.stream;
+  counted_begins_ = i.end_begins_next;
+}
+
+// Its events are nobody's any more, except those that something else has.
+void Gate::retire(const Interval& i) {
+  if (i.begin == counted_)
+    counted_begins_ = false;
+  else
+    spare(i.begin);
+  if (!i.end_begins_next) spare(i.end);
+}
+
+void Gate::spare_begin() {
+  const CUevent begin = std::exchange(begin_, nullptr);
+  if (begin == counted_)
+    counted_begins_ = false;
+  else
+    spare(begin);
+  if (under_way_.empty()) busy_since_ = 0;
 }
 
 void Gate::collect(bool wait_for_oldest) {
@@ -87,15 +122,28 @@ void Gate::collect(bool wait_for_oldest) {
     const CUresult done = wait_for_oldest && lead_is_used_up() ? driver_.cuEventSynchronize(i.end)
                                                                : driver_.cuEventQuery(i.end);
     if (done == CUDA_ERROR_NOT_READY) return;
-    if (done == CUDA_SUCCESS) finished(i);
+    if (done == CUDA_SUCCESS)
+      finished(i);
+    else
+      retire(i);
     lead_ -= i.launches;
     under_way_ns_ -= i.ns;
     front_since_ = now_ns();
-    spare(i.begin);
-    if (!i.end_begins_next) spare(i.end);
     under_way_.pop_front();
+    busy_since_ = begin_ || !under_way_.empty() ? front_since_ : 0;
   }
   under_way_ns_ = 0;  // rounding
+}
+
+// While somebody waits for the GPU in there, or it works on and on, the clock goes on for it.
+double Gate::gpu_busy_ms() {
+  double ms = busy_ms_.load(std::memory_order_relaxed);
+  if (const int64_t since = busy_since_.load(std::memory_order_relaxed))
+    ms += static_cast<double>(std::max<int64_t>(0, now_ns() - since)) / 1e6;
+  double shown = shown_ms_.load(std::memory_order_relaxed);
+  while (shown < ms && !shown_ms_.compare_exchange_weak(shown, ms)) {
+  }
+  return std::max(shown, ms);
 }
 
 void Gate::wait_while_held() {
@@ -109,34 +157,42 @@ Gate::Passage Gate::pass(CUstream stream, const Work& work) {
     if (!turns_ || turns_->free()) break;
     if (Passage passage; pass_in_turn(stream, work, &passage)) return passage;
   }
-  if (until_mark_.load(std::memory_order_relaxed) == 0) {
+  if (until_mark_.load(std::memory_order_relaxed) == 0 || !open_.load(std::memory_order_relaxed)) {
     std::lock_guard lock(mutex_);
     if (lead_is_used_up()) collect(true);
+    begin_batch(stream);
   }
   return {this, stream, work, false};
 }
 
-// An interval runs from the first to the last of a batch of launches on one stream; what other
-// streams do meanwhile lies within it.
+// An interval runs from before the first of a batch of launches on one stream to the first of the
+// next, or until the client is quiet. What other streams do meanwhile lies within it, or is counted
+// with what follows.
+void Gate::begin_batch(CUstream stream) {
+  const bool goes_on = stream == stream_;
+  const bool chained = open_.load(std::memory_order_relaxed);
+  finish_interval(goes_on);
+  collect(false);
+  until_mark_.store(batch_, std::memory_order_relaxed);
+  open_.store(true, std::memory_order_relaxed);
+  chained_ = chained;
+  stream_ = stream;
+  if (begin_) return;
+  begin_ = event();
+  if (begin_ && driver_.cuEventRecord(begin_, stream) != CUDA_SUCCESS) spare_begin();
+  if (begin_ && busy_since_ == 0) busy_since_ = now_ns();
+}
+
 CUresult Gate::issued(CUstream stream, uint32_t launches) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   since_mark_.store(since_mark_.load(kRelaxed) + launches, kRelaxed);
-  if (turns_ && last_.load(kRelaxed) != stream) {
+  if (last_.load(kRelaxed) != stream) {
     std::lock_guard lock(mutex_);
     note(stream);
   }
-  if (const uint32_t left = until_mark_.load(kRelaxed); left >= launches) {
-    until_mark_.store(left - launches, kRelaxed);
-    return CUDA_SUCCESS;
-  }
-  std::lock_guard lock(mutex_);
-  finish_interval(stream == stream_);
-  collect(false);
-  until_mark_.store(launches < batch_ ? batch_ - 1 : 0, kRelaxed);
-  stream_ = stream;
-  if (begin_) return CUDA_SUCCESS;
-  begin_ = event();
-  return begin_ ? driver_.cuEventRecord(begin_, stream) : CUDA_SUCCESS;
+  const uint32_t left = until_mark_.load(kRelaxed);
+  until_mark_.store(left > launches ? left - launches : 0, kRelaxed);
+  return CUDA_SUCCESS;
 }
 
 // Its end is the beginning of the next one where that `goes_on` on the same stream.
@@ -144,14 +200,13 @@ void Gate::finish_interval(bool goes_on) {
   if (!begin_) return;
   CUevent end = event();
   if (!end || driver_.cuEventRecord(end, stream_) != CUDA_SUCCESS) {
-    spare(begin_);
+    spare_begin();
     spare(end);
-    begin_ = nullptr;
     return;
   }
   if (under_way_.empty()) front_since_ = now_ns();
   const uint32_t launches = since_mark_.exchange(0, std::memory_order_relaxed);
-  under_way_.push_back({begin_, end, launches, goes_on, since_mark_ns_,
+  under_way_.push_back({begin_, end, stream_, chained_, launches, goes_on, since_mark_ns_,
                         !unknown_ && since_mark_ns_ > 0, std::exchange(parts_, {})});
   lead_ += launches;
   under_way_ns_ += std::exchange(since_mark_ns_, 0.0f);
@@ -161,11 +216,11 @@ void Gate::finish_interval(bool goes_on) {
 }
 
 // The end of what lies on a stream of which no interval tells.
-void Gate::mark(CUstream stream) {
+void Gate::mark(CUstream stream, bool chained) {
   may_go_on_ = false;
   CUevent end = event();
   if (end && driver_.cuEventRecord(end, stream) == CUDA_SUCCESS)
-    under_way_.push_back({nullptr, end, 0, false, 0, false, {}});
+    under_way_.push_back({nullptr, end, stream, chained, 0, false, 0, false, {}});
   else
     spare(end);
 }
@@ -175,15 +230,38 @@ void Gate::note(CUstream stream) {
   if (std::ranges::find(unmarked_, stream) == unmarked_.end()) unmarked_.push_back(stream);
 }
 
-// From here on each launch is in an interval of its own stream.
-void Gate::settle() {
-  if (unmarked_.empty() && until_mark_.load(std::memory_order_relaxed) == 0) return;
+// All that the GPU has is marked: what comes now is of another period.
+void Gate::end_period() {
   finish_interval(false);
   for (CUstream stream : unmarked_)
-    if (stream != stream_) mark(stream);
+    if (stream != stream_) mark(stream, true);
   unmarked_.clear();
   last_ = nullptr;
   until_mark_ = 0;
+  open_ = false;
+}
+
+// From here on each launch is in an interval of its own stream.
+void Gate::settle() {
+  if (!unmarked_.empty() || open_.load(std::memory_order_relaxed)) end_period();
+}
+
+// Who has the lock waits for the GPU or launches: then it is not quiet.
+void Gate::quiet() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock || entering_ > 0 || (!begin_ && unmarked_.empty())) return;
+  end_period();
+  collect(false);
+}
+
+bool Gate::look() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return true;
+  const uint32_t launched = since_mark_.load(std::memory_order_relaxed);
+  if (begin_ && launched == looked_ && entering_ == 0) end_period();
+  looked_ = launched;
+  collect(false);
+  return begin_ || !under_way_.empty() || !unmarked_.empty();
 }
 
 float Gate::left(int64_t now) const {
@@ -217,6 +295,7 @@ bool Gate::is_clean(CUstream stream) const {
 // kernels cost it about a microsecond each.
 void Gate::begin_interval(CUstream stream) {
   if (begin_ && stream_ == stream) return;
+  chained_ = false;
   if (stream_ == stream && may_go_on_ && !under_way_.empty()) {
     begin_ = under_way_.back().end;
     under_way_.back().end_begins_next = true;
@@ -225,8 +304,8 @@ void Gate::begin_interval(CUstream stream) {
   finish_interval(false);
   stream_ = stream;
   begin_ = event();
-  if (begin_ && driver_.cuEventRecord(begin_, stream) != CUDA_SUCCESS)
-    spare(std::exchange(begin_, nullptr));
+  if (begin_ && driver_.cuEventRecord(begin_, stream) != CUDA_SUCCESS) spare_begin();
+  if (begin_ && busy_since_ == 0) busy_since_ = now_ns();
 }
 
 bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
@@ -281,7 +360,7 @@ CUresult Gate::issued_in_turn(CUstream stream, const Work& work) {
   launches_.fetch_add(1, std::memory_order_relaxed);
   // Two threads may issue at once, each on a stream of its own.
   if (stream != stream_) {
-    mark(stream);
+    mark(stream, false);
   } else if (unknown_ || since_mark_ns_ >= kMarkNs || launches >= kMostLaunches ||
              parts_.size() >= kMostParts) {
     finish_interval(false);
@@ -340,11 +419,12 @@ void Gate::leave(CUstream stream) {
     finish_interval(false);
     stream_ = nullptr;
     may_go_on_ = false;
+    open_ = false;
   }
   if (const auto at = std::ranges::find(unmarked_, stream); at != unmarked_.end()) {
     unmarked_.erase(at);
     last_ = nullptr;
-    mark(stream);
+    mark(stream, true);
   }
 }
 

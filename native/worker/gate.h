@@ -3,6 +3,9 @@
 // keeps a bounded lead of launches over what the GPU has finished, measures the GPU time that the
 // session used, and can be held.
 //
+// What is measured is the time from the first launch until all of it is done, pauses of the client
+// left out: its threads say when it has gone quiet. So a pause costs two events, a launch none.
+//
 // Where others have a share of the GPU (turn_keeper.h) what passes has its turn, and the lead is
 // bounded by time: by what functions, library calls and graphs took before, which is learned from
 // events around some of them. So a turn is left within a millisecond and what takes longer by
@@ -76,11 +79,20 @@ class Gate {
   void followed(CUstream stream);
   // The stream is about to be destroyed, or to capture.
   void leave(CUstream stream);
+  // Nothing comes for a while, so that what the GPU has until then is all: what it does not have is
+  // no time of the session's. By a thread that has the GPU's context; waits for nobody.
+  void quiet();
+  // Every now and then while there is work: counts what is done, and notices who launches nothing
+  // and is not quiet either. As quiet(). False: nothing is left to be counted.
+  bool look();
+  // Whether quiet() has anything to do.
+  bool measures() const { return busy_since_.load(std::memory_order_relaxed) != 0; }
 
   void hold();
   void release();
   bool held() const { return held_.load(std::memory_order_relaxed); }
-  double gpu_busy_ms() const { return busy_ms_.load(std::memory_order_relaxed); }
+  // The GPU's time, what is under way included. It never falls, and asks neither GPU nor lock.
+  double gpu_busy_ms();
 
   // For the keeper of turns, from its thread.
   uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }  // in turns
@@ -105,6 +117,8 @@ class Gate {
   };
   struct Interval {
     CUevent begin, end;  // begin: null where its time says nothing
+    CUstream stream;
+    bool chained;  // the GPU had work all the time since the end of the one before
     uint32_t launches;
     bool end_begins_next;
     float ns;    // expected
@@ -115,6 +129,7 @@ class Gate {
   bool lead_is_used_up() const { return lead_ >= kLead && under_way_.size() >= kLeadMarks; }
   void wait_while_held();
   CUresult issued(CUstream stream, uint32_t launches);
+  void begin_batch(CUstream stream);
   // False: it is to be tried anew, as turns ended or the gate is held.
   bool pass_in_turn(CUstream stream, const Work& work, Passage* passage);
   CUresult issued_in_turn(CUstream stream, const Work& work);
@@ -132,10 +147,13 @@ class Gate {
   float expected(const Work& work) const;
   float left(int64_t now) const;
   void finished(const Interval& interval);
+  void retire(const Interval& interval);
+  void spare_begin();
   void collect(bool wait_for_oldest);
   void finish_interval(bool goes_on);
-  void mark(CUstream stream);
+  void mark(CUstream stream, bool chained);
   void note(CUstream stream);
+  void end_period();
   void settle();
   bool settled_and_done();
 
@@ -145,18 +163,25 @@ class Gate {
   std::atomic<bool> held_{false};
   std::mutex held_mutex_;  // of released_ alone: release() waits for nobody who waits for the GPU
   std::condition_variable released_;
-  std::atomic<double> busy_ms_{0};  // read without the lock
+  std::atomic<double> busy_ms_{0}, shown_ms_{0};  // read without the lock
+  std::atomic<int64_t> busy_since_{0};  // up to when that counts what is under way; 0: nothing is
   std::atomic<uint64_t> launches_{0};
   // Written without the lock on the way of a launch that nobody else has to wait for.
   std::atomic<uint32_t> until_mark_{0};  // launches that may still come before the next
   std::atomic<uint32_t> since_mark_{0};
+  std::atomic<bool> open_{false};  // there is an interval that they belong to
   std::atomic<CUstream> last_{nullptr};
 
   std::mutex mutex_;  // what follows
   std::deque<Interval> under_way_;
   std::deque<CUevent> spare_;
   CUevent begin_ = nullptr;  // of the interval that has not ended
+  bool chained_ = false;     // of that one
   CUstream stream_ = nullptr;
+  CUevent counted_ = nullptr;  // up to which the GPU's time is counted
+  CUstream counted_on_ = nullptr;
+  bool counted_begins_ = false;  // an interval that is not counted begins with it
+  uint32_t looked_ = 0;          // since_mark_ as look() last saw it
   bool may_go_on_ = false;  // the last interval of stream_ is the last of all, and nothing followed
   std::vector<CUstream> unmarked_;  // streams besides, with work that no mark ends
   uint32_t batch_ = kMinBatch;

@@ -42,6 +42,12 @@ void launch(Session& s, const Command& c, Reply& reply) {
     reply.status = CUDA_ERROR_OUT_OF_MEMORY;
     return;
   }
+  CUlaunchAttribute attributes[kMaxAttributes];
+  for (uint32_t i = 0; i < l.attribute_count; ++i) {
+    wire::LaunchAttribute a;
+    std::memcpy(&a, raw.data() + size_t{i} * sizeof a, sizeof a);
+    if (!take_attribute(s, a, "Launch", &attributes[i])) return;
+  }
   Gate::Passage passage;
   if (!capturing(s, stream)) passage = v->gate->pass(stream, work_of(l));
   size_t bytes = l.param_bytes;
@@ -52,12 +58,6 @@ void launch(Session& s, const Command& c, Reply& reply) {
         s.driver.cuLaunchKernel(f.function, l.grid[0], l.grid[1], l.grid[2], l.block[0], l.block[1],
                                 l.block[2], l.shared_bytes, stream, nullptr, extra);
   } else {
-    CUlaunchAttribute attributes[kMaxAttributes];
-    for (uint32_t i = 0; i < l.attribute_count; ++i) {
-      wire::LaunchAttribute a;
-      std::memcpy(&a, raw.data() + size_t{i} * sizeof a, sizeof a);
-      if (!take_attribute(s, a, "Launch", &attributes[i])) return;
-    }
     CUlaunchConfig config{};
     config.gridDimX = l.grid[0], config.gridDimY = l.grid[1], config.gridDimZ = l.grid[2];
     config.blockDimX = l.block[0], config.blockDimY = l.block[1], config.blockDimZ = l.block[2];

@@ -77,6 +77,13 @@ Vgpu* Session::use(uint32_t device) {
   return v;
 }
 
+void Session::went_quiet() {
+  const uint32_t before = last_used;
+  for (uint32_t i = 0; i < vgpus.size(); ++i)
+    if (vgpus[i]->gate->measures()) use(i)->gate->quiet();
+  if (before < vgpus.size()) use(before);
+}
+
 bool Session::stream(uint64_t id, uint32_t context, CUstream* handle, Vgpu** owner) {
   Vgpu* v;
   if (id == 0) {

@@ -59,6 +59,8 @@ class Session {
   Vgpu* use(uint32_t device);
   // What this thread named last; nullptr for threads that ran no command.
   Vgpu* used_last() const;
+  // The client has sent nothing for a while, says the thread that takes its commands.
+  void went_quiet();
   // By the frame's context field (device + 1).
   Vgpu* use_context(uint32_t context) { return use(context - 1); }
 

@@ -33,7 +33,9 @@ std::map<std::string, std::string> session_status(Session* session) {
     }
     v[key + "used_mib"] = std::to_string((g.shown_used + (1 << 20) - 1) >> 20);
     v[key + "library_mib"] = std::to_string((g.shown_library + (1 << 20) - 1) >> 20);
-    busy += g.gate->gpu_busy_ms();
+    const double busy_ms = g.gate->gpu_busy_ms();
+    v[key + "busy_us"] = std::to_string(static_cast<uint64_t>(busy_ms * 1000));
+    busy += busy_ms;
     held |= g.gate->held();
   }
   v["gpu_busy_ms"] = std::to_string(static_cast<uint64_t>(busy));

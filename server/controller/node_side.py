@@ -135,7 +135,8 @@ class NodeSide:
         return await self._parts.native.carry_out(order)
 
     def report_holdings(self) -> None:
-        """Reports what VMs ask for and what they have of this host's GPUs, once that is known."""
+        """Reports what VMs ask for, what they and vGPUs have of this host's GPUs, when known."""
+        self._parts.lifecycle.times.tell_again()
         self._parts.native.report()
         self._parts.machines.report()
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What NVML says of the physical GPUs at this moment, for /metrics.
 
-Used by server.metrics. NVML's calls block, and one about a dying card may block for ever, so each
-scrape's are made in a thread of their own, which is left behind if it does not come back; until it
-does, nothing is asked. A question that NVML does not answer leaves its series out, and so does a
-GPU that is not this host's for now: one that a VM has must not be held open. Nothing is asked of
-the software GPU: it has no sensors.
+Used by server.metrics, and by gpus.process_use for what it asks. NVML's calls block, and one about
+a dying card may block for ever, so each round's are made in a thread of their own, which is left
+behind if it does not come back; until it does, nothing is asked. A question that NVML does not
+answer leaves its series out, and so does a GPU that is not this host's for now: one that a VM has
+must not be held open. Nothing is asked of the software GPU: it has no sensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sluice.config.metric_families import Family
 from sluice.server.gpus.discovery import Driver
@@ -25,6 +25,7 @@ log = logging.getLogger("sluice.server")
 
 ANSWER_SECONDS = 3.0
 MIB = 1 << 20
+T = TypeVar("T")
 Reading = tuple[str, float, tuple[str, ...]]  # a family, its value, its labels after the GPU's
 
 FAMILIES = (
@@ -81,34 +82,36 @@ FAMILIES = (
 )  # fmt: skip
 
 
-class GpuReader:
-    """Asks NVML, if there is one beside the driver."""
+class NvmlReader(Generic[T]):
+    """Asks NVML one thing of each GPU, if there is one beside the driver."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, ask: Callable[[Any, Any, str], T]) -> None:
+        """`ask` is given NVML, a GPU's handle and its UUID, in another thread."""
+        self._ask_one = ask
         self._library = nvml_beside(driver.path)
         self._places: dict[str, str] = {}  # PCI bus ids by UUID
         self._asking = False
 
     @property
     def silent(self) -> bool:
-        """Whether NVML has yet to answer the last scrape."""
+        """Whether NVML has yet to answer the last question."""
         return self._asking
 
-    async def read(self, uuids: Collection[str]) -> dict[str, list[Reading]]:
+    async def read(self, uuids: Collection[str]) -> dict[str, T]:
         """What these GPUs say, as far as they do, within a few seconds."""
         if self._library is None or self._asking or not uuids:
             return {}
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[dict[str, list[Reading]]] = loop.create_future()
+        answer: asyncio.Future[dict[str, T]] = loop.create_future()
         self._asking = True
 
-        def give(found: dict[str, list[Reading]]) -> None:
+        def give(found: dict[str, T]) -> None:
             self._asking = False
             if not answer.done():
                 answer.set_result(found)
 
         def ask() -> None:
-            found: dict[str, list[Reading]] = {}
+            found: dict[str, T] = {}
             try:
                 found = self._ask(set(uuids))
             except Exception as error:
@@ -120,12 +123,12 @@ class GpuReader:
         try:
             return await asyncio.wait_for(answer, ANSWER_SECONDS)
         except TimeoutError:
-            log.warning("NVML has not answered for %g s; GPU figures are left out", ANSWER_SECONDS)
+            log.warning("NVML has not answered for %g s; its figures are left out", ANSWER_SECONDS)
             return {}
 
     # in the thread
 
-    def _ask(self, uuids: set[str]) -> dict[str, list[Reading]]:
+    def _ask(self, uuids: set[str]) -> dict[str, T]:
         ctypes.CDLL(str(self._library))  # by path, before NVML's Python asks by name
         import pynvml
 
@@ -138,7 +141,7 @@ class GpuReader:
                 for uuid in uuids & self._places.keys():
                     handle = _told(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId, self._places[uuid])
                     if handle is not None:
-                        found[uuid] = list(readings(pynvml, handle))
+                        found[uuid] = self._ask_one(pynvml, handle, uuid)
                 return found
             finally:
                 pynvml.nvmlShutdown()
@@ -151,6 +154,13 @@ class GpuReader:
             if pci is not None:
                 place = pci.busId
                 self._places[str(uuid)] = place.decode() if isinstance(place, bytes) else str(place)
+
+
+class GpuReader(NvmlReader[list[Reading]]):
+    """Asks for everything that /metrics shows."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver, lambda nvml, gpu, _: list(readings(nvml, gpu)))
 
 
 def readings(nvml: Any, gpu: Any) -> Iterator[Reading]:

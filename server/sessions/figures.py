@@ -2,7 +2,8 @@
 """What the sessions of this host use, as their workers say, for /metrics.
 
 Owned by sessions.lifecycle, which tells of each session's begin and end; refreshed by
-server.metrics when somebody scrapes, so that nobody is asked for figures that nobody wants. Series
+server.metrics when somebody scrapes, and told by sessions.time_reports what workers answer to that,
+which asks every second for the GPU's time (sessions.vgpu_time has those sums). Series
 are not named after sessions, of which there is no end, but after places: a vGPU has the lowest
 number that is free on its GPU while its grant has a session here, so that a GPU has at most as many
 series as vGPUs at a time. It promises that counters never fall: what an ended session moved stays
@@ -13,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Histogram
@@ -23,7 +25,8 @@ from prometheus_client import Counter as Counted
 from sluice.config.metric_families import LATENCY_BUCKETS, Family, FamilyCollector, Samples
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.server.controller.link import GrantedVgpu
-from sluice.server.sessions.records import Session
+from sluice.server.sessions.records import Session, part_of_gpu
+from sluice.server.sessions.vgpu_time import VgpuTime, VgpuTimes
 from sluice.server.workers.packets import Message
 from sluice.server.workers.worker import WorkerError
 
@@ -37,7 +40,7 @@ COUNTED = {
     "commands": "sluice_channel_commands_total",
     "round_trips": "sluice_channel_round_trips_total",
 }
-BUSY = "gpu_busy_ms"
+BUSY_MS = "gpu_busy_ms"  # of all its vGPUs: what a worker of an earlier release says
 
 FAMILIES = (
     Family(
@@ -98,8 +101,23 @@ FAMILIES = (
     Family(
         "sluice_vgpu_busy_seconds_total",
         "counter",
-        "GPU time of the work of sessions that have this vGPU alone.",
+        "GPU time that its sessions used, without their clients' pauses.",
         ("gpu", "vgpu"),
+    ),
+    Family(
+        "sluice_vgpu_waiting_seconds_total",
+        "counter",
+        "Time that its work waited for a turn, while others had theirs.",
+        ("gpu", "vgpu"),
+    ),
+    Family(
+        "sluice_vgpu_turns_total", "counter", "Turns that its grant has had.", ("gpu", "vgpu")
+    ),
+    Family(
+        "sluice_vgpu_share_ratio",
+        "gauge",
+        "The share of the GPU's time that it used in the last window: 1s, 60s.",
+        ("gpu", "vgpu", "window"),
     ),
 )  # fmt: skip
 
@@ -127,11 +145,13 @@ class Followed:
 class SessionFigures:
     """Every session's figures, and those of the ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.times = VgpuTimes(clock)
         self._followed: dict[str, Followed] = {}
         self._places: dict[str, dict[tuple[str, int], Place]] = defaultdict(dict)
         self._moved: dict[str, Counter[str]] = defaultdict(Counter)  # by channel, of the ended
-        self._busy_ms: Counter[tuple[str, str]] = Counter()  # by GPU and number, of the ended
+        # seconds and turns of the ended, by family, GPU and number
+        self._had: dict[tuple[str, str, str], float] = defaultdict(float)
         self._started: Counter[str] = Counter()
         self._ended: Counter[str] = Counter()
         self._silent = 0
@@ -163,6 +183,10 @@ class SessionFigures:
             place.sessions.add(session.id)
         base = _numbers(adopted) if adopted else {}
         self._followed[session.id] = Followed(session, found, base)
+        gpus = {place: session.vgpus[place].gpu_uuid for place in session.places}
+        said = _used_seconds(session, adopted) if adopted else None
+        age = max(0.0, time.time() - session.started) if adopted else 0.0
+        self.times.begin(session.id, session.grant_id, gpus, said, age)
         if not adopted:
             self._started[session.requester.channel] += 1
 
@@ -174,6 +198,7 @@ class SessionFigures:
         for key, value in _numbers(status).items():
             # what a worker that was taken over says must not make a counter fall
             followed.said[key] = max(value, followed.said.get(key, 0))
+        self.times.hear(session_id, _used_seconds(followed.session, status))
         followed.used_mib = {
             index: _bounded(status.number(key))
             for index in followed.places
@@ -197,8 +222,10 @@ class SessionFigures:
         channel = followed.session.requester.channel
         self._ended[channel] += 1
         self._moved[channel].update(_moved(followed))
-        if alone := _alone(followed):
-            self._busy_ms[alone.gpu, str(alone.number)] += _busy_ms(followed)
+        for vgpu in self.times.end(session_id):
+            at = vgpu.gpu, str(self._places[vgpu.gpu][vgpu.grant_id, vgpu.place].number)
+            for family, value in _had(vgpu).items():
+                self._had[family, *at] += value
         for place in followed.places.values():
             place.sessions.discard(session_id)
         for gpu in {place.gpu for place in followed.places.values()}:
@@ -245,16 +272,12 @@ class SessionFigures:
     def _fill_vgpus(self, samples: Samples) -> None:
         limits: dict[tuple[str, str], tuple[int, int]] = {}
         used: Counter[tuple[str, str]] = Counter()
-        busy = Counter(self._busy_ms)
         for followed in self._followed.values():
-            alone = _alone(followed)
             for index, place, vgpu in _vgpus(followed):
                 at = (place.gpu, str(place.number))
                 limits[at] = (vgpu.memory_mib, vgpu.compute_percent)
                 if index in followed.used_mib:
                     used[at] += followed.used_mib[index]
-                if place is alone:
-                    busy[at] += _busy_ms(followed)
         for gpu, places in self._places.items():
             for place in places.values():
                 at = (gpu, str(place.number))
@@ -264,8 +287,18 @@ class SessionFigures:
                 samples.add("sluice_vgpu_sessions", len(place.sessions), *at)
                 if at in used:  # else no worker has said it yet
                     samples.add("sluice_vgpu_memory_used_bytes", used[at] * MIB, *at)
-        for at, milliseconds in busy.items():
-            samples.add("sluice_vgpu_busy_seconds_total", milliseconds / 1000, *at)
+        self._fill_times(samples)
+
+    def _fill_times(self, samples: Samples) -> None:
+        had = self._had.copy()
+        for (grant_id, place), vgpu in self.times.vgpus.items():
+            at = vgpu.gpu, str(self._places[vgpu.gpu][grant_id, place].number)
+            for family, value in _had(vgpu).items():
+                had[family, *at] += value
+            samples.add("sluice_vgpu_share_ratio", vgpu.share_1s, *at, "1s")
+            samples.add("sluice_vgpu_share_ratio", vgpu.share_60s, *at, "60s")
+        for (family, *labels), value in had.items():
+            samples.add(family, value, *labels)
 
     def _place(self, session: Session, place: int) -> Place:
         gpu = session.vgpus[place].gpu_uuid
@@ -285,13 +318,38 @@ def _vgpus(followed: Followed) -> Iterator[tuple[int, Place, GrantedVgpu]]:
         yield index, place, followed.session.vgpus[number]
 
 
-def _alone(followed: Followed) -> Place | None:
-    """The session's only vGPU: a worker sums the time of its GPUs up."""
-    return followed.places[0] if len(followed.places) == 1 else None
+def _had(vgpu: VgpuTime) -> dict[str, float]:
+    """What its counters show: what it had before this server took it over is not in them."""
+    return {
+        "sluice_vgpu_busy_seconds_total": vgpu.used - vgpu.before,
+        "sluice_vgpu_waiting_seconds_total": vgpu.waited - vgpu.waited_before,
+        "sluice_vgpu_turns_total": vgpu.turns - vgpu.turns_before,
+    }
+
+
+def _busy_seconds(status: Message, vgpus: int) -> dict[int, float]:
+    """What a worker has measured of each of its vGPUs, by its own index."""
+    said = {
+        index: _bounded(status.number(key)) / 1e6
+        for index in range(vgpus)
+        if status.get(key := f"vgpu.{index}.busy_us")
+    }
+    if not said and vgpus == 1 and status.get(BUSY_MS):
+        return {0: _bounded(status.number(BUSY_MS)) / 1e3}
+    return said
+
+
+def _used_seconds(session: Session, status: Message) -> dict[int, float]:
+    """The same of the GPU's time: who runs at once with others has a part of the GPU meanwhile."""
+    busy = _busy_seconds(status, len(session.places))
+    return {
+        index: seconds * part_of_gpu(session.vgpus[session.places[index]])
+        for index, seconds in busy.items()
+    }
 
 
 def _numbers(status: Message) -> dict[str, int]:
-    return {key: _bounded(status.number(key)) for key in (*COUNTED, BUSY) if status.get(key)}
+    return {key: _bounded(status.number(key)) for key in COUNTED if status.get(key)}
 
 
 def _bounded(number: int) -> int:
@@ -301,10 +359,6 @@ def _bounded(number: int) -> int:
 
 def _moved(followed: Followed) -> Mapping[str, int]:
     return {key: _since(followed, key) for key in COUNTED}
-
-
-def _busy_ms(followed: Followed) -> int:
-    return _since(followed, BUSY)
 
 
 def _since(followed: Followed, key: str) -> int:

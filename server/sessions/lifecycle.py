@@ -72,6 +72,7 @@ class SessionLifecycle:
         self.sessions = self._registry.sessions
         self.ledgers = self._registry.ledgers
         self.figures = self._registry.figures
+        self.times = self._registry.times
         self.holds = JobHolds(controller.report)
         self.on_end: list[Callable[[Session, End], None]] = []
         self.relays: Relays | None = None

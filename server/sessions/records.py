@@ -213,6 +213,11 @@ def run_at_once(vgpus: Iterable[GrantedVgpu]) -> bool:
     return any(vgpu.sharing is Sharing.CONCURRENT for vgpu in vgpus)
 
 
+def part_of_gpu(vgpu: GrantedVgpu) -> float:
+    """What of its GPU a vGPU has while its work runs, from 0 to 1: in turns it has all."""
+    return vgpu.compute_percent / 100 if vgpu.sharing is Sharing.CONCURRENT else 1.0
+
+
 def largest_share(vgpus: Iterable[GrantedVgpu]) -> int:
     """The most that these have of one GPU, in percent: a session's share is one number."""
     of_gpus: Counter[str] = Counter()

@@ -20,6 +20,7 @@ from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.grant_ledgers import GrantLedgers
 from sluice.server.sessions.records import Session, close_descriptor
 from sluice.server.sessions.sharing import Sharing
+from sluice.server.sessions.time_reports import TimeReports
 from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
@@ -50,6 +51,7 @@ class SessionRegistry:
         self.ledgers = GrantLedgers()
         self.turns: TurnPages | None = None
         self.figures = SessionFigures()
+        self.times = TimeReports(self.sessions, self.figures, controller, lambda: self.turns)
 
     def of_grant(self, grant_id: str) -> list[Session]:
         """The sessions of a grant."""
@@ -133,6 +135,7 @@ class SessionRegistry:
 
     def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
+        self.times.end(session.id)
         self.figures.end(session.id)
         self.sharing.leave(session.id)
         self.ledgers.leave(session.grant_id, session.ledger_slot)

@@ -4,8 +4,8 @@
 Used by sessions.registry and sessions.opening; started by service where [throttle] has it. It
 makes a page and a bell for each session, keeps descriptors of both, and tells the arbiter
 (native/arbiter/) of every session: again after each connection, as the arbiter may have been
-started anew. Nobody here reads a page. A session without one, or without an arbiter, runs as if it
-was alone on its GPUs.
+started anew. What each grant has had is asked of the arbiter; nobody here reads a page. A session
+without one, or without an arbiter, runs as if it was alone on its GPUs.
 """
 
 from __future__ import annotations
@@ -100,6 +100,10 @@ class TurnPages:
                 self.arbiter.tell(
                     Message("share", {"tenant": session.grant_id, **self._share(session)})
                 )
+
+    async def figures(self) -> Message:
+        """What each grant has had, and how long it waited; raises NoAnswerError."""
+        return await self.arbiter.ask(Message("figures"), "figures")
 
     def let_go(self) -> None:
         """The server stops: the arbiter and the workers go on."""

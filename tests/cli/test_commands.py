@@ -21,6 +21,7 @@ import yaml
 from control_plane import PYTHON_PATH, ControlPlane, wait_for
 
 from sluice.cli.__main__ import app
+from sluice.cli.top_command import used_gpu_rows, vgpu_rows
 
 pytestmark = pytest.mark.control_plane(shared=True)
 
@@ -95,6 +96,47 @@ def test_top_shows_the_pool_once(plane: ControlPlane) -> None:
     done = sluice("top", "--times", "1", controller=f"127.0.0.1:{plane.rest_port}")
     assert done.returncode == 0, done.stderr
     assert "1 of 1 nodes up" in done.stdout
+
+
+def test_top_shows_what_each_vgpu_uses(plane: ControlPlane) -> None:
+    client = plane.client(gmem_mib=64, ratio_percent=10)
+    address = f"127.0.0.1:{plane.rest_port}"
+    try:
+        (vgpu,) = plane.rest.get("/vgpus").json()["vgpus"]
+        for words in (("--once", "--json"), ("-n", "1", "-o", "json")):
+            (line,) = sluice("top", *words, controller=address).stdout.splitlines()
+            shown = json.loads(line)["vgpu_list"]
+            assert [v["id"] for v in shown] == [vgpu["id"]]
+            assert {"gpu_seconds", "waited_seconds", "share_1s", "share_60s"} <= shown[0].keys()
+        picture = sluice("top", "--once", controller=address).stdout
+        assert vgpu["id"] in picture
+        for heading in ("GPU TIME", "WAITED", "60 S"):
+            assert heading in picture
+    finally:
+        client.kill()
+        wait_for(lambda: not plane.grants())
+
+
+def test_top_adds_up_what_is_used_of_a_gpu() -> None:
+    gpu = {"id": "n:GPU-1", "uuid": "GPU-1", "granted_mib": 1, "memory_mib": 2, "mode": "pooled"}
+    gpus = [{**gpu, "granted_percent": 50, "held_by": "", "software": False}]
+    vgpu = {"gpu": "n:GPU-1", "compute_percent": 50, "created": "2026-01-01T00:00:00Z"}
+    vgpus = [
+        {**vgpu, "id": "a.0", "share_1s": 0.25, "share_60s": 0.125, "gpu_seconds": 7.25,
+         "waited_seconds": 3700.0},
+        {**vgpu, "id": "b.0", "share_1s": 0.5, "share_60s": 1.0, "gpu_seconds": 90.0,
+         "waited_seconds": 0.0},
+        {**vgpu, "id": "c.0", "share_1s": None, "share_60s": None, "gpu_seconds": None,
+         "waited_seconds": None},
+    ]  # fmt: skip
+    (row,) = used_gpu_rows(gpus, vgpus)
+    assert (row["used_1s"], row["used_60s"]) == ("75.0 %", "100.0 %")
+    (row,) = used_gpu_rows(gpus, vgpus[2:])
+    assert row["used_1s"] == "-", "nothing is known"
+    rows = vgpu_rows(gpus, vgpus)
+    assert [r["id"] for r in rows] == ["b.0", "a.0", "c.0"]
+    assert [r["used"] for r in rows] == ["1m", "7.2s", "-"]
+    assert [r["waited"] for r in rows] == ["0.0s", "1h01m", "-"]
 
 
 def test_events_are_listed_and_followed_over_a_restart(plane: ControlPlane) -> None:

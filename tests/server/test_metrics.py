@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -260,15 +261,19 @@ class FakeSession:
         self.requester = Requester("shm", "host", "program")
         self.part = None
         self.places = (0,)
+        self.started = time.time()
         self.opening = False
         self.gone = asyncio.Event()
 
 
 def test_what_a_taken_over_worker_says_cannot_spoil_a_scrape() -> None:
-    figures = SessionFigures()
+    now = [0.0]
+    figures = SessionFigures(lambda: now[0])
     session = FakeSession("s")
     figures.begin(session)  # type: ignore[arg-type]
+    now[0] = 5.0
     figures.hear("s", Message("status", {"commands": "70", "bytes_in": "9", "gpu_busy_ms": "4000"}))
+    figures.times.look()
     absurd = {"commands": "-5", "bytes_in": "9" * 400, "bytes_out": "x", "vgpu.0.used_mib": "1e9"}
     figures.hear("s", Message("status", absurd))
     found = read_registry(figures.registry)
@@ -276,11 +281,20 @@ def test_what_a_taken_over_worker_says_cannot_spoil_a_scrape() -> None:
     assert found.value("sluice_channel_received_bytes_total", channel="shm") == 2**62
     assert found.value("sluice_channel_sent_bytes_total", channel="shm") == 0
     assert found.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 4
+    assert found.value("sluice_vgpu_share_ratio", gpu="GPU-1", vgpu="0", window="60s") == 0.8
+    figures.hear("s", Message("status", {"vgpu.0.busy_us": "9" * 400}))
+    assert (
+        read_registry(figures.registry).value(
+            "sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0"
+        )
+        == 5
+    ), "what passed"
     figures.end("s")
     figures.end("s")
     again = read_registry(figures.registry)
     assert again.value("sluice_server_sessions_ended_total", channel="shm") == 1
-    assert again.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 4
+    assert again.value("sluice_vgpu_busy_seconds_total", gpu="GPU-1", vgpu="0") == 5
+    assert again.total("sluice_vgpu_share_ratio") == 0
 
 
 def test_a_worker_that_exits_before_its_session_is_said_to_have_begun_leaves_nothing() -> None:
@@ -325,9 +339,9 @@ def nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def read_nvml(folder: Path, **environment: str) -> list[object]:
+def read_nvml(folder: Path, code: str = READ, **environment: str) -> list[object]:
     done = subprocess.run(
-        [sys.executable, "-c", READ, str(folder / "libcuda.so.1")],
+        [sys.executable, "-c", code, str(folder / "libcuda.so.1")],
         env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     found: list[object] = json.loads(done.stdout)
@@ -368,6 +382,26 @@ def test_what_nvml_says_is_told_in_base_units_and_what_it_does_not_say_is_not(nv
     assert set(found) == {"GPU-0", "GPU-1"}
     assert set(second_alone) == {"GPU-1"}
     assert (silent, open_count) == (False, 0), "NVML is closed again, so that GPUs can be let go"
+
+
+READ_USE = """
+import asyncio, ctypes, json, sys
+from sluice.server.gpus.process_use import ProcessUseReader
+from sluice.server.gpus.discovery import Driver
+async def read():
+    reader = ProcessUseReader(Driver(sys.argv[1], software=False))
+    found = await reader.read(["GPU-0", "GPU-1"])
+    library = ctypes.CDLL("libnvidia-ml.so.1")
+    shares = {uuid: [use.shares, use.never] for uuid, use in found.items()}
+    print(json.dumps([shares, library.fake_open_count()]))
+asyncio.run(read())
+"""
+
+
+def test_what_processes_use_is_read_where_nvml_tells_it(nvml: Path) -> None:
+    found, open_count = read_nvml(nvml, READ_USE)
+    assert found == {"GPU-0": [{"41": 0.35}, ""], "GPU-1": [None, "Not Supported"]}
+    assert open_count == 0
 
 
 def test_an_nvml_that_never_answers_is_left_behind(nvml: Path) -> None:

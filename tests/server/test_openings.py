@@ -84,6 +84,7 @@ class Host:
     started: list[str] = field(default_factory=list)
     no_worker: Exception | None = None
     start: Callable[[], Any] = lambda: asyncio.sleep(0)
+    is_connected: bool = False
 
     def __post_init__(self) -> None:
         section = ServerSection(run_dir=self.folder / "run")

@@ -10,11 +10,13 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from control_plane import ControlPlane, wait_for
+from standing_processes import standing_processes
 
-from .at_work import Start, goes_on, worked, working
+from .at_work import ROUNDS, Start, goes_on, worked, working
 from .conftest import arbiter_pid
 from .prompted import Prompted
 from .traces import LIMIT
@@ -113,7 +115,11 @@ def test_without_an_arbiter_all_go_on_and_with_the_next_shares_hold(
     os.kill(before, signal.SIGKILL)
     goes_on(small)
     goes_on(large)
-    wait_for(lambda: arbiter_pid(plane) != before, LIMIT, "another arbiter")
+    # for a moment there is none
+    run = plane.folder / "run"
+    wait_for(
+        lambda: standing_processes(run, "arbiter") not in ([], [before]), LIMIT, "another arbiter"
+    )
     assert_part(small, large, 20)
 
 
@@ -135,3 +141,48 @@ def test_many_sessions_each_get_on(start: Start) -> None:
     programs = [working(start, 10) for _ in range(8)]
     for program in programs:
         goes_on(program)
+
+
+def vgpu_of(plane: ControlPlane, program: Prompted) -> dict[str, Any]:
+    """What REST shows of a program's vGPU."""
+    (found,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
+    vgpus = plane.rest.get("/vgpus").json()["vgpus"]
+    return dict(next(v for v in vgpus if v["grant_id"] == found["grant_id"]))
+
+
+def test_what_each_had_is_shown_and_outlives_server_and_controller(
+    plane: ControlPlane, start: Start
+) -> None:
+    small, large = working(start, 20), working(start, 80)
+    goes_on(small, 20)
+    seen = [vgpu_of(plane, small), vgpu_of(plane, large)]
+
+    def had_more() -> bool:
+        now = [vgpu_of(plane, small), vgpu_of(plane, large)]
+        return all(
+            (after["gpu_seconds"] or 0) > (before["gpu_seconds"] or 0)
+            and (after["waited_seconds"] or 0) > (before["waited_seconds"] or 0)
+            and 0 < after["share_1s"] <= 1
+            and 0 < after["share_60s"] <= 1
+            for before, after in zip(seen, now, strict=True)
+        )
+
+    wait_for(had_more, LIMIT, lambda: f"figures after {seen}: {vgpu_of(plane, small)}")
+    for stop, begin in (
+        ("server", plane.start_server),
+        ("controller", plane.start_controller),
+    ):
+        seen = [vgpu_of(plane, small), vgpu_of(plane, large)]
+        plane.stop(stop, signal.SIGKILL)
+        begin()
+        wait_for(had_more, LIMIT, lambda: f"figures: {vgpu_of(plane, small)}")
+    (usage,) = plane.rest.get("/usage").json()["usage"][-1:]
+    assert usage["gpu_seconds"] > 0
+    assert usage["gpu_wait_seconds"] > 0
+
+
+def test_who_has_nothing_to_do_uses_nothing(plane: ControlPlane, start: Start) -> None:
+    idle = start(SLUICE_RATIO="50")
+    assert idle.ask(f"launch {50 * ROUNDS}") == "launch: ok"
+    wait_for(lambda: (vgpu_of(plane, idle)["gpu_seconds"] or 0) > 0, LIMIT, "some use")
+    wait_for(lambda: vgpu_of(plane, idle)["share_1s"] == 0, LIMIT, "none in the last second")

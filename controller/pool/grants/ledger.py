@@ -16,6 +16,7 @@ from sluice.controller.pool.grants.bookings import Bookings
 from sluice.controller.pool.grants.grant_table import GrantTable
 from sluice.controller.pool.grants.jobs import Jobs, with_contexts
 from sluice.controller.pool.grants.session_table import SessionTable
+from sluice.controller.pool.grants.vgpu_times import VgpuTimes
 from sluice.controller.pool.model import (
     NODE_LOST,
     Change,
@@ -55,6 +56,7 @@ class GrantLedger:
         self.reservations = self._bookings.reservations
         self.quotas = self._bookings.quotas
         self.usage = self._bookings.usage
+        self.vgpu_times = VgpuTimes(self.usage.measured)
         self.changes: list[Change] = []
 
     # what there is
@@ -198,6 +200,7 @@ class GrantLedger:
             why = End(grant.ending_cause, why.text)  # its server is of 0.1, and names none
         self._unbook(grant)
         self.changes += self._bookings.count(grant, -1)
+        self.vgpu_times.forget(grant.id)
         self._jobs.remove(grant)
         grant.state, grant.ended = GrantState.ENDED, self._clock.wall()
         grant.reason, grant.cause = why.text, why.cause

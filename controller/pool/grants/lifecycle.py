@@ -7,10 +7,13 @@ grant which is to end is booked until its server says that nothing of it runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sluice.controller.pool.decisions import Decisions, EndOrder, ResizeOrder
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.resizing import Resizing
+from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.model import GrantState, SessionState, as_it_is
 from sluice.controller.pool.queue.progress import Progress
 from sluice.resources.ends import End, EndCause
@@ -99,6 +102,13 @@ class GrantLifecycle:
         if grant and grant.state is GrantState.LIVE:
             self._ledger.end_session(grant, session, why)
         return self._progress.after(Decisions())
+
+    def vgpu_times(self, node: str, reports: Sequence[VgpuReport]) -> None:
+        """What the vGPUs of a node's grants have had of its GPUs; of others it is not believed."""
+        for report in reports:
+            grant = self._ledger.grants.get(report.grant_id)
+            if grant and grant.state is GrantState.LIVE and grant.node == node:
+                self._ledger.vgpu_times.take(grant, report)
 
     # jobs
 

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whoever holds a gate, releases it or asks what passed it waits for nobody who waits for the GPU.
+// Whoever holds a gate, releases it or asks what passed it waits for nobody who waits for the GPU;
+// and what it says that the GPU was busy is what it was, once, and without the client's pauses.
 #include "worker/gate.h"
 
 #include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <thread>
+
+#include "arbiter/turn_page.h"
+#include "channel/futex.h"
+#include "worker/turn_keeper.h"
 
 namespace sluice::worker {
 namespace {
@@ -43,6 +53,8 @@ TEST(Gate, AnswersWhileALaunchWaitsForTheGpu) {
   std::thread control([&] {
     gate.hold();
     gate.release();
+    gate.quiet();
+    EXPECT_TRUE(gate.look());
     EXPECT_GE(gate.gpu_busy_ms(), 0);
     answered = true;
   });
@@ -51,6 +63,168 @@ TEST(Gate, AnswersWhileALaunchWaitsForTheGpu) {
   g_done = true;
   leader.join();
   control.join();
+}
+
+// A GPU with a clock that the test moves, in milliseconds far beyond what a test takes: the gate's
+// own clock adds nothing that would be seen.
+class ClockedGpu {
+ public:
+  // `until`: what the page of its turns says, where it has one.
+  explicit ClockedGpu(int64_t until = arbiter::kNoTurn) : turns(keeper(until)) {
+    driver.cuCtxSetCurrent = [](CUcontext) { return CUDA_SUCCESS; };
+    driver.cuEventCreate = [](CUevent* e, unsigned) {
+      *e = reinterpret_cast<CUevent>(++gpu_->events_);
+      return CUDA_SUCCESS;
+    };
+    driver.cuEventRecord = [](CUevent e, CUstream s) {
+      ++gpu_->records;
+      gpu_->at_[e] = std::max(gpu_->now, gpu_->free_at_[s]);
+      return CUDA_SUCCESS;
+    };
+    driver.cuEventQuery = [](CUevent e) {
+      return gpu_->at_.at(e) <= gpu_->now ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    };
+    driver.cuEventSynchronize = [](CUevent e) {
+      gpu_->now = std::max(gpu_->now, gpu_->at_.at(e));
+      return CUDA_SUCCESS;
+    };
+    driver.cuEventElapsedTime_v2 = [](float* ms, CUevent begin, CUevent end) {
+      *ms = static_cast<float>(gpu_->at_.at(end) - gpu_->at_.at(begin));
+      return CUDA_SUCCESS;
+    };
+    gpu_ = this;
+  }
+  void launch(uintptr_t stream, double ms) {
+    const auto s = reinterpret_cast<CUstream>(stream);
+    auto passage = gate.pass(s, {7});
+    free_at_[s] = std::max(now, free_at_[s]) + ms;
+    passage.issued();
+  }
+  // The client has nothing to say for so long, and its executor notices.
+  void pause(double ms) {
+    gate.quiet();
+    now += ms;
+    gate.look();
+  }
+  void expect_busy(double ms) { EXPECT_NEAR(gate.gpu_busy_ms(), ms, kClock) << "at " << now; }
+
+  static constexpr double kClock = 60'000;  // a test takes less than a minute
+  Driver driver;
+  std::unique_ptr<TurnKeeper> turns;
+  Gate gate{driver, nullptr, turns.get()};
+  double now = 0;
+  int records = 0;
+
+ private:
+  static std::unique_ptr<TurnKeeper> keeper(int64_t until) {
+    if (until == arbiter::kNoTurn) return nullptr;
+    const int fd = memfd_create("turns", MFD_CLOEXEC);
+    EXPECT_EQ(ftruncate(fd, arbiter::kTurnPageBytes), 0);
+    auto* page = static_cast<arbiter::TurnPage*>(
+        mmap(nullptr, arbiter::kTurnPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+    page->magic = wire::kTurnPageMagic;
+    page->turn = 1;
+    page->until = until;
+    page->beat = static_cast<int64_t>(channel::now_ns()) + 3'600'000'000'000;
+    std::string error;
+    return TurnKeeper::open(fd, eventfd(0, EFD_NONBLOCK), &error);
+  }
+  static inline ClockedGpu* gpu_ = nullptr;
+  uintptr_t events_ = 0;
+  std::map<CUstream, double> free_at_;
+  std::map<CUevent, double> at_;
+};
+
+constexpr double kLong = 1'000'000;
+
+TEST(GateMeasures, OneKernel) {
+  ClockedGpu gpu;
+  gpu.launch(1, 3 * kLong);
+  gpu.pause(10 * kLong);
+  gpu.expect_busy(3 * kLong);
+}
+
+TEST(GateMeasures, NoPauses) {
+  ClockedGpu gpu;
+  for (int i = 1; i <= 10; ++i) {
+    gpu.launch(1, 2 * kLong);
+    gpu.pause(20 * kLong);
+    gpu.expect_busy(i * 2 * kLong);
+  }
+}
+
+TEST(GateMeasures, NoPausesInATurn) {
+  ClockedGpu gpu(arbiter::kUntilWanted);
+  for (int i = 1; i <= 10; ++i) {
+    gpu.launch(1 + i % 3 / 2, 2 * kLong);  // one at a time: more waits for it
+    gpu.pause(20 * kLong);
+    gpu.expect_busy(i * 2 * kLong);
+  }
+}
+
+TEST(GateMeasures, NoPausesOfWhoIsAlone) {
+  ClockedGpu gpu(arbiter::kAlone);
+  for (int i = 1; i <= 10; ++i) {
+    gpu.launch(1, kLong);
+    gpu.launch(2, 2 * kLong);
+    gpu.pause(20 * kLong);
+    gpu.expect_busy(i * 2 * kLong);
+  }
+}
+
+TEST(GateMeasures, WhoNeverGoesQuietAndLaunchesNothing) {
+  ClockedGpu gpu;
+  gpu.launch(1, kLong);
+  gpu.gate.look();
+  gpu.now += 2 * kLong;
+  for (int i = 0; i < 3; ++i) gpu.gate.look();  // it sends other commands
+  gpu.now += 50 * kLong;
+  gpu.launch(1, kLong);
+  gpu.pause(5 * kLong);
+  gpu.expect_busy(3 * kLong);
+}
+
+TEST(GateMeasures, WhatSeveralStreamsDoAtOnceOnce) {
+  ClockedGpu gpu;
+  for (int i = 0; i < 300; ++i) gpu.launch(1 + i % 3, kLong);
+  gpu.pause(1000 * kLong);
+  gpu.expect_busy(100 * kLong);
+  gpu.launch(2, kLong);
+  gpu.launch(1, kLong);
+  gpu.pause(1000 * kLong);
+  gpu.expect_busy(101 * kLong);
+}
+
+TEST(GateMeasures, EventsThatAreUsedAgainAreUsedOnce) {
+  ClockedGpu gpu;
+  for (int round = 1; round <= 40; ++round) {
+    for (int i = 0; i < 150; ++i) gpu.launch(1 + (i / 7 + round) % 4, kLong / 100);
+    if (round % 3 == 0) gpu.gate.leave(reinterpret_cast<CUstream>(1));
+    if (round % 2 == 0) gpu.pause(100 * kLong);
+  }
+  gpu.pause(100 * kLong);
+  // Four streams share 60 units of work: none is counted twice, and all of it lies in this.
+  EXPECT_LE(gpu.gate.gpu_busy_ms(), 60 * kLong + ClockedGpu::kClock);
+  EXPECT_GE(gpu.gate.gpu_busy_ms(), 15 * kLong - ClockedGpu::kClock);
+}
+
+TEST(GateMeasures, WithoutAnEventForEachLaunch) {
+  ClockedGpu gpu;
+  for (int i = 0; i < 10'000; ++i) gpu.launch(1, 0);
+  EXPECT_LT(gpu.records, 10'000 / 64 + 2);
+}
+
+TEST(GateMeasures, NothingFalls) {
+  ClockedGpu gpu;
+  double last = 0;
+  for (int i = 0; i < 50; ++i) {
+    gpu.launch(1, 0.001);
+    std::this_thread::sleep_for(1ms);
+    const double busy = gpu.gate.gpu_busy_ms();
+    EXPECT_GE(busy, last);
+    last = busy;
+    if (i % 7 == 0) gpu.pause(1);
+  }
 }
 
 }  // namespace
