@@ -13,9 +13,11 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
 
 #include "library/objects.h"
 #include "process/log.h"
+#include "worker/graph_size.h"
 #include "worker/library/call.h"
 
 namespace sluice::worker {
@@ -42,6 +44,7 @@ struct Nccl {
   int32_t (*split)(Comm, int, int, Comm*, void*) = nullptr;
   int32_t (*shrink)(Comm, int*, int, Comm*, void*, int) = nullptr;
   int32_t (*count)(Comm, int*) = nullptr;
+  int32_t (*user_rank)(Comm, int*) = nullptr;
 
   // Looked up at the first use.
   static const Nccl& get() {
@@ -59,6 +62,7 @@ struct Nccl {
       look("ncclCommSplit", &n.split);
       look("ncclCommShrink", &n.shrink);
       look("ncclCommCount", &n.count);
+      look("ncclCommUserRank", &n.user_rank);
       return n;
     }();
     return all;
@@ -81,6 +85,7 @@ class Making {
 
  private:
   void take_config(std::span<const std::byte> raw);
+  int rank() const;
   bool ranks_are_good() const;
   bool reject(const char* why) {
     session_.reject(std::string("NcclMake ") + why);
@@ -104,6 +109,7 @@ class Making {
   alignas(8) std::array<std::byte, wire::kNcclConfigBytes> config_{};
   std::vector<char> net_, name_;
   Comm* made_ = nullptr;
+  uint64_t common_ = 0;  // the name that all ranks of it count under
 };
 
 bool Making::prepare(std::span<const std::byte> body) {
@@ -226,6 +232,13 @@ int64_t Making::issue() {
   keep_ranks_apart(session_, m_.ranks);
   void* config = m_.config_bytes ? config_.data() : nullptr;
   made_ = place();
+  // All that take part come here, with one color or none, whatever becomes of it.
+  if (m_.how == wire::NcclHow::kSplit)
+    common_ = session_.collectives.split(m_.parent, m_.color);
+  else if (m_.how == wire::NcclHow::kShrink)
+    common_ = session_.collectives.shrunk(m_.parent, excluded_);
+  else
+    common_ = Collectives::named(std::as_bytes(std::span(unique_)));
   switch (m_.how) {
     case wire::NcclHow::kRank:
       return config ? n.init_rank_config(made_, m_.ranks, unique_[0], m_.rank, config)
@@ -243,9 +256,19 @@ int64_t Making::issue() {
   return kInternalError;
 }
 
+// -1: not known, as of one that is still being made.
+int Making::rank() const {
+  if (m_.how == wire::NcclHow::kRank || m_.how == wire::NcclHow::kScalable) return m_.rank;
+  int rank = -1;
+  const auto ask = Nccl::get().user_rank;
+  return ask && ask(*made_, &rank) == kSuccess ? rank : -1;
+}
+
 uint64_t Making::finish(bool well) {
   if (!well || !made_ || !*made_ || m_.id == 0) return 0;
-  return Libraries::get().objects.add(m_.id, {ids::k_nccl, *made_}) ? 1 : 0;
+  if (!Libraries::get().objects.add(m_.id, {ids::k_nccl, *made_})) return 0;
+  session_.collectives.made(m_.id, common_, rank());
+  return 1;
 }
 
 // One member of a group: a function of the table, or a communicator to be made.
@@ -310,6 +333,31 @@ bool ends_what_is_used(const std::deque<Member>& members) {
   return std::any_of(named.begin(), named.end(), [](const auto& n) { return n.second > 1; });
 }
 
+// What a call is to those who take part in it; none of a function that computes nothing.
+Collectives::One counted_as(Session& s, const LibraryCall& call) {
+  constexpr int kPeer = 3;  // of ncclSend and ncclRecv
+  const std::string_view name = call.name();
+  const auto peer = static_cast<int>(call.given(kPeer));
+  if (!call.has_stream()) return {};
+  if (name == "ncclSend") return s.collectives.sent(call.object(), peer);
+  if (name == "ncclRecv") return s.collectives.received(call.object(), peer);
+  return s.collectives.collective(call.object());
+}
+
+// Counts it as it is given to NCCL, where peers may already wait for it.
+int64_t issue(Session& s, LibraryCall& call, Collectives::Many* issued) {
+  call.when_passed([&](CUstream captured) {
+    const Collectives::One one = counted_as(s, call);
+    if (!captured) {
+      s.collectives.issue(one);
+      Collectives::add(issued, one);
+    } else if (const GraphRef graph = captured_on(s, captured)) {
+      Collectives::add(&graph->collectives, one);
+    }
+  });
+  return call.issue();
+}
+
 void group(Session& s, const Command& c, Reply& reply) {
   if (!Nccl::get().group_start || !Nccl::get().group_end) {
     reply.status = CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
@@ -326,11 +374,12 @@ void group(Session& s, const Command& c, Reply& reply) {
     if (!c.answered()) reply.status = CUDA_ERROR_UNKNOWN;
     return;
   }
+  Collectives::Many issued;
   int64_t status = grouped ? Nccl::get().group_start() : kSuccess;
   for (Member& m : members) {
     if (!went_well(status)) break;
     m.issued = true;
-    const int64_t one = m.call ? m.call->issue() : m.making->issue();
+    const int64_t one = m.call ? issue(s, *m.call, &issued) : m.making->issue();
     if (s.rejected()) break;
     if (one != kSuccess) status = one;
   }
@@ -338,11 +387,13 @@ void group(Session& s, const Command& c, Reply& reply) {
     const int64_t end = Nccl::get().group_end();
     if (went_well(status) && end != kSuccess) status = end;
   }
+  if (!went_well(status)) s.collectives.take_back(issued);
   if (s.rejected()) return;
   if (c.answered()) reply.put(status);
   for (Member& m : members) {
     if (m.call) {
       if (m.issued) m.call->finish(status);
+      if (m.issued && went_well(status) && m.call->ends() != 0) s.collectives.ended(m.call->ends());
     } else {
       const uint64_t made = m.making->finish(went_well(status));
       if (c.answered()) reply.put(made);
