@@ -180,7 +180,8 @@ void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
 void Arbiter::publish(uint32_t id, Tenant& tenant, Nanoseconds now) {
   if (!schedule_.holds(id) || tenant.called_back) return;
   const bool alone = schedule_.alone(id);
-  const int64_t until = tenant.until != kForever ? tenant.until : alone ? kAlone : kUntilWanted;
+  // Who is left alone in a turn that had an end has one without.
+  const int64_t until = alone ? kAlone : tenant.until != kForever ? tenant.until : kUntilWanted;
   for (Member* m : tenant.members)
     if (m->open || alone || m->wants()) give(*m, until, now);
 }

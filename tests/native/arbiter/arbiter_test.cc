@@ -114,6 +114,20 @@ TEST(Arbiter, TheNextBeginsWhenTheHolderDies) {
   EXPECT_EQ(b.until(), kAlone);
 }
 
+TEST(Arbiter, WhoIsLeftAloneInItsTurnGoesOn) {
+  Node node;
+  Worker &a = node.add("a", "A", 50), &b = node.add("b", "B", 50);
+  a.want();
+  node.step();
+  b.want();
+  node.step();
+  EXPECT_LT(a.until(), kUntilWanted);
+  node.arbiter->leave("b", node.now);
+  node.step();
+  EXPECT_EQ(a.until(), kAlone) << "nobody waits for the end of its turn";
+  EXPECT_TRUE(a.has_turn());
+}
+
 TEST(Arbiter, AHolderThatHangsKeepsNobodyForLong) {
   Node node;
   Worker &a = node.add("a", "A", 50), &b = node.add("b", "B", 50);
