@@ -117,7 +117,7 @@ void Arbiter::give(Member& m, int64_t until, Nanoseconds now) {
   if (m.open && m.until == until) return;
   if (!m.open) {
     m.open = true;
-    m.noticed = m.helped = false;
+    m.noticed = false;
     ++m.turn;
   }
   m.told = now;

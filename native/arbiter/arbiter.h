@@ -53,7 +53,6 @@ class Arbiter {
     uint64_t overran = 0;     // as its page said
     Nanoseconds told = 0;     // when its page changed
     int64_t until = kNoTurn;  // as its page says
-    bool helped = false;      // it is open beyond its tenant's turn
     bool behind = false;      // as it was found last: others have issued more
     bool cut_changed = false;
     bool wants() const { return !absent && page->wants.load(std::memory_order_acquire) != 0; }

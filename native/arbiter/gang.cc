@@ -96,18 +96,17 @@ void Arbiter::help(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
     if (!m->open && !reopened) continue;
     const uint32_t turn = m->turn + (reopened ? 1 : 0);
     const uint32_t before = m->page->cut_turn.exchange(turn, std::memory_order_release);
-    if (reopened) {
+    if (reopened)
       give(*m, tenant.called_back, now);
-      m->helped = true;
-    } else if (m->cut_changed || before != turn) {
+    else if (m->cut_changed || before != turn)
       say(*m, m->until);
-    }
   }
-  bool drains = false;
-  for (const Member* m : tenant.members) drains |= m->open && !m->helped;
-  if (!drains || tenant.members.size() == 1) return;
-  const Nanoseconds since =
-      tenant.called_back + (tenant.lags ? schedule_.grace() + kLikelyNs : kLaggingNs);
+  // Since when somebody drains who may wait for others: one that was helped may, too.
+  Nanoseconds since = kForever;
+  for (const Member* m : tenant.members)
+    if (m->open) since = std::min(since, std::max(m->until, tenant.called_back) + kLaggingNs);
+  if (since == kForever || tenant.members.size() == 1) return;
+  if (tenant.lags) since = std::max(since, tenant.called_back + schedule_.grace() + kLikelyNs);
   if (now < since)
     *next = std::min(*next, since);
   else if (may || may_help(id, tenant, now, next))
@@ -115,11 +114,8 @@ void Arbiter::help(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
 }
 
 void Arbiter::help_laggards(Tenant& tenant, Nanoseconds until, Nanoseconds now) {
-  for (Member* m : tenant.members) {
-    if (m->open || !m->wants()) continue;
-    give(*m, until, now);
-    m->helped = true;
-  }
+  for (Member* m : tenant.members)
+    if (!m->open && m->wants()) give(*m, until, now);
 }
 
 }  // namespace sluice::arbiter

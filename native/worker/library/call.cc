@@ -388,7 +388,7 @@ int64_t LibraryCall::issue() {
   const bool captured = f_.launches && capturing(session_, stream_);
   if (f_.launches && !captured)
     passage_ = vgpu_->gate->pass(stream_, {kind(), 1, f_.grouped && has_stream_});
-  if (passed_) passed_(captured ? stream_ : nullptr);
+  if (f_.grouped && has_stream_) count(captured);
   status = entry_.thunk(function_, words_);
   free_copies();
   return status;
@@ -396,6 +396,7 @@ int64_t LibraryCall::issue() {
 
 void LibraryCall::finish(int64_t status) {
   passage_.issued();
+  if (f_.grouped) settle_count(status);
   name_objects();
   keep(f_.returns_status ? status : 0);
 }

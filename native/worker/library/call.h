@@ -3,7 +3,6 @@
 // session and the function's spec before the library sees it.
 #pragma once
 
-#include <functional>
 #include <optional>
 
 #include "worker/dispatch.h"
@@ -22,13 +21,6 @@ class LibraryCall {
   bool prepare(CUresult* lacking);
   int64_t issue();
   void finish(int64_t status);
-  // Called by issue() when it has passed the gate, or is captured on the stream that it is told.
-  void when_passed(std::function<void(CUstream captured)> then) { passed_ = std::move(then); }
-  // What the call works on, and a number that it is given.
-  uint64_t object() const { return main_id_; }
-  uint64_t given(int index) const { return sent_[index]; }
-  bool has_stream() const { return has_stream_; }
-  const char* name() const { return f_.name; }
   // The object that the call ends, and whether it names one; 0: none.
   uint64_t ends() const { return f_.state == wire::CallState::kDestroys ? main_id_ : 0; }
   // Calls `visit` with each object that it names.
@@ -65,6 +57,11 @@ class LibraryCall {
   void check_sizes();
   void remember_opaque();
   int64_t size_at(int which) const;
+  // collective.cc: calls that other ranks have a part in are counted (worker/collectives.h), as
+  // they are given to the library, and taken back where it refuses them.
+  Collectives::One counted_as() const;
+  void count(bool captured);
+  void settle_count(int64_t status);
   // How long it takes depends on the function and on the numbers that it is given.
   uint64_t kind() const;
   bool workspace_is_enough(int64_t* status);
@@ -87,7 +84,7 @@ class LibraryCall {
   CUstream stream_ = CU_STREAM_LEGACY;  // where the work goes
   bool has_stream_ = false;
   Vgpu* vgpu_ = nullptr;
-  std::function<void(CUstream)> passed_;
+  Collectives::One counted_;
   Gate::Passage passage_;  // from the call's beginning until it is issued
   void* function_ = nullptr;
   // Nothing that the function gets may move while it runs.

@@ -13,11 +13,9 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <string_view>
 
 #include "library/objects.h"
 #include "process/log.h"
-#include "worker/graph_size.h"
 #include "worker/library/call.h"
 
 namespace sluice::worker {
@@ -333,31 +331,6 @@ bool ends_what_is_used(const std::deque<Member>& members) {
   return std::any_of(named.begin(), named.end(), [](const auto& n) { return n.second > 1; });
 }
 
-// What a call is to those who take part in it; none of a function that computes nothing.
-Collectives::One counted_as(Session& s, const LibraryCall& call) {
-  constexpr int kPeer = 3;  // of ncclSend and ncclRecv
-  const std::string_view name = call.name();
-  const auto peer = static_cast<int>(call.given(kPeer));
-  if (!call.has_stream()) return {};
-  if (name == "ncclSend") return s.collectives.sent(call.object(), peer);
-  if (name == "ncclRecv") return s.collectives.received(call.object(), peer);
-  return s.collectives.collective(call.object());
-}
-
-// Counts it as it is given to NCCL, where peers may already wait for it.
-int64_t issue(Session& s, LibraryCall& call, Collectives::Many* issued) {
-  call.when_passed([&](CUstream captured) {
-    const Collectives::One one = counted_as(s, call);
-    if (!captured) {
-      s.collectives.issue(one);
-      Collectives::add(issued, one);
-    } else if (const GraphRef graph = captured_on(s, captured)) {
-      Collectives::add(&graph->collectives, one);
-    }
-  });
-  return call.issue();
-}
-
 void group(Session& s, const Command& c, Reply& reply) {
   if (!Nccl::get().group_start || !Nccl::get().group_end) {
     reply.status = CUDA_ERROR_SHARED_OBJECT_INIT_FAILED;
@@ -374,12 +347,11 @@ void group(Session& s, const Command& c, Reply& reply) {
     if (!c.answered()) reply.status = CUDA_ERROR_UNKNOWN;
     return;
   }
-  Collectives::Many issued;
   int64_t status = grouped ? Nccl::get().group_start() : kSuccess;
   for (Member& m : members) {
     if (!went_well(status)) break;
     m.issued = true;
-    const int64_t one = m.call ? issue(s, *m.call, &issued) : m.making->issue();
+    const int64_t one = m.call ? m.call->issue() : m.making->issue();
     if (s.rejected()) break;
     if (one != kSuccess) status = one;
   }
@@ -387,13 +359,11 @@ void group(Session& s, const Command& c, Reply& reply) {
     const int64_t end = Nccl::get().group_end();
     if (went_well(status) && end != kSuccess) status = end;
   }
-  if (!went_well(status)) s.collectives.take_back(issued);
   if (s.rejected()) return;
   if (c.answered()) reply.put(status);
   for (Member& m : members) {
     if (m.call) {
       if (m.issued) m.call->finish(status);
-      if (m.issued && went_well(status) && m.call->ends() != 0) s.collectives.ended(m.call->ends());
     } else {
       const uint64_t made = m.making->finish(went_well(status));
       if (c.answered()) reply.put(made);

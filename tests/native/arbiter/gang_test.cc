@@ -165,6 +165,19 @@ TEST(Gang, LittleTurnsOfOthersAreItsShareAfterTheGrace) {
   EXPECT_NEAR(open / 1000.0, 0.25, 0.08);
 }
 
+// By other means than collectives.
+TEST(Gang, OneThatWasHelpedMayWaitForTheNext) {
+  Gang node;
+  node.wait();
+  node.b.give_back(true);
+  node.wait(8 * kMs);
+  EXPECT_TRUE(node.b.has_turn());
+  node.a.give_back(true);
+  node.wait(10 * kMs);
+  EXPECT_TRUE(node.b.has_turn()) << "it waits for what a has not launched";
+  EXPECT_TRUE(node.a.has_turn());
+}
+
 TEST(Gang, OneThatIsStoppedKeepsNeighboursNoLonger) {
   Gang node;
   node.b.stopped = true;
