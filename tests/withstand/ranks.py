@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that work in steps which may meet the end of a turn, and jobs of ranks: programs/rank.cu.
+"""Programs whose steps may meet the end of a turn, and jobs of ranks: programs/rank.cu.
 
 NVIDIA's NCCL does not run on the software GPU. What stands in for it on the node,
 programs/fake_nccl_ranks.c, moves no data and has its collectives wait for one another as NCCL's do.
