@@ -43,16 +43,15 @@ void Arbiter::end_cut(Tenant& tenant) {
   for (Member* m : tenant.members) m->behind = false;
 }
 
-// False: nobody lags who could go on. What stands on the pages is a worker's word, of which the members of its own
-// tenant alone are told.
+// False: nobody lags who could go on. What stands on the pages is a worker's word, of which the
+// members of its own tenant alone are told.
 bool Arbiter::draw_cut(Tenant& tenant, Nanoseconds now) {
   progress_.clear();
   places_.clear();
   tenant.lags = false;
   for (Member* m : tenant.members) {
     m->behind = m->cut_changed = false;
-    const size_t used =
-        std::min<size_t>(m->page->places.load(std::memory_order_acquire), kPlaces);
+    const size_t used = std::min<size_t>(m->page->places.load(std::memory_order_acquire), kPlaces);
     for (size_t i = 0; i < used; ++i) {
       const Issued& one = m->page->issued[i];
       const uint64_t name = one.communicator.load(std::memory_order_seq_cst);
@@ -74,8 +73,7 @@ bool Arbiter::draw_cut(Tenant& tenant, Nanoseconds now) {
     tenant.lags = true;
     any |= m.open || m.wants();  // another one has nothing to issue yet, and rings when it has
     const uint64_t word = cut_word(progress_[i].communicator, progress_[i].upto);
-    const uint64_t before =
-        m.page->cut[places_[i].place].exchange(word, std::memory_order_relaxed);
+    const uint64_t before = m.page->cut[places_[i].place].exchange(word, std::memory_order_relaxed);
     m.cut_changed |= before != word;
   }
   return any;

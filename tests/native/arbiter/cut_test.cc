@@ -94,7 +94,8 @@ TEST(Cut, IsTheLeastAtWhichNothingWaits) {
 }
 
 TEST(Cut, NobodyFollowsWhoWaitsForNobody) {
-  std::vector<Progress> ranks{{7, 5, false}, {7, 3, true}, {7, 4, true}, {9, 1, false}, {9, 0, true}};
+  std::vector<Progress> ranks{
+      {7, 5, false}, {7, 3, true}, {7, 4, true}, {9, 1, false}, {9, 0, true}};
   std::vector<uint32_t> order;
   draw_cut(ranks, order);
   EXPECT_EQ(ranks[0].upto, 5u);

@@ -34,9 +34,9 @@ static int load(void) {
   if (launch) return 0;
   void* driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   int (*look)(const char*, void**, int, uint64_t, int*) =
-      driver ? (int (*)(const char*, void**, int, uint64_t, int*))dlsym(driver,
-                                                                        "cuGetProcAddress_v2")
-             : NULL;
+      driver
+          ? (int (*)(const char*, void**, int, uint64_t, int*))dlsym(driver, "cuGetProcAddress_v2")
+          : NULL;
   return look && look("cuLaunchHostFunc", (void**)&launch, 13000, 0, NULL) == 0 ? 0 : 1;
 }
 
@@ -79,8 +79,7 @@ int ncclCommInitRank(void** comm, int ranks, Id id, int rank) {
   atomic_fetch_add(&c->shared->arrived, 1);
   while (atomic_load(&c->shared->arrived) < ranks) usleep(1000);
   char name[64] = "/fake-nccl-";
-  for (int i = 0; i < 16; ++i)
-    snprintf(name + strlen(name), 3, "%02x", (unsigned char)id.bytes[i]);
+  for (int i = 0; i < 16; ++i) snprintf(name + strlen(name), 3, "%02x", (unsigned char)id.bytes[i]);
   shm_unlink(name);  // nobody else comes
   *comm = c;
   return 0;
