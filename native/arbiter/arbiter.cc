@@ -169,7 +169,8 @@ void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
     return;
   }
   if (!open) {
-    if (schedule_.alone(id)) return;  // it is given its pages again
+    // Alone, it is given its pages again, unless that turn was over before it was left alone.
+    if (schedule_.alone(id) && !tenant.called_back) return;
     schedule_.gives_back(id, wants, now);
     tenant.called_back = 0;
     return end_cut(tenant);

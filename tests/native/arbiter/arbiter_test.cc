@@ -128,6 +128,22 @@ TEST(Arbiter, WhoIsLeftAloneInItsTurnGoesOn) {
   EXPECT_TRUE(a.has_turn());
 }
 
+TEST(Arbiter, WhoIsLeftAloneAfterItsTurnGoesOn) {
+  Node node;
+  Worker &a = node.add("a", "A", 50), &b = node.add("b", "B", 50);
+  a.want();
+  node.step();
+  b.want();
+  node.step();
+  while (node.now <= a.until()) node.run(kMs / 10);
+  node.run(kMs);
+  node.arbiter->leave("b", node.now);  // while a drains
+  a.give_back(true);
+  node.step();
+  EXPECT_TRUE(a.has_turn());
+  EXPECT_EQ(a.until(), kAlone);
+}
+
 TEST(Arbiter, AHolderThatHangsKeepsNobodyForLong) {
   Node node;
   Worker &a = node.add("a", "A", 50), &b = node.add("b", "B", 50);
