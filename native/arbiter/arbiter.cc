@@ -12,9 +12,6 @@ namespace {
 // A worker that has a turn others wait for notices within this, or is stopped: then it loses it. On
 // a host without a CPU to spare one that is not takes tens of milliseconds.
 constexpr Nanoseconds kNoticeNs = 40'000'000;
-// Some workers of a tenant have drained, one has not: it may wait for what the others have not
-// launched yet. They go on for a little, again and again, until it has.
-constexpr Nanoseconds kLaggingNs = 5'000'000, kLittleNs = 2'000'000;
 // At once, of what ran after a turn was given back.
 constexpr uint64_t kMostChargedNs = 1'000'000'000;
 
@@ -157,19 +154,6 @@ void Arbiter::read(Member& m, Nanoseconds now, Nanoseconds* next) {
   }
 }
 
-// Of a tenant whose turn is over and some of whose workers have not drained.
-void Arbiter::help_laggards(Tenant& tenant, Nanoseconds now, Nanoseconds* next) {
-  bool lagging = false;
-  for (const Member* m : tenant.members) lagging |= m->open && m->until <= tenant.called_back;
-  if (!lagging) return;
-  if (now < tenant.called_back + kLaggingNs) {
-    *next = std::min(*next, tenant.called_back + kLaggingNs);
-    return;
-  }
-  for (Member* m : tenant.members)
-    if (!m->open && m->wants()) give(*m, now + kLittleNs, now);
-}
-
 void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* next) {
   bool open = false, wants = false;
   for (Member* m : tenant.members) {
@@ -185,18 +169,20 @@ void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
     return;
   }
   if (!open) {
-    if (schedule_.alone(id)) return;  // it is given its pages again
+    // Alone, it is given its pages again, unless that turn was over before it was left alone.
+    if (schedule_.alone(id) && !tenant.called_back) return;
     schedule_.gives_back(id, wants, now);
     tenant.called_back = 0;
-    return;
+    return end_cut(tenant);
   }
-  if (tenant.called_back) help_laggards(tenant, now, next);
+  if (tenant.called_back) help(id, tenant, now, next);
 }
 
 void Arbiter::publish(uint32_t id, Tenant& tenant, Nanoseconds now) {
   if (!schedule_.holds(id) || tenant.called_back) return;
   const bool alone = schedule_.alone(id);
-  const int64_t until = tenant.until != kForever ? tenant.until : alone ? kAlone : kUntilWanted;
+  // Who is left alone in a turn that had an end has one without.
+  const int64_t until = alone ? kAlone : tenant.until != kForever ? tenant.until : kUntilWanted;
   for (Member* m : tenant.members)
     if (m->open || alone || m->wants()) give(*m, until, now);
 }
@@ -205,6 +191,7 @@ void Arbiter::apply(const Decision& decision, Nanoseconds now) {
   for (const uint32_t id : decision.call_back) {
     Tenant& tenant = tenants_.at(id);
     tenant.called_back = now;
+    tenant.help_again = tenant.help_until = tenant.cut_again = 0;
     for (Member* m : tenant.members)
       if (m->open && m->until > now) give(*m, now, now);
   }
@@ -221,6 +208,7 @@ Nanoseconds Arbiter::look(Nanoseconds now) {
   for (auto& [id, tenant] : tenants_) read(id, tenant, now, &next);
   const Decision decision = schedule_.step(now);
   apply(decision, now);
+  for (const uint32_t id : decision.call_back) help(id, tenants_.at(id), now, &next);
   bool divided = false;
   for (auto& [id, tenant] : tenants_) {
     publish(id, tenant, now);

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "arbiter/cut.h"
 #include "arbiter/schedule.h"
 #include "arbiter/turn_page.h"
 
@@ -52,6 +53,8 @@ class Arbiter {
     uint64_t overran = 0;     // as its page said
     Nanoseconds told = 0;     // when its page changed
     int64_t until = kNoTurn;  // as its page says
+    bool behind = false;      // as it was found last: others have issued more
+    bool cut_changed = false;
     bool wants() const { return !absent && page->wants.load(std::memory_order_acquire) != 0; }
   };
   struct Tenant {
@@ -59,13 +62,27 @@ class Arbiter {
     std::vector<Member*> members;
     Nanoseconds until = kNoTurn;  // of its turn
     Nanoseconds called_back = 0;  // when its turn was over; 0: it is not
+    // From when on its members are helped again to end it, and until when they are.
+    Nanoseconds help_again = 0, help_until = 0;
+    Nanoseconds cut_again = 0;  // from when on its cut is drawn anew
+    bool lags = false;          // a member has issued less than others, as the last cut found
+  };
+  // A place of a member's page.
+  struct Place {
+    Member* member;
+    size_t place;
   };
 
   bool gpu_bits(const std::vector<std::string>& gpus, uint64_t* bits, std::string* error);
   void gather(Tenant& tenant);
   void read(Member& m, Nanoseconds now, Nanoseconds* next);
   void read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* next);
-  void help_laggards(Tenant& tenant, Nanoseconds now, Nanoseconds* next);
+  // gang.cc: what members of a tenant whose turn is over may still do.
+  void help(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* next);
+  bool may_help(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* next);
+  bool draw_cut(Tenant& tenant, Nanoseconds now);
+  void help_laggards(Tenant& tenant, Nanoseconds until, Nanoseconds now);
+  static void end_cut(Tenant& tenant);
   void publish(uint32_t id, Tenant& tenant, Nanoseconds now);
   void apply(const Decision& decision, Nanoseconds now);
   void give(Member& m, int64_t until, Nanoseconds now);
@@ -79,6 +96,10 @@ class Arbiter {
   std::map<uint32_t, Tenant> tenants_;
   std::map<std::string, uint32_t> ids_;
   uint32_t next_ = 1;
+  // Of a cut that is drawn; kept, so that it takes no memory each time.
+  std::vector<Progress> progress_;
+  std::vector<Place> places_;
+  std::vector<uint32_t> order_;
 };
 
 }  // namespace sluice::arbiter

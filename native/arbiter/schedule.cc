@@ -177,6 +177,11 @@ bool Schedule::alone(uint32_t tenant) const {
                               [&](const auto& each) { return each.second.meets(found->second); });
 }
 
+uint32_t Schedule::percent(uint32_t tenant) const {
+  const auto found = tenants_.find(tenant);
+  return found == tenants_.end() ? 100 : found->second.tenancy.percent;
+}
+
 TenantFigures Schedule::figures(uint32_t tenant, Nanoseconds now) const {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return {};

@@ -87,6 +87,8 @@ class Schedule {
   bool waits(uint32_t tenant) const;
   // Whether nobody else has a share of its GPUs, so that it need not be disturbed.
   bool alone(uint32_t tenant) const;
+  uint32_t percent(uint32_t tenant) const;  // its share; 100 of one that is not there
+  Nanoseconds grace() const { return settings_.grace; }
   TenantFigures figures(uint32_t tenant, Nanoseconds now) const;
 
  private:

@@ -5,6 +5,7 @@
 // worker has the arbiter look; the arbiter wakes the worker by `changes`.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -26,6 +27,28 @@ constexpr int64_t kUntilWanted = kAlone - 1;
 // one goes on without turns until there is a newer one.
 constexpr int64_t kBeatNs = 100'000'000, kDeadNs = 500'000'000;
 
+// Communicators whose collectives are counted on a page.
+constexpr size_t kPlaces = 128;
+
+// How many collectives a rank here has issued on a communicator. While a place changes hands its
+// communicator is 0, which is none.
+struct Issued {
+  std::atomic<uint64_t> communicator;
+  std::atomic<uint64_t> count;
+};
+
+// Up to how many the rank may go on issuing, and the end of the communicator's name, as one word:
+// it may be about what was in the place before. 0: no further.
+constexpr int kCutBits = 48;
+constexpr uint64_t cut_word(uint64_t communicator, uint64_t upto) {
+  constexpr uint64_t kCount = (1ull << kCutBits) - 1;
+  return communicator << kCutBits | (upto & kCount);
+}
+constexpr bool is_behind(uint64_t cut, uint64_t communicator, uint64_t count) {
+  return cut != 0 && (cut ^ cut_word(communicator, 0)) >> kCutBits == 0 &&
+         cut > cut_word(communicator, count);
+}
+
 struct TurnPage {
   uint64_t magic;  // wire::kTurnPageMagic
   // The arbiter's.
@@ -38,6 +61,12 @@ struct TurnPage {
   std::atomic<uint32_t> seen;               // the last turn that it has noticed
   std::atomic<uint32_t> returned;           // the last one that it has given back
   std::atomic<uint64_t> overran;  // nanoseconds of the GPU after turns that it had given back
+  std::atomic<uint32_t> places;   // how many of the `issued` are in use
+  // The arbiter's: the turn at whose end `cut` holds, and that, by the places of `issued`.
+  alignas(64) std::atomic<uint32_t> cut_turn;
+  std::array<std::atomic<uint64_t>, kPlaces> cut;
+  // The worker's.
+  alignas(64) std::array<Issued, kPlaces> issued;
 };
 
 constexpr size_t kTurnPageBytes = wire::kTurnPageBytes;

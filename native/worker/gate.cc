@@ -207,10 +207,11 @@ void Gate::finish_interval(bool goes_on) {
   if (under_way_.empty()) front_since_ = now_ns();
   const uint32_t launches = since_mark_.exchange(0, std::memory_order_relaxed);
   under_way_.push_back({begin_, end, stream_, chained_, launches, goes_on, since_mark_ns_,
-                        !unknown_ && since_mark_ns_ > 0, std::exchange(parts_, {})});
+                        !unknown_ && !collective_ && since_mark_ns_ > 0,
+                        std::exchange(parts_, {})});
   lead_ += launches;
   under_way_ns_ += std::exchange(since_mark_ns_, 0.0f);
-  unknown_ = false;
+  unknown_ = collective_ = false;
   begin_ = goes_on ? end : nullptr;
   may_go_on_ = true;
 }
@@ -319,12 +320,14 @@ bool Gate::pass_in_turn(CUstream stream, const Work& work, Passage* passage) {
     const int64_t now = now_ns();
     const float takes = expected(work);
     if (t_entered > 0) break;
-    if (!turn.is()) {
+    // Peers spin for what it has yet to issue.
+    const bool behind = !turn.is() && turns_->behind();
+    if (!turn.is() && !behind) {
       // What this would launch may be what the rest waits for.
       if (turns_->stuck_since() && is_clean(stream)) break;
       lock.unlock();
       turns_->wait_for_turn();
-    } else if (!may_begin(turn.number, turn.until, takes, now)) {
+    } else if (!behind && !may_begin(turn.number, turn.until, takes, now)) {
       lock.unlock();
       turns_->end_turn(turn.number);
     } else if (lead_is_long(takes, now)) {
@@ -353,6 +356,7 @@ CUresult Gate::issued_in_turn(CUstream stream, const Work& work) {
   const uint16_t slot = slot_of(work.kind, kKinds);
   const float takes = expected(work);
   unknown_ |= kind_ns_[slot] == 0;
+  collective_ |= work.collective;
   parts_.push_back({slot, takes});
   since_mark_ns_ += takes;
   const uint32_t launches =

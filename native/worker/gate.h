@@ -34,10 +34,12 @@ class Gate {
       : driver_(driver), context_(context), turns_(turns) {}
 
   // What is about to be issued: `kind` is equal for what likely takes as long, and `launches` how
-  // many it stands for.
+  // many it stands for. A collective takes as long as its peers do: what it took before says
+  // nothing of when it is done.
   struct Work {
     uint64_t kind = 0;
     uint32_t launches = 1;
+    bool collective = false;
   };
 
   // From passing to having been issued. Without issued() nothing was.
@@ -190,6 +192,7 @@ class Gate {
   std::vector<Part> parts_;
   float since_mark_ns_ = 0;
   bool unknown_ = false;     // there is something among them of which it is not known what it takes
+  bool collective_ = false;  // or that waits for peers
   float under_way_ns_ = 0;   // expected, of all of them
   int64_t front_since_ = 0;  // since when the GPU can have been at the oldest of them
   uint32_t turn_ = 0, begun_ = 0;        // passed in this turn

@@ -47,6 +47,7 @@ void copy(Session& s, const Command& c, Reply& reply) {
     graph->size = size_of(s, from);
     graph->own_nodes = from->own_nodes;
     graph->inside = from->inside;
+    graph->collectives = from->collectives;
     if (graph->size.nodes > kMaxNodesOfGraph || !take_nodes(s, graph->size.nodes)) {
       reply.status = CUDA_ERROR_OUT_OF_MEMORY;
       return;
@@ -264,6 +265,11 @@ void edit(Session& s, const Command& c, Reply& reply) {
   if (reply.status == CUDA_SUCCESS) s.graph_traffic.switched(m.exec, node, m.what == kEnable);
 }
 
+std::shared_ptr<const Collectives::Many> collectives_of(const GraphObject& graph) {
+  if (graph.collectives.empty()) return nullptr;
+  return std::make_shared<Collectives::Many>(graph.collectives);
+}
+
 void instantiate(Session& s, const Command& c, Reply& reply) {
   Decoder d(c.body);
   const auto& m = d.fixed<wire::GraphInstantiate>();
@@ -292,6 +298,7 @@ void instantiate(Session& s, const Command& c, Reply& reply) {
     size_t count = 0;
     s.driver.cuGraphGetNodes(graph->handle, nullptr, &count);
     exec.nodes = static_cast<uint32_t>(std::clamp<size_t>(count, 1, 1 << 16));
+    exec.collectives = collectives_of(*graph);
     s.objects.graph_execs.add(m.exec, exec);
     s.graph_traffic.instantiated(s, m.exec, graph->handle);
     settle_local_memory(s, *s.used_last());
@@ -312,7 +319,11 @@ void update(Session& s, const Command& c, Reply& reply) {
   if (!graph || !s.use_context(c.header.context)) return;
   CUgraphExecUpdateResultInfo info{};
   reply.status = s.driver.cuGraphExecUpdate_v2(exec.handle, graph->handle, &info);
-  if (reply.status == CUDA_SUCCESS) s.graph_traffic.updated(s, m.exec, graph->handle);
+  if (reply.status == CUDA_SUCCESS) {
+    s.graph_traffic.updated(s, m.exec, graph->handle);
+    exec.collectives = collectives_of(*graph);
+    s.objects.graph_execs.set(m.exec, exec);
+  }
   wire::GraphOutcome outcome{static_cast<uint32_t>(info.result), wire::kNoNode, wire::kNoNode, 0};
   // Nodes of the executable graph have no ordinals: only those of this one are told.
   if (info.errorNode || info.errorFromNode) learn_nodes(s, *graph);
@@ -376,10 +387,16 @@ void launch(Session& s, const Command& c, Reply& reply) {
     return;
   }
   Gate::Passage passage;
-  if (!captured) passage = v->gate->pass(stream, {m.exec, exec.nodes});
+  const Collectives::Many* const collectives = exec.collectives.get();
+  if (!captured) passage = v->gate->pass(stream, {m.exec, exec.nodes, collectives != nullptr});
+  if (!captured && collectives) s.collectives.issue(*collectives);
   reply.status = s.driver.cuGraphLaunch(exec.handle, stream);
-  if (reply.status != CUDA_SUCCESS) return;
+  if (reply.status != CUDA_SUCCESS) {
+    if (!captured && collectives) s.collectives.take_back(*collectives);
+    return;
+  }
   if (into) note_grown(s, into, by);
+  if (into && collectives) Collectives::add(&into->collectives, *collectives);
   if (captured) return;
   passage.issued();
   s.graph_traffic.launched(s, m.exec);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "wire/graph_commands.h"
+#include "worker/collectives.h"
 #include "worker/driver.h"
 #include "worker/objects.h"
 
@@ -38,6 +39,9 @@ struct GraphObject {
   GraphSize size;                                      // worker/graph_size.h
   uint64_t own_nodes = 0;                         // that lie in it and in no graph inside of it
   std::unordered_map<uint32_t, uint64_t> inside;  // nodes inside of a node, by ordinal
+  // That were captured into it, and with graphs inside of it; not those in bodies of conditions, as
+  // only the GPU knows how often they run. Nodes that are taken out stay counted.
+  Collectives::Many collectives;
 
   uint32_t ordinal_of(CUgraphNode n) {
     const auto [it, fresh] = ordinals.try_emplace(n, static_cast<uint32_t>(nodes.size()));
@@ -54,6 +58,7 @@ struct GraphExecObject {
   CUgraphExec handle = nullptr;
   uint32_t nodes = 1;  // how much a launch of it weighs
   GraphSize size;
+  std::shared_ptr<const Collectives::Many> collectives{};  // of a launch; null: none
 };
 
 // The graph with this id; nullptr: there is none (rejected).

@@ -138,6 +138,7 @@ bool take_child(Session& s, std::span<const std::byte> body, NodeParams* p) {
   if (graph->capturing) return refuse(s, "holds a graph that is being captured");
   p->all.graph.graph = graph->handle;
   p->inside = size_of(s, graph);
+  p->collectives = graph->collectives;
   ++p->inside.height;
   return true;
 }
@@ -277,6 +278,7 @@ void add(Session& s, const Command& c, Reply& reply) {
   note_grown(s, graph, by);
   ++graph->own_nodes;
   if (inside) graph->inside[ordinal] = inside;
+  Collectives::add(&graph->collectives, params.collectives);
   for (size_t i = 0; i < params.bodies.size(); ++i) {
     auto inside = std::make_shared<GraphObject>();
     inside->handle = params.all.conditional.phGraph_out[i];

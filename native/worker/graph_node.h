@@ -16,6 +16,7 @@ struct NodeParams {
   std::vector<CUstreamBatchMemOpParams> operations;
   std::vector<uint64_t> bodies;    // ids of the graphs inside a conditional node
   GraphSize inside;                // of the graph that it copies
+  Collectives::Many collectives;   // likewise
   CUresult status = CUDA_SUCCESS;  // why the driver is not asked
   // A staged copy: `all` is a child graph of these two.
   bool staged = false, call_first = false;

@@ -46,6 +46,7 @@ bool Session::open(std::vector<Gpu>& gpus, std::string* error) {
     driver.cuCtxSetCurrent(v->gpu->context);
     open_limits(driver, *v);
   }
+  collectives.show(turns.get());
   if (turns && !turns->start()) {
     *error = "there is no thread to be had for its turns on the GPU (session_pids)";
     return false;

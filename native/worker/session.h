@@ -17,6 +17,7 @@
 #include "worker/bulk.h"
 #include "worker/captures.h"
 #include "worker/code_cache.h"
+#include "worker/collectives.h"
 #include "worker/compiler.h"
 #include "worker/completion_page.h"
 #include "worker/decoder.h"
@@ -108,6 +109,7 @@ class Session {
   Shadows shadows;
   Signals signals;
   GraphTraffic graph_traffic;
+  Collectives collectives;
 
   SessionFigures figures;
 

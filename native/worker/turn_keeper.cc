@@ -95,6 +95,29 @@ TurnKeeper::Turn TurnKeeper::current() const {
   return {number, until};
 }
 
+bool TurnKeeper::behind() const {
+  const uint32_t number = ending_.load(std::memory_order_acquire);
+  if (number == 0 || page_->cut_turn.load(std::memory_order_acquire) != number ||
+      orphaned_.load(std::memory_order_relaxed))
+    return false;
+  const size_t used = std::min<size_t>(page_->places, arbiter::kPlaces);
+  for (size_t i = 0; i < used; ++i) {
+    const arbiter::Issued& one = page_->issued[i];
+    if (arbiter::is_behind(page_->cut[i].load(std::memory_order_relaxed),
+                           one.communicator.load(std::memory_order_relaxed),
+                           one.count.load(std::memory_order_relaxed)))
+      return true;
+  }
+  return false;
+}
+
+// The arbiter ends a turn and reads counts; this counts and looks whether the turn has ended: one
+// of the two sees what the other wrote.
+void TurnKeeper::counted() {
+  const int64_t until = page_->until.load(std::memory_order_seq_cst);
+  if (until < kUntilWanted && (until == kNoTurn || until <= now_ns() || ending_ != 0)) ring();
+}
+
 // Whose page says that it is alone needs no arbiter; else one that lives has written lately.
 void TurnKeeper::judge_arbiter(int64_t now) {
   const bool lives = page_->until.load(std::memory_order_acquire) == kAlone ||
@@ -108,7 +131,7 @@ void TurnKeeper::wait_for_turn() {
     std::lock_guard lock(asking_);
     if (!left_ && !page_->wants.exchange(1)) ring();
   }
-  if (current().is() || free()) return;
+  if (current().is() || free() || behind()) return;
   channel::futex_wait(page_->changes, changes, kWaitNs / (stuck_since() ? 10 : 1));
   judge_arbiter(now_ns());
 }
@@ -131,7 +154,7 @@ bool TurnKeeper::idle() {
 // Before the last of it is done, so that the next worker's follows it without a gap.
 void TurnKeeper::give_back(uint32_t number) {
   ending_.store(number, std::memory_order_release);
-  const int64_t began = now_ns();
+  int64_t began = now_ns();
   int64_t left;
   for (;;) {
     bool almost = true;
@@ -141,8 +164,13 @@ void TurnKeeper::give_back(uint32_t number) {
       almost &= gate->almost_drained(hand_over_ns_, &of_this);
       left = std::max(left, of_this);
     }
-    if (almost) break;
     const int64_t now = now_ns();
+    if (behind()) {  // its clients have yet to bring what others wait for
+      began = now;
+      judge_arbiter(now);
+    } else if (almost) {
+      break;
+    }
     if (stuck_since_ == 0 && now - began > kStuckNs && left == 0) stuck_since_ = now;
     pause(left, now - began);
   }

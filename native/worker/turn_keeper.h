@@ -64,6 +64,14 @@ class TurnKeeper {
   // not so. What then waits at a gate may be what that waits for.
   int64_t stuck_since() const { return stuck_since_.load(std::memory_order_relaxed); }
 
+  // A rank here has issued less on a communicator than the arbiter has found another to have
+  // (arbiter/gang.cc): what waits at a gate at the end of a turn passes until it has as much.
+  bool behind() const;
+  // Where collectives are counted (collectives.h). Each is followed by counted(): after the end of
+  // a turn the arbiter hears of it.
+  arbiter::TurnPage* page() { return page_; }
+  void counted();
+
   // The process ends, which takes the driver a while: nobody waits for that.
   void leave();
 

@@ -129,6 +129,12 @@ REFUSALS = [
     ),
     pytest.param({"count": 65}, CudaStatus.INVALID_VALUE, "SLUICE_VGPU", id="count"),
     pytest.param({"compute_percent": 101}, CudaStatus.INVALID_VALUE, "SLUICE_RATIO", id="compute"),
+    pytest.param(
+        {"cross_node": True, "compute_percent": 50},
+        CudaStatus.INVALID_VALUE,
+        "SLUICE_CROSS_NODE), which are given whole; unset SLUICE_RATIO",
+        id="a part of GPUs of several nodes",
+    ),
     pytest.param({"wait_seconds": -2}, CudaStatus.INVALID_VALUE, "SLUICE_WAIT", id="wait"),
     pytest.param(
         {"local_only": True, "node": "b"}, CudaStatus.NO_DEVICE, "node b has no GPU", id="no GPU"

@@ -27,6 +27,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 SOURCES = Path(__file__).resolve().parent / "programs"
 BUILT = CHECKOUT / "build" / "withstand-programs"
 PROMPTED = BUILT / "prompted"
+RANK = BUILT / "rank"
 SCRIBBLE = BUILT / "scribble"
 #: Rounds of the kernel `turn` that no test waits for.
 ENDLESS = 1 << 40
@@ -45,7 +46,7 @@ def build_programs() -> None:
     BUILT.mkdir(parents=True, exist_ok=True)
     with (BUILT / ".lock").open("w") as lock:  # another run of the tests builds them, too
         fcntl.flock(lock, fcntl.LOCK_EX)
-        failures = build.build([SOURCES / "prompted.cu"], BUILT)
+        failures = build.build([SOURCES / "prompted.cu", SOURCES / "rank.cu"], BUILT)
         assert not failures, "\n".join(failures)
         source = SOURCES / "scribble.c"
         if not SCRIBBLE.exists() or SCRIBBLE.stat().st_mtime < source.stat().st_mtime:
@@ -70,9 +71,11 @@ def client_environment(plane: ControlPlane, channel: str, **more: str) -> dict[s
 class Prompted:
     """The program on this host."""
 
+    program = PROMPTED
+
     def __init__(self, plane: ControlPlane, channel: str = "shm", **more: str) -> None:
         self.process = subprocess.Popen(
-            [str(PROMPTED)],
+            [str(self.program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -385,7 +385,10 @@ int64_t LibraryCall::issue() {
   if (f_.workspace.function >= 0 && !workspace_is_enough(&status)) return status;
   for (int i = 0; i < f_.index_arrays; ++i)
     if (!check_indices(f_.indices[i], &status)) return free_copies(), status;
-  if (f_.launches && !capturing(session_, stream_)) passage_ = vgpu_->gate->pass(stream_, {kind()});
+  const bool captured = f_.launches && capturing(session_, stream_);
+  if (f_.launches && !captured)
+    passage_ = vgpu_->gate->pass(stream_, {kind(), 1, f_.grouped && has_stream_});
+  if (f_.grouped && has_stream_) count(captured);
   status = entry_.thunk(function_, words_);
   free_copies();
   return status;
@@ -393,6 +396,7 @@ int64_t LibraryCall::issue() {
 
 void LibraryCall::finish(int64_t status) {
   passage_.issued();
+  if (f_.grouped) settle_count(status);
   name_objects();
   keep(f_.returns_status ? status : 0);
 }

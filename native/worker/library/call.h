@@ -57,6 +57,11 @@ class LibraryCall {
   void check_sizes();
   void remember_opaque();
   int64_t size_at(int which) const;
+  // collective.cc: calls that other ranks have a part in are counted (worker/collectives.h), as
+  // they are given to the library, and taken back where it refuses them.
+  Collectives::One counted_as() const;
+  void count(bool captured);
+  void settle_count(int64_t status);
   // How long it takes depends on the function and on the numbers that it is given.
   uint64_t kind() const;
   bool workspace_is_enough(int64_t* status);
@@ -79,6 +84,7 @@ class LibraryCall {
   CUstream stream_ = CU_STREAM_LEGACY;  // where the work goes
   bool has_stream_ = false;
   Vgpu* vgpu_ = nullptr;
+  Collectives::One counted_;
   Gate::Passage passage_;  // from the call's beginning until it is issued
   void* function_ = nullptr;
   // Nothing that the function gets may move while it runs.

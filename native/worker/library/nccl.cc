@@ -42,6 +42,7 @@ struct Nccl {
   int32_t (*split)(Comm, int, int, Comm*, void*) = nullptr;
   int32_t (*shrink)(Comm, int*, int, Comm*, void*, int) = nullptr;
   int32_t (*count)(Comm, int*) = nullptr;
+  int32_t (*user_rank)(Comm, int*) = nullptr;
 
   // Looked up at the first use.
   static const Nccl& get() {
@@ -59,6 +60,7 @@ struct Nccl {
       look("ncclCommSplit", &n.split);
       look("ncclCommShrink", &n.shrink);
       look("ncclCommCount", &n.count);
+      look("ncclCommUserRank", &n.user_rank);
       return n;
     }();
     return all;
@@ -81,6 +83,7 @@ class Making {
 
  private:
   void take_config(std::span<const std::byte> raw);
+  int rank() const;
   bool ranks_are_good() const;
   bool reject(const char* why) {
     session_.reject(std::string("NcclMake ") + why);
@@ -104,6 +107,7 @@ class Making {
   alignas(8) std::array<std::byte, wire::kNcclConfigBytes> config_{};
   std::vector<char> net_, name_;
   Comm* made_ = nullptr;
+  uint64_t common_ = 0;  // the name that all ranks of it count under
 };
 
 bool Making::prepare(std::span<const std::byte> body) {
@@ -226,6 +230,13 @@ int64_t Making::issue() {
   keep_ranks_apart(session_, m_.ranks);
   void* config = m_.config_bytes ? config_.data() : nullptr;
   made_ = place();
+  // All that take part come here, with one color or none, whatever becomes of it.
+  if (m_.how == wire::NcclHow::kSplit)
+    common_ = session_.collectives.split(m_.parent, m_.color);
+  else if (m_.how == wire::NcclHow::kShrink)
+    common_ = session_.collectives.shrunk(m_.parent, excluded_);
+  else
+    common_ = Collectives::named(std::as_bytes(std::span(unique_)));
   switch (m_.how) {
     case wire::NcclHow::kRank:
       return config ? n.init_rank_config(made_, m_.ranks, unique_[0], m_.rank, config)
@@ -243,9 +254,19 @@ int64_t Making::issue() {
   return kInternalError;
 }
 
+// -1: not known, as of one that is still being made.
+int Making::rank() const {
+  if (m_.how == wire::NcclHow::kRank || m_.how == wire::NcclHow::kScalable) return m_.rank;
+  int rank = -1;
+  const auto ask = Nccl::get().user_rank;
+  return ask && ask(*made_, &rank) == kSuccess ? rank : -1;
+}
+
 uint64_t Making::finish(bool well) {
   if (!well || !made_ || !*made_ || m_.id == 0) return 0;
-  return Libraries::get().objects.add(m_.id, {ids::k_nccl, *made_}) ? 1 : 0;
+  if (!Libraries::get().objects.add(m_.id, {ids::k_nccl, *made_})) return 0;
+  session_.collectives.made(m_.id, common_, rank());
+  return 1;
 }
 
 // One member of a group: a function of the table, or a communicator to be made.

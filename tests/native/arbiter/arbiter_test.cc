@@ -1,71 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arbiter between workers' pages and the policy: workers here are the words that they write.
-#include "arbiter/arbiter.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <random>
 
+#include "tests/native/arbiter/pages.h"
+
 namespace sluice::arbiter {
 namespace {
-
-constexpr Nanoseconds kMs = 1'000'000;
-
-struct Worker {
-  std::unique_ptr<TurnPage> page = std::make_unique<TurnPage>();
-  bool stopped = false;
-
-  int64_t until() const { return page->until; }
-  bool has_turn() const { return until() != kNoTurn && page->returned != page->turn; }
-  void notice() { page->seen = page->turn.load(); }
-  void want() { page->wants = 1; }
-  void give_back(bool more) {
-    page->wants = more;
-    page->returned = page->turn.load();
-  }
-};
-
-class Node {
- public:
-  explicit Node(std::vector<std::string> gpus = {"GPU-a"}) : gpus_(std::move(gpus)) {}
-
-  Worker& add(const std::string& name, const std::string& tenant, uint32_t percent,
-              bool capped = false) {
-    std::string error;
-    Worker& w = workers[name];
-    EXPECT_TRUE(arbiter->join(name, {tenant, gpus_, percent, capped}, w.page.get(), now, &error))
-        << error;
-    return w;
-  }
-  // Until then, in steps of 0.1 ms; workers notice their turns, unless they are stopped.
-  void run(Nanoseconds time) {
-    for (const Nanoseconds end = now + time; now < end; now += kMs / 10) step();
-  }
-  void step() {
-    arbiter->look(now);
-    for (auto& [name, w] : workers)
-      if (!w.stopped) w.notice();
-  }
-  // As busy workers do: with a turn they work until its end, then give back and want more.
-  void work(Nanoseconds time, std::map<std::string, Nanoseconds>* had) {
-    for (const Nanoseconds end = now + time; now < end; now += kMs / 10) {
-      step();
-      for (auto& [name, w] : workers) {
-        if (w.stopped || !w.has_turn()) continue;
-        (*had)[name] += kMs / 10;
-        if (now >= w.until()) w.give_back(true);
-      }
-    }
-  }
-
-  std::unique_ptr<Arbiter> arbiter = std::make_unique<Arbiter>();
-  std::map<std::string, Worker> workers;
-  Nanoseconds now = 1'000 * kMs;
-
- private:
-  std::vector<std::string> gpus_;
-};
 
 TEST(Arbiter, WhoIsAloneIsToldSo) {
   Node node;
@@ -169,6 +112,36 @@ TEST(Arbiter, TheNextBeginsWhenTheHolderDies) {
   node.step();
   EXPECT_TRUE(b.has_turn());
   EXPECT_EQ(b.until(), kAlone);
+}
+
+TEST(Arbiter, WhoIsLeftAloneInItsTurnGoesOn) {
+  Node node;
+  Worker &a = node.add("a", "A", 50), &b = node.add("b", "B", 50);
+  a.want();
+  node.step();
+  b.want();
+  node.step();
+  EXPECT_LT(a.until(), kUntilWanted);
+  node.arbiter->leave("b", node.now);
+  node.step();
+  EXPECT_EQ(a.until(), kAlone) << "nobody waits for the end of its turn";
+  EXPECT_TRUE(a.has_turn());
+}
+
+TEST(Arbiter, WhoIsLeftAloneAfterItsTurnGoesOn) {
+  Node node;
+  Worker &a = node.add("a", "A", 50), &b = node.add("b", "B", 50);
+  a.want();
+  node.step();
+  b.want();
+  node.step();
+  while (node.now <= a.until()) node.run(kMs / 10);
+  node.run(kMs);
+  node.arbiter->leave("b", node.now);  // while a drains
+  a.give_back(true);
+  node.step();
+  EXPECT_TRUE(a.has_turn());
+  EXPECT_EQ(a.until(), kAlone);
 }
 
 TEST(Arbiter, AHolderThatHangsKeepsNobodyForLong) {

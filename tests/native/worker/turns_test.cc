@@ -268,6 +268,88 @@ TEST(Turns, AGroupOfCallsIsOne) {
   EXPECT_TRUE(soon([&] { return r.returned(); }));
 }
 
+constexpr uint64_t kAll = 0x1234;  // a communicator, on which five collectives were issued
+
+// The arbiter has seen peers at so many.
+void draw_cut(Rig& r, uint64_t upto) {
+  r.page->issued[0].count = std::max<uint64_t>(r.page->issued[0].count, 5);
+  r.page->issued[0].communicator = kAll;
+  r.page->places = 1;
+  r.page->cut[0] = arbiter::cut_word(kAll, upto);
+  r.page->cut_turn = r.page->turn.load();
+}
+
+TEST(Turns, WhoLagsBehindPeersGoesOnToTheCutAndNoFurther) {
+  auto& r = *new Rig(kUntilWanted);
+  r.launch(stream(1));
+  r.say(now());
+  std::thread program([&] {
+    for (int i = 0; i < 10; ++i) {
+      r.launch(stream(1));
+      auto passage = r.gate->pass(stream(1), {8, 1, true});
+      ++r.page->issued[0].count;
+      r.keeper->counted();
+      r.gpu.launch(stream(1));
+      passage.issued();
+    }
+  });
+  a_while();
+  EXPECT_EQ(r.gpu.issued(stream(1)), 1u);
+  while (r.rang()) {
+  }
+  draw_cut(r, 7);
+  r.say(r.page->until);
+  EXPECT_TRUE(soon([&] { return r.page->issued[0].count == 7; }));
+  a_while();
+  EXPECT_EQ(r.page->issued[0].count, 7u);
+  EXPECT_EQ(r.gpu.issued(stream(1)), 5u) << "two collectives, and what comes before each";
+  EXPECT_FALSE(r.returned());
+  EXPECT_TRUE(r.rang()) << "others may lag behind it now";
+  r.gpu.instant = true;
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+  r.give(kUntilWanted);
+  program.join();
+  EXPECT_EQ(r.page->issued[0].count, 15u);
+}
+
+TEST(Turns, WhoLagsKeepsItsTurnUntilItsProgramComes) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  r.launch(stream(1));
+  draw_cut(r, 6);
+  r.say(now());
+  a_while();
+  EXPECT_FALSE(r.returned());
+  r.page->cut_turn = 0;  // its peers wait no longer
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, ACutWithoutAnArbiterIsNone) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  r.launch(stream(1));
+  draw_cut(r, 6);
+  r.say(now());
+  a_while();
+  r.page->beat = now() - 10'000'000'000;
+  EXPECT_TRUE(soon([&] { return r.returned(); }));
+}
+
+TEST(Turns, ACollectiveIsDoneWhenItIsDone) {
+  auto& r = *new Rig(kUntilWanted, 3'600'000'000'000);
+  r.gpu.instant = true;
+  for (int i = 0; i < 4; ++i) r.gate->pass(stream(1), {7, 1, true}).issued();
+  ASSERT_TRUE(r.gate->drained());
+  r.gpu.instant = false;
+  auto passage = r.gate->pass(stream(1), {7, 1, true});
+  r.gpu.launch(stream(1));
+  passage.issued();
+  int64_t left;
+  EXPECT_FALSE(r.gate->almost_drained(3'600'000'000'000, &left)) << "its peers may be late";
+  r.gpu.finish(stream(1));
+  EXPECT_TRUE(r.gate->almost_drained(0, &left));
+}
+
 // So that the next one's work follows without a gap.
 TEST(Turns, WhatIsKnownToEndSoonKeepsNobody) {
   auto& r = *new Rig(kUntilWanted, 3'600'000'000'000);

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of several ranks beside other tenants, and what else may meet the end of a turn.
+
+Real arbiter, real workers, software GPUs, and a stand-in for NCCL whose collectives wait for their
+peers (ranks.py). What is compared is work that was done, never time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from control_plane import ControlPlane, running, wait_for
+
+from sluice.config.native_files import NativeFileMissing, find_native
+
+from .at_work import Start, goes_on, worked, working
+from .conftest import arbiter_pid
+from .prompted import Prompted
+from .ranks import Job, Rank, build_fake_nccl
+from .test_turns import stopped, worker_of
+from .traces import LIMIT
+
+NEAR = 12  # of percent
+ENOUGH = 60  # steps of a job
+
+
+@pytest.fixture(scope="module")
+def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Two GPUs, and something for NCCL."""
+    try:
+        find_native("libnccl.so.2")
+    except NativeFileMissing as missing:
+        pytest.skip(str(missing))
+    with tempfile.TemporaryDirectory() as libraries:
+        build_fake_nccl(Path(libraries))
+        with running(
+            tmp_path_factory.mktemp("gangs"),
+            # on the software GPU a sandbox lets nothing be written, as the ranks' file is
+            server={"cuda_libraries": libraries, "worker_sandbox": "false"},
+            pool={"job_linger_seconds": 1},
+            environment={"SLUICE_SOFTGPU_COUNT": "2"},
+        ) as started:
+            yield started
+
+
+@pytest.fixture
+def job(plane: ControlPlane) -> Iterator[Callable[..., Job]]:
+    """Starts jobs, and ends what a test leaves."""
+    started: list[Job] = []
+
+    def begin(percent: int = 50, how: str = "collectives") -> Job:
+        one = Job(plane, percent)
+        started.append(one)
+        one.work(how)
+        return one
+
+    yield begin
+    for one in started:
+        one.kill()
+    wait_for(lambda: not plane.grants(), LIMIT, "the jobs' grants to go back")
+
+
+@pytest.fixture
+def rank(plane: ControlPlane) -> Iterator[Callable[..., Rank]]:
+    """Starts programs without peers."""
+    started: list[Rank] = []
+
+    def begin(how: str, percent: int = 50, channel: str = "shm") -> Rank:
+        one = Rank(plane, channel, SLUICE_RATIO=str(percent), CUDA_VISIBLE_DEVICES="0")
+        started.append(one)
+        assert one.ask("open") == "open: ok"
+        one.work(how)
+        return one
+
+    yield begin
+    for one in started:
+        one.kill()
+
+
+def beside(start: Start, halves: int = 2) -> list[Prompted]:
+    """Neighbours on what is left of both GPUs: so many halves, none of which goes elsewhere."""
+    return [working(start, 50) for _ in range(halves)]
+
+
+def assert_part(one: Job, other: Job, percent: int) -> None:
+    """What the one has had done of all steps of the next while: so many percent."""
+    at = one.count(), other.count()
+
+    def done() -> tuple[int, int]:
+        return one.count() - at[0], other.count() - at[1]
+
+    for enough in range(ENOUGH, 20 * ENOUGH, ENOUGH):
+        wait_for(lambda: sum(done()) > enough, LIMIT, lambda: f"steps: {done()}")  # noqa: B023
+        had = done()
+        if abs(100 * had[0] / sum(had) - percent) <= NEAR:
+            return
+    raise AssertionError(f"{had} of the steps, not {percent}:{100 - percent}")
+
+
+@pytest.mark.parametrize("how", ["collectives", "captured-collectives"])
+def test_two_jobs_have_their_shares(job: Callable[..., Job], how: str) -> None:
+    small, large = job(30, how), job(70, how)
+    assert_part(small, large, 30)
+
+
+def test_a_job_and_its_neighbours_go_on(job: Callable[..., Job], start: Start) -> None:
+    one = job(50)
+    neighbours = beside(start)
+    for _ in range(5):
+        one.goes_on(20)
+        for neighbour in neighbours:
+            goes_on(neighbour, 20)
+
+
+@pytest.mark.parametrize("which", ["program", "worker"])
+def test_a_rank_that_is_stopped_keeps_no_neighbour(
+    plane: ControlPlane, job: Callable[..., Job], start: Start, which: str
+) -> None:
+    one = job(50)
+    neighbours = beside(start)
+    second = one.ranks[1]
+    with stopped(second.pid if which == "program" else worker_of(plane, second)):
+        for neighbour in neighbours:
+            goes_on(neighbour, 50)
+    one.goes_on(20)
+    for neighbour in neighbours:
+        goes_on(neighbour, 20)
+
+
+def test_a_rank_that_is_killed_keeps_no_neighbour(
+    plane: ControlPlane, job: Callable[..., Job], start: Start
+) -> None:
+    one = job(50)
+    neighbours = beside(start)
+    os.kill(worker_of(plane, one.ranks[1]), signal.SIGKILL)
+    for neighbour in neighbours:
+        goes_on(neighbour, 50)
+    wait_for(lambda: "error" in one.ranks[1].ask("worked"), LIMIT, "the error")
+
+
+def test_counts_outlive_the_arbiter(plane: ControlPlane, job: Callable[..., Job]) -> None:
+    one, other = job(50), job(50)
+    before = arbiter_pid(plane)
+    os.kill(before, signal.SIGKILL)
+    one.goes_on()
+    wait_for(lambda: arbiter_pid(plane) != before, LIMIT, "another arbiter")
+    assert_part(one, other, 50)
+
+
+@pytest.mark.parametrize("channel", ["shm", "tcp"])
+@pytest.mark.parametrize(
+    ("how", "besides"), [("captures", None), ("host", "called"), ("jit", "compiled")]
+)
+def test_what_meets_the_end_of_a_turn(
+    rank: Callable[..., Rank], start: Start, how: str, besides: str | None, channel: str
+) -> None:
+    one = rank(how, 50, channel)
+    neighbours = beside(start, 3)
+    for _ in range(3):
+        one.goes_on(10)
+        if besides:
+            one.goes_on(4, besides)
+        for neighbour in neighbours:
+            goes_on(neighbour, 20)
+    for neighbour in neighbours:
+        assert worked(neighbour) > 0
