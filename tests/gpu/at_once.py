@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions that run at once through NVIDIA's MPS: their shares, and what an end does to others.
 
-    python3 tests/gpu/at_once.py    # as root
+    python3 tests/gpu/at_once.py [shares] [totals] [ends]    # as root
 
 Through the real server, with kernels of neighbours.py. Each line is a thing that must hold, and
 what was found; exit status 0 only if all hold. docs/decisions/0005 has what MPS does by itself.
@@ -143,6 +143,9 @@ def ends(rig: Rig) -> None:
     must("the reason is told", "shares NVIDIA's MPS server" in rig.log())
 
 
+PARTS = {"shares": shares, "totals": totals, "ends": ends}
+
+
 def main() -> int:
     """All of it."""
     driver = find_driver()
@@ -159,9 +162,8 @@ def main() -> int:
         server = Server(driver, Path(name), memory_mib=1024, uid=None)
         rig = Rig(server, rate)
         try:
-            shares(rig)
-            totals(rig)
-            ends(rig)
+            for part in sys.argv[1:] or PARTS:
+                PARTS[part](rig)
         finally:
             server.close()
             for text in rig.log().splitlines():

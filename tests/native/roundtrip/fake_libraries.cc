@@ -190,3 +190,7 @@ extern "C" __attribute__((visibility("default"))) int64_t sluice_fake_call(uint1
                                                                            const uint64_t* words) {
   return sluice::test::FakeLibraries::get().call(function, words);
 }
+
+extern "C" __attribute__((visibility("default"))) uint64_t sluice_fake_object(uint64_t bytes) {
+  return sluice::test::FakeLibraries::get().make_object(bytes);
+}
