@@ -102,6 +102,13 @@ class ThrottleSection(Section):
         "more) or concurrent (sessions of a project at once, through NVIDIA's MPS), where request "
         "and pool say nothing",
     )
+    longest_overrun_seconds: float = Field(
+        0.0,
+        ge=0,
+        le=86400,
+        description="for how many seconds work that others wait for may run on beyond its turn "
+        "before its session is ended (0: for ever)",
+    )
     allow_concurrent: bool = Field(
         True, description="true or false: whether requests and the pool may choose concurrent here"
     )

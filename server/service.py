@@ -192,6 +192,8 @@ class Server:
                 throttle, starter, section.run_dir, log_dir, self._sharing.arbiter
             )
             self._lifecycle.divide_time(self._turns)
+            if throttle.longest_overrun_seconds:
+                self._lifecycle.limit_overruns(throttle.longest_overrun_seconds)
 
     def _watch_use(self, driver: Driver) -> UseWatch:
         return UseWatch(

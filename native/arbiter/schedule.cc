@@ -187,6 +187,7 @@ TenantFigures Schedule::figures(uint32_t tenant, Nanoseconds now) const {
   if (found == tenants_.end()) return {};
   Tenant t = found->second;
   count(t, now);
+  if (t.has_turn() && t.state != State::kHolding) t.figures.overdue = now - t.until;
   return t.figures;
 }
 

@@ -55,6 +55,7 @@ struct TenantFigures {
   Nanoseconds held = 0;    // its turns, those that ran over included
   Nanoseconds waited = 0;  // wanting, without a turn
   uint64_t turns = 0;
+  Nanoseconds overdue = 0;  // since its last turn was over, while it has not given that back
 };
 
 class Schedule {

@@ -122,6 +122,7 @@ void Service::figures(Nanoseconds now) {
     const std::string key = "tenant." + std::to_string(n++) + ".";
     v[key + "id"] = tenant;
     v[key + "held_us"] = std::to_string(had.held / 1000);
+    v[key + "overdue_us"] = std::to_string(had.overdue / 1000);
     v[key + "waited_us"] = std::to_string(had.waited / 1000);
     v[key + "turns"] = std::to_string(had.turns);
   }

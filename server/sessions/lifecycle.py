@@ -16,7 +16,7 @@ from pathlib import Path
 from sluice.config import log_ids
 from sluice.config.peer_lines import OFTEN
 from sluice.config.peer_lines import SERVER as PEERS
-from sluice.resources.ends import End
+from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.orders import OrderRefused
@@ -80,6 +80,22 @@ class SessionLifecycle:
     def divide_time(self, pages: TurnPages) -> None:
         """From now on sessions have turns on their GPUs."""
         self._registry.turns = pages
+
+    def limit_overruns(self, seconds: float) -> None:
+        """From now on what runs on beyond its turn for longer than that is ended."""
+
+        def overdue(grant_id: str, so_far: float) -> None:
+            live = [s for s in self._registry.of_grant(grant_id) if s.worker.why is None]
+            if so_far > seconds and live:
+                text = (
+                    f"its work ran on for {so_far:.1f} s after its turn on the GPU was over, and "
+                    f"[throttle] longest_overrun_seconds of its node is {seconds:g}: use shorter "
+                    "kernels, or ask for a whole GPU"
+                )
+                for session in live:
+                    self.end(session, End(EndCause.OVERRAN, text))
+
+        self.times.on_overdue = overdue
 
     def relay_by(self, run_dir: Path, ca_file: Path | None) -> None:
         """From now on what this host's GPUs can never serve is relayed to other hosts'."""

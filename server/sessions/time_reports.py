@@ -114,6 +114,8 @@ class TimeReports:
         self._silent: dict[str, int] = {}  # rounds for which a session is not asked
         self._next = 0  # where the next round begins
         self.on_round: list[Callable[[], None]] = []
+        #: Told of every grant whose work runs on beyond its turn, and for how many seconds.
+        self.on_overdue: Callable[[str, float], None] = lambda grant_id, seconds: None
 
     async def run(self) -> None:
         """A round each second, for ever."""
@@ -183,10 +185,15 @@ class TimeReports:
 
     async def _ask_arbiter(self, turns: TurnPages) -> None:
         try:
-            self._figures.times.hear_arbiter(tenants_of(await turns.figures()))
+            tenants = tenants_of(await turns.figures())
         except NoAnswerError as error:
             self._figures.times.arbiter_is_silent()
             log.debug("who waits for turns is not known: %s", error)
+            return
+        self._figures.times.hear_arbiter(tenants)
+        for grant_id, tenant in tenants.items():
+            if tenant.overdue > 0:
+                self.on_overdue(grant_id, tenant.overdue)
 
 
 def tenants_of(figures: Message) -> dict[str, TenantTime]:
@@ -196,6 +203,7 @@ def tenants_of(figures: Message) -> dict[str, TenantTime]:
             held=figures.number(f"{key}.held_us") / MICRO,
             waited=figures.number(f"{key}.waited_us") / MICRO,
             turns=figures.number(f"{key}.turns"),
+            overdue=figures.number(f"{key}.overdue_us") / MICRO,
         )
         for key in (f"tenant.{n}" for n in range(figures.number("tenants")))
     }

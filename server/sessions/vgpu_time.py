@@ -83,6 +83,7 @@ class TenantTime:
     held: float
     waited: float
     turns: int
+    overdue: float = 0.0  # since its last turn was over, while it has not given that back
 
 
 @dataclass(slots=True)

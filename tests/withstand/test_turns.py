@@ -105,6 +105,20 @@ def test_an_endless_kernel_keeps_nobody_waiting(start: Start) -> None:
     goes_on(other, 20)
 
 
+@pytest.mark.control_plane(throttle={"longest_overrun_seconds": 0.5})
+def test_an_operator_may_set_a_limit_to_that(plane: ControlPlane, start: Start) -> None:
+    endless, other = start(SLUICE_RATIO="50"), working(start, 50)
+    (session,) = [s for s in plane.sessions() if s["client_pid"] == endless.pid]
+    assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
+
+    def ended() -> bool:
+        return bool(plane.rest.get(f"/sessions/{session['id']}").json()["cause"] == "overran")
+
+    wait_for(ended, LIMIT, lambda: str(plane.rest.get(f"/sessions/{session['id']}").json()))
+    assert "error" in endless.ask("wait")
+    goes_on(other, 20)
+
+
 def test_without_an_arbiter_all_go_on_and_with_the_next_shares_hold(
     plane: ControlPlane, start: Start
 ) -> None:

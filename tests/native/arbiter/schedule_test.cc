@@ -182,12 +182,18 @@ TEST(Schedule, AKernelWithoutEndKeepsNobodyOut) {
   s.step(0);
   s.wants(2, 0);
   Nanoseconds now = s.step(0).look_again;
+  EXPECT_EQ(s.figures(1, now).overdue, 0);
   EXPECT_EQ(s.step(now).call_back.size(), 1u);  // and 1 goes on
+  EXPECT_EQ(s.figures(1, now + kSecond).overdue, kSecond);
+  EXPECT_EQ(s.figures(2, now + kSecond).overdue, 0);
   const Decision d = s.step(now += settings.grace);
   ASSERT_EQ(d.begin.size(), 1u);
   EXPECT_EQ(d.begin[0].tenant, 2u);
   EXPECT_LE(now, 100 * kMillisecond);
   EXPECT_EQ(d.begin[0].until, kForever);  // nobody waits: 1 has not asked again
+  EXPECT_EQ(s.figures(1, now).overdue, settings.grace);
+  s.gives_back(1, false, now);
+  EXPECT_EQ(s.figures(1, now).overdue, 0);
 }
 
 TEST(Schedule, WhatATurnTookTooLongIsMissingLaterAndBounded) {
