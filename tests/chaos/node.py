@@ -256,6 +256,7 @@ class SimulatedNode:
             for a, _ in self._expected.values()
         ]  # fmt: skip
         return rpc.Inventory(
+            sharing=rpc.NodeSharing(shares="kept"),
             node=self.name, data_address=self._address, data_port=self._port, version="simulated",
             vgpu_count=4,
             gpus=[

@@ -268,6 +268,7 @@ class SimulatedServer:
     def inventory(self) -> rpc.Inventory:
         """Everything that it believes to run."""
         return rpc.Inventory(
+            sharing=rpc.NodeSharing(shares="kept"),
             node=self.name, data_address="127.0.0.1", data_port=1, version="simulated",
             vgpu_count=4,
             gpus=[

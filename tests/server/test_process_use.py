@@ -127,7 +127,11 @@ async def test_an_excess_is_told_with_its_figures_and_silence_once(
     def session(name: str, pid: int) -> Any:
         worker = SimpleNamespace(record=SimpleNamespace(pid=pid))
         return SimpleNamespace(
-            id=name, opening=False, worker=worker, log=SimpleNamespace(write=told.append)
+            id=name,
+            opening=False,
+            worker=worker,
+            log=SimpleNamespace(write=told.append),
+            vgpus=(),
         )
 
     sessions = {name: session(name, pid) for name, pid in (("a", 70), ("b", 71), ("c", 72))}

@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from sluice.resources.vgpu_request import Sharing
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.time_reports import MOST_ASKED, TimeReports, Told, tenants_of
@@ -196,6 +197,7 @@ class FakeVgpu:
     gpu_uuid = "GPU-1"
     memory_mib = 1
     compute_percent = 1
+    sharing = Sharing.TURNS
 
 
 class FakeSession:

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from control_plane import wait_for
+from control_plane import ControlPlane, wait_for
 
 from .prompted import Prompted
 from .traces import LIMIT
@@ -31,3 +34,22 @@ def goes_on(program: Prompted, kernels: int = 4) -> None:
     """Waits until it has had more of them done."""
     before = worked(program)
     wait_for(lambda: worked(program) > before + kernels, LIMIT, "more work done")
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """A process stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def worker_of(plane: ControlPlane, program: Prompted) -> int:
+    """The worker of a program's session."""
+    (found,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
+    (record,) = [
+        r for r in plane.worker_records() if r["session"] and r["session"]["id"] == found["id"]
+    ]
+    return int(record["pid"])

@@ -21,9 +21,8 @@ import pytest
 from control_plane import ControlPlane, running, wait_for
 from folders import let_everybody_in
 
-from .at_work import Start, goes_on, worked, working
+from .at_work import Start, goes_on, worked, worker_of, working
 from .prompted import ENDLESS, Prompted
-from .test_turns import worker_of
 from .traces import LIMIT
 
 HARNESS = Path(__file__).parents[1] / "harness"
@@ -63,6 +62,11 @@ def commands(plane: ControlPlane, project: str) -> list[dict[str, Any]]:
 def at_once(start: Start, percent: int = 25, project: str = "a", **more: str) -> Prompted:
     """A program that works, at once with others of its project."""
     return working(start, percent, SLUICE_SHARING="concurrent", SLUICE_PROJECT=project, **more)
+
+
+def idle(start: Start) -> Prompted:
+    """A program of project a that has nothing under way: what it launches next begins at once."""
+    return start(SLUICE_RATIO="25", SLUICE_SHARING="concurrent", SLUICE_PROJECT="a")
 
 
 def live(plane: ControlPlane) -> list[dict[str, Any]]:
@@ -123,10 +127,7 @@ def test_the_share_is_fixed_and_not_too_small(plane: ControlPlane, start: Start)
 
 
 def test_a_client_is_ended_by_mps_before_it_is_killed(plane: ControlPlane, start: Start) -> None:
-    endless, other = (
-        start(SLUICE_RATIO="25", SLUICE_SHARING="concurrent", SLUICE_PROJECT="a"),
-        at_once(start),
-    )
+    endless, other = idle(start), at_once(start)
     assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
     pid = worker_of(plane, endless)
     endless.kill()
@@ -169,9 +170,10 @@ def test_they_outlive_the_server_and_keep_their_daemon(plane: ControlPlane, star
     other = at_once(start)
     goes_on(other)
     assert daemons(plane) == before
-    pid = worker_of(plane, one)
-    one.ask(f"launch {ENDLESS}")
-    one.kill()
+    endless = idle(start)
+    pid = worker_of(plane, endless)
+    assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
+    endless.kill()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), LIMIT, "the end of the worker")
     said = [c["command"] for c in commands(plane, "a")]
     assert ["terminate_client", str(before["a"]["pid"]), str(pid)] in said
@@ -180,7 +182,7 @@ def test_they_outlive_the_server_and_keep_their_daemon(plane: ControlPlane, star
 def test_one_that_ends_while_no_server_runs_is_ended_by_the_next(
     plane: ControlPlane, start: Start
 ) -> None:
-    endless, other = at_once(start), at_once(start)
+    endless, other = idle(start), at_once(start)
     pid = worker_of(plane, endless)
     plane.stop("server", signal.SIGKILL)
     assert endless.ask(f"launch {ENDLESS}") == "launch: ok"

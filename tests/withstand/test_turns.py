@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from control_plane import ControlPlane, wait_for
 from standing_processes import standing_processes
 
-from .at_work import ROUNDS, Start, goes_on, worked, working
+from .at_work import ROUNDS, Start, goes_on, stopped, worked, worker_of, working
 from .conftest import arbiter_pid
 from .prompted import Prompted
 from .traces import LIMIT
@@ -45,25 +43,6 @@ def assert_part(one: Prompted, other: Prompted, percent: int) -> None:
         if abs(100 * had[0] / sum(had) - percent) <= NEAR:
             return
     raise AssertionError(f"{had} of the work, not {percent}:{100 - percent}")
-
-
-@contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    """A process stands still."""
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
-def worker_of(plane: ControlPlane, program: Prompted) -> int:
-    """The worker of a program's session."""
-    (found,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
-    (record,) = [
-        r for r in plane.worker_records() if r["session"] and r["session"]["id"] == found["id"]
-    ]
-    return int(record["pid"])
 
 
 def test_each_has_its_share_of_the_work(start: Start) -> None:
