@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane, running, wait_for
-from folders import let_everybody_in
 
 from .at_work import Start, goes_on, worked, worker_of, working
 from .prompted import ENDLESS, Prompted
@@ -30,21 +30,22 @@ CONTROL = "nvidia-cuda-mps-control"
 
 
 @pytest.fixture
-def plane(built: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(built: None) -> Iterator[ControlPlane]:
     """A host that has MPS, whose root works for projects a and b."""
     if os.geteuid() != 0:
         pytest.skip("MPS has a user for each project, which only root can give")
-    folder = tmp_path_factory.mktemp("mps")
-    let_everybody_in(folder)
-    shutil.copy(HARNESS / "fake_mps_control.py", folder / CONTROL)
-    server = {"prestart_workers": 1}
-    throttle = {"mps_control": folder / CONTROL, "mps_idle_seconds": 1}
-    projects = {"users": "0 = a b"}
-    with running(folder, server=server, throttle=throttle, projects=projects) as control_plane:
-        yield control_plane
-        for daemon in daemons(control_plane).values():
-            with suppress(ProcessLookupError):
-                os.kill(daemon["pid"], signal.SIGKILL)
+    # pytest's own folders are closed to other users
+    with tempfile.TemporaryDirectory(prefix="sluice-mps-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        shutil.copy(HARNESS / "fake_mps_control.py", folder / CONTROL)
+        throttle = {"mps_control": folder / CONTROL, "mps_idle_seconds": 1}
+        projects = {"users": "0 = a b"}
+        with running(folder, throttle=throttle, projects=projects) as control_plane:
+            yield control_plane
+            for daemon in daemons(control_plane).values():
+                with suppress(ProcessLookupError):
+                    os.kill(daemon["pid"], signal.SIGKILL)
 
 
 def daemons(plane: ControlPlane) -> dict[str, dict[str, Any]]:
