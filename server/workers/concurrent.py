@@ -25,6 +25,7 @@ from sluice.server.workers.worker import Worker, WorkerError
 log = logging.getLogger("sluice.server")
 
 REFILL_DELAY_SECONDS = 0.5
+EXIT_LOOK_SECONDS = 0.01
 WHOLE = 100
 #: MPS gives whole pairs of multiprocessors, rounded down: so much more is at least what is asked.
 ROUNDED_DOWN_PERCENT = 2
@@ -90,10 +91,12 @@ class ConcurrentWorkers:
 
     async def let_go(self, uuid: str) -> list[Daemon]:
         """Nothing of these may hold the GPU; returns the daemons that still do."""
-        for place in [place for place in self._ready if uuid in place.gpus]:
-            self._end(self._ready.pop(place), "its GPU is handed over")
-        while any(uuid in worker.record.devices for worker in self._ready.values()):
-            await asyncio.sleep(0.01)
+        ending = [self._ready.pop(place) for place in list(self._ready) if uuid in place.gpus]
+        for worker in ending:
+            self._end(worker, "its GPU is handed over")
+        # an end that is not come to is a kill, soon: this waits for neither long
+        while not all(worker.exited for worker in ending):
+            await asyncio.sleep(EXIT_LOOK_SECONDS)
         return await self.daemons.end_idle()
 
     def stop(self) -> list[Worker]:

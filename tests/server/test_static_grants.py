@@ -45,7 +45,7 @@ def test_a_session_comes_the_way_that_was_chosen(
             )
             assert done.returncode == 0, done.stderr
             assert pool.sessions() == number
-        log = pool.log.read_text()
+    log = pool.log.read_text()  # whole: the server, which writes it, has ended
     assert log.count(said) == 2, log
     assert log.count(" 512 MiB 100 %") >= 2, log
     assert not pool.process.is_alive()

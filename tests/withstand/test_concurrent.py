@@ -193,7 +193,8 @@ def test_one_that_ends_while_no_server_runs_is_ended_by_the_next(
     plane.start_server()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), LIMIT, "the end of the worker")
     said = [c for c in commands(plane, "a") if c["command"][0] == "terminate_client"]
-    assert [c["command"][2] for c in said if pid in c["clients"]] == [str(pid)]
+    log = plane.log("server")
+    assert [c["command"][2] for c in said if pid in c["clients"]] == [str(pid)], f"{said}\n{log}"
     goes_on(other)
 
 

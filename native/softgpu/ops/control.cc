@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Branches, calls, exits and barriers. The warp scheduler executes these; here they are decoded.
+#include <time.h>
+
+#include <algorithm>
+
 #include "softgpu/ops/lanes.h"
 #include "softgpu/ops/tables.h"
 
@@ -85,12 +89,24 @@ void decode_trap(Decoder& d) { d.emit(trap); }
 // A breakpoint without a debugger ends the kernel, as on a device.
 void decode_brkpt(Decoder& d) { d.emit(trap); }
 
-bool nothing(Exec&, const Instr&) { return true; }
+// What is shorter than a host's thread takes to fall asleep and wake is a yield alone; a device,
+// too, sleeps for a millisecond at most.
+bool sleep(Exec& x, const Instr& in) {
+  constexpr uint32_t kLeast = 50'000, kMost = 1'000'000;
+  const auto* wanted = x.reg<uint32_t>(in.r[0]);
+  uint32_t longest = 0;
+  for (uint32_t rest = x.mask; rest != 0; rest &= rest - 1)
+    longest = std::max(longest, wanted[__builtin_ctz(rest)]);
+  if (longest < kLeast) return true;
+  const timespec pause{0, std::min(longest, kMost)};
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
+  return true;
+}
 
 void decode_nanosleep(Decoder& d) {
   d.take_type();
-  d.source(0, Type::kU32);
-  d.emit(nothing, Control::kYield);
+  const int32_t nanoseconds = d.source(0, Type::kU32);
+  d.emit(sleep, Control::kYield).r[0] = nanoseconds;
 }
 
 // bar{.cta}.sync/arrive/red, barrier{.cta}...; r[2]: number, r[3]: thread count, r[0]/r[1]: red.
