@@ -70,6 +70,18 @@ def idle(start: Start) -> Prompted:
     return start(SLUICE_RATIO="25", SLUICE_SHARING="concurrent", SLUICE_PROJECT="a")
 
 
+def begin_endless(plane: ControlPlane, program: Prompted) -> None:
+    """Gives the GPU a kernel without end, which it has begun: before that it would not be missed."""
+    assert program.ask(f"launch {ENDLESS}") == "launch: ok"
+    (session,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
+
+    def used() -> float:
+        vgpus = plane.rest.get("/vgpus").json()["vgpus"]
+        return sum(v["gpu_seconds"] or 0 for v in vgpus if session["id"] in v["sessions"])
+
+    wait_for(lambda: used() > 0, LIMIT, "the kernel's begin")
+
+
 def live(plane: ControlPlane) -> list[dict[str, Any]]:
     """The grants that there are."""
     return [grant for grant in plane.grants() if grant["state"] == "live"]
@@ -129,7 +141,7 @@ def test_the_share_is_fixed_and_not_too_small(plane: ControlPlane, start: Start)
 
 def test_a_client_is_ended_by_mps_before_it_is_killed(plane: ControlPlane, start: Start) -> None:
     endless, other = idle(start), at_once(start)
-    assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
+    begin_endless(plane, endless)
     pid = worker_of(plane, endless)
     endless.kill()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), LIMIT, "the end of the worker")
@@ -173,7 +185,7 @@ def test_they_outlive_the_server_and_keep_their_daemon(plane: ControlPlane, star
     assert daemons(plane) == before
     endless = idle(start)
     pid = worker_of(plane, endless)
-    assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
+    begin_endless(plane, endless)
     endless.kill()
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), LIMIT, "the end of the worker")
     said = [c["command"] for c in commands(plane, "a")]
@@ -185,8 +197,8 @@ def test_one_that_ends_while_no_server_runs_is_ended_by_the_next(
 ) -> None:
     endless, other = idle(start), at_once(start)
     pid = worker_of(plane, endless)
+    begin_endless(plane, endless)
     plane.stop("server", signal.SIGKILL)
-    assert endless.ask(f"launch {ENDLESS}") == "launch: ok"
     endless.kill()
     goes_on(other, 20)
     assert Path(f"/proc/{pid}").exists(), "its work is under way"
