@@ -206,6 +206,20 @@ class ServerSection(Section):
     silent_seconds: float = Field(
         300.0, gt=0, description="after how many silent seconds a guest's session is given up"
     )
+    network_grace_seconds: int = Field(
+        60,
+        ge=0,
+        le=86400,
+        description="how long a session over TCP waits for its client to come back when their "
+        "connection has broken (0: it ends with the connection)",
+    )
+    closed_grace_seconds: int = Field(
+        10,
+        ge=0,
+        le=86400,
+        description="the same where the client's end was closed, as it is when its process is "
+        "killed; at most network_grace_seconds count",
+    )
 
 
 class NcclSection(Section):

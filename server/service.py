@@ -47,6 +47,7 @@ from sluice.server.start_up import (
 )
 from sluice.server.workers.mps import MpsDaemons, control_program, problem_here
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
+from sluice.server.workers.session_start import ResumeTerms
 from sluice.server.workers.warm import WarmWorkers
 
 if TYPE_CHECKING:
@@ -208,7 +209,12 @@ class Server:
         section = self._config.server
         address = data_address(section.bind_addr, section.bind_net)
         self._data_port = DataPort(
-            address, section.listen_port, self._lifecycle, self._controller, data_tls(self._config)
+            address,
+            section.listen_port,
+            self._lifecycle,
+            self._controller,
+            data_tls(self._config),
+            ResumeTerms(section.network_grace_seconds, section.closed_grace_seconds),
         )
         advertised = section.advertise_addr or reachable_address(
             address, self._config.controller.grpc_targets[0]

@@ -29,6 +29,12 @@ bool unheard_of(int socket, uint32_t milliseconds) {
   return info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > milliseconds;
 }
 
+uint32_t round_trip_us(int socket) {
+  tcp_info info{};
+  socklen_t n = sizeof info;
+  return getsockopt(socket, IPPROTO_TCP, TCP_INFO, &info, &n) == 0 ? info.tcpi_rtt : 0;
+}
+
 bool send_parts(int socket, iovec* parts, int count) {
   while (count > 0) {
     msghdr m{};

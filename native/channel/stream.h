@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace sluice::channel {
@@ -23,6 +24,13 @@ class Stream {
   virtual ssize_t read(const iovec* parts, int count) = 0;
   // All of it, or false: the connection is lost. Changes `parts`.
   virtual bool write(iovec* parts, int count) = 0;
+  // As write(), but the last part may be kept as it is: until settle(), or with `held`, which goes
+  // when it is not needed any more.
+  virtual bool write_lent(iovec* parts, int count, std::shared_ptr<const void> /*held*/) {
+    return write(parts, count);
+  }
+  // What was lent is the caller's again. False: the connection is lost.
+  virtual bool settle() { return true; }
   // A few bytes if there is room for them now; whether they went does not come back.
   virtual void try_write(const void* data, size_t n) = 0;
   // Whether something came of which poll() on the socket does not tell any more. Asked by the
@@ -34,6 +42,8 @@ class Stream {
   virtual bool writable() const;
   // Nothing more is written from here.
   virtual void finish();
+  // The session is over: a connection that ends is not missed.
+  virtual void give_up() {}
   // After the end: the CUresult that was said beside the bytes, and why; 0 where none was.
   virtual uint32_t last_words(std::string*) { return 0; }
 
@@ -57,5 +67,7 @@ bool send_parts(int socket, iovec* parts, int count);
 // under way, and the kernel itself sends such bytes again for a quarter of an hour. One whose
 // process does not read still acknowledges.
 bool unheard_of(int socket, uint32_t milliseconds);
+// How long a round trip takes, smoothed; 0: it is no TCP connection, or nothing has gone round yet.
+uint32_t round_trip_us(int socket);
 
 }  // namespace sluice::channel

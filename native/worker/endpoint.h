@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "channel/region.h"
+#include "channel/resumable_stream.h"
 #include "channel/stream.h"
 #include "wire/bodies/commands.h"
 #include "wire/frame.h"
@@ -32,7 +34,14 @@ class Endpoint {
   // The client closed its session in good order, or its watcher says that it died.
   virtual bool closed() = 0;
   // Its machine, or the way to it, is gone. Asked now and then by the control thread.
-  virtual bool lost() const { return false; }
+  virtual bool lost() { return false; }
+  // Whether it can go on over another connection; then lost() is asked every few seconds.
+  virtual bool resumable() const { return false; }
+  // Another connection of its client's, which has proved itself: goes on over it. May wait for the
+  // client. False: the client has a newer one, or its words make no sense.
+  virtual bool resume(uint32_t, std::unique_ptr<channel::ResumableStream::Connection>) {
+    return false;
+  }
   // A connection whose hang-up (POLLRDHUP) says that the client sends nothing more; -1: none.
   virtual int connection() const { return -1; }
   // While nobody takes frames: takes some of what waits in the connection, so that an end behind it
@@ -51,8 +60,10 @@ class Endpoint {
   virtual void sleep(uint32_t seen) = 0;
   virtual void wake_one() = 0;
 
+  // `held`, if given, is what keeps `body`, which may then be sent later.
   virtual void reply(uint16_t lane, uint32_t sequence, uint32_t status,
-                     std::span<const std::byte> head, std::span<const std::byte> body) = 0;
+                     std::span<const std::byte> head, std::span<const std::byte> body,
+                     const std::shared_ptr<const void>& held = {}) = 0;
   // Lanes that there are; those of commands are held against it.
   virtual uint32_t lane_count() const = 0;
   // Largest body of a reply.
@@ -83,8 +94,9 @@ std::unique_ptr<Endpoint> make_shm_endpoint(int region_fd, size_t region_bytes, 
 // A slot that is mapped, formatted and blank.
 std::unique_ptr<Endpoint> make_shm_endpoint(channel::MappedSlot slot);
 // A connected socket, from which the server has read the OpenSession frame, and its stream where it
-// is not plain.
-std::unique_ptr<Endpoint> make_tcp_endpoint(int socket,
-                                            std::unique_ptr<channel::Stream> stream = {});
+// is not plain. With `terms` the session outlives the connection.
+std::unique_ptr<Endpoint> make_tcp_endpoint(
+    int socket, std::unique_ptr<channel::Stream> stream = {},
+    const std::optional<channel::ResumableStream::Terms>& terms = {});
 
 }  // namespace sluice::worker

@@ -225,7 +225,7 @@ void Executor::finish(const Command& command, const Handler& handler, Reply& rep
     // Before the answer: who has it uses the lane again.
     lanes_[command.header.lane].store(false, std::memory_order_release);
     endpoint_.reply(command.header.lane, command.header.sequence,
-                    static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed);
+                    static_cast<uint32_t>(reply.status) | flags, body, reply.borrowed, reply.held);
   } else if (is_capture_error(reply.status)) {
     // The capture is broken now, which its end will say; nothing else is.
     process::log_info(std::string(handler.name) +

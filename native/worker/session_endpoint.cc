@@ -12,6 +12,8 @@ namespace sluice::worker {
 
 namespace {
 
+constexpr int64_t kSecond = 1'000'000'000;
+
 // The stream of a connection on which the server has shaken hands.
 std::unique_ptr<channel::Stream> secure_stream(int socket, const process::Message& m,
                                                std::string* error) {
@@ -51,12 +53,28 @@ std::unique_ptr<Endpoint> open_endpoint(const process::Message& m, const Session
   if ((plan.channel == "tcp" || plan.channel == "vsock") && socket >= 0) {
     std::unique_ptr<channel::Stream> stream;
     if (!m.text("tls").empty() && !(stream = secure_stream(socket, m, error))) return nullptr;
-    return make_tcp_endpoint(socket, std::move(stream));
+    std::optional<channel::ResumableStream::Terms> terms;
+    if (plan.network_grace_seconds > 0)
+      terms = {plan.network_grace_seconds * kSecond, plan.closed_grace_seconds * kSecond};
+    return make_tcp_endpoint(socket, std::move(stream), terms);
   }
   if ((plan.channel == "shm" || plan.channel == "ivshmem") && region >= 0)
     return open_region(m, plan, region, error);
   *error = "the channel \"" + plan.channel + "\" came without its descriptor";
   return nullptr;
+}
+
+std::unique_ptr<channel::ResumableStream::Connection> open_connection(const process::Message& m,
+                                                                      std::string* error) {
+  const int socket = m.descriptor("socket");
+  if (socket < 0) {
+    *error = "another connection came without its descriptor";
+    return nullptr;
+  }
+  auto made = std::make_unique<channel::ResumableStream::Connection>(socket, nullptr);
+  made->stream = m.text("tls").empty() ? std::make_unique<channel::PlainStream>(socket)
+                                       : secure_stream(socket, m, error);
+  return made->stream ? std::move(made) : nullptr;
 }
 
 }  // namespace sluice::worker

@@ -16,4 +16,8 @@ namespace sluice::worker {
 std::unique_ptr<Endpoint> open_endpoint(const process::Message& message, const SessionPlan& plan,
                                         std::string* error);
 
+// The connection that the message `resume` brings. nullptr with `error`.
+std::unique_ptr<channel::ResumableStream::Connection> open_connection(
+    const process::Message& message, std::string* error);
+
 }  // namespace sluice::worker

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "worker/session_plan.h"
 
+#include <algorithm>
+
 #include "process/control.h"
 
 namespace sluice::worker {
@@ -8,7 +10,11 @@ namespace sluice::worker {
 SessionPlan read_plan(const process::Message& m) {
   SessionPlan plan{m.text("id"), m.text("grant"), m.text("channel"), {}};
   m.number("grant_vgpus", &plan.grant_vgpus);
-  uint64_t vgpus = 0;
+  uint64_t grace = 0, closed_grace = 0, vgpus = 0;
+  m.number("network_grace_seconds", &grace);
+  m.number("closed_grace_seconds", &closed_grace);
+  plan.network_grace_seconds = static_cast<uint32_t>(grace);
+  plan.closed_grace_seconds = static_cast<uint32_t>(std::min(grace, closed_grace));
   m.number("vgpus", &vgpus);
   for (uint64_t i = 0; i < vgpus; ++i) {
     const std::string key = "vgpu." + std::to_string(i) + ".";

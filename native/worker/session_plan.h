@@ -22,6 +22,9 @@ struct SessionPlan {
   };
   std::vector<VgpuPlan> vgpus;
   uint64_t grant_vgpus = 0;  // 0: the workers of other grants are this user, too
+  // How long it may be without a connection; 0: it ends with that. Where the other end was closed,
+  // so that the client may have ended, it is the second.
+  uint32_t network_grace_seconds = 0, closed_grace_seconds = 0;
 };
 
 // What the message `session` says (native/api/control.yaml).

@@ -69,6 +69,7 @@ std::vector<std::byte> session_record(Session& s) {
   wire::SessionRecord head{};
   reply.header = {sizeof reply, wire::kOpenReply, wire::kNoLane, 0, 0};
   read_whole_number(s.plan.id, &reply.session_id, 16);  // as control.yaml has it
+  reply.network_grace_seconds = s.plan.network_grace_seconds;
   head.device_bytes = sizeof(wire::DeviceRecord);
   head.device_count = static_cast<uint32_t>(s.vgpus.size());
   head.record_bytes =

@@ -52,7 +52,8 @@ class ShmEndpoint : public Endpoint {
   }
 
   void reply(uint16_t lane_index, uint32_t sequence, uint32_t status,
-             std::span<const std::byte> head, std::span<const std::byte> body) override {
+             std::span<const std::byte> head, std::span<const std::byte> body,
+             const std::shared_ptr<const void>&) override {
     if (lane_index >= channel::kLaneCount) return;
     channel::Lane& lane = slot_.lane(lane_index);
     size_t at = 0;

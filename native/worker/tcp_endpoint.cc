@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The endpoint over one TCP connection: frames in, replies out. Shares no memory.
+// The endpoint over a TCP connection, or one after the other: frames in, replies out. Shares no
+// memory.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -26,33 +27,28 @@ constexpr size_t kMostReason = 480;  // of what the client's user is told at the
 constexpr size_t kReadInBulk = 4 << 10;
 constexpr size_t kMostAhead = 16 << 20;   // more than a client's kernel keeps for it
 constexpr uint32_t kUnheardMs = 180'000;  // as long as keep-alive takes
+constexpr uint32_t kSilentMs = 10'000;    // where another connection may follow
 
 class TcpEndpoint : public Endpoint {
  public:
-  TcpEndpoint(int socket, std::unique_ptr<channel::Stream> stream)
+  TcpEndpoint(int socket, std::unique_ptr<channel::Stream> stream,
+              const std::optional<channel::ResumableStream::Terms>& terms)
       : socket_(socket),
+        terms_(terms),
         stream_(std::move(stream)),
         epoll_(epoll_create1(EPOLL_CLOEXEC)),
         wakes_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE)),
         in_(kReadBytes) {
-    // A client that is gone without a word ends its session within a few minutes.
-    const int one = 1, idle = 60, interval = 20, probes = 6;
-    setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
-    setsockopt(socket_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-    setsockopt(socket_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
-    setsockopt(socket_, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     epoll_event e{EPOLLIN, {}};
     e.data.fd = wakes_;
     epoll_ctl(epoll_, EPOLL_CTL_ADD, wakes_, &e);
-    e.events = 0;
-    e.data.fd = socket_;
-    epoll_ctl(epoll_, EPOLL_CTL_ADD, socket_, &e);
+    follow(socket_);
   }
   ~TcpEndpoint() override {
+    stream_.reset();
     ::close(epoll_);
     ::close(wakes_);
-    ::close(socket_);
+    if (!resumable_) ::close(socket_);
   }
 
   Got take(std::byte* out) override {
@@ -69,17 +65,22 @@ class TcpEndpoint : public Endpoint {
   }
   bool empty() override {
     if (unannounced()) return false;
-    pollfd p{socket_, POLLIN, 0};
-    return poll(&p, 1, 0) <= 0;
+    pollfd p{socket(), POLLIN, 0};
+    return p.fd >= 0 && poll(&p, 1, 0) <= 0;  // without one somebody has to wait for the next
   }
-  int connection() const override { return socket_; }
-  bool lost() const override { return channel::unheard_of(socket_, kUnheardMs); }
+  int connection() const override { return resumable_ ? -1 : socket_; }
+  bool lost() override {
+    return resumable_ ? resumable_->look(kSilentMs) : channel::unheard_of(socket_, kUnheardMs);
+  }
+  bool resumable() const override { return resumable_ != nullptr; }
+  bool resume(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> next) override {
+    return resumable_ && resumable_->resume(epoch, std::move(next));
+  }
   bool closed() override { return gone_.load(std::memory_order_relaxed); }
   // One sleeper is told when the client sends something, once; a leader waits in recv() itself.
   void set_sleeping(bool sleeping) override {
-    epoll_event e{sleeping ? EPOLLIN | EPOLLRDHUP | EPOLLONESHOT : 0u, {}};
-    e.data.fd = socket_;
-    epoll_ctl(epoll_, EPOLL_CTL_MOD, socket_, &e);
+    sleeping_.store(sleeping, std::memory_order_seq_cst);
+    if (const int s = socket(); s >= 0) arm(EPOLL_CTL_MOD, s);
   }
   bool unannounced() override {
     return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed);
@@ -91,7 +92,7 @@ class TcpEndpoint : public Endpoint {
       const size_t before = spill_.size();
       spill_.resize(before + kReadBytes);
       const iovec part{spill_.data() + before, kReadBytes};
-      const ssize_t got = stream_->read(&part, 1);
+      const ssize_t got = resumable_ ? resumable_->read_present(&part, 1) : stream_->read(&part, 1);
       spill_.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
       if (got <= 0) return;  // whoever takes frames comes to it
       received_.fetch_add(static_cast<size_t>(got), std::memory_order_relaxed);
@@ -115,17 +116,17 @@ class TcpEndpoint : public Endpoint {
   }
 
   void reply(uint16_t lane, uint32_t sequence, uint32_t status, std::span<const std::byte> head,
-             std::span<const std::byte> body) override {
+             std::span<const std::byte> body, const std::shared_ptr<const void>& held) override {
     const size_t size = wire::round_up(sizeof(wire::FrameHeader) + head.size() + body.size(), 8);
     wire::FrameHeader h{static_cast<uint32_t>(size), wire::kReply, lane, sequence, status};
     const uint64_t padding = 0;
-    iovec parts[4] = {
-        {&h, sizeof h},
-        {const_cast<std::byte*>(head.data()), head.size()},
-        {const_cast<std::byte*>(body.data()), body.size()},
-        {const_cast<uint64_t*>(&padding), size - sizeof h - head.size() - body.size()}};
+    const size_t rest = size - sizeof h - head.size() - body.size();
+    iovec parts[4] = {{&h, sizeof h},
+                      {const_cast<std::byte*>(head.data()), head.size()},
+                      {const_cast<std::byte*>(body.data()), body.size()},
+                      {const_cast<uint64_t*>(&padding), rest}};
     std::lock_guard lock(send_mutex_);
-    stream_->write(parts, 4);
+    held&& rest == 0 ? stream_->write_lent(parts, 3, held) : stream_->write(parts, 4);
   }
   uint32_t lane_count() const override { return wire::kStreamLanes; }
   size_t reply_limit() const override { return wire::kMaxReplyBytes - 64; }
@@ -133,7 +134,7 @@ class TcpEndpoint : public Endpoint {
   void say_why(const std::string& reason) override { why_ = reason.substr(0, kMostReason); }
 
   void publish_error(uint32_t error, bool over) override {
-    if (!over) return reply(wire::kNoLane, 0, error, {}, {});
+    if (!over) return reply(wire::kNoLane, 0, error, {}, {}, {});
     // A client that does not read holds up its own answers, not the end of its session.
     std::unique_lock lock(send_mutex_, std::try_to_lock);
     for (int i = 0; i < 20 && !lock; ++i) {
@@ -146,13 +147,19 @@ class TcpEndpoint : public Endpoint {
     last += why_;
     last.resize(size, '\0');
     if (lock) stream_->try_write(last.data(), last.size());
-    shutdown(socket_, SHUT_RDWR);
+    if (resumable_)
+      resumable_->end();
+    else
+      shutdown(socket_, SHUT_RDWR);
   }
 
   bool publish_record(std::span<const std::byte> all, std::string* error) override {
     iovec part{const_cast<std::byte*>(all.data()), all.size()};
     std::lock_guard lock(send_mutex_);
-    if (stream_->write(&part, 1)) return true;
+    if (stream_->write(&part, 1)) {
+      if (terms_) begin_records();
+      return true;
+    }
     *error = "the client went away while its session was being opened";
     return false;
   }
@@ -162,7 +169,7 @@ class TcpEndpoint : public Endpoint {
   size_t mark_count() const override { return 0; }
   std::atomic<uint64_t>* memory_used(uint32_t) override { return nullptr; }
   void tell_library_memory(const wire::LibraryMemory& memory) override {
-    reply(wire::kNoLane, 0, 0, std::as_bytes(std::span(&memory, 1)), {});
+    reply(wire::kNoLane, 0, 0, std::as_bytes(std::span(&memory, 1)), {}, {});
   }
   uint64_t bytes_in() const override { return received_.load(std::memory_order_relaxed); }
 
@@ -208,9 +215,41 @@ class TcpEndpoint : public Endpoint {
     return Got::kFrame;
   }
 
-  int socket_;
+  int socket() const { return resumable_ ? resumable_->socket() : socket_; }
+
+  void arm(int operation, int s) {
+    epoll_event e{
+        sleeping_.load(std::memory_order_seq_cst) ? EPOLLIN | EPOLLRDHUP | EPOLLONESHOT : 0u, {}};
+    e.data.fd = s;
+    epoll_ctl(epoll_, operation, s, &e);
+  }
+  // A client that is gone without a word is noticed: within a few minutes, and within a quarter of
+  // one where the session outlives that.
+  void follow(int s) {
+    const int one = 1, idle = terms_ ? 5 : 60, interval = terms_ ? 3 : 20, probes = terms_ ? 3 : 6;
+    setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+    setsockopt(s, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(s, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    arm(EPOLL_CTL_ADD, s);
+  }
+  // From the record on, which is the last that goes without them.
+  void begin_records() {
+    auto resumable = std::make_unique<channel::ResumableStream>(
+        std::make_unique<channel::ResumableStream::Connection>(socket_, std::move(stream_)),
+        *terms_);
+    resumable_ = resumable.get();
+    resumable_->on_connection = [this](int s) { follow(s); };
+    stream_ = std::move(resumable);
+  }
+
+  const int socket_;  // the first
+  const std::optional<channel::ResumableStream::Terms> terms_;
   std::unique_ptr<channel::Stream> stream_;
+  channel::ResumableStream* resumable_ = nullptr;  // the same, once it is one
   int epoll_, wakes_;
+  std::atomic<bool> sleeping_{false};
   std::vector<std::byte> in_;
   size_t begin_ = 0, end_ = 0;
   bool in_bulk_ = false;          // another such frame is likely next
@@ -227,9 +266,11 @@ class TcpEndpoint : public Endpoint {
 
 }  // namespace
 
-std::unique_ptr<Endpoint> make_tcp_endpoint(int socket, std::unique_ptr<channel::Stream> stream) {
+std::unique_ptr<Endpoint> make_tcp_endpoint(
+    int socket, std::unique_ptr<channel::Stream> stream,
+    const std::optional<channel::ResumableStream::Terms>& terms) {
   if (!stream) stream = std::make_unique<channel::PlainStream>(socket);
-  return std::make_unique<TcpEndpoint>(socket, std::move(stream));
+  return std::make_unique<TcpEndpoint>(socket, std::move(stream), terms);
 }
 
 }  // namespace sluice::worker

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "channel/futex.h"
+#include "channel/thread.h"
 #include "process/log.h"
 #include "process/sandbox.h"
 #include "worker/concurrent.h"
@@ -23,7 +24,8 @@
 namespace sluice::worker {
 
 namespace {
-constexpr int kLookMs = 10'000;  // how often it looks whether a client's machine still answers
+constexpr int kLookMs = 10'000;      // how often it looks whether a client's machine still answers
+constexpr int kLookOftenMs = 2'000;  // the same where another connection may follow
 // How long after the client's last byte what came before may take: it has gone, as its work will.
 constexpr int kLastWorkMs = 2'000;
 // How long the last words of a process may take. What keeps them from being said keeps nothing
@@ -172,6 +174,24 @@ void WorkerProcess::run_session() {
         CUDA_ERROR_OUT_OF_MEMORY);
 }
 
+// In a thread of its own: the client is waited for, and need not answer.
+void WorkerProcess::resume(process::Message& m) {
+  std::string error;
+  uint64_t epoch = 0;
+  m.number("epoch", &epoch);
+  auto connection = open_connection(m, &error);
+  if (!connection) return process::log_error(error);
+  if (!session_ || !session_->endpoint().resumable()) return;
+  // Held in a word that the thread may copy.
+  const auto next = std::make_shared<std::unique_ptr<channel::ResumableStream::Connection>>(
+      std::move(connection));
+  const bool started = channel::start_detached("resume", [this, next, epoch] {
+    if (session_->endpoint().resume(static_cast<uint32_t>(epoch), std::move(*next)))
+      process::log_info("the session goes on over another connection");
+  });
+  if (!started) process::log_error("another connection finds no thread to begin it");
+}
+
 // A new server has to be told what the last one knew.
 void WorkerProcess::meet_again() {
   if (session_->ledger) control_.send("ledger", {}, session_->ledger->descriptor());
@@ -184,6 +204,7 @@ void WorkerProcess::meet_again() {
 
 void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "session") return start_session(m);
+  if (m.verb == "resume") return resume(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);
   const auto answer = [this] { control_.send("status", session_status(session_.get())); };
@@ -224,6 +245,12 @@ void WorkerProcess::watch_connection(pollfd* polled) {
                    CUDA_ERROR_DEINITIALIZED);
 }
 
+int WorkerProcess::how_long() const {
+  if (!session_) return -1;
+  if (closed_at_) return kLastWorkMs / 4;
+  return session_->endpoint().resumable() ? kLookOftenMs : kLookMs;
+}
+
 int WorkerProcess::run() {
   std::string error;
   // Connections that come while the driver loads wait in the listener's queue.
@@ -249,7 +276,7 @@ int WorkerProcess::run() {
                    {control_.connection(), POLLIN, 0},
                    {client_pidfd_, POLLIN, 0},
                    {client, POLLRDHUP, 0}};
-    if (poll(p, 4, !session_ ? -1 : closed_at_ ? kLastWorkMs / 4 : kLookMs) < 0) {
+    if (poll(p, 4, how_long()) < 0) {
       if (errno == EINTR) continue;
       process::log_error(std::string("poll: ") + std::strerror(errno));
       return 1;
@@ -271,9 +298,12 @@ int WorkerProcess::run() {
       executor_->end({wire::EndCause::kClientEnded, "the client process ended"},
                      CUDA_ERROR_DEINITIALIZED);
     if (executor_ && session_->endpoint().lost())
-      executor_->end(
-          {wire::EndCause::kClientLost, "the client's machine has not answered for three minutes"},
-          CUDA_ERROR_DEINITIALIZED);
+      executor_->end({wire::EndCause::kClientLost, session_->endpoint().resumable()
+                                                       ? "its client made no other connection in "
+                                                         "time after the last had broken"
+                                                       : "the client's machine has not answered "
+                                                         "for three minutes"},
+                     CUDA_ERROR_DEINITIALIZED);
   }
 }
 

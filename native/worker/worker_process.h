@@ -37,7 +37,9 @@ class WorkerProcess {
   void refuse(const process::Message& message, const std::string& why);
   bool open_session(Session& session, const process::Message& message, std::string* error);
   void run_session();
+  void resume(process::Message& message);
   void meet_again();
+  int how_long() const;  // until the next look at what says nothing by itself, in ms
   void watch_connection(pollfd* polled);
   void ended(const process::End& why);
 

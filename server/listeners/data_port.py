@@ -22,12 +22,14 @@ from dataclasses import dataclass, replace
 
 from sluice.config.log_ids import bound
 from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol import frames
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink, GrantedVgpu, LocalGrant
 from sluice.server.listeners.accepting import Listener
 from sluice.server.listeners.data_tls import DataTls, DataTlsError, NotTls, PlainLine, TlsLine
+from sluice.server.listeners.resumption import Resumption, is_resumption, key_of, refusal_of
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import (
     FRAME_BYTES,
@@ -40,7 +42,7 @@ from sluice.server.sessions.open_session import (
 )
 from sluice.server.sessions.opening import SessionGrant, SessionRequest
 from sluice.server.sessions.records import JobPart, Requester
-from sluice.server.workers.session_start import ConnectedSocket
+from sluice.server.workers.session_start import ConnectedSocket, ResumeTerms
 
 log = logging.getLogger("sluice.server")
 
@@ -114,8 +116,11 @@ class DataPort:
         lifecycle: SessionLifecycle,
         controller: ControllerLink,
         tls: DataTls | None = None,
+        terms: ResumeTerms | None = None,
     ) -> None:
+        """`terms`: how long sessions outlive their connections; None: they do not."""
         self._tls = tls
+        self._terms = terms
         self._address = address
         self._port = port
         self._lifecycle = lifecycle
@@ -212,7 +217,11 @@ class DataPort:
             async with asyncio.timeout(FIRST_FRAME_SECONDS):
                 if self._tls:
                     line = await self._tls.welcome(connected)
-                asked = await _read_open(line)
+                header = await line.read_exactly(frames.FrameHeader.BYTES)
+                if is_resumption(header):
+                    await self._resume(connected, line, header, host)
+                    return
+                asked = await _read_open(line, header)
                 rest = line.rest()
         except TimeoutError:
             text = "%s connected to the data port and sent no OpenSession"
@@ -268,6 +277,20 @@ class DataPort:
             if expected.ended:
                 self._lifecycle.end_grant(expected.assignment.grant_id, expected.ended)
 
+    async def _resume(
+        self, connected: socket.socket, line: PlainLine | TlsLine, header: bytes, host: str
+    ) -> None:
+        async def send(data: bytes) -> None:
+            await asyncio.get_running_loop().sock_sendall(connected, data)
+
+        resumption = Resumption(line, self._lifecycle.sessions)
+        try:
+            await resumption.prove(connected, header, send)
+        except RefusalError as refusal:
+            text = "refused %s on the data port: %s"
+            PEERS.warning("data port: no resumption", host, text, host, refusal.message)
+            await _answer(connected, line.seal(refusal_of(refusal)))
+
     async def _attach(
         self,
         connected: socket.socket,
@@ -292,11 +315,14 @@ class DataPort:
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
         # the worker gets a frame that no longer carries a secret
         keyless = replace(asked, raw=asked.raw[:72] + bytes(64) + asked.raw[136:])
-        channel = ConnectedSocket(connected.fileno(), rest)
+        terms = self._terms if asked.is_resumable and not assignment.relay else None
+        channel = ConnectedSocket(connected.fileno(), rest, terms)
+        grant = expected.grant
+        if terms and terms.grace_seconds:
+            key = key_of(assignment.key, assignment.session_id)
+            grant = replace(grant, resume_key=key.hex())
         try:
-            await self._lifecycle.open_granted(
-                SessionRequest(keyless, requester, channel), expected.grant
-            )
+            await self._lifecycle.open_granted(SessionRequest(keyless, requester, channel), grant)
         except RefusalError as refusal:
             connected.setblocking(False)
             self._report_ended(assignment, End(EndCause.NOT_TAKEN, refusal.message))
@@ -323,19 +349,21 @@ class DataPort:
         self._controller.report_end(assignment.session_id, assignment.grant_id, why)
 
 
-async def _read_open(line: PlainLine | TlsLine) -> OpenSession:
+async def _read_open(line: PlainLine | TlsLine, header: bytes) -> OpenSession:
     # exactly one frame: what follows it belongs to the worker
-    header = await line.read_exactly(16)
     check_header(header)
-    return parse_open_session(header + await line.read_exactly(FRAME_BYTES - 16))
+    return parse_open_session(header + await line.read_exactly(FRAME_BYTES - len(header)))
 
 
 async def _refuse(
     connected: socket.socket, line: PlainLine | TlsLine, refusal: RefusalError
 ) -> None:
+    await _answer(connected, line.seal(pack_open_reply(refusal.status, 0, refusal.message)))
+
+
+async def _answer(connected: socket.socket, reply: bytes) -> None:
     loop = asyncio.get_running_loop()
     try:
-        reply = line.seal(pack_open_reply(refusal.status, 0, refusal.message))
         await asyncio.wait_for(loop.sock_sendall(connected, reply), 1.0)
         # bytes of the client that nobody read would turn the close into a reset, and the reply
         # would be lost with it

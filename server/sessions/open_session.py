@@ -68,6 +68,11 @@ class OpenSession:
     chosen: tuple[int, ...] = ()  # of the job's vGPUs; none named: all
 
     @property
+    def is_resumable(self) -> bool:
+        """Whether the client can go on over another connection when one breaks."""
+        return bool(self.flags & OpenFlags.RESUMABLE)
+
+    @property
     def takes_relay(self) -> bool:
         """Whether the client knows slots that carry bytes to a worker on another host."""
         return bool(self.flags & OpenFlags.TAKES_RELAY)

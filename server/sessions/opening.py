@@ -75,6 +75,7 @@ class SessionGrant:
     granted: LocalGrant
     part: JobPart | None = None
     project: str = ""
+    resume_key: str = ""  # with which its client goes on over another connection; "": it does not
 
 
 class SessionOpener:
@@ -251,6 +252,7 @@ def new_session(
         part=grant.part,
         project=grant.project,
         relayed_to=relayed_to,
+        resume_key=grant.resume_key,
     )
 
 

@@ -142,6 +142,7 @@ class Session:
     ledger_slot: int = -1  # in its grant's ledger
     project: str = ""  # on whose account it goes
     relayed_to: str = ""  # the node that its worker is on, when `worker` is a relay to it
+    resume_key: str = field(default="", repr=False)  # a secret: listeners.resumption
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -205,6 +206,7 @@ class Session:
                 "relay": requester.relay,
             },
             "relayed_to": self.relayed_to,
+            "resume_key": self.resume_key,
         }
 
 
@@ -249,6 +251,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         ledger_slot=record.get("ledger_slot", -1),
         project=record.get("project", ""),
         relayed_to=record.get("relayed_to", ""),
+        resume_key=record.get("resume_key", ""),
     )
 
 

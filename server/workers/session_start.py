@@ -43,6 +43,17 @@ class SharedRegion:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeTerms:
+    """How long a session outlives its connection, in seconds; 0: not at all.
+
+    `closed_seconds` is for a client's end that was closed: its process may have ended.
+    """
+
+    grace_seconds: int
+    closed_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectedSocket:
     """A stream after its OpenSession: TCP or vsock.
 
@@ -51,6 +62,7 @@ class ConnectedSocket:
 
     descriptor: int
     tls: Mapping[str, str] = field(default_factory=dict)
+    resume: ResumeTerms | None = None
 
     @property
     def named(self) -> Named:
@@ -59,7 +71,11 @@ class ConnectedSocket:
 
     def fields(self) -> dict[str, str]:
         """As a worker is told of it."""
-        return {"slot": "0", **self.tls}
+        fields = {"slot": "0", **self.tls}
+        if self.resume:
+            fields["network_grace_seconds"] = str(self.resume.grace_seconds)
+            fields["closed_grace_seconds"] = str(self.resume.closed_seconds)
+        return fields
 
 
 Channel = SharedRegion | ConnectedSocket

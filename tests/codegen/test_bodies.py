@@ -164,7 +164,15 @@ def test_the_committed_ones_are_locked_and_named_by_commands() -> None:
     own = load_own_commands(API)
     check_bodies(own, said)
     assert {c.name for c in own.commands if not c.body} == {
-        *("Reply", "OpenSession", "OpenReply", "Close"),
+        *(
+            "Reply",
+            "OpenSession",
+            "OpenReply",
+            "Close",
+            "ResumeSession",
+            "ResumeReply",
+            "ResumeProof",
+        ),
         *("Ping", "ReadOutput"),
     }
 

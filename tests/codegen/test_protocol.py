@@ -56,10 +56,33 @@ STRUCTS: dict[str, Any] = {
     "open_reply": frames.OpenReply(
         header=HEADER,
         status=CudaStatus.NOT_READY,
-        reserved=9,
+        network_grace_seconds=9,
         session_id=0xFEDCBA9876543210,
         message=b"waits for 2 vGPUs",
     ),
+    "stream_record": frames.StreamRecord(
+        bytes=70000, flags=frames.StreamFlags.WANTS_ACKNOWLEDGEMENT, received=0x1122334455667788
+    ),
+    "resume_session": frames.ResumeSession(
+        header=HEADER,
+        magic=frames.OPEN_MAGIC,
+        protocol_major=1,
+        protocol_minor=2,
+        session_id=0xFEDCBA9876543210,
+        epoch=4,
+        reserved_flags=5,
+        nonce=bytes(range(64, 96)),
+        reserved=tuple(range(6, 13)),
+    ),
+    "resume_reply": frames.ResumeReply(
+        header=HEADER,
+        status=CudaStatus.NOT_READY,
+        epoch=4,
+        nonce=bytes(range(96, 128)),
+        proof=bytes(range(128, 160)),
+        message=b"in a moment",
+    ),
+    "resume_proof": frames.ResumeProof(header=HEADER, proof=bytes(range(160, 192))),
     "device_record": frames.DeviceRecord(
         window_begin=0x200000000000,
         window_bytes=8 << 40,

@@ -27,6 +27,7 @@ from relay_host import relay_host  # noqa: E402
 
 MOST_SECONDS = 150.0
 WORKERS_SECONDS = 240.0
+SERVER = {"network_grace_seconds": 20}
 POOL = {"node_timeout_seconds": 3}  # the node is lost meanwhile
 
 
@@ -52,7 +53,10 @@ def measure(folder: Path, *, until_workers_end: bool) -> dict[str, Any]:
     """Seconds from the silence to each end, and what was said of it."""
     link("up")
     found: dict[str, Any] = {}
-    with running(folder, pool=POOL) as plane, relay_host(plane, folder / "b") as host:
+    with (
+        running(folder, pool=POOL, server=SERVER) as plane,
+        relay_host(plane, folder / "b") as host,
+    ):
         programs = {
             "tcp": Holder(plane.program_environment(SLUICE_CHANNEL="tcp")),
             "relay": Holder(host.environment()),

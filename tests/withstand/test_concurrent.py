@@ -71,7 +71,7 @@ def idle(start: Start) -> Prompted:
 
 
 def begin_endless(plane: ControlPlane, program: Prompted) -> None:
-    """Gives the GPU a kernel without end, which it has begun: before that it would not be missed."""
+    """Gives the GPU a kernel without end, and waits until it has begun."""
     assert program.ask(f"launch {ENDLESS}") == "launch: ok"
     (session,) = [s for s in plane.sessions() if s["client_pid"] == program.pid]
 

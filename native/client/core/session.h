@@ -142,6 +142,9 @@ class Session {
   SyncMemops sync_memops;
   VirtualMemory virtual_memory{*this};
 
+  // Its worker is gone: what every call returns from now on.
+  CUresult lose();
+
   // A wait that the application asked for is over: what is kept for later may go.
   void after_synchronisation(Device& device);
 
@@ -154,7 +157,6 @@ class Session {
   bool begin(std::string* error);
   bool open_devices(std::string* error);
 
-  CUresult lose();
   void show_output();
   // Of the lane, which the caller holds; never 0.
   uint32_t next_sequence(uint32_t lane) {

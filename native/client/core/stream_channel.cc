@@ -19,8 +19,14 @@ namespace {
 constexpr size_t kSendWhen = 48 << 10;  // gathered bytes that are sent without waiting for more
 constexpr auto kGather = std::chrono::microseconds(40);
 constexpr size_t kReadBytes = 64 << 10;
+// Whose commands' data this thread leaves as it is.
+thread_local const void* t_lends = nullptr;
 constexpr auto kLookEvery = std::chrono::seconds(5);
 constexpr uint32_t kUnheardMs = 60'000;
+// Of a connection that can be replaced: with kLookEvery, what a dead peer takes to be noticed.
+constexpr uint32_t kSilentMs = 10'000;
+constexpr auto kFirstPause = std::chrono::milliseconds(50);
+constexpr auto kLongestPause = std::chrono::milliseconds(1600);
 }  // namespace
 
 StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream,
@@ -30,8 +36,24 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
       open_reply_(std::move(open_reply)),
       lanes_(kLanes),
       in_(kReadBytes) {
+  start();
+}
+
+StreamChannel::StreamChannel(std::unique_ptr<channel::ResumableStream> stream,
+                             std::vector<std::byte> open_reply, Again again)
+    : socket_(-1),
+      stream_(std::move(stream)),
+      resumable_(static_cast<channel::ResumableStream*>(stream_.get())),
+      again_(std::move(again)),
+      open_reply_(std::move(open_reply)),
+      lanes_(kLanes),
+      in_(kReadBytes) {
+  start();
+}
+
+void StreamChannel::start() {
   out_.resize(kSendWhen + wire::kMaxFrameBytes);
-  watched_ = socket_ >= 0;
+  watched_ = socket_ >= 0 || resumable_;
   constexpr auto kQuiet = channel::Signals::kBlocked;
   flushes_ = flusher_.start("sluice-flush", [this] { flush_when_idle(); }, kQuiet);
   const bool watches = !watched_ || watcher_.start("sluice-watch", [this] { watch(); }, kQuiet);
@@ -54,6 +76,7 @@ StreamChannel::~StreamChannel() {
     watched_ = false;
   }
   watch_over_.notify_all();
+  if (resumable_) resumable_->end();
   watcher_.join();
   if (socket_ >= 0) ::close(socket_);
 }
@@ -92,9 +115,25 @@ bool StreamChannel::send_all(std::span<const std::byte> tail) {
   iovec parts[3] = {{out_.data(), out_used_},
                     {const_cast<std::byte*>(tail.data()), tail.size()},
                     {const_cast<uint64_t*>(&zeros), wire::round_up(tail.size(), 8) - tail.size()}};
-  if (!stream_->write(parts, tail.empty() ? 1 : 3)) gone_ = true;
+  const bool lent = t_lends == this && parts[2].iov_len == 0 && !tail.empty();
+  if (!(lent ? stream_->write_lent(parts, 2, {}) : stream_->write(parts, tail.empty() ? 1 : 3)))
+    gone_ = true;
   out_used_ = 0;
   return !gone_;
+}
+
+// A copy takes about as long as it says there; waiting for the acknowledgement takes a round trip.
+bool StreamChannel::begin_lending(size_t bytes) {
+  constexpr size_t kLeast = 256 << 10, kBytesPerUs = 10'000;
+  if (!resumable_ || bytes < kLeast || bytes / kBytesPerUs < resumable_->round_trip_us())
+    return false;
+  t_lends = this;
+  return true;
+}
+
+bool StreamChannel::settle() {
+  t_lends = nullptr;
+  return stream_->settle();
 }
 
 void StreamChannel::flush_when_idle() {
@@ -111,12 +150,41 @@ void StreamChannel::flush_when_idle() {
 }
 
 void StreamChannel::watch() {
+  if (resumable_) return watch_resumable();
   std::unique_lock lock(watch_mutex_);
   while (!watch_over_.wait_for(lock, kLookEvery, [this] { return !watched_; }))
     if (channel::unheard_of(socket_, kUnheardMs)) {
       say_ended("its node has acknowledged nothing for a minute: it, or the way there, is gone");
       shutdown(socket_, SHUT_RDWR);
     }
+}
+
+void StreamChannel::watch_resumable() {
+  while (!resumable_->over())
+    if (resumable_->wait_for_break(std::chrono::nanoseconds(kLookEvery).count()))
+      resume();
+    else
+      resumable_->look(kSilentMs);
+}
+
+void StreamChannel::resume() {
+  log_line(LogLevel::kInfo, "the connection to the session's node broke; making another");
+  std::string why;
+  auto pause = kFirstPause;
+  while (!resumable_->look(kSilentMs)) {
+    const Resumed done = again_(resumable_, &why);
+    if (done == Resumed::kYes)
+      return log_line(LogLevel::kInfo, "the session goes on over another connection");
+    if (done == Resumed::kNever) {
+      say_ended(why);
+      return resumable_->end();
+    }
+    log_line(LogLevel::kDebug, "no other connection yet: " + why);
+    std::unique_lock lock(watch_mutex_);
+    if (watch_over_.wait_for(lock, pause, [this] { return !watched_; })) return;
+    pause = std::min(pause * 2, kLongestPause);
+  }
+  log_line(LogLevel::kInfo, "no other connection was to be had: " + why);
 }
 
 bool StreamChannel::read_exact(std::byte* to, size_t n) {
@@ -163,6 +231,7 @@ bool StreamChannel::read_frame() {
     sticky_.store(h.context ? h.context : 999u, std::memory_order_relaxed);
     std::string why(bytes, '\0');
     if (!read_exact(reinterpret_cast<std::byte*>(why.data()), bytes)) return false;
+    stream_->give_up();
     if (*why.c_str()) say_ended(why.c_str());
     return true;
   }

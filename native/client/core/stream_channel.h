@@ -5,12 +5,16 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
+#include <memory>
 #include <mutex>
 #include <vector>
 
+#include "channel/resumable_stream.h"
 #include "channel/stream.h"
 #include "channel/thread.h"
 #include "client/core/channel.h"
+#include "client/core/resume_tcp.h"
 
 namespace sluice::client {
 
@@ -20,6 +24,10 @@ class StreamChannel : public Channel {
   // none).
   StreamChannel(int socket, std::unique_ptr<channel::Stream> stream,
                 std::vector<std::byte> open_reply);
+  // Makes another connection for the stream when its own breaks.
+  using Again = std::function<Resumed(channel::ResumableStream* stream, std::string* error)>;
+  StreamChannel(std::unique_ptr<channel::ResumableStream> stream, std::vector<std::byte> open_reply,
+                Again again);
   ~StreamChannel() override;
 
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
@@ -27,6 +35,8 @@ class StreamChannel : public Channel {
   void commit(size_t n, bool answered) override;
   size_t tail_apart_from() const override { return 32 << 10; }
   void commit_apart(size_t n, std::span<const std::byte> tail) override;
+  bool begin_lending(size_t bytes) override;
+  bool settle() override;
   void expect(uint32_t lane, std::span<std::byte> sink) override;
   bool wait(uint32_t lane, uint32_t sequence, Reply* reply) override;
   uint32_t sticky_error() override {
@@ -61,11 +71,16 @@ class StreamChannel : public Channel {
   void read_last_words();
   void ended();  // nothing more comes; called by the thread that reads
   bool read_exact(std::byte* to, size_t n);
+  void start();
   void flush_when_idle();
   void watch();
+  void watch_resumable();
+  void resume();
 
   int socket_;
   std::unique_ptr<channel::Stream> stream_;
+  channel::ResumableStream* resumable_ = nullptr;  // the same, if it is one
+  Again again_;
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
   std::condition_variable send_pending_;

@@ -49,7 +49,9 @@ CUresult copy_from_arena(Session* s, Stream* stream, const DeviceSide& to, const
 CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, const std::byte* from,
                           uint64_t from_pitch, Rect r, uint64_t limit) {
   std::vector<std::byte> packed;
-  return for_pieces(r, limit, [&](uint64_t row, uint64_t column, Rect piece) {
+  const bool whole = r.rows == 1 || from_pitch == r.width;
+  const bool lent = whole && s->channel().begin_lending(r.width * r.rows);
+  const CUresult e = for_pieces(r, limit, [&](uint64_t row, uint64_t column, Rect piece) {
     const std::byte* at = from + row * from_pitch + column;
     if (piece.rows > 1 && from_pitch != piece.width) {
       packed.resize(piece.width * piece.rows);
@@ -60,6 +62,8 @@ CUresult copy_in_commands(Session* s, Stream* stream, const DeviceSide& to, cons
     const CopyToDevice c = describe(stream, there, piece, HostPlace::kInline);
     return post_to_device(s, stream, c, there, {at, piece.width * piece.rows});
   });
+  if (lent && !s->channel().settle() && e == CUDA_SUCCESS) return s->lose();
+  return e;
 }
 
 CUresult copy_from_staging(Session* s, Stream* stream, const DeviceSide& to, const std::byte* from,

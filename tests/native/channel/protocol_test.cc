@@ -82,10 +82,38 @@ TEST(Protocol, AnOpenReplyHasTheGoldenBytes) {
   OpenReply o{};
   o.header = kHeader;
   o.status = 600;
-  o.reserved = 9;
+  o.network_grace_seconds = 9;
   o.session_id = 0xfedcba9876543210;
   put(o.message, "waits for 2 vGPUs");
   EXPECT_EQ(digits_of(o), golden().at("open_reply"));
+}
+
+TEST(Protocol, WhatGoesOnWithASessionHasTheGoldenBytes) {
+  const StreamRecord record{70000, kWantsAcknowledgement, 0x1122334455667788};
+  EXPECT_EQ(digits_of(record), golden().at("stream_record"));
+  ResumeSession asked{};
+  asked.header = kHeader;
+  asked.magic = kOpenMagic;
+  asked.protocol_major = 1;
+  asked.protocol_minor = 2;
+  asked.session_id = 0xfedcba9876543210;
+  asked.epoch = 4;
+  asked.reserved_flags = 5;
+  count(asked.nonce, 64);
+  count(asked.reserved, 6);
+  EXPECT_EQ(digits_of(asked), golden().at("resume_session"));
+  ResumeReply answer{};
+  answer.header = kHeader;
+  answer.status = 600;
+  answer.epoch = 4;
+  count(answer.nonce, 96);
+  count(answer.proof, 128);
+  put(answer.message, "in a moment");
+  EXPECT_EQ(digits_of(answer), golden().at("resume_reply"));
+  ResumeProof proof{};
+  proof.header = kHeader;
+  count(proof.proof, 160);
+  EXPECT_EQ(digits_of(proof), golden().at("resume_proof"));
 }
 
 TEST(Protocol, ADeviceRecordHasTheGoldenBytes) {

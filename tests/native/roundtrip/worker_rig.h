@@ -35,8 +35,8 @@ class RigEndpoint : public worker::Endpoint {
   uint32_t wake_count() override { return 0; }
   void sleep(uint32_t) override {}
   void wake_one() override {}
-  void reply(uint16_t, uint32_t, uint32_t, std::span<const std::byte>,
-             std::span<const std::byte>) override {}
+  void reply(uint16_t, uint32_t, uint32_t, std::span<const std::byte>, std::span<const std::byte>,
+             const std::shared_ptr<const void>&) override {}
   uint32_t lane_count() const override { return 64; }
   size_t reply_limit() const override { return kReplyLimit; }
   void publish_error(uint32_t, bool) override {}

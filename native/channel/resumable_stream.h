@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stream that outlives its connections (docs/protocol.md, "When a connection breaks"): bytes are
+// counted in both directions, what the other side has not acknowledged is kept, and after a break
+// whoever dials brings another connection, over which each side says how much it has received and
+// is sent the rest. Readers and writers wait meanwhile, as long as `grace` lets them.
+//
+// Small writes are copied; large ones are lent: they stay where they are until they are
+// acknowledged. What is kept is bounded, so a writer may wait for the other side to receive. As
+// nobody may be reading then, whoever waits for an acknowledgement reads for it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "channel/kept_bytes.h"
+#include "channel/stream.h"
+
+namespace sluice::channel {
+
+class ResumableStream : public Stream {
+ public:
+  // The socket is closed with it.
+  struct Connection {
+    Connection(int s, std::unique_ptr<Stream> over) : socket(s), stream(std::move(over)) {}
+    ~Connection();
+    Connection(const Connection&) = delete;
+    int socket;
+    std::unique_ptr<Stream> stream;
+  };
+  struct Terms {
+    int64_t grace_ns;         // from a break until the stream is over
+    int64_t closed_grace_ns;  // where the other side's end was closed: its process may have ended
+    size_t most_kept = 8 << 20;   // bytes of copies
+    size_t most_lent = 64 << 20;  // bytes in memory of others
+  };
+
+  ResumableStream(std::unique_ptr<Connection> first, const Terms& terms);
+  ~ResumableStream() override;
+
+  ssize_t read(const iovec* parts, int count) override;
+  bool write(iovec* parts, int count) override;
+  bool write_lent(iovec* parts, int count, std::shared_ptr<const void> held) override;
+  bool settle() override;
+  void try_write(const void* data, size_t n) override;
+  bool pending() const override;
+  bool readable() const override;
+  bool writable() const override;
+  void finish() override;
+  void give_up() override;
+  uint32_t last_words(std::string* why) override;
+
+  // Nobody waits for anything here any more.
+  void end();
+
+  // Whoever dials: waits for a break; false: it did not come in time, or the stream is over.
+  bool wait_for_break(int64_t nanoseconds);
+  // A number above that of every connection so far, and of every attempt: the other side may have
+  // taken one that failed here.
+  uint32_t next_epoch();
+  // The other side has proved who it is. False: it is not newer than what there is, or its words
+  // make no sense; the stream goes on without it.
+  bool resume(uint32_t epoch, std::unique_ptr<Connection> next);
+  // Asked now and then: breaks a connection that is silent although something is under way, or
+  // whose other end is closed. True: it has been broken for too long.
+  bool look(uint32_t silent_ms);
+  bool over() const;
+  // As the kernel saw it when somebody looked last.
+  uint32_t round_trip_us() const { return round_trip_us_.load(std::memory_order_relaxed); }
+  // -1: there is none now.
+  int socket() const;
+  uint64_t breaks() const { return breaks_.load(std::memory_order_relaxed); }
+
+  // As read(), but what is not there yet is not waited for, nor is another connection: 0.
+  ssize_t read_present(const iovec* parts, int count);
+
+  // Told of each connection after the first, before anything is read from it.
+  std::function<void(int socket)> on_connection;
+
+ private:
+  using Link = std::shared_ptr<Connection>;
+  struct Place;  // where a reader's bytes go
+
+  Link link() const;
+  Link await_link();
+  void broke(const Link& link, bool closed);
+  bool has_expired(int64_t now) const;  // mutex_ held
+
+  bool write_parts(iovec* parts, int count, size_t lent, std::shared_ptr<const void> held);
+  bool send_record(const Link& link, iovec* parts, int count, size_t bytes, uint32_t flags);
+  bool send_again(const Link& link, uint64_t from);
+  bool has_room(size_t copied, size_t lent) const;  // mutex_ held
+  bool wait_for_acknowledgement(uint64_t upto, bool settled);
+  void acknowledge();
+  void acknowledged(uint64_t upto, const Link& link);
+
+  size_t take_waiting(Place* place);
+  ssize_t receive(const Link& link, Place* place);
+  bool scan(const std::byte* data, size_t n, Place* place, const Link& link);
+
+  const Terms terms_;
+
+  mutable std::mutex mutex_;  // of the following; taken after the two below, or alone
+  std::condition_variable changed_;
+  Link link_;
+  uint32_t epoch_ = 0, asked_ = 0;
+  int64_t broken_at_ = 0;
+  bool closed_ = false, over_ = false, finished_ = false;
+  bool last_ = false;     // no connection follows this one
+  bool expired_ = false;  // none came in time
+  KeptBytes kept_;     // sent and not acknowledged
+  std::atomic<uint64_t> breaks_{0};
+  std::atomic<uint32_t> round_trip_us_{0};
+
+  std::mutex write_mutex_;  // the order of what is sent
+  std::atomic<bool> owes_acknowledgement_{false};
+  std::atomic<uint64_t> told_{0};  // how much the other side knows to have been received
+
+  std::mutex read_mutex_;  // of a connection's reading, and of:
+  Link reading_;           // what the next three are about
+  uint32_t left_ = 0;      // of the record that is being received
+  size_t header_bytes_ = 0;
+  std::byte header_[16];
+  std::vector<std::byte> scratch_;
+  std::vector<std::byte> in_;  // received, and nobody has taken it yet
+  size_t in_begin_ = 0;
+  std::atomic<size_t> waiting_in_{0};
+  std::atomic<uint64_t> received_{0};
+};
+
+}  // namespace sluice::channel

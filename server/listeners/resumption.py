@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions that go on over another connection, after the one that they had broke.
+
+Used by listeners.data_port. A client names its session and proves that it knows its key, which was
+derived from the one-time key that opened it and is never sent; this server proves the same. The
+socket then goes to the session's worker, which has kept what the client had not received
+(native/channel/resumable_stream.h). Nothing happens to the session's present connection before the
+proof has been given. docs/protocol.md, "When a connection breaks".
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from sluice.config.peer_lines import SERVER as PEERS
+from sluice.protocol import frames
+from sluice.protocol.cuda_status import CudaStatus
+from sluice.protocol.frames import ControlFunction
+from sluice.server.sessions.open_session import BadOpen, RefusalError
+from sluice.server.sessions.records import Session
+from sluice.server.workers.packets import Message
+
+log = logging.getLogger("sluice.server")
+
+ASKED_BYTES = frames.ResumeSession.BYTES
+PROOF_BYTES = frames.ResumeProof.BYTES
+_HEADER_BYTES = frames.FrameHeader.BYTES
+
+
+Send = Callable[[bytes], Awaitable[None]]
+"""Sends all of it; raises OSError."""
+
+
+class Line(Protocol):
+    """A connection up to the frame after which it is the worker's (listeners.data_tls)."""
+
+    async def read_exactly(self, count: int) -> bytes:
+        """The next bytes; raises EOFError."""
+
+    def seal(self, data: bytes) -> bytes:
+        """What has to be sent for the client to read this."""
+
+    def rest(self) -> Mapping[str, str]:
+        """What the worker has to know to go on; raises EOFError."""
+
+
+def key_of(one_time_key: str, session_id: str) -> bytes:
+    """The key of a session, 32 bytes, from the one with which it is opened."""
+    number = int(session_id, 16).to_bytes(8, "little")
+    return hmac.digest(one_time_key.encode(), b"sluice session " + number, "sha256")
+
+
+def proof(who: bytes, key: bytes, asked: frames.ResumeSession, nonce: bytes) -> bytes:
+    """What shows that `who`, client or server, knows the session's key; 32 bytes."""
+    number = asked.session_id.to_bytes(8, "little") + asked.epoch.to_bytes(4, "little")
+    return hmac.digest(key, who + number + asked.nonce + nonce, "sha256")
+
+
+def is_resumption(header: bytes) -> bool:
+    """Whether a connection's first 16 bytes begin a ResumeSession."""
+    function = frames.FrameHeader.unpack(header).function
+    return function == ControlFunction.RESUME_SESSION.value
+
+
+def refusal_of(refusal: RefusalError) -> bytes:
+    """The ResumeReply that says it."""
+    return _reply(refusal.status, frames.ResumeSession(), message=refusal.message)
+
+
+class Resumption:
+    """One connection that wants to go on with a session."""
+
+    def __init__(self, line: Line, sessions: Mapping[str, Session]) -> None:
+        self._line = line
+        self._sessions = sessions
+
+    async def prove(self, connected: socket.socket, header: bytes, send: Send) -> None:
+        """Has the session's worker take the connection.
+
+        Raises RefusalError where the session is over or cannot, BadOpen for what is no such frame
+        or no proof, OSError and EOFError where the client leaves.
+        """
+        asked = _parse(header + await self._line.read_exactly(ASKED_BYTES - _HEADER_BYTES))
+        session = self._sessions.get(f"{asked.session_id:016x}")
+        if session is None or not session.resume_key:
+            raise RefusalError(
+                CudaStatus.SYSTEM_NOT_READY,
+                f"session {asked.session_id:016x} is over, or was never here",
+            )
+        key, nonce = bytes.fromhex(session.resume_key), secrets.token_bytes(32)
+        ours = proof(b"server", key, asked, nonce)
+        await send(self._line.seal(_reply(0, asked, nonce=nonce, proof=ours)))
+        said = frames.ResumeProof.unpack(await self._line.read_exactly(PROOF_BYTES))
+        known = hmac.compare_digest(said.proof, proof(b"client", key, asked, nonce))
+        if said.header.function != ControlFunction.RESUME_PROOF.value or not known:
+            raise BadOpen(
+                CudaStatus.NOT_PERMITTED, f"it does not know the key of session {session.id}"
+            )
+        fields = {"epoch": str(asked.epoch), "descriptors": "socket", **self._line.rest()}
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
+        session.worker.tell(Message("resume", fields), [connected.fileno()])
+        text = "session %s: its client has another connection, its %dth"
+        who = session.requester.owner
+        PEERS.info("data port: resumed", who, text, session.id, asked.epoch + 1)
+
+
+def _parse(frame: bytes) -> frames.ResumeSession:
+    asked = frames.ResumeSession.unpack(frame)
+    if asked.header.size != ASKED_BYTES or asked.magic != frames.OPEN_MAGIC:
+        raise BadOpen(CudaStatus.INVALID_VALUE, "its ResumeSession is none")
+    if asked.protocol_major != frames.PROTOCOL_MAJOR:
+        raise BadOpen(
+            CudaStatus.SYSTEM_DRIVER_MISMATCH,
+            f"the client speaks protocol {asked.protocol_major}, this server "
+            f"{frames.PROTOCOL_MAJOR}",
+        )
+    if asked.epoch == 0:
+        raise BadOpen(CudaStatus.INVALID_VALUE, "epoch: it begins with 1")
+    return asked
+
+
+def _reply(
+    status: int,
+    asked: frames.ResumeSession,
+    *,
+    nonce: bytes = b"",
+    proof: bytes = b"",
+    message: str = "",
+) -> bytes:
+    most = frames.ResumeReply.SIZES["message"] - 1
+    header = frames.FrameHeader(
+        size=frames.ResumeReply.BYTES, function=ControlFunction.RESUME_REPLY
+    )
+    return frames.ResumeReply(
+        header=header,
+        status=int(status),
+        epoch=asked.epoch,
+        nonce=nonce,
+        proof=proof,
+        message=message.encode()[:most].decode(errors="ignore").encode(),
+    ).pack()

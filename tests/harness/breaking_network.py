@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BreakingNetwork: a way to a TCP port whose connections are cut, silenced or refused when told to.
+
+Threads that pass bytes on, between an address of the loopback network and the port's own. After how
+many bytes a connection is cut a seed decides, so a failure can be had again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from dataclasses import dataclass
+
+from sluice.protocol.frames import ControlFunction
+
+PIECE = 64 << 10
+#: What opens a session, in either direction: that is not cut.
+OPENING_BYTES = 4096
+OPEN_SESSION = ControlFunction.OPEN_SESSION.to_bytes(2, "little")
+
+
+@dataclass(eq=False)
+class Connection:
+    """Both its sockets, and what each direction passes until it is cut; None: all there is."""
+
+    near: socket.socket
+    far: socket.socket
+    left: list[int | None]
+
+    def cut(self) -> None:
+        """Both ends see it closed."""
+        for one in (self.near, self.far):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+class BreakingNetwork:
+    """Between `address` and 127.0.0.1, on one port; a context manager."""
+
+    def __init__(self, port: int, address: str = "127.0.0.2") -> None:
+        self.address, self.port = address, port
+        self.cuts = 0
+        self._most: int | None = None
+        self._random = random.Random(0)
+        self._refuses = False
+        self._passes = threading.Event()
+        self._passes.set()
+        self._lock = threading.Lock()
+        self._live: set[Connection] = set()
+        self._listener = socket.create_server((address, port), backlog=512)
+
+    def __enter__(self) -> BreakingNetwork:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._passes.set()
+        self._refuses = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def cut_within(self, most: int | None, seed: int = 0) -> None:
+        """From now on each direction of a new connection passes at most so many bytes.
+
+        One that opens a session passes so many more as that takes.
+        """
+        with self._lock:
+            self._most, self._random = most, random.Random(seed)
+
+    def cut(self) -> None:
+        """All connections that there are, at once."""
+        with self._lock:
+            live = list(self._live)
+        for connection in live:
+            connection.cut()
+
+    def refuse(self, refuses: bool = True) -> None:
+        """Cuts what is new as soon as it is made."""
+        self._refuses = refuses
+
+    def silence(self, silent: bool = True) -> None:
+        """Passes nothing on; nobody is told."""
+        self._passes.clear() if silent else self._passes.set()
+
+    # within
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                if self._refuses:
+                    raise ConnectionRefusedError
+                far = socket.create_connection(("127.0.0.1", self.port), timeout=5)
+            except OSError:
+                near.close()
+                continue
+            far.settimeout(None)
+            with self._lock:
+                left = [self._random.randint(1, self._most) if self._most else None for _ in "12"]
+                connection = Connection(near, far, left)
+                self._live.add(connection)
+            for direction in (0, 1):
+                threading.Thread(
+                    target=self._pass, args=(connection, direction), daemon=True
+                ).start()
+
+    def _pass(self, connection: Connection, direction: int) -> None:
+        ends = connection.near, connection.far
+        source, sink = ends[direction], ends[1 - direction]
+        left, first = connection.left, True
+        source.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            while left[direction] != 0:
+                got = source.recv(min(PIECE, left[direction] or PIECE))
+                if not got:
+                    break
+                if first and direction == 0 and got[4:6] == OPEN_SESSION:
+                    left[:] = [n + OPENING_BYTES if n else None for n in left]
+                first = False
+                self._passes.wait()
+                sink.sendall(got)
+                if (most := left[direction]) is not None:
+                    left[direction] = most - len(got)
+        connection.cut()
+        with self._lock:
+            if connection in self._live:
+                self._live.remove(connection)
+                self.cuts += left[direction] == 0
+                return
+        connection.near.close()  # whoever is through last
+        connection.far.close()

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions over TCP whose connections break: programs see time pass, and compute the same.
+
+Real controller, server and workers on the software GPU; the way to the data port is a
+BreakingNetwork, which cuts connections at any byte of a frame or of a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from breaking_network import BreakingNetwork
+from control_plane import ControlPlane, running, wait_for
+from static_pool import build_programs
+
+from sluice.protocol import frames
+from sluice.protocol.frames import ControlFunction
+from sluice.server.listeners.resumption import proof
+
+from .at_work import Start, goes_on, worked, working
+from .prompted import Prompted
+from .traces import LIMIT
+
+#: At most how many bytes a connection passes in each direction, and programs that send more.
+CUTS = {
+    3_000: ["module_launch", "graphs"],
+    40_000: ["streams_events", "reduction", "threads8"],
+    1_500_000: ["bulk_copies"],
+}
+RUNS, ENOUGH = 12, 60  # of each program, and of its connections that are cut
+GRACE_SECONDS = 20
+CLOSED_SECONDS = 6
+
+
+@pytest.fixture
+def plane(built: None, tmp_path: Path) -> Iterator[ControlPlane]:
+    """A server that tells its clients to come through the network that breaks."""
+    server = {
+        "advertise_addr": "127.0.0.2",
+        "network_grace_seconds": GRACE_SECONDS,
+        "closed_grace_seconds": CLOSED_SECONDS,
+    }
+    with running(tmp_path, server=server) as control_plane:
+        yield control_plane
+
+
+@pytest.fixture
+def network(plane: ControlPlane) -> Iterator[BreakingNetwork]:
+    """The way to it."""
+    with BreakingNetwork(plane.data_port) as way:
+        yield way
+
+
+def run(plane: ControlPlane, program: Path) -> subprocess.CompletedProcess[str]:
+    """A program over TCP."""
+    return subprocess.run(
+        [program],
+        env=plane.program_environment(SLUICE_CHANNEL="tcp", SLUICE_GMEM="512"),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("most", CUTS)
+def test_programs_compute_the_same_whatever_is_cut(
+    plane: ControlPlane, network: BreakingNetwork, most: int
+) -> None:
+    built = build_programs(*CUTS[most])
+    for name in CUTS[most]:
+        whole = run(plane, built / name)
+        assert whole.returncode == 0, whole.stderr
+        seen = network.cuts
+        for more in range(RUNS):
+            network.cut_within(most, seed=more)
+            done = run(plane, built / name)
+            assert done.returncode == 0, done.stderr
+            assert done.stdout == whole.stdout
+            if network.cuts - seen >= ENOUGH:
+                break
+        network.cut_within(None)
+        print(f"{name}: {network.cuts - seen} cuts of at most {most} bytes")
+    assert network.cuts >= ENOUGH
+
+
+def test_work_goes_on_after_each_break(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    for _ in range(5):
+        network.cut()
+        goes_on(program, 20)
+    program.quit()
+    wait_for(lambda: not plane.grants(), LIMIT, "the grant's end")
+
+
+def test_both_directions_may_be_silent(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    network.silence()
+    at = worked(program)
+    network.cut()
+    network.refuse()
+    assert worked(program) - at < 1000, "its work stands still after what was under way"
+    network.silence(False)
+    network.refuse(False)
+    goes_on(program, 300)
+    goes_on(program, 20)
+
+
+def test_a_server_may_be_restarted_meanwhile(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    plane.stop("server", signal.SIGKILL)
+    network.cut()
+    plane.start_server()
+    goes_on(program, 200)
+    assert [s["state"] for s in plane.sessions()] == ["running"]
+
+
+def test_a_client_that_does_not_come_back_leaves_nothing(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    program.kill()
+    wait_for(lambda: not plane.grants(), CLOSED_SECONDS + LIMIT, "the grant's end")
+
+
+def test_a_program_is_told_when_nothing_comes_back(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    network.refuse()
+    network.cut()
+    wait_for(lambda: "error" in program.ask("worked"), GRACE_SECONDS + LIMIT, "the error")
+    assert "error 999" in program.ask("wait")
+    wait_for(lambda: not plane.grants(), GRACE_SECONDS + LIMIT, "the grant's end")
+    program.say("quit")
+    assert "could not be reached again in time" in program.errors()
+
+
+def test_many_lose_their_network_at_once(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    programs = [start("tcp", SLUICE_RATIO="1", SLUICE_GMEM="16") for _ in range(40)]
+    for program in programs:
+        assert program.ask("work 100000") == "work: ok"
+    for _ in range(2):
+        network.cut()
+        for program in programs:
+            goes_on(program)
+
+
+def asked_of(session: str, epoch: int) -> frames.ResumeSession:
+    """What a client of that session says first."""
+    function, size = ControlFunction.RESUME_SESSION, frames.ResumeSession.BYTES
+    return frames.ResumeSession(
+        header=frames.FrameHeader(size=size, function=function),
+        magic=frames.OPEN_MAGIC,
+        protocol_major=frames.PROTOCOL_MAJOR,
+        session_id=int(session, 16),
+        epoch=epoch,
+        nonce=os.urandom(32),
+    )
+
+
+def answered(connected: socket.socket, asked: frames.ResumeSession) -> frames.ResumeReply:
+    """What its server says to that."""
+    connected.sendall(asked.pack())
+    got = b""
+    while part := connected.recv(frames.ResumeReply.BYTES - len(got)):
+        got += part
+    return frames.ResumeReply.unpack(got)
+
+
+def prove(connected: socket.socket, said: bytes) -> None:
+    """Says that, as a proof."""
+    function, size = ControlFunction.RESUME_PROOF, frames.ResumeProof.BYTES
+    header = frames.FrameHeader(size=size, function=function)
+    connected.sendall(frames.ResumeProof(header=header, proof=said).pack())
+
+
+def test_nobody_else_goes_on_with_a_session(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    (session,) = plane.sessions()
+    network.cut()  # the next connection has epoch 1
+    goes_on(program, 20)
+    records = (plane.folder / "run" / "workers").glob("*.json")
+    (key,) = [k for r in records if (k := _key_in(r.read_text()))]
+    for what in ("another key", "another's proof", "an old epoch", "nothing", "half a frame"):
+        with plane.connect_data() as connected:
+            asked = asked_of(session["id"], 1)
+            if what == "half a frame":
+                connected.sendall(asked.pack()[:50])
+                continue
+            reply = answered(connected, asked)
+            assert reply.status == 0
+            assert reply.proof == proof(b"server", bytes.fromhex(key), asked, reply.nonce)
+            if what == "another key":
+                prove(connected, proof(b"client", bytes(32), asked, reply.nonce))
+            elif what == "another's proof":  # the server's own, sent back
+                prove(connected, reply.proof)
+            elif what == "an old epoch":
+                prove(connected, proof(b"client", bytes.fromhex(key), asked, reply.nonce))
+            connected.settimeout(5)
+            if what != "nothing":
+                while connected.recv(4096):
+                    pass
+        goes_on(program, 20)
+    with plane.connect_data() as connected:
+        reply = answered(connected, asked_of("0123456789abcdef", 1))
+        assert reply.status != 0
+        assert b"is over" in reply.message
+    assert [s["id"] for s in plane.sessions()] == [session["id"]]
+
+
+def _key_in(record: str) -> str:
+    session = json.loads(record)["session"]
+    return str(session["resume_key"]) if session else ""
+
+
+def test_one_that_cannot_ends_with_its_connection(built: None, tmp_path: Path) -> None:
+    server = {"advertise_addr": "127.0.0.2", "network_grace_seconds": 0}
+    with running(tmp_path, server=server) as plane, BreakingNetwork(plane.data_port) as network:
+        program = Prompted(plane, "tcp")
+        assert program.ask("open") == "open: ok"
+        network.cut()
+        wait_for(lambda: not plane.grants(), LIMIT, "the grant's end")
+        assert "error" in program.ask("wait")
+        program.kill()
