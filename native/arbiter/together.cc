@@ -29,9 +29,7 @@ bool Together::changed(std::span<const Seen> seen) const {
          });
 }
 
-// Other tenants, or other shares: what failed before says nothing of these. That a failure is
-// followed by a while in turns holds all the same, or who comes and goes could have one after the
-// other.
+// Other tenants, or other shares: what failed before says nothing of these.
 void Together::begin_anew(std::span<const Seen> seen, Nanoseconds now) {
   tenants_.clear();
   for (const Seen& s : seen) {
@@ -43,7 +41,7 @@ void Together::begin_anew(std::span<const Seen> seen, Nanoseconds now) {
     t.worked_at = now - settings_.recent;
   }
   back_off_ = 0;
-  leave(now + settings_.measure);
+  leave(settings_.measure, now);
 }
 
 // Between two of its turns, as its workers write their sums when they give one back.
@@ -70,8 +68,13 @@ void Together::measure(const Seen& s, Nanoseconds now) {
   begin();
 }
 
+bool Together::works(const Tenant& t, Nanoseconds now) const {
+  return now - t.worked_at < settings_.recent;
+}
+
 bool Together::fills_it_not(const Tenant& t, Nanoseconds now) const {
-  return t.known && now - t.known_at < settings_.fresh && t.dry >= settings_.least_dry;
+  const Nanoseconds age = works(t, now) ? settings_.fresh : settings_.known;
+  return t.known && now - t.known_at < age && t.dry >= settings_.least_dry;
 }
 
 bool Together::may_try(std::span<const Seen> seen, Nanoseconds now) const {
@@ -79,9 +82,9 @@ bool Together::may_try(std::span<const Seen> seen, Nanoseconds now) const {
   size_t working = 0;
   for (const Seen& s : seen) {
     const Tenant& t = tenants_.at(s.tenant);
-    const bool works = now - t.worked_at < settings_.recent;
-    if (!t.fit || ((works || s.holds || s.waits) && !fills_it_not(t, now))) return false;
-    working += works;
+    const bool has_work = works(t, now);
+    if (!t.fit || ((has_work || s.holds || s.waits) && !fills_it_not(t, now))) return false;
+    working += has_work;
   }
   return working > 1;
 }
@@ -92,28 +95,30 @@ void Together::enter(Nanoseconds now) {
     t.worked = t.judged = t.busy = false;
   }
   phase_ = Phase::kSettling;
-  entered_ = now;
+  entered_ = last_worked_ = now;
+  worked_ = 0;
   look_at_ = now + settings_.settle;
 }
 
 // What is known of those who worked meanwhile is of before, and measured anew; who did not work has
-// nothing else.
-void Together::leave(Nanoseconds again) {
+// nothing else. What ends soon, for whatever reason, is followed by a while in turns: or who comes
+// and goes could have it tried, fill the GPU and be gone before the next look, over and over.
+void Together::leave(Nanoseconds again, Nanoseconds now) {
+  if (is() && now - entered_ < settings_.proven) not_before_ = now + settings_.after_failure;
   for (auto& [id, t] : tenants_) {
     t.based = false;
     t.known &= !(t.in && t.worked);
     t.in = false;
   }
   phase_ = Phase::kTurns;
-  try_at_ = again;
+  try_at_ = now + again;
 }
 
 void Together::fail(Nanoseconds now) {
   if (now - entered_ >= settings_.proven) back_off_ = 0;
   back_off_ =
       back_off_ == 0 ? settings_.after_failure : std::min(back_off_ * kBackOff, settings_.longest);
-  not_before_ = now + settings_.after_failure;
-  leave(now + back_off_);
+  leave(back_off_, now);
 }
 
 // Of all those who had work since then, it included: among so many its share is divided in turns.
@@ -159,13 +164,17 @@ void Together::judge(std::span<const Seen> seen, Nanoseconds now) {
     return;
   }
   bool behind = false, all = true;
+  int busy = 0;
   for (const Seen& s : seen) {
     Tenant& t = tenants_.at(s.tenant);
     if (!t.in || !t.busy) continue;
     t.worked = true;
+    ++busy;
     behind |= falls_behind(t, s, now);
     all &= t.judged;
   }
+  if (busy > 0) last_worked_ = now;
+  if (busy > 1) worked_ += settings_.look;
   if (behind) return fail(now);
   for (const Seen& s : seen) {
     Tenant& t = tenants_.at(s.tenant);
@@ -185,10 +194,10 @@ void Together::look(std::span<const Seen> seen, bool allowed, Nanoseconds now) {
   }
   const bool wanted = std::ranges::any_of(
       seen, [this](const Seen& s) { return s.waits && !tenants_.at(s.tenant).in; });
-  if (wanted || !allowed) return leave(now + settings_.measure);
-  if (now - entered_ >= settings_.lease) {
+  if (wanted || !allowed) return leave(settings_.measure, now);
+  if (worked_ >= settings_.lease || now - last_worked_ >= settings_.known) {
     back_off_ = 0;
-    return leave(now + settings_.measure);
+    return leave(settings_.measure, now);
   }
   if (now >= look_at_) judge(seen, now);
 }

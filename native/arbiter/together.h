@@ -31,16 +31,17 @@ struct Seen {
 };
 
 struct TogetherSettings {
-  Nanoseconds measure = 1'000'000'000;        // in turns, before each trial
-  Nanoseconds window = 500'000'000;           // that one measurement takes, and
-  Nanoseconds least_held = 10'000'000;        // of turns in it
-  Nanoseconds fresh = 90'000'000'000;         // after which one says nothing any more
-  Nanoseconds recent = 2'000'000'000;         // who worked since counts as one who works
+  Nanoseconds measure = 600'000'000;    // in turns, before each trial
+  Nanoseconds window = 300'000'000;     // that one measurement takes, and
+  Nanoseconds least_held = 10'000'000;  // of turns in it
+  Nanoseconds recent = 2'000'000'000;   // who worked since counts as one who works
+  // How old what was measured may be: of one who works, and of one who rests.
+  Nanoseconds fresh = 5'000'000'000, known = 90'000'000'000;
   Nanoseconds settle = 20'000'000;            // until turns have ended and pages are written
   Nanoseconds look = 100'000'000;             // between two looks at how each gets on
   Nanoseconds trial = 200'000'000;            // at most; who has not worked enough is judged later
   Nanoseconds least_busy = 20'000'000;        // of which a pace is known
-  Nanoseconds lease = 60'000'000'000;         // then paces are measured anew
+  Nanoseconds lease = 60'000'000'000;         // of work at once; then paces are measured anew
   Nanoseconds proven = 10'000'000'000;        // what went well for so long was no failure
   Nanoseconds after_failure = 5'000'000'000;  // at least, whatever changes; then five times that
   Nanoseconds longest = 600'000'000'000;      // and so on up to this
@@ -87,9 +88,10 @@ class Together {
   void begin_anew(std::span<const Seen> seen, Nanoseconds now);
   void measure(const Seen& seen, Nanoseconds now);
   bool may_try(std::span<const Seen> seen, Nanoseconds now) const;
+  bool works(const Tenant& t, Nanoseconds now) const;
   bool fills_it_not(const Tenant& t, Nanoseconds now) const;
   void enter(Nanoseconds now);
-  void leave(Nanoseconds again);
+  void leave(Nanoseconds again, Nanoseconds now);
   void fail(Nanoseconds now);
   void judge(std::span<const Seen> seen, Nanoseconds now);
   double percents_since(const Tenant& tenant) const;
@@ -99,9 +101,11 @@ class Together {
   std::map<uint32_t, Tenant> tenants_;
   Phase phase_ = Phase::kTurns;
   Nanoseconds entered_ = 0, look_at_ = 0;
-  Nanoseconds try_at_ = 0;      // not before, as things stand
-  Nanoseconds not_before_ = 0;  // nor before that, whoever comes and goes
-  Nanoseconds back_off_ = 0;    // of the last failure
+  Nanoseconds worked_ = 0;       // of this lease
+  Nanoseconds last_worked_ = 0;  // when somebody last did in it
+  Nanoseconds try_at_ = 0;       // not before, as things stand
+  Nanoseconds not_before_ = 0;   // nor before that, whoever comes and goes
+  Nanoseconds back_off_ = 0;     // of the last failure
 };
 
 }  // namespace sluice::arbiter

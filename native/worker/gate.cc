@@ -20,6 +20,7 @@ constexpr uint32_t kMostLaunches = 64;  // between two marks
 // than in turns; and little enough to be done within the grace when turns begin again.
 constexpr float kTogetherAheadNs = 20'000'000, kTogetherMarkNs = 2'000'000;
 constexpr float kMostGapNs = 100'000;  // longer is no gap between launches
+constexpr float kEventNs = 1'000;      // from one event to the next, without a gap
 // A wait for what is longer than this is no spinning.
 constexpr float kLongNs = 2'000'000;
 constexpr uint64_t kNapNs = 50'000;
@@ -98,7 +99,7 @@ void Gate::watch(const Interval& i, float ns) {
   if (i.gap != Gap::kUnknown && counted_ && counted_on_ == i.stream && counted_ != i.begin) {
     float ms = 0;
     if (driver_.cuEventElapsedTime_v2(&ms, counted_, i.begin) == CUDA_SUCCESS)
-      gap = std::clamp(ms * 1e6f, 0.0f, kMostGapNs);
+      gap = std::clamp(ms * 1e6f - kEventNs, 0.0f, kMostGapNs);
   }
   const auto launches = static_cast<float>(i.parts.size());
   const float within = i.gap == Gap::kAtMark ? std::min(gap, ns / launches) * (launches - 1) : 0;
@@ -340,7 +341,11 @@ void Gate::begin_interval(CUstream stream) {
   chained_ = false;
   const bool follows = !begin_ && stream_ == stream && may_go_on_ && last_turn_ == turn_;
   const Gap gap = !follows ? Gap::kUnknown : at_mark_ ? Gap::kAtMark : Gap::kAtPause;
-  if (stream_ == stream && may_go_on_ && !under_way_.empty()) {
+  // With no more ahead than what has just been marked the GPU may be done with it, and be idle: it
+  // tells later than the next launch comes. An event of the next one's own tells how long.
+  const bool thin =
+      gap == Gap::kAtMark && under_way_.size() == 1 && under_way_.back().parts.size() > 1;
+  if (stream_ == stream && may_go_on_ && !under_way_.empty() && !thin) {
     begin_ = under_way_.back().end;
     under_way_.back().end_begins_next = true;
     return;

@@ -32,7 +32,7 @@ double pace(SlicingGpu& gpu, uint32_t tenant, Nanoseconds time) {
 
 TEST(Together, EightThatLeaveTheGpuIdleRunAtOnce) {
   SlicingGpu gpu = gpu_of(8, kSmall);
-  EXPECT_LT(pace(gpu, 1, kSecond), 0.13);
+  EXPECT_LT(pace(gpu, 1, kSecond / 2), 0.13);
   gpu.run(kSecond);
   EXPECT_TRUE(gpu.together.is());
   EXPECT_GT(pace(gpu, 1, 600 * kSecond), 0.97) << "measuring anew included";
@@ -136,19 +136,20 @@ TEST(Together, OtherTenantsAreAnotherMatter) {
   EXPECT_GT(pace(gpu, 3, 10 * kSecond), 0.94);
 }
 
-// Sessions that come and go all the time are no way to trial after trial.
+// Sessions that come and go all the time are no way to trial after trial, whenever they do.
 TEST(Together, WhoComesAndGoesCannotHaveItTriedMoreOften) {
-  SlicingGpu gpu = gpu_of(2, {.gap_us = 10, .kernel_us = 7, .percent = 10});
-  gpu.tenants[1].percent = 90;
-  for (int i = 0; i < 60; ++i) {
-    gpu.run(2 * kSecond);
-    if (i % 2)
-      gpu.tenants.erase(3);
-    else
+  for (const Nanoseconds pause : {700 * kMs, 750 * kMs, 2'000 * kMs, 2'600 * kMs}) {
+    SlicingGpu gpu = gpu_of(2, {.gap_us = 10, .kernel_us = 7, .percent = 10});
+    gpu.tenants[1].percent = 90;
+    while (gpu.now < 120 * kSecond) {
       gpu.tenants[3] = {.percent = 1, .active = 0};
+      gpu.run(pause);
+      gpu.tenants.erase(3);
+      gpu.run(pause);
+    }
+    EXPECT_LE(gpu.began, 120 / 5 + 1) << pause;
+    EXPECT_LT(gpu.together_ns, 120 * kSecond / 20) << pause;
   }
-  EXPECT_LE(gpu.began, 120 / 5 + 1);
-  EXPECT_LT(gpu.together_ns, 120 * kSecond / 20);
 }
 
 TEST(Together, NotWithAGangOrACap) {
@@ -186,7 +187,7 @@ TEST(Together, OneOfWhomNothingIsKnownEndsItWhenItWakes) {
   gpu.tenants[4].active = 1;
   gpu.run(20 * kMs);
   EXPECT_FALSE(gpu.together.is());
-  gpu.run(3 * kSecond);
+  gpu.run(7 * kSecond);
   EXPECT_TRUE(gpu.together.has(4)) << "by then it is known";
 }
 

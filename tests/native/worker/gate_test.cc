@@ -82,7 +82,7 @@ class ClockedGpu {
       return CUDA_SUCCESS;
     };
     driver.cuEventQuery = [](CUevent e) {
-      return gpu_->at_.at(e) <= gpu_->now ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+      return gpu_->at_.at(e) + gpu_->notice <= gpu_->now ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     };
     driver.cuEventSynchronize = [](CUevent e) {
       gpu_->now = std::max(gpu_->now, gpu_->at_.at(e));
@@ -112,7 +112,7 @@ class ClockedGpu {
   Driver driver;
   std::unique_ptr<TurnKeeper> turns;
   Gate gate{driver, nullptr, turns.get()};
-  double now = 0;
+  double now = 0, notice = 0;  // and how long it takes until an event is seen
   int records = 0;
 
  private:
@@ -229,8 +229,9 @@ TEST(GateMeasures, NothingFalls) {
 
 // How much of a turn the GPU had nothing to do: of launches that take so long, each so long after
 // the end of the one before.
-double dry_part(double kernel_ms, double gap_ms, int launches) {
+double dry_part(double kernel_ms, double gap_ms, int launches, double notice_ms = 0) {
   ClockedGpu gpu(arbiter::kUntilWanted);
+  gpu.notice = notice_ms;
   for (int i = 0; i < launches; ++i) {
     gpu.launch(1, kernel_ms);
     gpu.now += kernel_ms + gap_ms;
@@ -245,6 +246,13 @@ TEST(GateWatches, WhoLaunchesLate) {
   EXPECT_NEAR(dry_part(0.010, 0.010, 5000), 0.5, 0.1);
   EXPECT_NEAR(dry_part(0.005, 0.020, 5000), 0.8, 0.1);
   EXPECT_NEAR(dry_part(0.1, 0.05, 1000), 1 / 3.0, 0.1);
+}
+
+// The next launch is there before it is seen that the GPU has done the one before.
+TEST(GateWatches, WhoLaunchesLateAndDoesNotWait) {
+  EXPECT_NEAR(dry_part(0.004, 0.006, 5000, 0.02), 0.5, 0.1);
+  EXPECT_NEAR(dry_part(0.009, 0.001, 5000, 0.02), 0, 0.1);
+  EXPECT_NEAR(dry_part(0.02, 0.02, 5000, 0.05), 0.5, 0.1);
 }
 
 TEST(GateWatches, NotWhoWaitsForWhatIsLong) {
