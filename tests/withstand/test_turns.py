@@ -171,7 +171,7 @@ def test_those_that_do_not_fill_the_gpu_run_at_once(plane: ControlPlane, start: 
 
     def in_turns() -> bool:
         before, done = run_at_once(plane), worked(large)
-        wait_for(lambda: worked(large) > done + ENOUGH // 4, LIMIT, "its share")
+        wait_for(lambda: worked(large) > done + ENOUGH, LIMIT, "its share")
         return run_at_once(plane) == before
 
     wait_for(in_turns, LIMIT, "turns beside one that fills it")
