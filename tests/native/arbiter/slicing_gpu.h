@@ -61,6 +61,7 @@ class SlicingGpu {
       s.launches += static_cast<uint64_t>(part * t.alone() * time / 1e6 * t.launches);
     }
     std::vector<Seen> all;
+    all.reserve(tenants.size());
     for (auto& [id, t] : tenants) all.push_back(seen_[id]);
     together.look(all, allowed, now);
     together_ns += together.is() ? kStep : 0;

@@ -10,6 +10,8 @@
 namespace sluice::worker {
 namespace {
 
+using namespace turns;
+
 constexpr int64_t kHour = 3'600'000'000'000;
 
 TEST(TogetherGate, HoldsNobodyUp) {

@@ -17,7 +17,7 @@
 #include "worker/gate.h"
 #include "worker/turn_keeper.h"
 
-namespace sluice::worker {
+namespace sluice::worker::turns {
 
 using namespace std::chrono_literals;
 using arbiter::kAlone;
@@ -26,9 +26,9 @@ using arbiter::kTogether;
 using arbiter::kUntilWanted;
 
 // Streams whose work is done when the test says so. An event is where its stream was.
-class Gpu {
+class ToldGpu {
  public:
-  Gpu() {
+  ToldGpu() {
     driver.cuCtxSetCurrent = [](CUcontext) { return CUDA_SUCCESS; };
     driver.cuEventCreate = [](CUevent* e, unsigned) {
       *e = reinterpret_cast<CUevent>(++get().events_);
@@ -68,7 +68,7 @@ class Gpu {
     std::lock_guard lock(mutex_);
     return static_cast<float>(at_[end].second - at_[begin].second);
   }
-  static Gpu& get() { return *current_.load(); }
+  static ToldGpu& get() { return *current_.load(); }
   CUresult record(CUevent e, CUstream s) {
     std::lock_guard lock(mutex_);
     at_[e] = {s, issued_[s]};
@@ -79,7 +79,7 @@ class Gpu {
     const auto [stream, place] = at_[e];
     return instant || done_[stream] >= place ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
   }
-  static inline std::atomic<Gpu*> current_{nullptr};
+  static inline std::atomic<ToldGpu*> current_{nullptr};
   std::atomic<uintptr_t> events_{0};
   std::mutex mutex_;
   std::map<CUstream, uint64_t> issued_, done_;
@@ -91,7 +91,7 @@ inline CUstream stream(uintptr_t n) { return reinterpret_cast<CUstream>(n + 16);
 
 // Never taken down: the keeper's thread lives as long as the process, as a worker's does.
 struct Rig {
-  Gpu gpu;
+  ToldGpu gpu;
   arbiter::TurnPage* page = nullptr;
   int bell = -1;
   std::unique_ptr<TurnKeeper> keeper;
@@ -148,4 +148,4 @@ bool soon(F&& what) {
 // What must not happen has had the time to.
 inline void a_while() { std::this_thread::sleep_for(50ms); }
 
-}  // namespace sluice::worker
+}  // namespace sluice::worker::turns

@@ -9,6 +9,8 @@
 namespace sluice::worker {
 namespace {
 
+using namespace turns;
+
 TEST(Turns, ALaunchWaitsForItsTurnAndAsksForIt) {
   auto& r = *new Rig;
   std::thread program([&] { r.launch(stream(1)); });
