@@ -102,6 +102,11 @@ class ThrottleSection(Section):
         "more) or concurrent (sessions of a project at once, through NVIDIA's MPS), where request "
         "and pool say nothing",
     )
+    run_together: bool = Field(
+        True,
+        description="true or false: tenants that do not fill a GPU together run at once while none "
+        "has less than in turns",
+    )
     longest_overrun_seconds: float = Field(
         0.0,
         ge=0,

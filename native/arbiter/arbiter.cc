@@ -26,6 +26,8 @@ bool Arbiter::gpu_bits(const std::vector<std::string>& gpus, uint64_t* bits, std
         return *error = "gpus: an arbiter divides at most " + std::to_string(kMaxGpus) + " GPUs",
                false;
       at = gpus_.insert(gpus_.end(), gpu);
+      together_.emplace_back(together_settings_);
+      seen_.emplace_back();
     }
     *bits |= 1ull << (at - gpus_.begin());
   }
@@ -145,7 +147,7 @@ void Arbiter::read(Member& m, Nanoseconds now, Nanoseconds* next) {
   if (!m.open) return;
   if (m.page->returned.load(std::memory_order_acquire) == m.turn) return close(m);
   m.noticed |= noticed;
-  if (m.noticed || m.until == kAlone || m.until == kUntilWanted) return;
+  if (m.noticed || m.until >= kTogether) return;
   if (now < m.told + kNoticeNs) {
     *next = std::min(*next, m.told + kNoticeNs);
   } else {
@@ -170,7 +172,7 @@ void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
   }
   if (!open) {
     // Alone, it is given its pages again, unless that turn was over before it was left alone.
-    if (schedule_.alone(id) && !tenant.called_back) return;
+    if ((schedule_.alone(id) && !tenant.called_back) || schedule_.runs_together(id)) return;
     schedule_.gives_back(id, wants, now);
     tenant.called_back = 0;
     return end_cut(tenant);
@@ -180,11 +182,14 @@ void Arbiter::read(uint32_t id, Tenant& tenant, Nanoseconds now, Nanoseconds* ne
 
 void Arbiter::publish(uint32_t id, Tenant& tenant, Nanoseconds now) {
   if (!schedule_.holds(id) || tenant.called_back) return;
-  const bool alone = schedule_.alone(id);
+  const bool alone = schedule_.alone(id), together = schedule_.runs_together(id);
   // Who is left alone in a turn that had an end has one without.
-  const int64_t until = alone ? kAlone : tenant.until != kForever ? tenant.until : kUntilWanted;
+  const int64_t until = alone                      ? kAlone
+                        : together                 ? kTogether
+                        : tenant.until != kForever ? tenant.until
+                                                   : kUntilWanted;
   for (Member* m : tenant.members)
-    if (m->open || alone || m->wants()) give(*m, until, now);
+    if (m->open || alone || (together && !m->absent) || m->wants()) give(*m, until, now);
 }
 
 void Arbiter::apply(const Decision& decision, Nanoseconds now) {
@@ -206,6 +211,7 @@ void Arbiter::apply(const Decision& decision, Nanoseconds now) {
 Nanoseconds Arbiter::look(Nanoseconds now) {
   Nanoseconds next = kForever;
   for (auto& [id, tenant] : tenants_) read(id, tenant, now, &next);
+  look_together(now, &next);
   const Decision decision = schedule_.step(now);
   apply(decision, now);
   for (const uint32_t id : decision.call_back) help(id, tenants_.at(id), now, &next);

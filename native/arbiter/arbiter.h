@@ -12,6 +12,7 @@
 
 #include "arbiter/cut.h"
 #include "arbiter/schedule.h"
+#include "arbiter/together.h"
 #include "arbiter/turn_page.h"
 
 namespace sluice::arbiter {
@@ -25,7 +26,8 @@ struct TenantRequest {
 
 class Arbiter {
  public:
-  explicit Arbiter(const ScheduleSettings& settings = {}) : schedule_(settings) {}
+  explicit Arbiter(const ScheduleSettings& settings = {}, const TogetherSettings& together = {})
+      : schedule_(settings), together_settings_(together) {}
 
   // False with `error`. `page` stays the caller's, until leave(). Of a member that is there already
   // everything but its page is taken anew.
@@ -34,6 +36,8 @@ class Arbiter {
   void leave(const std::string& member, Nanoseconds now);
   bool share(const std::string& tenant, uint32_t percent, bool capped, Nanoseconds now);
   void set_period(Nanoseconds period) { schedule_.set_period(period); }
+  // Whether tenants that do not fill a GPU together may run at once on it.
+  void allow_together(bool allowed) { together_allowed_ = allowed; }
 
   // Reads the pages and writes them. The time at which it has to look again even if nobody rings.
   Nanoseconds look(Nanoseconds now);
@@ -83,6 +87,10 @@ class Arbiter {
   bool draw_cut(Tenant& tenant, Nanoseconds now);
   void help_laggards(Tenant& tenant, Nanoseconds until, Nanoseconds now);
   static void end_cut(Tenant& tenant);
+  // side_by_side.cc: who runs at once with others, and who does no more.
+  Seen seen(uint32_t id, const Tenant& tenant, Nanoseconds now) const;
+  void look_together(Nanoseconds now, Nanoseconds* next);
+  bool is_together(uint32_t id) const;
   void publish(uint32_t id, Tenant& tenant, Nanoseconds now);
   void apply(const Decision& decision, Nanoseconds now);
   void give(Member& m, int64_t until, Nanoseconds now);
@@ -91,7 +99,10 @@ class Arbiter {
   void charge(Member& m);
 
   Schedule schedule_;
-  std::vector<std::string> gpus_;  // by the number of their bit
+  const TogetherSettings together_settings_;
+  bool together_allowed_ = true;
+  std::vector<std::string> gpus_;   // by the number of their bit
+  std::vector<Together> together_;  // as these
   std::map<std::string, Member> members_;
   std::map<uint32_t, Tenant> tenants_;
   std::map<std::string, uint32_t> ids_;
@@ -100,6 +111,7 @@ class Arbiter {
   std::vector<Progress> progress_;
   std::vector<Place> places_;
   std::vector<uint32_t> order_;
+  std::vector<std::vector<Seen>> seen_;  // at a look, by GPU
 };
 
 }  // namespace sluice::arbiter

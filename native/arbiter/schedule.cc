@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 namespace sluice::arbiter {
 
@@ -25,6 +26,10 @@ void Schedule::count(Tenant& t, Nanoseconds now) const {
   if (t.state == State::kWaiting) t.figures.waited += passed;
   if (!t.has_turn()) return;
   t.figures.held += passed;
+  if (t.state == State::kTogether) {
+    t.figures.together += passed;
+    return;
+  }
   t.paid += time / t.share();
   t.allowance -= time;
 }
@@ -151,6 +156,28 @@ void Schedule::gives_back(uint32_t tenant, bool more, Nanoseconds now) {
   t.state = more ? State::kWaiting : State::kIdle;
 }
 
+void Schedule::begin_together(const std::vector<uint32_t>& tenants, Nanoseconds now) {
+  count_all(now);
+  for (const uint32_t id : tenants) {
+    wants(id, now);  // what it is ahead or behind stays
+    const auto found = tenants_.find(id);
+    if (found == tenants_.end()) continue;
+    found->second.state = State::kTogether;
+    found->second.urgent = false;
+  }
+}
+
+void Schedule::end_together(const std::vector<uint32_t>& tenants, Nanoseconds now) {
+  count_all(now);
+  for (const uint32_t id : tenants) {
+    const auto found = tenants_.find(id);
+    if (found == tenants_.end() || found->second.state != State::kTogether) continue;
+    found->second.state = State::kCalledBack;
+    found->second.until = now;
+    ended_together_.push_back(id);
+  }
+}
+
 void Schedule::charge(uint32_t tenant, Nanoseconds time) {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return;
@@ -170,6 +197,11 @@ bool Schedule::waits(uint32_t tenant) const {
   return found != tenants_.end() && found->second.state == State::kWaiting;
 }
 
+bool Schedule::runs_together(uint32_t tenant) const {
+  const auto found = tenants_.find(tenant);
+  return found != tenants_.end() && found->second.state == State::kTogether;
+}
+
 bool Schedule::alone(uint32_t tenant) const {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end() || found->second.tenancy.capped) return false;
@@ -182,12 +214,17 @@ uint32_t Schedule::percent(uint32_t tenant) const {
   return found == tenants_.end() ? 100 : found->second.tenancy.percent;
 }
 
+Tenancy Schedule::tenancy(uint32_t tenant) const {
+  const auto found = tenants_.find(tenant);
+  return found == tenants_.end() ? Tenancy{} : found->second.tenancy;
+}
+
 TenantFigures Schedule::figures(uint32_t tenant, Nanoseconds now) const {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return {};
   Tenant t = found->second;
   count(t, now);
-  if (t.has_turn() && t.state != State::kHolding) t.figures.overdue = now - t.until;
+  if (t.state >= State::kCalledBack) t.figures.overdue = now - t.until;
   return t.figures;
 }
 
@@ -280,6 +317,8 @@ Nanoseconds Schedule::next_look(Nanoseconds now) const {
 
 Decision Schedule::step(Nanoseconds now) {
   Decision decision;
+  decision.call_back = std::exchange(ended_together_, {});
+  std::erase_if(decision.call_back, [this](uint32_t id) { return !tenants_.contains(id); });
   count_all(now);
   call_back(now, &decision);
   begin(now, &decision);

@@ -55,7 +55,8 @@ struct TenantFigures {
   Nanoseconds held = 0;    // its turns, those that ran over included
   Nanoseconds waited = 0;  // wanting, without a turn
   uint64_t turns = 0;
-  Nanoseconds overdue = 0;  // since its last turn was over, while it has not given that back
+  Nanoseconds overdue = 0;   // since its last turn was over, while it has not given that back
+  Nanoseconds together = 0;  // of those held: at once with others
 };
 
 class Schedule {
@@ -78,6 +79,12 @@ class Schedule {
   // So much of it ran without a turn.
   void charge(uint32_t tenant, Nanoseconds time);
 
+  // These run at once from now on, whether they have work or not: nobody is called back, owes
+  // anything for it or waits. Who meets them has no turn meanwhile.
+  void begin_together(const std::vector<uint32_t>& tenants, Nanoseconds now);
+  // They do so no more, and are called back by the next step.
+  void end_together(const std::vector<uint32_t>& tenants, Nanoseconds now);
+
   // From the next turns on.
   void set_period(Nanoseconds period) { settings_.period = period; }
 
@@ -86,9 +93,11 @@ class Schedule {
 
   bool holds(uint32_t tenant) const;
   bool waits(uint32_t tenant) const;
+  bool runs_together(uint32_t tenant) const;
   // Whether nobody else has a share of its GPUs, so that it need not be disturbed.
   bool alone(uint32_t tenant) const;
   uint32_t percent(uint32_t tenant) const;  // its share; 100 of one that is not there
+  Tenancy tenancy(uint32_t tenant) const;   // no GPUs of one that is not there
   Nanoseconds grace() const { return settings_.grace; }
   TenantFigures figures(uint32_t tenant, Nanoseconds now) const;
 
@@ -97,6 +106,7 @@ class Schedule {
     kIdle,
     kWaiting,
     kHolding,
+    kTogether,    // at once with others
     kCalledBack,  // its turn is over, it drains
     kOverdue,     // and has not within the grace: others run beside it
   };
@@ -133,6 +143,7 @@ class Schedule {
 
   ScheduleSettings settings_;
   std::map<uint32_t, Tenant> tenants_;
+  std::vector<uint32_t> ended_together_;  // since the last step
 };
 
 }  // namespace sluice::arbiter

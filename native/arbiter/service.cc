@@ -124,6 +124,7 @@ void Service::figures(Nanoseconds now) {
     v[key + "held_us"] = std::to_string(had.held / 1000);
     v[key + "overdue_us"] = std::to_string(had.overdue / 1000);
     v[key + "waited_us"] = std::to_string(had.waited / 1000);
+    v[key + "together_us"] = std::to_string(had.together / 1000);
     v[key + "turns"] = std::to_string(had.turns);
   }
   v["tenants"] = std::to_string(n);
@@ -149,6 +150,9 @@ void Service::handle(process::Message& m, Nanoseconds now) {
   } else if (m.verb == "settings") {
     m.number("period_ms", &number);
     arbiter_.set_period(static_cast<Nanoseconds>(number) * 1'000'000);
+    uint64_t together = 1;
+    m.number("together", &together);
+    arbiter_.allow_together(together == 1);
   } else if (m.verb == "figures") {
     figures(now);
   }

@@ -22,6 +22,9 @@ constexpr int64_t kAlone = std::numeric_limits<int64_t>::max();
 // Somebody has, and wants none of it now. What is under way stays little, so that one who wakes
 // need not wait for long.
 constexpr int64_t kUntilWanted = kAlone - 1;
+// Tenants that do not fill the GPU together run at once for now (together.h). A worker of before
+// takes it for a time that never comes.
+constexpr int64_t kTogether = kAlone - 2;
 
 // The arbiter writes `beat` at least so often while anybody waits, and a worker that sees an older
 // one goes on without turns until there is a newer one.
@@ -62,6 +65,13 @@ struct TurnPage {
   std::atomic<uint32_t> returned;           // the last one that it has given back
   std::atomic<uint64_t> overran;  // nanoseconds of the GPU after turns that it had given back
   std::atomic<uint32_t> places;   // how many of the `issued` are in use
+  // Sums, written before a turn is given back, and every now and then while tenants run at once:
+  // what it has launched; nanoseconds in which it had work under way; of its turns, how long they
+  // were looked at, and for how much of that the GPU had run dry, as the next launch was late.
+  std::atomic<uint64_t> launches;
+  std::atomic<uint64_t> busy;
+  std::atomic<uint64_t> watched;
+  std::atomic<uint64_t> dry;
   // The arbiter's: the turn at whose end `cut` holds, and that, by the places of `issued`.
   alignas(64) std::atomic<uint32_t> cut_turn;
   std::array<std::atomic<uint64_t>, kPlaces> cut;
@@ -71,6 +81,8 @@ struct TurnPage {
 
 constexpr size_t kTurnPageBytes = wire::kTurnPageBytes;
 static_assert(sizeof(TurnPage) <= kTurnPageBytes);
+// Workers and arbiters of several releases share pages: words are added, and stay where they are.
+static_assert(offsetof(TurnPage, launches) == 160 && offsetof(TurnPage, cut_turn) == 192);
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
 }  // namespace sluice::arbiter

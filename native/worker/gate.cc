@@ -16,6 +16,11 @@ constexpr float kAheadNs = 600'000, kMarkNs = 200'000;
 // What takes longer by itself begins when so much is left before it.
 constexpr float kNearNs = 300'000;
 constexpr uint32_t kMostLaunches = 64;  // between two marks
+// While others run at the same time: the GPU's slices are theirs, too, so more has to be under way
+// than in turns; and little enough to be done within the grace when turns begin again.
+constexpr float kTogetherAheadNs = 20'000'000, kTogetherMarkNs = 2'000'000;
+constexpr float kMostGapNs = 100'000;  // longer is no gap between launches
+constexpr float kEventNs = 1'000;      // from one event to the next, without a gap
 // A wait for what is longer than this is no spinning.
 constexpr float kLongNs = 2'000'000;
 constexpr uint64_t kNapNs = 50'000;
@@ -48,6 +53,19 @@ void Gate::spare(CUevent event) {
   if (event) spare_.push_back(event);
 }
 
+bool Gate::lead_is_used_up() const {
+  if (lead_ >= kLead && under_way_.size() >= kLeadMarks) return true;
+  return turns_ && turns_->together() && under_way_.size() > 1 &&
+         static_cast<float>(lead_) * launch_ns_ >= kTogetherAheadNs;
+}
+
+// Launches until the next mark, where those are not bounded by time.
+uint32_t Gate::batch() const {
+  if (!turns_ || !turns_->together()) return batch_;
+  const float most = std::clamp(kTogetherMarkNs / launch_ns_, 1.0f, static_cast<float>(kMinBatch));
+  return static_cast<uint32_t>(most);
+}
+
 // Marks cost the stream and this thread about a microsecond each, so short launches get few.
 void Gate::adapt(float ms) {
   if (ms < kShortMs && batch_ < kMaxBatch) batch_ *= 2;
@@ -72,6 +90,23 @@ float Gate::expected(const Work& work) const {
   return known != 0 ? known : launch_ns_ * static_cast<float>(work.launches);
 }
 
+// The gap before an interval that a mark ended the one before of is like those between its
+// launches, of which no event tells: the mark's place has nothing to do with what the client does.
+// A pause is no such thing, and counts once.
+void Gate::watch(const Interval& i, float ns) {
+  if (i.parts.empty()) return;  // in no turn
+  float gap = 0;
+  if (i.gap != Gap::kUnknown && counted_ && counted_on_ == i.stream && counted_ != i.begin) {
+    float ms = 0;
+    if (driver_.cuEventElapsedTime_v2(&ms, counted_, i.begin) == CUDA_SUCCESS)
+      gap = std::clamp(ms * 1e6f - kEventNs, 0.0f, kMostGapNs);
+  }
+  const auto launches = static_cast<float>(i.parts.size());
+  const float within = i.gap == Gap::kAtMark ? std::min(gap, ns / launches) * (launches - 1) : 0;
+  watched_ns_.fetch_add(static_cast<uint64_t>(ns + gap), std::memory_order_relaxed);
+  dry_ns_.fetch_add(static_cast<uint64_t>(within + gap), std::memory_order_relaxed);
+}
+
 // What lies on several streams is the GPU's time once: an interval counts as far as it goes beyond
 // those before it. On one stream that is all of it.
 void Gate::finished(const Interval& i) {
@@ -79,6 +114,7 @@ void Gate::finished(const Interval& i) {
   if (i.begin && driver_.cuEventElapsedTime_v2(&ms, i.begin, i.end) == CUDA_SUCCESS) {
     adapt(ms);
     learn(i, ms * 1e6f);
+    watch(i, ms * 1e6f);
   }
   if (!i.begin && !i.chained) return retire(i);
   const bool ordered = i.begin && (i.chained ? i.begin == counted_ : i.stream == counted_on_);
@@ -173,7 +209,7 @@ void Gate::begin_batch(CUstream stream) {
   const bool chained = open_.load(std::memory_order_relaxed);
   finish_interval(goes_on);
   collect(false);
-  until_mark_.store(batch_, std::memory_order_relaxed);
+  until_mark_.store(batch(), std::memory_order_relaxed);
   open_.store(true, std::memory_order_relaxed);
   chained_ = chained;
   stream_ = stream;
@@ -185,6 +221,7 @@ void Gate::begin_batch(CUstream stream) {
 
 CUresult Gate::issued(CUstream stream, uint32_t launches) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
+  launches_.store(launches_.load(kRelaxed) + launches, kRelaxed);
   since_mark_.store(since_mark_.load(kRelaxed) + launches, kRelaxed);
   if (last_.load(kRelaxed) != stream) {
     std::lock_guard lock(mutex_);
@@ -206,14 +243,17 @@ void Gate::finish_interval(bool goes_on) {
   }
   if (under_way_.empty()) front_since_ = now_ns();
   const uint32_t launches = since_mark_.exchange(0, std::memory_order_relaxed);
-  under_way_.push_back({begin_, end, stream_, chained_, launches, goes_on, since_mark_ns_,
+  under_way_.push_back({begin_, end, stream_, chained_, launches, goes_on, gap_, since_mark_ns_,
                         !unknown_ && !collective_ && since_mark_ns_ > 0,
                         std::exchange(parts_, {})});
   lead_ += launches;
   under_way_ns_ += std::exchange(since_mark_ns_, 0.0f);
   unknown_ = collective_ = false;
   begin_ = goes_on ? end : nullptr;
+  gap_ = Gap::kUnknown;
   may_go_on_ = true;
+  at_mark_ = false;
+  last_turn_ = turn_;
 }
 
 // The end of what lies on a stream of which no interval tells.
@@ -221,7 +261,7 @@ void Gate::mark(CUstream stream, bool chained) {
   may_go_on_ = false;
   CUevent end = event();
   if (end && driver_.cuEventRecord(end, stream) == CUDA_SUCCESS)
-    under_way_.push_back({nullptr, end, stream, chained, 0, false, 0, false, {}});
+    under_way_.push_back({nullptr, end, stream, chained, 0, false, Gap::kUnknown, 0, false, {}});
   else
     spare(end);
 }
@@ -250,7 +290,9 @@ void Gate::settle() {
 // Who has the lock waits for the GPU or launches: then it is not quiet.
 void Gate::quiet() {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock || entering_ > 0 || (!begin_ && unmarked_.empty())) return;
+  if (!lock || entering_ > 0) return;
+  at_mark_ = false;
+  if (!begin_ && unmarked_.empty()) return;
   end_period();
   collect(false);
 }
@@ -297,13 +339,20 @@ bool Gate::is_clean(CUstream stream) const {
 void Gate::begin_interval(CUstream stream) {
   if (begin_ && stream_ == stream) return;
   chained_ = false;
-  if (stream_ == stream && may_go_on_ && !under_way_.empty()) {
+  const bool follows = !begin_ && stream_ == stream && may_go_on_ && last_turn_ == turn_;
+  const Gap gap = !follows ? Gap::kUnknown : at_mark_ ? Gap::kAtMark : Gap::kAtPause;
+  // With no more ahead than what has just been marked the GPU may be done with it, and be idle: it
+  // tells later than the next launch comes. An event of the next one's own tells how long.
+  const bool thin =
+      gap == Gap::kAtMark && under_way_.size() == 1 && under_way_.back().parts.size() > 1;
+  if (stream_ == stream && may_go_on_ && !under_way_.empty() && !thin) {
     begin_ = under_way_.back().end;
     under_way_.back().end_begins_next = true;
     return;
   }
   finish_interval(false);
   stream_ = stream;
+  gap_ = gap;
   begin_ = event();
   if (begin_ && driver_.cuEventRecord(begin_, stream) != CUDA_SUCCESS) spare_begin();
   if (begin_ && busy_since_ == 0) busy_since_ = now_ns();
@@ -361,13 +410,14 @@ CUresult Gate::issued_in_turn(CUstream stream, const Work& work) {
   since_mark_ns_ += takes;
   const uint32_t launches =
       since_mark_.fetch_add(work.launches, std::memory_order_relaxed) + work.launches;
-  launches_.fetch_add(1, std::memory_order_relaxed);
+  launches_.fetch_add(work.launches, std::memory_order_relaxed);
   // Two threads may issue at once, each on a stream of its own.
   if (stream != stream_) {
     mark(stream, false);
   } else if (unknown_ || since_mark_ns_ >= kMarkNs || launches >= kMostLaunches ||
              parts_.size() >= kMostParts) {
     finish_interval(false);
+    at_mark_ = true;
     collect(false);
   }
   return CUDA_SUCCESS;

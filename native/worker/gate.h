@@ -97,7 +97,12 @@ class Gate {
   double gpu_busy_ms();
 
   // For the keeper of turns, from its thread.
-  uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }  // in turns
+  uint64_t launches() const { return launches_.load(std::memory_order_relaxed); }
+  // Of its turns: how long it was looked at whether the GPU had work of this session's, and for how
+  // much of that it had none, as the next launch came late. Learned from the gaps between intervals
+  // and taken to be alike between their launches, so it costs no event.
+  uint64_t watched_ns() const { return watched_ns_.load(std::memory_order_relaxed); }
+  uint64_t dry_ns() const { return dry_ns_.load(std::memory_order_relaxed); }
   bool drained();  // all that has passed is done; it is not waited for
   // Or is known to be within so many nanoseconds: then `left` says in how many.
   bool almost_drained(int64_t within, int64_t* left);
@@ -112,6 +117,9 @@ class Gate {
   static constexpr size_t kKinds = 4096;  // that are told apart
   static constexpr size_t kMostParts = 64;
 
+  // What is known of the time since the interval before, if that was of the same turn and stream:
+  // the GPU had come to its end, which a mark or a pause of the client had set.
+  enum class Gap : uint8_t { kUnknown, kAtMark, kAtPause };
   // Of an interval between two marks: what was issued, and how long that was expected to take.
   struct Part {
     uint16_t kind;
@@ -123,12 +131,14 @@ class Gate {
     bool chained;  // the GPU had work all the time since the end of the one before
     uint32_t launches;
     bool end_begins_next;
+    Gap gap;     // before it
     float ns;    // expected
     bool known;  // by what all of it took before
     std::vector<Part> parts;
   };
 
-  bool lead_is_used_up() const { return lead_ >= kLead && under_way_.size() >= kLeadMarks; }
+  bool lead_is_used_up() const;
+  uint32_t batch() const;
   void wait_while_held();
   CUresult issued(CUstream stream, uint32_t launches);
   void begin_batch(CUstream stream);
@@ -149,6 +159,7 @@ class Gate {
   float expected(const Work& work) const;
   float left(int64_t now) const;
   void finished(const Interval& interval);
+  void watch(const Interval& interval, float ns);
   void retire(const Interval& interval);
   void spare_begin();
   void collect(bool wait_for_oldest);
@@ -168,6 +179,7 @@ class Gate {
   std::atomic<double> busy_ms_{0}, shown_ms_{0};  // read without the lock
   std::atomic<int64_t> busy_since_{0};  // up to when that counts what is under way; 0: nothing is
   std::atomic<uint64_t> launches_{0};
+  std::atomic<uint64_t> watched_ns_{0}, dry_ns_{0};
   // Written without the lock on the way of a launch that nobody else has to wait for.
   std::atomic<uint32_t> until_mark_{0};  // launches that may still come before the next
   std::atomic<uint32_t> since_mark_{0};
@@ -195,6 +207,9 @@ class Gate {
   bool collective_ = false;  // or that waits for peers
   float under_way_ns_ = 0;   // expected, of all of them
   int64_t front_since_ = 0;  // since when the GPU can have been at the oldest of them
+  Gap gap_ = Gap::kUnknown;  // before the interval that has not ended
+  bool at_mark_ = false;     // the last one ended by a mark
+  uint32_t last_turn_ = 0;   // which that was of
   uint32_t turn_ = 0, begun_ = 0;        // passed in this turn
   int entering_ = 0;                     // have passed and are not issued
   float launch_ns_ = 20'000;             // of all kinds

@@ -20,6 +20,7 @@ namespace sluice::worker {
 
 using arbiter::kAlone;
 using arbiter::kNoTurn;
+using arbiter::kTogether;
 using arbiter::kUntilWanted;
 
 namespace {
@@ -29,6 +30,8 @@ constexpr int64_t kForEver = 0;  // of futex_wait
 // for so long, and whose GPU is idle, has nothing to do.
 constexpr int64_t kLookNs = 100'000;
 constexpr int64_t kWaitNs = 20'000'000;  // between two looks at whether the arbiter lives
+// While tenants run at once the arbiter reads every 100 ms how each gets on.
+constexpr int64_t kPublishNs = 20'000'000, kIdlePublishNs = 100'000'000;
 // Draining: what is almost done is looked at all the time, the rest now and then.
 constexpr int64_t kAlmostNs = 100'000, kRestNs = 1'000'000;
 constexpr int64_t kStuckNs = 5'000'000;
@@ -142,13 +145,38 @@ void TurnKeeper::end_turn(uint32_t number) {
   channel::futex_wake(page_->changes, 1 << 20);
 }
 
-bool TurnKeeper::idle() {
+bool TurnKeeper::idle(int64_t now) {
   uint64_t launches = 0;
   for (Gate* gate : gates_) launches += gate->launches();
   const bool launched = launches != launches_;
   launches_ = launches;
-  if (launched || waiting_ > 0) return false;
-  return std::ranges::all_of(gates_, [](Gate* gate) { return gate->drained(); });
+  if (!launched && waiting_ == 0 &&
+      std::ranges::all_of(gates_, [](Gate* gate) { return gate->drained(); }))
+    return true;
+  used_at_ = now;
+  return false;
+}
+
+// Nothing of it waits for anybody; of the GPU's events only those that others have collected count.
+void TurnKeeper::publish() {
+  uint64_t launches = 0, watched = unused_ns_, dry = unused_ns_;
+  double busy_ms = 0;
+  for (Gate* gate : gates_) {
+    launches += gate->launches();
+    busy_ms += gate->gpu_busy_ms();
+    watched += gate->watched_ns();
+    dry += gate->dry_ns();
+  }
+  page_->launches.store(launches, std::memory_order_relaxed);
+  page_->busy.store(static_cast<uint64_t>(busy_ms * 1e6), std::memory_order_relaxed);
+  page_->watched.store(watched, std::memory_order_relaxed);
+  page_->dry.store(dry, std::memory_order_relaxed);
+}
+
+// Nothing has come since the last look that saw it used, or for so long: the GPU was idle.
+void TurnKeeper::give_back_unused(uint32_t number, int64_t now) {
+  unused_ns_ += static_cast<uint64_t>(std::clamp<int64_t>(now - used_at_, 0, kLookNs));
+  give_back(number);
 }
 
 // Before the last of it is done, so that the next worker's follows it without a gap.
@@ -180,6 +208,7 @@ void TurnKeeper::give_back(uint32_t number) {
 
 void TurnKeeper::return_turn(uint32_t number) {
   std::lock_guard lock(asking_);
+  publish();
   page_->wants.store(!left_ && waiting_ > 0);
   page_->returned.store(number, std::memory_order_release);
   stuck_since_ = 0;
@@ -215,9 +244,16 @@ void TurnKeeper::look(uint32_t changes) {
   if (page_->seen.exchange(number) != number && until == kNoTurn && waiting_ > 0) ring();
   judge_arbiter(now);
   if (orphaned_) return channel::futex_wait(page_->changes, changes, kWaitNs);
+  if (until == kTogether) {
+    const uint64_t before = page_->busy.load(std::memory_order_relaxed);
+    publish();
+    const bool works = page_->busy.load(std::memory_order_relaxed) != before;
+    return channel::futex_wait(page_->changes, changes, works ? kPublishNs : kIdlePublishNs);
+  }
   if (until == kNoTurn || until >= kUntilWanted || page_->returned == number)
     return channel::futex_wait(page_->changes, changes, kForEver);
-  if (now >= until || ending_ == number || idle()) return give_back(number);
+  if (now >= until || ending_ == number) return give_back(number);
+  if (idle(now)) return give_back_unused(number, now);
   const auto rest = static_cast<uint64_t>(std::min(kLookNs, until - now));
   channel::futex_wait(page_->changes, changes, rest);
 }

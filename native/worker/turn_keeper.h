@@ -33,10 +33,15 @@ class TurnKeeper {
   void add(Gate* gate) { gates_.push_back(gate); }
   [[nodiscard]] bool start();
 
-  // Nobody divides these GPUs: gates need not ask.
+  // Nobody divides these GPUs, or all run at once for now: gates need not ask.
   bool free() const {
-    return page_->until.load(std::memory_order_relaxed) == arbiter::kAlone ||
+    const int64_t until = page_->until.load(std::memory_order_relaxed);
+    return until == arbiter::kAlone || until == arbiter::kTogether ||
            orphaned_.load(std::memory_order_relaxed);
+  }
+  // Others run at the same time, and are to have the GPU soon when that ends.
+  bool together() const {
+    return page_->until.load(std::memory_order_relaxed) == arbiter::kTogether;
   }
 
   struct Turn {
@@ -86,7 +91,9 @@ class TurnKeeper {
   void run();
   void look(uint32_t changes);
   void judge_arbiter(int64_t now);
-  bool idle();
+  bool idle(int64_t now);
+  void publish();
+  void give_back_unused(uint32_t number, int64_t now);
   void give_back(uint32_t number);
   void return_turn(uint32_t number);
   void follow_rest(uint32_t number, int64_t expected);
@@ -101,8 +108,10 @@ class TurnKeeper {
   std::atomic<bool> left_{false};
   std::atomic<uint32_t> ending_{0};  // the turn that is being given back; 0: none
   std::atomic<int64_t> stuck_since_{0};
-  std::mutex asking_;      // of the worker's words on the page
-  uint64_t launches_ = 0;  // as idle() last saw them
+  std::mutex asking_;       // of the worker's words on the page
+  uint64_t launches_ = 0;   // as idle() last saw them
+  int64_t used_at_ = 0;     // the last time that it saw the turn being used
+  uint64_t unused_ns_ = 0;  // of turns, at their ends
 };
 
 }  // namespace sluice::worker

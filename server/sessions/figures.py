@@ -114,6 +114,12 @@ FAMILIES = (
         "sluice_vgpu_turns_total", "counter", "Turns that its grant has had.", ("gpu", "vgpu")
     ),
     Family(
+        "sluice_vgpu_together_seconds_total",
+        "counter",
+        "Time in which its grant ran at once with others instead of in turns.",
+        ("gpu", "vgpu"),
+    ),
+    Family(
         "sluice_vgpu_share_ratio",
         "gauge",
         "The share of the GPU's time that it used in the last window: 1s, 60s.",
@@ -324,6 +330,7 @@ def _had(vgpu: VgpuTime) -> dict[str, float]:
         "sluice_vgpu_busy_seconds_total": vgpu.used - vgpu.before,
         "sluice_vgpu_waiting_seconds_total": vgpu.waited - vgpu.waited_before,
         "sluice_vgpu_turns_total": vgpu.turns - vgpu.turns_before,
+        "sluice_vgpu_together_seconds_total": vgpu.together - vgpu.together_before,
     }
 
 

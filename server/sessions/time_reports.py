@@ -204,6 +204,7 @@ def tenants_of(figures: Message) -> dict[str, TenantTime]:
             waited=figures.number(f"{key}.waited_us") / MICRO,
             turns=figures.number(f"{key}.turns"),
             overdue=figures.number(f"{key}.overdue_us") / MICRO,
+            together=figures.number(f"{key}.together_us") / MICRO,
         )
         for key in (f"tenant.{n}" for n in range(figures.number("tenants")))
     }

@@ -130,7 +130,11 @@ class TurnPages:
         )
 
     def _tell_everything(self) -> None:
-        self.arbiter.tell(Message("settings", {"period_ms": str(self._section.period_ms)}))
+        settings = {
+            "period_ms": str(self._section.period_ms),
+            "together": str(int(self._section.run_together)),
+        }
+        self.arbiter.tell(Message("settings", settings))
         for place in self._places.values():
             self._join(place)
         self._there(True)

@@ -63,6 +63,8 @@ class VgpuTime:
     turns: int = 0
     turns_before: int = 0
     held: float = 0.0  # its turns, also while nobody else wanted the GPU
+    together: float = 0.0  # of those held: at once with others
+    together_before: float = 0.0
     in_turns: bool = False  # the arbiter knows it, and answered the last time
     adopted: bool = False  # of an earlier server: how long it had waited, the arbiter says
     waited_known: bool = True
@@ -84,6 +86,7 @@ class TenantTime:
     waited: float
     turns: int
     overdue: float = 0.0  # since its last turn was over, while it has not given that back
+    together: float = 0.0  # of those held: at once with others
 
 
 @dataclass(slots=True)
@@ -161,8 +164,10 @@ class VgpuTimes:
             vgpu.waited = max(vgpu.waited, waited)
             vgpu.held += max(0.0, said.held - since.held)
             vgpu.turns += said.turns - since.turns
+            vgpu.together += max(0.0, said.together - since.together)
             if last is None and vgpu.adopted:
                 vgpu.waited_before, vgpu.turns_before = vgpu.waited, vgpu.turns
+                vgpu.together_before = vgpu.together
             vgpu.waited_known = True
         here = {grant_id for grant_id, _ in self.vgpus}
         self._tenants = {name: time for name, time in tenants.items() if name in here}

@@ -9,7 +9,10 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,8 +25,9 @@ from sluice.server.sessions.turn_pages import make_page
 from sluice.server.workers.packets import Message, decode
 
 #: Where the words lie on a page (native/arbiter/turn_page.h).
-UNTIL, WANTS = 72, 128
+TURN, UNTIL, WANTS, SEEN, RETURNED, LAUNCHES = 68, 72, 128, 132, 136, 160
 ALONE = (1 << 63) - 1
+TOGETHER = ALONE - 2
 
 
 class Arbiter:
@@ -76,6 +80,7 @@ class Worker:
         self.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
         self.pidfd = os.pidfd_open(self.process.pid)
         self.turns = make_page("test")
+        self.looked_at, self.returned, self.sums = time.monotonic_ns(), 0, [0, 0, 0, 0]
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
@@ -89,6 +94,28 @@ class Worker:
         """It has work."""
         os.pwrite(self.turns.page, struct.pack("<I", 1), WANTS)
         os.eventfd_write(self.turns.bell, 1)
+
+    def work(self) -> None:
+        """Goes on with work that leaves the GPU idle for half of its turns, as far as it may."""
+        now = time.monotonic_ns()
+        passed, self.looked_at = now - self.looked_at, now
+        turn, until = struct.unpack("<Iq", os.pread(self.turns.page, 12, TURN))
+        self._write("<I", SEEN, turn)
+        if until == 0 or turn == self.returned:
+            return
+        self.sums = [
+            had + more for had, more in zip(self.sums, (passed, passed, 0, 0), strict=True)
+        ]
+        if until < TOGETHER:
+            self.sums[2:] = self.sums[2] + passed, self.sums[3] + passed // 2
+        self._write("<4Q", LAUNCHES, *self.sums)
+        if until <= now:
+            self.returned = turn
+            self._write("<I", RETURNED, turn)
+            os.eventfd_write(self.turns.bell, 1)
+
+    def _write(self, form: str, where: int, *what: int) -> None:
+        os.pwrite(self.turns.page, struct.pack(form, *what), where)
 
     def end(self) -> None:
         """Its process ends; what is open here stays so."""
@@ -117,6 +144,25 @@ def workers() -> Iterator[list[Worker]]:
         worker.end()
         for descriptor in worker.descriptors:
             os.close(descriptor)
+
+
+@contextmanager
+def at_work(workers: list[Worker]) -> Iterator[None]:
+    """They go on with their work meanwhile."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.001):
+            for worker in workers:
+                worker.work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def join(arbiter: Arbiter, worker: Worker, name: str, **other: object) -> Message:
@@ -196,6 +242,30 @@ def test_one_that_rings_without_end_keeps_nobody_from_a_turn(
     finally:
         ringing.kill()
         ringing.wait()
+
+
+def test_small_ones_run_at_once_where_that_is_allowed(
+    arbiter: Arbiter, workers: list[Worker]
+) -> None:
+    for worker, name in zip(workers, "abc", strict=True):
+        join(arbiter, worker, name, percent=30)
+        worker.want()
+
+    def all_are(together: bool) -> bool:
+        return all((worker.until() == TOGETHER) == together for worker in workers)
+
+    def had() -> list[int]:
+        answer = arbiter.ask("figures")
+        return [answer.number(f"tenant.{n}.together_us") for n in range(len(workers))]
+
+    with at_work(workers):
+        wait_for(lambda: all_are(True), message="all at once")
+        before = max(had())
+        wait_for(lambda: min(had()) > before, message="their time")
+        arbiter.tell("settings", period_ms=50, together=0)
+        wait_for(lambda: all_are(False), message="turns")
+        arbiter.tell("settings", period_ms=50, together=1)
+        wait_for(lambda: all_are(True), message="all at once again")
 
 
 @pytest.mark.parametrize(("level", "period"), [(0, 10), (25, 30), (50, 50), (75, 125), (100, 200)])

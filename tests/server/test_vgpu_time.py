@@ -136,6 +136,18 @@ def test_an_arbiter_that_is_started_anew_begins_at_nothing(times: VgpuTimes, clo
 def test_the_arbiters_answer_is_read() -> None:
     answer = {"tenants": "1", "tenant.0.id": "g", "tenant.0.held_us": "1500000"}
     assert tenants_of(Message("figures", answer)) == {"g": TenantTime(1.5, 0, 0)}
+    answer["tenant.0.together_us"] = "500000"
+    assert tenants_of(Message("figures", answer))["g"].together == 0.5
+
+
+def test_time_at_once_with_others_is_counted_on(times: VgpuTimes, clock: Clock) -> None:
+    times.begin("s", "g", GPU, {0: 1.0}, age=10)
+    times.hear_arbiter({"g": TenantTime(5, 0, 1, together=2)})
+    vgpu = only(times)
+    assert vgpu.together - vgpu.together_before == 0, "an earlier server's"
+    times.hear_arbiter({"g": TenantTime(6, 0, 1, together=3)})
+    times.hear_arbiter({"g": TenantTime(7, 0, 0, together=0.5)})  # of another arbiter
+    assert vgpu.together - vgpu.together_before == 1.5
 
 
 def test_the_controller_is_told_what_changed_and_all_after_a_welcome(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from control_plane import ControlPlane, wait_for
+from scrapes import scrape
 from standing_processes import standing_processes
 
 from .at_work import Start, goes_on, stopped, worked, worker_of, working
@@ -19,11 +20,12 @@ from .conftest import arbiter_pid
 from .prompted import Prompted
 from .traces import LIMIT
 
-pytestmark = pytest.mark.control_plane(reused=True)
+pytestmark = pytest.mark.control_plane(reused=True, metrics={})
 
 ENOUGH, WHILES = 400, 12  # kernels, of both together, in a while; and how many of those there are
 ENDLESS = 1 << 40
 LONG = 20_000_000  # rounds of a kernel that is longer than several turns
+LITTLE_NS = 20_000
 SHORT_NS = 100_000  # of a kernel, of which 64 sessions have one each in little time
 NEAR = 12  # of percent: how fast the host is at a time is no matter of shares. Half would be 30 off
 
@@ -141,6 +143,58 @@ def test_sixty_four_sessions_on_one_gpu_each_get_on(start: Start) -> None:
     for _ in range(2):
         for program in programs:
             goes_on(program)
+
+
+def dripping(start: Start) -> Prompted:
+    """A program that has little done at a time, and pauses."""
+    program = start(SLUICE_RATIO="25")
+    assert program.ask(f"drip {LITTLE_NS}") == "drip: ok"
+    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
+    return program
+
+
+def run_at_once(plane: ControlPlane) -> float:
+    """For how many seconds the vGPUs that are there did, all together."""
+    return scrape(plane.metrics_url).total("sluice_vgpu_together_seconds_total")
+
+
+def go_on_at_once(plane: ControlPlane) -> None:
+    """Waits until all have done so for longer."""
+    before = run_at_once(plane)
+    wait_for(lambda: run_at_once(plane) > before, LIMIT, "time at once")
+
+
+def test_those_that_do_not_fill_the_gpu_run_at_once(plane: ControlPlane, start: Start) -> None:
+    small = [dripping(start), dripping(start)]
+    go_on_at_once(plane)
+    large = working(start, 50)
+
+    def in_turns() -> bool:
+        before, done = run_at_once(plane), worked(large)
+        wait_for(lambda: worked(large) > done + ENOUGH, LIMIT, "its share")
+        return run_at_once(plane) == before
+
+    wait_for(in_turns, LIMIT, "turns beside one that fills it")
+    for program in small:
+        goes_on(program)
+    large.quit()
+    go_on_at_once(plane)
+    with stopped(arbiter_pid(plane)):
+        for program in small:
+            goes_on(program, 20)
+    os.kill(arbiter_pid(plane), signal.SIGKILL)
+    for program in small:
+        goes_on(program, 20)
+    go_on_at_once(plane)  # by the next one
+
+
+@pytest.mark.control_plane(throttle={"run_together": False}, metrics={})
+def test_an_operator_may_have_turns_all_the_time(plane: ControlPlane, start: Start) -> None:
+    small = [dripping(start), dripping(start)]
+    for _ in range(3):
+        for program in small:
+            goes_on(program, ENOUGH // 2)
+    assert run_at_once(plane) == 0
 
 
 def vgpu_of(plane: ControlPlane, program: Prompted) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class ClockedGpu {
       return CUDA_SUCCESS;
     };
     driver.cuEventQuery = [](CUevent e) {
-      return gpu_->at_.at(e) <= gpu_->now ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+      return gpu_->at_.at(e) + gpu_->notice <= gpu_->now ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
     };
     driver.cuEventSynchronize = [](CUevent e) {
       gpu_->now = std::max(gpu_->now, gpu_->at_.at(e));
@@ -112,7 +112,7 @@ class ClockedGpu {
   Driver driver;
   std::unique_ptr<TurnKeeper> turns;
   Gate gate{driver, nullptr, turns.get()};
-  double now = 0;
+  double now = 0, notice = 0;  // and how long it takes until an event is seen
   int records = 0;
 
  private:
@@ -225,6 +225,83 @@ TEST(GateMeasures, NothingFalls) {
     last = busy;
     if (i % 7 == 0) gpu.pause(1);
   }
+}
+
+// How much of a turn the GPU had nothing to do: of launches that take so long, each so long after
+// the end of the one before.
+double dry_part(double kernel_ms, double gap_ms, int launches, double notice_ms = 0) {
+  ClockedGpu gpu(arbiter::kUntilWanted);
+  gpu.notice = notice_ms;
+  for (int i = 0; i < launches; ++i) {
+    gpu.launch(1, kernel_ms);
+    gpu.now += kernel_ms + gap_ms;
+  }
+  gpu.pause(1);
+  EXPECT_GT(gpu.gate.watched_ns(), 0u);
+  EXPECT_EQ(gpu.gate.launches(), static_cast<uint64_t>(launches));
+  return static_cast<double>(gpu.gate.dry_ns()) / static_cast<double>(gpu.gate.watched_ns());
+}
+
+TEST(GateWatches, WhoLaunchesLate) {
+  EXPECT_NEAR(dry_part(0.010, 0.010, 5000), 0.5, 0.1);
+  EXPECT_NEAR(dry_part(0.005, 0.020, 5000), 0.8, 0.1);
+  EXPECT_NEAR(dry_part(0.1, 0.05, 1000), 1 / 3.0, 0.1);
+}
+
+// The next launch is there before it is seen that the GPU has done the one before.
+TEST(GateWatches, WhoLaunchesLateAndDoesNotWait) {
+  EXPECT_NEAR(dry_part(0.004, 0.006, 5000, 0.02), 0.5, 0.1);
+  EXPECT_NEAR(dry_part(0.009, 0.001, 5000, 0.02), 0, 0.1);
+  EXPECT_NEAR(dry_part(0.02, 0.02, 5000, 0.05), 0.5, 0.1);
+}
+
+TEST(GateWatches, NotWhoWaitsForWhatIsLong) {
+  EXPECT_LT(dry_part(5, 0.05, 200), 0.02);
+  EXPECT_LT(dry_part(1, 0.03, 500), 0.05);
+}
+
+TEST(GateWatches, NotWhoKeepsTheGpuBusy) {
+  for (const double kernel_ms : {0.005, 0.1, 1.0, 5.0}) {
+    ClockedGpu gpu(arbiter::kUntilWanted);
+    double free_at = 0;
+    // As far ahead of the GPU as the gate lets it be at least, once it knows how long they take.
+    for (int i = 0; i < 200; ++i) {
+      gpu.now = std::max(gpu.now, free_at - (i < 20 ? 0 : 0.2));
+      gpu.launch(1, kernel_ms);
+      free_at = std::max(gpu.now, free_at) + kernel_ms;
+    }
+    const uint64_t first = 20 * static_cast<uint64_t>(kernel_ms * 1e6);
+    gpu.now = free_at;
+    gpu.pause(1);
+    EXPECT_GT(gpu.gate.watched_ns(), 2 * first);
+    EXPECT_LE(gpu.gate.dry_ns(), first) << kernel_ms;
+  }
+}
+
+// A client that has nothing to do now and then, and otherwise keeps the GPU busy.
+TEST(GateWatches, APauseCountsOnce) {
+  ClockedGpu gpu(arbiter::kUntilWanted);
+  for (int i = 0; i < 100; ++i) {  // it learns how long they take
+    gpu.launch(1, 0.01);
+    gpu.now += 0.01;
+  }
+  for (int request = 0; request < 100; ++request) {
+    for (int i = 0; i < 40; ++i) gpu.launch(1, 0.01);
+    gpu.now += 0.4;
+    gpu.pause(0.08);
+  }
+  EXPECT_NEAR(static_cast<double>(gpu.gate.dry_ns()), 100 * 80'000, 10 * 80'000);
+}
+
+TEST(GateWatches, NobodyButInTurns) {
+  ClockedGpu gpu(arbiter::kAlone);
+  for (int i = 0; i < 100; ++i) {
+    gpu.launch(1, 0.01);
+    gpu.now += 0.03;
+  }
+  gpu.pause(1);
+  EXPECT_EQ(gpu.gate.watched_ns(), 0u);
+  EXPECT_EQ(gpu.gate.launches(), 100u);
 }
 
 }  // namespace

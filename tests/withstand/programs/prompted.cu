@@ -148,8 +148,17 @@ struct Work {
       cudaEventRecord(end);
     }
   }
-  void begin(uint64_t nanoseconds) {
-    thread = std::thread([this, nanoseconds] { run(nanoseconds); });
+  // One at a time with pauses, so that the GPU has little to do.
+  void drip(uint64_t nanoseconds) {
+    for (; !over && error == cudaSuccess; ++done) {
+      last<<<1, 1>>>(nanoseconds);
+      error = cudaDeviceSynchronize();
+      usleep(1000);
+    }
+  }
+  template <class Do>
+  void begin(Do how) {
+    thread = std::thread(how);
   }
   ~Work() {
     over = true;
@@ -210,8 +219,11 @@ int main() {
     } else if (is("count")) {
       count(word);
     } else if (is("work")) {
-      work.begin(number);
+      work.begin([&work, number] { work.run(number); });
       std::printf("work: ok\n");
+    } else if (is("drip")) {
+      work.begin([&work, number] { work.drip(number); });
+      std::printf("drip: ok\n");
     } else if (is("worked")) {
       if (!failed(word, work.error)) std::printf("worked: %llu\n", work.done.load() + 0ull);
     } else if (is("illegal")) {
