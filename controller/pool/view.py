@@ -96,6 +96,10 @@ class PoolView:
         """The live grants that have a vGPU on a node."""
         return self._ledger.grants.live_on(node)
 
+    def grants_live_on_gpu(self, key: GpuKey) -> list[Grant]:
+        """The live grants that have a vGPU on a GPU."""
+        return self._ledger.grants.live_on_gpu(key)
+
     def ended_grants(self) -> list[Grant]:
         """The ended grants that are remembered."""
         return self._ledger.grants.ended()
@@ -117,6 +121,10 @@ class PoolView:
     def reservations_of(self, kind: OwnerKind, name: str) -> list[Reservation]:
         """An owner's reservations that have not ended, oldest first."""
         return self._ledger.reservations.owned(kind, name)
+
+    def reservations_on(self, key: GpuKey) -> list[str]:
+        """The ids of the reservations that hold something of a GPU."""
+        return self._ledger.reservations.on(key)
 
     def grants_of_reservation(self, reservation: Reservation) -> list[Grant]:
         """The live grants that draw on a reservation."""
