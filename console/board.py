@@ -44,8 +44,11 @@ class Board:
             raise Hidden from None
 
     def topics(self, name: Name) -> tuple[str, ...]:
-        """What makes a part stale."""
-        return self.kind(name).about(dict(name.arguments))
+        """What makes a part stale; raises Hidden."""
+        try:
+            return self.kind(name).about(dict(name.arguments))
+        except KeyError:  # an argument is missing
+            raise Hidden from None
 
     async def render(self, name: Name, rights: Rights) -> Rendered:
         """A part as these rights see it; raises Hidden, StoreError, Problem (a wrong marker)."""

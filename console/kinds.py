@@ -165,7 +165,7 @@ def kinds(grant_service: GrantService) -> dict[str, Kind]:
         return ("pool",)
 
     def about(topic: str, argument: str) -> Any:
-        return lambda of: (f"{topic}:{of.get(argument, '')}",)
+        return lambda of: (f"{topic}:{of[argument]}",)
 
     return {
         "summary": Kind("parts/summary.html", summary, of_pool, every=1.0),

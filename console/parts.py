@@ -3,8 +3,8 @@
 
 Used by console.board, for a page's first look, and by live.Live from then on. A part is named by
 its kind and its arguments, `gpu?id=node-a:GPU-1`, which come back from browsers: so whoever asks
-for one is judged each time. What is rendered depends on the name, the rights and the pool, and on nothing of
-the user, so that it can be sent to all who look at the same.
+for one is judged each time. What is rendered depends on the name, the rights and the pool, and on
+nothing of the user, so that it can be sent to all who look at the same.
 """
 
 from __future__ import annotations

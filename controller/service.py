@@ -288,7 +288,7 @@ class Controller:
             keystone=self._keystone,
             browsers=browsers,
         )
-        if browsers:
+        if browsers is not None:
             add_console(app, grant_service, browsers)
         return LeaderState(
             grant_service, service, app, access, lambda: term is None or term.is_current

@@ -115,7 +115,7 @@ class AccessMiddleware:
         asker: Caller | None = scope.get(FROM_CONSOLE)
         if asker is not None:
             return asker
-        if self._browsers and self._is_browsers(scope):
+        if self._browsers is not None and self._is_browsers(scope):
             secret = self._browsers.secret_in(headers, tls=scope.get("scheme") == "https")
             return self._browsers.caller(secret, address)
         given = headers.get("authorization")
