@@ -189,17 +189,17 @@ def _end_grant(pool: Pool, grant_id: str) -> Plan:
     grant = _grant_of(pool, grant_id)
     alive = [s for s in pool.sessions_of(grant.id) if s.state is not SessionState.ENDED]
     programs = sorted({s.program for s in alive if s.program})
-    which = f": {', '.join(programs[:5])}" if programs else ""
+    which = f" ({', '.join(programs[:5])})" if programs else ""
     return Plan(
         title=f"End grant {grant.id}",
         button="End the grant",
         will=[
             (
-                f"{several(len(alive), 'session')} of project {grant.project or DEFAULT_PROJECT} "
-                f"end at once{which}. Their programs get a CUDA error and lose what they had on "
-                "the GPU."
+                f"Ended at once: {several(len(alive), 'session')} of project "
+                f"{grant.project or DEFAULT_PROJECT}{which}. Programs get a CUDA error and lose "
+                "what they had on the GPU."
             ),
-            f"{several(len(grant.vgpus), 'vGPU')} go back to the pool within seconds.",
+            f"Back in the pool within seconds: {several(len(grant.vgpus), 'vGPU')}.",
             "This cannot be undone.",
         ],
         back=link("grant", id=grant.id),
@@ -217,7 +217,7 @@ def _resize_grant(pool: Pool, grant_id: str) -> Plan:
         button="Resize the grant",
         will=[
             (
-                f"Its {several(len(grant.vgpus), 'vGPU')} have {sizes} now. Each gets the limits "
+                f"Now: {several(len(grant.vgpus), 'vGPU')} with {sizes}. Each gets the limits "
                 "below while its programs run."
             ),
             "It is refused where they do not fit, or where programs hold more memory already.",

@@ -78,7 +78,7 @@ def _resize(pool: Pool, name: str) -> Plan:
         will=[
             (f"It is {several(found.count, 'vGPU')} of {mib(found.memory_mib)} and "
             f"{found.compute_percent} % for {found.owner_kind.value} {found.owner} now; "
-            f"{_drawing(pool, found)} draw on it and go on."),
+            f"what draws on it goes on ({_drawing(pool, found)})."),
             "It is refused where the pool has no room for it, or more is in use.",
         ],
         fields=[
@@ -105,7 +105,7 @@ def _end(pool: Pool, name: str) -> Plan:
         button="End the reservation",
         will=[
             f"What is kept for {found.owner_kind.value} {found.owner} goes back to the pool.",
-            f"{_drawing(pool, found)} draw on it; what draws on it goes on.",
+            f"What draws on it goes on: {_drawing(pool, found)}.",
         ],
         back=link("reservation", id=found.id),
         generation=found.generation,

@@ -53,7 +53,7 @@ async def test_a_tenant_ends_its_grant_and_nobody_elses(place: Place) -> None:
     own, other = await place.granted("vision"), await place.granted("speech")
     browser = await place.signed_in("tenant")
     page = await browser.get("/do", action="grant.end", target=own.grant.id)
-    assert "1 session of project vision end at once: train.py." in page.text
+    assert "Ended at once: 1 session of project vision (train.py)." in page.text
     assert (await browser.act("grant.end", own.grant.id)).status_code == 303
     assert own.grant.end
     for target in (other.grant.id, "no-such-grant"):

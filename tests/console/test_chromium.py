@@ -248,7 +248,7 @@ def test_a_tenant_sees_its_own_only(busy: Pool, meet: Meet) -> None:
 def test_signing_out_everywhere_is_seen_by_the_other_browser(busy: Pool, meet: Meet) -> None:
     here, there = meet("viewer"), meet("viewer")
     there.until_live()
-    here.page.get_by_role("button", name="Everywhere").click()
+    here.page.get_by_role("button", name="Sign out everywhere").click()
     here.page.wait_for_url("**/console/sign-in")
     expect(there.page.locator("#liveness")).to_contain_text("signed out")
     there.open("/nodes")
