@@ -31,6 +31,7 @@ from sluice.controller.pool.pool import Pool
 ROWS = 50
 CARDS = 24
 QUEUE_ROWS = 20
+FEW = 2000
 
 
 def gpus(
@@ -79,10 +80,13 @@ def grants(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
 
     if node is not None and not rights.sees_pool:
         raise Hidden
-    if node is not None and state != "all":
-        shown, marker = page(
-            filter(is_wanted, pool.grants_live_on(node)), age, ROWS, of.get("marker")
-        )
+    few = None
+    if (own := project or rights.project) is not None:
+        few = _few_of(pool, own, ended=state == "all")
+    elif node is not None and state != "all":
+        few = pool.grants_live_on(node)
+    if few is not None:
+        shown, marker = page(filter(is_wanted, few), age, ROWS, of.get("marker"))
     else:
         shown, marker = page_in_order(
             lambda last: filter(is_wanted, pool.grants_in_order.after(last)),
@@ -104,6 +108,14 @@ def grants(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
     return {"rows": rows, "next": marker, "of": of, "state": state}
 
 
+def _few_of(pool: Pool, project: str, *, ended: bool) -> list[Grant] | None:
+    """A project's grants; None where there are so many that a walk through all finds them soon."""
+    found = pool.grants_live_of(project)
+    if len(found) > FEW:
+        return None
+    return found + (pool.ended_grants() if ended else [])
+
+
 def _alive(pool: Pool, grant: Grant) -> int:
     return sum(s.state is not SessionState.ENDED for s in pool.sessions_of(grant.id))
 
@@ -119,10 +131,19 @@ def sessions(pool: Pool, rights: Rights, of: Arguments) -> dict[str, Any]:
             and project in (None, _project_of(pool, session))
         )
 
+    def age(session: Session) -> tuple[float, str]:
+        return session.started, session.id
+
     def after(last: tuple[Any, ...] | None) -> Iterator[Session]:
         return filter(is_wanted, pool.sessions_in_order.after(last))
 
-    shown, marker = page_in_order(after, lambda s: (s.started, s.id), ROWS, of.get("marker"))
+    own = project or rights.project
+    few = _few_of(pool, own, ended=state == "all") if own is not None else None
+    if few is not None:
+        theirs = (s for grant in few for s in pool.sessions_of(grant.id))
+        shown, marker = page(filter(is_wanted, theirs), age, ROWS, of.get("marker"))
+    else:
+        shown, marker = page_in_order(after, age, ROWS, of.get("marker"))
     rows = [{"session": s, "project": _project_of(pool, s)} for s in shown]
     return {"rows": rows, "next": marker, "of": of, "state": state}
 

@@ -8,7 +8,8 @@ does not read gets the newest version of each part when it does, and nothing in 
 
 It promises that it costs nothing while nobody looks, that a change is rendered within TICK_SECONDS
 unless its part was rendered less than a second before, and that rendering takes at most a tenth of
-the controller's time: where there is more to be done, screens are later.
+the controller's time, a short while at once. Where there is more to be done, what the pool changed
+comes first and what only grows old last, and screens are later.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ log = logging.getLogger("sluice.controller")
 
 TICK_SECONDS = 0.2
 SHARE_OF_TIME = 0.1
+ROUND_SECONDS = TICK_SECONDS * SHARE_OF_TIME
 GONE = '<p class="gone">This is no longer here, or no longer for you. Reload the page.</p>'
 
 Key = tuple[Name, Rights]
@@ -83,6 +85,12 @@ class _Watched:
         """Whether it is to be rendered."""
         age = now - self.rendered_at
         return (self.stale and age >= self.apart) or (0 < self.every <= age)
+
+    @property
+    def turn(self) -> tuple[int, float]:
+        """Before which others its turn is: the pool changed it, it is new, or it is only old."""
+        changed = self.stale and self.last is not None
+        return 0 if changed else 1 if self.last is None else 2, self.rendered_at
 
 
 class Live:
@@ -152,11 +160,15 @@ class Live:
             await asyncio.sleep(max(TICK_SECONDS, spent / SHARE_OF_TIME - spent))
 
     async def render_due(self) -> float:
-        """Renders what is due, each between other work; returns the seconds that it took."""
-        spent = 0.0
-        for watched in list(self._watched.values()):
-            if not watched.subscriptions or not watched.is_due(began := self._now()):
-                continue
+        """Renders what is due, for a short while; returns the seconds that it took."""
+        spent, now = 0.0, self._now()
+        due = [watched for watched in self._watched.values() if watched.is_due(now)]
+        for watched in sorted(due, key=lambda each: each.turn):
+            if spent >= ROUND_SECONDS:
+                break
+            began = self._now()
+            if not watched.subscriptions or not watched.is_due(began):
+                continue  # its last one left meanwhile
             # what changes while it is rendered makes it stale again
             watched.stale, watched.rendered_at = False, began
             rendered = await self._render(watched)

@@ -14,6 +14,7 @@ from sluice.controller.pool.gpus.fragmentation import Fragmentation
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.vgpu_times import VgpuTime
 from sluice.controller.pool.model import (
+    DEFAULT_PROJECT,
     Gpu,
     GpuKey,
     GpuMode,
@@ -99,6 +100,11 @@ class PoolView:
     def grants_live_on_gpu(self, key: GpuKey) -> list[Grant]:
         """The live grants that have a vGPU on a GPU."""
         return self._ledger.grants.live_on_gpu(key)
+
+    def grants_live_of(self, project: str) -> list[Grant]:
+        """A project's live grants; those of nobody in particular are the default project's."""
+        own = self._ledger.grants.live_of(project)
+        return own + self._ledger.grants.live_of("") if project == DEFAULT_PROJECT else own
 
     def ended_grants(self) -> list[Grant]:
         """The ended grants that are remembered."""

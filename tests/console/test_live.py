@@ -36,6 +36,7 @@ def live(place: Place) -> tuple[Live, Board, FakeTime]:
     place.node()
     board, clock = Board(place.grants, Rendering()), FakeTime()
     made = Live(board, clock)
+    made._render_for_ever = asyncio.Event().wait  # type: ignore[assignment,method-assign]
     place.grants.watchers.append(made.changed)
     return made, board, clock
 
@@ -241,3 +242,29 @@ async def test_hostile_text_cannot_end_an_event(place: Place) -> None:
     assert "event: end" not in lines
     assert all(re.match(r"(event: p[0-9a-f]{16}|data: |retry: |:|$)", line) for line in lines)
     await stream.close()
+
+
+async def test_what_changed_comes_before_what_grew_old(
+    place: Place, live: tuple[Live, Board, FakeTime]
+) -> None:
+    watching, board, clock = live
+    old = [Name.of("queue"), Name.of("summary"), Name.of("gpu-card", id="node-a:node-a-gpu0")]
+    subscription = watching.subscribe(OPERATOR, dict.fromkeys([*old, NODE], ""))
+    await watching.render_due()
+    subscription.take()
+    clock.seconds += 60
+    await drain(place, drained=True)
+    order: list[str] = []
+    render = board.render
+
+    async def slowly(name: Name, rights: Rights) -> Any:
+        order.append(name.kind)
+        clock.seconds += 0.5
+        return await render(name, rights)
+
+    board.render = slowly  # type: ignore[method-assign]
+    assert await watching.render_due() == 0.5, "one at a time, where one takes so long"
+    for _ in range(3):
+        await watching.render_due()
+    assert order.index("node") < order.index("gpu-card")
+    assert len(set(order)) == 4

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.console import lists
 from sluice.console.drawing import WIDTH, Stretch, bar, hue_of
 from sluice.console.static_files import FILES
 from sluice.controller.pool.decisions import GrantRequest
@@ -199,6 +200,33 @@ async def test_lists_are_paged_and_nothing_is_twice_or_left_out(place: Place) ->
         following = re.search(r'href="/console(/\?marker=[^"]+)">Next', page)
         path = html.unescape(following[1]) if following else ""
     assert cards == [f"{node}-gpu0" for node in sorted(place.pool.nodes)]
+
+
+@pytest.mark.parametrize("few", [2000, 0], ids=["by project", "by a walk"])
+async def test_a_projects_lists_are_whole_however_they_are_found(
+    place: Place, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lists, "FEW", few)
+    place.node()
+    mine = [await place.granted(project) for project in ("vision", "vision", "default", "")]
+    await place.granted("speech")
+    browser = await place.signed_in("operator")
+    await browser.act("grant.end", mine[0].grant.id)
+
+    async def shown(path: str, **query: str) -> set[str]:
+        return set(re.findall(r'id="r-(\w+)"', (await browser.get(path, **query)).text))
+
+    ids = [each.grant.id for each in mine]
+    sessions = [each.session.id for each in mine]
+    assert await shown("/grants", project="vision") == {ids[1]}
+    assert await shown("/grants", project="vision", state="all") == {*ids[:2]}
+    assert await shown("/sessions", project="vision") == {sessions[1]}
+    assert await shown("/sessions", project="vision", state="all") == {*sessions[:2]}
+    assert await shown("/grants", project="default") == {*ids[2:]}
+    assert await shown("/sessions", project="default") == {*sessions[2:]}
+    browser = await place.signed_in("tenant")
+    assert await shown("/grants", state="all") == {*ids[:2]}
+    assert await shown("/sessions") == {sessions[1]}
 
 
 async def test_what_waits_says_why(place: Place) -> None:
