@@ -34,6 +34,7 @@ class FakeTime:
 @pytest.fixture
 def live(place: Place) -> tuple[Live, Board, FakeTime]:
     place.node()
+    place.pool.take_changes()
     board, clock = Board(place.grants, Rendering()), FakeTime()
     made = Live(board, clock)
     made._render_for_ever = asyncio.Event().wait  # type: ignore[assignment,method-assign]
