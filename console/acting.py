@@ -21,6 +21,7 @@ from sluice.console.frame import Frame
 from sluice.console.inner_rest import InnerRest, RestCall
 from sluice.console.parts import Hidden
 from sluice.console.plans import Action, Plan, number
+from sluice.console.rendering import link
 from sluice.console.visit import Refused
 from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.pool.pool import Pool
@@ -86,7 +87,10 @@ def acting_routes(
                 raise Refused(answer.status, answer.why)
             plan = chosen.plan(pool, target)
             return confirm(request, name, target, plan, answer.why, answer.status, fields)
-        back = chosen.plan(pool, target).back
+        try:
+            back = chosen.plan(pool, target).back
+        except Hidden:  # what it was about is not remembered any more
+            back = link("")
         return RedirectResponse(f"{back}{'&' if '?' in back else '?'}done={name}", 303)
 
     return routes

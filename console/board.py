@@ -43,6 +43,10 @@ class Board:
         except KeyError:
             raise Hidden from None
 
+    def is_large(self, name: Name) -> bool:
+        """Whether a part may be tens of kilobytes; raises Hidden."""
+        return self.kind(name).large
+
     def topics(self, name: Name) -> tuple[str, ...]:
         """What makes a part stale; raises Hidden."""
         try:

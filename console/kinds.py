@@ -169,19 +169,25 @@ def kinds(grant_service: GrantService) -> dict[str, Kind]:
 
     return {
         "summary": Kind("parts/summary.html", summary, of_pool, every=1.0),
-        "queue": Kind("parts/queue.html", queue, lambda _: ("queue",), every=1.0),
+        "queue": Kind("parts/queue.html", queue, lambda _: ("queue",), every=1.0, large=True),
         "gpu-card": Kind("parts/gpu_card.html", _gpu_card, about("gpu", "id"), every=3.0),
-        "gpu": Kind("parts/gpu.html", _gpu, about("gpu", "id"), every=2.0),
+        "gpu": Kind("parts/gpu.html", _gpu, about("gpu", "id"), every=2.0, large=True),
         "node": Kind("parts/node.html", _node, about("node", "name")),
-        "nodes": Kind("parts/nodes.html", nodes, lambda _: ("nodes",), apart=3.0),
-        "grant": Kind("parts/grant.html", _grant, about("grant", "id"), every=2.0),
-        "grants": Kind("parts/grants.html", grants, lambda _: ("grants",), apart=2.0),
+        "nodes": Kind("parts/nodes.html", nodes, lambda _: ("nodes",), apart=3.0, large=True),
+        "grant": Kind("parts/grant.html", _grant, about("grant", "id"), every=2.0, large=True),
+        "grants": Kind("parts/grants.html", grants, lambda _: ("grants",), apart=2.0, large=True),
         "session": Kind("parts/session.html", _session, about("session", "id"), every=5.0),
-        "sessions": Kind("parts/sessions.html", sessions, lambda _: ("sessions",), apart=2.0),
+        "sessions": Kind(
+            "parts/sessions.html", sessions, lambda _: ("sessions",), apart=2.0, large=True
+        ),
         "project": Kind("parts/project.html", _project, about("project", "name")),
         "reservation": Kind("parts/reservation.html", _reservation, about("reservation", "id")),
         "reservations": Kind(
-            "parts/reservations.html", reservations, lambda _: ("reservations",), apart=2.0
+            "parts/reservations.html",
+            reservations,
+            lambda _: ("reservations",),
+            apart=2.0,
+            large=True,
         ),
         "events": Kind("parts/events.html", events, about("events", "subject")),
     }

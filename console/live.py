@@ -33,6 +33,8 @@ log = logging.getLogger("sluice.controller")
 TICK_SECONDS = 0.2
 SHARE_OF_TIME = 0.1
 ROUND_SECONDS = TICK_SECONDS * SHARE_OF_TIME
+#: Parts of one screen that may be tens of kilobytes: each is kept once for all who look at it.
+MOST_LARGE = 6
 GONE = '<p class="gone">This is no longer here, or no longer for you. Reload the page.</p>'
 
 Key = tuple[Name, Rights]
@@ -117,6 +119,8 @@ class Live:
 
     def subscribe(self, rights: Rights, versions: Mapping[Name, str]) -> Subscription:
         """Follows parts, of which the browser has these versions; raises Hidden: no such kind."""
+        if sum(map(self._board.is_large, versions)) > MOST_LARGE:
+            raise Hidden
         kinds = {name: self._board.kind(name) for name in versions}
         topics = {name: self._board.topics(name) for name in versions}
         subscription = Subscription()

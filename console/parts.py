@@ -66,8 +66,9 @@ class Kind:
     """Parts of one kind.
 
     `values` makes what the template shows, and raises Hidden; `about` names the topics
-    (topics_of) that make it stale; `every` is after how many seconds it is stale anyway (0: never)
-    and `apart` how many seconds are between two renderings at least.
+    (topics_of) that make it stale; `every` is after how many seconds it is stale anyway (0: never),
+    `apart` how many seconds are between two renderings at least. What may be tens of kilobytes is
+    `large`: a screen has few of those.
     """
 
     template: str
@@ -75,6 +76,7 @@ class Kind:
     about: Callable[[Arguments], tuple[str, ...]]
     every: float = 0.0
     apart: float = 1.0
+    large: bool = False
 
 
 def digest_of(html: str) -> str:

@@ -27,7 +27,7 @@ from sluice.controller.grant_service import GrantService
 
 MOST_PARTS = 64  # of one screen
 MOST_STREAMS = 400
-MOST_OF_TOKEN = 100
+MOST_OF_TOKEN = 50
 KEPT_FOR_OPERATORS = 40
 APART_SECONDS = 1.0
 KEEP_ALIVE_SECONDS = 15.0

@@ -80,7 +80,10 @@ def csrf(request: Request) -> str:
 
 def way_back(text: str) -> str:
     """Where to go after signing in: a page of the console, whatever somebody wrote there."""
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return PREFIX + "/"
     inside = parts.path == PREFIX or parts.path.startswith(PREFIX + "/")
     plain = text.isprintable() and "\\" not in text and not parts.scheme and not parts.netloc
     if not (inside and plain) or parts.path.startswith(SIGN_IN):
@@ -92,7 +95,8 @@ def way_back(text: str) -> str:
 async def checked_form(request: Request, secret: str) -> Mapping[str, str]:
     """A form's fields; raises Refused where it is not one that we made for this browser."""
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-    foreign = (origin is not None and urlsplit(origin).netloc != request.headers.get("host")) or (
+    host = request.headers.get("host", "")
+    foreign = (origin is not None and origin.partition("://")[2] != host) or (
         site is not None and site != "same-origin"
     )
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()

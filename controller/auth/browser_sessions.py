@@ -15,9 +15,9 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping
-from http.cookies import CookieError, SimpleCookie
 
 from pydantic import BaseModel, ConfigDict
+from starlette.requests import cookie_parser
 
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.tokens import Role, hash_of
@@ -73,13 +73,9 @@ class BrowserSessions:
     @staticmethod
     def secret_in(headers: Mapping[str, str], *, tls: bool) -> str:
         """The secret that a request's cookie has; empty: it has none."""
-        jar: SimpleCookie = SimpleCookie()
-        try:
-            jar.load(headers.get("cookie", ""))
-        except CookieError:
-            return ""
-        morsel = jar.get(TLS_COOKIE if tls else COOKIE)
-        return morsel.value if morsel else ""
+        # as browsers write them: what others set for this host may be anything
+        cookies = cookie_parser(headers.get("cookie", ""))
+        return cookies.get(TLS_COOKIE if tls else COOKIE, "")
 
     def caller(self, secret: str, address: str) -> Caller | None:
         """Whose the session is that has this secret; None: there is none, or no longer."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sluice.console.board import Board
-from sluice.console.live import GONE, Live
+from sluice.console.live import GONE, MOST_LARGE, Live
 from sluice.console.parts import Hidden, Name
 from sluice.console.rendering import Rendering
 from sluice.console.rights import Rights
@@ -227,6 +227,8 @@ async def test_a_stream_has_so_many_parts(place: Place) -> None:
     assert (await browser.client.get(f"/console/live?{query}")).status_code == 422
     assert (await browser.client.get("/console/live?part=nothing&is=x")).status_code == 404
     assert (await browser.client.get("/console/live?part=gpu&is=x")).status_code == 404
+    query = "&".join(f"part=grants%3Fmarker%3D{n}&is=x" for n in range(MOST_LARGE + 1))
+    assert (await browser.client.get(f"/console/live?{query}")).status_code == 404
     assert len(place.live) == 0
 
 

@@ -152,6 +152,8 @@ async def test_a_form_of_the_session_does_what_it_says(place: Place) -> None:
         {"form_csrf": "é"},
         {"origin": "http://evil.example"},
         {"origin": "null"},
+        {"origin": "http://[pool.example"},
+        {"origin": ""},
         {"sec_fetch_site": "cross-site"},
         {"sec_fetch_site": "same-site"},
         {"sec_fetch_site": "none"},
@@ -196,7 +198,7 @@ async def test_nobody_is_signed_in_by_another_sites_form(place: Place) -> None:
     "text",
     ["//evil.example", "https://evil.example/console/", "/\\evil.example", "/v1/nodes", "",
      "/console/\r\nSet-Cookie: a=b", "/console/sign-in?next=/console/", "/consolex",
-     "javascript:alert(1)", "/console//evil.example/..\\"],
+     "javascript:alert(1)", "//[", "/console/\ud800[", "/console//evil.example/..\\"],
 )  # fmt: skip
 def test_the_way_back_leads_to_the_console_only(text: str) -> None:
     assert way_back(text) == "/console/"
@@ -207,7 +209,14 @@ def test_the_way_back_keeps_a_page() -> None:
 
 
 @pytest.mark.parametrize(
-    "cookie", ["", "sluice_console", "=;=;", "sluice_console=\x00", "a" * 9000]
+    "cookie",
+    ["", "sluice_console", "=;=;", '{"a": 1}; x[]=y; @=@', "sluice_console=\x00", "a" * 9000],
 )
 def test_any_cookie_can_be_read(cookie: str) -> None:
     assert BrowserSessions.secret_in({"cookie": cookie}, tls=False) in ("", "\x00")
+
+
+def test_what_others_set_for_the_host_is_in_nobodys_way() -> None:
+    cookie = 'x={"a": [1, 2]}; y[]=(z); sluice_console=mine; @,=;'
+    assert BrowserSessions.secret_in({"cookie": cookie}, tls=False) == "mine"
+    assert BrowserSessions.secret_in({"cookie": cookie}, tls=True) == ""
