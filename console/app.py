@@ -67,11 +67,12 @@ def _add_errors(console: FastAPI, frame: Frame) -> None:
     """What a page's trouble looks like."""
 
     def not_signed_in(request: Request, _: Exception) -> Response:
-        if request.url.path == f"{PREFIX}/live" or "hx-request" in request.headers:
+        if request.scope["path"] == f"{PREFIX}/live" or "hx-request" in request.headers:
             return frame.error(request, 401, "you are not signed in any more")
         if request.method != "GET":
             return RedirectResponse(SIGN_IN, 303)
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        query = request.scope["query_string"].decode("latin-1")
+        target = request.scope["path"] + (f"?{query}" if query else "")
         return RedirectResponse(f"{SIGN_IN}?next={quote(target, safe='')}", 303)
 
     def hidden(request: Request, _: Exception) -> Response:

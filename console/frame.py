@@ -108,7 +108,7 @@ class Frame:
                 "rights": Rights.of(caller) if caller else Rights(),
                 "csrf": visit.csrf(request) if caller else "",
                 "stream": "",
-                "here": request.url.path.removeprefix(PREFIX),
+                "here": request.scope["path"].removeprefix(PREFIX),
                 **values,
             },
         )

@@ -123,6 +123,6 @@ async def checked_form_of_user(request: Request, browsers: BrowserSessions) -> M
         return await checked_form(request, secret_of(request))
     except Refused as refused:
         if refused.status == 403:
-            what = f"a form of another page for {request.url.path}: {caller}"
+            what = f"a form of another page for {request.scope['path']}: {caller}"
             await browsers.access.audit.refused(DENIED, caller.id, what)
         raise

@@ -41,6 +41,7 @@ READS = {"GET", "HEAD", "OPTIONS"}
 BODY_MOST_BYTES = 1 << 20
 TOO_LARGE = f"a body has at most {BODY_MOST_BYTES} bytes"
 UNANSWERED = 499
+IDEMPOTENCY_KEY = b"idempotency-key"
 #: The caller of what the console asks: in the scope, where nothing that a peer sends gets to.
 FROM_CONSOLE = "sluice.console_caller"
 #: Requests under way, those that wait for a grant and event streams among them.
@@ -96,7 +97,9 @@ class AccessMiddleware:
         receive = _bounded(receive)
         with self.under_way.held(owner):
             if caller is None or self._is_browsers(scope):
-                # the console writes down what it does itself; the rest comes back here
+                # the console writes down what it does itself; the rest comes back here, and so do
+                # its keys of idempotency: one of a browser's would answer before its form is judged
+                scope["headers"] = [h for h in scope["headers"] if h[0] != IDEMPOTENCY_KEY]
                 await self._app(scope, receive, send)
             else:
                 await self._recorded(caller, scope, receive, send)

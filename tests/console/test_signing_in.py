@@ -166,6 +166,16 @@ async def test_a_form_of_anybody_else_does_nothing(place: Place, headers: dict[s
                for line in await place.audit())  # fmt: skip
 
 
+async def test_a_key_of_idempotency_answers_for_no_form(place: Place) -> None:
+    place.node()
+    browser = await place.signed_in("operator")
+    form = await browser.form("node.drain", "node-a")
+    key = {"idempotency-key": "k"}
+    assert (await browser.post("/do", form, **key)).status_code == 303
+    assert (await browser.post("/do", {**form, "csrf": ""}, **key)).status_code == 403
+    assert (await browser.post("/do", form, **key)).status_code == 412, "judged anew"
+
+
 async def test_a_form_of_another_session_does_nothing(place: Place) -> None:
     place.node()
     mine, yours = await place.signed_in("operator"), await place.signed_in("operator")
