@@ -16,13 +16,13 @@ from starlette.exceptions import HTTPException
 
 from sluice.console.acting import acting_routes
 from sluice.console.board import Board
-from sluice.console.door import door_routes
 from sluice.console.frame import Frame, SafeHeaders
 from sluice.console.inner_rest import InnerRest
 from sluice.console.live import Live
 from sluice.console.pages import page_routes
 from sluice.console.parts import Hidden
 from sluice.console.rendering import Rendering
+from sluice.console.sign_in import sign_in_routes
 from sluice.console.static_files import FILES
 from sluice.console.streams import stream_routes
 from sluice.console.visit import SIGN_IN, NotSignedIn, Refused
@@ -40,7 +40,7 @@ def add_console(app: FastAPI, grant_service: GrantService, browsers: BrowserSess
     grant_service.watchers.append(live.changed)
     console = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     pool = grant_service.pool
-    console.include_router(door_routes(browsers, frame))
+    console.include_router(sign_in_routes(browsers, frame))
     console.include_router(page_routes(pool, rest, frame))
     console.include_router(acting_routes(pool, rest, browsers, frame))
     console.include_router(stream_routes(grant_service, browsers, live))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who a browser is: sessions that a token opened, each known by a secret in a cookie.
 
-Used by the access middleware, which asks whose a request of the console is, and by console.door,
+Used by the access middleware, which asks whose a request of the console is, and by console.sign_in,
 which opens and ends them. A session is no right of its own: it names a token, and is worth what the
 token is worth at the moment of each request, so that revoking the token ends it. The store has the
 secrets' hashes only, and keeps sessions over a restart or another leader.

@@ -127,6 +127,7 @@ class Person:
         # by the debugging protocol, so that the page's policy stays as it is
         self.page.evaluate(AXE.read_text() + ";0")
         found = self.page.evaluate("axe.run()")
+        assert found["passes"], "axe looked at nothing"
         return [
             f"{each['id']}: {each['help']} {json.dumps(each['nodes'][0]['target'])}"
             for each in found["violations"]

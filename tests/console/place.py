@@ -48,18 +48,20 @@ class Place:
         self.secrets: dict[str, str] = {}
         self.ids: dict[str, str] = {}
 
-    async def open(self, **options: Any) -> None:
+    async def open(self, *, console: bool = True) -> None:
         snapshot = await self.store.load()
         self.tokens = TokenBook(self.store, snapshot.documents)
         numbers = itertools.count(1)
         self.pool = Pool(SystemClock(), lambda: f"{next(numbers):016x}")
         enrolments = EnrolmentBook(self.store, self.tokens)
         self.access = Access(AuthSection(), self.tokens, enrolments, loopback_only=True)
-        self.browsers = BrowserSessions(self.access, snapshot.documents, **options)
+        self.browsers = BrowserSessions(self.access, snapshot.documents)
         self.grants = GrantService(self.pool, self.store)
         service = PoolService(self.grants, 5)
-        self.app: Any = build_app(self.grants, service, 60, self.access, browsers=self.browsers)
-        self.live = add_console(self.app, self.grants, self.browsers)
+        browsers = self.browsers if console else None
+        self.app: Any = build_app(self.grants, service, 60, self.access, browsers=browsers)
+        if browsers is not None:
+            self.live = add_console(self.app, self.grants, browsers)
         if not self.tokens.tokens:
             for name, role, project in TOKENS:
                 token, secret = await self.tokens.create(

@@ -8,9 +8,11 @@ import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
+from sluice.config.controller import ControllerConfig
 from sluice.console import lists
 from sluice.console.drawing import WIDTH, Stretch, bar, hue_of
 from sluice.console.static_files import FILES
@@ -120,8 +122,6 @@ async def test_hostile_names_are_text(place: Place) -> None:
     await place.grants.step(lambda: place.pool.limits.set_quota(Quota(HOSTILE, 1)))
     browser = await place.signed_in("admin")
     name = html.escape(HOSTILE)
-    from urllib.parse import quote
-
     quoted = quote(HOSTILE, safe="")
     paths = [
         "/", "/nodes", "/projects", "/grants", "/sessions", "/queue", f"/node?name={quoted}",
@@ -299,3 +299,21 @@ def test_vendored_files_are_what_was_checked_in_with_their_licences() -> None:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == sums[path.name]
     for name in ("htmx", "htmx-ext-sse"):
         assert "Zero" in (folder / f"{name}-LICENSE.txt").read_text()
+
+
+# the setting
+
+
+async def test_one_setting_turns_it_off(tmp_path: Path) -> None:
+    made = Place(tmp_path)
+    await made.open(console=False)
+    browser = made.browser()
+    for path in ("", "/sign-in", "/nodes", "/static/x/console.js"):
+        assert (await browser.get(path)).status_code == 401
+    head = {"Authorization": f"Bearer {made.secrets['admin']}"}
+    for path in ("/", "/console/", "/console/sign-in"):
+        assert (await browser.client.get(path, headers=head)).status_code == 404
+    assert (await browser.client.get("/v1/nodes", headers=head)).status_code == 200
+    assert not made.grants.watchers
+    await made.store.close()
+    assert ControllerConfig().console.enabled, "it is on unless it is turned off"

@@ -35,7 +35,7 @@ SIGNED_IN, SIGNED_OUT = "audit.sign-in", "audit.sign-out"
 MOST_TOKEN_CHARACTERS = 500
 
 
-def door_routes(browsers: BrowserSessions, frame: Frame) -> APIRouter:
+def sign_in_routes(browsers: BrowserSessions, frame: Frame) -> APIRouter:
     """The handlers, bound to one pool's sessions."""
     routes = APIRouter()
     audit = browsers.access.audit
