@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from sluice.console.acting import acting_routes
 from sluice.console.board import Board
+from sluice.console.finding import finding_routes
 from sluice.console.frame import Frame, SafeHeaders
 from sluice.console.inner_rest import InnerRest
 from sluice.console.live import Live
@@ -42,6 +43,7 @@ def add_console(app: FastAPI, grant_service: GrantService, browsers: BrowserSess
     pool = grant_service.pool
     console.include_router(sign_in_routes(browsers, frame))
     console.include_router(page_routes(pool, rest, frame))
+    console.include_router(finding_routes(pool, frame))
     console.include_router(acting_routes(pool, rest, browsers, frame))
     console.include_router(stream_routes(grant_service, browsers, live))
     console.add_api_route("/static/{digest}/{name}", _static)

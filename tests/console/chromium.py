@@ -72,11 +72,14 @@ class Pool:
 class Person:
     """Who looks at the pool in a browser of its own."""
 
-    def __init__(self, browser: Browser, url: str, size: tuple[int, int], *, dark: bool) -> None:
+    def __init__(
+        self, browser: Browser, url: str, size: tuple[int, int], *, dark: bool, **more: Any
+    ) -> None:
         self.url = url
         self.context = browser.new_context(
             viewport={"width": size[0], "height": size[1]},
             color_scheme="dark" if dark else "light",
+            **more,
         )
         self.page: Page = self.context.new_page()
         self.page.set_default_timeout(15_000)

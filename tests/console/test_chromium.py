@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from control_plane import wait_for
+from control_plane import ControlPlane, wait_for
+from pool_certificates import PoolCa
 
 pytest.importorskip("playwright")
 from playwright.sync_api import Browser, expect, sync_playwright
@@ -126,6 +127,33 @@ def test_the_door_is_accessible(busy: Pool, chromium: Browser, dark: bool) -> No
     assert not person.unaccessible()
     assert not person.wrong
     person.close()
+
+
+def test_the_door_is_locked_by_tls(chromium: Browser, tmp_path: Path) -> None:
+    pair = PoolCa(tmp_path / "ca").issue("controller", "127.0.0.1", kind="controller")
+    plane = ControlPlane(tmp_path, fake=True, auth={"required": "yes"}, tls=pair.setting())
+    person = Person(chromium, plane.url, WIDE, dark=False, ignore_https_errors=True)
+    try:
+        plane.start_controller()
+        page = person.sign_in(plane.first_token())
+        expect(page.locator("h1")).to_have_text("Pool")
+        person.until_live()
+        [cookie] = person.context.cookies()
+        assert cookie["name"] == "__Host-sluice_console"
+        assert (cookie["secure"], cookie["httpOnly"], cookie["sameSite"]) == (True, True, "Lax")
+        assert page.evaluate("document.cookie") == ""
+        person.act("quota.set", "vision", vgpus="3")
+        assert not person.wrong
+    finally:
+        person.close()
+        plane.close()
+
+
+def test_a_name_is_found(busy: Pool, meet: Meet) -> None:
+    page = meet("viewer").page
+    page.get_by_label("Find by name or id").fill(busy.plane.node)
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text(busy.plane.node)
 
 
 def test_two_people_see_what_one_does(busy: Pool, meet: Meet) -> None:
@@ -276,7 +304,7 @@ def test_the_keyboard_is_enough(busy: Pool, meet: Meet) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**/do?**")
     button = page.get_by_role("button", name="Drain the node")
-    for _ in range(30):
+    for _ in range(40):
         if button.evaluate("node => node === document.activeElement"):
             break
         page.keyboard.press("Tab")

@@ -8,7 +8,7 @@ import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -227,6 +227,25 @@ async def test_a_projects_lists_are_whole_however_they_are_found(
     browser = await place.signed_in("tenant")
     assert await shown("/grants", state="all") == {*ids[:2]}
     assert await shown("/sessions") == {sessions[1]}
+
+
+async def test_a_name_leads_to_its_page_for_whom_it_is(place: Place) -> None:
+    things = await filled(place)
+    operator, tenant = await place.signed_in("operator"), await place.signed_in("tenant")
+
+    async def found(browser: Browser, name: str) -> str:
+        answer = await browser.get("/find", name=name)
+        location = answer.headers.get("location", "").removeprefix("/console")
+        return location or str(answer.status_code)
+
+    for kind, path in things.items():
+        name = unquote(path.partition("=")[2])
+        name = name.partition(":")[2] or name
+        assert await found(operator, f" {name} ") == path
+        may = kind in ("grant", "session", "project")
+        assert await found(tenant, name) == (path if may else "404"), kind
+    for name in ("node-a-gpu", " ", HOSTILE):
+        assert await found(operator, name) == "404"
 
 
 async def test_what_waits_says_why(place: Place) -> None:
