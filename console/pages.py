@@ -143,7 +143,9 @@ def _add_lists(routes: APIRouter, pool: Pool, frame: Frame) -> None:
     """Everything of one kind, in pages."""
 
     async def listed(request: Request, heading: str, name: Name, **values: Any) -> Response:
-        shown: dict[str, Any] = {"heading": heading, "states": "", "done": "", "reserve": False}
+        shown: dict[str, Any] = {
+            "heading": heading, "states": "", "filters": {}, "done": "", "reserve": False
+        }  # fmt: skip
         return await frame.live_page(request, "list.html", {"list": name}, shown | values)
 
     @routes.get("/nodes")
@@ -161,7 +163,8 @@ def _add_lists(routes: APIRouter, pool: Pool, frame: Frame) -> None:
     ) -> Response:
         """Grants."""
         name = Name.of("grants", state=state, project=project, node=node, marker=marker)
-        return await listed(request, "Grants", name, states=state)
+        filters = {"project": project, "node": node}
+        return await listed(request, "Grants", name, states=state, filters=filters)
 
     @routes.get("/sessions")
     async def show_sessions(
@@ -169,7 +172,8 @@ def _add_lists(routes: APIRouter, pool: Pool, frame: Frame) -> None:
     ) -> Response:
         """Sessions."""
         name = Name.of("sessions", state=state, project=project, marker=marker)
-        return await listed(request, "Sessions", name, states=state)
+        filters = {"project": project}
+        return await listed(request, "Sessions", name, states=state, filters=filters)
 
     @routes.get("/reservations")
     async def show_reservations(

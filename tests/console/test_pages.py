@@ -222,6 +222,8 @@ async def test_a_projects_lists_are_whole_however_they_are_found(
     assert await shown("/grants", project="vision", state="all") == {*ids[:2]}
     assert await shown("/sessions", project="vision") == {sessions[1]}
     assert await shown("/sessions", project="vision", state="all") == {*sessions[:2]}
+    page = (await browser.get("/grants", project="vision", node="node-a")).text
+    assert "/console/grants?state=all&amp;project=vision&amp;node=node-a" in page
     assert await shown("/grants", project="default") == {*ids[2:]}
     assert await shown("/sessions", project="default") == {*sessions[2:]}
     browser = await place.signed_in("tenant")
