@@ -109,13 +109,15 @@ class Live:
         return len(self._watched)
 
     def changed(self, changes: Iterable[Change]) -> None:
-        """The pool changed: what that concerns is stale."""
+        """The pool changed: what that concerns is stale. Raises nothing: a step is under way."""
         if not self._watched:
             return
-        for change in changes:
-            for topic in topics_of(change):
+        try:
+            for topic in {topic for change in changes for topic in topics_of(change)}:
                 for key in self._of_topic.get(topic, ()):
                     self._watched[key].stale = True
+        except Exception:
+            log.exception("console: a change of the pool is not on screens")
 
     def subscribe(self, rights: Rights, versions: Mapping[Name, str]) -> Subscription:
         """Follows parts, of which the browser has these versions; raises Hidden: no such kind."""
