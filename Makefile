@@ -17,7 +17,7 @@ endif
 export PYTHONPATH := $(CURDIR)/python
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
+.PHONY: help demo test test-rigs test-guests prepare-rigs test-chaos test-vsphere test-openstack test-guest-images test-console test-gpu test-threads test-memory bench lint tidy coverage format sanitize native programs python guest-bundle guest-packages gpu-host release-data docs clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -27,7 +27,7 @@ demo: ## the main job, in a guest and on the host, with a table at its end (as r
 
 test: build/.base programs native lint ## unit tests and tests with real processes, under 20 minutes on two cores
 	ctest --test-dir $(BUILD) --output-on-failure -j$(JOBS)
-	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images" tests
+	$(PY) -m pytest -q -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not vm and not gpu and not cluster and not chaos and not vsphere and not openstack and not guest_images and not console" tests
 
 test-rigs: test-guests test-chaos ## tests with real guests under libvirt, and what the system must withstand
 
@@ -53,6 +53,9 @@ test-openstack: build/.openstack programs native guest-bundle ## instances with 
 test-guest-images: build/.images native guest-bundle ## the deb, the rpm, the bundle and the images' recipes in roots of Debian 12 and 11, with a CUDA program
 	$(PY) -m pytest -q -m guest_images tests/guest_images
 
+test-console: build/.console ## the web console in a real Chromium: every page and action, two people at once, accessibility
+	$(PY) -m pytest -q --durations=8 -m console tests/console
+
 test-gpu: export PYTHONPATH := $(CURDIR)/python:$(CURDIR)/site# site is of gpu-host's archive
 test-gpu: ## on a machine with an NVIDIA GPU: programs, PyTorch's operators, features, workloads and shares, natively and through Sluice
 	$(PYTHON) tests/gpu/run.py
@@ -73,7 +76,7 @@ bench: build/.base programs native ## the figures, with the machine's own floors
 lint: build/.base python ## ruff, mypy --strict, vermin, clang-format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy cli config controller dev guest_runtime hypervisor nova_driver pool_client resources server tests/bench tests/harness native/codegen
+	$(PY) -m mypy cli config console controller dev guest_runtime hypervisor nova_driver pool_client resources server tests/bench tests/harness native/codegen
 	$(VENV)/bin/vermin --quiet --target=3.9- --violations --no-tips guest_runtime
 	git ls-files -z -- '*.cc' '*.h' '*.c' '*.cu' | xargs -0 $(VENV)/bin/clang-format --dry-run -Werror
 
@@ -153,6 +156,12 @@ build/.images: build/.packages dev/make_guest_roots.sh tests/guest_images/requir
 build/.vsphere: build/.base dev/build_vsphere_simulator.sh $(wildcard tests/vsphere/simulator/*)
 	$(PY) dev/install_requirements.py vsphere
 	dev/build_vsphere_simulator.sh $(VENV) build/vsphere-simulator
+	@touch $@
+
+build/.console: build/.base dev/fetch_axe.sh
+	dev/install_debian.sh console
+	$(PY) dev/install_requirements.py browser
+	PYTHON=$(PY) dev/fetch_axe.sh build/console
 	@touch $@
 
 build/.openstack: build/.rig tests/rigs/openstack/install.sh tests/rigs/openstack/requirements.txt

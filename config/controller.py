@@ -165,6 +165,17 @@ class AuthSection(Section):
     )
 
 
+class ConsoleSection(Section):
+    """[console]: the pages for browsers."""
+
+    enabled: bool = Field(
+        True, description="true or false: the web console is at the address of REST, /console"
+    )
+    session_hours: float = Field(
+        12.0, gt=0, le=720, description="after how many hours people sign in again, {bounds}"
+    )
+
+
 class TlsSection(Section):
     """[tls]: certificates of the listeners."""
 
@@ -220,6 +231,7 @@ class ControllerConfig(BaseModel):
     store: StoreSection = Field(default_factory=StoreSection)
     pool: PoolSection = PoolSection()
     auth: AuthSection = AuthSection()
+    console: ConsoleSection = ConsoleSection()
     openstack: OpenStackSection = Field(default_factory=OpenStackSection)
     tls: TlsSection = TlsSection()
 

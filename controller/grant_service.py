@@ -84,6 +84,8 @@ class GrantService:
         self.meters = meters or ControllerMeters()
         self.tallies = PoolTallies(pool)
         self.links: dict[str, NodeLink] = {}
+        #: Shown every change of the pool once, before it is stored; must not block.
+        self.watchers: list[Callable[[list[Change]], None]] = []
         self.trouble: StoreError | None = None  # why nothing can be stored for now
         self.stepped_down = asyncio.Event()
         self.line_seconds = waiting_line_seconds
@@ -209,6 +211,9 @@ class GrantService:
     def _take_changes(self) -> list[Change]:
         changes = self.pool.take_changes()
         self.tallies.take(changes)
+        if changes:
+            for watcher in self.watchers:
+                watcher(changes)
         return changes
 
     def _finish(self, changes: list[Change], decisions: Decisions) -> asyncio.Future[bool]:

@@ -24,10 +24,12 @@ from sluice.config.controller import ControllerConfig, OpenStackSection
 from sluice.config.descriptors import allow_many
 from sluice.config.http_server import ConnectionLimits, GuardedServer
 from sluice.config.peer_lines import CONTROLLER as PEERS
+from sluice.console.app import add_console
 from sluice.controller import garbage
 from sluice.controller.api.app import build_app
 from sluice.controller.api.request_ids import RequestIds
 from sluice.controller.auth.access import Access, is_loopback
+from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.enrolments import EnrolmentBook
 from sluice.controller.auth.keystone import KeystoneTokens, ask_cloud
 from sluice.controller.auth.node_guard import Guarded, NodeGuard
@@ -269,6 +271,12 @@ class Controller:
             EnrolmentBook(store, tokens, snapshot.documents),
             loopback_only=is_loopback(self._config.controller.bind_addr),
         )
+        console = self._config.console
+        browsers = (
+            BrowserSessions(access, snapshot.documents, seconds=console.session_hours * 3600)
+            if console.enabled
+            else None
+        )
         app = build_app(
             grant_service,
             service,
@@ -278,7 +286,10 @@ class Controller:
             requests_per_second=self._config.auth.requests_per_second,
             openstack=self._openstack(),
             keystone=self._keystone,
+            browsers=browsers,
         )
+        if browsers is not None:
+            add_console(app, grant_service, browsers)
         return LeaderState(
             grant_service, service, app, access, lambda: term is None or term.is_current
         )

@@ -2,7 +2,9 @@
 """The way in for every REST request: how often, who, how large; and what is written down of it.
 
 Put before the application by app.py, as plain ASGI, so that nothing of a request is parsed before
-its caller is known. What changes something is stored in the audit trail before its answer goes out.
+its caller is known. A browser's requests of the console are known by their session; what the
+console then asks of this API for its user comes with the caller that was found (FROM_CONSOLE). What
+changes something is stored in the audit trail before its answer goes out.
 Refusals of callers without a valid token are logged and not stored, those of one that has one only
 so often: otherwise they could push the trail's older lines out of the store. A caller has so many
 requests under way at a time.
@@ -24,6 +26,7 @@ from sluice.config.places import Places, owner_of_address
 from sluice.controller.api.problems import Problem, no_place, problem_answer
 from sluice.controller.auth.access import Access, Caller, Denied
 from sluice.controller.auth.audit import DENIED
+from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.keystone import KeystoneBusy, KeystoneTokens
 from sluice.resources.problem_types import ProblemType
 
@@ -38,6 +41,9 @@ READS = {"GET", "HEAD", "OPTIONS"}
 BODY_MOST_BYTES = 1 << 20
 TOO_LARGE = f"a body has at most {BODY_MOST_BYTES} bytes"
 UNANSWERED = 499
+IDEMPOTENCY_KEY = b"idempotency-key"
+#: The caller of what the console asks: in the scope, where nothing that a peer sends gets to.
+FROM_CONSOLE = "sluice.console_caller"
 #: Requests under way, those that wait for a grant and event streams among them.
 MOST_UNDER_WAY = 4096
 MOST_OF_CALLER = 1024
@@ -53,8 +59,10 @@ class AccessMiddleware:
         access: Access,
         buckets: Buckets,
         keystone: KeystoneTokens | None = None,
+        browsers: BrowserSessions | None = None,
     ) -> None:
         self._app = app
+        self._browsers = browsers
         self._keystone = keystone
         self._access = access
         self._buckets = buckets
@@ -88,7 +96,10 @@ class AccessMiddleware:
         scope.setdefault("state", {})["caller"] = caller
         receive = _bounded(receive)
         with self.under_way.held(owner):
-            if caller is None:
+            if caller is None or self._is_browsers(scope):
+                # the console writes down what it does itself; the rest comes back here, and so do
+                # its keys of idempotency: one of a browser's would answer before its form is judged
+                scope["headers"] = [h for h in scope["headers"] if h[0] != IDEMPOTENCY_KEY]
                 await self._app(scope, receive, send)
             else:
                 await self._recorded(caller, scope, receive, send)
@@ -104,6 +115,12 @@ class AccessMiddleware:
             )
 
     async def _authenticate(self, scope: Scope, headers: Headers, address: str) -> Caller | None:
+        asker: Caller | None = scope.get(FROM_CONSOLE)
+        if asker is not None:
+            return asker
+        if self._browsers is not None and self._is_browsers(scope):
+            secret = self._browsers.secret_in(headers, tls=scope.get("scheme") == "https")
+            return self._browsers.caller(secret, address)
         given = headers.get("authorization")
         try:
             if self._keystone and scope["path"] == FOR_NOVA and "x-auth-token" in headers:
@@ -138,6 +155,9 @@ class AccessMiddleware:
                 headers={"WWW-Authenticate": f'Bearer realm="sluice"{error}'},
             ) from None
 
+    def _is_browsers(self, scope: Scope) -> bool:
+        return self._browsers is not None and self._browsers.is_for(scope["path"])
+
     async def _recorded(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
         method, status = scope["method"], 0
 
@@ -146,7 +166,8 @@ class AccessMiddleware:
             status = code
             if method not in READS or code == 403:
                 kind = DENIED if code == 403 else f"audit.{method.lower()}"
-                what = f"{method} {_path(scope)}: {code}, {caller}{_request()}"
+                by = ", by the console" if FROM_CONSOLE in scope else ""
+                what = f"{method} {_path(scope)}: {code}, {caller}{by}{_request()}"
                 audit = self._access.audit
                 await (audit.refused if code >= 400 else audit.changed)(kind, caller.id, what)
 

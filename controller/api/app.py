@@ -43,6 +43,7 @@ from sluice.controller.api.usage_routes import usage_routes
 from sluice.controller.api.vendordata_routes import vendordata_routes
 from sluice.controller.api.vgpu_routes import vgpu_routes
 from sluice.controller.auth.access import Access
+from sluice.controller.auth.browser_sessions import BrowserSessions
 from sluice.controller.auth.keystone import KeystoneTokens
 from sluice.controller.grant_service import GrantService
 from sluice.controller.pool.model import Document
@@ -60,8 +61,12 @@ def build_app(
     requests_per_second: float = 0.0,
     openstack: OpenStackSection | None = None,
     keystone: KeystoneTokens | None = None,
+    browsers: BrowserSessions | None = None,
 ) -> FastAPI:
-    """Returns the application for one pool; raises RuntimeError for a route without a role."""
+    """Returns the application for one pool; raises RuntimeError for a route without a role.
+
+    With `browsers` the console may be added to it (console.app).
+    """
     app = FastAPI(
         title="Sluice controller",
         version=own_version(),
@@ -110,6 +115,7 @@ def build_app(
         access=access,
         buckets=Buckets(requests_per_second),
         keystone=keystone,
+        browsers=browsers,
     )
     describe(app)
     return app

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Response
 from sluice.controller.api import schemas
 from sluice.controller.api.authorisation import Operator, Viewer
 from sluice.controller.api.carrying_out import carried_out
-from sluice.controller.api.generations import set_etag
+from sluice.controller.api.generations import IfMatch, check_generation, set_etag
 from sluice.controller.api.pages import DEFAULT_LIMIT, Limit, Marker, page_in_order
 from sluice.controller.api.problems import CHANGE_PROBLEMS, SHOW_PROBLEMS, not_found
 from sluice.controller.grant_service import GrantService
@@ -52,15 +52,21 @@ def node_routes(grant_service: GrantService) -> APIRouter:
         set_etag(response, node.generation)
         return schemas.node_view(pool, node)
 
+    def check_known(name: str, if_match: str | None) -> None:
+        if (node := pool.nodes.get(name)) is not None:
+            check_generation(if_match, "node", name, node.generation)
+
     @routes.put("/nodes/{name}/drain", tags=["nodes"], responses=CHANGE_PROBLEMS)
-    async def drain_node(name: str, _: Operator) -> schemas.NodeView:
+    async def drain_node(name: str, _: Operator, if_match: IfMatch = None) -> schemas.NodeView:
         """A node takes nothing new; what runs there goes on."""
+        check_known(name, if_match)
         await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=True))
         return schemas.node_view(pool, pool.nodes[name])
 
     @routes.delete("/nodes/{name}/drain", tags=["nodes"], responses=CHANGE_PROBLEMS)
-    async def undrain_node(name: str, _: Operator) -> schemas.NodeView:
+    async def undrain_node(name: str, _: Operator, if_match: IfMatch = None) -> schemas.NodeView:
         """It takes new grants again."""
+        check_known(name, if_match)
         await carried_out(grant_service, lambda: pool.switching.drain_node(name, drained=False))
         return schemas.node_view(pool, pool.nodes[name])
 

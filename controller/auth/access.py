@@ -17,7 +17,7 @@ from sluice.config.controller import AuthSection
 from sluice.config.places import owner_of_address
 from sluice.controller.auth.audit import AuditTrail
 from sluice.controller.auth.enrolments import PREFIX, EnrolmentBook
-from sluice.controller.auth.tokens import Role, TokenBook
+from sluice.controller.auth.tokens import Role, Token, TokenBook
 
 CLIENT = "client"  # may open sessions; no token's role, but what `[auth] local = user` gives
 ENROLMENT = "enrolment"  # shows a one-time secret, and may exchange it for a token
@@ -115,6 +115,16 @@ class Access:
             raise Denied(
                 f"token {token.id} is {state}; ask the pool's operator for another", token.id
             )
+        return self._caller(token, address)
+
+    def of_token(self, token_id: str, address: str) -> Caller | None:
+        """The owner of a token that is known by its id; None where it is not valid."""
+        token = self.tokens.tokens.get(token_id)
+        if token is None or token.state(self.tokens.wall()) != "valid":
+            return None
+        return self._caller(token, address)
+
+    def _caller(self, token: Token, address: str) -> Caller:
         return Caller(
             id=token.id,
             roles=frozenset(_RIGHTS[token.role]),

@@ -14,6 +14,7 @@ from sluice.controller.pool.gpus.fragmentation import Fragmentation
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.vgpu_times import VgpuTime
 from sluice.controller.pool.model import (
+    DEFAULT_PROJECT,
     Gpu,
     GpuKey,
     GpuMode,
@@ -96,6 +97,15 @@ class PoolView:
         """The live grants that have a vGPU on a node."""
         return self._ledger.grants.live_on(node)
 
+    def grants_live_on_gpu(self, key: GpuKey) -> list[Grant]:
+        """The live grants that have a vGPU on a GPU."""
+        return self._ledger.grants.live_on_gpu(key)
+
+    def grants_live_of(self, project: str) -> list[Grant]:
+        """A project's live grants; those of nobody in particular are the default project's."""
+        own = self._ledger.grants.live_of(project)
+        return own + self._ledger.grants.live_of("") if project == DEFAULT_PROJECT else own
+
     def ended_grants(self) -> list[Grant]:
         """The ended grants that are remembered."""
         return self._ledger.grants.ended()
@@ -117,6 +127,10 @@ class PoolView:
     def reservations_of(self, kind: OwnerKind, name: str) -> list[Reservation]:
         """An owner's reservations that have not ended, oldest first."""
         return self._ledger.reservations.owned(kind, name)
+
+    def reservations_on(self, key: GpuKey) -> list[str]:
+        """The ids of the reservations that hold something of a GPU."""
+        return self._ledger.reservations.on(key)
 
     def grants_of_reservation(self, reservation: Reservation) -> list[Grant]:
         """The live grants that draw on a reservation."""

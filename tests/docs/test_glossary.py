@@ -16,7 +16,7 @@ ROWS = [
     if line.startswith("| ") and not line.startswith(("| term", "| ---"))
 ]
 PRODUCT = (
-    *("cli", "config", "controller", "guest_runtime", "hypervisor", "nova_driver"),
+    *("cli", "config", "console", "controller", "guest_runtime", "hypervisor", "nova_driver"),
     *("pool_client", "resources", "server"),
 )
 #: Words of our own making that readers had to guess, and had several meanings.

@@ -121,6 +121,7 @@ class GpuModes:
         if node.drained == drained:
             return
         node.drained = drained
+        node.generation += 1
         self._fleet.changed(name)
         self._ledger.changes.append(replace(node))
         kind = "node.drained" if drained else "node.undrained"

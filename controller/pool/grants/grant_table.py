@@ -23,6 +23,7 @@ class GrantTable:
         self.in_order: Ordered[Grant] = Ordered()  # by age, then id
         self._live_on: dict[str, dict[str, Grant]] = defaultdict(dict)
         self._live_on_gpu: dict[GpuKey, dict[str, Grant]] = defaultdict(dict)
+        self._live_of: dict[str, dict[str, Grant]] = defaultdict(dict)  # by project
         self._ended: dict[str, None] = {}  # ids of ended grants, oldest first
 
     def get(self, grant_id: str) -> Grant | None:
@@ -41,6 +42,10 @@ class GrantTable:
     def live_on_gpu(self, key: GpuKey) -> list[Grant]:
         """The live grants that have a vGPU there."""
         return list(self._live_on_gpu.get(key, {}).values())
+
+    def live_of(self, project: str) -> list[Grant]:
+        """A project's live grants; of "" those that are nobody's in particular."""
+        return list(self._live_of.get(project, {}).values())
 
     def ended(self) -> list[Grant]:
         """The ended grants that are remembered."""
@@ -81,4 +86,5 @@ class GrantTable:
 
     def _places(self, grant: Grant) -> list[dict[str, Grant]]:
         nodes = [self._live_on[node] for node in grant.nodes]
-        return [*nodes, *(self._live_on_gpu[key] for key, _ in grant.placed())]
+        gpus = (self._live_on_gpu[key] for key, _ in grant.placed())
+        return [self._live_of[grant.project], *nodes, *gpus]

@@ -61,6 +61,10 @@ class Requests:
         why = self._scheduler.why_waiting(request)
         return Waiting(position, refusals.waiting_line(request, position, len(self._queue), why))
 
+    def why_waiting(self, request: GrantRequest) -> str:
+        """In words what keeps a queued request waiting; "" where it is room alone."""
+        return self._scheduler.why_waiting(request)
+
     def not_allowed(self, request: GrantRequest) -> Refused | None:
         """Why it may not ask for this, or may not join its job's grant."""
         if refusal := rights.not_to_ask(request, self._ledger.quotas):

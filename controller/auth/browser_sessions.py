@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who a browser is: sessions that a token opened, each known by a secret in a cookie.
+
+Used by the access middleware, which asks whose a request of the console is, and by console.sign_in,
+which opens and ends them. A session is no right of its own: it names a token, and is worth what the
+token is worth at the moment of each request, so that revoking the token ends it. The store has the
+secrets' hashes only, and keeps sessions over a restart or another leader.
+
+It promises that what is ended is refused from the moment of the call on, that a token has at most
+MOST_OF_TOKEN sessions (the oldest makes room), and all tokens MOST together.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import cookie_parser
+
+from sluice.controller.auth.access import Access, Caller, Denied
+from sluice.controller.auth.tokens import Role, hash_of
+from sluice.controller.pool.model import Change, Document, DocumentRemoved
+
+COLLECTION = "console_sessions"
+#: Where browsers' sessions count, and nothing else does; "/" leads there.
+PREFIX = "/console"
+COOKIE = "sluice_console"
+#: Of a cookie that came by TLS: the browser sends it to this host by TLS only.
+TLS_COOKIE = "__Host-sluice_console"
+MOST_OF_TOKEN = 20
+MOST = 5000
+
+
+class BrowserSession(BaseModel):
+    """What is kept of a session."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    hash: str
+    token: str
+    created: float
+    expires: float
+
+
+class BrowserSessions:
+    """Every session of every browser."""
+
+    def __init__(
+        self, access: Access, documents: Iterable[Document] = (), *, seconds: float = 43_200.0
+    ) -> None:
+        """`seconds` is how long a session lasts at most."""
+        self.access = access
+        self._store = access.tokens.store
+        self._wall = access.tokens.wall
+        self.seconds = seconds
+        found = [
+            BrowserSession.model_validate_json(document.value)
+            for document in documents
+            if document.collection == COLLECTION
+        ]
+        self._sessions = {each.hash: each for each in sorted(found, key=lambda s: s.created)}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @staticmethod
+    def is_for(path: str) -> bool:
+        """Whether a request for this path is a browser's."""
+        return path in ("/", PREFIX) or path.startswith(PREFIX + "/")
+
+    @staticmethod
+    def secret_in(headers: Mapping[str, str], *, tls: bool) -> str:
+        """The secret that a request's cookie has; empty: it has none."""
+        # as browsers write them: what others set for this host may be anything
+        cookies = cookie_parser(headers.get("cookie", ""))
+        return cookies.get(TLS_COOKIE if tls else COOKIE, "")
+
+    def caller(self, secret: str, address: str) -> Caller | None:
+        """Whose the session is that has this secret; None: there is none, or no longer."""
+        session = self._sessions.get(hash_of(secret)) if secret else None
+        if session is None or session.expires <= self._wall():
+            return None
+        return self.access.of_token(session.token, address)
+
+    def may_sign_in(self, token: str, address: str) -> Caller:
+        """The owner of a token that may open a session; raises Denied."""
+        caller = self.access.by_token(token, address)
+        if not caller.roles & {Role.VIEWER, Role.TENANT}:
+            raise Denied("this token is not for people: the console wants one of an admin, "
+                         "operator, viewer or tenant")  # fmt: skip
+        return caller
+
+    async def open(self, caller: Caller) -> str:
+        """A new session of a token's owner: returns its secret; raises StoreError, and has none."""
+        secret, now = secrets.token_urlsafe(32), self._wall()
+        session = BrowserSession(
+            hash=hash_of(secret), token=caller.id, created=now, expires=now + self.seconds
+        )
+        gone = self._to_make_room(caller.id, now)
+        stored: list[Change] = [DocumentRemoved(COLLECTION, each) for each in gone]
+        stored.append(Document(COLLECTION, session.hash, session.model_dump_json()))
+        for each in gone:
+            self._sessions.pop(each, None)
+        await self._store.commit(stored)
+        self._sessions[session.hash] = session
+        return secret
+
+    async def end(self, secret: str) -> None:
+        """Ends one; raises StoreError, after which a restart would bring it back."""
+        await self._end([hash_of(secret)])
+
+    async def end_all(self, token_id: str) -> int:
+        """Ends every session of a token, and says how many; raises StoreError, as above."""
+        found = self._of(token_id)
+        await self._end(found)
+        return len(found)
+
+    async def _end(self, hashes: list[str]) -> None:
+        known = [each for each in hashes if self._sessions.pop(each, None)]
+        if known:
+            await self._store.commit([DocumentRemoved(COLLECTION, each) for each in known])
+
+    def _of(self, token_id: str) -> list[str]:
+        return [each.hash for each in self._sessions.values() if each.token == token_id]
+
+    def _to_make_room(self, token_id: str, now: float) -> list[str]:
+        """What is over, and the oldest where there would be too many."""
+        gone = [each.hash for each in self._sessions.values() if each.expires <= now]
+        over = set(gone)
+        own = [each for each in self._of(token_id) if each not in over]
+        gone += own[: max(0, len(own) - MOST_OF_TOKEN + 1)]
+        over = set(gone)
+        left = [each for each in self._sessions if each not in over]
+        return gone + left[: max(0, len(left) - MOST + 1)]
+
+
+def csrf_of(secret: str) -> str:
+    """What forms of a session carry, so that no other site can send one."""
+    return hash_of(f"sluice console form {secret}")
+
+
+def is_csrf_of(secret: str, given: str) -> bool:
+    """Whether a form came from a page of this session; takes as long wherever they differ."""
+    return bool(secret) and hmac.compare_digest(csrf_of(secret).encode(), given.encode())
