@@ -20,10 +20,10 @@ namespace {
 using wire::StreamRecord;
 
 constexpr size_t kScratch = 64 << 10;
-constexpr size_t kDirect = 16 << 10;      // what is worth being received in its place
-constexpr size_t kBehind = 4 << 10;       // received with it
-constexpr size_t kLend = 32 << 10;        // less is copied
-constexpr size_t kTellAfter = 256 << 10;  // received bytes that the other side has to know of
+
+constexpr size_t kBehind = 4 << 10;     // received with it
+constexpr size_t kLend = 32 << 10;      // less is copied
+constexpr size_t kTellAfter = 1 << 20;  // received bytes that the other side has to know of
 constexpr size_t kMostRecord = 2 * wire::kMaxReplyBytes;  // the largest write and some
 constexpr size_t kAgain = 1 << 20;                        // of what is sent again, in a record
 constexpr size_t kMostUntaken = 64 << 20;  // more than all lanes' answers that nobody waits for
@@ -413,30 +413,78 @@ ssize_t ResumableStream::read(const iovec* parts, int count) {
   }
 }
 
-// One read of the connection; read_mutex_ held. What finds no place waits in `in_`.
+// One read of the connection; read_mutex_ held. Bytes go where they are wanted at once, as far as
+// is known what they are: the rest of a record, or what follows a header. Without a place, or where
+// theirs is full, they wait in `in_`.
 ssize_t ResumableStream::receive(const Link& link, Place* place) {
   if (reading_ != link) reading_ = link, left_ = 0, header_bytes_ = 0;
   const size_t room = place ? place->room_here() : 0;
-  const size_t direct = left_ >= kDirect && room >= kDirect ? std::min<size_t>(left_, room) : 0;
-  iovec parts[2] = {{direct ? place->here() : nullptr, direct},
-                    {scratch_.data(), direct ? kBehind : scratch_.size()}};
-  const ssize_t got = link->stream->read(direct ? parts : parts + 1, direct ? 2 : 1);
+  std::byte* const here = room ? place->here() : nullptr;
+  const size_t header = left_ == 0 ? sizeof header_ - header_bytes_ : 0;
+  const size_t direct = left_ > 0 ? std::min<size_t>(left_, room) : std::min(room, kScratch);
+  // A record that ends here is followed by another's header.
+  const size_t next = left_ > 0 && direct == left_ ? sizeof header_ : 0;
+  const size_t behind = direct > 0 && left_ == 0 ? 0 : place ? kBehind : kScratch;
+  iovec parts[4];
+  int count = 0;
+  const auto add = [&](std::byte* to, size_t n) {
+    if (n > 0) parts[count++] = {to, n};
+  };
+  add(header_ + header_bytes_, header);
+  add(here, direct);
+  if (left_ == 0 || next) {
+    add(header_, next);
+    add(scratch_.data(), behind);
+  } else if (direct == 0) {
+    add(scratch_.data(), std::min<size_t>(kScratch, left_));
+  }
+  const ssize_t got = link->stream->read(parts, count);
   if (got <= 0) return got;
-  const size_t placed = std::min(static_cast<size_t>(got), direct);
+  auto n = static_cast<size_t>(got);
+  const auto end_with = [&](bool good) -> ssize_t {
+    if (!good) return end(), 0;
+    if (received_.load(std::memory_order_relaxed) - told_.load(std::memory_order_relaxed) >=
+        kTellAfter)
+      owes_acknowledgement_.store(true, std::memory_order_seq_cst);
+    acknowledge();
+    return got;
+  };
+  if (header > 0) {
+    header_bytes_ += std::min(n, header);
+    n -= std::min(n, header);
+    if (!take_header(link)) return end_with(false);
+  }
+  const size_t landed = std::min(n, direct), placed = std::min<size_t>(landed, left_);
+  if (landed > placed) {  // it belongs to the records that follow
+    std::memcpy(scratch_.data(), here + placed, landed - placed);
+  }
   if (placed > 0) {
     place->went(placed);
     left_ -= static_cast<uint32_t>(placed);
     received_.fetch_add(placed, std::memory_order_release);
   }
-  if (!scan(scratch_.data(), static_cast<size_t>(got) - placed, place, link)) {
-    end();
-    return 0;
+  if (landed > placed) return end_with(scan(scratch_.data(), landed - placed, place, link));
+  n -= landed;
+  if (next > 0) {
+    header_bytes_ = std::min(n, next);
+    n -= header_bytes_;
+    if (!take_header(link)) return end_with(false);
   }
-  if (received_.load(std::memory_order_relaxed) - told_.load(std::memory_order_relaxed) >=
-      kTellAfter)
+  return end_with(scan(scratch_.data(), n, place, link));
+}
+
+// Of the record that begins, once all of its header is there. False: it is none.
+bool ResumableStream::take_header(const Link& link) {
+  if (header_bytes_ < sizeof header_) return true;
+  header_bytes_ = 0;
+  StreamRecord record;
+  std::memcpy(&record, header_, sizeof record);
+  if (record.bytes > kMostRecord) return false;
+  left_ = record.bytes;
+  acknowledged(record.received, link);
+  if (record.flags & wire::kWantsAcknowledgement)
     owes_acknowledgement_.store(true, std::memory_order_seq_cst);
-  acknowledge();
-  return got;
+  return true;
 }
 
 bool ResumableStream::scan(const std::byte* data, size_t n, Place* place, const Link& link) {
@@ -447,15 +495,7 @@ bool ResumableStream::scan(const std::byte* data, size_t n, Place* place, const 
       header_bytes_ += take;
       data += take;
       n -= take;
-      if (header_bytes_ < sizeof header_) return true;
-      header_bytes_ = 0;
-      StreamRecord record;
-      std::memcpy(&record, header_, sizeof record);
-      if (record.bytes > kMostRecord) return false;
-      left_ = record.bytes;
-      acknowledged(record.received, link);
-      if (record.flags & wire::kWantsAcknowledgement)
-        owes_acknowledgement_.store(true, std::memory_order_seq_cst);
+      if (!take_header(link)) return false;
       continue;
     }
     const size_t take = std::min<size_t>(n, left_);

@@ -102,6 +102,7 @@ class ResumableStream : public Stream {
 
   size_t take_waiting(Place* place);
   ssize_t receive(const Link& link, Place* place);
+  bool take_header(const Link& link);
   bool scan(const std::byte* data, size_t n, Place* place, const Link& link);
 
   const Terms terms_;
@@ -114,7 +115,7 @@ class ResumableStream : public Stream {
   bool closed_ = false, over_ = false, finished_ = false;
   bool last_ = false;     // no connection follows this one
   bool expired_ = false;  // none came in time
-  KeptBytes kept_;     // sent and not acknowledged
+  KeptBytes kept_;        // sent and not acknowledged
   std::atomic<uint64_t> breaks_{0};
   std::atomic<uint32_t> round_trip_us_{0};
 

@@ -105,9 +105,9 @@ class Resumption:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
         session.worker.tell(Message("resume", fields), [connected.fileno()])
-        text = "session %s: its client has another connection, its %dth"
+        text = "session %s: its client has another connection, epoch %d"
         who = session.requester.owner
-        PEERS.info("data port: resumed", who, text, session.id, asked.epoch + 1)
+        PEERS.info("data port: resumed", who, text, session.id, asked.epoch)
 
 
 def _parse(frame: bytes) -> frames.ResumeSession:

@@ -38,6 +38,7 @@ from pool import Pool  # noqa: E402
 from queue_wakeup import queue_figures  # noqa: E402
 from relayed import relayed_calls, relayed_copies  # noqa: E402
 from restart import restart_figures  # noqa: E402
+from resumable import resumable_calls, resumable_copies  # noqa: E402
 
 import build as programs_build  # noqa: E402
 
@@ -91,8 +92,8 @@ def compile_parts() -> None:
 class StaticServer:
     """tests/harness/static_server.py with one driver; environments for its clients."""
 
-    def __init__(self, driver: Path) -> None:
-        self.socket = BENCH / f"static-{os.getpid()}.sock"
+    def __init__(self, driver: Path, *more: str) -> None:
+        self.socket = BENCH / f"static-{os.getpid()}{'-'.join(more)}.sock"
         self.http = free_port()
         self.process = subprocess.Popen(
             [
@@ -103,6 +104,7 @@ class StaticServer:
                 *("--prestart", "0"),  # none begins beside a session that is measured
                 # so that a worker may read this checkout, wherever it lies
                 *("--uid", str(os.geteuid())),
+                *more,
             ],
             env={**os.environ, "SLUICE_NATIVE_DIR": str(NATIVE)},
         )
@@ -134,9 +136,9 @@ class StaticServer:
 
 
 @contextmanager
-def static_server(driver: Path) -> Any:
-    """A StaticServer for the time of a block."""
-    server = StaticServer(driver)
+def static_server(driver: Path, *more: str) -> Any:
+    """A StaticServer for the time of a block; `more` are options of it."""
+    server = StaticServer(driver, *more)
     try:
         yield server
     finally:
@@ -241,6 +243,16 @@ def relay_figures() -> list[Figure]:
         return figures + relayed_copies(server, ROUNDS)
 
 
+def resumption_figures() -> list[Figure]:
+    """What sessions cost that outlive their connections, beside those that do not."""
+    figures, none = [], ("--network-grace-seconds", "0")
+    null, soft = BENCH / "libnullgpu.so", NATIVE / "lib" / "libsluice-softgpu.so.1"
+    with static_server(null) as resumable, static_server(null, *none) as plain:
+        figures += resumable_calls(resumable, plain, ROUNDS)
+    with static_server(soft) as resumable, static_server(soft, *none) as plain:
+        return figures + resumable_copies(resumable, plain, ROUNDS)
+
+
 def cpu_seconds(pid: int) -> float:
     """What a process has used so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -301,6 +313,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "calls": call_figures,
     "copies": copy_figures,
     "relay": relay_figures,
+    "resumption": resumption_figures,
     "start": control_plane_figures,
     "grants": store_figures,
     "placement": decision_figures,
@@ -308,7 +321,7 @@ PARTS: dict[str, Callable[[], list[Figure]]] = {
     "queue": queue_figures,
 }
 #: Those whose figures are medians over ROUNDS.
-IN_ROUNDS = ("calls", "copies", "relay")
+IN_ROUNDS = ("calls", "copies", "relay", "resumption")
 
 
 def main() -> int:

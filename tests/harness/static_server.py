@@ -54,6 +54,7 @@ class StaticOptions:
     uid: int | None = None  # of all workers; none: one of its own for each grant
     http_port: int = 0
     relay: bool = False
+    network_grace_seconds: int = 60
 
     def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
@@ -74,6 +75,7 @@ class StaticOptions:
             "worker_sandbox": self.sandbox == "on",
             "enable_kvm": False,
             "enable_relay": False,
+            "network_grace_seconds": self.network_grace_seconds,
             **users,
             **more,
         }
@@ -164,6 +166,7 @@ def main() -> None:
     parser.add_argument("--uid", type=int, help="of all workers (default: one for each grant)")
     parser.add_argument("--http-port", type=int, default=0, help="where clients on the network ask")
     parser.add_argument("--relay", action="store_true", help="SOCKET.relay, for relayed sessions")
+    parser.add_argument("--network-grace-seconds", type=int, default=60, help="0: none")
     options = StaticOptions(**vars(parser.parse_args()))
     serve(options)
 

@@ -51,7 +51,7 @@ def assert_part(one: Prompted, other: Prompted, percent: int) -> None:
 
 
 def test_each_has_its_share_of_the_work(start: Start) -> None:
-    small, large = working(start, 20), working(start, 80, "tcp")
+    small, large = working(start, 20, "tcp"), working(start, 80)
     assert_part(small, large, 20)
     large.quit()
     goes_on(small, 20)
@@ -164,6 +164,7 @@ def go_on_at_once(plane: ControlPlane) -> None:
     wait_for(lambda: run_at_once(plane) > before, LIMIT, "time at once")
 
 
+@pytest.mark.control_plane(throttle={"run_together": True}, metrics={})
 def test_those_that_do_not_fill_the_gpu_run_at_once(plane: ControlPlane, start: Start) -> None:
     small = [dripping(start), dripping(start)]
     go_on_at_once(plane)
@@ -188,8 +189,8 @@ def test_those_that_do_not_fill_the_gpu_run_at_once(plane: ControlPlane, start: 
     go_on_at_once(plane)  # by the next one
 
 
-@pytest.mark.control_plane(throttle={"run_together": False}, metrics={})
-def test_an_operator_may_have_turns_all_the_time(plane: ControlPlane, start: Start) -> None:
+@pytest.mark.control_plane(metrics={})
+def test_they_have_turns_unless_an_operator_wants_it(plane: ControlPlane, start: Start) -> None:
     small = [dripping(start), dripping(start)]
     for _ in range(3):
         for program in small:

@@ -17,6 +17,8 @@ namespace sluice::client {
 
 namespace {
 constexpr size_t kSendWhen = 48 << 10;  // gathered bytes that are sent without waiting for more
+constexpr size_t kPiece = kSendWhen + wire::kMaxFrameBytes;
+constexpr size_t kKeepAsItIs = 32 << 10;  // less is copied
 constexpr auto kGather = std::chrono::microseconds(40);
 constexpr size_t kReadBytes = 64 << 10;
 // Whose commands' data this thread leaves as it is.
@@ -52,7 +54,7 @@ StreamChannel::StreamChannel(std::unique_ptr<channel::ResumableStream> stream,
 }
 
 void StreamChannel::start() {
-  out_.resize(kSendWhen + wire::kMaxFrameBytes);
+  next_piece();
   watched_ = socket_ >= 0 || resumable_;
   constexpr auto kQuiet = channel::Signals::kBlocked;
   flushes_ = flusher_.start("sluice-flush", [this] { flush_when_idle(); }, kQuiet);
@@ -83,11 +85,11 @@ StreamChannel::~StreamChannel() {
 
 std::byte* StreamChannel::reserve(size_t n) {
   send_mutex_.lock();
-  if (gone_ || (out_used_ + n > out_.size() && !send_all())) {
+  if (gone_ || (out_used_ + n > kPiece && !send_all())) {
     send_mutex_.unlock();
     return nullptr;
   }
-  return out_.data() + out_used_;
+  return out_.get() + out_used_;
 }
 
 void StreamChannel::commit(size_t n, bool answered) {
@@ -110,11 +112,23 @@ void StreamChannel::commit_apart(size_t n, std::span<const std::byte> tail) {
   send_mutex_.unlock();
 }
 
+void StreamChannel::next_piece() {
+  for (const Piece& piece : pieces_)
+    if (piece != out_ && piece.use_count() == 1) return void(out_ = piece);
+  out_ = pieces_.emplace_back(new std::byte[kPiece]);
+}
+
 bool StreamChannel::send_all(std::span<const std::byte> tail) {
   const uint64_t zeros = 0;
-  iovec parts[3] = {{out_.data(), out_used_},
+  iovec parts[3] = {{out_.get(), out_used_},
                     {const_cast<std::byte*>(tail.data()), tail.size()},
                     {const_cast<uint64_t*>(&zeros), wire::round_up(tail.size(), 8) - tail.size()}};
+  if (resumable_ && tail.empty() && out_used_ >= kKeepAsItIs) {
+    if (!stream_->write_lent(parts, 1, out_)) gone_ = true;
+    next_piece();
+    out_used_ = 0;
+    return !gone_;
+  }
   const bool lent = t_lends == this && parts[2].iov_len == 0 && !tail.empty();
   if (!(lent ? stream_->write_lent(parts, 2, {}) : stream_->write(parts, tail.empty() ? 1 : 3)))
     gone_ = true;
@@ -318,7 +332,7 @@ void StreamChannel::close() {
   std::lock_guard lock(send_mutex_);
   if (gone_) return;
   const wire::FrameHeader bye{sizeof bye, wire::kClose, wire::kNoLane, 0, 0};
-  std::memcpy(out_.data() + out_used_, &bye, sizeof bye);
+  std::memcpy(out_.get() + out_used_, &bye, sizeof bye);
   out_used_ += sizeof bye;
   send_all();
   stream_->finish();

@@ -84,7 +84,11 @@ class StreamChannel : public Channel {
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
   std::condition_variable send_pending_;
-  std::vector<std::byte> out_;
+  // Where commands are gathered. One that was sent is kept as it is until the worker has it.
+  using Piece = std::shared_ptr<std::byte[]>;
+  void next_piece();
+  Piece out_;
+  std::vector<Piece> pieces_;
   size_t out_used_ = 0;
   bool closing_ = false;
   bool flushes_ = false;  // set before the first command

@@ -94,12 +94,12 @@ class Rig {
 
   // Connections that each carry at most so many bytes each way.
   void cut_after(size_t most, unsigned seed) {
+    connect(most, most);
     dialler_ = std::thread([this, most, seed] {
       std::mt19937 random(seed);
       const auto some = [&] { return std::uniform_int_distribution<size_t>(1, most)(random); };
       while (!stopped_) {
-        if (!first_ && !client->wait_for_break(10'000'000) && !way_->cut()) continue;
-        first_ = false;
+        if (!client->wait_for_break(10'000'000) && !way_->cut()) continue;
         connect(some(), some());
       }
       connect(SIZE_MAX, SIZE_MAX);
@@ -127,7 +127,6 @@ class Rig {
   std::unique_ptr<Way> way_;
   std::thread dialler_;
   std::atomic<bool> stopped_{false};
-  bool first_ = true;
   uint32_t epoch_ = 0;
 };
 
@@ -176,16 +175,36 @@ void receive_all(ResumableStream* stream, uint64_t bytes, unsigned seed) {
   }
 }
 
+// As an end does that has all it waited for, and still hears who asks how much it has.
+void listen(ResumableStream* stream, const std::atomic<int>& sending) {
+  char byte;
+  const iovec part{&byte, 1};
+  while (sending > 0) {
+    ASSERT_EQ(stream->read_present(&part, 1), 0);
+    sleep_ns(1'000'000);
+  }
+}
+
 class Cut : public testing::TestWithParam<size_t> {};
 
 TEST_P(Cut, WhatArrivesIsWhatWasSent) {
   Rig rig;
   rig.cut_after(GetParam(), 7);
-  const uint64_t bytes = std::min<uint64_t>(200 * GetParam(), 24 << 20);
-  std::thread threads[4] = {std::thread([&] { send_all(rig.client.get(), bytes, 1); }),
-                            std::thread([&] { send_all(rig.server.get(), bytes, 2); }),
-                            std::thread([&] { receive_all(rig.client.get(), bytes, 3); }),
-                            std::thread([&] { receive_all(rig.server.get(), bytes, 4); })};
+  const uint64_t bytes = std::clamp<uint64_t>(200 * GetParam(), 60'000, 24 << 20);
+  std::atomic<int> sending{2};
+  const auto both_ways = [&](ResumableStream* stream, unsigned seed, std::thread* threads) {
+    threads[0] = std::thread([&sending, stream, bytes, seed] {
+      send_all(stream, bytes, seed);
+      --sending;
+    });
+    threads[1] = std::thread([&sending, stream, bytes, seed] {
+      receive_all(stream, bytes, seed + 10);
+      listen(stream, sending);
+    });
+  };
+  std::thread threads[4];
+  both_ways(rig.client.get(), 1, threads);
+  both_ways(rig.server.get(), 2, threads + 2);
   for (std::thread& t : threads) t.join();
   EXPECT_GT(rig.connections, 20);
 }
@@ -195,8 +214,13 @@ INSTANTIATE_TEST_SUITE_P(After, Cut, testing::Values(100, 3'000, 70'000, 900'000
 TEST(ResumableStream, SendsWhileNobodyReads) {
   Rig rig;
   rig.cut_after(500'000, 9);
-  std::thread other([&] { receive_all(rig.server.get(), 40 << 20, 5); });
+  std::atomic<int> sending{1};
+  std::thread other([&] {
+    receive_all(rig.server.get(), 40 << 20, 5);
+    listen(rig.server.get(), sending);
+  });
   send_all(rig.client.get(), 40 << 20, 6);
+  --sending;
   other.join();
 }
 
