@@ -55,6 +55,7 @@ class StaticOptions:
     http_port: int = 0
     relay: bool = False
     network_grace_seconds: int = 60
+    run_together: bool = False
 
     def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
@@ -83,6 +84,7 @@ class StaticOptions:
             {
                 "log": {"log_dir": log_dir, "log_to_screen": False},
                 "server": server,
+                "throttle": {"run_together": self.run_together},
                 "projects": {"users": f"{os.getuid()} = default other"},
                 # the card is the test's, which says itself what is wrong with it
                 "health": {"gpu_acceptance": "off", "watch": False},
@@ -167,6 +169,7 @@ def main() -> None:
     parser.add_argument("--http-port", type=int, default=0, help="where clients on the network ask")
     parser.add_argument("--relay", action="store_true", help="SOCKET.relay, for relayed sessions")
     parser.add_argument("--network-grace-seconds", type=int, default=60, help="0: none")
+    parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
     options = StaticOptions(**vars(parser.parse_args()))
     serve(options)
 
