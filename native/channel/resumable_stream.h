@@ -21,6 +21,7 @@
 
 #include "channel/kept_bytes.h"
 #include "channel/stream.h"
+#include "wire/protocol.h"
 
 namespace sluice::channel {
 
@@ -98,6 +99,7 @@ class ResumableStream : public Stream {
   bool has_room(size_t copied, size_t lent) const;  // mutex_ held
   bool wait_for_acknowledgement(uint64_t upto, bool settled);
   void acknowledge();
+  static bool hear(const Link& link, wire::StreamRecord* hello);
   void acknowledged(uint64_t upto, const Link& link);
 
   size_t take_waiting(Place* place);

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// The receiving half of a resumable stream: records come in, and what they hold goes where it is
+// wanted, with as few copies as can be.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "channel/resumable_stream.h"
+
+namespace sluice::channel {
+
+namespace {
+
+using wire::StreamRecord;
+
+constexpr size_t kScratch = 64 << 10;
+constexpr size_t kBehind = 4 << 10;        // received with it
+constexpr size_t kTellAfter = 1 << 20;     // received bytes that the other side has to know of
+constexpr size_t kMostUntaken = 64 << 20;  // more than all lanes' answers that nobody waits for
+constexpr size_t kMostRecord = 2 * wire::kMaxReplyBytes;  // the largest write and some
+
+}  // namespace
+
+// The parts of a read() as they are filled.
+struct ResumableStream::Place {
+  const iovec* parts;
+  int count;
+  int part = 0;
+  size_t at = 0;
+  size_t filled = 0;
+
+  std::byte* here() const { return static_cast<std::byte*>(parts[part].iov_base) + at; }
+  size_t room_here() const { return part < count ? parts[part].iov_len - at : 0; }
+  void went(size_t n) {
+    filled += n;
+    at += n;
+    while (part < count && at == parts[part].iov_len) ++part, at = 0;
+  }
+  size_t put(const std::byte* data, size_t n) {
+    size_t done = 0;
+    while (done < n && part < count) {
+      const size_t take = std::min(n - done, room_here());
+      std::memcpy(here(), data + done, take);
+      done += take;
+      went(take);
+    }
+    return done;
+  }
+};
+
+bool ResumableStream::pending() const { return waiting_in_.load(std::memory_order_acquire) > 0; }
+
+bool ResumableStream::readable() const {
+  if (pending()) return true;
+  const Link there = link();
+  return !there || there->stream->readable();
+}
+
+// Of what has been received; read_mutex_ held.
+size_t ResumableStream::take_waiting(Place* place) {
+  const size_t have = waiting_in_.load(std::memory_order_relaxed);
+  if (have == 0) return 0;
+  const size_t took = place->put(in_.data() + in_begin_, have);
+  in_begin_ += took;
+  if (in_begin_ == in_.size()) in_.clear(), in_begin_ = 0;
+  waiting_in_.store(have - took, std::memory_order_release);
+  return took;
+}
+
+ssize_t ResumableStream::read_present(const iovec* parts, int count) {
+  std::lock_guard reads(read_mutex_);
+  Place place{parts, count};
+  if (const size_t took = take_waiting(&place)) return static_cast<ssize_t>(took);
+  const Link there = link();
+  if (!there || over() || !there->stream->readable()) return 0;
+  if (const ssize_t got = receive(there, &place); got <= 0) broke(there, true);
+  return static_cast<ssize_t>(place.filled);
+}
+
+ssize_t ResumableStream::read(const iovec* parts, int count) {
+  for (;;) {
+    Link there;
+    {
+      std::lock_guard reads(read_mutex_);
+      Place place{parts, count};
+      if (const size_t took = take_waiting(&place)) return static_cast<ssize_t>(took);
+      there = link();
+      if (there && !over()) {
+        const ssize_t got = receive(there, &place);
+        if (got <= 0) broke(there, got == 0 || errno == ECONNRESET || errno == EPIPE);
+        if (place.filled > 0) return static_cast<ssize_t>(place.filled);
+      }
+    }
+    if (!there && !await_link()) return 0;
+    if (over()) return 0;
+  }
+}
+
+// One read of the connection; read_mutex_ held. Bytes go where they are wanted at once, as far as
+// is known what they are: the rest of a record, or what follows a header. Without a place, or where
+// theirs is full, they wait in `in_`.
+ssize_t ResumableStream::receive(const Link& link, Place* place) {
+  if (scratch_.empty()) scratch_.resize(kScratch);
+  if (reading_ != link) reading_ = link, left_ = 0, header_bytes_ = 0;
+  const size_t room = place ? place->room_here() : 0;
+  std::byte* const here = room ? place->here() : nullptr;
+  const size_t header = left_ == 0 ? sizeof header_ - header_bytes_ : 0;
+  const size_t direct = left_ > 0 ? std::min<size_t>(left_, room) : std::min(room, kScratch);
+  // A record that ends here is followed by another's header.
+  const size_t next = left_ > 0 && direct == left_ ? sizeof header_ : 0;
+  const size_t behind = direct > 0 && left_ == 0 ? 0 : place ? kBehind : kScratch;
+  iovec parts[4];
+  int count = 0;
+  const auto add = [&](std::byte* to, size_t n) {
+    if (n > 0) parts[count++] = {to, n};
+  };
+  add(header_ + header_bytes_, header);
+  add(here, direct);
+  if (left_ == 0 || next) {
+    add(header_, next);
+    add(scratch_.data(), behind);
+  } else if (direct == 0) {
+    add(scratch_.data(), std::min<size_t>(kScratch, left_));
+  }
+  const ssize_t got = link->stream->read(parts, count);
+  if (got <= 0) return got;
+  auto n = static_cast<size_t>(got);
+  const auto end_with = [&](bool good) -> ssize_t {
+    if (!good) return end(), 0;
+    if (received_.load(std::memory_order_relaxed) - told_.load(std::memory_order_relaxed) >=
+        kTellAfter)
+      owes_acknowledgement_.store(true, std::memory_order_seq_cst);
+    acknowledge();
+    return got;
+  };
+  if (header > 0) {
+    header_bytes_ += std::min(n, header);
+    n -= std::min(n, header);
+    if (!take_header(link)) return end_with(false);
+  }
+  const size_t landed = std::min(n, direct), placed = std::min<size_t>(landed, left_);
+  if (landed > placed) {  // it belongs to the records that follow
+    std::memcpy(scratch_.data(), here + placed, landed - placed);
+  }
+  if (placed > 0) {
+    place->went(placed);
+    left_ -= static_cast<uint32_t>(placed);
+    received_.fetch_add(placed, std::memory_order_release);
+  }
+  if (landed > placed) return end_with(scan(scratch_.data(), landed - placed, place, link));
+  n -= landed;
+  if (next > 0) {
+    header_bytes_ = std::min(n, next);
+    n -= header_bytes_;
+    if (!take_header(link)) return end_with(false);
+  }
+  return end_with(scan(scratch_.data(), n, place, link));
+}
+
+// Of the record that begins, once all of its header is there. False: it is none.
+bool ResumableStream::take_header(const Link& link) {
+  if (header_bytes_ < sizeof header_) return true;
+  header_bytes_ = 0;
+  StreamRecord record;
+  std::memcpy(&record, header_, sizeof record);
+  if (record.bytes > kMostRecord) return false;
+  left_ = record.bytes;
+  acknowledged(record.received, link);
+  if (record.flags & wire::kWantsAcknowledgement)
+    owes_acknowledgement_.store(true, std::memory_order_seq_cst);
+  return true;
+}
+
+bool ResumableStream::scan(const std::byte* data, size_t n, Place* place, const Link& link) {
+  while (n > 0) {
+    if (left_ == 0) {
+      const size_t take = std::min(n, sizeof header_ - header_bytes_);
+      std::memcpy(header_ + header_bytes_, data, take);
+      header_bytes_ += take;
+      data += take;
+      n -= take;
+      if (!take_header(link)) return false;
+      continue;
+    }
+    const size_t take = std::min<size_t>(n, left_);
+    const size_t placed = place ? place->put(data, take) : 0;
+    if (placed < take) {
+      if (in_.size() - in_begin_ + take - placed > kMostUntaken) return false;
+      in_.insert(in_.end(), data + placed, data + take);
+      waiting_in_.store(in_.size() - in_begin_, std::memory_order_release);
+    }
+    received_.fetch_add(take, std::memory_order_release);
+    left_ -= static_cast<uint32_t>(take);
+    data += take;
+    n -= take;
+  }
+  return true;
+}
+
+}  // namespace sluice::channel
