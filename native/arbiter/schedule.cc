@@ -31,7 +31,7 @@ void Schedule::count(Tenant& t, Nanoseconds now) const {
     return;
   }
   t.paid += time / t.share();
-  t.allowance -= time;
+  t.allowance = std::max(t.allowance - time, least_allowance(t));
 }
 
 void Schedule::count_all(Nanoseconds now) {
@@ -42,6 +42,11 @@ void Schedule::count_all(Nanoseconds now) {
 double Schedule::most_allowance(const Tenant& t) const {
   return std::max(2 * t.share() * static_cast<double>(settings_.period),
                   2 * static_cast<double>(settings_.least_turn));
+}
+
+// What one who is capped owes is bounded as what one owes the others is.
+double Schedule::least_allowance(const Tenant& t) const {
+  return -settings_.debt_periods * t.share() * static_cast<double>(settings_.period);
 }
 
 // Of those who want the GPUs that it wants.
@@ -184,7 +189,7 @@ void Schedule::charge(uint32_t tenant, Nanoseconds time) {
   Tenant& t = found->second;
   t.figures.held += time;
   (t.active() ? t.paid : t.ahead) += static_cast<double>(time) / t.share();
-  t.allowance -= static_cast<double>(time);
+  t.allowance = std::max(t.allowance - static_cast<double>(time), least_allowance(t));
 }
 
 bool Schedule::holds(uint32_t tenant) const {

@@ -133,6 +133,7 @@ class Schedule {
   void count_all(Nanoseconds now);
   double least_paid_beside(const Tenant& tenant) const;
   double most_allowance(const Tenant& tenant) const;
+  double least_allowance(const Tenant& tenant) const;
   bool may_run(const Tenant& tenant) const;
   bool wanted_by_others(const Tenant& tenant) const;
   bool wanted_urgently(const Tenant& tenant) const;

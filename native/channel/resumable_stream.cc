@@ -61,6 +61,11 @@ bool ResumableStream::over() const {
   return over_;
 }
 
+bool ResumableStream::was_closed() const {
+  std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 bool ResumableStream::has_expired(int64_t at) const {
   return !link_ && at - broken_at_ >= (closed_ ? terms_.closed_grace_ns : terms_.grace_ns);
 }

@@ -72,6 +72,8 @@ class ResumableStream : public Stream {
   // whose other end is closed. True: it has been broken for too long.
   bool look(uint32_t silent_ms);
   bool over() const;
+  // Whether it was the other side's end that was closed when it broke last.
+  bool was_closed() const;
   // As the kernel saw it when somebody looked last.
   uint32_t round_trip_us() const { return round_trip_us_.load(std::memory_order_relaxed); }
   // -1: there is none now.

@@ -35,6 +35,8 @@ class Endpoint {
   virtual bool closed() = 0;
   // Its machine, or the way to it, is gone. Asked now and then by the control thread.
   virtual bool lost() { return false; }
+  // After that: whether it was the client's end that was closed, as when its process ends.
+  virtual bool closed_by_client() { return false; }
   // Whether it can go on over another connection; then lost() is asked every few seconds.
   virtual bool resumable() const { return false; }
   // Another connection of its client's, which has proved itself: goes on over it. May wait for the

@@ -26,6 +26,9 @@ constexpr uint64_t kStandingNs = 1'000'000'000;
 constexpr int kMaxThreads = wire::kStreamLanes + 16;
 
 process::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
+process::End left() {
+  return {EndCause::kClientEnded, "the client's end was closed, and it did not come back"};
+}
 process::End bad(const std::string& what) { return {EndCause::kClientRefused, what}; }
 }  // namespace
 
@@ -123,7 +126,10 @@ void Executor::lead(std::byte* frame) {
     }
     empty_since = 0;
     if (got == Endpoint::Got::kGone)
-      return end({EndCause::kClientLost, "the connection to the client was lost"},
+      return end(endpoint_.closed_by_client() ? left()
+                                              : process::End{EndCause::kClientLost,
+                                                             "the connection to the client was "
+                                                             "lost"},
                  CUDA_ERROR_UNKNOWN);
     if (got == Endpoint::Got::kBroken)
       return end(bad("the client's channel holds no valid frame"), CUDA_ERROR_UNKNOWN);

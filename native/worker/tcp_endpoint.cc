@@ -72,6 +72,7 @@ class TcpEndpoint : public Endpoint {
   bool lost() override {
     return resumable_ ? resumable_->look(kSilentMs) : channel::unheard_of(socket_, kUnheardMs);
   }
+  bool closed_by_client() override { return resumable_ && resumable_->was_closed(); }
   bool resumable() const override { return resumable_ != nullptr; }
   bool resume(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> next) override {
     return resumable_ && resumable_->resume(epoch, std::move(next));

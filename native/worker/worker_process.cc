@@ -31,6 +31,16 @@ constexpr int kLastWorkMs = 2'000;
 // How long the last words of a process may take. What keeps them from being said keeps nothing
 // else.
 constexpr unsigned kLastWordsSeconds = 5;
+
+process::End lost(Endpoint& endpoint) {
+  using wire::EndCause;
+  if (endpoint.closed_by_client())
+    return {EndCause::kClientEnded, "the client's end was closed, and it did not come back"};
+  if (endpoint.resumable())
+    return {EndCause::kClientLost,
+            "its client made no other connection in time after the last had broken"};
+  return {EndCause::kClientLost, "the client's machine has not answered for three minutes"};
+}
 }  // namespace
 
 bool WorkerProcess::prepare(std::string* error) {
@@ -298,12 +308,7 @@ int WorkerProcess::run() {
       executor_->end({wire::EndCause::kClientEnded, "the client process ended"},
                      CUDA_ERROR_DEINITIALIZED);
     if (executor_ && session_->endpoint().lost())
-      executor_->end({wire::EndCause::kClientLost, session_->endpoint().resumable()
-                                                       ? "its client made no other connection in "
-                                                         "time after the last had broken"
-                                                       : "the client's machine has not answered "
-                                                         "for three minutes"},
-                     CUDA_ERROR_DEINITIALIZED);
+      executor_->end(lost(session_->endpoint()), CUDA_ERROR_DEINITIALIZED);
   }
 }
 
