@@ -63,6 +63,7 @@ class ConcurrentWorkers:
         self._start_seconds = start_seconds
         self._ready: dict[Place, Worker] = {}
         self._refills: set[asyncio.Task[None]] = set()
+        self._refilling: set[Place] = set()
         self._on_gpu: Counter[str] = Counter()
         self._stopping = False
         daemons.on_end = self._daemon_ended
@@ -193,22 +194,26 @@ class ConcurrentWorkers:
     async def _refill(self, place: Place) -> None:
         await asyncio.sleep(REFILL_DELAY_SECONDS)
         alike = [p for p in self._ready if (p.project, p.gpus) == (place.project, place.gpus)]
-        if place in alike or self._stopping:
+        if place in alike or place in self._refilling or self._stopping:
             return
         for other in alike:
             self._end(self._ready.pop(other), "sessions of another size are asked for")
         daemon = self.daemons.running(place.project)
         if daemon is None or not self._has_sessions(daemon) or self.daemons.is_full(daemon):
             return
+        self._refilling.add(place)
         try:
             worker = await self._start(place)
         except WorkerError as error:
             log.error("project %s has no worker that waits ready: %s", place.project, error)
             return
+        finally:
+            self._refilling.discard(place)
+        # counted among those that wait, it is no session: the last may have ended meanwhile
+        self._ready[place] = worker
         if self._stopping or not self._has_sessions(daemon):
+            del self._ready[place]
             self._end(worker, "it is not needed any more")
-        else:
-            self._ready[place] = worker
 
     def _end(self, worker: Worker, why: str) -> None:
         worker.end(End(EndCause.UNKNOWN, why))
