@@ -63,13 +63,15 @@ class ConcurrentWorkers:
         self._start_seconds = start_seconds
         self._ready: dict[Place, Worker] = {}
         self._refills: set[asyncio.Task[None]] = set()
-        self._refilling: set[Place] = set()
+        self._refilling: dict[Place, asyncio.Task[None]] = {}  # whose worker is being started
         self._on_gpu: Counter[str] = Counter()
         self._stopping = False
         daemons.on_end = self._daemon_ended
 
     async def take(self, place: Place) -> Worker:
         """A ready worker for a session; raises WorkerError."""
+        if place not in self._ready and (making := self._refilling.get(place)):
+            await asyncio.wait([making])  # sooner there than another
         worker = self._ready.pop(place, None)
         if worker is None or not worker.is_ready:
             worker = await self._start(place)
@@ -201,14 +203,15 @@ class ConcurrentWorkers:
         daemon = self.daemons.running(place.project)
         if daemon is None or not self._has_sessions(daemon) or self.daemons.is_full(daemon):
             return
-        self._refilling.add(place)
+        if task := asyncio.current_task():
+            self._refilling[place] = task
         try:
             worker = await self._start(place)
         except WorkerError as error:
             log.error("project %s has no worker that waits ready: %s", place.project, error)
             return
         finally:
-            self._refilling.discard(place)
+            self._refilling.pop(place, None)
         # counted among those that wait, it is no session: the last may have ended meanwhile
         self._ready[place] = worker
         if self._stopping or not self._has_sessions(daemon):
