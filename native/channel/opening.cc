@@ -11,6 +11,8 @@ namespace {
 
 constexpr uint32_t kNotReady = 600;  // CUresult
 
+}  // namespace
+
 bool read_exact(Stream* stream, void* data, size_t n) {
   char* at = static_cast<char*>(data);
   while (n > 0) {
@@ -22,8 +24,6 @@ bool read_exact(Stream* stream, void* data, size_t n) {
   }
   return true;
 }
-
-}  // namespace
 
 bool open_over(Stream* stream, std::span<const std::byte> request, const std::string& server,
                Opened* opened, const std::function<void(const char* line)>& waits) {

@@ -22,6 +22,9 @@ struct Opened {
   uint32_t status = 0;
 };
 
+// So many bytes, however they come. False: the connection ended before.
+bool read_exact(Stream* stream, void* data, size_t n);
+
 // `request`: an OpenSession, with its key where one is needed. `server`: who answers, for the line.
 // `waits` is told each line of a server that waits for a grant itself.
 bool open_over(Stream* stream, std::span<const std::byte> request, const std::string& server,

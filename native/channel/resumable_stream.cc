@@ -66,9 +66,11 @@ bool ResumableStream::was_closed() const {
   return closed_;
 }
 
-bool ResumableStream::has_expired(int64_t at) const {
-  return !link_ && at - broken_at_ >= (closed_ ? terms_.closed_grace_ns : terms_.grace_ns);
+int64_t ResumableStream::expires_at() const {
+  return broken_at_ + (closed_ ? terms_.closed_grace_ns : terms_.grace_ns);
 }
+
+bool ResumableStream::has_expired(int64_t at) const { return !link_ && at >= expires_at(); }
 
 void ResumableStream::end() {
   std::lock_guard lock(mutex_);
@@ -101,7 +103,6 @@ void ResumableStream::broke(const Link& link, bool closed) {
   broken_at_ = now();
   closed_ = closed;
   over_ |= last_;
-  breaks_.fetch_add(1, std::memory_order_relaxed);
   changed_.notify_all();
 }
 
@@ -115,8 +116,7 @@ ResumableStream::Link ResumableStream::await_link() {
       changed_.notify_all();
       break;
     }
-    const int64_t left = broken_at_ + (closed_ ? terms_.closed_grace_ns : terms_.grace_ns) - at;
-    changed_.wait_for(lock, std::chrono::nanoseconds(left));
+    changed_.wait_for(lock, std::chrono::nanoseconds(expires_at() - at));
   }
   return over_ ? nullptr : link_;
 }
@@ -176,25 +176,19 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
   for (;;) {
     std::unique_lock sending(write_mutex_);
     Link there;
-    uint64_t before = 0;
+    bool kept = false;
     {
       std::lock_guard lock(mutex_);
       if (over_) return false;
-      if (has_room(copied, lent)) {
-        before = kept_.sent();
+      there = link_;
+      if ((kept = has_room(copied, lent))) {
         for (int i = 0; i + 1 < count; ++i) kept_.copy(parts[i].iov_base, parts[i].iov_len);
-        if (count > 0) {
-          const iovec& last = parts[count - 1];
-          lent ? kept_.lend(last.iov_base, last.iov_len, held)
-               : kept_.copy(last.iov_base, last.iov_len);
-        }
-        there = link_;
-      } else {
-        before = UINT64_MAX;
-        there = link_;
+        const iovec& last = parts[count - 1];
+        lent ? kept_.lend(last.iov_base, last.iov_len, held)
+             : kept_.copy(last.iov_base, last.iov_len);
       }
     }
-    if (before != UINT64_MAX) {
+    if (kept) {
       if (there && !send_record(there, parts, count, bytes, 0)) broke(there, true);
       sending.unlock();
       acknowledge();
@@ -331,7 +325,7 @@ bool ResumableStream::writable() const {
 
 void ResumableStream::finish() {
   std::lock_guard lock(mutex_);
-  finished_ = last_ = true;
+  last_ = true;
   if (link_) link_->stream->finish();
 }
 
@@ -369,12 +363,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
     if (on_connection) on_connection(link->socket);
     changed_.notify_all();
   }
-  if (send_again(link, hello.received)) {
-    std::lock_guard lock(mutex_);
-    if (finished_) link->stream->finish();
-  } else {
-    broke(link, true);
-  }
+  if (!send_again(link, hello.received)) broke(link, true);
   return true;
 }
 

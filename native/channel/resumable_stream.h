@@ -78,7 +78,6 @@ class ResumableStream : public Stream {
   uint32_t round_trip_us() const { return round_trip_us_.load(std::memory_order_relaxed); }
   // -1: there is none now.
   int socket() const;
-  uint64_t breaks() const { return breaks_.load(std::memory_order_relaxed); }
 
   // As read(), but what is not there yet is not waited for, nor is another connection: 0.
   ssize_t read_present(const iovec* parts, int count);
@@ -93,6 +92,7 @@ class ResumableStream : public Stream {
   Link link() const;
   Link await_link();
   void broke(const Link& link, bool closed);
+  int64_t expires_at() const;           // mutex_ held
   bool has_expired(int64_t now) const;  // mutex_ held
 
   bool write_parts(iovec* parts, int count, size_t lent, std::shared_ptr<const void> held);
@@ -116,11 +116,10 @@ class ResumableStream : public Stream {
   Link link_;
   uint32_t epoch_ = 0, asked_ = 0;
   int64_t broken_at_ = 0;
-  bool closed_ = false, over_ = false, finished_ = false;
+  bool closed_ = false, over_ = false;
   bool last_ = false;     // no connection follows this one
   bool expired_ = false;  // none came in time
   KeptBytes kept_;        // sent and not acknowledged
-  std::atomic<uint64_t> breaks_{0};
   std::atomic<uint32_t> round_trip_us_{0};
 
   std::mutex write_mutex_;  // the order of what is sent

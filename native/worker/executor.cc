@@ -26,11 +26,12 @@ constexpr uint64_t kStandingNs = 1'000'000'000;
 constexpr int kMaxThreads = wire::kStreamLanes + 16;
 
 process::End closed() { return {EndCause::kClientEnded, "the client closed its session"}; }
-process::End left() {
-  return {EndCause::kClientEnded, "the client's end was closed, and it did not come back"};
-}
 process::End bad(const std::string& what) { return {EndCause::kClientRefused, what}; }
 }  // namespace
+
+process::End client_left() {
+  return {EndCause::kClientEnded, "the client's end was closed, and it did not come back"};
+}
 
 Executor::Executor(Session& session, std::function<void(const process::End&)> ended)
     : session_(session),
@@ -126,7 +127,7 @@ void Executor::lead(std::byte* frame) {
     }
     empty_since = 0;
     if (got == Endpoint::Got::kGone)
-      return end(endpoint_.closed_by_client() ? left()
+      return end(endpoint_.closed_by_client() ? client_left()
                                               : process::End{EndCause::kClientLost,
                                                              "the connection to the client was "
                                                              "lost"},

@@ -16,6 +16,9 @@
 
 namespace sluice::worker {
 
+// Of a client whose end of the connection was closed, as when its process ends.
+process::End client_left();
+
 class Executor {
  public:
   // `ended` is called once, from one of the threads; it does not return (the process exits).

@@ -34,8 +34,7 @@ constexpr unsigned kLastWordsSeconds = 5;
 
 process::End lost(Endpoint& endpoint) {
   using wire::EndCause;
-  if (endpoint.closed_by_client())
-    return {EndCause::kClientEnded, "the client's end was closed, and it did not come back"};
+  if (endpoint.closed_by_client()) return client_left();
   if (endpoint.resumable())
     return {EndCause::kClientLost,
             "its client made no other connection in time after the last had broken"};

@@ -9,6 +9,7 @@
 
 #include "abi/cuda_driver.h"
 #include "channel/dial.h"
+#include "channel/opening.h"
 #include "tls/client_handshake.h"
 #include "tls/openssl.h"
 #include "tls/record_stream.h"
@@ -63,16 +64,6 @@ bool write_all(channel::Stream* stream, const void* data, size_t n) {
   return stream->write(&part, 1);
 }
 
-bool read_all(channel::Stream* stream, void* data, size_t n) {
-  for (size_t have = 0; have < n;) {
-    const iovec part{static_cast<char*>(data) + have, n - have};
-    const ssize_t got = stream->read(&part, 1);
-    if (got <= 0) return false;
-    have += static_cast<size_t>(got);
-  }
-  return true;
-}
-
 }  // namespace
 
 std::unique_ptr<channel::ResumableStream::Connection> connect_to(const SessionAddress& where,
@@ -114,7 +105,7 @@ Resumed resume_tcp(const SessionAddress& where, channel::ResumableStream* stream
   if (getrandom(asked.nonce, sizeof asked.nonce, 0) != sizeof asked.nonce) return Resumed::kNotNow;
   wire::ResumeReply answer{};
   if (!write_all(connection->stream.get(), &asked, sizeof asked) ||
-      !read_all(connection->stream.get(), &answer, sizeof answer)) {
+      !channel::read_exact(connection->stream.get(), &answer, sizeof answer)) {
     *error = "the server closed the connection before it answered";
     return Resumed::kNotNow;
   }

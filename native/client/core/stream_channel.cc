@@ -18,7 +18,6 @@ namespace sluice::client {
 namespace {
 constexpr size_t kSendWhen = 48 << 10;  // gathered bytes that are sent without waiting for more
 constexpr size_t kPiece = kSendWhen + wire::kMaxFrameBytes;
-constexpr size_t kKeepAsItIs = 32 << 10;  // less is copied
 constexpr auto kGather = std::chrono::microseconds(40);
 constexpr size_t kReadBytes = 64 << 10;
 // Whose commands' data this thread leaves as it is.
@@ -123,15 +122,15 @@ bool StreamChannel::send_all(std::span<const std::byte> tail) {
   iovec parts[3] = {{out_.get(), out_used_},
                     {const_cast<std::byte*>(tail.data()), tail.size()},
                     {const_cast<uint64_t*>(&zeros), wire::round_up(tail.size(), 8) - tail.size()}};
-  if (resumable_ && tail.empty() && out_used_ >= kKeepAsItIs) {
-    if (!stream_->write_lent(parts, 1, out_)) gone_ = true;
-    next_piece();
-    out_used_ = 0;
-    return !gone_;
-  }
-  const bool lent = t_lends == this && parts[2].iov_len == 0 && !tail.empty();
-  if (!(lent ? stream_->write_lent(parts, 2, {}) : stream_->write(parts, tail.empty() ? 1 : 3)))
-    gone_ = true;
+  bool sent;
+  if (tail.empty())
+    sent = stream_->write_lent(parts, 1, out_);
+  else if (t_lends == this && parts[2].iov_len == 0)
+    sent = stream_->write_lent(parts, 2, {});
+  else
+    sent = stream_->write(parts, 3);
+  if (!sent) gone_ = true;
+  if (out_.use_count() > 2) next_piece();  // it is kept as it is
   out_used_ = 0;
   return !gone_;
 }
