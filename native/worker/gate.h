@@ -131,9 +131,10 @@ class Gate {
     bool chained;  // the GPU had work all the time since the end of the one before
     uint32_t launches;
     bool end_begins_next;
-    Gap gap;     // before it
-    float ns;    // expected
-    bool known;  // by what all of it took before
+    Gap gap;        // before it
+    float call_ns;  // that its first call took to be issued, if there is such a gap
+    float ns;       // expected
+    bool known;     // by what all of it took before
     std::vector<Part> parts;
   };
 
@@ -208,6 +209,8 @@ class Gate {
   float under_way_ns_ = 0;   // expected, of all of them
   int64_t front_since_ = 0;  // since when the GPU can have been at the oldest of them
   Gap gap_ = Gap::kUnknown;  // before the interval that has not ended
+  int64_t begun_at_ = 0;     // when that one's event was recorded
+  float call_ns_ = 0;        // as Interval's
   bool at_mark_ = false;     // the last one ended by a mark
   uint32_t last_turn_ = 0;   // which that was of
   uint32_t turn_ = 0, begun_ = 0;        // passed in this turn

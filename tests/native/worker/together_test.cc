@@ -54,6 +54,27 @@ TEST(TogetherGate, ATurnThatIsGivenBackUnusedRanDry) {
   EXPECT_GT(r.page->dry, r.page->watched / 2);
 }
 
+// A GPU that has come to a mark's end waits for as long as the call that follows takes to launch.
+TEST(TogetherGate, WhatALibraryThinksAboutWhileTheGpuIsIdleRanDry) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  r.gpu.gap_ms = 0.005f;
+  for (int i = 0; i < 500; ++i) r.launch(stream(1), 7, 60us);
+  r.say(now());
+  ASSERT_TRUE(soon([&] { return r.returned(); }));
+  EXPECT_GT(r.page->dry, r.page->watched / 2);
+}
+
+// Where the GPU had work it does not matter how long the next call took.
+TEST(TogetherGate, WhatALibraryThinksAboutWhileTheGpuWorksDidNot) {
+  auto& r = *new Rig(kUntilWanted);
+  r.gpu.instant = true;
+  for (int i = 0; i < 500; ++i) r.launch(stream(1), 7, 60us);
+  r.say(now());
+  ASSERT_TRUE(soon([&] { return r.returned(); }));
+  EXPECT_EQ(r.page->dry, 0u);
+}
+
 // What is under way then is known to be done within about the grace.
 TEST(TogetherGate, KeepsAsMuchUnderWayAsIsSoonDone) {
   auto& r = *new Rig(kTogether);

@@ -41,7 +41,8 @@ class ToldGpu {
       return CUDA_SUCCESS;
     };
     driver.cuEventElapsedTime_v2 = [](float* ms, CUevent begin, CUevent end) {
-      *ms = get().kernel_ms * get().between(begin, end);
+      const float launches = get().between(begin, end);
+      *ms = launches > 0 ? get().kernel_ms * launches : get().gap_ms.load();
       return CUDA_SUCCESS;
     };
     current_ = this;
@@ -62,6 +63,7 @@ class ToldGpu {
   Driver driver;
   std::atomic<bool> instant{false};  // work is done as it is issued
   std::atomic<float> kernel_ms{0.1f};
+  std::atomic<float> gap_ms{0};  // between two events without work between them
 
  private:
   float between(CUevent begin, CUevent end) {
@@ -129,8 +131,10 @@ struct Rig {
     uint64_t n;
     return read(bell, &n, sizeof n) == sizeof n;
   }
-  void launch(CUstream s, uint64_t kind = 7) {
+  // `thinks`: as a library's call does before it launches something.
+  void launch(CUstream s, uint64_t kind = 7, std::chrono::nanoseconds thinks = 0ns) {
     auto passage = gate->pass(s, {kind});
+    if (thinks > 0ns) channel::sleep_ns(static_cast<uint64_t>(thinks.count()));
     gpu.launch(s);
     passage.issued();
   }
