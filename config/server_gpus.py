@@ -103,9 +103,9 @@ class ThrottleSection(Section):
         "and pool say nothing",
     )
     run_together: bool = Field(
-        False,
+        True,
         description="true or false: tenants that do not fill a GPU together run at once while none "
-        "has less than in turns (not measured on cards yet)",
+        "has less than in turns",
     )
     longest_overrun_seconds: float = Field(
         0.0,

@@ -117,7 +117,7 @@ class Server:
         command += ["--socket", str(self.socket), "--log-dir", str(folder / "log")]
         command += ["--driver", driver, "--memory-mib", str(memory_mib), "--arena-mib", "4096"]
         command += ["--http-port", "19123", "--relay"]
-        command += ["--run-together"]  # to be measured before it is the default
+        command += ["--run-together"]  # as is the default
         if uid is not None:
             command += ["--uid", str(uid)]
         if libraries is not None:

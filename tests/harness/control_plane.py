@@ -182,7 +182,8 @@ class ControlPlane:
                 if metrics is None
                 else {"listen": self.metrics_url.partition("//")[2], **metrics}
             ),
-            throttle=throttle or {},
+            # Tenants of the software GPU cost each other nothing: no share could be counted.
+            throttle={"run_together": False, **(throttle or {})},
         )
         self.controller: subprocess.Popen[bytes] | None = None
         self.server: subprocess.Popen[bytes] | None = None

@@ -55,7 +55,7 @@ class StaticOptions:
     http_port: int = 0
     relay: bool = False
     network_grace_seconds: int = 60
-    run_together: bool = False
+    run_together: bool = False  # as in control_plane.py
 
     def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
         """A server's configuration; its other folders are in `run_dir`."""
