@@ -315,7 +315,7 @@ class DataPort:
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
         # the worker gets a frame that no longer carries a secret
         keyless = replace(asked, raw=asked.raw[:72] + bytes(64) + asked.raw[136:])
-        terms = self._terms if asked.is_resumable and not assignment.relay else None
+        terms = self._terms if asked.is_resumable else None
         channel = ConnectedSocket(connected.fileno(), rest, terms)
         grant = expected.grant
         if terms and terms.grace_seconds:

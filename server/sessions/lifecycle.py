@@ -178,7 +178,7 @@ class SessionLifecycle:
     def end(self, session: Session, why: End) -> None:
         """Ends a session; its client gets a sticky CUDA error."""
         session.log.write(f"ending: {why}")
-        session.worker.end(why)
+        session.end(why)
 
     def end_grant(self, grant_id: str, why: End) -> bool:
         """Ends every session of a grant; False if there is none."""

@@ -23,6 +23,7 @@ from sluice.server.controller.link import GrantedVgpu
 from sluice.server.listeners.peers import PeerGone, open_process
 from sluice.server.sessions.logs import SessionLog
 from sluice.server.sessions.open_session import OpenSession
+from sluice.server.workers.packets import close_descriptor
 from sluice.server.workers.worker import Worker
 
 # ends of sessions and of their relays
@@ -125,6 +126,29 @@ def trust_domain(node: str, requester: Requester) -> str:
 
 
 @dataclass(slots=True)
+class RelayedWay:
+    """What a relayed session needs for another relay, where it outlives one.
+
+    `region` is the descriptor of the client's, -1: whoever has the slot has not shown it yet.
+    """
+
+    address: str
+    port: int
+    tls: bool
+    grace_seconds: int
+    region_bytes: int
+    slot: int
+    slots: int
+    region_id: str
+    relays: int = 0  # that followed the first
+    region: int = -1
+
+    def to_record(self) -> dict[str, Any]:
+        """What a later server needs of it."""
+        return {name: value for name, value in asdict(self).items() if name != "region"}
+
+
+@dataclass(slots=True)
 class Session:
     """A session that runs, or is about to; `vgpus` are its grant's."""
 
@@ -143,6 +167,11 @@ class Session:
     project: str = ""  # on whose account it goes
     relayed_to: str = ""  # the node that its worker is on, when `worker` is a relay to it
     resume_key: str = field(default="", repr=False)  # a secret: listeners.resumption
+    way: RelayedWay | None = None  # of a relayed one that outlives its relay
+    why: End | None = None  # it is to end, whichever process serves it just now
+    #: Since when it has no connection to its client, or its relay none to its node, Unix time; 0:
+    #: it has.
+    disconnected_since: float = 0.0
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -151,6 +180,11 @@ class Session:
         """Which of its grant's vGPUs it has."""
         chosen = self.part.chosen if self.part else ()
         return chosen or tuple(range(len(self.vgpus)))
+
+    def end(self, why: End) -> None:
+        """Ends it, whichever process serves it just now; its client gets a sticky CUDA error."""
+        self.why = self.why or why
+        self.worker.end(why)
 
     def sharing_domains(self) -> frozenset[str]:
         """Whom it trusts: sessions of its grant, of its VM, of its user in the same namespaces."""
@@ -207,6 +241,7 @@ class Session:
             },
             "relayed_to": self.relayed_to,
             "resume_key": self.resume_key,
+            "way": self.way.to_record() if self.way else None,
         }
 
 
@@ -252,6 +287,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         project=record.get("project", ""),
         relayed_to=record.get("relayed_to", ""),
         resume_key=record.get("resume_key", ""),
+        way=RelayedWay(**way) if (way := record.get("way")) else None,
     )
 
 
@@ -297,9 +333,3 @@ def grant_request(
         **requester.report(),
         **(part.report() if part else {}),
     )
-
-
-def close_descriptor(descriptor: int) -> None:
-    """Closes a descriptor unless there is none."""
-    if descriptor >= 0:
-        os.close(descriptor)
