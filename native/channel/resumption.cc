@@ -38,6 +38,7 @@ std::string to_prove(const char* who, const wire::ResumeSession& asked,
   std::string text = who;
   text.append(reinterpret_cast<const char*>(&asked.session_id), sizeof asked.session_id);
   text.append(reinterpret_cast<const char*>(&asked.epoch), sizeof asked.epoch);
+  text.append(reinterpret_cast<const char*>(&asked.flags), sizeof asked.flags);
   text.append(reinterpret_cast<const char*>(asked.nonce), sizeof asked.nonce);
   text.append(reinterpret_cast<const char*>(answer.nonce), sizeof answer.nonce);
   return text;

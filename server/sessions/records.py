@@ -33,6 +33,11 @@ CLIENT_ENDED = End(EndCause.CLIENT_ENDED, "the client ended")
 ENDED_UNSEEN = End(EndCause.CLIENT_ENDED, "the client ended while no server ran")
 
 
+#: Of a session's relays so many may follow one another as fast as they can, then one in so many
+#: seconds: a client can have its relay lose its connection whenever it likes.
+AT_ONCE, SECONDS_EACH = 32, 5.0
+
+
 @dataclass(slots=True)
 class Requester:
     """Who asks for a session, as the host knows it; `pidfd` is owned by whoever holds it."""
@@ -126,6 +131,20 @@ def trust_domain(node: str, requester: Requester) -> str:
 
 
 @dataclass(slots=True)
+class Pace:
+    """How fast things may follow one another: `at_once` of them, then one in `seconds` each."""
+
+    at_once: int
+    seconds: float
+    _full_at: float = 0.0  # monotonic: when all of them may be had at once again
+
+    def wait_seconds(self, now: float) -> float:
+        """Takes one; how long it has to wait."""
+        self._full_at = max(self._full_at, now) + self.seconds
+        return max(0.0, self._full_at - self.at_once * self.seconds - now)
+
+
+@dataclass(slots=True)
 class RelayedWay:
     """What a relayed session needs for another relay, where it outlives one.
 
@@ -142,10 +161,13 @@ class RelayedWay:
     region_id: str
     relays: int = 0  # that followed the first
     region: int = -1
+    node_knows: bool = False  # that the client has ended
+    pace: Pace = field(default_factory=lambda: Pace(AT_ONCE, SECONDS_EACH))
 
     def to_record(self) -> dict[str, Any]:
         """What a later server needs of it."""
-        return {name: value for name, value in asdict(self).items() if name != "region"}
+        own = ("region", "node_knows", "pace")
+        return {name: value for name, value in asdict(self).items() if name not in own}
 
 
 @dataclass(slots=True)

@@ -15,8 +15,9 @@ import asyncio
 import logging
 import os
 import secrets
+import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,7 @@ from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.listeners.resumption import key_of
 from sluice.server.sessions.client_watch import forget_client, unwatch_client, watch_client
+from sluice.server.sessions.farewell import NotHeardError, say_ended
 from sluice.server.sessions.open_session import FRAME_BYTES, RefusalError, with_key
 from sluice.server.sessions.opening import (
     SessionGrant,
@@ -50,6 +52,8 @@ AGAIN_SECONDS = 0.5
 #: Each relay that follows has so many attempts at a connection, each with a number of its own.
 ATTEMPTS = 1 << 16
 MOST_FOLLOWING = (1 << 16) - 2
+#: Ends that a session's node gave, or that it has had before its relay.
+NODES_OWN = (EndCause.NODE_LOST, EndCause.WORKER_FAILED, EndCause.NOT_TAKEN)
 #: For the connection, the handshake, and a worker that has to be started there.
 OPEN_SECONDS = 150.0
 #: For a relay that is told that another has taken its place.
@@ -74,7 +78,7 @@ class Relays:
         self._told = ended
         self._ca_file = ca_file
         self.sessions: dict[str, Session] = {}
-        self._following: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(
         self, request: SessionRequest, grant: SessionGrant, target: rpc.RelayTarget
@@ -172,6 +176,7 @@ class Relays:
                 session.why = End(EndCause.NODE_LOST, "no relay could go on with it in time")
                 break
             try:
+                await asyncio.sleep(min(left, way.pace.wait_seconds(time.monotonic())))
                 await self._follow_up(session, way, left)
             except (WorkerError, OSError) as error:
                 session.log.write(f"no other relay goes on with it: {error}", logging.WARNING)
@@ -179,7 +184,6 @@ class Relays:
                 session.why = session.why or session.worker.why
             else:
                 session.disconnected_since = 0.0
-                session.log.write(f"goes on by relay {session.worker.id}")
                 return
             if session.why is None:
                 await asyncio.sleep(AGAIN_SECONDS)
@@ -230,6 +234,7 @@ class Relays:
             raise WorkerError(f"relay {relay.id} ended as soon as it went on")
         relay.on_exit = partial(self._exited, session)
         relay.on_broken = partial(self._broken, session)
+        relay.on_ended = partial(self._says_ended, session)
 
     def _open_ca(self, opened: ExitStack) -> int:
         if self._ca_file is None:
@@ -269,7 +274,7 @@ class Relays:
 
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
-        for task in self._following:
+        for task in self._tasks:
             task.cancel()
         for session in self.sessions.values():
             unwatch_client(session)
@@ -303,12 +308,12 @@ class Relays:
         self.sessions[session.id] = session
         session.worker.on_exit = partial(self._exited, session)
         session.worker.on_broken = partial(self._broken, session)
+        session.worker.on_ended = partial(self._says_ended, session)
         watch_client(session)
 
     def _broken(self, session: Session) -> None:
         """Its relay has lost its connection."""
         if session.way and session.why is None:
-            session.log.write("its connection is lost; another relay goes on with it")
             self._begin_to_go_on(session, session.way)
 
     def _exited(self, session: Session, worker: Worker, why: End) -> None:
@@ -324,20 +329,37 @@ class Relays:
         # from now on nobody else hears of its relay
         session.worker.on_exit = lambda worker, _: self._clean(worker)
         session.worker.on_broken = None
-        task = asyncio.create_task(self._go_on(session, way))
-        self._following.add(task)
-        task.add_done_callback(self._following.discard)
+        self._in_background(self._go_on(session, way))
+
+    def _says_ended(self, session: Session, _: Worker, message: Message) -> None:
+        if session.way:
+            session.way.node_knows = message.get("node_through") == "1"
 
     def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
         forget_client(session)
-        if session.way:
-            close_descriptor(session.way.region)
-            session.way.region = -1
+        if way := session.way:
+            close_descriptor(way.region)
+            way.region = -1
+            if not way.node_knows and why.cause not in NODES_OWN:
+                self._in_background(self._tell_node(session, way))
         self._clean(session.worker)
         session.log.write(f"ended: {why}")
         session.gone.set()
         self._told(session, why)
+
+    async def _tell_node(self, session: Session, way: RelayedWay) -> None:
+        """Else it waits for a client that does not come back."""
+        key = bytes.fromhex(session.resume_key)
+        try:
+            await say_ended(session.id, session.relayed_to, way, key, self._ca_file)
+        except (NotHeardError, ssl.SSLError) as error:
+            session.log.write(f"its node does not hear of its end: {error}", logging.WARNING)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _unused_one_ended(self, worker: Worker, why: End) -> None:
         log.warning("relay %s ended unused: %s; its log is %s", worker.id, why, worker.record.log)
