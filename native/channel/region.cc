@@ -113,6 +113,10 @@ void start_slot(const MappedSlot& slot) {
   h.back_tail.store(0);
   h.back_head.store(0);
   h.reader_sleeps.store(0);
+  h.outlives_relay.store(0);
+  h.link.store(0);
+  h.node_round_trip_us.store(0);
+  h.link_taken.store(0);
 }
 
 void format_slot(const MappedSlot& slot, uint32_t index, SlotState first) {

@@ -76,38 +76,90 @@ void ByteConsumer::release(size_t n) {
   head_word_->store(head_, std::memory_order_release);
 }
 
+RegionEnd::RegionEnd(MappedSlot mapped, bool shares, int relay, int region, Bell with)
+    : slot(std::move(mapped)),
+      shares_futex(shares),
+      relay_pidfd(relay),
+      region_fd(region),
+      bell(std::move(with)),
+      generation(slot.header().generation.load()) {}
+
+RegionEnd::~RegionEnd() {
+  if (relay_pidfd >= 0) ::close(relay_pidfd);
+  if (region_fd >= 0) ::close(region_fd);
+}
+
+bool RegionEnd::over() const {
+  const SlotHeader& h = slot.header();
+  return h.state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kReady) ||
+         h.generation.load(std::memory_order_relaxed) != generation;
+}
+
+uint32_t RegionEnd::last_words(std::string* why) const {
+  SlotHeader& h = slot.header();
+  if (h.generation.load(std::memory_order_relaxed) != generation) return 0;
+  const uint32_t error = h.sticky_error.load(std::memory_order_acquire);
+  if (error == 0) return 0;
+  *why = read_end_reason(slot);
+  // The relay waits for this a moment, as the slot is blank after it.
+  uint32_t expected = static_cast<uint32_t>(SlotState::kDead);
+  h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClosed));
+  return error;
+}
+
+// The pidfd is of the first relay.
+RegionStream::RegionStream(std::shared_ptr<RegionEnd> end, uint32_t link)
+    : Stream(-1),
+      end_(std::move(end)),
+      h_(end_->slot.header()),
+      link_(link),
+      relay_pidfd_(link <= kFirstLink ? end_->relay_pidfd : -1) {
+  out_.attach(h_.tail, h_.head, end_->slot.ring(), end_->slot.layout().ring_bytes);
+  in_.attach(h_.back_tail, h_.back_head, end_->slot.arena(), end_->slot.layout().ring_bytes);
+}
+
 RegionStream::RegionStream(MappedSlot slot, bool shares_futex, int relay_pidfd, int region_fd,
                            Bell bell)
-    : Stream(-1),
-      slot_(std::move(slot)),
-      shares_futex_(shares_futex),
-      relay_pidfd_(relay_pidfd),
-      region_fd_(region_fd),
-      bell_(std::move(bell)),
-      generation_(slot_.header().generation.load()) {
-  SlotHeader& h = slot_.header();
-  out_.attach(h.tail, h.head, slot_.ring(), slot_.layout().ring_bytes);
-  in_.attach(h.back_tail, h.back_head, slot_.arena(), slot_.layout().ring_bytes);
-}
+    : RegionStream(std::make_shared<RegionEnd>(std::move(slot), shares_futex, relay_pidfd,
+                                               region_fd, std::move(bell)),
+                   0) {}
 
-RegionStream::~RegionStream() {
-  if (relay_pidfd_ >= 0) ::close(relay_pidfd_);
-  if (region_fd_ >= 0) ::close(region_fd_);
-}
+RegionStream::~RegionStream() { cut(); }
 
-// After a detach a guest reads zeros from the lost device, so anything but "ready, same generation"
-// is an end.
 bool RegionStream::closed() const {
-  const SlotHeader& h = slot_.header();
-  return h.state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kReady) ||
-         h.generation.load(std::memory_order_relaxed) != generation_;
+  return cut_.load(std::memory_order_acquire) || end_->over() ||
+         (link_ != 0 && h_.link.load(std::memory_order_acquire) != link_);
 }
 
-bool RegionStream::gone() {
+bool RegionStream::gone() const {
   if (closed()) return true;
   if (relay_pidfd_ < 0) return false;
   pollfd p{relay_pidfd_, POLLIN, 0};
   return poll(&p, 1, 0) > 0;
+}
+
+bool RegionStream::begin() {
+  if (link_ == 0) return true;
+  h_.tail.store(0, std::memory_order_relaxed);
+  h_.back_head.store(0, std::memory_order_relaxed);
+  h_.link_taken.store(link_, std::memory_order_seq_cst);
+  wake();
+  return !closed();
+}
+
+// The relay learns of it, too: it is of no more use.
+void RegionStream::cut() {
+  if (cut_.exchange(true)) return;
+  uint32_t taken = link_;
+  const bool ours = h_.generation.load(std::memory_order_relaxed) == end_->generation;
+  if (link_ != 0 && ours && h_.link_taken.compare_exchange_strong(taken, 0)) wake();
+  if (!end_->shares_futex) return;  // a reader looks now and then
+  h_.reader_wake.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(h_.reader_wake, 1 << 20);
+}
+
+uint32_t RegionStream::round_trip_us() const {
+  return h_.node_round_trip_us.load(std::memory_order_relaxed);
 }
 
 ssize_t RegionStream::take(const iovec* parts, int count) {
@@ -132,47 +184,54 @@ ssize_t RegionStream::take(const iovec* parts, int count) {
 }
 
 ssize_t RegionStream::read(const iovec* parts, int count) {
-  SlotHeader& h = slot_.header();
-  uint64_t start = 0, pause = kPauseMinNs, slept = 0;
+  Idle idle;
   for (;;) {
     // Read before the bytes: what was put there before the end is still to be had.
-    const bool over = slept >= kSleepSliceNs ? gone() : closed();
-    if (slept >= kSleepSliceNs) slept = 0;
-    const bool ours = h.generation.load(std::memory_order_relaxed) == generation_;
+    const bool over = idle.slept >= kSleepSliceNs ? gone() : closed();
+    if (idle.slept >= kSleepSliceNs) idle.slept = 0;
+    const bool ours = h_.generation.load(std::memory_order_relaxed) == end_->generation;
     if (const ssize_t n = ours ? take(parts, count) : 0; n != 0) return n;
     if (over) return 0;
-    const uint64_t now = now_ns();
-    if (start == 0) start = now;
-    if (now - start < kSpinNs) {
-      for (int i = 0; i < 50 && in_.empty(); ++i) cpu_relax();
-      if (in_.empty()) spin_round();
-      continue;
-    }
-    if (shares_futex_) {
-      const uint32_t seen = h.reader_wake.load(std::memory_order_seq_cst);
-      h.reader_sleeps.store(1, std::memory_order_seq_cst);
-      if (in_.empty() && !closed()) futex_wait(h.reader_wake, seen, kSleepSliceNs);
-      h.reader_sleeps.store(0, std::memory_order_relaxed);
-      slept = kSleepSliceNs;
-    } else {
-      sleep_ns(pause);
-      slept += pause;
-      pause = std::min(pause * 2, kPauseMaxNs);
-    }
+    wait_a_little(&idle);
+  }
+}
+
+bool RegionStream::wait_readable(int milliseconds) const {
+  const uint64_t until = now_ns() + static_cast<uint64_t>(milliseconds) * 1'000'000;
+  for (Idle idle; !readable(); wait_a_little(&idle))
+    if (now_ns() >= until) return false;
+  return true;
+}
+
+void RegionStream::wait_a_little(Idle* idle) const {
+  const uint64_t now = now_ns();
+  if (idle->since == 0) idle->since = now, idle->pause = kPauseMinNs;
+  if (now - idle->since < kSpinNs) {
+    for (int i = 0; i < 50 && in_.empty(); ++i) cpu_relax();
+    if (in_.empty()) spin_round();
+  } else if (end_->shares_futex) {
+    const uint32_t seen = h_.reader_wake.load(std::memory_order_seq_cst);
+    h_.reader_sleeps.store(1, std::memory_order_seq_cst);
+    if (in_.empty() && !closed()) futex_wait(h_.reader_wake, seen, kSleepSliceNs);
+    h_.reader_sleeps.store(0, std::memory_order_relaxed);
+    idle->slept = kSleepSliceNs;
+  } else {
+    sleep_ns(idle->pause);
+    idle->slept += idle->pause;
+    idle->pause = std::min(idle->pause * 2, kPauseMaxNs);
   }
 }
 
 void RegionStream::wake() {
-  SlotHeader& h = slot_.header();
-  if (h.sleeping.load(std::memory_order_seq_cst) == 0 ||
-      h.sleeping.exchange(0, std::memory_order_seq_cst) == 0)
+  if (h_.sleeping.load(std::memory_order_seq_cst) == 0 ||
+      h_.sleeping.exchange(0, std::memory_order_seq_cst) == 0)
     return;
-  if (shares_futex_) {
-    h.wake.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake(h.wake);
+  if (end_->shares_futex) {
+    h_.wake.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake(h_.wake);
   } else {
-    h.doorbell.store(1, std::memory_order_seq_cst);
-    bell_.ring();
+    h_.doorbell.store(1, std::memory_order_seq_cst);
+    end_->bell.ring();
   }
 }
 
@@ -241,25 +300,15 @@ void RegionStream::try_write(const void* data, size_t n) {
 
 bool RegionStream::readable() const { return !in_.empty() || closed(); }
 
-void RegionStream::finish() {
-  SlotHeader& h = slot_.header();
-  if (h.generation.load(std::memory_order_relaxed) != generation_) return;
-  uint32_t expected = static_cast<uint32_t>(SlotState::kReady);
-  if (!h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClosed))) return;
-  h.sleeping.store(1, std::memory_order_seq_cst);
-  wake();
-}
+bool RegionStream::writable() const { return out_.seems_to_have_room(kPage) || closed(); }
 
-uint32_t RegionStream::last_words(std::string* why) {
-  SlotHeader& h = slot_.header();
-  if (h.generation.load(std::memory_order_relaxed) != generation_) return 0;
-  const uint32_t error = h.sticky_error.load(std::memory_order_acquire);
-  if (error == 0) return 0;
-  *why = read_end_reason(slot_);
-  // The relay waits for this a moment, as the slot is blank after it.
-  uint32_t expected = static_cast<uint32_t>(SlotState::kDead);
-  h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClosed));
-  return error;
+void RegionStream::finish() {
+  if (h_.generation.load(std::memory_order_relaxed) != end_->generation) return;
+  uint32_t expected = static_cast<uint32_t>(SlotState::kReady);
+  if (!h_.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kClosed)))
+    return;
+  h_.sleeping.store(1, std::memory_order_seq_cst);
+  wake();
 }
 
 }  // namespace sluice::channel

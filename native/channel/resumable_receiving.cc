@@ -124,6 +124,7 @@ ssize_t ResumableStream::receive(const Link& link, Place* place) {
   }
   const ssize_t got = link->stream->read(parts, count);
   if (got <= 0) return got;
+  arrivals_.store(arrivals_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   auto n = static_cast<size_t>(got);
   const auto end_with = [&](bool good) -> ssize_t {
     if (!good) return end(), 0;

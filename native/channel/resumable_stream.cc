@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/resumable_stream.h"
 
-#include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +30,9 @@ size_t sum(const iovec* parts, int count) {
   return n;
 }
 
+// After a failed read or write: whether the other end was closed, and not the way to it lost.
+bool was_reset() { return errno == ECONNRESET || errno == EPIPE; }
+
 }  // namespace
 
 ResumableStream::Connection::~Connection() {
@@ -41,7 +42,7 @@ ResumableStream::Connection::~Connection() {
 
 ResumableStream::ResumableStream(std::unique_ptr<Connection> first, const Terms& terms)
     : Stream(-1), terms_(terms), link_(std::move(first)) {
-  round_trip_us_.store(channel::round_trip_us(link_->socket), std::memory_order_relaxed);
+  round_trip_us_.store(link_->stream->round_trip_us(), std::memory_order_relaxed);
 }
 
 ResumableStream::~ResumableStream() = default;
@@ -66,16 +67,22 @@ bool ResumableStream::was_closed() const {
   return closed_;
 }
 
+int64_t ResumableStream::broken_since() const {
+  std::lock_guard lock(mutex_);
+  return link_ ? 0 : broken_at_;
+}
+
 int64_t ResumableStream::expires_at() const {
   return broken_at_ + (closed_ ? terms_.closed_grace_ns : terms_.grace_ns);
 }
 
 bool ResumableStream::has_expired(int64_t at) const { return !link_ && at >= expires_at(); }
 
-void ResumableStream::end() {
+void ResumableStream::end(uint32_t status, const std::string& why) {
   std::lock_guard lock(mutex_);
   over_ = true;
-  if (link_) shutdown(link_->socket, SHUT_RDWR);
+  if (said_ == 0) said_ = status, why_ = why;
+  if (link_) link_->stream->cut();
   changed_.notify_all();
 }
 
@@ -89,21 +96,36 @@ void ResumableStream::give_up() {
 uint32_t ResumableStream::last_words(std::string* why) {
   constexpr uint32_t kUnknown = 999;  // CUresult
   std::lock_guard lock(mutex_);
-  if (!expired_) return 0;
+  if (said_) *why = why_;
+  if (said_ || !expired_) return said_;
   *why = "the connection to its node broke, and the node could not be reached again in time";
   return kUnknown;
 }
 
-// Whoever reads or writes there is woken by the shutdown, and comes here as well.
+// Whoever reads or writes there is woken by the cut, and comes here as well.
 void ResumableStream::broke(const Link& link, bool closed) {
   std::lock_guard lock(mutex_);
   if (link_ != link) return;
-  shutdown(link->socket, SHUT_RDWR);
+  link->stream->cut();
   link_.reset();
   broken_at_ = now();
   closed_ = closed;
   over_ |= last_;
+  if (link->stream->is_last()) {
+    over_ = true;
+    if (said_ == 0) said_ = link->stream->last_words(&why_);
+  }
   changed_.notify_all();
+}
+
+// Not called by whoever reads. What came before the end of the session is still to be had.
+void ResumableStream::failed(const Link& link, bool closed) {
+  if (link->stream->is_last()) {
+    std::unique_lock reads(read_mutex_, std::try_to_lock);
+    if (!reads) return;  // whoever reads comes to the end as well
+    while (this->link() == link && receive(link, nullptr) > 0) continue;
+  }
+  broke(link, closed);
 }
 
 // The connection that there is or comes in time; null: the stream is over.
@@ -142,13 +164,45 @@ bool ResumableStream::look(uint32_t silent_ms) {
     changed_.notify_all();
     return true;
   }
-  round_trip_us_.store(channel::round_trip_us(there->socket), std::memory_order_relaxed);
-  pollfd p{there->socket, POLLRDHUP, 0};
-  if (unheard_of(there->socket, silent_ms))
-    broke(there, false);
-  else if (poll(&p, 1, 0) > 0 && p.revents & (POLLERR | POLLHUP))
-    broke(there, true);
+  round_trip_us_.store(there->stream->round_trip_us(), std::memory_order_relaxed);
+  const Stream::Line line = there->stream->line();
+  if (there->stream->unheard_of(silent_ms) || nothing_came(there))
+    failed(there, false);
+  else if (line != Stream::Line::kUp)
+    failed(there, line == Stream::Line::kClosed);
+  else
+    keep_alive(there);
   return over();
+}
+
+// An empty record, so that the kernel finds out whether anybody is there, and the other side that
+// we are.
+void ResumableStream::keep_alive(const Link& link) {
+  if (spoke_.exchange(false, std::memory_order_relaxed)) return;
+  {
+    std::unique_lock sending(write_mutex_, std::try_to_lock);
+    if (!sending || this->link() != link || !link->stream->writable()) return;
+    if (send_record(link, nullptr, 0, 0, 0)) return spoke_.store(false, std::memory_order_relaxed);
+  }
+  failed(link, was_reset());
+}
+
+// For so long that the other side, which says something every few seconds, must be gone.
+bool ResumableStream::nothing_came(const Link& link) {
+  constexpr size_t kMostAhead = 1 << 20;
+  if (terms_.silent_ns == 0 || link->stream->knows_silence()) return false;
+  if (std::unique_lock reads(read_mutex_, std::try_to_lock); reads)
+    while (this->link() == link && waiting_in_.load(std::memory_order_relaxed) < kMostAhead &&
+           link->stream->readable() && receive(link, nullptr) > 0)
+      continue;
+  const uint64_t seen = arrivals_.load(std::memory_order_relaxed);
+  const int64_t at = now();
+  if (seen != arrivals_seen_ || looked_at_ != link || link->stream->readable()) {
+    arrivals_seen_ = seen;
+    looked_at_ = link;
+    heard_at_ = at;
+  }
+  return at - heard_at_ >= terms_.silent_ns;
 }
 
 // ---- sending
@@ -189,8 +243,10 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
       }
     }
     if (kept) {
-      if (there && !send_record(there, parts, count, bytes, 0)) broke(there, true);
+      const bool sent = !there || send_record(there, parts, count, bytes, 0);
+      const bool closed = sent || was_reset();
       sending.unlock();
+      if (!sent) failed(there, closed);
       acknowledge();
       return true;
     }
@@ -212,6 +268,7 @@ bool ResumableStream::send_record(const Link& link, iovec* parts, int count, siz
   owes_acknowledgement_.exchange(false, std::memory_order_seq_cst);
   const uint64_t received = received_.load(std::memory_order_acquire);
   told_.store(received, std::memory_order_relaxed);
+  spoke_.store(true, std::memory_order_relaxed);
   StreamRecord header{static_cast<uint32_t>(bytes), flags, received};
   if (count < kMost) {
     iovec all[kMost] = {{&header, sizeof header}};
@@ -247,7 +304,9 @@ void ResumableStream::acknowledge() {
     const Link there = link();
     // One that does not read now is told when it asks again.
     if (!there || !there->stream->writable()) return;
-    if (!send_record(there, nullptr, 0, 0, 0)) broke(there, true);
+    // One that was ended is found so by whoever reads, which may be the caller.
+    if (!send_record(there, nullptr, 0, 0, 0) && !there->stream->is_last())
+      broke(there, was_reset());
   }
 }
 
@@ -256,7 +315,7 @@ void ResumableStream::acknowledged(uint64_t upto, const Link& link) {
   if (link_ != link || upto == kept_.acknowledged()) return;
   if (kept_.acknowledge(upto)) return changed_.notify_all();
   over_ = true;  // it has what was never sent: that is not our other side
-  shutdown(link->socket, SHUT_RDWR);
+  link->stream->cut();
   changed_.notify_all();
 }
 
@@ -287,16 +346,17 @@ bool ResumableStream::wait_for_acknowledgement(uint64_t upto, bool settled) {
     }
     if (const int64_t at = now(); at - asked >= kAskAgainNs) {
       asked = at;
-      std::lock_guard sending(write_mutex_);
-      if (!send_record(there, nullptr, 0, 0, wire::kWantsAcknowledgement)) broke(there, true);
+      std::unique_lock sending(write_mutex_);
+      const bool sent = send_record(there, nullptr, 0, 0, wire::kWantsAcknowledgement);
+      const bool closed = sent || was_reset();
+      sending.unlock();
+      if (!sent) failed(there, closed);
     }
     std::unique_lock reads(read_mutex_, std::try_to_lock);
     if (reads) {
       // What one that has broken still holds has been sent again over the next, or will be.
       if (link() != there) continue;
-      pollfd p{there->socket, POLLIN, 0};
-      if (!there->stream->pending() && poll(&p, 1, static_cast<int>(kAskAgainNs / 1'000'000)) <= 0)
-        continue;
+      if (!there->stream->wait_readable(static_cast<int>(kAskAgainNs / 1'000'000))) continue;
       if (receive(there, nullptr) <= 0) broke(there, true);
     } else {
       std::unique_lock lock(mutex_);
@@ -315,7 +375,10 @@ void ResumableStream::try_write(const void* data, size_t n) {
     std::lock_guard lock(mutex_);
     kept_.copy(data, n);
   }
-  if (!send_record(there, &part, 1, n, 0)) broke(there, true);
+  const bool sent = send_record(there, &part, 1, n, 0);
+  const bool closed = sent || was_reset();
+  sending.unlock();
+  if (!sent) failed(there, closed);
 }
 
 bool ResumableStream::writable() const {
@@ -345,11 +408,13 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
   const Link link = std::move(next);
   StreamRecord said{}, hello{};
   {
-    std::lock_guard reads(read_mutex_);  // nobody is in the middle of receiving from the one before
+    // Nobody is in the middle of sending or receiving over the one before.
+    std::lock_guard sending(write_mutex_);
+    std::lock_guard reads(read_mutex_);
     said.received = received_.load(std::memory_order_acquire);
   }
   iovec part{&said, sizeof said};
-  if (!link->stream->write(&part, 1) || !hear(link, &hello)) return false;
+  if (!link->stream->begin() || !link->stream->write(&part, 1) || !hear(link, &hello)) return false;
   std::lock_guard sending(write_mutex_);
   {
     std::lock_guard reads(read_mutex_);
@@ -370,8 +435,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
 // The record without data with which the other side begins; false: it does not come, or is another.
 bool ResumableStream::hear(const Link& link, StreamRecord* hello) {
   for (size_t have = 0; have < sizeof *hello;) {
-    pollfd p{link->socket, POLLIN, 0};
-    if (!link->stream->pending() && poll(&p, 1, kHelloMs) <= 0) return false;
+    if (!link->stream->wait_readable(kHelloMs)) return false;
     const iovec part{reinterpret_cast<std::byte*>(hello) + have, sizeof *hello - have};
     const ssize_t got = link->stream->read(&part, 1);
     if (got <= 0) return false;

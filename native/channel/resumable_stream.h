@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "channel/kept_bytes.h"
@@ -27,7 +28,7 @@ namespace sluice::channel {
 
 class ResumableStream : public Stream {
  public:
-  // The socket is closed with it.
+  // The socket, -1 where there is none, is closed with it.
   struct Connection {
     Connection(int s, std::unique_ptr<Stream> over) : socket(s), stream(std::move(over)) {}
     ~Connection();
@@ -40,6 +41,9 @@ class ResumableStream : public Stream {
     int64_t closed_grace_ns;  // where the other side's end was closed: its process may have ended
     size_t most_kept = 8 << 20;   // bytes of copies
     size_t most_lent = 64 << 20;  // bytes in memory of others
+    // Of a connection whose kernel does not tell that the other side is gone: so long without a
+    // word from there is a break. 0: none is. Whoever looks reads for it, where nobody else does.
+    int64_t silent_ns = 0;
   };
 
   ResumableStream(std::unique_ptr<Connection> first, const Terms& terms);
@@ -57,8 +61,8 @@ class ResumableStream : public Stream {
   void give_up() override;
   uint32_t last_words(std::string* why) override;
 
-  // Nobody waits for anything here any more.
-  void end();
+  // Nobody waits for anything here any more. `status`: a CUresult for last_words(), and why.
+  void end(uint32_t status = 0, const std::string& why = {});
 
   // Whoever dials: waits for a break; false: it did not come in time, or the stream is over.
   bool wait_for_break(int64_t nanoseconds);
@@ -68,12 +72,15 @@ class ResumableStream : public Stream {
   // The other side has proved who it is. False: it is not newer than what there is, or its words
   // make no sense; the stream goes on without it.
   bool resume(uint32_t epoch, std::unique_ptr<Connection> next);
-  // Asked now and then: breaks a connection that is silent although something is under way, or
-  // whose other end is closed. True: it has been broken for too long.
+  // Asked every few seconds: says a word where nothing else was said since, and breaks a connection
+  // that is silent although something is under way, or whose other end is closed. True: it has been
+  // broken for too long.
   bool look(uint32_t silent_ms);
   bool over() const;
   // Whether it was the other side's end that was closed when it broke last.
   bool was_closed() const;
+  // Since when there has been no connection, by now_ns(); 0: there is one.
+  int64_t broken_since() const;
   // As the kernel saw it when somebody looked last.
   uint32_t round_trip_us() const { return round_trip_us_.load(std::memory_order_relaxed); }
   // -1: there is none now.
@@ -92,6 +99,9 @@ class ResumableStream : public Stream {
   Link link() const;
   Link await_link();
   void broke(const Link& link, bool closed);
+  void failed(const Link& link, bool closed);
+  void keep_alive(const Link& link);
+  bool nothing_came(const Link& link);
   int64_t expires_at() const;           // mutex_ held
   bool has_expired(int64_t now) const;  // mutex_ held
 
@@ -119,12 +129,15 @@ class ResumableStream : public Stream {
   bool closed_ = false, over_ = false;
   bool last_ = false;     // no connection follows this one
   bool expired_ = false;  // none came in time
-  KeptBytes kept_;        // sent and not acknowledged
+  uint32_t said_ = 0;     // the CUresult that the session was ended with, and why
+  std::string why_;
+  KeptBytes kept_;  // sent and not acknowledged
   std::atomic<uint32_t> round_trip_us_{0};
 
   std::mutex write_mutex_;  // the order of what is sent
   std::atomic<bool> owes_acknowledgement_{false};
-  std::atomic<uint64_t> told_{0};  // how much the other side knows to have been received
+  std::atomic<bool> spoke_{false};  // since somebody looked
+  std::atomic<uint64_t> told_{0};   // how much the other side knows to have been received
 
   std::mutex read_mutex_;  // of a connection's reading, and of:
   Link reading_;           // what the next three are about
@@ -136,6 +149,11 @@ class ResumableStream : public Stream {
   size_t in_begin_ = 0;
   std::atomic<size_t> waiting_in_{0};
   std::atomic<uint64_t> received_{0};
+  std::atomic<uint64_t> arrivals_{0};  // how often something came
+
+  uint64_t arrivals_seen_ = 0;  // of whoever looks
+  int64_t heard_at_ = 0;
+  Link looked_at_;
 };
 
 }  // namespace sluice::channel

@@ -48,6 +48,9 @@ enum class SlotDialect : uint32_t {
   kBytes = 1,
 };
 
+// SlotHeader::link of the connection over which a session was opened.
+inline constexpr uint32_t kFirstLink = 1;
+
 struct RegionHeader {
   uint64_t magic;
   uint32_t version;
@@ -102,6 +105,15 @@ struct SlotHeader {
   // Client sets before it sleeps for more, on the same host only; the host clears it and wakes.
   alignas(64) std::atomic<uint32_t> reader_sleeps;
   std::atomic<uint32_t> reader_wake;  // futex
+  // Of kBytes where the session outlives its relay. Host, before the state is ready: 1.
+  alignas(64) std::atomic<uint32_t> outlives_relay;
+  // Host: which connection to the node the bytes go over, from 1; 0: there is none now. With a new
+  // one `head` and `back_tail` begin anew.
+  std::atomic<uint32_t> link;
+  // Host: a round trip to the node, in microseconds, as measured last; 0: it is not known.
+  std::atomic<uint32_t> node_round_trip_us;
+  // Client: the connection that it uses, with which `tail` and `back_head` began anew; 0: none.
+  alignas(64) std::atomic<uint32_t> link_taken;
 };
 static_assert(sizeof(SlotHeader) <= kPage);
 

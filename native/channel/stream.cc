@@ -22,6 +22,34 @@ bool Stream::writable() const {
 
 void Stream::finish() { shutdown(socket_, SHUT_WR); }
 
+void Stream::cut() { shutdown(socket_, SHUT_RDWR); }
+
+bool Stream::wait_readable(int milliseconds) const {
+  pollfd p{socket_, POLLIN, 0};
+  return pending() || poll(&p, 1, milliseconds) > 0;
+}
+
+Stream::Line Stream::line() const {
+  pollfd p{socket_, 0, 0};
+  if (poll(&p, 1, 0) <= 0 || !(p.revents & (POLLERR | POLLHUP))) return Line::kUp;
+  int error = 0;
+  socklen_t n = sizeof error;
+  const bool told = getsockopt(socket_, SOL_SOCKET, SO_ERROR, &error, &n) == 0;
+  return told && error != 0 && error != ECONNRESET && error != EPIPE ? Line::kLost : Line::kClosed;
+}
+
+bool Stream::unheard_of(uint32_t milliseconds) const {
+  return channel::unheard_of(socket_, milliseconds);
+}
+
+bool Stream::knows_silence() const {
+  tcp_info info{};
+  socklen_t n = sizeof info;
+  return getsockopt(socket_, IPPROTO_TCP, TCP_INFO, &info, &n) == 0;
+}
+
+uint32_t Stream::round_trip_us() const { return channel::round_trip_us(socket_); }
+
 bool unheard_of(int socket, uint32_t milliseconds) {
   tcp_info info{};
   socklen_t n = sizeof info;

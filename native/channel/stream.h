@@ -42,6 +42,23 @@ class Stream {
   virtual bool writable() const;
   // Nothing more is written from here.
   virtual void finish();
+  // Ends both directions: whoever reads or writes comes back.
+  virtual void cut();
+  // Before its first use, of a connection that follows another of which nobody reads or writes any
+  // more. False: it is gone already.
+  virtual bool begin() { return true; }
+  // As readable(), within so long.
+  virtual bool wait_readable(int milliseconds) const;
+  // Whether the other end was closed, or the way to it lost, of which a read would tell.
+  enum class Line { kUp, kClosed, kLost };
+  virtual Line line() const;
+  // Whether nothing has been acknowledged for so long although something is under way, where the
+  // kernel can tell that (knows_silence()).
+  virtual bool unheard_of(uint32_t milliseconds) const;
+  virtual bool knows_silence() const;
+  virtual uint32_t round_trip_us() const;
+  // Whether no connection can follow this one: the session itself was ended.
+  virtual bool is_last() const { return false; }
   // The session is over: a connection that ends is not missed.
   virtual void give_up() {}
   // After the end: the CUresult that was said beside the bytes, and why; 0 where none was.

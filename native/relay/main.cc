@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// sluice-relay: one process for one session whose GPUs are on another host. Started by the server
-// beside the client, it connects to the GPU node, presents the session's one-time key and carries
-// bytes between the client's slot and that connection until either ends; it outlives the server as
-// a worker does and speaks the same control protocol (docs/protocol.md).
+// sluice-relay: one process for one connection of a session whose GPUs are on another host. Started
+// by the server beside the client, it connects to the GPU node, presents the session's one-time key
+// and carries bytes between the client's slot and that connection until either ends; it outlives
+// the server as a worker does and speaks the same control protocol (docs/protocol.md). Where the
+// session outlives its connections, one that has lost its own says so, leaves the slot alone and
+// stays until the server has started the next, which proves that it knows the session's key.
 #include <poll.h>
 #include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +19,9 @@
 #include <memory>
 #include <mutex>
 
+#include "channel/futex.h"
 #include "channel/region.h"
+#include "channel/thread.h"
 #include "process/control.h"
 #include "process/log.h"
 #include "process/options.h"
@@ -28,7 +34,8 @@ namespace sluice::relay {
 namespace {
 
 constexpr int kLookMs = 5'000;  // how often it looks whether the node still answers
-constexpr uint32_t kUnheardMs = 60'000;
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr uint64_t kFirstPauseNs = 50'000'000, kLongestPauseNs = 1'600'000'000;
 constexpr size_t kMostCa = 1 << 20;
 constexpr uint32_t kOutOfMemory = 2, kNotReady = 802, kDeinitialized = 4,
                    kUnknown = 999;  // CUresult
@@ -44,6 +51,12 @@ class Relay {
  private:
   void handle(process::Message& message);
   void start_session(process::Message& message);
+  void follow_up(const Target& target, process::Message& message);
+  void dial(const Target& target, const Resuming& session, uint32_t epoch, int64_t until);
+  bool map_slot(const process::Message& message, channel::MappedSlot* slot, std::string* error);
+  std::unique_ptr<Pump> make_pump(channel::MappedSlot slot);
+  void begin();
+  void lost();
   bool read_session(const process::Message& message, Target* target, std::string* error);
   std::map<std::string, std::string> figures();
   void ended(const process::End& why);
@@ -51,8 +64,11 @@ class Relay {
   Options options_;
   process::Control control_;
   std::string session_, grant_, channel_, node_;
-  int socket_ = -1, client_pidfd_ = -1;
+  int region_ = -1, client_pidfd_ = -1;
   std::unique_ptr<Pump> pump_;
+  std::string described_;
+  int64_t grace_seconds_ = 0;  // of a session that outlives its connections
+  std::atomic<int64_t> lost_at_{0};
 };
 
 std::string read_all(int fd, size_t most) {
@@ -73,7 +89,7 @@ bool from_hex(const std::string& text, std::vector<std::byte>* out) {
 std::map<std::string, std::string> Relay::figures() {
   std::map<std::string, std::string> v;
   v["pid"] = std::to_string(getpid());
-  v["state"] = pump_ ? "running" : "idle";
+  v["state"] = lost_at_ ? "broken" : pump_ ? "running" : "idle";
   if (!pump_) return v;
   v["id"] = session_;
   v["grant"] = grant_;
@@ -81,6 +97,7 @@ std::map<std::string, std::string> Relay::figures() {
   v["node"] = node_;
   v["bytes_in"] = std::to_string(pump_->bytes_in());
   v["bytes_out"] = std::to_string(pump_->bytes_out());
+  v["node_through"] = pump_->node_through() ? "1" : "0";
   return v;
 }
 
@@ -112,7 +129,8 @@ bool Relay::read_session(const process::Message& m, Target* target, std::string*
 }
 
 void Relay::start_session(process::Message& m) {
-  const int region = m.descriptor("region"), ca = m.descriptor("ca");
+  region_ = m.descriptor("region");
+  const int ca = m.descriptor("ca");
   client_pidfd_ = m.descriptor("client_pidfd");
   const auto refuse = [&](const std::string& why, uint32_t status) {
     process::log_error("the session cannot start: " + why);
@@ -124,47 +142,126 @@ void Relay::start_session(process::Message& m) {
   if (pump_) return refuse("this relay has a session already", kUnknown);
   if (!read_session(m, &target, &error)) return refuse(error, kUnknown);
   process::log_name(session_, grant_);
-  if (ca >= 0) target.ca = read_all(ca, kMostCa);
+  if (ca >= 0) {
+    target.ca = read_all(ca, kMostCa);
+    ::close(ca);
+  }
+  described_ = target.describe();
+  channel::MappedSlot mapped;
+  if (!m.text("resume_key").empty()) {
+    if (!map_slot(m, &mapped, &error)) return refuse(error, kUnknown);
+    pump_ = make_pump(std::move(mapped));
+    return follow_up(target, m);
+  }
   Connected connected;
   channel::Opened opened;
-  if (!connect_to(target, &connected, &opened))
+  if (!open_at(target, &connected, &opened))
     return refuse(opened.error, opened.status ? opened.status : kNotReady);
-  socket_ = connected.socket;
-
   // From here on a client is listened to; nothing has to be opened or connected any more.
   if (options_.sandbox && !process::restrict_system_calls(true, &error))
     return refuse(error, kUnknown);
-  uint64_t slot = 0, slots = 1;
-  m.number("slot", &slot);
-  m.number("slots", &slots);
-  struct stat st {};
-  fstat(region, &st);
-  const auto region_bytes = static_cast<size_t>(st.st_size);
-  const auto count = static_cast<uint32_t>(slots), index = static_cast<uint32_t>(slot);
-  const bool blank = channel_ == "shm";
-  channel::MappedSlot mapped;
-  if (index >= count || (blank && !channel::format_region(region, region_bytes, count, &error)) ||
-      !mapped.map(region, channel::slot_bytes_of(region_bytes, count), index,
-                  channel::kArenaAnywhere, &error))
-    return refuse(error.empty() ? "there is no such slot" : error, kUnknown);
-  ::close(region);
-  if (ca >= 0) ::close(ca);
-  if (blank)
-    channel::format_slot(mapped, index, channel::SlotState::kOpening);
-  else
-    channel::start_slot(mapped);
-  auto pump =
-      std::make_unique<Pump>(std::move(mapped), std::move(connected.stream), socket_,
-                             target.describe(), [this](const process::End& why) { ended(why); });
+  if (!map_slot(m, &mapped, &error)) return refuse(error, kUnknown);
+  wire::OpenReply reply;
+  std::memcpy(&reply, opened.reply.data(), sizeof reply);
+  auto pump = make_pump(std::move(mapped));
+  pump->carry(std::move(connected.stream), connected.socket);
+  grace_seconds_ = reply.network_grace_seconds;
+  if (grace_seconds_ > 0) pump->outlive(channel::kFirstLink, [this] { lost(); });
   if (!pump->open(opened.reply, &error)) return refuse(error, kUnknown);
   pump_ = std::move(pump);
-  process::log_info("session started over " + channel_ + ", relayed to " + target.describe() +
+  process::log_info("session started over " + channel_ + ", relayed to " + described_ +
                     (target.tls ? " under TLS" : ""));
-  control_.send("started", {{"id", session_}});
+  begin();
+}
+
+std::unique_ptr<Pump> Relay::make_pump(channel::MappedSlot slot) {
+  return std::make_unique<Pump>(std::move(slot), described_,
+                                [this](const process::End& why) { ended(why); });
+}
+
+// The slot of a session that goes on is as its client has it.
+bool Relay::map_slot(const process::Message& m, channel::MappedSlot* slot, std::string* error) {
+  uint64_t index = 0, slots = 1;
+  m.number("slot", &index);
+  m.number("slots", &slots);
+  struct stat st {};
+  fstat(region_, &st);
+  const auto bytes = static_cast<size_t>(st.st_size);
+  const auto count = static_cast<uint32_t>(slots), at = static_cast<uint32_t>(index);
+  const bool goes_on = !m.text("resume_key").empty(), blank = channel_ == "shm" && !goes_on;
+  if (at >= count || (blank && !channel::format_region(region_, bytes, count, error)) ||
+      !slot->map(region_, channel::slot_bytes_of(bytes, count), at, channel::kArenaAnywhere,
+                 error)) {
+    if (error->empty()) *error = "there is no such slot";
+    return false;
+  }
+  if (blank)
+    channel::format_slot(*slot, at, channel::SlotState::kOpening);
+  else if (!goes_on)
+    channel::start_slot(*slot);
+  return true;
+}
+
+void Relay::begin() {
+  control_.send("started",
+                {{"id", session_}, {"network_grace_seconds", std::to_string(grace_seconds_)}});
   if (!pump_->start())
     pump_->end({wire::EndCause::kWorkerFailed,
                 "the relay can start no thread: the limit of threads (session_pids) is reached"},
                kOutOfMemory);
+}
+
+// The client has its slot already: another connection for it is tried for as long as it may be.
+void Relay::follow_up(const Target& target, process::Message& m) {
+  Resuming session;
+  std::vector<std::byte> key;
+  uint64_t epoch = 1, seconds = 0;
+  m.number("epoch", &epoch);
+  m.number("seconds", &seconds);
+  grace_seconds_ = static_cast<int64_t>(seconds);
+  session.session_id = std::strtoull(session_.c_str(), nullptr, 16);
+  const bool good = from_hex(m.text("resume_key"), &key) && key.size() == session.key.size();
+  if (good) std::memcpy(session.key.data(), key.data(), key.size());
+  const auto until = static_cast<int64_t>(channel::now_ns()) + grace_seconds_ * kSecond;
+  const bool started = good && channel::start_detached("dial", [=, this] {
+                         dial(target, session, static_cast<uint32_t>(epoch), until);
+                       });
+  if (!started)
+    pump_->end({wire::EndCause::kWorkerFailed,
+                good ? "the relay can start no thread: the limit of threads is reached"
+                     : "the server's resume_key is none"},
+               kUnknown);
+}
+
+void Relay::dial(const Target& target, const Resuming& session, uint32_t epoch, int64_t until) {
+  Connected connected;
+  std::string error;
+  for (uint64_t pause = kFirstPauseNs;; pause = std::min(pause * 2, kLongestPauseNs), ++epoch) {
+    const channel::Resumed done = resume_at(target, session, epoch, &connected, &error);
+    if (done == channel::Resumed::kYes) break;
+    if (done == channel::Resumed::kNever || static_cast<int64_t>(channel::now_ns()) >= until) {
+      process::log_error("the session does not go on: " + error);
+      return pump_->end(
+          {wire::EndCause::kNodeLost,
+           "the connection to " + described_ + " broke, and none followed in time: " + error},
+          kUnknown);
+    }
+    channel::sleep_ns(pause);
+  }
+  if (options_.sandbox && !process::restrict_system_calls(true, &error))
+    return pump_->end({wire::EndCause::kWorkerFailed, error}, kUnknown);
+  pump_->carry(std::move(connected.stream), connected.socket);
+  pump_->outlive(epoch + channel::kFirstLink, [this] { lost(); });
+  if (!pump_->take_up())
+    return pump_->end({wire::EndCause::kClientEnded, "the client closed its session"}, 0);
+  process::log_info("the session goes on over another connection to " + described_);
+  begin();
+}
+
+void Relay::lost() {
+  process::log_info("the connection to " + described_ + " is lost; another may follow");
+  lost_at_ = static_cast<int64_t>(channel::now_ns());
+  control_.send("broken", {{"id", session_}});
 }
 
 void Relay::handle(process::Message& m) {
@@ -172,6 +269,8 @@ void Relay::handle(process::Message& m) {
   for (int fd : m.descriptors) ::close(fd);
   if (m.verb == "status") {
     control_.send("status", figures());
+  } else if (m.verb == "replaced") {
+    _exit(0);
   } else if (m.verb == "end") {
     if (!pump_) _exit(0);
     pump_->end(process::End::ordered(m), kNotReady);
@@ -200,17 +299,23 @@ int Relay::run() {
     process::log_settle();
     if (p[0].revents) {
       control_.accept();
-      if (!pump_) control_.send("ready", {{"devices", "0"}});
+      if (!pump_)
+        control_.send("ready", {{"devices", "0"}});
+      else if (grace_seconds_ > 0)
+        control_.send("region", {}, region_);
     }
     if (p[1].revents) {
       process::Message m;
       if (control_.receive(&m)) handle(m);
     }
-    if (pump_ && client_pidfd_ >= 0 && p[2].revents)
+    if (!pump_) continue;
+    if (client_pidfd_ >= 0 && p[2].revents)
       pump_->end({wire::EndCause::kClientEnded, "the client process ended"}, kDeinitialized);
-    if (pump_ && channel::unheard_of(socket_, kUnheardMs))
+    pump_->look();
+    const int64_t lost = lost_at_, now = static_cast<int64_t>(channel::now_ns());
+    if (lost != 0 && now - lost > grace_seconds_ * kSecond)
       pump_->end({wire::EndCause::kNodeLost,
-                  "node " + node_ + " has not answered for a minute: the connection is given up"},
+                  "the connection to " + described_ + " broke, and none followed in time"},
                  kUnknown);
   }
 }

@@ -31,6 +31,9 @@ constexpr uint64_t kPauseMinNs = 20'000, kPauseMaxNs = 2'000'000;
 constexpr uint64_t kLastWordsNs = 500'000'000;  // for the client to read why it ended
 constexpr uint64_t kGoodbyeFirstNs = 100'000'000;
 constexpr uint64_t kGoodbyeNs = 1'500'000'000;  // for the node to end what its client has closed
+constexpr uint64_t kAwaitNs = 100'000'000;      // then look whether the connection is still there
+constexpr uint32_t kUnheardMs = 60'000;
+constexpr uint32_t kSilentMs = 10'000;  // where another connection may follow
 
 template <typename Condition>
 bool wait_until(uint64_t most_ns, Condition done) {
@@ -46,16 +49,23 @@ process::End no_counters() {
 
 }  // namespace
 
-Pump::Pump(channel::MappedSlot slot, std::unique_ptr<channel::Stream> stream, int socket,
-           std::string node, std::function<void(const process::End&)> ended)
-    : slot_(std::move(slot)),
-      stream_(std::move(stream)),
-      socket_(socket),
-      node_(std::move(node)),
-      ended_(std::move(ended)) {
+Pump::Pump(channel::MappedSlot slot, std::string node,
+           std::function<void(const process::End&)> ended)
+    : slot_(std::move(slot)), node_(std::move(node)), ended_(std::move(ended)) {
   auto& h = slot_.header();
   in_.attach(h.tail, h.head, slot_.ring(), slot_.layout().ring_bytes);
   back_.attach(h.back_tail, h.back_head, slot_.arena(), slot_.layout().ring_bytes);
+}
+
+void Pump::carry(std::unique_ptr<channel::Stream> stream, int socket) {
+  slot_.header().node_round_trip_us.store(stream->round_trip_us(), std::memory_order_relaxed);
+  stream_ = std::move(stream);
+  socket_.store(socket, std::memory_order_release);
+}
+
+void Pump::outlive(uint32_t link, std::function<void()> lost) {
+  link_ = link;
+  told_lost_ = std::move(lost);
 }
 
 bool Pump::open(std::span<const std::byte> reply, std::string* error) {
@@ -66,6 +76,8 @@ bool Pump::open(std::span<const std::byte> reply, std::string* error) {
   }
   std::memcpy(slot_.mailbox().data(), reply.data(), reply.size());
   h.dialect.store(static_cast<uint32_t>(channel::SlotDialect::kBytes));
+  h.outlives_relay.store(link_ != 0);
+  h.link.store(link_);
   uint32_t expected = static_cast<uint32_t>(SlotState::kOpening);
   if (h.state.compare_exchange_strong(expected, static_cast<uint32_t>(SlotState::kReady)))
     return true;
@@ -73,9 +85,100 @@ bool Pump::open(std::span<const std::byte> reply, std::string* error) {
   return false;
 }
 
+bool Pump::take_up() {
+  auto& h = slot_.header();
+  if (!ready()) return false;
+  h.head.store(0);
+  h.back_tail.store(0);
+  h.link.store(link_, std::memory_order_seq_cst);
+  // The other thread waits until the client uses it, too.
+  reader_.store(kUp);
+  return true;
+}
+
 bool Pump::start() {
-  return channel::start_detached("down", [this] { down(); }) &&
-         channel::start_detached("up", [this] { up(); });
+  threads_ = 1;
+  if (!channel::start_detached("down", [this] { down(); })) return false;
+  ++threads_;
+  if (channel::start_detached("up", [this] { up(); })) return true;
+  --threads_;
+  return false;
+}
+
+void Pump::up() {
+  if (link_ <= channel::kFirstLink || await_client()) carry_up();
+  leave_reading();
+  thread_ended();
+}
+
+void Pump::down() {
+  carry_down();
+  thread_ended();
+}
+
+void Pump::thread_ended() {
+  if (--threads_ == 0 && lost_ && !over_ && told_lost_) told_lost_();
+}
+
+bool Pump::through() const { return over_ || lost_; }
+
+// Its words begin anew with the connection, so they say nothing before it uses that.
+bool Pump::await_client() {
+  auto& h = slot_.header();
+  while (!through()) {
+    if (h.link_taken.load(std::memory_order_seq_cst) == link_) {
+      taken_ = true;
+      leave_reading();
+      return true;
+    }
+    if (!ready()) {
+      finish(closed(), 0);
+      return false;
+    }
+    if (stream_->line() != channel::Stream::Line::kUp) {
+      lose();
+      return false;
+    }
+    const uint32_t seen = h.wake.load(std::memory_order_seq_cst);
+    h.sleeping.store(1, std::memory_order_seq_cst);
+    if (h.link_taken.load(std::memory_order_seq_cst) != link_)
+      channel::futex_wait(h.wake, seen, kAwaitNs);
+    h.sleeping.store(0, std::memory_order_relaxed);
+  }
+  return false;
+}
+
+// The client gave up the connection: it waits for another. One that has closed the slot has, too.
+bool Pump::client_left() {
+  if (link_ == 0) return false;
+  const bool uses = slot_.header().link_taken.load(std::memory_order_acquire) == link_;
+  taken_ |= uses;
+  return taken_ && !uses && ready();
+}
+
+void Pump::lose() {
+  if (lost_.exchange(true)) return;
+  auto& h = slot_.header();
+  uint32_t mine = link_;
+  h.link.compare_exchange_strong(mine, 0);
+  h.reader_sleeps.store(1);
+  wake_reader();
+  if (const int s = socket_; s >= 0) shutdown(s, SHUT_RDWR);
+  h.wake.fetch_add(1, std::memory_order_seq_cst);
+  channel::futex_wake(h.wake);
+  leave_reading();
+}
+
+void Pump::look() {
+  const int s = socket_.load(std::memory_order_acquire);
+  if (s < 0 || through()) return;
+  slot_.header().node_round_trip_us.store(channel::round_trip_us(s), std::memory_order_relaxed);
+  if (link_ != 0) {
+    if (channel::unheard_of(s, kSilentMs)) lose();
+  } else if (channel::unheard_of(s, kUnheardMs)) {
+    end({EndCause::kNodeLost, node_ + " has not answered for a minute: the connection is given up"},
+        kUnknown);
+  }
 }
 
 bool Pump::ready() const {
@@ -102,10 +205,10 @@ bool Pump::read_little() {
   return true;
 }
 
-void Pump::up() {
+void Pump::carry_up() {
   auto& h = slot_.header();
   uint64_t idle_since = 0;
-  while (!over_) {
+  while (!through()) {
     // Read before the bytes: what was sent before the slot was closed is still carried.
     const bool open = ready();
     iovec parts[2];
@@ -120,6 +223,7 @@ void Pump::up() {
       }
       bytes_in_.fetch_add(bytes, std::memory_order_relaxed);
       if (!stream_->write(parts, n)) {
+        if (link_ != 0 && ready()) return lose();
         // The node's last words may be there still: they are read first.
         hot_.store(false, std::memory_order_seq_cst);
         leave_reading();
@@ -132,6 +236,7 @@ void Pump::up() {
       continue;
     }
     if (!open) break;
+    if (client_left()) return lose();
     if (reader_.load(std::memory_order_acquire) == kUp && stream_->readable()) {
       if (!read_little()) return;
       idle_since = 0;
@@ -148,10 +253,12 @@ void Pump::up() {
     leave_reading();
     const uint32_t seen = h.wake.load(std::memory_order_seq_cst);
     h.sleeping.store(1, std::memory_order_seq_cst);
-    if (in_.empty() && ready()) channel::futex_wait(h.wake, seen, kSleepNs);
+    if (in_.empty() && ready() && !through() && !client_left())
+      channel::futex_wait(h.wake, seen, kSleepNs);
     h.sleeping.store(0, std::memory_order_relaxed);
     idle_since = 0;
   }
+  if (lost_) return;
   hot_.store(false, std::memory_order_seq_cst);
   leave_reading();
   // The node's worker ends when it has done all that came.
@@ -173,8 +280,11 @@ bool Pump::carry_back(iovec parts[2], int n, bool discards, size_t* count) {
   if (got < 0 && errno == EAGAIN) return true;
   if (got <= 0) {
     // A client that ends says so to its worker first, and a moment later here.
-    if (got == 0) wait_until(kGoodbyeFirstNs, [this] { return !ready(); });
-    if (ready())
+    if (got == 0 && !lost_) wait_until(kGoodbyeFirstNs, [this] { return !ready(); });
+    node_through_ = got == 0 && !over_ && !ready();
+    if (link_ != 0 && ready())
+      lose();
+    else if (ready())
       finish({EndCause::kNodeLost, "the connection to " + node_ + " was lost" +
                                        (got < 0 ? std::string(": ") + std::strerror(errno)
                                                 : ": its worker ended, or the node went down")},
@@ -193,10 +303,10 @@ bool Pump::carry_back(iovec parts[2], int n, bool discards, size_t* count) {
   return true;
 }
 
-void Pump::down() {
+void Pump::carry_down() {
   std::string rest;  // of a client that reads no more
   uint64_t full_since = 0, pause = kPauseMinNs;
-  while (!over_) {
+  while (!through()) {
     if (reader_.load(std::memory_order_acquire) == kUp) {
       channel::futex_wait(reader_, kUp);
       continue;
@@ -235,7 +345,8 @@ void Pump::down() {
 
 void Pump::end(const process::End& why, uint32_t error) {
   // The server says so too when the client has closed: what it sent before is carried all the same.
-  if (!ready() && wait_until(kGoodbyeNs, [this] { return over_.load(); })) return;
+  if (threads_ > 0 && !lost_ && !ready() && wait_until(kGoodbyeNs, [this] { return over_.load(); }))
+    return;
   finish(why, error);
 }
 
@@ -250,7 +361,7 @@ void Pump::finish(const process::End& why, uint32_t error) {
     h.reader_sleeps.store(1);
     wake_reader();
   }
-  shutdown(socket_, SHUT_RDWR);
+  if (const int s = socket_; s >= 0) shutdown(s, SHUT_RDWR);
   // The slot is blank soon after this process: a client that looks now and then is to see it first.
   wait_until(kLastWordsNs, [&] {
     return h.state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kDead);

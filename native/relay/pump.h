@@ -21,19 +21,31 @@ class Pump {
   // The slot is mapped with its arena and started. `node` is named in lines for the client's user;
   // `ended` is called once, on whichever thread learns of the end, and does not return in the
   // relay itself.
-  Pump(channel::MappedSlot slot, std::unique_ptr<channel::Stream> stream, int socket,
-       std::string node, std::function<void(const process::End&)> ended);
+  Pump(channel::MappedSlot slot, std::string node, std::function<void(const process::End&)> ended);
 
+  // The connection to the node; once, before open() or take_up().
+  void carry(std::unique_ptr<channel::Stream> stream, int socket);
+  // The session outlives its connections, of which this is the one of that number
+  // (SlotHeader::link). Once it is lost and nothing here touches the slot any more, `lost` is
+  // called. Before open() or take_up().
+  void outlive(uint32_t link, std::function<void()> lost);
   // The opening reply goes into the mailbox and the slot is ready; false with `error`: the client
   // went away meanwhile.
   bool open(std::span<const std::byte> reply, std::string* error);
+  // In place of open(): the client has been told of the connection, and uses it when it sees that.
+  // False: it went away.
+  bool take_up();
   // False: there are no threads to be had.
   [[nodiscard]] bool start();
 
   // The client's calls return `error` from now on, its user is told the reason, and ended() is
   // called. Where the client has closed its slot, what it sent before is carried first.
   void end(const process::End& why, uint32_t error);
+  // Asked every few seconds: gives a connection up whose node has acknowledged nothing for so long.
+  void look();
 
+  // The client has closed its slot, and then the node the connection.
+  bool node_through() const { return node_through_.load(std::memory_order_relaxed); }
   uint64_t bytes_in() const { return bytes_in_.load(std::memory_order_relaxed); }  // of the client
   uint64_t bytes_out() const { return bytes_out_.load(std::memory_order_relaxed); }  // to it
 
@@ -42,24 +54,35 @@ class Pump {
 
   void up();
   void down();
-  // Something was read, or the end was: then false, and the session has ended.
+  void carry_up();
+  void carry_down();
+  // Something was read, or the end was: then false, and the session or its connection has ended.
   bool carry_back(iovec parts[2], int n, bool discards, size_t* got);
   bool read_little();    // of the thread that sends, when it reads
   void leave_reading();  // to the other thread
   bool ready() const;    // neither side has closed the slot
+  bool through() const;  // nothing more is carried
+  bool await_client();
+  bool client_left();
+  void lose();
+  void thread_ended();
   void finish(const process::End& why, uint32_t error);
   void wake_reader();
 
   channel::MappedSlot slot_;
   std::unique_ptr<channel::Stream> stream_;
-  const int socket_;
+  std::atomic<int> socket_{-1};
   const std::string node_;
   const std::function<void(const process::End&)> ended_;
+  uint32_t link_ = 0;  // 0: the session ends with its connection
+  std::function<void()> told_lost_;
+  bool taken_ = false;  // of the thread that sends: the client uses the connection
   channel::ByteConsumer in_;
   channel::ByteProducer back_;
   std::atomic<uint32_t> reader_{kDown};
   std::atomic<bool> hot_{false};  // the thread that sends is looking, and would read as well
-  std::atomic<bool> over_{false};
+  std::atomic<bool> over_{false}, lost_{false}, node_through_{false};
+  std::atomic<int> threads_{0};
   std::atomic<uint64_t> bytes_in_{0}, bytes_out_{0};
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "channel/opening.h"
+#include "channel/resumption.h"
 #include "channel/stream.h"
 
 namespace sluice::relay {
@@ -27,7 +28,17 @@ struct Connected {
   std::unique_ptr<channel::Stream> stream;
 };
 
+// A session that this host's client has already.
+struct Resuming {
+  uint64_t session_id = 0;
+  channel::SessionKey key{};
+};
+
 // False: `opened` says why.
-bool connect_to(const Target& target, Connected* connected, channel::Opened* opened);
+bool open_at(const Target& target, Connected* connected, channel::Opened* opened);
+
+// Another connection for it, of that epoch.
+channel::Resumed resume_at(const Target& target, const Resuming& session, uint32_t epoch,
+                           Connected* connected, std::string* error);
 
 }  // namespace sluice::relay

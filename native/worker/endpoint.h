@@ -39,6 +39,8 @@ class Endpoint {
   virtual bool closed_by_client() { return false; }
   // Whether it can go on over another connection; then lost() is asked every few seconds.
   virtual bool resumable() const { return false; }
+  // Since when its client has had no connection, by now_ns(); 0: it has one.
+  virtual int64_t broken_since() const { return 0; }
   // Another connection of its client's, which has proved itself: goes on over it. May wait for the
   // client. False: the client has a newer one, or its words make no sense.
   virtual bool resume(uint32_t, std::unique_ptr<channel::ResumableStream::Connection>) {

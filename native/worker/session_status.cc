@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include "channel/futex.h"
 #include "worker/session.h"
 
 namespace sluice::worker {
@@ -40,6 +41,8 @@ std::map<std::string, std::string> session_status(Session* session) {
   }
   v["gpu_busy_ms"] = std::to_string(static_cast<uint64_t>(busy));
   v["held"] = held ? "1" : "0";
+  const auto broken = static_cast<uint64_t>(session->endpoint().broken_since());
+  v["disconnected_ms"] = std::to_string(broken ? (channel::now_ns() - broken) / 1'000'000 : 0);
   return v;
 }
 

@@ -74,6 +74,7 @@ class TcpEndpoint : public Endpoint {
   }
   bool closed_by_client() override { return resumable_ && resumable_->was_closed(); }
   bool resumable() const override { return resumable_ != nullptr; }
+  int64_t broken_since() const override { return resumable_ ? resumable_->broken_since() : 0; }
   bool resume(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> next) override {
     return resumable_ && resumable_->resume(epoch, std::move(next));
   }

@@ -29,6 +29,7 @@ from sluice.server.listeners.vm_socket import (
 )
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.workers.process import WorkerStarter
+from sluice.server.workers.session_start import ResumeTerms
 
 log = logging.getLogger("sluice.server")
 
@@ -59,7 +60,12 @@ class Guests:
             libvirt_identity(section.libvirt_uri), section.region_dir, section.run_dir
         )
         vsock = VsockGuests(
-            lifecycle, section.run_dir, log_dir, section.vsock_backend, add_bell=regions.add_bell
+            lifecycle,
+            section.run_dir,
+            log_dir,
+            section.vsock_backend,
+            add_bell=regions.add_bell,
+            terms=ResumeTerms(section.network_grace_seconds, section.closed_grace_seconds),
         )
         channels = self._channels = GuestChannels(regions, vsock, files)
         self._run_dir: Path = section.run_dir

@@ -33,6 +33,7 @@ from sluice.hypervisor.vsock_devices import (
     UserSockets,
     VsockHost,
 )
+from sluice.protocol import frames
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.protocol.frames import MAX_REQUEST_OPTION_BYTES, ChannelKind
 from sluice.resources.ends import End, EndCause
@@ -40,8 +41,10 @@ from sluice.server.guests.bounds import bounded
 from sluice.server.guests.foreign_folders import given_socket
 from sluice.server.guests.vsock_backends import BackendError, VsockBackend
 from sluice.server.listeners.accepting import Listener
+from sluice.server.listeners.data_tls import PlainLine
 from sluice.server.listeners.peer_waits import unless_gone
 from sluice.server.listeners.peers import PeerGone, peer_of
+from sluice.server.listeners.resumption import Resumption, is_resumption, refusal_of
 from sluice.server.sessions.lifecycle import SessionLifecycle
 from sluice.server.sessions.open_session import (
     BadOpen,
@@ -50,10 +53,11 @@ from sluice.server.sessions.open_session import (
     check_header,
     pack_open_reply,
     parse_open_session,
+    without_key,
 )
 from sluice.server.sessions.opening import SessionRequest
 from sluice.server.sessions.records import Requester, Session
-from sluice.server.workers.session_start import ConnectedSocket
+from sluice.server.workers.session_start import ConnectedSocket, ResumeTerms
 
 log = logging.getLogger("sluice.server")
 
@@ -61,7 +65,9 @@ FIRST_FRAME_SECONDS = 10.0
 MOST_CONNECTIONS = 4096
 #: Of one guest: its programs that wait for a grant have one each.
 MOST_OF_GUEST = 256
-_HEADER_BYTES = 16
+_HEADER_BYTES = frames.FrameHeader.BYTES
+#: Characters of the key that a guest makes up for a session which is to outlive its connection.
+LEAST_KEY = 32
 
 
 @dataclass(slots=True)
@@ -87,12 +93,15 @@ class VsockGuests:
         backend: str,
         *,
         add_bell: Callable[[str, socket.socket], None],
+        terms: ResumeTerms | None = None,
     ) -> None:
         """`backend` is the program that stands in for vhost-vsock, a path or a name.
 
+        `terms`: how long sessions outlive their connections; None: they do not.
         `add_bell` takes a domain and the connection of its bell, of which it makes a copy.
         """
         self._add_bell = add_bell
+        self._terms = terms
         self._lifecycle = lifecycle
         self._run_dir = run_dir
         self._log_dir = log_dir
@@ -284,8 +293,15 @@ class VsockGuests:
             guest.opening.discard(task)
 
     async def _open(self, guest: _Guest, connected: socket.socket) -> None:
+        line = PlainLine(connected)
         async with asyncio.timeout(FIRST_FRAME_SECONDS):
-            asked = parse_open_session(await _read_frame(connected))
+            header = await line.read_exactly(_HEADER_BYTES)
+            if is_resumption(header):
+                await self._resume(guest, connected, line, header)
+                return
+            size = check_header(header, MAX_REQUEST_OPTION_BYTES)
+            # exactly one frame: what follows it is the worker's
+            asked = parse_open_session(header + await line.read_exactly(size - _HEADER_BYTES))
         if asked.channel not in (ChannelKind.AUTO, ChannelKind.VSOCK):
             raise BadOpen(
                 CudaStatus.NOT_SUPPORTED,
@@ -307,9 +323,32 @@ class VsockGuests:
         def tell(line: str) -> None:
             _say(connected, pack_open_reply(CudaStatus.NOT_READY, 0, line))
 
-        request = SessionRequest(asked, requester, ConnectedSocket(connected.fileno()))
+        terms = self._terms if asked.is_resumable and len(asked.key) >= LEAST_KEY else None
+        channel = ConnectedSocket(connected.fileno(), resume=terms)
+        request = SessionRequest(without_key(asked), requester, channel)
         opening = asyncio.create_task(self._lifecycle.open(request, tell))
         await unless_gone(opening, connected.fileno(), lambda: _has_closed(connected))
+
+    async def _resume(
+        self, guest: _Guest, connected: socket.socket, line: PlainLine, header: bytes
+    ) -> None:
+        async def send(data: bytes) -> None:
+            await asyncio.get_running_loop().sock_sendall(connected, data)
+
+        def is_of_guest(session: Session) -> bool:
+            who = session.requester
+            return who.channel == "vsock" and who.domain_uuid == guest.owner.uuid
+
+        lifecycle = self._lifecycle
+        resumption = Resumption(line, lifecycle.sessions, lifecycle.end, is_of_guest)
+        try:
+            await resumption.prove(connected, header, send)
+        except BadOpen:
+            raise
+        except RefusalError as refusal:
+            name, text = guest.owner.name, "refused domain %s on vsock: %s"
+            PEERS.warning("vsock: no resumption", name, text, name, refusal.message)
+            await _answer(connected, refusal_of(refusal))
 
     async def _hold(
         self, connected: socket.socket, asked: OpenSession, requester: Requester
@@ -346,24 +385,6 @@ def _where(place: VsockPlace) -> str:
     return f"CID {place.cid}" if place.cid is not None else "by vhost-user"
 
 
-async def _read_frame(connected: socket.socket) -> bytes:
-    """Exactly one frame: what follows it is the worker's. Raises BadOpen, EOFError."""
-    header = await _read(connected, _HEADER_BYTES)
-    size = check_header(header, MAX_REQUEST_OPTION_BYTES)
-    return header + await _read(connected, size - _HEADER_BYTES)
-
-
-async def _read(connected: socket.socket, size: int) -> bytes:
-    loop = asyncio.get_running_loop()
-    found = b""
-    while len(found) < size:
-        piece = await loop.sock_recv(connected, size - len(found))
-        if not piece:
-            raise EOFError("closed before OpenSession was complete")
-        found += piece
-    return found
-
-
 def _has_closed(connected: socket.socket) -> bool | None:
     """Whether the guest has; False once it has sent something, which is for its worker."""
     try:
@@ -387,7 +408,11 @@ def _say(connected: socket.socket, reply: bytes) -> None:
 
 
 async def _refuse(connected: socket.socket, refusal: RefusalError) -> None:
-    _say(connected, pack_open_reply(refusal.status, 0, refusal.message))
+    await _answer(connected, pack_open_reply(refusal.status, 0, refusal.message))
+
+
+async def _answer(connected: socket.socket, reply: bytes) -> None:
+    _say(connected, reply)
     # bytes that nobody read would turn the close into a reset, and the reply would be lost with it
     connected.setblocking(False)
     loop = asyncio.get_running_loop()

@@ -39,9 +39,10 @@ from sluice.server.sessions.open_session import (
     check_header,
     pack_open_reply,
     parse_open_session,
+    without_key,
 )
 from sluice.server.sessions.opening import SessionGrant, SessionRequest
-from sluice.server.sessions.records import JobPart, Requester
+from sluice.server.sessions.records import JobPart, Requester, Session
 from sluice.server.workers.session_start import ConnectedSocket, ResumeTerms
 
 log = logging.getLogger("sluice.server")
@@ -283,7 +284,8 @@ class DataPort:
         async def send(data: bytes) -> None:
             await asyncio.get_running_loop().sock_sendall(connected, data)
 
-        resumption = Resumption(line, self._lifecycle.sessions)
+        lifecycle = self._lifecycle
+        resumption = Resumption(line, lifecycle.sessions, lifecycle.end, _is_of_network)
         try:
             await resumption.prove(connected, header, send)
         except RefusalError as refusal:
@@ -313,9 +315,8 @@ class DataPort:
             requester.domain_name = assignment.domain_name
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
-        # the worker gets a frame that no longer carries a secret
-        keyless = replace(asked, raw=asked.raw[:72] + bytes(64) + asked.raw[136:])
-        terms = self._terms if asked.is_resumable and not assignment.relay else None
+        keyless = without_key(asked)
+        terms = self._terms if asked.is_resumable else None
         channel = ConnectedSocket(connected.fileno(), rest, terms)
         grant = expected.grant
         if terms and terms.grace_seconds:
@@ -347,6 +348,10 @@ class DataPort:
 
     def _report_ended(self, assignment: rpc.Assignment, why: End) -> None:
         self._controller.report_end(assignment.session_id, assignment.grant_id, why)
+
+
+def _is_of_network(session: Session) -> bool:
+    return session.requester.channel == "tcp"
 
 
 async def _read_open(line: PlainLine | TlsLine, header: bytes) -> OpenSession:

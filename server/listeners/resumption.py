@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions that go on over another connection, after the one that they had broke.
 
-Used by listeners.data_port. A client names its session and proves that it knows its key, which was
-derived from the one-time key that opened it and is never sent; this server proves the same. The
-socket then goes to the session's worker, which has kept what the client had not received
-(native/channel/resumable_stream.h). Nothing happens to the session's present connection before the
-proof has been given. docs/protocol.md, "When a connection breaks".
+Used by listeners.data_port and guests.vsock. A client names its session and proves that it knows
+its key, which was derived from the one-time key that opened it and is never sent; this server
+proves the same. The socket then goes to the session's worker, which has kept what the client had
+not received (native/channel/resumable_stream.h). Nothing happens to the session's present
+connection before the proof has been given. The same proof ends a session whose client has ended,
+where only the server beside it can know that (sessions.farewell). docs/protocol.md, "When a
+connection breaks".
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ import hmac
 import logging
 import secrets
 import socket
+import struct
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.protocol import frames
 from sluice.protocol.cuda_status import CudaStatus
-from sluice.protocol.frames import ControlFunction
+from sluice.protocol.frames import ControlFunction, ResumeFlags
+from sluice.resources.ends import End
 from sluice.server.sessions.open_session import BadOpen, RefusalError
-from sluice.server.sessions.records import Session
+from sluice.server.sessions.records import CLIENT_ENDED, Session
 from sluice.server.workers.packets import Message
 
 log = logging.getLogger("sluice.server")
@@ -57,8 +61,8 @@ def key_of(one_time_key: str, session_id: str) -> bytes:
 
 def proof(who: bytes, key: bytes, asked: frames.ResumeSession, nonce: bytes) -> bytes:
     """What shows that `who`, client or server, knows the session's key; 32 bytes."""
-    number = asked.session_id.to_bytes(8, "little") + asked.epoch.to_bytes(4, "little")
-    return hmac.digest(key, who + number + asked.nonce + nonce, "sha256")
+    what = struct.pack("<QII", asked.session_id, asked.epoch, asked.flags)
+    return hmac.digest(key, who + what + asked.nonce + nonce, "sha256")
 
 
 def is_resumption(header: bytes) -> bool:
@@ -75,19 +79,28 @@ def refusal_of(refusal: RefusalError) -> bytes:
 class Resumption:
     """One connection that wants to go on with a session."""
 
-    def __init__(self, line: Line, sessions: Mapping[str, Session]) -> None:
+    def __init__(
+        self,
+        line: Line,
+        sessions: Mapping[str, Session],
+        end: Callable[[Session, End], None],
+        allowed: Callable[[Session], bool],
+    ) -> None:
+        """`end` ends a session; `allowed`: whether it may go on by the way that the line is of."""
         self._line = line
         self._sessions = sessions
+        self._end = end
+        self._allowed = allowed
 
     async def prove(self, connected: socket.socket, header: bytes, send: Send) -> None:
-        """Has the session's worker take the connection.
+        """Has the session's worker take the connection, or the session end, as it is asked.
 
         Raises RefusalError where the session is over or cannot, BadOpen for what is no such frame
         or no proof, OSError and EOFError where the client leaves.
         """
         asked = _parse(header + await self._line.read_exactly(ASKED_BYTES - _HEADER_BYTES))
         session = self._sessions.get(f"{asked.session_id:016x}")
-        if session is None or not session.resume_key:
+        if session is None or not session.resume_key or not self._allowed(session):
             raise RefusalError(
                 CudaStatus.SYSTEM_NOT_READY,
                 f"session {asked.session_id:016x} is over, or was never here",
@@ -101,13 +114,17 @@ class Resumption:
             raise BadOpen(
                 CudaStatus.NOT_PERMITTED, f"it does not know the key of session {session.id}"
             )
+        if asked.flags & ResumeFlags.ENDS:
+            self._end(session, CLIENT_ENDED)
+            return
         fields = {"epoch": str(asked.epoch), "descriptors": "socket", **self._line.rest()}
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connected.family in (socket.AF_INET, socket.AF_INET6):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
         session.worker.tell(Message("resume", fields), [connected.fileno()])
         text = "session %s: its client has another connection, epoch %d"
         who = session.requester.owner
-        PEERS.info("data port: resumed", who, text, session.id, asked.epoch)
+        PEERS.info("resumed", who, text, session.id, asked.epoch)
 
 
 def _parse(frame: bytes) -> frames.ResumeSession:

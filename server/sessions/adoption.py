@@ -107,7 +107,7 @@ def _take_over(
 
 def _take_over_relay(worker: Worker, status: Message, relays: Relays) -> bool:
     if adopted := _session_of(worker, status):
-        relays.adopt(adopted)
+        relays.adopt(adopted, is_broken=status.get("state") == "broken")
         if worker.record.session["opening"] and adopted.requester.channel == "shm":
             worker.end(UNANSWERED)
         return True
@@ -117,7 +117,8 @@ def _take_over_relay(worker: Worker, status: Message, relays: Relays) -> bool:
 
 def _session_of(worker: Worker, status: Message) -> Session | None:
     session = worker.record.session
-    if status.get("state") != "running" or not session or status.get("id") != session["id"]:
+    serves = status.get("state") in ("running", "broken") and bool(session)
+    if not serves or status.get("id") != session["id"]:
         return None
     session_log = SessionLog(
         Path(worker.record.log), session["id"], session["grant_id"], session["request_id"]

@@ -33,4 +33,4 @@ def forget_client(session: Session) -> None:
 
 def _client_ended(session: Session) -> None:
     unwatch_client(session)
-    session.worker.end(CLIENT_ENDED)
+    session.end(CLIENT_ENDED)

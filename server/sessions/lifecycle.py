@@ -20,6 +20,7 @@ from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
 from sluice.server.controller.link import ControllerLink
 from sluice.server.controller.orders import OrderRefused
+from sluice.server.listeners.resumption import key_of
 from sluice.server.sessions.accounts import Accounts
 from sluice.server.sessions.code_cache import CodeCache
 from sluice.server.sessions.job_holds import JobHolds
@@ -39,7 +40,7 @@ from sluice.server.sessions.resizing import resize
 from sluice.server.sessions.turn_pages import TurnPages
 from sluice.server.workers.packets import Message
 from sluice.server.workers.process import WorkerStarter
-from sluice.server.workers.session_start import SharedRegion
+from sluice.server.workers.session_start import ConnectedSocket, SharedRegion
 from sluice.server.workers.warm import WarmWorkers
 
 
@@ -150,7 +151,7 @@ class SessionLifecycle:
         )
         wanted.request_id = request_id
         async with self._controller.grant(wanted, tell) as granted:
-            grant = SessionGrant(granted, part, project)
+            grant = SessionGrant(granted, part, project, resume_key_of(request, granted.session_id))
             if self.relays and granted.relay:
                 return await self.relays.open(request, grant, granted.relay)
             return await self._opener.open(request, grant)
@@ -178,7 +179,7 @@ class SessionLifecycle:
     def end(self, session: Session, why: End) -> None:
         """Ends a session; its client gets a sticky CUDA error."""
         session.log.write(f"ending: {why}")
-        session.worker.end(why)
+        session.end(why)
 
     def end_grant(self, grant_id: str, why: End) -> bool:
         """Ends every session of a grant; False if there is none."""
@@ -238,6 +239,16 @@ class SessionLifecycle:
     def _tell_end(self, session: Session, why: End) -> None:
         for told in self.on_end:
             told(session, why)
+
+
+def resume_key_of(request: SessionRequest, session_id: str) -> str:
+    """The key by which a session outlives its connection; "": it does not."""
+    channel = request.channel
+    if not isinstance(channel, ConnectedSocket) or not channel.resume:
+        return ""
+    if not channel.resume.grace_seconds:
+        return ""
+    return key_of(request.asked.key, session_id).hex()
 
 
 def _wanted(asked: OpenSession) -> str:

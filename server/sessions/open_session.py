@@ -89,6 +89,12 @@ class OpenSession:
         return bool(self.flags & OpenFlags.HOLD_JOB)
 
 
+def without_key(asked: OpenSession) -> OpenSession:
+    """The same, its `raw` without the key: a worker gets no secret."""
+    said = frames.OpenSession.unpack(asked.raw)
+    return replace(asked, raw=replace(said, key=b"").pack())
+
+
 def with_key(asked: OpenSession, key: str) -> bytes:
     """The fixed part of a request as a client over TCP presents it."""
     said = frames.OpenSession.unpack(asked.raw)

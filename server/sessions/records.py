@@ -23,6 +23,7 @@ from sluice.server.controller.link import GrantedVgpu
 from sluice.server.listeners.peers import PeerGone, open_process
 from sluice.server.sessions.logs import SessionLog
 from sluice.server.sessions.open_session import OpenSession
+from sluice.server.workers.packets import close_descriptor
 from sluice.server.workers.worker import Worker
 
 # ends of sessions and of their relays
@@ -30,6 +31,11 @@ NOT_STARTED = End(EndCause.NOT_TAKEN, "the session did not start")
 WENT_AWAY = End(EndCause.WITHDRAWN, "the client went away")
 CLIENT_ENDED = End(EndCause.CLIENT_ENDED, "the client ended")
 ENDED_UNSEEN = End(EndCause.CLIENT_ENDED, "the client ended while no server ran")
+
+
+#: Of a session's relays so many may follow one another as fast as they can, then one in so many
+#: seconds: a client can have its relay lose its connection whenever it likes.
+AT_ONCE, SECONDS_EACH = 32, 5.0
 
 
 @dataclass(slots=True)
@@ -125,6 +131,46 @@ def trust_domain(node: str, requester: Requester) -> str:
 
 
 @dataclass(slots=True)
+class Pace:
+    """How fast things may follow one another: `at_once` of them, then one in `seconds` each."""
+
+    at_once: int
+    seconds: float
+    _full_at: float = 0.0  # monotonic: when all of them may be had at once again
+
+    def wait_seconds(self, now: float) -> float:
+        """Takes one; how long it has to wait."""
+        self._full_at = max(self._full_at, now) + self.seconds
+        return max(0.0, self._full_at - self.at_once * self.seconds - now)
+
+
+@dataclass(slots=True)
+class RelayedWay:
+    """What a relayed session needs for another relay, where it outlives one.
+
+    `region` is the descriptor of the client's, -1: whoever has the slot has not shown it yet.
+    """
+
+    address: str
+    port: int
+    tls: bool
+    grace_seconds: int
+    region_bytes: int
+    slot: int
+    slots: int
+    region_id: str
+    relays: int = 0  # that followed the first
+    region: int = -1
+    node_knows: bool = False  # that the client has ended
+    pace: Pace = field(default_factory=lambda: Pace(AT_ONCE, SECONDS_EACH))
+
+    def to_record(self) -> dict[str, Any]:
+        """What a later server needs of it."""
+        own = ("region", "node_knows", "pace")
+        return {name: value for name, value in asdict(self).items() if name not in own}
+
+
+@dataclass(slots=True)
 class Session:
     """A session that runs, or is about to; `vgpus` are its grant's."""
 
@@ -143,6 +189,11 @@ class Session:
     project: str = ""  # on whose account it goes
     relayed_to: str = ""  # the node that its worker is on, when `worker` is a relay to it
     resume_key: str = field(default="", repr=False)  # a secret: listeners.resumption
+    way: RelayedWay | None = None  # of a relayed one that outlives its relay
+    why: End | None = None  # it is to end, whichever process serves it just now
+    #: Since when it has no connection to its client, or its relay none to its node, Unix time; 0:
+    #: it has.
+    disconnected_since: float = 0.0
     replaced: bool = False  # its process has closed the connection it opened the session on
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -151,6 +202,11 @@ class Session:
         """Which of its grant's vGPUs it has."""
         chosen = self.part.chosen if self.part else ()
         return chosen or tuple(range(len(self.vgpus)))
+
+    def end(self, why: End) -> None:
+        """Ends it, whichever process serves it just now; its client gets a sticky CUDA error."""
+        self.why = self.why or why
+        self.worker.end(why)
 
     def sharing_domains(self) -> frozenset[str]:
         """Whom it trusts: sessions of its grant, of its VM, of its user in the same namespaces."""
@@ -207,6 +263,7 @@ class Session:
             },
             "relayed_to": self.relayed_to,
             "resume_key": self.resume_key,
+            "way": self.way.to_record() if self.way else None,
         }
 
 
@@ -252,6 +309,7 @@ def session_from_record(record: dict[str, Any], worker: Worker, log: SessionLog)
         project=record.get("project", ""),
         relayed_to=record.get("relayed_to", ""),
         resume_key=record.get("resume_key", ""),
+        way=RelayedWay(**way) if (way := record.get("way")) else None,
     )
 
 
@@ -297,9 +355,3 @@ def grant_request(
         **requester.report(),
         **(part.report() if part else {}),
     )
-
-
-def close_descriptor(descriptor: int) -> None:
-    """Closes a descriptor unless there is none."""
-    if descriptor >= 0:
-        os.close(descriptor)

@@ -18,11 +18,11 @@ from sluice.server.sessions.client_watch import forget_client, unwatch_client, w
 from sluice.server.sessions.code_cache import CodeCache, project_of
 from sluice.server.sessions.figures import SessionFigures
 from sluice.server.sessions.grant_ledgers import GrantLedgers
-from sluice.server.sessions.records import Session, close_descriptor
+from sluice.server.sessions.records import Session
 from sluice.server.sessions.sharing import Sharing
 from sluice.server.sessions.time_reports import TimeReports
 from sluice.server.sessions.turn_pages import TurnPages
-from sluice.server.workers.packets import Message
+from sluice.server.workers.packets import Message, close_descriptor
 from sluice.server.workers.process import WorkerStarter
 
 OUT_OF_HOST_MEMORY = (

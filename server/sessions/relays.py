@@ -3,8 +3,10 @@
 
 Used by sessions.lifecycle, which asks the controller, and by sessions.adoption. Such a session is
 the GPU node's server's to account for; here it is a client's slot and the process that carries its
-bytes. It promises that a session's end, however it came, leaves no process, no descriptor and no
-cgroup.
+bytes. Where its node lets a session outlive its connections, a relay that has lost its own, or has
+been killed, is followed by another, which goes on in the same slot; the server on the node learns
+no key for that (docs/protocol.md, "When a connection breaks"). It promises that a session's end,
+however it came, leaves no process, no descriptor and no cgroup.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable
+import ssl
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -24,24 +28,36 @@ from sluice.protocol.control import RELAY_SENT
 from sluice.protocol.cuda_status import CudaStatus
 from sluice.resources.ends import End, EndCause
 from sluice.rpc import pool_pb2 as rpc
+from sluice.server.listeners.resumption import key_of
 from sluice.server.sessions.client_watch import forget_client, unwatch_client, watch_client
-from sluice.server.sessions.open_session import RefusalError, with_key
+from sluice.server.sessions.farewell import NotHeardError, say_ended
+from sluice.server.sessions.open_session import FRAME_BYTES, RefusalError, with_key
 from sluice.server.sessions.opening import (
     SessionGrant,
     SessionRequest,
     end_unopened,
     new_session,
 )
-from sluice.server.sessions.records import ENDED_UNSEEN, NOT_STARTED, Session
+from sluice.server.sessions.records import ENDED_UNSEEN, NOT_STARTED, RelayedWay, Session
+from sluice.server.workers.packets import Message, close_descriptor
 from sluice.server.workers.process import WorkerFiles, WorkerStarter
-from sluice.server.workers.session_start import RelayStart, SharedRegion
+from sluice.server.workers.session_start import RelayStart, Resuming, SharedRegion
 from sluice.server.workers.worker import Worker, WorkerError
 
 log = logging.getLogger("sluice.server")
 
 READY_SECONDS = 10.0
+#: Between two tries to start a relay that follows another.
+AGAIN_SECONDS = 0.5
+#: Each relay that follows has so many attempts at a connection, each with a number of its own.
+ATTEMPTS = 1 << 16
+MOST_FOLLOWING = (1 << 16) - 2
+#: Ends that a session's node gave, or that it has had before its relay.
+NODES_OWN = (EndCause.NODE_LOST, EndCause.WORKER_FAILED, EndCause.NOT_TAKEN)
 #: For the connection, the handshake, and a worker that has to be started there.
 OPEN_SECONDS = 150.0
+#: For a relay that is told that another has taken its place.
+REPLACED_SECONDS = 2.0
 
 
 class Relays:
@@ -62,6 +78,7 @@ class Relays:
         self._told = ended
         self._ca_file = ca_file
         self.sessions: dict[str, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(
         self, request: SessionRequest, grant: SessionGrant, target: rpc.RelayTarget
@@ -116,7 +133,7 @@ class Relays:
     async def _start(
         self, session: Session, request: SessionRequest, target: rpc.RelayTarget
     ) -> None:
-        """Has the relay carry the session; raises WorkerError."""
+        """Has the relay carry the session; raises WorkerError, OSError."""
         channel = request.channel
         if not isinstance(channel, SharedRegion):
             raise WorkerError(f"channel {session.requester.channel} has no slot to relay")
@@ -134,7 +151,90 @@ class Relays:
                 ca=self._open_ca(opened) if target.tls else -1,
                 client_pidfd=session.requester.pidfd,
             )
-            await session.worker.start_session(start, OPEN_SECONDS)
+            started = await session.worker.start_session(start, OPEN_SECONDS)
+        if grace := started.number("network_grace_seconds"):
+            session.resume_key = key_of(target.key, session.id).hex()
+            session.way = RelayedWay(
+                address=target.address,
+                port=target.port,
+                tls=target.tls,
+                grace_seconds=grace,
+                region_bytes=channel.region_bytes,
+                slot=channel.slot,
+                slots=channel.slots,
+                region_id=channel.region_id,
+                region=os.dup(channel.descriptor),
+            )
+
+    async def _go_on(self, session: Session, way: RelayedWay) -> None:
+        """Has another relay carry a session whose last one cannot; it ends if none can."""
+        session.disconnected_since = session.disconnected_since or time.time()
+        began = time.monotonic()
+        while session.why is None:
+            left = way.grace_seconds - (time.monotonic() - began)
+            if left <= 0 or way.relays >= MOST_FOLLOWING:
+                session.why = End(EndCause.NODE_LOST, "no relay could go on with it in time")
+                break
+            try:
+                await asyncio.sleep(min(left, way.pace.wait_seconds(time.monotonic())))
+                await self._follow_up(session, way, left)
+            except (WorkerError, OSError) as error:
+                session.log.write(f"no other relay goes on with it: {error}", logging.WARNING)
+                # a relay that was told, or that found the session over, has said why it ends
+                session.why = session.why or session.worker.why
+            else:
+                session.disconnected_since = 0.0
+                return
+            if session.why is None:
+                await asyncio.sleep(AGAIN_SECONDS)
+        if session.worker.exited:
+            self._ended(session, session.why)
+        else:
+            session.worker.on_exit = partial(self._exited, session)
+            session.worker.end(session.why)
+
+    async def _follow_up(self, session: Session, way: RelayedWay, seconds: float) -> None:
+        """One relay more; raises WorkerError, OSError."""
+        before = session.worker
+        if way.region < 0:
+            way.region = before.take_region()
+        if way.region < 0:
+            raise WorkerError(f"relay {before.id} has not shown its client's region")
+        relay = await self._start_process(session.log.path)
+        if session.why:
+            relay.end(session.why, grace=0)
+            raise WorkerError("it ends")
+        session.worker = relay
+        way.relays += 1
+        self._write(session)
+        relay.on_exit = lambda worker, _: self._clean(worker)  # start_session() hears of it
+        before.on_exit = lambda worker, _: self._clean(worker)
+        if not before.exited:
+            before.tell(Message("replaced"))
+            before.kill_after(REPLACED_SECONDS)
+        with ExitStack() as opened:
+            start = RelayStart(
+                session_id=session.id,
+                grant_id=session.grant_id,
+                channel_name=session.requester.channel,
+                channel=SharedRegion(
+                    way.region, way.region_bytes, way.slot, way.slots, way.region_id
+                ),
+                request=bytes(FRAME_BYTES),
+                node=session.relayed_to,
+                address=way.address,
+                port=way.port,
+                tls=way.tls,
+                ca=self._open_ca(opened) if way.tls else -1,
+                client_pidfd=session.requester.pidfd,
+                resuming=Resuming(session.resume_key, way.relays * ATTEMPTS, int(seconds) or 1),
+            )
+            await relay.start_session(start, seconds + OPEN_SECONDS)
+        if relay.exited:
+            raise WorkerError(f"relay {relay.id} ended as soon as it went on")
+        relay.on_exit = partial(self._exited, session)
+        relay.on_broken = partial(self._broken, session)
+        relay.on_ended = partial(self._says_ended, session)
 
     def _open_ca(self, opened: ExitStack) -> int:
         if self._ca_file is None:
@@ -147,25 +247,42 @@ class Relays:
         opened.callback(os.close, ca)
         return ca
 
-    def adopt(self, session: Session) -> None:
-        """Takes over a session that an earlier server opened."""
+    def adopt(self, session: Session, *, is_broken: bool = False) -> None:
+        """Takes over a session that an earlier server opened; `is_broken`: its relay waits."""
         record = session.worker.record
         if record.uid is not None:
             self._starter.users.adopt(record.id, f"relay {record.id}", record.uid)
+        if session.way:
+            session.way.region = session.worker.take_region()
+        if other := self.sessions.get(session.id):
+            # the earlier server ended between starting one relay and letting the other go
+            last = session if is_broken else other
+            last.worker.on_exit = lambda worker, _: self._clean(worker)
+            last.worker.tell(Message("replaced"))
+            last.worker.kill_after(REPLACED_SECONDS)
+            if session.way and other.way and session.way.region < 0:
+                session.way.region, other.way.region = other.way.region, -1
+            forget_client(last)
+            if last is session:
+                return
         self._follow(session)
         session.log.write(f"adopted: {session.requester.describe()}, relay {session.worker.id}")
+        if is_broken:
+            self._broken(session)
         if session.requester.channel == "shm" and session.requester.pidfd < 0:
-            session.worker.end(ENDED_UNSEEN)
+            session.end(ENDED_UNSEEN)
 
     def let_go(self) -> None:
         """The server stops: sessions go on without it."""
+        for task in self._tasks:
+            task.cancel()
         for session in self.sessions.values():
             unwatch_client(session)
             session.worker.let_go()
 
-    async def _start_process(self) -> Worker:
+    async def _start_process(self, log_path: Path | None = None) -> Worker:
         relay_id = secrets.token_hex(6)
-        log_path = self._log_dir / "relay" / f"{relay_id}.log"
+        log_path = log_path or self._log_dir / "relay" / f"{relay_id}.log"
         try:
             record, pidfd = self._starter.start_relay(relay_id, self.files, log_path)
         except (OSError, NativeFileMissing) as error:
@@ -189,16 +306,60 @@ class Relays:
 
     def _follow(self, session: Session) -> None:
         self.sessions[session.id] = session
-        session.worker.on_exit = lambda _, why: self._ended(session, why)
+        session.worker.on_exit = partial(self._exited, session)
+        session.worker.on_broken = partial(self._broken, session)
+        session.worker.on_ended = partial(self._says_ended, session)
         watch_client(session)
+
+    def _broken(self, session: Session) -> None:
+        """Its relay has lost its connection."""
+        if session.way and session.why is None:
+            self._begin_to_go_on(session, session.way)
+
+    def _exited(self, session: Session, worker: Worker, why: End) -> None:
+        """Its relay has ended; one that did so without a word was killed, and is followed."""
+        if session.way and not session.opening and worker.why is None and session.why is None:
+            session.log.write(f"relay {worker.id} ended without a word; another goes on with it")
+            self._clean(worker)
+            self._begin_to_go_on(session, session.way)
+        else:
+            self._ended(session, session.why or why)
+
+    def _begin_to_go_on(self, session: Session, way: RelayedWay) -> None:
+        # from now on nobody else hears of its relay
+        session.worker.on_exit = lambda worker, _: self._clean(worker)
+        session.worker.on_broken = None
+        self._in_background(self._go_on(session, way))
+
+    def _says_ended(self, session: Session, _: Worker, message: Message) -> None:
+        if session.way:
+            session.way.node_knows = message.get("node_through") == "1"
 
     def _ended(self, session: Session, why: End) -> None:
         self.sessions.pop(session.id, None)
         forget_client(session)
+        if way := session.way:
+            close_descriptor(way.region)
+            way.region = -1
+            if not way.node_knows and why.cause not in NODES_OWN:
+                self._in_background(self._tell_node(session, way))
         self._clean(session.worker)
         session.log.write(f"ended: {why}")
         session.gone.set()
         self._told(session, why)
+
+    async def _tell_node(self, session: Session, way: RelayedWay) -> None:
+        """Else it waits for a client that does not come back."""
+        key = bytes.fromhex(session.resume_key)
+        try:
+            await say_ended(session.id, session.relayed_to, way, key, self._ca_file)
+        except (NotHeardError, ssl.SSLError) as error:
+            session.log.write(f"its node does not hear of its end: {error}", logging.WARNING)
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _unused_one_ended(self, worker: Worker, why: End) -> None:
         log.warning("relay %s ended unused: %s; its log is %s", worker.id, why, worker.record.log)

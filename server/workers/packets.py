@@ -25,6 +25,12 @@ MAX_PACKET_BYTES = 1 << 17
 MAX_DESCRIPTORS = 8
 
 
+def close_descriptor(descriptor: int) -> None:
+    """Closes a descriptor unless there is none (-1)."""
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One message; values are strings as they crossed the socket."""

@@ -160,6 +160,18 @@ class SessionStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Resuming:
+    """What a relay has to know to make another connection for a session whose client has its slot.
+
+    `epoch` is of its first attempt, each has its own; it tries for `seconds`.
+    """
+
+    key: str = field(repr=False)  # hexadecimal
+    epoch: int
+    seconds: int
+
+
+@dataclass(frozen=True, slots=True)
 class RelayStart:
     """The session that a relay is to carry to its GPU's node."""
 
@@ -175,6 +187,7 @@ class RelayStart:
     #: The CA of the other node's data port, -1: the system's.
     ca: int = -1
     client_pidfd: int = -1
+    resuming: Resuming | None = None
 
     @property
     def message(self) -> Message:
@@ -191,6 +204,10 @@ class RelayStart:
             "request": self.request.hex(),
             **self.channel.fields(),
         }
+        if self.resuming:
+            fields["resume_key"] = self.resuming.key
+            fields["epoch"] = str(self.resuming.epoch)
+            fields["seconds"] = str(self.resuming.seconds)
         return _start(fields, self.descriptors)
 
     @property

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from sluice.config.peer_lines import SERVER as PEERS
 from sluice.resources.ends import End, EndCause, read_cause
-from sluice.server.workers.packets import Message, PacketLink, Unsent
+from sluice.server.workers.packets import Message, PacketLink, Unsent, close_descriptor
 from sluice.server.workers.process import WorkerFiles, WorkerRecord, reap
 from sluice.server.workers.session_start import RelayStart, SessionStart, TurnPage
 
@@ -68,9 +68,11 @@ class Worker:
         self._killing: asyncio.Task[None] | None = None
         self.on_ended: Callable[[Worker, Message], None] | None = None
         self.on_code: Callable[[Message, int], None] | None = None
+        #: Of a relay: it has lost its connection, and another may follow.
+        self.on_broken: Callable[[], None] | None = None
         self._on_sharing: Callable[[Message], None] | None = None
         self._sharing_before: list[Message] = []
-        self._ledger = -1
+        self._ledger = self._region = -1
         self._turns: TurnPage | None = None
         self.exited = False
         self.why: End | None = None  # it ends, as far as that is known
@@ -128,13 +130,14 @@ class Worker:
 
     async def start_session(
         self, start: SessionStart | RelayStart, seconds: float = ANSWER_SECONDS
-    ) -> None:
-        """Gives the worker, or relay, its session; raises WorkerError."""
+    ) -> Message:
+        """Gives the worker, or relay, its session; returns `started`. Raises WorkerError."""
         descriptors = [descriptor for _, descriptor in start.descriptors]
         answer = await self._ask(start.message, "started", descriptors, seconds)
         if answer.verb == "error":
             why = answer.get("message", "no reason given")
             raise WorkerError(f"worker {self.id}: {why}", answer.number("status"))
+        return answer
 
     async def status(self, seconds: float = ANSWER_SECONDS) -> Message:
         """Asks how the worker does; raises WorkerError."""
@@ -162,6 +165,11 @@ class Worker:
             self._link.send(Message("end", fields))
         if self._kill_timer is None:
             self._kill_timer = self._loop.call_later(grace if self._link else 0, self.kill)
+
+    def kill_after(self, seconds: float) -> None:
+        """Kills it then, if it still runs: it was told to end by itself."""
+        if self._kill_timer is None and not self.exited:
+            self._kill_timer = self._loop.call_later(seconds, self.kill)
 
     def kill(self) -> None:
         """Ends the process at once, or as soon as that harms nobody else."""
@@ -218,9 +226,12 @@ class Worker:
             self._take_sharing(replace(message, descriptors=tuple(descriptors)))
             return
         if message.verb == "ledger" and len(descriptors) == 1:
-            if self._ledger >= 0:
-                os.close(self._ledger)
+            close_descriptor(self._ledger)
             self._ledger = descriptors[0]
+            return
+        if message.verb == "region" and len(descriptors) == 1:
+            close_descriptor(self._region)
+            self._region = descriptors[0]
             return
         if message.verb == "turns" and len(descriptors) == 2:
             self._close_turns()
@@ -250,6 +261,11 @@ class Worker:
     def take_ledger(self) -> int:
         """The page that it showed a server which is new to it, -1 if none; the caller closes it."""
         descriptor, self._ledger = self._ledger, -1
+        return descriptor
+
+    def take_region(self) -> int:
+        """The same of a relay and its client's region."""
+        descriptor, self._region = self._region, -1
         return descriptor
 
     def take_turns(self) -> TurnPage | None:
@@ -293,6 +309,9 @@ class Worker:
         elif message.verb == "ready":
             self.devices = _devices(message)
             self.mark_ready()
+        elif message.verb == "broken":
+            if self.on_broken:
+                self.on_broken()
         elif message.verb == "ended":
             if reason := message.get("reason"):
                 ordered = self.why.cause if self.why else EndCause.UNKNOWN
@@ -331,8 +350,8 @@ class Worker:
             self._link.read_now()
             self._link.close()
         os.close(self._pidfd)
-        if self._ledger >= 0:
-            os.close(self.take_ledger())
+        close_descriptor(self.take_ledger())
+        close_descriptor(self.take_region())
         self._close_turns()
         for message in self._sharing_before:
             message.close_descriptors()

@@ -70,7 +70,7 @@ STRUCTS: dict[str, Any] = {
         protocol_minor=2,
         session_id=0xFEDCBA9876543210,
         epoch=4,
-        reserved_flags=5,
+        flags=5,
         nonce=bytes(range(64, 96)),
         reserved=tuple(range(6, 13)),
     ),

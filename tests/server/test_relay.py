@@ -64,22 +64,20 @@ def test_it_is_killed_and_its_vgpu_comes_back(plane: ControlPlane, host: RelayHo
     wait_for(lambda: not Path(f"/proc/{relay['pid']}").exists(), message="the relay to end")
 
 
-@pytest.mark.parametrize("part", ["relay", "worker"])
-def test_a_killed_part_is_a_cuda_error_and_nothing_stays(
-    plane: ControlPlane, host: RelayHost, part: str
+def test_a_killed_worker_is_a_cuda_error_and_nothing_stays(
+    plane: ControlPlane, host: RelayHost
 ) -> None:
     holder = Holder(host.environment())
     assert holder.work() == 0
-    [relay], [worker] = host.relays(), plane.session_worker_pids()
-    os.kill(relay["pid"] if part == "relay" else worker, signal.SIGKILL)
+    [worker] = plane.session_worker_pids()
+    os.kill(worker, signal.SIGKILL)
     wait_for(lambda: not plane.grants(), message="the grant to return")
     assert holder.work() != 0
     assert holder.work() != 0, "the error stays"
     wait_for(lambda: not host.relays() and not plane.session_worker_pids())
     said = holder.kill()
     assert "the session was ended by the pool" in said
-    if part == "worker":
-        assert f"the connection to node {plane.node}" in said
+    assert f"the connection to node {plane.node}" in said
 
 
 def test_an_ended_grant_tells_the_program_why(plane: ControlPlane, host: RelayHost) -> None:

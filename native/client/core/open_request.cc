@@ -56,7 +56,8 @@ wire::OpenSession make_request(const Config& c) {
   r.flags = (c.cross_node ? wire::kCrossNode : 0u) | (c.options.preempt ? wire::kPreempt : 0u) |
             (c.options.same_gpu ? wire::kSameGpu : 0u) |
             (c.options.mode == "reserved" ? wire::kReservedOnly : 0u) |
-            (c.options.mode == "on-demand" ? wire::kOnDemandOnly : 0u) | wire::kTakesRelay;
+            (c.options.mode == "on-demand" ? wire::kOnDemandOnly : 0u) | wire::kTakesRelay |
+            wire::kResumable;
   r.priority = c.priority;
   r.wait_seconds = c.wait_seconds;
   r.pid = static_cast<uint32_t>(getpid());

@@ -8,14 +8,14 @@
 #include "channel/opening.h"
 #include "client/core/controller_request.h"
 #include "client/core/open_channel.h"
-#include "client/core/resume_tcp.h"
+#include "client/core/resume.h"
 #include "client/core/stream_channel.h"
 
 namespace sluice::client {
 
 namespace {
 
-constexpr int kConnectSeconds = 10;
+constexpr int kConnectSeconds = 10, kAgainSeconds = 5;
 constexpr int kOpenSeconds = 120;  // a worker may have to be started first
 
 }  // namespace
@@ -27,13 +27,11 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
   Ticket ticket;
   if (!ask_for_session(config, request, &ticket, refusal)) return nullptr;
   std::memcpy(request.key, ticket.key.data(), ticket.key.size());
-  request.flags |= wire::kResumable;
   SessionAddress where{.address = ticket.address,
                        .port = ticket.port,
                        .tls = ticket.tls,
                        .tls_name = ticket.name,
-                       .ca_file = config.ca_file,
-                       .key = ticket.key};
+                       .ca_file = config.ca_file};
   const std::string server = "sluice-server at " + ticket.address + ":" + ticket.port;
   auto connection = connect_to(where, kConnectSeconds, error);
   if (!connection) {
@@ -54,14 +52,16 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
   if (reply.network_grace_seconds == 0)
     return std::make_unique<StreamChannel>(std::exchange(connection->socket, -1),
                                            std::move(connection->stream), std::move(opened.reply));
-  where.session_id = reply.session_id;
-  const int64_t grace_ns = reply.network_grace_seconds * 1'000'000'000ll;
+  const SessionProof session{reply.session_id, ticket.key};
+  const auto dial = [where](std::string* trouble) {
+    return connect_to(where, kAgainSeconds, trouble);
+  };
   return std::make_unique<StreamChannel>(
-      std::make_unique<channel::ResumableStream>(
-          std::move(connection), channel::ResumableStream::Terms{grace_ns, grace_ns}),
+      std::make_unique<channel::ResumableStream>(std::move(connection),
+                                                 terms_of(reply.network_grace_seconds)),
       std::move(opened.reply),
-      [where = std::move(where)](channel::ResumableStream* stream, std::string* trouble) {
-        return resume_tcp(where, stream, trouble);
+      [dial, session](channel::ResumableStream* stream, std::string* trouble) {
+        return resume_by(dial, session, stream, trouble);
       });
 }
 

@@ -4,6 +4,7 @@
 // guest's kernel closes the connection, so that nobody has to watch it.
 #include <fcntl.h>
 #include <sys/ioctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -18,6 +19,7 @@
 #include "channel/dial.h"
 #include "channel/opening.h"
 #include "client/core/open_channel.h"
+#include "client/core/resume.h"
 #include "client/core/stream_channel.h"
 
 namespace sluice::client {
@@ -29,6 +31,7 @@ constexpr unsigned kFirstCid = 0x53400000, kLastCid = 0x534fffff;
 constexpr unsigned kPort = 9960, kBellPort = 9961;
 constexpr timeval kConnectTime{5, 0}, kBellTime{0, 500'000};
 constexpr int kAnswerSeconds = 120;  // a worker may have to be started first
+constexpr size_t kKeyBytes = 24;     // random; the key is their hexadecimal digits
 
 int connect_to_host(unsigned port, timeval most, std::string* error) {
   const int s = socket(AF_VSOCK, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -47,6 +50,23 @@ int connect_to_host(unsigned port, timeval most, std::string* error) {
            "; does sluice-server run there, and has this machine's VM channel='vsock'?";
   ::close(s);
   return -1;
+}
+
+// By which the session goes on after a break. Empty: the machine has no random numbers yet.
+std::string new_key() {
+  uint8_t random[kKeyBytes];
+  if (getrandom(random, sizeof random, 0) != sizeof random) return {};
+  std::string key;
+  for (const uint8_t each : random)
+    for (const int digit : {each >> 4, each & 15}) key += "0123456789abcdef"[digit];
+  return key;
+}
+
+NewConnection connect_again(std::string* error) {
+  const int s = connect_to_host(kPort, kConnectTime, error);
+  if (s < 0) return nullptr;
+  return std::make_unique<channel::ResumableStream::Connection>(
+      s, std::make_unique<channel::PlainStream>(s));
 }
 
 }  // namespace
@@ -75,6 +95,10 @@ std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const RequestOpti
   request.channel = wire::ChannelKind::kVsock;
   const int s = connect_to_host(kPort, kConnectTime, &refusal->text);
   if (s < 0) return nullptr;
+  const std::string key = new_key();
+  static_assert(sizeof request.key > 2 * kKeyBytes);
+  std::memcpy(request.key, key.data(), key.size());
+  if (key.empty()) request.flags &= ~static_cast<uint32_t>(wire::kResumable);
   channel::set_patience(s, kAnswerSeconds);
   auto stream = std::make_unique<channel::PlainStream>(s);
   const std::vector<std::byte> frame = open_frame(request, options);
@@ -87,7 +111,19 @@ std::unique_ptr<Channel> open_vsock(wire::OpenSession request, const RequestOpti
   if (channel::open_over(stream.get(), frame, "sluice-server on this machine's host", &opened,
                          waits)) {
     channel::set_patience(s, 0);
-    return std::make_unique<StreamChannel>(s, std::move(stream), std::move(opened.reply));
+    wire::OpenReply reply;
+    std::memcpy(&reply, opened.reply.data(), sizeof reply);
+    if (reply.network_grace_seconds == 0)
+      return std::make_unique<StreamChannel>(s, std::move(stream), std::move(opened.reply));
+    const SessionProof session{reply.session_id, key};
+    return std::make_unique<StreamChannel>(
+        std::make_unique<channel::ResumableStream>(
+            std::make_unique<channel::ResumableStream::Connection>(s, std::move(stream)),
+            terms_of(reply.network_grace_seconds)),
+        std::move(opened.reply),
+        [session](channel::ResumableStream* resumable, std::string* trouble) {
+          return resume_by(connect_again, session, resumable, trouble);
+        });
   }
   refusal->text = opened.error;
   if (opened.status) refusal->status = opened.status;

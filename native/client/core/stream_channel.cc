@@ -189,7 +189,7 @@ void StreamChannel::resume() {
     if (done == Resumed::kYes)
       return log_line(LogLevel::kInfo, "the session goes on over another connection");
     if (done == Resumed::kNever) {
-      say_ended(why);
+      if (!resumable_->over()) say_ended(why);
       return resumable_->end();
     }
     log_line(LogLevel::kDebug, "no other connection yet: " + why);

@@ -14,7 +14,7 @@
 #include "channel/stream.h"
 #include "channel/thread.h"
 #include "client/core/channel.h"
-#include "client/core/resume_tcp.h"
+#include "client/core/resume.h"
 
 namespace sluice::client {
 

@@ -98,7 +98,7 @@ TEST(Protocol, WhatGoesOnWithASessionHasTheGoldenBytes) {
   asked.protocol_minor = 2;
   asked.session_id = 0xfedcba9876543210;
   asked.epoch = 4;
-  asked.reserved_flags = 5;
+  asked.flags = 5;
   count(asked.nonce, 64);
   count(asked.reserved, 6);
   EXPECT_EQ(digits_of(asked), golden().at("resume_session"));

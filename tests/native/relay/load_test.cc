@@ -175,14 +175,13 @@ struct Session {
     int ends[2] = {-1, -1};
     connect_pair(ends);
     node = std::make_unique<Node>(ends[1], c.slow);
-    pump =
-        std::make_unique<relay::Pump>(slot.alias(), std::make_unique<channel::PlainStream>(ends[0]),
-                                      ends[0], "node-a", [this](const process::End& why) {
-                                        std::lock_guard lock(mutex);
-                                        ++times_ended;
-                                        reason = why.reason;
-                                        changed.notify_all();
-                                      });
+    pump = std::make_unique<relay::Pump>(slot.alias(), "node-a", [this](const process::End& why) {
+      std::lock_guard lock(mutex);
+      ++times_ended;
+      reason = why.reason;
+      changed.notify_all();
+    });
+    pump->carry(std::make_unique<channel::PlainStream>(ends[0]), ends[0]);
     const std::vector<std::byte> record(600, std::byte{1});
     std::string error;
     EXPECT_TRUE(pump->open(record, &error)) << error;

@@ -32,12 +32,12 @@ struct Rig {
     int pair[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
     node = pair[0];
-    pump = new relay::Pump(watched.alias(), std::make_unique<channel::PlainStream>(pair[1]),
-                           pair[1], "node-a", [this](const process::End& why) {
-                             std::lock_guard lock(mutex);
-                             reason = why.reason;
-                             changed.notify_all();
-                           });
+    pump = new relay::Pump(watched.alias(), "node-a", [this](const process::End& why) {
+      std::lock_guard lock(mutex);
+      reason = why.reason;
+      changed.notify_all();
+    });
+    pump->carry(std::make_unique<channel::PlainStream>(pair[1]), pair[1]);
     std::string error;
     const std::vector<std::byte> record(600, std::byte{1});
     EXPECT_TRUE(pump->open(record, &error)) << error;

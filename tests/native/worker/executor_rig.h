@@ -70,9 +70,8 @@ class Rig {
       int pair[2];
       EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
       endpoint = worker::make_tcp_endpoint(pair[1]);
-      pump = std::make_unique<relay::Pump>(mapped.alias(),
-                                           std::make_unique<channel::PlainStream>(pair[0]), pair[0],
-                                           "node", [](const process::End&) {});
+      pump = std::make_unique<relay::Pump>(mapped.alias(), "node", [](const process::End&) {});
+      pump->carry(std::make_unique<channel::PlainStream>(pair[0]), pair[0]);
       const std::vector<std::byte> reply(600);
       EXPECT_TRUE(pump->open(reply, &error)) << error;
       EXPECT_TRUE(pump->start());

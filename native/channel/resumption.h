@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the first frames of another connection say (docs/protocol.md, "When a connection breaks"):
+// the session is named, and both sides prove that they know its key without saying it. Used by
+// whoever dials: the client over TCP or vsock, the relay for a client that has a slot.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "channel/stream.h"
+
+namespace sluice::channel {
+
+using SessionKey = std::array<uint8_t, 32>;
+
+// What both sides prove that they know: from the one-time key that opened the session, never said,
+// and good for this session alone. False: the machine has no OpenSSL.
+bool make_session_key(std::string_view one_time_key, uint64_t session_id, SessionKey* key,
+                      std::string* error);
+
+// kNever: `error` is why the session is over.
+enum class Resumed { kYes, kNotNow, kNever };
+
+// Over a connection that is new. After kYes come both sides' StreamRecords.
+Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id, uint32_t epoch,
+                      std::string* error);
+
+}  // namespace sluice::channel

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relayed sessions whose way to the node breaks, or whose relay dies: programs see time pass.
+
+Real controller, two servers, relays and workers on the software GPU; the way from the relay to the
+data port is a BreakingNetwork.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from breaking_network import BreakingNetwork
+from control_plane import ControlPlane, running, wait_for
+from relay_host import RelayHost, relay_host
+from static_pool import build_programs
+
+from .at_work import Start, goes_on, worked
+from .prompted import Prompted
+from .traces import LIMIT
+
+#: At most how many bytes a connection passes in each direction, and a program that sends more.
+CUTS = {3_000: "module_launch", 40_000: "streams_events", 1_500_000: "bulk_copies"}
+RUNS, ENOUGH = 6, 20  # of each program, and of its connections that are cut
+GRACE_SECONDS = 20
+CLOSED_SECONDS = 6
+
+
+@pytest.fixture
+def plane(built: None, tmp_path: Path) -> Iterator[ControlPlane]:
+    """The host with the GPU, whose data port is behind the network that breaks."""
+    server = {
+        "advertise_addr": "127.0.0.2",
+        "network_grace_seconds": GRACE_SECONDS,
+        "closed_grace_seconds": CLOSED_SECONDS,
+    }
+    with running(tmp_path, server=server) as control_plane:
+        yield control_plane
+
+
+@pytest.fixture
+def network(plane: ControlPlane) -> Iterator[BreakingNetwork]:
+    """The way to it."""
+    with BreakingNetwork(plane.data_port) as way:
+        yield way
+
+
+@pytest.fixture
+def host(plane: ControlPlane, network: BreakingNetwork, tmp_path: Path) -> Iterator[RelayHost]:
+    """The clients' host, without a GPU."""
+    with relay_host(plane, tmp_path / "b") as joined:
+        yield joined
+
+
+def working(host: RelayHost, start: Start) -> Prompted:
+    """A program of that host that has begun to work."""
+    program = start("shm", SLUICE_RATIO="20", SLUICE_SERVER_SOCKET=str(host.socket_path))
+    assert program.ask("work 2000000") == "work: ok"
+    wait_for(lambda: worked(program) > 0, LIMIT, "the first kernel")
+    return program
+
+
+def kill_relay(host: RelayHost) -> int:
+    """Returns the process that was."""
+    [relay] = host.relays()
+    os.kill(relay["pid"], signal.SIGKILL)
+    return int(relay["pid"])
+
+
+@pytest.mark.parametrize("most", CUTS)
+def test_programs_compute_the_same_whatever_is_cut(
+    host: RelayHost, network: BreakingNetwork, most: int
+) -> None:
+    program = build_programs(CUTS[most]) / CUTS[most]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program],
+            env=host.environment(SLUICE_GMEM="512"),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    whole = run()
+    assert whole.returncode == 0, whole.stderr
+    for more in range(RUNS):
+        network.cut_within(most, seed=more)
+        done = run()
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == whole.stdout
+        if network.cuts >= ENOUGH:
+            break
+    network.cut_within(None)
+    print(network.cuts, "cuts")
+    assert network.cuts >= ENOUGH
+
+
+def test_work_goes_on_whichever_part_of_the_way_is_lost(
+    plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(host, start)
+    [before] = plane.sessions()
+    for _ in range(3):
+        network.cut()
+        goes_on(program, 20)
+        was = kill_relay(host)
+        goes_on(program, 20)
+        wait_for(lambda was=was: was not in [r["pid"] for r in host.relays()], LIMIT, "its end")
+    assert len(host.relays()) == 1
+    [after] = plane.sessions()
+    assert (after["id"], after["state"]) == (before["id"], "running")
+    program.quit()
+    wait_for(lambda: not plane.grants() and not host.relays(), LIMIT, "the grant's end")
+
+
+@pytest.mark.parametrize("first", ["the server", "the network"])
+def test_its_own_server_may_be_restarted_meanwhile(
+    plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start, first: str
+) -> None:
+    program = working(host, start)
+    if first == "the server":
+        host.stop(signal.SIGKILL)
+        network.cut()
+    else:
+        network.refuse()
+        network.cut()
+        wait_for(lambda: len(host.relays()) == 1, LIMIT, "the relay that follows")
+        host.stop(signal.SIGKILL)
+        network.refuse(False)
+    host.start()
+    goes_on(program, 100)
+    kill_relay(host)
+    goes_on(program, 20)
+    program.quit()
+    wait_for(lambda: not plane.grants() and not host.relays(), LIMIT, "the grant's end")
+
+
+def test_a_program_is_told_when_nothing_comes_back(
+    plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(host, start)
+    network.refuse()
+    network.cut()
+    wait_for(lambda: "error" in program.ask("worked"), GRACE_SECONDS + LIMIT, "the error")
+    assert "error 999" in program.ask("wait")
+    wait_for(lambda: not plane.grants(), GRACE_SECONDS + LIMIT, "the grant's end")
+    wait_for(lambda: not host.relays(), GRACE_SECONDS + LIMIT, "the relay's end")
+    program.say("quit")
+    assert "in time" in program.errors()
+
+
+def test_a_session_that_is_ended_meanwhile_is_an_error_at_once(
+    plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(host, start)
+    network.refuse()
+    network.cut()
+    [grant] = plane.grants()
+    plane.rest.delete(f"/grants/{grant['id']}")
+    wait_for(lambda: not plane.grants(), LIMIT, "the grant's end")
+    network.refuse(False)
+    wait_for(lambda: "error" in program.ask("worked"), LIMIT, "the error")
+    wait_for(lambda: not host.relays(), LIMIT, "the relay's end")
+    program.say("quit")
+    assert "is over" in program.errors()
+
+
+def test_a_program_that_dies_meanwhile_leaves_nothing(
+    plane: ControlPlane, host: RelayHost, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(host, start)
+    network.refuse()
+    network.cut()
+    program.kill()
+    wait_for(lambda: not host.relays(), LIMIT, "the relay's end")
+    wait_for(lambda: not plane.grants(), CLOSED_SECONDS + LIMIT, "the grant's end")
+    assert not list((host.folder / "run" / "relays").iterdir())
