@@ -131,6 +131,7 @@ bool Lanes::carry_slice(Lane& lane, std::byte* at, size_t bytes, bool sends) {
       const iovec part{at, bytes};
       const ssize_t got = lane.stream->read(&part, 1);
       if (!(good = got > 0)) break;
+      arrivals_.fetch_add(1, std::memory_order_relaxed);
       at += got;
       bytes -= static_cast<size_t>(got);
     }

@@ -38,6 +38,8 @@ class Lanes {
   bool send(const std::byte* data, size_t bytes, uint32_t lanes);
   // Waits some seconds for lanes that the other side has already and this one has not.
   bool receive(std::byte* to, size_t bytes, uint32_t lanes);
+  // Grows as something is received.
+  uint64_t arrivals() const { return arrivals_.load(std::memory_order_relaxed); }
   // Whoever sends or receives comes back with false, now and ever after.
   void cut();
 
@@ -64,6 +66,7 @@ class Lanes {
   std::array<Lane, kMost> lanes_;
   std::atomic<uint32_t> count_{0};  // in a row from the first
   std::atomic<bool> cut_{false};
+  std::atomic<uint64_t> arrivals_{0};
   std::mutex mutex_;  // of adding and cutting
   std::condition_variable added_;
 };

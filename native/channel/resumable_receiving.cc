@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "channel/resumable_stream.h"
+#include "channel/resumable_place.h"
 
 namespace sluice::channel {
 
@@ -14,41 +14,16 @@ namespace {
 using wire::StreamRecord;
 
 constexpr size_t kScratch = 64 << 10;
-constexpr size_t kBehind = 4 << 10;        // received with it
-constexpr size_t kTellAfter = 1 << 20;     // received bytes that the other side has to know of
-constexpr size_t kMostUntaken = 64 << 20;  // more than all lanes' answers that nobody waits for
+constexpr size_t kBehind = 4 << 10;     // received with it
+constexpr size_t kTellAfter = 1 << 20;  // received bytes that the other side has to know of
 constexpr size_t kMostRecord = 2 * wire::kMaxReplyBytes;  // the largest write and some
 
 }  // namespace
 
-// The parts of a read() as they are filled.
-struct ResumableStream::Place {
-  const iovec* parts;
-  int count;
-  int part = 0;
-  size_t at = 0;
-  size_t filled = 0;
-
-  std::byte* here() const { return static_cast<std::byte*>(parts[part].iov_base) + at; }
-  size_t room_here() const { return part < count ? parts[part].iov_len - at : 0; }
-  void went(size_t n) {
-    filled += n;
-    at += n;
-    while (part < count && at == parts[part].iov_len) ++part, at = 0;
-  }
-  size_t put(const std::byte* data, size_t n) {
-    size_t done = 0;
-    while (done < n && part < count) {
-      const size_t take = std::min(n - done, room_here());
-      std::memcpy(here(), data + done, take);
-      done += take;
-      went(take);
-    }
-    return done;
-  }
-};
-
-bool ResumableStream::pending() const { return waiting_in_.load(std::memory_order_acquire) > 0; }
+bool ResumableStream::pending() const {
+  return waiting_in_.load(std::memory_order_acquire) > 0 ||
+         bulk_bytes_.load(std::memory_order_acquire) > 0;
+}
 
 bool ResumableStream::readable() const {
   if (pending()) return true;
@@ -72,7 +47,7 @@ ssize_t ResumableStream::read_present(const iovec* parts, int count) {
   Place place{parts, count};
   if (const size_t took = take_waiting(&place)) return static_cast<ssize_t>(took);
   const Link there = link();
-  if (!there || over() || !there->stream->readable()) return 0;
+  if (!there || over() || bulk_bytes_ || !there->stream->readable()) return 0;
   if (const ssize_t got = receive(there, &place); got <= 0) broke(there, true);
   return static_cast<ssize_t>(place.filled);
 }
@@ -101,7 +76,14 @@ ssize_t ResumableStream::read(const iovec* parts, int count) {
 // theirs is full, they wait in `in_`.
 ssize_t ResumableStream::receive(const Link& link, Place* place) {
   if (scratch_.empty()) scratch_.resize(kScratch);
-  if (reading_ != link) reading_ = link, left_ = 0, header_bytes_ = 0;
+  if (reading_ != link) {
+    reading_ = link;
+    left_ = 0;
+    header_bytes_ = 0;
+    bulk_bytes_ = 0;
+    behind_bulk_.clear();
+  }
+  if (bulk_bytes_) return receive_bulk(link, place);
   const size_t room = place ? place->room_here() : 0;
   std::byte* const here = room ? place->here() : nullptr;
   const size_t header = left_ == 0 ? sizeof header_ - header_bytes_ : 0;
@@ -126,14 +108,7 @@ ssize_t ResumableStream::receive(const Link& link, Place* place) {
   if (got <= 0) return got;
   arrivals_.store(arrivals_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   auto n = static_cast<size_t>(got);
-  const auto end_with = [&](bool good) -> ssize_t {
-    if (!good) return end(), 0;
-    if (received_.load(std::memory_order_relaxed) - told_.load(std::memory_order_relaxed) >=
-        kTellAfter)
-      owes_acknowledgement_.store(true, std::memory_order_seq_cst);
-    acknowledge();
-    return got;
-  };
+  const auto end_with = [&](bool good) { return received(good, got); };
   if (header > 0) {
     header_bytes_ += std::min(n, header);
     n -= std::min(n, header);
@@ -158,6 +133,16 @@ ssize_t ResumableStream::receive(const Link& link, Place* place) {
   return end_with(scan(scratch_.data(), n, place, link));
 }
 
+// What a read comes back with; `good`: what came was the other side's. Acknowledges now and then.
+ssize_t ResumableStream::received(bool good, ssize_t got) {
+  if (!good) return end(), 0;
+  if (received_.load(std::memory_order_relaxed) - told_.load(std::memory_order_relaxed) >=
+      kTellAfter)
+    owes_acknowledgement_.store(true, std::memory_order_seq_cst);
+  acknowledge();
+  return got;
+}
+
 // Of the record that begins, once all of its header is there. False: it is none.
 bool ResumableStream::take_header(const Link& link) {
   if (header_bytes_ < sizeof header_) return true;
@@ -165,7 +150,13 @@ bool ResumableStream::take_header(const Link& link) {
   StreamRecord record;
   std::memcpy(&record, header_, sizeof record);
   if (record.bytes > kMostRecord) return false;
-  left_ = record.bytes;
+  if (record.flags & wire::kOverLanes) {
+    bulk_lanes_ = record.flags >> kLaneShift & 0xff;
+    if (bulk_lanes_ == 0 || record.bytes == 0) return false;
+    bulk_bytes_.store(record.bytes, std::memory_order_release);
+  } else {
+    left_ = record.bytes;
+  }
   acknowledged(record.received, link);
   if (record.flags & wire::kWantsAcknowledgement)
     owes_acknowledgement_.store(true, std::memory_order_seq_cst);
@@ -174,6 +165,10 @@ bool ResumableStream::take_header(const Link& link) {
 
 bool ResumableStream::scan(const std::byte* data, size_t n, Place* place, const Link& link) {
   while (n > 0) {
+    if (bulk_bytes_) {
+      behind_bulk_.assign(data, data + n);
+      return true;
+    }
     if (left_ == 0) {
       const size_t take = std::min(n, sizeof header_ - header_bytes_);
       std::memcpy(header_ + header_bytes_, data, take);

@@ -82,7 +82,7 @@ void ResumableStream::end(uint32_t status, const std::string& why) {
   std::lock_guard lock(mutex_);
   over_ = true;
   if (said_ == 0) said_ = status, why_ = why;
-  if (link_) link_->stream->cut();
+  if (link_) link_->cut();
   changed_.notify_all();
 }
 
@@ -106,7 +106,7 @@ uint32_t ResumableStream::last_words(std::string* why) {
 void ResumableStream::broke(const Link& link, bool closed) {
   std::lock_guard lock(mutex_);
   if (link_ != link) return;
-  link->stream->cut();
+  link->cut();
   link_.reset();
   broken_at_ = now();
   closed_ = closed;
@@ -146,7 +146,7 @@ ResumableStream::Link ResumableStream::await_link() {
 bool ResumableStream::wait_for_break(int64_t nanoseconds) {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, std::chrono::nanoseconds(nanoseconds),
-                    [this] { return over_ || !link_; });
+                    [this] { return over_ || !link_ || wish_ == Wish::kMade; });
   return !over_ && !link_;
 }
 
@@ -193,9 +193,9 @@ bool ResumableStream::nothing_came(const Link& link) {
   if (terms_.silent_ns == 0 || link->stream->knows_silence()) return false;
   if (std::unique_lock reads(read_mutex_, std::try_to_lock); reads)
     while (this->link() == link && waiting_in_.load(std::memory_order_relaxed) < kMostAhead &&
-           link->stream->readable() && receive(link, nullptr) > 0)
+           !bulk_bytes_ && link->stream->readable() && receive(link, nullptr) > 0)
       continue;
-  const uint64_t seen = arrivals_.load(std::memory_order_relaxed);
+  const uint64_t seen = arrivals_.load(std::memory_order_relaxed) + link->lanes.arrivals();
   const int64_t at = now();
   if (seen != arrivals_seen_ || looked_at_ != link || link->stream->readable()) {
     arrivals_seen_ = seen;
@@ -243,7 +243,7 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
       }
     }
     if (kept) {
-      const bool sent = !there || send_record(there, parts, count, bytes, 0);
+      const bool sent = !there || send_parts(there, parts, count, bytes);
       const bool closed = sent || was_reset();
       sending.unlock();
       if (!sent) failed(there, closed);
@@ -315,7 +315,7 @@ void ResumableStream::acknowledged(uint64_t upto, const Link& link) {
   if (link_ != link || upto == kept_.acknowledged()) return;
   if (kept_.acknowledge(upto)) return changed_.notify_all();
   over_ = true;  // it has what was never sent: that is not our other side
-  link->stream->cut();
+  link->cut();
   changed_.notify_all();
 }
 
@@ -356,7 +356,8 @@ bool ResumableStream::wait_for_acknowledgement(uint64_t upto, bool settled) {
     if (reads) {
       // What one that has broken still holds has been sent again over the next, or will be.
       if (link() != there) continue;
-      if (!there->stream->wait_readable(static_cast<int>(kAskAgainNs / 1'000'000))) continue;
+      if (!bulk_bytes_ && !there->stream->wait_readable(static_cast<int>(kAskAgainNs / 1'000'000)))
+        continue;
       if (receive(there, nullptr) <= 0) broke(there, true);
     } else {
       std::unique_lock lock(mutex_);
@@ -423,6 +424,7 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
         !kept_.acknowledge(hello.received))
       return false;
     epoch_ = epoch;
+    wish_ = Wish::kNone;
     link_ = link;
     told_.store(said.received, std::memory_order_relaxed);
     if (on_connection) on_connection(link->socket);

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "channel/kept_bytes.h"
+#include "channel/lanes.h"
 #include "channel/stream.h"
 #include "wire/protocol.h"
 
@@ -33,8 +34,13 @@ class ResumableStream : public Stream {
     Connection(int s, std::unique_ptr<Stream> over) : socket(s), stream(std::move(over)) {}
     ~Connection();
     Connection(const Connection&) = delete;
+    void cut() {
+      stream->cut();
+      lanes.cut();
+    }
     int socket;
     std::unique_ptr<Stream> stream;
+    Lanes lanes;  // beside it, for bulk
   };
   struct Terms {
     int64_t grace_ns;         // from a break until the stream is over
@@ -89,6 +95,13 @@ class ResumableStream : public Stream {
   // As read(), but what is not there yet is not waited for, nor is another connection: 0.
   ssize_t read_present(const iovec* parts, int count);
 
+  // A connection beside the one with that epoch, for bulk; the other side has it or is about to.
+  // False: there is another by now, or a lane with that number; then it is closed.
+  bool add_lane(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> lane);
+  // Bulk comes or goes: whoever dials is told once for each connection that it has no lanes.
+  void wish_for_lanes();
+  bool take_wish(uint32_t* epoch);
+
   // Told of each connection after the first, before anything is read from it.
   std::function<void(int socket)> on_connection;
 
@@ -106,6 +119,8 @@ class ResumableStream : public Stream {
   bool has_expired(int64_t now) const;  // mutex_ held
 
   bool write_parts(iovec* parts, int count, size_t lent, std::shared_ptr<const void> held);
+  bool send_parts(const Link& link, iovec* parts, int count, size_t bytes);
+  bool send_bulk(const Link& link, const iovec& part, uint32_t lanes);
   bool send_record(const Link& link, iovec* parts, int count, size_t bytes, uint32_t flags);
   bool send_again(const Link& link, uint64_t from);
   bool has_room(size_t copied, size_t lent) const;  // mutex_ held
@@ -116,6 +131,8 @@ class ResumableStream : public Stream {
 
   size_t take_waiting(Place* place);
   ssize_t receive(const Link& link, Place* place);
+  ssize_t receive_bulk(const Link& link, Place* place);
+  ssize_t received(bool good, ssize_t got);
   bool take_header(const Link& link);
   bool scan(const std::byte* data, size_t n, Place* place, const Link& link);
 
@@ -132,6 +149,8 @@ class ResumableStream : public Stream {
   uint32_t said_ = 0;     // the CUresult that the session was ended with, and why
   std::string why_;
   KeptBytes kept_;  // sent and not acknowledged
+  enum class Wish : uint8_t { kNone, kMade, kTaken };
+  std::atomic<Wish> wish_{Wish::kNone};  // for lanes of this connection
   std::atomic<uint32_t> round_trip_us_{0};
 
   std::mutex write_mutex_;  // the order of what is sent
@@ -148,6 +167,10 @@ class ResumableStream : public Stream {
   std::vector<std::byte> in_;  // received, and nobody has taken it yet
   size_t in_begin_ = 0;
   std::atomic<size_t> waiting_in_{0};
+  // Of a record whose bytes come over lanes: how many of both; and what has been read behind it.
+  std::atomic<uint32_t> bulk_bytes_{0};
+  uint32_t bulk_lanes_ = 0;
+  std::vector<std::byte> behind_bulk_;
   std::atomic<uint64_t> received_{0};
   std::atomic<uint64_t> arrivals_{0};  // how often something came
 

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The bulk of a resumable stream: a large part of a write goes over the connection's lanes, if it
+// has any, as a record of its own whose header alone is sent on the connection.
+#include <cerrno>
+
+#include "channel/resumable_place.h"
+
+namespace sluice::channel {
+
+namespace {
+
+constexpr size_t kBulk = 256 << 10;
+
+}  // namespace
+
+void ResumableStream::wish_for_lanes() {
+  if (wish_.load(std::memory_order_relaxed) != Wish::kNone) return;
+  std::lock_guard lock(mutex_);
+  if (wish_ != Wish::kNone) return;
+  wish_ = Wish::kMade;
+  changed_.notify_all();
+}
+
+bool ResumableStream::take_wish(uint32_t* epoch) {
+  std::lock_guard lock(mutex_);
+  if (wish_ != Wish::kMade || !link_ || over_) return false;
+  wish_ = Wish::kTaken;
+  *epoch = epoch_;
+  return true;
+}
+
+bool ResumableStream::add_lane(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> lane) {
+  Link there;
+  {
+    std::lock_guard lock(mutex_);
+    if (epoch == epoch_ && !over_) there = link_;
+  }
+  return there &&
+         there->lanes.add(number, std::exchange(lane->socket, -1), std::move(lane->stream));
+}
+
+// write_mutex_ held. Changes `parts`.
+bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size_t bytes) {
+  int large = 0;
+  for (int i = 1; i < count; ++i)
+    if (parts[i].iov_len > parts[large].iov_len) large = i;
+  const size_t bulk = count > 0 ? parts[large].iov_len : 0;
+  const uint32_t lanes = bulk < kBulk ? 0 : link->lanes.count_for(bulk);
+  if (lanes < 2) {
+    if (bulk >= kBulk) wish_for_lanes();
+    return send_record(link, parts, count, bytes, 0);
+  }
+  size_t before = 0;
+  for (int i = 0; i < large; ++i) before += parts[i].iov_len;
+  const size_t after = bytes - before - bulk;
+  const iovec part = parts[large];
+  return (before == 0 || send_record(link, parts, large, before, 0)) &&
+         send_bulk(link, part, lanes) &&
+         (after == 0 || send_record(link, parts + large + 1, count - large - 1, after, 0));
+}
+
+bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t lanes) {
+  const uint32_t flags = wire::kOverLanes | lanes << kLaneShift;
+  if (!send_record(link, nullptr, 0, part.iov_len, flags)) return false;
+  if (link->lanes.send(static_cast<const std::byte*>(part.iov_base), part.iov_len, lanes))
+    return true;
+  // Another thread's lane may have been lost first; the connection says what became of its end.
+  errno = link->stream->line() == Stream::Line::kClosed ? ECONNRESET : EIO;
+  return false;
+}
+
+// All of it, to its place if there is room for it; read_mutex_ held. Whoever cuts the connection
+// ends this as well.
+ssize_t ResumableStream::receive_bulk(const Link& link, Place* place) {
+  const uint32_t bytes = bulk_bytes_;
+  const bool direct = place && place->room_here() >= bytes && waiting_in_ == 0;
+  const size_t had = in_.size();
+  if (!direct) {
+    if (had - in_begin_ + bytes > kMostUntaken) return end(), 0;
+    in_.resize(had + bytes);
+  }
+  std::byte* const to = direct ? place->here() : in_.data() + had;
+  if (!link->lanes.receive(to, bytes, bulk_lanes_)) {
+    if (!direct) in_.resize(had);
+    errno = link->stream->line() == Stream::Line::kClosed ? ECONNRESET : EIO;
+    return -1;
+  }
+  received_.fetch_add(bytes, std::memory_order_release);
+  direct ? place->went(bytes) : waiting_in_.store(in_.size() - in_begin_);
+  bulk_bytes_ = 0;
+  const std::vector<std::byte> behind = std::exchange(behind_bulk_, {});
+  // What waits has to be taken before it.
+  return received(scan(behind.data(), behind.size(), direct ? place : nullptr, link), bytes);
+}
+
+}  // namespace sluice::channel

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Both ends of a resumable stream over pairs of sockets, and whoever cuts these and brings others.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "channel/futex.h"
+#include "channel/resumable_stream.h"
+#include "wire/protocol.h"
+
+namespace sluice::channel::resumable {
+
+using Connection = ResumableStream::Connection;
+constexpr int64_t kSecond = 1'000'000'000;
+
+inline std::unique_ptr<Connection> over(int socket) {
+  return std::make_unique<Connection>(socket, std::make_unique<PlainStream>(socket));
+}
+
+// A way between two sockets that passes so many bytes on in each direction, and is cut then.
+class Way {
+ public:
+  Way(int a, int b, size_t forth, size_t back) : a_(a), b_(b) {
+    thread_ = std::thread([this, forth, back] { run(forth, back); });
+  }
+  ~Way() {
+    over_ = true;
+    thread_.join();
+    close(a_);
+    close(b_);
+  }
+  bool cut() const { return over_; }
+  static bool has_cut(const std::unique_ptr<Way>& way) { return way->cut(); }
+
+ private:
+  void run(size_t forth, size_t back) {
+    std::array<char, 4096> piece;
+    while (!over_) {
+      pollfd p[2] = {{a_, POLLIN, 0}, {b_, POLLIN, 0}};
+      poll(p, 2, 10);
+      for (int i = 0; i < 2; ++i) {
+        if (!p[i].revents) continue;
+        size_t& left = i == 0 ? forth : back;
+        const ssize_t got = recv(p[i].fd, piece.data(), std::min(left, piece.size()), 0);
+        if (got <= 0 ||
+            send(i == 0 ? b_ : a_, piece.data(), static_cast<size_t>(got), MSG_NOSIGNAL) != got)
+          over_ = true;
+        else
+          left -= static_cast<size_t>(got);
+        if (left == 0) over_ = true;
+      }
+    }
+    shutdown(a_, SHUT_RDWR);
+    shutdown(b_, SHUT_RDWR);
+  }
+
+  int a_, b_;
+  std::atomic<bool> over_{false};
+  std::thread thread_;
+};
+
+struct Ends {
+  int a, b;
+};
+inline Ends pair() {
+  int s[2];
+  EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, s), 0);
+  return {s[0], s[1]};
+}
+
+// Both ends, and whoever brings them other connections.
+class Rig {
+ public:
+  // `lanes`: beside each connection.
+  explicit Rig(const ResumableStream::Terms& terms = {60 * kSecond, 60 * kSecond},
+               uint32_t lanes = 0)
+      : lanes_(lanes) {
+    const Ends near = pair(), far = pair();
+    way_ = std::make_unique<Way>(near.b, far.a, SIZE_MAX, SIZE_MAX);
+    client = std::make_unique<ResumableStream>(over(near.a), terms);
+    server = std::make_unique<ResumableStream>(over(far.b), terms);
+    add_lanes(SIZE_MAX, SIZE_MAX);
+  }
+  ~Rig() {
+    stop();
+    client->end();
+    server->end();
+  }
+
+  // Connections that each carry at most so many bytes each way.
+  void cut_after(size_t most, unsigned seed) {
+    connect(most, most);
+    dialler_ = std::thread([this, most, seed] {
+      std::mt19937 random(seed);
+      const auto some = [&] { return std::uniform_int_distribution<size_t>(1, most)(random); };
+      while (!stopped_) {
+        const bool lost = way_->cut() || std::ranges::any_of(lane_ways_, &Way::has_cut);
+        if (!client->wait_for_break(10'000'000) && !lost) continue;
+        connect(some(), some());
+      }
+      connect(SIZE_MAX, SIZE_MAX);
+    });
+  }
+  void connect(size_t forth, size_t back) {
+    const Ends near = pair(), far = pair();
+    auto way = std::make_unique<Way>(near.b, far.a, forth, back);
+    const uint32_t epoch = ++epoch_;
+    std::thread other([&] { server->resume(epoch, over(far.b)); });
+    client->resume(epoch, over(near.a));
+    other.join();
+    way_ = std::move(way);
+    add_lanes(forth, back);
+    ++connections;
+  }
+  void add_lanes(size_t forth, size_t back) {
+    std::vector<std::unique_ptr<Way>> ways;
+    for (uint32_t i = 0; i < lanes_; ++i) {
+      const Ends near = pair(), far = pair();
+      ways.push_back(std::make_unique<Way>(near.b, far.a, forth * (i + 1), back));
+      server->add_lane(epoch_, i, over(far.b));
+      client->add_lane(epoch_, i, over(near.a));
+    }
+    lane_ways_ = std::move(ways);
+  }
+  void stop() {
+    stopped_ = true;
+    if (dialler_.joinable()) dialler_.join();
+  }
+
+  std::unique_ptr<ResumableStream> client, server;
+  std::atomic<int> connections{1};
+
+ private:
+  const uint32_t lanes_;
+  std::unique_ptr<Way> way_;
+  std::vector<std::unique_ptr<Way>> lane_ways_;
+  std::thread dialler_;
+  std::atomic<bool> stopped_{false};
+  uint32_t epoch_ = 0;
+};
+
+// The byte at a place of a stream.
+inline char byte_at(uint64_t place) { return static_cast<char>(place * 2654435761u >> 13); }
+
+// Sends so many bytes in pieces of all sizes, copied and lent.
+inline void send_all(ResumableStream* stream, uint64_t bytes, unsigned seed,
+                     size_t largest = 400'000) {
+  std::mt19937 random(seed);
+  for (uint64_t at = 0; at < bytes;) {
+    const unsigned kind = random() % 8;
+    const size_t most = kind == 0 ? largest : kind < 3 ? 60'000 : 300;
+    const size_t n = std::min<uint64_t>(1 + random() % most, bytes - at);
+    auto piece = std::make_shared<std::vector<char>>(n);
+    for (size_t i = 0; i < n; ++i) (*piece)[i] = byte_at(at + i);
+    const size_t head = n / 3;
+    iovec parts[2] = {{piece->data(), head}, {piece->data() + head, n - head}};
+    bool sent;
+    if (random() % 2) {
+      const bool kept = random() % 2;
+      sent = stream->write_lent(parts, 2, kept ? piece : nullptr);
+      if (!kept) {
+        ASSERT_TRUE(stream->settle());
+        std::fill(piece->begin(), piece->end(), '\x5a');
+      }
+    } else {
+      sent = stream->write(parts, 2);
+      std::fill(piece->begin(), piece->end(), '\xa5');
+    }
+    ASSERT_TRUE(sent);
+    at += n;
+  }
+}
+
+inline void receive_all(ResumableStream* stream, uint64_t bytes, unsigned seed,
+                        size_t largest = 300'000) {
+  std::mt19937 random(seed);
+  std::vector<char> a(largest), b(5'000);
+  for (uint64_t at = 0; at < bytes;) {
+    const size_t first = 1 + random() % a.size(), second = random() % b.size();
+    const iovec parts[2] = {{a.data(), first}, {b.data(), second}};
+    const ssize_t got = stream->read(parts, 2);
+    ASSERT_GT(got, 0) << "at " << at;
+    for (size_t i = 0; i < static_cast<size_t>(got); ++i)
+      ASSERT_EQ(i < first ? a[i] : b[i - first], byte_at(at + i)) << "at " << at + i;
+    at += static_cast<uint64_t>(got);
+  }
+}
+
+// As an end does that has all it waited for, and still hears who asks how much it has.
+inline void listen(ResumableStream* stream, const std::atomic<int>& sending) {
+  char byte;
+  const iovec part{&byte, 1};
+  while (sending > 0) {
+    ASSERT_EQ(stream->read_present(&part, 1), 0);
+    sleep_ns(1'000'000);
+  }
+}
+
+}  // namespace sluice::channel::resumable
