@@ -15,7 +15,7 @@ using wire::StreamRecord;
 
 constexpr size_t kScratch = 64 << 10;
 constexpr size_t kBehind = 4 << 10;        // received with it
-constexpr size_t kTellAfter = 1 << 20;     // received bytes that the other side has to know of
+constexpr size_t kTellAfter = 4 << 20;     // received bytes that the other side has to know of
 constexpr size_t kMostUntaken = 64 << 20;  // more than all lanes' answers that nobody waits for
 constexpr size_t kMostRecord = 2 * wire::kMaxReplyBytes;  // the largest write and some
 

@@ -245,8 +245,13 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
     if (kept) {
       const bool sent = !there || send_record(there, parts, count, bytes, 0);
       const bool closed = sent || was_reset();
+      const bool hears = terms_.hear_after > 0 && (unheard_ += bytes) >= terms_.hear_after;
+      if (hears) unheard_ = 0;
       sending.unlock();
-      if (!sent) failed(there, closed);
+      if (!sent)
+        failed(there, closed);
+      else if (hears && there)
+        hear_acknowledgements(there);
       acknowledge();
       return true;
     }
@@ -308,6 +313,12 @@ void ResumableStream::acknowledge() {
     if (!send_record(there, nullptr, 0, 0, 0) && !there->stream->is_last())
       broke(there, was_reset());
   }
+}
+
+void ResumableStream::hear_acknowledgements(const Link& link) {
+  std::unique_lock reads(read_mutex_, std::try_to_lock);
+  if (!reads || this->link() != link || !link->stream->readable()) return;
+  if (receive(link, nullptr) <= 0) broke(link, was_reset());
 }
 
 void ResumableStream::acknowledged(uint64_t upto, const Link& link) {

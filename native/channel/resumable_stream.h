@@ -44,6 +44,10 @@ class ResumableStream : public Stream {
     // Of a connection whose kernel does not tell that the other side is gone: so long without a
     // word from there is a break. 0: none is. Whoever looks reads for it, where nobody else does.
     int64_t silent_ns = 0;
+    // After so many sent bytes a writer takes in what was acknowledged, where nobody else reads, so
+    // that little memory is kept and used again soon. 0: it does not, as whoever waits for bytes
+    // waits for the connection and not here.
+    size_t hear_after = 0;
   };
 
   ResumableStream(std::unique_ptr<Connection> first, const Terms& terms);
@@ -111,6 +115,7 @@ class ResumableStream : public Stream {
   bool has_room(size_t copied, size_t lent) const;  // mutex_ held
   bool wait_for_acknowledgement(uint64_t upto, bool settled);
   void acknowledge();
+  void hear_acknowledgements(const Link& link);
   static bool hear(const Link& link, wire::StreamRecord* hello);
   void acknowledged(uint64_t upto, const Link& link);
 
@@ -136,6 +141,7 @@ class ResumableStream : public Stream {
 
   std::mutex write_mutex_;  // the order of what is sent
   std::atomic<bool> owes_acknowledgement_{false};
+  size_t unheard_ = 0;              // bytes sent since somebody looked what was acknowledged
   std::atomic<bool> spoke_{false};  // since somebody looked
   std::atomic<uint64_t> told_{0};   // how much the other side knows to have been received
 

@@ -85,7 +85,8 @@ class TcpEndpoint : public Endpoint {
     if (const int s = socket(); s >= 0) arm(EPOLL_CTL_MOD, s);
   }
   bool unannounced() override {
-    return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed);
+    return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed) ||
+           (resumable_ && resumable_->pending());  // taken in by who waited for acknowledgements
   }
   // A client that died with a full connection has bytes in its kernel yet, and its end behind them.
   void read_ahead() override {

@@ -15,6 +15,7 @@ namespace {
 constexpr int kAnswerAgainSeconds = 10;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kSilentSeconds = 10;  // a worker says something every 5
+constexpr size_t kHearAfter = 512 << 10;
 constexpr uint64_t kLinkSeconds = 1, kLinkPauseNs = 2'000'000;
 
 }  // namespace
@@ -22,6 +23,7 @@ constexpr uint64_t kLinkSeconds = 1, kLinkPauseNs = 2'000'000;
 channel::ResumableStream::Terms terms_of(uint32_t grace_seconds) {
   channel::ResumableStream::Terms terms{grace_seconds * kSecond, grace_seconds * kSecond};
   terms.silent_ns = kSilentSeconds * kSecond;
+  terms.hear_after = kHearAfter;
   return terms;
 }
 
