@@ -20,6 +20,7 @@ from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
 from static_pool import build_programs
 
+from sluice.cli.pool_commands import session_rows
 from sluice.protocol import frames
 from sluice.protocol.frames import ControlFunction
 from sluice.server.listeners.resumption import proof
@@ -115,6 +116,27 @@ def test_both_directions_may_be_silent(
     network.refuse(False)
     goes_on(program, 300)
     goes_on(program, 20)
+
+
+def test_a_session_without_a_connection_is_shown_as_that(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    [session] = plane.sessions()
+    assert session["disconnected_since"] is None
+    network.refuse()
+    network.cut()
+    wait_for(lambda: plane.sessions()[0]["disconnected_since"], LIMIT, "the break to be shown")
+    [row] = session_rows(plane.sessions())
+    assert str(row["state"]).startswith("no connection for ")
+    plane.stop("server", signal.SIGKILL)
+    plane.start_server()
+    wait_for(lambda: plane.node_state() == "up", LIMIT, "the node")
+    wait_for(lambda: plane.sessions()[0]["disconnected_since"], LIMIT, "the break again")
+    network.refuse(False)
+    goes_on(program, 20)
+    wait_for(lambda: plane.sessions()[0]["disconnected_since"] is None, LIMIT, "it is connected")
+    assert plane.sessions()[0]["state"] == "running"
 
 
 def test_a_server_may_be_restarted_meanwhile(
