@@ -256,7 +256,10 @@ def pool_line(api: Controller, pool: dict[str, Any]) -> str:
 
 def session_rows(sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Sessions as rows of SESSION_COLUMNS."""
-    return [{**s, "client": _client(s), "age": output.age(s["started"])} for s in sessions]
+    return [
+        {**s, "state": _state(s), "client": _client(s), "age": output.age(s["started"])}
+        for s in sessions
+    ]
 
 
 def gpu_rows(gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -288,6 +291,13 @@ def _show(record: dict[str, Any], output_format: Format) -> None:
 def _slices(grant: dict[str, Any]) -> str:
     sizes = Counter((v["memory_mib"], v["compute_percent"]) for v in grant["vgpus"])
     return ", ".join(f"{count} of {mib} MiB {percent} %" for (mib, percent), count in sizes.items())
+
+
+def _state(session: dict[str, Any]) -> str:
+    # a controller of before does not know it
+    if since := session.get("disconnected_since"):
+        return f"no connection for {output.age(since)}"
+    return str(session["state"])
 
 
 def _client(session: dict[str, Any]) -> str:

@@ -220,6 +220,13 @@ class ServerSection(Section):
         description="the same where the client's end was closed, as it is when its process is "
         "killed; at most network_grace_seconds count",
     )
+    bulk_connections: int = Field(
+        4,
+        ge=0,
+        le=8,
+        description="how many connections a session over TCP may have beside its first, for large "
+        "copies (0: none)",
+    )
 
 
 class NcclSection(Section):

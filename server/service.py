@@ -215,6 +215,7 @@ class Server:
             self._controller,
             data_tls(self._config),
             ResumeTerms(section.network_grace_seconds, section.closed_grace_seconds),
+            section.bulk_connections,
         )
         advertised = section.advertise_addr or reachable_address(
             address, self._config.controller.grpc_targets[0]

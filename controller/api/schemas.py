@@ -154,6 +154,9 @@ class SessionView(BaseModel):
     cause: str = Field(description=f"why it ended: {CAUSES}; empty: it lives")
     chosen: list[int] = Field(description="which of a job's vGPUs it has; empty: all")
     relay: str = Field(description="the node beside it that relays it to `node`; empty: none does")
+    disconnected_since: datetime | None = Field(
+        description="since when its client has had no connection to it; null: it has one"
+    )
 
 
 class NodeList(Page):
@@ -413,4 +416,9 @@ def session_view(session: model.Session) -> SessionView:
         cause=_cause(session.end),
         chosen=list(session.chosen),
         relay=session.relay,
+        disconnected_since=(
+            time_of(session.disconnected_since)
+            if session.disconnected_since is not None and session.end is None
+            else None
+        ),
     )

@@ -303,6 +303,8 @@ class Session:
     request_id: str = ""
     chosen: tuple[int, ...] = ()  # of the grant's vGPUs; none named: all
     relay: str = ""  # the node beside the client whose server relays it; empty: none does
+    #: Its client has had no connection to it; None: it has one.
+    disconnected_since: float | None = None
 
     @property
     def end(self) -> End | None:

@@ -184,6 +184,7 @@ def session_of(node: str, message: rpc.SessionReport) -> ReportedSession:
         request_id=message.request_id,
         chosen=tuple(message.chosen),
         relay=message.relay,
+        disconnected_since=message.disconnected_since or None,
         **_client_fields(message),
     )
     return ReportedSession(

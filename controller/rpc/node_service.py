@@ -218,6 +218,14 @@ class PoolService(pool_pb2_grpc.PoolServicer):
                     started.session_id, started.client_pid, started.channel
                 )
             )
+        elif kind == "session_connection":
+            connection = report.session_connection
+            if not self._is_of(node, connection.session_id):
+                return
+            since = connection.disconnected_since or None
+            self._grant_service.begin(
+                lambda: pool.lifecycle.session_connection(connection.session_id, since)
+            )
         elif kind == "session_ended":
             ended = report.session_ended
             if not self._is_of(node, ended.session_id, ended.grant_id):

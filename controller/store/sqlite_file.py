@@ -135,6 +135,9 @@ MIGRATIONS = (
     ALTER TABLE usage ADD COLUMN gpu_seconds REAL NOT NULL DEFAULT 0;
     ALTER TABLE usage ADD COLUMN gpu_wait_seconds REAL NOT NULL DEFAULT 0;
     """,
+    """
+    ALTER TABLE sessions ADD COLUMN disconnected_since REAL;
+    """,
 )
 
 BUSY_SECONDS = 2.0

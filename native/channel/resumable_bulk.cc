@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bulk of a resumable stream: a large part of a write goes over the connection's lanes, if it
-// has any, as a record of its own whose header alone is sent on the connection.
+// The bulk of a resumable stream: a large part of a write goes over the connection's subflows, if
+// it has any, as a record of its own whose header alone is sent on the connection.
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <cerrno>
 
 #include "channel/resumable_place.h"
@@ -11,9 +15,23 @@ namespace {
 
 constexpr size_t kBulk = 256 << 10;
 
+// Nobody looks after a subflow: its kernel finds out by itself that the other side is gone.
+void watch_over(int socket) {
+  constexpr int kOn = 1, kIdle = 5, kInterval = 3, kProbes = 3, kUnheardMs = 15'000;
+  const auto set = [&](int option, int value) {
+    setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
+  };
+  setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &kOn, sizeof kOn);
+  set(TCP_NODELAY, kOn);
+  set(TCP_KEEPIDLE, kIdle);
+  set(TCP_KEEPINTVL, kInterval);
+  set(TCP_KEEPCNT, kProbes);
+  set(TCP_USER_TIMEOUT, kUnheardMs);
+}
+
 }  // namespace
 
-void ResumableStream::wish_for_lanes() {
+void ResumableStream::wish_for_subflows() {
   if (wish_.load(std::memory_order_relaxed) != Wish::kNone) return;
   std::lock_guard lock(mutex_);
   if (wish_ != Wish::kNone) return;
@@ -29,14 +47,24 @@ bool ResumableStream::take_wish(uint32_t* epoch) {
   return true;
 }
 
-bool ResumableStream::add_lane(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> lane) {
+bool ResumableStream::take_subflow(uint32_t epoch, uint32_t number,
+                                   std::unique_ptr<Connection> subflow) {
+  wire::StreamRecord hello{};
+  iovec part{&hello, sizeof hello};
+  watch_over(subflow->socket);
+  return subflow->stream->write(&part, 1) && hear(*subflow, &hello) &&
+         add_subflow(epoch, number, std::move(subflow));
+}
+
+bool ResumableStream::add_subflow(uint32_t epoch, uint32_t number,
+                                  std::unique_ptr<Connection> subflow) {
   Link there;
   {
     std::lock_guard lock(mutex_);
     if (epoch == epoch_ && !over_) there = link_;
   }
-  return there &&
-         there->lanes.add(number, std::exchange(lane->socket, -1), std::move(lane->stream));
+  return there && there->subflows.add(number, std::exchange(subflow->socket, -1),
+                                      std::move(subflow->stream));
 }
 
 // write_mutex_ held. Changes `parts`.
@@ -45,9 +73,9 @@ bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size
   for (int i = 1; i < count; ++i)
     if (parts[i].iov_len > parts[large].iov_len) large = i;
   const size_t bulk = count > 0 ? parts[large].iov_len : 0;
-  const uint32_t lanes = bulk < kBulk ? 0 : link->lanes.count_for(bulk);
-  if (lanes < 2) {
-    if (bulk >= kBulk) wish_for_lanes();
+  const uint32_t subflows = bulk < kBulk ? 0 : link->subflows.count_for(bulk);
+  if (subflows < 2) {
+    if (bulk >= kBulk) wish_for_subflows();
     return send_record(link, parts, count, bytes, 0);
   }
   size_t before = 0;
@@ -55,16 +83,16 @@ bool ResumableStream::send_parts(const Link& link, iovec* parts, int count, size
   const size_t after = bytes - before - bulk;
   const iovec part = parts[large];
   return (before == 0 || send_record(link, parts, large, before, 0)) &&
-         send_bulk(link, part, lanes) &&
+         send_bulk(link, part, subflows) &&
          (after == 0 || send_record(link, parts + large + 1, count - large - 1, after, 0));
 }
 
-bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t lanes) {
-  const uint32_t flags = wire::kOverLanes | lanes << kLaneShift;
+bool ResumableStream::send_bulk(const Link& link, const iovec& part, uint32_t subflows) {
+  const uint32_t flags = wire::kOverSubflows | subflows << kSubflowShift;
   if (!send_record(link, nullptr, 0, part.iov_len, flags)) return false;
-  if (link->lanes.send(static_cast<const std::byte*>(part.iov_base), part.iov_len, lanes))
+  if (link->subflows.send(static_cast<const std::byte*>(part.iov_base), part.iov_len, subflows))
     return true;
-  // Another thread's lane may have been lost first; the connection says what became of its end.
+  // Another thread's subflow may have been lost first; the connection says what became of its end.
   errno = link->stream->line() == Stream::Line::kClosed ? ECONNRESET : EIO;
   return false;
 }
@@ -80,7 +108,7 @@ ssize_t ResumableStream::receive_bulk(const Link& link, Place* place) {
     in_.resize(had + bytes);
   }
   std::byte* const to = direct ? place->here() : in_.data() + had;
-  if (!link->lanes.receive(to, bytes, bulk_lanes_)) {
+  if (!link->subflows.receive(to, bytes, bulk_subflows_)) {
     if (!direct) in_.resize(had);
     errno = link->stream->line() == Stream::Line::kClosed ? ECONNRESET : EIO;
     return -1;

@@ -9,7 +9,7 @@
 
 namespace sluice::channel {
 
-constexpr uint32_t kLaneShift = 8;         // of the number of lanes in a record's flags
+constexpr uint32_t kSubflowShift = 8;      // of the number of subflows in a record's flags
 constexpr size_t kMostUntaken = 64 << 20;  // more than all threads' answers that nobody waits for
 
 // The parts of a read() as they are filled.

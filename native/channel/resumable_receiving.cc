@@ -15,7 +15,7 @@ using wire::StreamRecord;
 
 constexpr size_t kScratch = 64 << 10;
 constexpr size_t kBehind = 4 << 10;     // received with it
-constexpr size_t kTellAfter = 1 << 20;  // received bytes that the other side has to know of
+constexpr size_t kTellAfter = 4 << 20;  // received bytes that the other side has to know of
 constexpr size_t kMostRecord = 2 * wire::kMaxReplyBytes;  // the largest write and some
 
 }  // namespace
@@ -150,9 +150,9 @@ bool ResumableStream::take_header(const Link& link) {
   StreamRecord record;
   std::memcpy(&record, header_, sizeof record);
   if (record.bytes > kMostRecord) return false;
-  if (record.flags & wire::kOverLanes) {
-    bulk_lanes_ = record.flags >> kLaneShift & 0xff;
-    if (bulk_lanes_ == 0 || record.bytes == 0) return false;
+  if (record.flags & wire::kOverSubflows) {
+    bulk_subflows_ = record.flags >> kSubflowShift & 0xff;
+    if (bulk_subflows_ == 0 || record.bytes == 0) return false;
     bulk_bytes_.store(record.bytes, std::memory_order_release);
   } else {
     left_ = record.bytes;

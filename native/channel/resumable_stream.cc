@@ -195,7 +195,7 @@ bool ResumableStream::nothing_came(const Link& link) {
     while (this->link() == link && waiting_in_.load(std::memory_order_relaxed) < kMostAhead &&
            !bulk_bytes_ && link->stream->readable() && receive(link, nullptr) > 0)
       continue;
-  const uint64_t seen = arrivals_.load(std::memory_order_relaxed) + link->lanes.arrivals();
+  const uint64_t seen = arrivals_.load(std::memory_order_relaxed) + link->subflows.arrivals();
   const int64_t at = now();
   if (seen != arrivals_seen_ || looked_at_ != link || link->stream->readable()) {
     arrivals_seen_ = seen;
@@ -245,8 +245,13 @@ bool ResumableStream::write_parts(iovec* parts, int count, size_t lent,
     if (kept) {
       const bool sent = !there || send_parts(there, parts, count, bytes);
       const bool closed = sent || was_reset();
+      const bool hears = terms_.hear_after > 0 && (unheard_ += bytes) >= terms_.hear_after;
+      if (hears) unheard_ = 0;
       sending.unlock();
-      if (!sent) failed(there, closed);
+      if (!sent)
+        failed(there, closed);
+      else if (hears && there)
+        hear_acknowledgements(there);
       acknowledge();
       return true;
     }
@@ -308,6 +313,12 @@ void ResumableStream::acknowledge() {
     if (!send_record(there, nullptr, 0, 0, 0) && !there->stream->is_last())
       broke(there, was_reset());
   }
+}
+
+void ResumableStream::hear_acknowledgements(const Link& link) {
+  std::unique_lock reads(read_mutex_, std::try_to_lock);
+  if (!reads || this->link() != link || !link->stream->readable()) return;
+  if (receive(link, nullptr) <= 0) broke(link, was_reset());
 }
 
 void ResumableStream::acknowledged(uint64_t upto, const Link& link) {
@@ -415,7 +426,8 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
     said.received = received_.load(std::memory_order_acquire);
   }
   iovec part{&said, sizeof said};
-  if (!link->stream->begin() || !link->stream->write(&part, 1) || !hear(link, &hello)) return false;
+  if (!link->stream->begin() || !link->stream->write(&part, 1) || !hear(*link, &hello))
+    return false;
   std::lock_guard sending(write_mutex_);
   {
     std::lock_guard reads(read_mutex_);
@@ -435,11 +447,11 @@ bool ResumableStream::resume(uint32_t epoch, std::unique_ptr<Connection> next) {
 }
 
 // The record without data with which the other side begins; false: it does not come, or is another.
-bool ResumableStream::hear(const Link& link, StreamRecord* hello) {
+bool ResumableStream::hear(const Connection& link, StreamRecord* hello) {
   for (size_t have = 0; have < sizeof *hello;) {
-    if (!link->stream->wait_readable(kHelloMs)) return false;
+    if (!link.stream->wait_readable(kHelloMs)) return false;
     const iovec part{reinterpret_cast<std::byte*>(hello) + have, sizeof *hello - have};
-    const ssize_t got = link->stream->read(&part, 1);
+    const ssize_t got = link.stream->read(&part, 1);
     if (got <= 0) return false;
     have += static_cast<size_t>(got);
   }

@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "channel/kept_bytes.h"
-#include "channel/lanes.h"
 #include "channel/stream.h"
+#include "channel/subflows.h"
 #include "wire/protocol.h"
 
 namespace sluice::channel {
@@ -36,11 +36,11 @@ class ResumableStream : public Stream {
     Connection(const Connection&) = delete;
     void cut() {
       stream->cut();
-      lanes.cut();
+      subflows.cut();
     }
     int socket;
     std::unique_ptr<Stream> stream;
-    Lanes lanes;  // beside it, for bulk
+    Subflows subflows;  // beside it, for bulk
   };
   struct Terms {
     int64_t grace_ns;         // from a break until the stream is over
@@ -50,6 +50,10 @@ class ResumableStream : public Stream {
     // Of a connection whose kernel does not tell that the other side is gone: so long without a
     // word from there is a break. 0: none is. Whoever looks reads for it, where nobody else does.
     int64_t silent_ns = 0;
+    // After so many sent bytes a writer takes in what was acknowledged, where nobody else reads, so
+    // that little memory is kept and used again soon. 0: it does not, as whoever waits for bytes
+    // waits for the connection and not here.
+    size_t hear_after = 0;
   };
 
   ResumableStream(std::unique_ptr<Connection> first, const Terms& terms);
@@ -95,11 +99,12 @@ class ResumableStream : public Stream {
   // As read(), but what is not there yet is not waited for, nor is another connection: 0.
   ssize_t read_present(const iovec* parts, int count);
 
-  // A connection beside the one with that epoch, for bulk; the other side has it or is about to.
-  // False: there is another by now, or a lane with that number; then it is closed.
-  bool add_lane(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> lane);
-  // Bulk comes or goes: whoever dials is told once for each connection that it has no lanes.
-  void wish_for_lanes();
+  // A connection beside the one with that epoch, for bulk, of which the other side knows too; they
+  // greet each other. False: there is another by now, or a subflow with that number; it is closed.
+  bool take_subflow(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> subflow);
+  bool add_subflow(uint32_t epoch, uint32_t number, std::unique_ptr<Connection> subflow);
+  // Bulk comes or goes: whoever dials is told once for each connection that it has no subflows.
+  void wish_for_subflows();
   bool take_wish(uint32_t* epoch);
 
   // Told of each connection after the first, before anything is read from it.
@@ -120,13 +125,14 @@ class ResumableStream : public Stream {
 
   bool write_parts(iovec* parts, int count, size_t lent, std::shared_ptr<const void> held);
   bool send_parts(const Link& link, iovec* parts, int count, size_t bytes);
-  bool send_bulk(const Link& link, const iovec& part, uint32_t lanes);
+  bool send_bulk(const Link& link, const iovec& part, uint32_t subflows);
   bool send_record(const Link& link, iovec* parts, int count, size_t bytes, uint32_t flags);
   bool send_again(const Link& link, uint64_t from);
   bool has_room(size_t copied, size_t lent) const;  // mutex_ held
   bool wait_for_acknowledgement(uint64_t upto, bool settled);
   void acknowledge();
-  static bool hear(const Link& link, wire::StreamRecord* hello);
+  void hear_acknowledgements(const Link& link);
+  static bool hear(const Connection& link, wire::StreamRecord* hello);
   void acknowledged(uint64_t upto, const Link& link);
 
   size_t take_waiting(Place* place);
@@ -150,11 +156,12 @@ class ResumableStream : public Stream {
   std::string why_;
   KeptBytes kept_;  // sent and not acknowledged
   enum class Wish : uint8_t { kNone, kMade, kTaken };
-  std::atomic<Wish> wish_{Wish::kNone};  // for lanes of this connection
+  std::atomic<Wish> wish_{Wish::kNone};  // for subflows of this connection
   std::atomic<uint32_t> round_trip_us_{0};
 
   std::mutex write_mutex_;  // the order of what is sent
   std::atomic<bool> owes_acknowledgement_{false};
+  size_t unheard_ = 0;              // bytes sent since somebody looked what was acknowledged
   std::atomic<bool> spoke_{false};  // since somebody looked
   std::atomic<uint64_t> told_{0};   // how much the other side knows to have been received
 
@@ -167,9 +174,9 @@ class ResumableStream : public Stream {
   std::vector<std::byte> in_;  // received, and nobody has taken it yet
   size_t in_begin_ = 0;
   std::atomic<size_t> waiting_in_{0};
-  // Of a record whose bytes come over lanes: how many of both; and what has been read behind it.
+  // Of a record whose bytes come over subflows: how many of both; and what has been read behind it.
   std::atomic<uint32_t> bulk_bytes_{0};
-  uint32_t bulk_lanes_ = 0;
+  uint32_t bulk_subflows_ = 0;
   std::vector<std::byte> behind_bulk_;
   std::atomic<uint64_t> received_{0};
   std::atomic<uint64_t> arrivals_{0};  // how often something came

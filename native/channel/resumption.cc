@@ -39,6 +39,8 @@ std::string to_prove(const char* who, const wire::ResumeSession& asked,
   text.append(reinterpret_cast<const char*>(&asked.session_id), sizeof asked.session_id);
   text.append(reinterpret_cast<const char*>(&asked.epoch), sizeof asked.epoch);
   text.append(reinterpret_cast<const char*>(&asked.flags), sizeof asked.flags);
+  if (asked.flags & wire::kSubflow)
+    text.append(reinterpret_cast<const char*>(&asked.subflow), sizeof asked.subflow);
   text.append(reinterpret_cast<const char*>(asked.nonce), sizeof asked.nonce);
   text.append(reinterpret_cast<const char*>(answer.nonce), sizeof answer.nonce);
   return text;
@@ -60,7 +62,7 @@ bool make_session_key(std::string_view one_time_key, uint64_t session_id, Sessio
 }
 
 Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id, uint32_t epoch,
-                      std::string* error) {
+                      std::string* error, std::optional<uint32_t> subflow) {
   const tls::OpenSsl* o = tls::OpenSsl::get(error);
   if (!o) {
     *error = "its connection broke, and another cannot be made without OpenSSL: install it";
@@ -73,6 +75,10 @@ Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id
   asked.protocol_minor = wire::kProtocolMinor;
   asked.session_id = session_id;
   asked.epoch = epoch;
+  if (subflow) {
+    asked.flags = wire::kSubflow;
+    asked.subflow = *subflow;
+  }
   if (getrandom(asked.nonce, sizeof asked.nonce, 0) != sizeof asked.nonce) {
     *error = "the machine has no random numbers yet";
     return Resumed::kNotNow;

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -23,8 +24,9 @@ bool make_session_key(std::string_view one_time_key, uint64_t session_id, Sessio
 // kNever: `error` is why the session is over.
 enum class Resumed { kYes, kNotNow, kNever };
 
-// Over a connection that is new. After kYes come both sides' StreamRecords.
+// Over a connection that is new. After kYes come both sides' StreamRecords. With `subflow` it is to
+// be that one of the connection which has the epoch; kNever is no end of the session then.
 Resumed ask_to_resume(Stream* stream, const SessionKey& key, uint64_t session_id, uint32_t epoch,
-                      std::string* error);
+                      std::string* error, std::optional<uint32_t> subflow = {});
 
 }  // namespace sluice::channel

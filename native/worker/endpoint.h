@@ -46,6 +46,11 @@ class Endpoint {
   virtual bool resume(uint32_t, std::unique_ptr<channel::ResumableStream::Connection>) {
     return false;
   }
+  // Another that carries bulk beside the one with that epoch, if there is still that one.
+  virtual bool take_subflow(uint32_t, uint32_t,
+                            std::unique_ptr<channel::ResumableStream::Connection>) {
+    return false;
+  }
   // A connection whose hang-up (POLLRDHUP) says that the client sends nothing more; -1: none.
   virtual int connection() const { return -1; }
   // While nobody takes frames: takes some of what waits in the connection, so that an end behind it

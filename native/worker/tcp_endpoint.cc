@@ -78,6 +78,10 @@ class TcpEndpoint : public Endpoint {
   bool resume(uint32_t epoch, std::unique_ptr<channel::ResumableStream::Connection> next) override {
     return resumable_ && resumable_->resume(epoch, std::move(next));
   }
+  bool take_subflow(uint32_t epoch, uint32_t number,
+                    std::unique_ptr<channel::ResumableStream::Connection> subflow) override {
+    return resumable_ && resumable_->take_subflow(epoch, number, std::move(subflow));
+  }
   bool closed() override { return gone_.load(std::memory_order_relaxed); }
   // One sleeper is told when the client sends something, once; a leader waits in recv() itself.
   void set_sleeping(bool sleeping) override {
@@ -85,7 +89,8 @@ class TcpEndpoint : public Endpoint {
     if (const int s = socket(); s >= 0) arm(EPOLL_CTL_MOD, s);
   }
   bool unannounced() override {
-    return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed);
+    return buffered_.load(std::memory_order_relaxed) || ahead_.load(std::memory_order_relaxed) ||
+           (resumable_ && resumable_->pending());  // taken in by who waited for acknowledgements
   }
   // A client that died with a full connection has bytes in its kernel yet, and its end behind them.
   void read_ahead() override {

@@ -183,19 +183,25 @@ void WorkerProcess::run_session() {
         CUDA_ERROR_OUT_OF_MEMORY);
 }
 
-// In a thread of its own: the client is waited for, and need not answer.
+// In a thread of its own: the client is waited for, and need not answer. With a subflow it is no
+// other connection but one beside.
 void WorkerProcess::resume(process::Message& m) {
   std::string error;
-  uint64_t epoch = 0;
+  uint64_t epoch = 0, subflow = 0;
   m.number("epoch", &epoch);
+  const bool beside = m.verb == "subflow" && m.number("subflow", &subflow);
   auto connection = open_connection(m, &error);
   if (!connection) return process::log_error(error);
   if (!session_ || !session_->endpoint().resumable()) return;
   // Held in a word that the thread may copy.
   const auto next = std::make_shared<std::unique_ptr<channel::ResumableStream::Connection>>(
       std::move(connection));
-  const bool started = channel::start_detached("resume", [this, next, epoch] {
-    if (session_->endpoint().resume(static_cast<uint32_t>(epoch), std::move(*next)))
+  const bool started = channel::start_detached("resume", [this, next, epoch, subflow, beside] {
+    Endpoint& endpoint = session_->endpoint();
+    if (beside)
+      endpoint.take_subflow(static_cast<uint32_t>(epoch), static_cast<uint32_t>(subflow),
+                            std::move(*next));
+    else if (endpoint.resume(static_cast<uint32_t>(epoch), std::move(*next)))
       process::log_info("the session goes on over another connection");
   });
   if (!started) process::log_error("another connection finds no thread to begin it");
@@ -213,7 +219,7 @@ void WorkerProcess::meet_again() {
 
 void WorkerProcess::handle(process::Message& m) {
   if (m.verb == "session") return start_session(m);
-  if (m.verb == "resume") return resume(m);
+  if (m.verb == "resume" || m.verb == "subflow") return resume(m);
   if (broker_.take(m)) return;
   for (int fd : m.descriptors) ::close(fd);
   const auto answer = [this] { control_.send("status", session_status(session_.get())); };

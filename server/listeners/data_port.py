@@ -118,8 +118,12 @@ class DataPort:
         controller: ControllerLink,
         tls: DataTls | None = None,
         terms: ResumeTerms | None = None,
+        subflows: int = 0,
     ) -> None:
-        """`terms`: how long sessions outlive their connections; None: they do not."""
+        """`terms`: how long sessions outlive their connections; None: they do not. `subflows`: how
+        many connections for bulk a session may have besides.
+        """
+        self._subflows = subflows
         self._tls = tls
         self._terms = terms
         self._address = address
@@ -285,7 +289,9 @@ class DataPort:
             await asyncio.get_running_loop().sock_sendall(connected, data)
 
         lifecycle = self._lifecycle
-        resumption = Resumption(line, lifecycle.sessions, lifecycle.end, _is_of_network)
+        resumption = Resumption(
+            line, lifecycle.sessions, lifecycle.end, _is_of_network, self._subflows
+        )
         try:
             await resumption.prove(connected, header, send)
         except RefusalError as refusal:

@@ -62,6 +62,8 @@ def key_of(one_time_key: str, session_id: str) -> bytes:
 def proof(who: bytes, key: bytes, asked: frames.ResumeSession, nonce: bytes) -> bytes:
     """What shows that `who`, client or server, knows the session's key; 32 bytes."""
     what = struct.pack("<QII", asked.session_id, asked.epoch, asked.flags)
+    if asked.flags & ResumeFlags.SUBFLOW:
+        what += struct.pack("<I", asked.subflow)
     return hmac.digest(key, who + what + asked.nonce + nonce, "sha256")
 
 
@@ -85,12 +87,16 @@ class Resumption:
         sessions: Mapping[str, Session],
         end: Callable[[Session, End], None],
         allowed: Callable[[Session], bool],
+        subflows: int = 0,
     ) -> None:
-        """`end` ends a session; `allowed`: whether it may go on by the way that the line is of."""
+        """`end` ends a session; `allowed`: whether it may go on by the way that the line is of;
+        `subflows`: how many connections for bulk one may have.
+        """
         self._line = line
         self._sessions = sessions
         self._end = end
         self._allowed = allowed
+        self._subflows = subflows
 
     async def prove(self, connected: socket.socket, header: bytes, send: Send) -> None:
         """Has the session's worker take the connection, or the session end, as it is asked.
@@ -104,6 +110,12 @@ class Resumption:
             raise RefusalError(
                 CudaStatus.SYSTEM_NOT_READY,
                 f"session {asked.session_id:016x} is over, or was never here",
+            )
+        is_subflow = bool(asked.flags & ResumeFlags.SUBFLOW)
+        if is_subflow and asked.subflow >= self._subflows:
+            raise RefusalError(
+                CudaStatus.NOT_SUPPORTED,
+                f"subflow {asked.subflow}: [server] bulk_connections here is {self._subflows}",
             )
         key, nonce = bytes.fromhex(session.resume_key), secrets.token_bytes(32)
         ours = proof(b"server", key, asked, nonce)
@@ -121,6 +133,10 @@ class Resumption:
         if connected.family in (socket.AF_INET, socket.AF_INET6):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setblocking(True)  # the flag travels with the descriptor; a worker expects it so
+        if is_subflow:
+            fields["subflow"] = str(asked.subflow)
+            session.worker.tell(Message("subflow", fields), [connected.fileno()])
+            return
         session.worker.tell(Message("resume", fields), [connected.fileno()])
         text = "session %s: its client has another connection, epoch %d"
         who = session.requester.owner
@@ -137,7 +153,7 @@ def _parse(frame: bytes) -> frames.ResumeSession:
             f"the client speaks protocol {asked.protocol_major}, this server "
             f"{frames.PROTOCOL_MAJOR}",
         )
-    if asked.epoch == 0:
+    if asked.epoch == 0 and not asked.flags & ResumeFlags.SUBFLOW:
         raise BadOpen(CudaStatus.INVALID_VALUE, "epoch: it begins with 1")
     return asked
 

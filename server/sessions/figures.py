@@ -66,6 +66,12 @@ FAMILIES = (
     ),
     Family("sluice_server_sessions", "gauge", "Sessions here, by channel.", ("channel",)),
     Family(
+        "sluice_server_sessions_disconnected",
+        "gauge",
+        "Of these, sessions that wait for another connection of their client's.",
+        ("channel",),
+    ),
+    Family(
         "sluice_server_sessions_started_total",
         "counter",
         "Sessions that began here, by channel.",
@@ -177,6 +183,8 @@ class SessionFigures:
         )
         self.registry.register(FamilyCollector(FAMILIES, self.fill))
         self._asking: asyncio.Task[None] | None = None
+        #: Told of every answer of a session's worker.
+        self.on_heard: Callable[[Session, Message], None] = lambda session, status: None
 
     # sessions come and go
 
@@ -201,6 +209,7 @@ class SessionFigures:
         followed = self._followed.get(session_id)
         if followed is None:
             return
+        self.on_heard(followed.session, status)
         for key, value in _numbers(status).items():
             # what a worker that was taken over says must not make a counter fall
             followed.said[key] = max(value, followed.said.get(key, 0))
@@ -263,11 +272,17 @@ class SessionFigures:
     def fill(self, samples: Samples) -> None:
         """Adds every series."""
         here = Counter(f.session.requester.channel for f in self._followed.values())
+        waiting = Counter(
+            f.session.requester.channel
+            for f in self._followed.values()
+            if f.session.disconnected_since
+        )
         moved = {channel: Counter(sums) for channel, sums in self._moved.items()}
         for followed in self._followed.values():
             moved.setdefault(followed.session.requester.channel, Counter()).update(_moved(followed))
         for channel in sorted({"shm", "ivshmem", "vsock", "tcp", *here, *moved}):
             samples.add("sluice_server_sessions", here[channel], channel)
+            samples.add("sluice_server_sessions_disconnected", waiting[channel], channel)
             samples.add("sluice_server_sessions_started_total", self._started[channel], channel)
             samples.add("sluice_server_sessions_ended_total", self._ended[channel], channel)
             for figure, family in COUNTED.items():

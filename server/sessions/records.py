@@ -229,6 +229,7 @@ class Session:
             priority=self.priority,
             opening=self.opening,
             project=self.project,
+            disconnected_since=self.disconnected_since,
             **self.requester.report(),
             **(self.part.report() if self.part else {}),
         )

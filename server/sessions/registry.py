@@ -9,6 +9,7 @@ and that the controller hears of its begin and end.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from sluice.resources.ends import End, EndCause
@@ -31,6 +32,10 @@ OUT_OF_HOST_MEMORY = (
 )
 
 
+#: A break that is over by then is nobody's concern but the worker's.
+SHORT_BREAK_MS = 1000
+
+
 class SessionRegistry:
     """Every session whose worker runs here, by id."""
 
@@ -51,6 +56,7 @@ class SessionRegistry:
         self.ledgers = GrantLedgers()
         self.turns: TurnPages | None = None
         self.figures = SessionFigures()
+        self.figures.on_heard = self._hear_connection
         self.times = TimeReports(self.sessions, self.figures, controller, lambda: self.turns)
 
     def of_grant(self, grant_id: str) -> list[Session]:
@@ -112,6 +118,22 @@ class SessionRegistry:
             session.worker.let_go()
         if self.turns:
             self.turns.let_go()
+
+    def _hear_connection(self, session: Session, status: Message) -> None:
+        """Its worker says whether its client has a connection; told on when that changes."""
+        lost_ms = status.number("disconnected_ms")
+        lost_ms = 0 if lost_ms < SHORT_BREAK_MS else lost_ms
+        if bool(lost_ms) == bool(session.disconnected_since):
+            return
+        session.disconnected_since = time.time() - lost_ms / 1000 if lost_ms else 0.0
+        since = session.disconnected_since
+        self._controller.report(
+            rpc.NodeReport(
+                session_connection=rpc.SessionConnection(
+                    session_id=session.id, disconnected_since=since
+                )
+            )
+        )
 
     def _code(self, session: Session, message: Message, descriptor: int) -> None:
         project = project_of(session.requester)

@@ -18,11 +18,9 @@ import ctypes
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "demo"), str(ROOT / "tests" / "harness"), str(ROOT / "dev")]
 
 import programs as cuda  # noqa: E402
+from bare_sockets import socket_gib_s  # noqa: E402
 from measurements import Measurement, Run, write_measured  # noqa: E402
 from session_logs import SessionLogs  # noqa: E402
 
@@ -118,6 +117,7 @@ class Server:
         command += ["--driver", driver, "--memory-mib", str(memory_mib), "--arena-mib", "4096"]
         command += ["--http-port", "19123", "--relay"]
         command += ["--run-together"]  # as is the default
+        command += ["--bulk-connections", "8"]
         if uid is not None:
             command += ["--uid", str(uid)]
         if libraries is not None:
@@ -206,40 +206,6 @@ def residue(server: Server) -> bool:
         codes.append(run.code)
     print(f"\nnothing of another session in fresh memory: {'yes' if codes == [0, 0] else 'NO'}")
     return codes == [0, 0]
-
-
-def touched(mib: int) -> memoryview:
-    """Memory that is there, every page of it."""
-    block = bytearray(mib << 20)
-    block[::4096] = b"\1" * (mib << 8)
-    return memoryview(block)
-
-
-def socket_gib_s(mib: int, from_mib: int = 4, to_mib: int = 4) -> float:
-    """What one TCP connection over loopback carries, GiB/s: the bare socket, 4 MiB at a time.
-
-    It sends from a buffer of `from_mib` and receives into one of `to_mib`: with 4 both stay in the
-    caches, with as much as is sent the socket reads or writes memory as a copy of that size has to.
-    """
-    source, target, piece = touched(from_mib), touched(to_mib), 4 << 20
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def send() -> None:
-            with socket.create_connection(listener.getsockname()) as out:
-                for i in range(mib // 4):
-                    at = i * piece % len(source)
-                    out.sendall(source[at : at + piece])
-
-        sender = threading.Thread(target=send)
-        begun = time.perf_counter()
-        sender.start()
-        with listener.accept()[0] as into:
-            at = 0
-            while count := into.recv_into(target[at : at + piece]):
-                at = (at + count) % len(target)
-        took = time.perf_counter() - begun
-        sender.join()
-    return mib / 1024 / took
 
 
 def spread(ratios: Sequence[float]) -> str:

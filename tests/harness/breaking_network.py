@@ -28,6 +28,7 @@ class Connection:
     near: socket.socket
     far: socket.socket
     left: list[int | None]
+    passed: int = 0  #: bytes, in both directions
 
     def cut(self) -> None:
         """Both ends see it closed."""
@@ -42,6 +43,7 @@ class BreakingNetwork:
     def __init__(self, port: int, address: str = "127.0.0.2") -> None:
         self.address, self.port = address, port
         self.cuts = 0
+        self.connections: list[Connection] = []  #: all that there were
         self._most: int | None = None
         self._random = random.Random(0)
         self._refuses = False
@@ -105,6 +107,7 @@ class BreakingNetwork:
                 left = [self._random.randint(1, self._most) if self._most else None for _ in "12"]
                 connection = Connection(near, far, left)
                 self._live.add(connection)
+                self.connections.append(connection)
             for direction in (0, 1):
                 threading.Thread(
                     target=self._pass, args=(connection, direction), daemon=True
@@ -125,6 +128,8 @@ class BreakingNetwork:
                 first = False
                 self._passes.wait()
                 sink.sendall(got)
+                with self._lock:
+                    connection.passed += len(got)
                 if (most := left[direction]) is not None:
                     left[direction] = most - len(got)
         connection.cut()

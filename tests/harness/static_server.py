@@ -55,6 +55,7 @@ class StaticOptions:
     http_port: int = 0
     relay: bool = False
     network_grace_seconds: int = 60
+    bulk_connections: int = 4
     run_together: bool = False  # as in control_plane.py
 
     def config(self, run_dir: Path, log_dir: Path, **more: Any) -> ServerConfig:
@@ -77,6 +78,7 @@ class StaticOptions:
             "enable_kvm": False,
             "enable_relay": False,
             "network_grace_seconds": self.network_grace_seconds,
+            "bulk_connections": self.bulk_connections,
             **users,
             **more,
         }
@@ -169,6 +171,7 @@ def main() -> None:
     parser.add_argument("--http-port", type=int, default=0, help="where clients on the network ask")
     parser.add_argument("--relay", action="store_true", help="SOCKET.relay, for relayed sessions")
     parser.add_argument("--network-grace-seconds", type=int, default=60, help="0: none")
+    parser.add_argument("--bulk-connections", type=int, default=4, help="at most, of a session")
     parser.add_argument("--run-together", action="store_true", help="[throttle] run_together")
     options = StaticOptions(**vars(parser.parse_args()))
     serve(options)

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from breaking_network import BreakingNetwork
 from control_plane import ControlPlane, running, wait_for
 from static_pool import build_programs
 
+from sluice.cli.pool_commands import session_rows
 from sluice.protocol import frames
 from sluice.protocol.frames import ControlFunction
 from sluice.server.listeners.resumption import proof
@@ -34,6 +36,7 @@ CUTS = {
     40_000: ["streams_events", "reduction", "threads8"],
     1_500_000: ["bulk_copies"],
 }
+EXPECTED = Path(__file__).resolve().parents[1] / "programs" / "expected"
 RUNS, ENOUGH = 12, 60  # of each program, and of its connections that are cut
 GRACE_SECONDS = 20
 CLOSED_SECONDS = 6
@@ -58,11 +61,12 @@ def network(plane: ControlPlane) -> Iterator[BreakingNetwork]:
         yield way
 
 
-def run(plane: ControlPlane, program: Path) -> subprocess.CompletedProcess[str]:
+def run(plane: ControlPlane, program: Path, **settings: object) -> subprocess.CompletedProcess[str]:
     """A program over TCP."""
+    said = {name: str(value) for name, value in settings.items()}
     return subprocess.run(
         [program],
-        env=plane.program_environment(SLUICE_CHANNEL="tcp", SLUICE_GMEM="512"),
+        env=plane.program_environment(SLUICE_CHANNEL="tcp", SLUICE_GMEM="512", **said),
         capture_output=True,
         text=True,
         timeout=300,
@@ -91,6 +95,20 @@ def test_programs_compute_the_same_whatever_is_cut(
     assert network.cuts >= ENOUGH
 
 
+@pytest.mark.parametrize(("wanted", "are"), [(0, 0), (2, 2), (8, 4)])
+def test_large_copies_have_connections_of_their_own(
+    plane: ControlPlane, network: BreakingNetwork, wanted: int, are: int
+) -> None:
+    done = run(plane, build_programs("bulk_copies") / "bulk_copies", SLUICE_BULK_CONNECTIONS=wanted)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (EXPECTED / "bulk_copies.out").read_text()
+    first, *others = (c.passed for c in network.connections if c.passed > 1000)
+    assert len(others) == are
+    if others:
+        assert sum(others) > 5 * first
+        assert min(others) > max(others) / 2
+
+
 def test_work_goes_on_after_each_break(
     plane: ControlPlane, network: BreakingNetwork, start: Start
 ) -> None:
@@ -115,6 +133,27 @@ def test_both_directions_may_be_silent(
     network.refuse(False)
     goes_on(program, 300)
     goes_on(program, 20)
+
+
+def test_a_session_without_a_connection_is_shown_as_that(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    [session] = plane.sessions()
+    assert session["disconnected_since"] is None
+    network.refuse()
+    network.cut()
+    wait_for(lambda: plane.sessions()[0]["disconnected_since"], LIMIT, "the break to be shown")
+    [row] = session_rows(plane.sessions())
+    assert str(row["state"]).startswith("no connection for ")
+    plane.stop("server", signal.SIGKILL)
+    plane.start_server()
+    wait_for(lambda: plane.node_state() == "up", LIMIT, "the node")
+    wait_for(lambda: plane.sessions()[0]["disconnected_since"], LIMIT, "the break again")
+    network.refuse(False)
+    goes_on(program, 20)
+    wait_for(lambda: plane.sessions()[0]["disconnected_since"] is None, LIMIT, "it is connected")
+    assert plane.sessions()[0]["state"] == "running"
 
 
 def test_a_server_may_be_restarted_meanwhile(
@@ -160,7 +199,7 @@ def test_many_lose_their_network_at_once(
         assert {p.answer() for p in programs} == {"compute: wrong 0 of 1000"}
 
 
-def asked_of(session: str, epoch: int) -> frames.ResumeSession:
+def asked_of(session: str, epoch: int, subflow: int | None = None) -> frames.ResumeSession:
     """What a client of that session says first."""
     function, size = ControlFunction.RESUME_SESSION, frames.ResumeSession.BYTES
     return frames.ResumeSession(
@@ -169,6 +208,8 @@ def asked_of(session: str, epoch: int) -> frames.ResumeSession:
         protocol_major=frames.PROTOCOL_MAJOR,
         session_id=int(session, 16),
         epoch=epoch,
+        flags=0 if subflow is None else frames.ResumeFlags.SUBFLOW,
+        subflow=subflow or 0,
         nonce=os.urandom(32),
     )
 
@@ -222,6 +263,42 @@ def test_nobody_else_goes_on_with_a_session(
         reply = answered(connected, asked_of("0123456789abcdef", 1))
         assert reply.status != 0
         assert b"is over" in reply.message
+    assert [s["id"] for s in plane.sessions()] == [session["id"]]
+
+
+def test_nobody_else_gives_a_session_subflows(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    (session,) = plane.sessions()
+    records = (plane.folder / "run" / "workers").glob("*.json")
+    (key,) = [bytes.fromhex(k) for r in records if (k := _key_in(r.read_text()))]
+    for number in (4, 8, 2**32 - 1):
+        with plane.connect_data() as connected:
+            reply = answered(connected, asked_of(session["id"], 0, number))
+            assert reply.status != 0
+            assert b"[server] bulk_connections here is 4" in reply.message
+    tried = {
+        "another key": (bytes(32), 0, 0),
+        "another number": (key, 0, 1),
+        "an epoch that never was": (key, 7, 0),
+    }
+    for what, (its_key, epoch, number) in tried.items():
+        with plane.connect_data() as connected:
+            asked = asked_of(session["id"], epoch, number)
+            reply = answered(connected, asked)
+            assert reply.status == 0
+            proven = proof(b"client", its_key, replace(asked, subflow=0), reply.nonce)
+            prove(connected, proven)
+            connected.sendall(bytes(frames.StreamRecord.BYTES))
+            connected.settimeout(10)
+            greeting = b""
+            while got := connected.recv(4096):
+                greeting += got
+            assert len(greeting) == (0 if its_key != key or number else 16), what
+        goes_on(program, 20)
+    network.cut()
+    goes_on(program, 20)
     assert [s["id"] for s in plane.sessions()] == [session["id"]]
 
 

@@ -23,6 +23,7 @@ from sluice.controller.pool.model import (
     Session,
     SessionState,
     Vgpu,
+    as_it_is,
 )
 from sluice.resources.ends import End, EndCause
 
@@ -105,6 +106,9 @@ class Adoption:
         if known is None or known.state is not session.state:
             self._ledger.add_session(session)
             self._ledger.recount(grant)
+        elif known.disconnected_since != session.disconnected_since:
+            known.disconnected_since = session.disconnected_since
+            self._ledger.changes.append(as_it_is(known))
 
     def _adopt(self, node: str, report: ReportedSession, known: Grant | None) -> Grant:
         """Books what runs and the ledger had lost."""

@@ -92,6 +92,14 @@ class GrantLifecycle:
                 decisions.ends.append(EndOrder(session.node, grant.id, why))
         return decisions
 
+    def session_connection(self, session_id: str, disconnected_since: float | None) -> Decisions:
+        """The client of a running session lost its connection (Unix time), or has another."""
+        session = self._ledger.sessions.get(session_id)
+        if session and session.state is SessionState.RUNNING:
+            session.disconnected_since = disconnected_since
+            self._ledger.changes.append(as_it_is(session))
+        return Decisions()
+
     def session_ended(self, session_id: str, grant_id: str, why: End) -> Decisions:
         """A server says that a session runs no more; naming none: nothing of the grant does."""
         session = self._ledger.sessions.get(session_id)

@@ -220,6 +220,7 @@ Config read_config() {
   r.read(setting::kSameGpu, &c.options.same_gpu);
   r.read(setting::kJob, &c.job);
   r.read(setting::kJobProcesses, &c.job_processes);
+  r.read(setting::kBulkConnections, &c.bulk_connections);
   if (!c.job.empty() && !is_job_token(c.job) && c.error.empty())
     c.error = "SLUICE_JOB is no token of `sluice run --share` (" +
               std::to_string(wire::kJobTokenDigits) +

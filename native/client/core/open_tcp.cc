@@ -62,7 +62,12 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
       std::move(opened.reply),
       [dial, session](channel::ResumableStream* stream, std::string* trouble) {
         return resume_by(dial, session, stream, trouble);
-      });
+      },
+      StreamChannel::Subflows{config.bulk_connections,
+                              [dial, session](channel::ResumableStream* stream, uint32_t epoch,
+                                              uint32_t number, std::string* trouble) {
+                                return open_subflow(dial, session, stream, epoch, number, trouble);
+                              }});
 }
 
 }  // namespace sluice::client

@@ -15,6 +15,7 @@ namespace {
 constexpr int kAnswerAgainSeconds = 10;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kSilentSeconds = 10;  // a worker says something every 5
+constexpr size_t kHearAfter = 512 << 10;
 constexpr uint64_t kLinkSeconds = 1, kLinkPauseNs = 2'000'000;
 
 }  // namespace
@@ -22,6 +23,7 @@ constexpr uint64_t kLinkSeconds = 1, kLinkPauseNs = 2'000'000;
 channel::ResumableStream::Terms terms_of(uint32_t grace_seconds) {
   channel::ResumableStream::Terms terms{grace_seconds * kSecond, grace_seconds * kSecond};
   terms.silent_ns = kSilentSeconds * kSecond;
+  terms.hear_after = kHearAfter;
   return terms;
 }
 
@@ -58,6 +60,20 @@ Resumed resume_by(const Dial& dial, const SessionProof& session, channel::Resuma
   if (done != Resumed::kYes) return done;
   channel::set_patience(connection->socket, 0);
   return stream->resume(epoch, std::move(connection)) ? Resumed::kYes : Resumed::kNotNow;
+}
+
+bool open_subflow(const Dial& dial, const SessionProof& session, channel::ResumableStream* stream,
+                  uint32_t epoch, uint32_t number, std::string* error) {
+  channel::SessionKey key;
+  if (!channel::make_session_key(session.key, session.session_id, &key, error)) return false;
+  auto connection = dial(error);
+  if (!connection) return false;
+  channel::set_patience(connection->socket, kAnswerAgainSeconds);
+  if (channel::ask_to_resume(connection->stream.get(), key, session.session_id, epoch, error,
+                             number) != Resumed::kYes)
+    return false;
+  channel::set_patience(connection->socket, 0);
+  return stream->take_subflow(epoch, number, std::move(connection));
 }
 
 Resumed resume_in_slot(const std::shared_ptr<channel::RegionEnd>& end, uint32_t* link,

@@ -41,6 +41,11 @@ using Dial = std::function<NewConnection(std::string* error)>;
 Resumed resume_by(const Dial& dial, const SessionProof& session, channel::ResumableStream* stream,
                   std::string* error);
 
+// A subflow beside the connection with that epoch, likewise. False: there is none, and `error` says
+// why; the session goes on without it.
+bool open_subflow(const Dial& dial, const SessionProof& session, channel::ResumableStream* stream,
+                  uint32_t epoch, uint32_t number, std::string* error);
+
 // Over the next connection that a relay has for the slot, if it comes within a second; `link` is
 // the number of the last one. kNever: the host has ended the session, which the stream says.
 Resumed resume_in_slot(const std::shared_ptr<channel::RegionEnd>& end, uint32_t* link,

@@ -20,6 +20,7 @@ constexpr size_t kSendWhen = 48 << 10;  // gathered bytes that are sent without 
 constexpr size_t kPiece = kSendWhen + wire::kMaxFrameBytes;
 constexpr auto kGather = std::chrono::microseconds(40);
 constexpr size_t kReadBytes = 64 << 10;
+constexpr size_t kBulkAnswer = 1 << 20;  // deserves connections of its own
 // Whose commands' data this thread leaves as it is.
 thread_local const void* t_lends = nullptr;
 constexpr auto kLookEvery = std::chrono::seconds(5);
@@ -41,11 +42,12 @@ StreamChannel::StreamChannel(int socket, std::unique_ptr<channel::Stream> stream
 }
 
 StreamChannel::StreamChannel(std::unique_ptr<channel::ResumableStream> stream,
-                             std::vector<std::byte> open_reply, Again again)
+                             std::vector<std::byte> open_reply, Again again, Subflows subflows)
     : socket_(-1),
       stream_(std::move(stream)),
       resumable_(static_cast<channel::ResumableStream*>(stream_.get())),
       again_(std::move(again)),
+      subflows_(std::move(subflows)),
       open_reply_(std::move(open_reply)),
       lanes_(kLanes),
       in_(kReadBytes) {
@@ -176,8 +178,17 @@ void StreamChannel::watch_resumable() {
   while (!resumable_->over())
     if (resumable_->wait_for_break(std::chrono::nanoseconds(kLookEvery).count()))
       resume();
+    else if (uint32_t epoch; resumable_->take_wish(&epoch))
+      open_subflows(epoch);
     else
       resumable_->look(kSilentMs);
+}
+
+// For large copies, once for each connection.
+void StreamChannel::open_subflows(uint32_t epoch) {
+  for (uint32_t number = 0; number < subflows_.most && resumable_->broken_since() == 0; ++number)
+    if (std::string why; !subflows_.open(resumable_, epoch, number, &why))
+      return log_line(LogLevel::kDebug, "no further connection for large copies: " + why);
 }
 
 void StreamChannel::resume() {
@@ -273,6 +284,7 @@ bool StreamChannel::read_frame() {
 }
 
 void StreamChannel::expect(uint32_t lane, std::span<std::byte> sink) {
+  if (resumable_ && sink.size() >= kBulkAnswer) resumable_->wish_for_subflows();
   std::lock_guard lock(read_mutex_);
   lanes_[lane].sink = sink;
 }

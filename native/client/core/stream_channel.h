@@ -26,8 +26,15 @@ class StreamChannel : public Channel {
                 std::vector<std::byte> open_reply);
   // Makes another connection for the stream when its own breaks.
   using Again = std::function<Resumed(channel::ResumableStream* stream, std::string* error)>;
+  // Makes one of a connection's subflows; false: none, nor any after it.
+  using Subflow = std::function<bool(channel::ResumableStream* stream, uint32_t epoch,
+                                     uint32_t number, std::string* error)>;
+  struct Subflows {
+    uint32_t most;
+    Subflow open;
+  };
   StreamChannel(std::unique_ptr<channel::ResumableStream> stream, std::vector<std::byte> open_reply,
-                Again again);
+                Again again, Subflows subflows = {});
   ~StreamChannel() override;
 
   wire::ChannelKind kind() const override { return wire::ChannelKind::kTcp; }
@@ -76,11 +83,13 @@ class StreamChannel : public Channel {
   void watch();
   void watch_resumable();
   void resume();
+  void open_subflows(uint32_t epoch);
 
   int socket_;
   std::unique_ptr<channel::Stream> stream_;
   channel::ResumableStream* resumable_ = nullptr;  // the same, if it is one
   Again again_;
+  Subflows subflows_;
   std::vector<std::byte> open_reply_;
   std::mutex send_mutex_;
   std::condition_variable send_pending_;

@@ -82,15 +82,15 @@ inline Ends pair() {
 // Both ends, and whoever brings them other connections.
 class Rig {
  public:
-  // `lanes`: beside each connection.
+  // `subflows`: beside each connection.
   explicit Rig(const ResumableStream::Terms& terms = {60 * kSecond, 60 * kSecond},
-               uint32_t lanes = 0)
-      : lanes_(lanes) {
+               uint32_t subflows = 0)
+      : subflows_(subflows) {
     const Ends near = pair(), far = pair();
     way_ = std::make_unique<Way>(near.b, far.a, SIZE_MAX, SIZE_MAX);
     client = std::make_unique<ResumableStream>(over(near.a), terms);
     server = std::make_unique<ResumableStream>(over(far.b), terms);
-    add_lanes(SIZE_MAX, SIZE_MAX);
+    add_subflows(SIZE_MAX, SIZE_MAX);
   }
   ~Rig() {
     stop();
@@ -105,7 +105,7 @@ class Rig {
       std::mt19937 random(seed);
       const auto some = [&] { return std::uniform_int_distribution<size_t>(1, most)(random); };
       while (!stopped_) {
-        const bool lost = way_->cut() || std::ranges::any_of(lane_ways_, &Way::has_cut);
+        const bool lost = way_->cut() || std::ranges::any_of(subflow_ways_, &Way::has_cut);
         if (!client->wait_for_break(10'000'000) && !lost) continue;
         connect(some(), some());
       }
@@ -120,18 +120,18 @@ class Rig {
     client->resume(epoch, over(near.a));
     other.join();
     way_ = std::move(way);
-    add_lanes(forth, back);
+    add_subflows(forth, back);
     ++connections;
   }
-  void add_lanes(size_t forth, size_t back) {
+  void add_subflows(size_t forth, size_t back) {
     std::vector<std::unique_ptr<Way>> ways;
-    for (uint32_t i = 0; i < lanes_; ++i) {
+    for (uint32_t i = 0; i < subflows_; ++i) {
       const Ends near = pair(), far = pair();
       ways.push_back(std::make_unique<Way>(near.b, far.a, forth * (i + 1), back));
-      server->add_lane(epoch_, i, over(far.b));
-      client->add_lane(epoch_, i, over(near.a));
+      server->add_subflow(epoch_, i, over(far.b));
+      client->add_subflow(epoch_, i, over(near.a));
     }
-    lane_ways_ = std::move(ways);
+    subflow_ways_ = std::move(ways);
   }
   void stop() {
     stopped_ = true;
@@ -142,9 +142,9 @@ class Rig {
   std::atomic<int> connections{1};
 
  private:
-  const uint32_t lanes_;
+  const uint32_t subflows_;
   std::unique_ptr<Way> way_;
-  std::vector<std::unique_ptr<Way>> lane_ways_;
+  std::vector<std::unique_ptr<Way>> subflow_ways_;
   std::thread dialler_;
   std::atomic<bool> stopped_{false};
   uint32_t epoch_ = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bulk over several connections: each byte arrives at its place, whatever the size; one lost lane
-// is all of them; and nobody waits for ever.
-#include "channel/lanes.h"
+// Bulk over several connections: each byte arrives at its place, whatever the size; one lost
+// subflow is all of them; and nobody waits for ever.
+#include "channel/subflows.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -17,10 +17,10 @@ namespace {
 std::unique_ptr<Stream> plain(int socket) { return std::make_unique<PlainStream>(socket); }
 
 struct Pair {
-  Lanes here, there;
+  Subflows here, there;
   std::vector<int> sockets;  // of `there`
-  explicit Pair(uint32_t lanes = 0) {
-    for (uint32_t i = 0; i < lanes; ++i) add(i);
+  explicit Pair(uint32_t subflows = 0) {
+    for (uint32_t i = 0; i < subflows; ++i) add(i);
   }
   void add(uint32_t number) {
     int s[2];
@@ -38,18 +38,18 @@ std::vector<std::byte> some(size_t bytes) {
   return data;
 }
 
-TEST(Lanes, CarryEachByteToItsPlace) {
-  for (const uint32_t lanes : {1u, 2u, 3u, 8u}) {
-    Pair p(lanes);
+TEST(Subflows, CarryEachByteToItsPlace) {
+  for (const uint32_t subflows : {1u, 2u, 3u, 8u}) {
+    Pair p(subflows);
     for (const size_t bytes : {1ul, 4096ul, 4097ul, 300'001ul, 1ul << 20, 3'000'000ul}) {
       const auto sent = some(bytes);
       std::vector<std::byte> got(bytes), back(bytes);
       std::thread other([&] {
-        EXPECT_TRUE(p.there.receive(got.data(), bytes, lanes));
-        EXPECT_TRUE(p.there.send(got.data(), bytes, lanes));
+        EXPECT_TRUE(p.there.receive(got.data(), bytes, subflows));
+        EXPECT_TRUE(p.there.send(got.data(), bytes, subflows));
       });
-      EXPECT_TRUE(p.here.send(sent.data(), bytes, lanes));
-      EXPECT_TRUE(p.here.receive(back.data(), bytes, lanes));
+      EXPECT_TRUE(p.here.send(sent.data(), bytes, subflows));
+      EXPECT_TRUE(p.here.receive(back.data(), bytes, subflows));
       other.join();
       EXPECT_EQ(got, sent);
       EXPECT_EQ(back, sent);
@@ -57,7 +57,7 @@ TEST(Lanes, CarryEachByteToItsPlace) {
   }
 }
 
-TEST(Lanes, CarryInBothDirectionsAtOnce) {
+TEST(Subflows, CarryInBothDirectionsAtOnce) {
   constexpr size_t kBytes = 1 << 20;
   Pair p(4);
   const auto out = some(kBytes), in = some(kBytes - 1);
@@ -79,7 +79,7 @@ TEST(Lanes, CarryInBothDirectionsAtOnce) {
   EXPECT_EQ(back, in);
 }
 
-TEST(Lanes, AreUsedInARowAndForWhatIsWorthIt) {
+TEST(Subflows, AreUsedInARowAndForWhatIsWorthIt) {
   Pair p;
   EXPECT_EQ(p.here.count_for(1 << 20), 0u);
   p.add(1);
@@ -92,9 +92,9 @@ TEST(Lanes, AreUsedInARowAndForWhatIsWorthIt) {
   EXPECT_EQ(p.here.count_for(1000), 0u);
 }
 
-TEST(Lanes, ANumberIsTakenOnce) {
+TEST(Subflows, ANumberIsTakenOnce) {
   Pair p(1);
-  for (const uint32_t number : {0u, Lanes::kMost, ~0u}) {
+  for (const uint32_t number : {0u, Subflows::kMost, ~0u}) {
     int s[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, s), 0);
     EXPECT_FALSE(p.here.add(number, s[0], plain(s[0])));
@@ -104,7 +104,7 @@ TEST(Lanes, ANumberIsTakenOnce) {
   }
 }
 
-TEST(Lanes, OneThatIsMissingIsWaitedFor) {
+TEST(Subflows, OneThatIsMissingIsWaitedFor) {
   Pair p(2);
   const auto sent = some(1 << 20);
   std::vector<std::byte> got(sent.size());
@@ -120,14 +120,14 @@ TEST(Lanes, OneThatIsMissingIsWaitedFor) {
   EXPECT_EQ(got, sent);
 }
 
-TEST(Lanes, ANumberThatCannotBeIsRefused) {
+TEST(Subflows, ANumberThatCannotBeIsRefused) {
   Pair p(1);
   std::byte got[1];
-  EXPECT_FALSE(p.there.receive(got, 1, Lanes::kMost + 1));
+  EXPECT_FALSE(p.there.receive(got, 1, Subflows::kMost + 1));
   EXPECT_FALSE(p.there.receive(got, 1, 0));
 }
 
-TEST(Lanes, OneThatIsLostIsAllOfThem) {
+TEST(Subflows, OneThatIsLostIsAllOfThem) {
   Pair p(3);
   const auto sent = some(8 << 20);
   std::thread sender([&] { EXPECT_FALSE(p.here.send(sent.data(), sent.size(), 3)); });
@@ -140,7 +140,7 @@ TEST(Lanes, OneThatIsLostIsAllOfThem) {
   EXPECT_FALSE(p.here.add(3, -1, nullptr));
 }
 
-TEST(Lanes, WhoWaitsComesBackWhenTheyAreCut) {
+TEST(Subflows, WhoWaitsComesBackWhenTheyAreCut) {
   Pair p(2);
   std::vector<std::byte> got(1 << 20);
   std::thread waits([&] { EXPECT_FALSE(p.here.receive(got.data(), got.size(), 2)); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A resumable stream whose connections have lanes: bulk goes over them, frames do not wait behind
-// it, and what is cut where changes nothing in what arrives.
+// A resumable stream whose connections have subflows: bulk goes over them, frames do not wait
+// behind it, and what is cut where changes nothing in what arrives.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -33,52 +33,52 @@ void both_ways(Rig* rig, uint64_t bytes) {
   for (std::thread& t : threads) t.join();
 }
 
-TEST(ResumableLanes, WhatArrivesIsWhatWasSent) {
+TEST(ResumableSubflows, WhatArrivesIsWhatWasSent) {
   Rig rig(kTerms, 3);
   both_ways(&rig, 64 << 20);
 }
 
-class CutLanes : public testing::TestWithParam<size_t> {};
+class CutSubflows : public testing::TestWithParam<size_t> {};
 
-TEST_P(CutLanes, WhatArrivesIsWhatWasSent) {
+TEST_P(CutSubflows, WhatArrivesIsWhatWasSent) {
   Rig rig(kTerms, 3);
   rig.cut_after(GetParam(), 7);
   both_ways(&rig, 40 * GetParam());
   EXPECT_GT(rig.connections, 10);
 }
-INSTANTIATE_TEST_SUITE_P(After, CutLanes, testing::Values(300'000, 1'500'000));
+INSTANTIATE_TEST_SUITE_P(After, CutSubflows, testing::Values(300'000, 1'500'000));
 
 // Both ends of one connection, bare: the test is the other side.
 struct Bare {
   Ends main = pair();
-  std::vector<Ends> lanes;
+  std::vector<Ends> subflows;
   ResumableStream stream{over(main.a), kTerms};
 
   explicit Bare(uint32_t count) {
     for (uint32_t i = 0; i < count; ++i) {
-      lanes.push_back(pair());
-      EXPECT_TRUE(stream.add_lane(0, i, over(lanes.back().a)));
+      subflows.push_back(pair());
+      EXPECT_TRUE(stream.add_subflow(0, i, over(subflows.back().a)));
     }
   }
   ~Bare() {
     close(main.b);
-    for (const Ends& lane : lanes) close(lane.b);
+    for (const Ends& subflow : subflows) close(subflow.b);
   }
   void say(const wire::StreamRecord& record) {
     ASSERT_EQ(write(main.b, &record, sizeof record), static_cast<ssize_t>(sizeof record));
   }
 };
 
-wire::StreamRecord bulk(uint32_t bytes, uint32_t lanes) {
-  return {bytes, wire::kOverLanes | lanes << 8, 0};
+wire::StreamRecord bulk(uint32_t bytes, uint32_t subflows) {
+  return {bytes, wire::kOverSubflows | subflows << 8, 0};
 }
 
-TEST(ResumableLanes, OnlyTheHeaderOfBulkIsOnTheConnection) {
+TEST(ResumableSubflows, OnlyTheHeaderOfBulkIsOnTheConnection) {
   Bare b(2);
   std::vector<char> data(1 << 20, 'x'), got(1 << 19);
   std::thread reader([&] {
-    for (const Ends& lane : b.lanes)
-      EXPECT_EQ(recv(lane.b, got.data(), got.size(), MSG_WAITALL),
+    for (const Ends& subflow : b.subflows)
+      EXPECT_EQ(recv(subflow.b, got.data(), got.size(), MSG_WAITALL),
                 static_cast<ssize_t>(got.size()));
   });
   char frame[] = "frame";
@@ -95,11 +95,11 @@ TEST(ResumableLanes, OnlyTheHeaderOfBulkIsOnTheConnection) {
   EXPECT_EQ(said.first.bytes, sizeof frame);
   EXPECT_STREQ(said.text, "frame");
   EXPECT_EQ(said.second.bytes, data.size());
-  EXPECT_EQ(said.second.flags, wire::kOverLanes | 2u << 8);
+  EXPECT_EQ(said.second.flags, wire::kOverSubflows | 2u << 8);
 }
 
 // What was read behind the header of bulk comes after it.
-TEST(ResumableLanes, WhatFollowsBulkComesAfterIt) {
+TEST(ResumableSubflows, WhatFollowsBulkComesAfterIt) {
   Bare b(1);
   std::vector<char> data(100'000, 'b'), got(data.size() + 10);
   b.say({2, 0, 0});
@@ -108,7 +108,7 @@ TEST(ResumableLanes, WhatFollowsBulkComesAfterIt) {
   b.say({3, 0, 0});
   ASSERT_EQ(write(b.main.b, "345", 3), 3);
   std::thread writer([&] {
-    EXPECT_EQ(write(b.lanes[0].b, data.data(), data.size()), static_cast<ssize_t>(data.size()));
+    EXPECT_EQ(write(b.subflows[0].b, data.data(), data.size()), static_cast<ssize_t>(data.size()));
   });
   size_t have = 0;
   while (have < data.size() + 5) {
@@ -123,14 +123,14 @@ TEST(ResumableLanes, WhatFollowsBulkComesAfterIt) {
 }
 
 // Into the reader's own memory where all of it fits there, and aside where it does not.
-TEST(ResumableLanes, BulkThatDoesNotFitIsKeptForTheNextRead) {
+TEST(ResumableSubflows, BulkThatDoesNotFitIsKeptForTheNextRead) {
   Bare b(2);
   std::vector<char> data(200'000, 'b');
   b.say(bulk(static_cast<uint32_t>(data.size()), 2));
   std::thread writer([&] {
     const ssize_t first = 102'400;  // of two slices
-    EXPECT_EQ(write(b.lanes[0].b, data.data(), first), first);
-    EXPECT_EQ(write(b.lanes[1].b, data.data(), data.size() - first),
+    EXPECT_EQ(write(b.subflows[0].b, data.data(), first), first);
+    EXPECT_EQ(write(b.subflows[1].b, data.data(), data.size() - first),
               static_cast<ssize_t>(data.size()) - first);
   });
   size_t have = 0;
@@ -145,7 +145,7 @@ TEST(ResumableLanes, BulkThatDoesNotFitIsKeptForTheNextRead) {
   writer.join();
 }
 
-TEST(ResumableLanes, BulkOverNoLanesOrTooManyIsABreak) {
+TEST(ResumableSubflows, BulkOverNoSubflowsOrTooManyIsABreak) {
   for (const wire::StreamRecord& record : {bulk(100'000, 9), bulk(100'000, 255)}) {
     Bare b(1);
     b.say(record);
@@ -169,16 +169,16 @@ TEST(ResumableLanes, BulkOverNoLanesOrTooManyIsABreak) {
   }
 }
 
-TEST(ResumableLanes, ALaneOfAnotherConnectionIsNotTaken) {
+TEST(ResumableSubflows, ASubflowOfAnotherConnectionIsNotTaken) {
   Bare b(0);
-  const Ends lane = pair();
-  EXPECT_FALSE(b.stream.add_lane(1, 0, over(lane.a)));
+  const Ends subflow = pair();
+  EXPECT_FALSE(b.stream.add_subflow(1, 0, over(subflow.a)));
   char byte;
-  EXPECT_EQ(recv(lane.b, &byte, 1, 0), 0) << "it is closed";
-  close(lane.b);
+  EXPECT_EQ(recv(subflow.b, &byte, 1, 0), 0) << "it is closed";
+  close(subflow.b);
 }
 
-TEST(ResumableLanes, AreWishedForOnceForEachConnection) {
+TEST(ResumableSubflows, AreWishedForOnceForEachConnection) {
   Bare b(0);
   uint32_t epoch = 7;
   EXPECT_FALSE(b.stream.take_wish(&epoch));
@@ -193,7 +193,7 @@ TEST(ResumableLanes, AreWishedForOnceForEachConnection) {
   EXPECT_FALSE(b.stream.wait_for_break(60 * kSecond)) << "it comes back for the wish";
   EXPECT_TRUE(b.stream.take_wish(&epoch));
   EXPECT_EQ(epoch, 0u);
-  b.stream.wish_for_lanes();
+  b.stream.wish_for_subflows();
   EXPECT_FALSE(b.stream.take_wish(&epoch));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Connections beside a session's own, which carry nothing but bulk: a piece goes in slices, one
-// over each lane, sent and received by as many threads at once. What a piece is and where it
+// over each subflow, sent and received by as many threads at once. What a piece is and where it
 // belongs is said on the session's own connection (resumable_stream.h), so that frames do not wait
 // behind it.
 #pragma once
@@ -15,29 +15,30 @@
 
 #include "channel/stream.h"
 #include "channel/thread.h"
+#include "wire/protocol.h"
 
 namespace sluice::channel {
 
-class Lanes {
+class Subflows {
  public:
-  static constexpr uint32_t kMost = 8;
+  static constexpr uint32_t kMost = wire::kMaxBulkConnections;
   static constexpr size_t kLeastSlice = 64 << 10;  // bytes
 
-  Lanes() = default;
-  Lanes(const Lanes&) = delete;
+  Subflows() = default;
+  Subflows(const Subflows&) = delete;
   // The sockets are closed with it. Nobody sends or receives any more.
-  ~Lanes();
+  ~Subflows();
 
   // The one with that number, from 0. False: there is one, it is none of kMost, or all were cut;
   // then the socket is closed. It is used as soon as all before it are there.
   bool add(uint32_t number, int socket, std::unique_ptr<Stream> stream);
   // How many there are for a piece of so many bytes; 0 or 1: it is not worth it.
   uint32_t count_for(size_t bytes) const;
-  // All of it over the first so many lanes. One thread sends at a time, and one receives. False:
-  // a lane is lost, and all are cut.
-  bool send(const std::byte* data, size_t bytes, uint32_t lanes);
-  // Waits some seconds for lanes that the other side has already and this one has not.
-  bool receive(std::byte* to, size_t bytes, uint32_t lanes);
+  // All of it over the first so many subflows. One thread sends at a time, and one receives. False:
+  // a subflow is lost, and all are cut.
+  bool send(const std::byte* data, size_t bytes, uint32_t subflows);
+  // Waits some seconds for subflows that the other side has already and this one has not.
+  bool receive(std::byte* to, size_t bytes, uint32_t subflows);
   // Grows as something is received.
   uint64_t arrivals() const { return arrivals_.load(std::memory_order_relaxed); }
   // Whoever sends or receives comes back with false, now and ever after.
@@ -45,25 +46,25 @@ class Lanes {
 
  private:
   enum State : uint32_t { kIdle, kPosted, kDone, kFailed, kOver };
-  // Of one lane, in one direction.
+  // Of one subflow, in one direction.
   struct Hand {
     std::atomic<uint32_t> state{kIdle};
     std::byte* at = nullptr;
     size_t bytes = 0;
     Thread thread;
   };
-  struct Lane {
+  struct Subflow {
     int socket = -1;
     std::unique_ptr<Stream> stream;
     Hand sends, receives;
   };
 
-  bool carry(std::byte* at, size_t bytes, uint32_t lanes, bool sends);
-  bool carry_slice(Lane& lane, std::byte* at, size_t bytes, bool sends);
-  void work(Lane& lane, bool sends);
+  bool carry(std::byte* at, size_t bytes, uint32_t subflows, bool sends);
+  bool carry_slice(Subflow& subflow, std::byte* at, size_t bytes, bool sends);
+  void work(Subflow& subflow, bool sends);
   static bool await(Hand& hand);
 
-  std::array<Lane, kMost> lanes_;
+  std::array<Subflow, kMost> subflows_;
   std::atomic<uint32_t> count_{0};  // in a row from the first
   std::atomic<bool> cut_{false};
   std::atomic<uint64_t> arrivals_{0};
