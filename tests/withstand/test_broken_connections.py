@@ -80,12 +80,12 @@ def test_programs_compute_the_same_whatever_is_cut(
 ) -> None:
     built = build_programs(*CUTS[most])
     for name in CUTS[most]:
-        whole = run(plane, built / name)
+        whole = run(plane, built / name, SLUICE_BULK_CONNECTIONS=3)
         assert whole.returncode == 0, whole.stderr
         seen = network.cuts
         for more in range(RUNS):
             network.cut_within(most, seed=more)
-            done = run(plane, built / name)
+            done = run(plane, built / name, SLUICE_BULK_CONNECTIONS=3)
             assert done.returncode == 0, done.stderr
             assert done.stdout == whole.stdout
             if network.cuts - seen >= ENOUGH:
@@ -295,7 +295,8 @@ def test_nobody_else_gives_a_session_subflows(
             greeting = b""
             while got := connected.recv(4096):
                 greeting += got
-            assert len(greeting) == (0 if its_key != key or number else 16), what
+            greeted = len(greeting) == frames.StreamRecord.BYTES
+            assert greeted == (what == "an epoch that never was"), what
         goes_on(program, 20)
     network.cut()
     goes_on(program, 20)

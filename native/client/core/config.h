@@ -46,7 +46,7 @@ struct Config {
   uint32_t ratio_percent = setting::kRatio.initial;
   std::string job;  // token of the job that this process belongs to, "" = none
   uint32_t job_processes = setting::kJobProcesses.initial;
-  uint32_t bulk_connections = setting::kBulkConnections.initial;
+  int32_t bulk_connections = setting::kBulkConnections.initial;
   bool cross_node = setting::kCrossNode.initial;
   int32_t priority = setting::kPriority.initial;
   int32_t wait_seconds = setting::kWait.initial;

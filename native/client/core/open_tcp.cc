@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening a session over the network: ask the controllers for a ticket (controller_request.h),
 // connect to the server that it names, under TLS if it says so, and present the one-time key.
+#include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "channel/dial.h"
@@ -17,6 +19,14 @@ namespace {
 
 constexpr int kConnectSeconds = 10, kAgainSeconds = 5;
 constexpr int kOpenSeconds = 120;  // a worker may have to be started first
+
+// Each is a thread's work at either end, while it copies.
+uint32_t subflows_of(const Config& config) {
+  constexpr uint32_t kMost = 4, kProcessors = 4;
+  if (config.bulk_connections >= 0) return static_cast<uint32_t>(config.bulk_connections);
+  const uint32_t worth = std::min(kMost, std::thread::hardware_concurrency() / kProcessors);
+  return worth < 2 ? 0 : worth;
+}
 
 }  // namespace
 
@@ -63,7 +73,7 @@ std::unique_ptr<Channel> open_tcp(const Config& config, wire::OpenSession reques
       [dial, session](channel::ResumableStream* stream, std::string* trouble) {
         return resume_by(dial, session, stream, trouble);
       },
-      StreamChannel::Subflows{config.bulk_connections,
+      StreamChannel::Subflows{subflows_of(config),
                               [dial, session](channel::ResumableStream* stream, uint32_t epoch,
                                               uint32_t number, std::string* trouble) {
                                 return open_subflow(dial, session, stream, epoch, number, trouble);
