@@ -13,6 +13,8 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from static_pool import build_programs
 
 from sluice.cli.pool_commands import session_rows
 from sluice.protocol import frames
-from sluice.protocol.frames import ControlFunction
+from sluice.protocol.frames import ControlFunction, ResumeFlags
 from sluice.server.listeners.resumption import proof
 
 from .at_work import Start, goes_on, worked, working
@@ -182,7 +184,7 @@ def test_many_lose_their_network_at_once(
         assert {p.answer() for p in programs} == {"compute: wrong 0 of 1000"}
 
 
-def asked_of(session: str, epoch: int) -> frames.ResumeSession:
+def asked_of(session: str, epoch: int, flags: int = 0) -> frames.ResumeSession:
     """What a client of that session says first."""
     function, size = ControlFunction.RESUME_SESSION, frames.ResumeSession.BYTES
     return frames.ResumeSession(
@@ -191,6 +193,7 @@ def asked_of(session: str, epoch: int) -> frames.ResumeSession:
         protocol_major=frames.PROTOCOL_MAJOR,
         session_id=int(session, 16),
         epoch=epoch,
+        flags=flags,
         nonce=os.urandom(32),
     )
 
@@ -245,6 +248,61 @@ def test_nobody_else_goes_on_with_a_session(
         assert reply.status != 0
         assert b"is over" in reply.message
     assert [s["id"] for s in plane.sessions()] == [session["id"]]
+
+
+def test_resumptions_that_come_twice_late_and_out_of_order_change_nothing(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    (session,) = plane.sessions()
+    for _ in range(4):
+        network.cut()  # its client is at epoch 4 then
+        goes_on(program, 4)
+    records = (plane.folder / "run" / "workers").glob("*.json")
+    (key,) = [bytes.fromhex(k) for r in records if (k := _key_in(r.read_text()))]
+    with ExitStack() as all_of_them:
+        waiting = []
+        for epoch in (4, 4, 2, 3, 1):
+            connected = all_of_them.enter_context(plane.connect_data())
+            asked = asked_of(session["id"], epoch)
+            waiting.append((connected, asked, answered(connected, asked)))
+        network.cut()  # the client's next has epoch 5; those that are proved only now are older
+        goes_on(program, 4)
+        for connected, asked, reply in waiting:
+            prove(connected, proof(b"client", key, asked, reply.nonce))
+        goes_on(program, 20)
+        for connected, _, _ in waiting:
+            connected.settimeout(20)
+            with suppress(ConnectionError):
+                while connected.recv(4096):
+                    pass
+        goes_on(program, 20)
+    assert [s["id"] for s in plane.sessions()] == [session["id"]]
+
+
+def test_only_who_knows_the_key_says_that_a_client_has_ended(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    (session,) = plane.sessions()
+    records = (plane.folder / "run" / "workers").glob("*.json")
+    (key,) = [bytes.fromhex(k) for r in records if (k := _key_in(r.read_text()))]
+    for what in ("another key", "the proof of a resumption", "the key"):
+        with plane.connect_data() as connected:
+            asked = asked_of(session["id"], 9, ResumeFlags.ENDS)
+            reply = answered(connected, asked)
+            said = asked_of(session["id"], 9) if what == "the proof of a resumption" else asked
+            said = replace(said, nonce=asked.nonce)
+            known = bytes(32) if what == "another key" else key
+            if what != "the key":
+                goes_on(program, 4)
+            prove(connected, proof(b"client", known, said, reply.nonce))
+            connected.settimeout(20)
+            while connected.recv(4096):
+                pass
+        if what != "the key":
+            goes_on(program, 4)
+    wait_for(lambda: not plane.grants(), LIMIT, "the grant's end")
 
 
 def _key_in(record: str) -> str:
