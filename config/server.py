@@ -210,8 +210,8 @@ class ServerSection(Section):
         60,
         ge=0,
         le=86400,
-        description="how long a session over TCP waits for its client to come back when their "
-        "connection has broken (0: it ends with the connection)",
+        description="how long a session over TCP, vsock or a relay waits for its client to come "
+        "back when their connection has broken (0: it ends with the connection)",
     )
     closed_grace_seconds: int = Field(
         10,

@@ -107,6 +107,7 @@ void ResumableStream::broke(const Link& link, bool closed) {
   std::lock_guard lock(mutex_);
   if (link_ != link) return;
   link->cut();
+  if (on_break) on_break(link->socket);
   link_.reset();
   broken_at_ = now();
   closed_ = closed;

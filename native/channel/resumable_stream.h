@@ -109,6 +109,8 @@ class ResumableStream : public Stream {
 
   // Told of each connection after the first, before anything is read from it.
   std::function<void(int socket)> on_connection;
+  // … and of its break, as the socket lives on for as long as somebody looks at it.
+  std::function<void(int socket)> on_break;
 
  private:
   using Link = std::shared_ptr<Connection>;

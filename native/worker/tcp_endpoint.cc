@@ -248,6 +248,8 @@ class TcpEndpoint : public Endpoint {
         *terms_);
     resumable_ = resumable.get();
     resumable_->on_connection = [this](int s) { follow(s); };
+    // One that is closed would wake the sleepers for as long as it is there.
+    resumable_->on_break = [this](int s) { epoll_ctl(epoll_, EPOLL_CTL_DEL, s, nullptr); };
     stream_ = std::move(resumable);
   }
 

@@ -52,6 +52,8 @@ AGAIN_SECONDS = 0.5
 #: Each relay that follows has so many attempts at a connection, each with a number of its own.
 ATTEMPTS = 1 << 16
 MOST_FOLLOWING = (1 << 16) - 2
+#: As server.conf bounds it: it is another node's word.
+MOST_GRACE_SECONDS = 86400
 #: Ends that a session's node gave, or that it has had before its relay.
 NODES_OWN = (EndCause.NODE_LOST, EndCause.WORKER_FAILED, EndCause.NOT_TAKEN)
 #: For the connection, the handshake, and a worker that has to be started there.
@@ -152,7 +154,7 @@ class Relays:
                 client_pidfd=session.requester.pidfd,
             )
             started = await session.worker.start_session(start, OPEN_SECONDS)
-        if grace := started.number("network_grace_seconds"):
+        if grace := min(started.number("network_grace_seconds"), MOST_GRACE_SECONDS):
             session.resume_key = key_of(target.key, session.id).hex()
             session.way = RelayedWay(
                 address=target.address,

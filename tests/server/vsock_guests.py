@@ -19,20 +19,27 @@ REQUEST = DomainRequest(memory_mib=64, compute_percent=10, channel="vsock")
 
 #: Listens where the real one does, and connects to the socket for whoever connects to it.
 DEVICE = """#!{python}
-import socket, sys
+import socket, sys, threading
 device, guest = (word.split("=", 1)[1] for word in sys.argv[2:4])
 listening = [socket.socket(socket.AF_UNIX) for _ in range(2)]
 for each, path in zip(listening, (device, guest)):
     each.bind(path)
     each.listen(8)
+
+def carry(source, sink):
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+        sink.shutdown(socket.SHUT_WR)
+    except OSError:
+        pass
+
 while True:
     near, _ = listening[0].accept()
     far = socket.socket(socket.AF_UNIX)
     far.connect(guest + "_9960")
-    far.sendall(near.recv(65536))
-    while data := far.recv(65536):
-        near.sendall(data)
-    near.close()
+    for way in ((near, far), (far, near)):
+        threading.Thread(target=carry, args=way, daemon=True).start()
 """
 
 
@@ -50,14 +57,22 @@ rung = Bells()
 
 
 class FakeManager:
-    """No session ever opens here."""
+    """No session ever opens here; what there are, a test says."""
 
     served: tuple[Any, ...] = ()
 
+    def __init__(self) -> None:
+        self.sessions: dict[str, Any] = {}
+        self.ended: list[str] = []
 
-def guests_of(folder: Path, program: Path | str) -> VsockGuests:
+    def end(self, session: Any, _: Any) -> None:
+        self.ended.append(session.id)
+
+
+def guests_of(folder: Path, program: Path | str, manager: FakeManager | None = None) -> VsockGuests:
     run, log = folder / "run", folder / "log"
-    return VsockGuests(FakeManager(), run, log, str(program), add_bell=rung.append_bell)  # type: ignore[arg-type]
+    manager = manager or FakeManager()
+    return VsockGuests(manager, run, log, str(program), add_bell=rung.append_bell)  # type: ignore[arg-type]
 
 
 def sockets_in(folder: Path) -> UserSockets:

@@ -99,7 +99,7 @@ class Prompted:
         assert self.process.stdout
         stream = self.process.stdout.fileno()
         while b"\n" not in self._unread:
-            ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+            ready = _is_readable(stream, deadline - time.monotonic())
             assert ready, f"no answer within {seconds:g} s: the program hangs"
             part = os.read(stream, 65536)
             assert part, f"the program ended: {self.errors()}"
@@ -117,7 +117,7 @@ class Prompted:
         if b"\n" in self._unread:
             return False
         assert self.process.stdout
-        return not select.select([self.process.stdout.fileno()], [], [], seconds)[0]
+        return not _is_readable(self.process.stdout.fileno(), seconds)
 
     def errors(self) -> str:
         """All that it wrote on standard error; waits for its end."""
@@ -141,6 +141,13 @@ class Prompted:
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
+
+
+def _is_readable(descriptor: int, seconds: float) -> bool:
+    """Within so long. Not select(), which knows no more than 1,024 descriptors."""
+    looked = select.poll()
+    looked.register(descriptor, select.POLLIN)
+    return bool(looked.poll(max(0.0, seconds) * 1000))
 
 
 def is_cuda_error(line: str) -> bool:

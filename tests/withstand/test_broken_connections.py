@@ -7,12 +7,10 @@ BreakingNetwork, which cuts connections at any byte of a frame or of a copy.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,12 +20,12 @@ from control_plane import ControlPlane, running, wait_for
 from static_pool import build_programs
 
 from sluice.cli.pool_commands import session_rows
-from sluice.protocol import frames
-from sluice.protocol.frames import ControlFunction
+from sluice.protocol.frames import ResumeFlags
 from sluice.server.listeners.resumption import proof
 
 from .at_work import Start, goes_on, worked, working
 from .prompted import Prompted
+from .resuming import answered, asked_of, key_in, prove
 from .traces import LIMIT
 
 #: At most how many bytes a connection passes in each direction, and programs that send more.
@@ -36,7 +34,6 @@ CUTS = {
     40_000: ["streams_events", "reduction", "threads8"],
     1_500_000: ["bulk_copies"],
 }
-EXPECTED = Path(__file__).resolve().parents[1] / "programs" / "expected"
 RUNS, ENOUGH = 12, 60  # of each program, and of its connections that are cut
 GRACE_SECONDS = 20
 CLOSED_SECONDS = 6
@@ -93,20 +90,6 @@ def test_programs_compute_the_same_whatever_is_cut(
         network.cut_within(None)
         print(f"{name}: {network.cuts - seen} cuts of at most {most} bytes")
     assert network.cuts >= ENOUGH
-
-
-@pytest.mark.parametrize(("wanted", "are"), [(0, 0), (2, 2), (8, 4)])
-def test_large_copies_have_connections_of_their_own(
-    plane: ControlPlane, network: BreakingNetwork, wanted: int, are: int
-) -> None:
-    done = run(plane, build_programs("bulk_copies") / "bulk_copies", SLUICE_BULK_CONNECTIONS=wanted)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == (EXPECTED / "bulk_copies.out").read_text()
-    first, *others = (c.passed for c in network.connections if c.passed > 1000)
-    assert len(others) == are
-    if others:
-        assert sum(others) > 5 * first
-        assert min(others) > max(others) / 2
 
 
 def test_work_goes_on_after_each_break(
@@ -199,37 +182,6 @@ def test_many_lose_their_network_at_once(
         assert {p.answer() for p in programs} == {"compute: wrong 0 of 1000"}
 
 
-def asked_of(session: str, epoch: int, subflow: int | None = None) -> frames.ResumeSession:
-    """What a client of that session says first."""
-    function, size = ControlFunction.RESUME_SESSION, frames.ResumeSession.BYTES
-    return frames.ResumeSession(
-        header=frames.FrameHeader(size=size, function=function),
-        magic=frames.OPEN_MAGIC,
-        protocol_major=frames.PROTOCOL_MAJOR,
-        session_id=int(session, 16),
-        epoch=epoch,
-        flags=0 if subflow is None else frames.ResumeFlags.SUBFLOW,
-        subflow=subflow or 0,
-        nonce=os.urandom(32),
-    )
-
-
-def answered(connected: socket.socket, asked: frames.ResumeSession) -> frames.ResumeReply:
-    """What its server says to that."""
-    connected.sendall(asked.pack())
-    got = b""
-    while part := connected.recv(frames.ResumeReply.BYTES - len(got)):
-        got += part
-    return frames.ResumeReply.unpack(got)
-
-
-def prove(connected: socket.socket, said: bytes) -> None:
-    """Says that, as a proof."""
-    function, size = ControlFunction.RESUME_PROOF, frames.ResumeProof.BYTES
-    header = frames.FrameHeader(size=size, function=function)
-    connected.sendall(frames.ResumeProof(header=header, proof=said).pack())
-
-
 def test_nobody_else_goes_on_with_a_session(
     plane: ControlPlane, network: BreakingNetwork, start: Start
 ) -> None:
@@ -238,7 +190,7 @@ def test_nobody_else_goes_on_with_a_session(
     network.cut()  # the next connection has epoch 1
     goes_on(program, 20)
     records = (plane.folder / "run" / "workers").glob("*.json")
-    (key,) = [k for r in records if (k := _key_in(r.read_text()))]
+    (key,) = [k for r in records if (k := key_in(r.read_text()))]
     for what in ("another key", "another's proof", "an old epoch", "nothing", "half a frame"):
         with plane.connect_data() as connected:
             asked = asked_of(session["id"], 1)
@@ -266,46 +218,59 @@ def test_nobody_else_goes_on_with_a_session(
     assert [s["id"] for s in plane.sessions()] == [session["id"]]
 
 
-def test_nobody_else_gives_a_session_subflows(
+def test_resumptions_that_come_twice_late_and_out_of_order_change_nothing(
+    plane: ControlPlane, network: BreakingNetwork, start: Start
+) -> None:
+    program = working(start, 20, "tcp")
+    (session,) = plane.sessions()
+    for _ in range(4):
+        network.cut()  # its client is at epoch 4 then
+        goes_on(program, 4)
+    records = (plane.folder / "run" / "workers").glob("*.json")
+    (key,) = [bytes.fromhex(k) for r in records if (k := key_in(r.read_text()))]
+    with ExitStack() as all_of_them:
+        waiting = []
+        for epoch in (4, 4, 2, 3, 1):
+            connected = all_of_them.enter_context(plane.connect_data())
+            asked = asked_of(session["id"], epoch)
+            waiting.append((connected, asked, answered(connected, asked)))
+        network.cut()  # the client's next has epoch 5; those that are proved only now are older
+        goes_on(program, 4)
+        for connected, asked, reply in waiting:
+            prove(connected, proof(b"client", key, asked, reply.nonce))
+        goes_on(program, 20)
+        for connected, _, _ in waiting:
+            connected.settimeout(20)
+            with suppress(ConnectionError):
+                while connected.recv(4096):
+                    pass
+        goes_on(program, 20)
+    assert [s["id"] for s in plane.sessions()] == [session["id"]]
+
+
+def test_only_who_knows_the_key_says_that_a_client_has_ended(
     plane: ControlPlane, network: BreakingNetwork, start: Start
 ) -> None:
     program = working(start, 20, "tcp")
     (session,) = plane.sessions()
     records = (plane.folder / "run" / "workers").glob("*.json")
-    (key,) = [bytes.fromhex(k) for r in records if (k := _key_in(r.read_text()))]
-    for number in (4, 8, 2**32 - 1):
+    (key,) = [bytes.fromhex(k) for r in records if (k := key_in(r.read_text()))]
+    for what in ("another key", "the proof of a resumption", "the key"):
         with plane.connect_data() as connected:
-            reply = answered(connected, asked_of(session["id"], 0, number))
-            assert reply.status != 0
-            assert b"[server] bulk_connections here is 4" in reply.message
-    tried = {
-        "another key": (bytes(32), 0, 0),
-        "another number": (key, 0, 1),
-        "an epoch that never was": (key, 7, 0),
-    }
-    for what, (its_key, epoch, number) in tried.items():
-        with plane.connect_data() as connected:
-            asked = asked_of(session["id"], epoch, number)
+            asked = asked_of(session["id"], 9, ResumeFlags.ENDS)
             reply = answered(connected, asked)
-            assert reply.status == 0
-            proven = proof(b"client", its_key, replace(asked, subflow=0), reply.nonce)
-            prove(connected, proven)
-            connected.sendall(bytes(frames.StreamRecord.BYTES))
-            connected.settimeout(10)
-            greeting = b""
-            while got := connected.recv(4096):
-                greeting += got
-            greeted = len(greeting) == frames.StreamRecord.BYTES
-            assert greeted == (what == "an epoch that never was"), what
-        goes_on(program, 20)
-    network.cut()
-    goes_on(program, 20)
-    assert [s["id"] for s in plane.sessions()] == [session["id"]]
-
-
-def _key_in(record: str) -> str:
-    session = json.loads(record)["session"]
-    return str(session["resume_key"]) if session else ""
+            said = asked_of(session["id"], 9) if what == "the proof of a resumption" else asked
+            said = replace(said, nonce=asked.nonce)
+            known = bytes(32) if what == "another key" else key
+            if what != "the key":
+                goes_on(program, 4)
+            prove(connected, proof(b"client", known, said, reply.nonce))
+            connected.settimeout(20)
+            while connected.recv(4096):
+                pass
+        if what != "the key":
+            goes_on(program, 4)
+    wait_for(lambda: not plane.grants(), LIMIT, "the grant's end")
 
 
 def test_one_that_cannot_ends_with_its_connection(built: None, tmp_path: Path) -> None:
