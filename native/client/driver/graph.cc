@@ -379,7 +379,7 @@ CUresult cuGraphExecDestroy(CUgraphExec handle) {
   const uint32_t context = context_of(exec->device);
   // Runs under way still use what user objects stand for.
   if (!exec->host.objects.empty() && !s->work().idle(*exec->device))
-    s->exchange(wire::kDeviceIdle, wire::DeviceIdle{exec->device->index, 0});
+    s->ask(*exec->device, wire::kDeviceIdle, wire::DeviceIdle{exec->device->place.index, 0});
   leave_host_side(exec);
   exec->instance.reset();
   exec->memory.reset();

@@ -62,7 +62,7 @@ CUresult pack_fill(Session* s, const CUDA_MEMSET_NODE_PARAMS_v2& m, Packed* p) {
   if ((element != 1 && element != 2 && element != 4) || !m.width || !m.height || m.dst % element ||
       __builtin_mul_overflow(m.width, uint64_t{element}, &row) ||
       (m.height > 1 && (m.pitch < row || __builtin_mul_overflow(m.pitch, m.height - 1, &rows))) ||
-      !is_backed(s, m.dst, rows + row))
+      !is_backed(s, m.dst, rows + row, p->device))
     return CUDA_ERROR_INVALID_VALUE;
   p->put(wire::FillNode{m.dst, m.pitch, m.width, m.height, element, m.value});
   return CUDA_SUCCESS;
@@ -160,7 +160,8 @@ CUresult pack(Session* s, const CUgraphNodeParams& n, Graph* graph, const HostCa
       return pack_event(s, n.eventWait.event, false, p);
     case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: {
       std::vector<wire::MemOp> operations;
-      if (n.memOp.flags || !pack_operations(s, n.memOp.paramArray, n.memOp.count, &operations))
+      if (n.memOp.flags ||
+          !pack_operations(s, n.memOp.paramArray, n.memOp.count, &operations, p->device))
         return CUDA_ERROR_INVALID_VALUE;
       put_operations(operations, p);
       return CUDA_SUCCESS;
@@ -263,7 +264,8 @@ CUresult sluice::client::device_of_context(Session* s, CUcontext handle, Device*
 }
 
 bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams* operations,
-                                     size_t count, std::vector<wire::MemOp>* packed) {
+                                     size_t count, std::vector<wire::MemOp>* packed,
+                                     const Device* user) {
   if (!operations || count == 0 || count > wire::kMaxMemOps) return false;
   for (size_t i = 0; i < count; ++i) {
     const auto& from = operations[i];
@@ -291,7 +293,7 @@ bool sluice::client::pack_operations(Session* s, const CUstreamBatchMemOpParams*
       default:
         return false;
     }
-    if (bytes && (op.address % bytes || !is_backed(s, op.address, bytes))) return false;
+    if (bytes && (op.address % bytes || !is_backed(s, op.address, bytes, user))) return false;
     packed->push_back(op);
   }
   return true;
