@@ -101,6 +101,9 @@ class Adoption:
             # one of several nodes' part of a grant that nobody remembered
             vgpus = (replace(v, node=node) for v in self._with_overhead(node, report.vgpus))
             self._ledger.rebook(grant, (*grant.vgpus, *vgpus))
+            for other in self._ledger.sessions.live_of(grant.id):
+                other.chosen = grant.places_on(other.node)
+                self._ledger.add_session(other)
         elif not self._is_resizing(grant.id):
             self._take_sizes(grant, report.vgpus)
         if grant.spans_nodes:

@@ -49,7 +49,7 @@ def never(
         together = sum(each[shape][0] * nodes for shape, nodes in able.items())
     if request.may_span and together >= request.count:
         return None
-    if request.cross_node and in_all >= request.count:
+    if request.cross_node and (request.local_only or in_all >= request.count):
         return _one_node_only(request, on_one, together)
     if request.may_span:
         text = f"{where} has {in_all} such GPU(s) in all"
