@@ -7,7 +7,9 @@ Skipped where the native part is not built.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,20 +20,34 @@ from control_plane import ControlPlane, running, wait_for
 from network_program import built, start
 from static_pool import build_programs
 
-ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 PROGRAMS = ROOT / "tests" / "programs"
 DEVICES_HOLDER = Path(devices_holder.__file__)
 
 pytestmark = pytest.mark.skipif(not built(), reason="the native part is not built")
 
 
+def make_nccl(folder: Path) -> None:
+    """The stand-in for NVIDIA's library, where there is a C compiler."""
+    for each in (folder, *folder.parents[:2]):
+        each.chmod(0o755)  # workers have accounts of their own
+    if shutil.which("cc"):
+        options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libnccl.so.2"]
+        made = [str(folder / "libnccl.so.2"), str(HERE / "fake_nccl.c")]
+        subprocess.run(["cc", *options, "-o", *made], check=True)
+
+
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ControlPlane, ControlPlane]]:
     """A controller and two servers, each with one software GPU."""
     folder = tmp_path_factory.mktemp("nodes")
+    libraries = tmp_path_factory.mktemp("libraries")
+    make_nccl(libraries)
     (folder / "b").mkdir()
-    with running(folder) as first:
-        second = ControlPlane(folder / "b", server={"node_name": "node-b"}, pool_of=first)
+    server = {"cuda_libraries": libraries}
+    with running(folder, server=server) as first:
+        second = ControlPlane(folder / "b", server={**server, "node_name": "node-b"}, pool_of=first)
         try:
             second.start_server()
             yield first, second
@@ -279,3 +295,16 @@ def test_a_node_that_does_not_take_its_part_leaves_nothing_with_the_others(
     holder = Holder(first, tmp_path)
     assert holder.said == "2"
     holder.close()
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
+def test_a_group_of_nccls_goes_to_each_node_as_one(
+    nodes: tuple[ControlPlane, ControlPlane], tmp_path: Path
+) -> None:
+    first, second = nodes
+    wait_for(lambda: clean(first, second))
+    program = (sys.executable, HERE / "nccl_nodes_program.py")
+    with start(tmp_path, *program, **environment(first)) as process:
+        out, error = process.communicate(timeout=60)
+    assert out == "all of it\n", error
+    wait_for(lambda: clean(first, second))

@@ -4,9 +4,12 @@
 #include "client/core/log.h"
 #include "client/library/outgoing.h"
 #include "client/objects/event.h"
+#include "library/objects.h"
 #include "wire/library_sizes.h"
 
 namespace sluice::client::library {
+
+namespace ids = sluice::library;
 
 using wire::CallState;
 using wire::kCarried;
@@ -78,9 +81,11 @@ int32_t Call::handle(int index) {
     return library_.status.bad_handle;
   }
   Object* object = State::get().objects.find(id);
-  if (!object || object->type != p.object || object->pending ||
-      !is_near(session_, *object, *device_))
-    return library_.status.bad_handle;
+  if (!object || object->type != p.object || object->pending) return library_.status.bad_handle;
+  // A communicator says which GPU a call is for, whatever is current.
+  if (object->type == ids::k_nccl && session_->spans_nodes())
+    device_ = session_->devices()[object->device].get();
+  if (!is_near(session_, *object, *device_)) return library_.status.bad_handle;
   if (!main_) main_id_ = id;
   take_object(index, object);
   uint64_t on_node;
