@@ -195,3 +195,10 @@ def test_each_node_speaks_of_its_own_vgpus(bench: PoolBench) -> None:
     assert last is not None
     assert last.used == 2.0
     assert first is None
+
+
+def test_a_controller_that_starts_again_refuses_nobody_before_it_has_heard_of_its_nodes(
+    bench: PoolBench,
+) -> None:
+    after = bench.restarted()
+    assert isinstance(after.ask(count=4, wait_seconds=60, **WIDE), str), "it waits"

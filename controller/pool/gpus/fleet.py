@@ -72,6 +72,7 @@ class Fleet:
             # silence counts from now on: the controller was the one who was away
             node.last_seen = now
             self._put_node(node)
+            self.share_grants.add(node.name)  # until it says otherwise
         for gpu in gpus:
             self._put(gpu)
         for switch in switches:
