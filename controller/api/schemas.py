@@ -119,6 +119,7 @@ class GrantView(BaseModel):
     id: str
     state: Literal["live", "ended"]
     node: str
+    nodes: list[str] = Field([], description="that its vGPUs are on, in their order")
     vgpus: list[VgpuView]
     priority: int
     sessions: list[str]
@@ -390,6 +391,7 @@ def grant_view(grant: model.Grant, sessions: Sequence[model.Session]) -> GrantVi
         id=grant.id,
         state=grant.state.value,
         node=grant.node,
+        nodes=grant.nodes_in_order,
         vgpus=[
             VgpuView(
                 gpu=str(key),

@@ -282,6 +282,11 @@ class Grant:
         return {self.node, *(vgpu.node for vgpu in self.vgpus if vgpu.node)}
 
     @property
+    def nodes_in_order(self) -> list[str]:
+        """The same as its vGPUs come, and so its sessions."""
+        return list(dict.fromkeys(key.node for key, _ in self.placed()))
+
+    @property
     def spans_nodes(self) -> bool:
         """Whether it has vGPUs of several nodes, and a session on each."""
         return len(self.nodes) > 1

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,8 +31,7 @@ pytestmark = pytest.mark.skipif(not built(), reason="the native part is not buil
 
 def make_nccl(folder: Path) -> None:
     """The stand-in for NVIDIA's library, where there is a C compiler."""
-    for each in (folder, *folder.parents[:2]):
-        each.chmod(0o755)  # workers have accounts of their own
+    folder.chmod(0o755)  # workers have accounts of their own
     if shutil.which("cc"):
         options = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libnccl.so.2"]
         made = [str(folder / "libnccl.so.2"), str(HERE / "fake_nccl.c")]
@@ -42,10 +42,13 @@ def make_nccl(folder: Path) -> None:
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ControlPlane, ControlPlane]]:
     """A controller and two servers, each with one software GPU."""
     folder = tmp_path_factory.mktemp("nodes")
-    libraries = tmp_path_factory.mktemp("libraries")
-    make_nccl(libraries)
     (folder / "b").mkdir()
-    server = {"cuda_libraries": libraries}
+    with tempfile.TemporaryDirectory() as libraries:
+        make_nccl(Path(libraries))
+        yield from two_nodes(folder, {"cuda_libraries": libraries})
+
+
+def two_nodes(folder: Path, server: dict[str, str]) -> Iterator[tuple[ControlPlane, ControlPlane]]:
     with running(folder, server=server) as first:
         second = ControlPlane(folder / "b", server={**server, "node_name": "node-b"}, pool_of=first)
         try:

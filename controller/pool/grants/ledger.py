@@ -128,7 +128,7 @@ class GrantLedger:
 
     def open_sessions(self, request: GrantRequest, grant: Grant) -> Granted:
         """The sessions of a process to which the grant was made: one on each of its nodes."""
-        nodes = list(dict.fromkeys(key.node for key, _ in grant.placed()))
+        nodes = grant.nodes_in_order
         if len(nodes) == 1:
             return Granted(grant, self.open_session(request, grant))
         first, *others = (

@@ -74,7 +74,9 @@ bool NodesChannel::take_records(std::string* error) {
       devices.push_back(device);
       places_.push_back({n, d});
     }
-    nodes_[n].channel->on_library_memory = [this, first](const wire::LibraryMemory& m) {
+    const auto count = static_cast<uint32_t>(record.devices.size());
+    nodes_[n].channel->on_library_memory = [this, first, count](const wire::LibraryMemory& m) {
+      if (m.device >= count) return;  // a node speaks of its own
       wire::LibraryMemory ours = m;
       ours.device += first;
       if (on_library_memory) on_library_memory(ours);

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <vector>
 
+#include "channel/thread.h"
 #include "client/core/addresses.h"
 #include "client/core/enter.h"
 #include "client/core/log.h"
@@ -16,7 +17,7 @@ namespace sluice::client {
 
 namespace {
 
-// Read whole from one node, while what was read before is on its way to the other.
+// Of a copy from node to node, by way of this process.
 constexpr uint64_t kPieceBytes = 16 << 20;
 
 // The stream of a device for what other nodes' streams want done on it.
@@ -36,6 +37,37 @@ Device* device_of(Session* s, const Stream* stream, bool is_device, uint64_t add
 CUresult own_or_crossing(Session* s, Stream* stream, Device* d, Stream** where) {
   *where = stream;
   return d->place.node == stream->device->place.node ? CUDA_SUCCESS : crossing_stream(s, d, where);
+}
+
+// From one node's memory to another's: while a piece is written there, the next is read here.
+CUresult relay(Session* s, Stream* reading, const DeviceSide& from, Stream* writing,
+               const DeviceSide& to, Rect r) {
+  const uint64_t most = std::min(kPieceBytes, r.width * r.rows);
+  std::vector<std::byte> pieces[2];
+  size_t count = 0;
+  CUresult written = CUDA_SUCCESS;
+  channel::Thread writer;
+  const CUresult read =
+      transfer::for_pieces(r, most, [&](uint64_t row, uint64_t column, Rect part) {
+        std::vector<std::byte>& piece = pieces[count++ % 2];
+        piece.resize(most);
+        if (const CUresult e = copy_to_host(s, reading, piece.data(), part.width,
+                                            from.at(row, column), part, true);
+            e != CUDA_SUCCESS)
+          return e;
+        writer.join();
+        if (written != CUDA_SUCCESS) return written;
+        const auto write = [&, there = to.at(row, column), part] {
+          written = copy_to_device(s, writing, there, piece.data(), part.width, part, true);
+        };
+        const bool last = row + part.rows == r.rows && column + part.width == r.width;
+        if (!last && writer.start("sluice-across", write, channel::Signals::kBlocked))
+          return CUDA_SUCCESS;
+        write();
+        return written;
+      });
+  writer.join();
+  return read != CUDA_SUCCESS ? read : written;
 }
 
 }  // namespace
@@ -71,16 +103,7 @@ std::optional<CUresult> copy_across_nodes(Session* s, Stream* stream, uint64_t t
                                       reinterpret_cast<const void*>(from), from_pitch, r, true);
     return e == CUDA_SUCCESS ? synchronize_stream(s, writing) : e;
   }
-  std::vector<std::byte> piece(std::min(kPieceBytes, r.width * r.rows));
-  const CUresult e =
-      transfer::for_pieces(r, kPieceBytes, [&](uint64_t row, uint64_t column, Rect part) {
-        const CUresult read =
-            copy_to_host(s, reading, piece.data(), part.width,
-                         {from + row * from_pitch + column, from_pitch}, part, true);
-        if (read != CUDA_SUCCESS) return read;
-        return copy_to_device(s, writing, {to + row * to_pitch + column, to_pitch}, piece.data(),
-                              part.width, part, true);
-      });
+  const CUresult e = relay(s, reading, {from, from_pitch}, writing, {to, to_pitch}, r);
   return e == CUDA_SUCCESS && writing != stream ? synchronize_stream(s, writing) : e;
 }
 
