@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One process, two devices that share nothing, such as vGPUs of two nodes: code and its variables on
-// both, streams that wait for the other device's events, copies of all kinds between the two, fills
-// of the other's memory, a thread for each. What is printed holds for any two devices; what depends
-// on whether they are peers is behind "# ".
+// One process, two devices that share nothing, such as vGPUs of two nodes: code and its variables
+// on both, streams that wait for the other device's events, copies of all kinds between the two,
+// fills of the other's memory, a thread for each. What is printed holds for any two devices; what
+// depends on whether they are peers is behind "# ".
 #include <cuda.h>
 
 #include <thread>
@@ -73,8 +73,8 @@ static void take_turns(Side* sides) {
     REQUIRE(cudaEventRecord(sides[from].done, sides[from].stream));
     REQUIRE(cudaSetDevice(to));
     REQUIRE(cudaStreamWaitEvent(sides[to].stream, sides[from].done, 0));
-    REQUIRE(cudaMemcpyPeerAsync(sides[to].data, to, sides[from].data, from, kBytes,
-                                sides[to].stream));
+    REQUIRE(
+        cudaMemcpyPeerAsync(sides[to].data, to, sides[from].data, from, kBytes, sides[to].stream));
     work<<<kGrid, kBlock, 0, sides[to].stream>>>(sides[to].data, kCount, 1);
     REQUIRE(cudaGetLastError());
   }
@@ -159,6 +159,29 @@ static void between(Side* sides) {
   REQUIRE(cudaDeviceCanAccessPeer(&back, 1, 0));
   std::printf("# peers: %d %d\n", there, back);
   REQUIRE(cudaSetDevice(0));
+  // A copy in the default stream waits for both devices, whatever their work lies on.
+  int* spare;
+  REQUIRE(cudaMalloc(&spare, kBytes));
+  REQUIRE(cudaMemset(spare, 0, kBytes));
+  REQUIRE(cudaDeviceSynchronize());
+  for (int i = 0; i < 100; ++i) work<<<kGrid, kBlock, 0, sides[0].stream>>>(spare, kCount, 1);
+  REQUIRE(cudaSetDevice(1));
+  REQUIRE(cudaMemcpyPeer(sides[1].data, 1, spare, 0, kBytes));
+  std::printf("# a copy behind all work: %d\n", last_of(sides[1].data));
+  REQUIRE(cudaSetDevice(0));
+  // A graph is of one node.
+  cudaGraph_t whole;
+  cudaGraphNode_t node;
+  REQUIRE(cudaGraphCreate(&whole, 0));
+  cudaMemsetParams fill = {};
+  fill.dst = sides[1].data;
+  fill.elementSize = 4;
+  fill.width = 10;
+  fill.height = 1;
+  std::printf("# a graph that fills the other's memory: %s\n",
+              name(cudaGraphAddMemsetNode(&node, whole, nullptr, 0, &fill)));
+  REQUIRE(cudaGraphDestroy(whole));
+  REQUIRE(cudaFree(spare));
   if (!there) std::printf("# peer access: %s\n", name(cudaDeviceEnablePeerAccess(1, 0)));
   cudaIpcMemHandle_t handle;
   std::printf("# IPC: %s\n", name(cudaIpcGetMemHandle(&handle, sides[0].data)));

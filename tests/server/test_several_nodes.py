@@ -85,6 +85,8 @@ def test_a_program_sees_two_devices_and_computes_on_both(
     told = [line for line in out.splitlines() if line.startswith("# ")]
     assert told == [
         "# peers: 0 0",
+        "# a copy behind all work: 1000",
+        "# a graph that fills the other's memory: cudaErrorInvalidValue",
         "# peer access: cudaErrorPeerAccessUnsupported",
         "# IPC: cudaErrorNotSupported",
         "# a capture that waits: cudaErrorStreamCaptureUnsupported",

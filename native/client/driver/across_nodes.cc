@@ -94,8 +94,12 @@ std::optional<CUresult> copy_across_nodes(Session* s, Stream* stream, uint64_t t
   Stream *reading, *writing;
   if (const CUresult e = own_or_crossing(s, stream, source, &reading); e != CUDA_SUCCESS) return e;
   if (const CUresult e = own_or_crossing(s, stream, target, &writing); e != CUDA_SUCCESS) return e;
-  // In stream order: after everything before it, before everything after it.
+  // In stream order: after everything before it, before everything after it. In the legacy stream,
+  // as CUDA has it between two devices, that is whatever either was given.
   if (const CUresult e = synchronize_stream(s, stream); e != CUDA_SUCCESS) return e;
+  if (stream->wire_id == 0)
+    for (Device* d : {source, target})
+      if (const CUresult e = wait_idle(s, d); e != CUDA_SUCCESS) return e;
   auto* const host_to = reinterpret_cast<void*>(to);
   if (!to_device) return copy_to_host(s, reading, host_to, to_pitch, {from, from_pitch}, r, true);
   if (!from_device) {
