@@ -101,6 +101,11 @@ class EndOrder:
     why: End
 
 
+def end_orders(grant: Grant, why: End) -> list[EndOrder]:
+    """To every node that the grant has a session on."""
+    return [EndOrder(node, grant.id, why) for node in sorted(grant.nodes)]
+
+
 @dataclass(frozen=True, slots=True)
 class ResizeOrder:
     """A server must change the limits of what it runs for this grant."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pool_bench import PoolBench
 
-from sluice.controller.pool.decisions import Granted
+from sluice.controller.pool.decisions import Granted, GrantRequest
 from sluice.controller.pool.grants.vgpu_times import VgpuReport
 from sluice.controller.pool.impossible import Impossible
 from sluice.controller.pool.model import (
@@ -165,6 +165,22 @@ def test_the_operator_tells_every_node(bench: PoolBench) -> None:
     granted = bench.granted(count=4, **WIDE)
     decisions = bench.pool.lifecycle.end_soon(granted.grant.id, DONE)
     assert [order.node for order in decisions.ends] == ["a", "b", "c"]
+
+
+def test_who_gives_way_does_so_on_every_node(bench: PoolBench) -> None:
+    bench.pool.limits.set_quota(Quota("urgent", may_preempt=True))
+    granted = bench.granted(count=4, **WIDE)
+    wanted = {"memory_mib": 7000, "compute_percent": 100, "priority": 9, "project": "urgent"}
+    decisions = bench.pool.requests.submit(
+        GrantRequest("now", preempt=True, wait_seconds=60, **wanted)
+    )
+    assert [order.node for order in decisions.ends] == ["a", "b", "c"]
+    for session in granted.sessions[:-1]:
+        ended = bench.pool.lifecycle.session_ended(session.id, granted.grant.id, DONE, session.node)
+        assert not ended.answers
+    last = granted.sessions[-1]
+    ended = bench.pool.lifecycle.session_ended(last.id, granted.grant.id, DONE, last.node)
+    assert isinstance(ended.answers["now"], Granted)
 
 
 def test_who_goes_away_gives_all_of_it_back(bench: PoolBench) -> None:

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sluice.controller.pool.decisions import Decisions, EndOrder, Granted, ResizeOrder
+from sluice.controller.pool.decisions import (
+    Decisions,
+    EndOrder,
+    Granted,
+    ResizeOrder,
+    end_orders,
+)
 from sluice.controller.pool.grants.jobs import JobKey, Jobs
 from sluice.controller.pool.grants.ledger import GrantLedger
 from sluice.controller.pool.grants.resizing import Resizing
@@ -57,7 +63,7 @@ class GrantLifecycle:
         if grant is None or grant.state is not GrantState.LIVE:
             return Decisions()
         self._ledger.end_soon(grant, why)
-        return Decisions(ends=[EndOrder(node, grant_id, why) for node in sorted(grant.nodes)])
+        return Decisions(ends=end_orders(grant, why))
 
     def not_taken(self, granted: Granted, why: End) -> Decisions:
         """A session that was granted does not begin: nobody came for it, or no node takes it."""
@@ -68,7 +74,7 @@ class GrantLifecycle:
         if grant.state is GrantState.LIVE:
             self._ledger.end(grant, why)
             # some of its nodes may expect the client already
-            decisions.ends = [EndOrder(node, grant.id, why) for node in sorted(grant.nodes)]
+            decisions.ends = end_orders(grant, why)
         return self._progress.after(decisions)
 
     # sizes

@@ -10,10 +10,10 @@ from __future__ import annotations
 from sluice.controller.pool.admission import refusals, rights
 from sluice.controller.pool.decisions import (
     Decisions,
-    EndOrder,
     GrantRequest,
     Refused,
     Waiting,
+    end_orders,
 )
 from sluice.controller.pool.gpus.fleet import Fleet
 from sluice.controller.pool.grants.jobs import Jobs
@@ -110,8 +110,7 @@ class Requests:
         decisions = Decisions()
         if (held := self._ledger.held_by(request_id)) and held.grant.spans_nodes:
             self._ledger.end(held.grant, why)
-            nodes = sorted(held.grant.nodes)
-            decisions.ends = [EndOrder(node, held.grant.id, why) for node in nodes]
+            decisions.ends = end_orders(held.grant, why)
         elif held:
             self._ledger.end_session(held.grant, held.session, why)
         return self._progress.after(decisions)
